@@ -1,0 +1,3 @@
+"""Declarative pipeline runner for AI agents: plan, policy and proof above any sandbox."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,327 @@
+"""Every error class of the product, and the one value that all of them are shown as.
+
+A class owns its stable ``code`` (``room.kebab-case``, never reused, never reworded), its process
+``exit_code`` and its ``http_status``. Loading and compiling *collect* instances; running *raises*
+them. Warnings are the same values with ``severity = "warning"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import ClassVar, Literal
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value stands: 1-based line and column, ``width`` columns long, ``text`` its source line."""
+
+    file: str
+    line: int
+    column: int
+    width: int = 1
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+class RunnerError(Exception):
+    """What a user can act on. ``message`` is one sentence without a full stop, values in backticks."""
+
+    code: ClassVar[str] = "bug.unclassified"
+    exit_code: ClassVar[int] = 70
+    http_status: ClassVar[int] = 500
+    severity: ClassVar[Literal["error", "warning"]] = "error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        at: Place | None = None,
+        hint: str | None = None,
+        also: tuple[Place, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.at = at
+        self.hint = hint
+        self.also = also  # further places the message speaks of, such as the first of two equal keys
+
+
+class Rejected(RunnerError):
+    """Several findings reported together; nothing was started. Its exit code is the gravest of theirs."""
+
+    code = "manifest.rejected"
+    http_status = 400
+
+    def __init__(self, findings: Iterable[RunnerError]) -> None:
+        self.findings = tuple(findings)
+        errors = [f for f in self.findings if f.severity == "error"]
+        super().__init__(f"{len(errors)} error{'s' * (len(errors) != 1)}")
+        # A policy breach (3) is said only when the input is otherwise sound (2).
+        self.exit_code = min((e.exit_code for e in errors), default=2)  # type: ignore[misc]  # per instance
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """Hint text for a word that is not among ``choices``: the near miss first, else all of them."""
+    known = sorted(choices)
+    close = get_close_matches(word, known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return f"valid choices: {', '.join(known)}" if known else "there are none here"
+
+
+# --- families ------------------------------------------------------------------------------------
+
+
+class InputError(RunnerError):
+    exit_code, http_status = 2, 400
+
+
+class PolicyError(RunnerError):
+    exit_code, http_status = 3, 403
+
+
+class PlatformError(RunnerError):
+    exit_code, http_status = 4, 503
+
+
+class LeaseError(RunnerError):
+    exit_code, http_status = 5, 409
+
+
+class NotFoundError(RunnerError):
+    exit_code, http_status = 6, 404
+
+
+class DamagedError(RunnerError):
+    exit_code, http_status = 7, 500
+
+
+class Advice(RunnerError):
+    """A finding that stops nothing; it is shown in plan, console and record."""
+
+    exit_code, http_status = 0, 200
+    severity = "warning"
+
+
+# --- command line ----------------------------------------------------------------------------------
+
+
+class UsageError(InputError):
+    code = "cli.usage"
+
+
+# --- manifests -------------------------------------------------------------------------------------
+
+
+class UnreadableManifest(InputError):
+    code = "manifest.unreadable"
+
+
+class BadEncoding(InputError):
+    code = "manifest.encoding"
+
+
+class BadSyntax(InputError):
+    code = "manifest.syntax"
+
+
+class DuplicateKey(InputError):
+    code = "manifest.duplicate-key"
+
+
+class CustomTag(InputError):
+    code = "manifest.tag"
+
+
+class OverBudget(InputError):
+    code = "manifest.too-large"
+
+
+class UnknownVersion(InputError):
+    code = "manifest.api-version"
+
+
+class UnknownKind(InputError):
+    code = "manifest.unknown-kind"
+
+
+class UnknownField(InputError):
+    code = "manifest.unknown-field"
+
+
+class MissingField(InputError):
+    code = "manifest.missing-field"
+
+
+class BadValue(InputError):
+    code = "manifest.bad-value"
+
+
+class BadName(InputError):
+    code = "manifest.name"
+
+
+class DuplicateName(InputError):
+    code = "manifest.duplicate-name"
+
+
+class NothingToRun(InputError):
+    code = "manifest.nothing-to-run"
+
+
+class UnknownReference(InputError):
+    code = "manifest.unknown-reference"
+
+
+class BadTemplate(InputError):
+    code = "manifest.template"
+
+
+class PathEscape(PolicyError):
+    code = "manifest.path-escape"
+
+
+# --- plan and compile ------------------------------------------------------------------------------
+
+
+class Cycle(InputError):
+    code = "plan.cycle"
+
+
+class Unenforceable(InputError):
+    code = "plan.unenforceable"
+
+
+class WorkspaceDisabled(InputError):
+    code = "plan.workspace-disabled"
+
+
+class StalePlan(InputError):
+    code = "plan.stale"
+
+
+class BadPlanFile(InputError):
+    code = "plan.unreadable"
+
+
+class NotEnforced(Advice):
+    code = "plan.not-enforced"
+
+
+class DefaultsDropped(Advice):
+    code = "policy.defaults-dropped"
+
+
+# --- policy ----------------------------------------------------------------------------------------
+
+
+class ProviderForbidden(PolicyError):
+    code = "policy.provider"
+
+
+class IsolationTooWeak(PolicyError):
+    code = "policy.isolation"
+
+
+class ProtectedLink(PolicyError):
+    code = "policy.protected-link"
+
+
+class BadProtectedPath(InputError):
+    code = "policy.protected-path"
+
+
+# --- providers -------------------------------------------------------------------------------------
+
+
+class UnknownPlugin(InputError):
+    code = "plugin.unknown"
+
+
+class ProviderUnavailable(PlatformError):
+    code = "provider.unavailable"
+
+
+class ProviderFailed(PlatformError):
+    code = "provider.failed"
+
+
+class WorkspaceLost(PlatformError):
+    code = "provider.workspace-lost"
+
+
+class IsolationMismatch(PlatformError):
+    code = "provider.isolation-mismatch"
+
+
+class Escaped(PlatformError):
+    code = "provider.escaped"
+
+
+class CleanUpIncomplete(PlatformError):
+    code = "provider.clean-up"
+
+
+# --- git -------------------------------------------------------------------------------------------
+
+
+class BadSource(InputError):
+    code = "git.source"
+
+
+class BadRef(InputError):
+    code = "git.ref"
+
+
+class UrlUnsupported(InputError):
+    code = "git.url-unsupported"
+
+
+class UnknownCommit(NotFoundError):
+    code = "git.unknown-commit"
+
+
+class HostileTree(PolicyError):
+    code = "git.hostile-tree"
+
+
+class CheckoutDiffers(PlatformError):
+    code = "git.checkout-differs"
+
+
+class GitFailed(PlatformError):
+    code = "git.failed"
+
+
+# --- agents ----------------------------------------------------------------------------------------
+
+
+class SubRunnerContract(PlatformError):
+    code = "agent.sub-runner"
+
+
+# --- store -----------------------------------------------------------------------------------------
+
+
+class UnknownRun(NotFoundError):
+    code = "store.unknown-run"
+
+
+class StoreBusy(LeaseError):
+    code = "store.busy"
+
+
+class StoreFailed(PlatformError):
+    code = "store.failed"
+
+
+class StoreDamaged(DamagedError):
+    code = "store.damaged"
+
+
+class StoreTooNew(DamagedError):
+    code = "store.too-new"

@@ -1,0 +1,233 @@
+"""The events of a run: the only way in which its state changes.
+
+Frozen and small; step output lives in files. ``encode`` and ``decode`` are the stored form, a type name
+and a JSON body; a type or field is never reused for another meaning. An unknown type is refused, since
+a fold over half a history would lie.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, cast, get_type_hints
+
+from runner.model import (
+    Isolation,
+    IsolationClass,
+    Limits,
+    Outcome,
+    Reason,
+    Receipt,
+    Status,
+    Violation,
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    pass
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order."""
+
+    name: str
+    plan: str
+    runner: str
+    steps: dict[str, str]
+    deadline_seconds: float
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class PhaseEntered(Event):
+    """``work`` or ``settle``; settling begins after work has ended, for whatever reason."""
+
+    phase: str
+
+
+@dataclass(frozen=True)
+class StepStarted(Event):
+    step: str
+
+
+@dataclass(frozen=True)
+class StepEnded(Event):
+    step: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class EffectIntended(Event):
+    """Durable before anything outside the store is made; ``name`` finds it again after a crash."""
+
+    step: str
+    kind: str
+    name: str
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class EffectDone(Event):
+    step: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class EffectGone(Event):
+    """The effect was removed, and its absence was checked."""
+
+    step: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class ProviderChosen(Event):
+    provider: str
+    isolation: IsolationClass
+
+
+@dataclass(frozen=True)
+class ProviderRefused(Event):
+    """One hop of the provider chain, with its reason."""
+
+    provider: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class IsolationObserved(Event):
+    """Read back from inside the sandbox before the agent starts."""
+
+    step: str
+    isolation: Isolation
+
+
+@dataclass(frozen=True)
+class Warned(Event):
+    code: str
+    message: str
+    step: str = ""
+
+
+@dataclass(frozen=True)
+class CancelRequested(Event):
+    """``reason`` is ``signal``, ``deadline`` or ``platform``."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Overdue(Event):
+    """Something did not end though it was killed; ``detail`` names it."""
+
+    step: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class ViolationsFound(Event):
+    step: str
+    violations: tuple[Violation, ...]
+
+
+@dataclass(frozen=True)
+class SnapshotPublished(Event):
+    commit: str
+    tree: str
+    base: str | None
+    branch: str | None
+    entries: int
+    ignored: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class WorkSaved(Event):
+    receipt: Receipt
+
+
+@dataclass(frozen=True)
+class RunEnded(Event):
+    """The one terminal event. ``left`` lists what may not have been removed."""
+
+    outcome: Outcome
+    exit_code: int
+    left: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A durable event: its run, its number there from 1, and when (microseconds since the epoch, UTC)."""
+
+    run: str
+    seq: int
+    at: int
+    event: Event
+
+
+_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasses__()}
+_VALUES = (Outcome, Isolation, Limits, Receipt, Violation)
+_ENUMS = (Status, Reason, IsolationClass)
+
+
+class UnknownEvent(ValueError):
+    """The journal holds an event type that this version does not know."""
+
+
+def encode(event: Event) -> tuple[str, str]:
+    """The stored form: type name and compact JSON with sorted keys."""
+    body = {f.name: _plain(getattr(event, f.name)) for f in fields(event)}
+    return type(event).__name__, json.dumps(body, separators=(",", ":"), sort_keys=True)
+
+
+def decode(name: str, body: str) -> Event:
+    if name not in _TYPES:
+        raise UnknownEvent(name)
+    return cast(Event, _build(_TYPES[name], json.loads(body)))
+
+
+def as_json(recorded: Recorded) -> dict[str, object]:
+    """One line of ``events.jsonl`` and of ``--output jsonl``."""
+    event = recorded.event
+    body = {f.name: _plain(getattr(event, f.name)) for f in fields(event)}
+    return {"run": recorded.run, "seq": recorded.seq, "at": recorded.at, "type": type(event).__name__, **body}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, _VALUES):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, IsolationClass):
+        return value.word
+    return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _build(kind: type, body: dict[str, Any]) -> object:
+    return kind(**{name: _revive(_hints(kind)[name], value) for name, value in body.items()})
+
+
+def _revive(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    options = [o for o in getattr(hint, "__args__", (hint,)) if o not in (type(None), Ellipsis)]
+    if isinstance(value, list):
+        return tuple(_revive(options[0], item) for item in value)
+    target = options[0]
+    if target in _VALUES:
+        return _build(target, value)
+    if target is IsolationClass:
+        return IsolationClass[value.upper()]
+    if target in _ENUMS:
+        return target(value)
+    return value

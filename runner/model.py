@@ -1,0 +1,208 @@
+"""Frozen values that more than one room speaks of. No behaviour beyond what a value knows of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from pathlib import Path
+
+
+class IsolationClass(IntEnum):
+    """How much stands between an agent and the host; ordered, so that a floor is a comparison."""
+
+    NONE = 0
+    NAMESPACES = 1
+    KERNEL = 2
+    VM = 3
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+class Feature(StrEnum):
+    """What a provider may or may not be able to enforce; manifests ask, the compiler compares."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+    DISK = "disk"
+    PIDS = "pids"
+    NETWORK_NONE = "network none"
+    PROTECTED_PATHS = "protected paths"
+    TOOLCHAINS = "toolchains"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Resource ceilings of a workspace; ``None`` means not limited by us."""
+
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+    pids: int | None = None
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A host path made visible inside. ``source`` is opened link-free before the sandbox starts."""
+
+    source: Path
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """What to clone. Exactly one of ``url`` and ``path`` is set; ``commit`` pins it once Facts are known."""
+
+    url: str | None = None
+    path: Path | None = None
+    branch: str | None = None
+    commit: str | None = None
+    depth: int | None = None
+    include_dirty: bool = False
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """What was read back from inside a sandbox, never what was asked for.
+
+    ``interfaces`` is ``None`` where the provider gives no network namespace of its own;
+    ``shared_namespaces`` names those the sandbox has in common with the host.
+    """
+
+    isolation: IsolationClass
+    provider: str
+    uid: int
+    capabilities: str
+    no_new_privileges: bool
+    shared_namespaces: tuple[str, ...]
+    interfaces: tuple[str, ...] | None
+    read_only: tuple[str, ...]
+    limits: Limits
+    notes: tuple[str, ...] = ()
+
+
+class Status(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (Status.PENDING, Status.RUNNING)
+
+
+class Reason(StrEnum):
+    """Why a step did not succeed. The list grows with the steps that can end so."""
+
+    EXIT = "exit"
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    POLICY = "policy"
+    NO_EVIDENCE = "no-evidence"
+    SETUP = "setup"
+    VERIFY = "verify"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+    PLATFORM = "platform"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a step ended. ``message`` says it in one line; ``details`` holds all results, bad ones first."""
+
+    status: Status
+    reason: Reason | None = None
+    message: str = ""
+    warnings: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.status in (Status.SUCCEEDED, Status.SKIPPED)
+
+
+def succeeded(message: str = "", *, warnings: tuple[str, ...] = (), details: tuple[str, ...] = ()) -> Outcome:
+    return Outcome(Status.SUCCEEDED, message=message, warnings=warnings, details=details)
+
+
+def failed(reason: Reason, message: str, *, details: tuple[str, ...] = ()) -> Outcome:
+    return Outcome(Status.FAILED, reason, message, details=details)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A policy's answer about one path; ``rule`` names the rule that decided."""
+
+    allowed: bool
+    rule: str
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One path that breaks policy. ``path`` is relative, printable; ``rule`` as in a verdict."""
+
+    path: str
+    rule: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.rule}" + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended. Neither code nor signal: ``unknown``, which is never taken for success."""
+
+    code: int | None = None
+    signal: int | None = None
+    oom: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+    def __str__(self) -> str:
+        if self.oom:
+            return "was killed: out of memory"
+        if self.signal is not None:
+            return f"died by signal {self.signal}"
+        return "ended, status unknown" if self.code is None else f"exited {self.code}"
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A workspace that outlives the process that made it; serialisable, and all that ``open`` needs.
+
+    ``tree`` is the checkout on this host. ``private`` holds what must not be in it (home, temporary
+    files, inputs, output) and belongs to the same owner. ``uid`` is the host user that commands run as.
+    """
+
+    provider: str
+    id: str
+    tree: Path
+    private: Path
+    uid: int
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Proof that work was saved before teardown. ``patch`` is relative to the run's directory.
+
+    ``withheld`` means that policy was broken: the patch leaves out the offending files and nothing
+    was published.
+    """
+
+    commit: str | None
+    patch: str | None
+    patch_sha256: str | None
+    patch_bytes: int
+    changed: int
+    withheld: bool = False
+    left_out: tuple[str, ...] = ()

@@ -1,0 +1,144 @@
+"""What git must do for a run, in the runner's words. Two adapters pass one conformance suite.
+
+The runner's repositories are private: bare, below ``RUNNER_HOME``, never writable from inside a
+sandbox. An agent has a ``.git`` of its own in its tree, which no adapter reads again once an agent
+has run. Host configuration, hooks, filters and attributes have no effect on anything here. Commits
+are full hexadecimal ids. Refs are never written: which snapshot counts is a row of the store.
+
+Cancelling any call ends every process that it started; a half-written repository is the caller's to
+remove, a half-written directory as well. Foreign failures surface as ``GitFailed`` with git's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A leaf of a tree. ``mode`` is git's (0o100644, 0o100755, 0o120000); ``path`` raw bytes with ``/``."""
+
+    path: bytes
+    mode: int
+    id: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A local repository as found: its top directory, HEAD's commit and branch, uncommitted files."""
+
+    top: Path
+    head: str | None
+    branch: str | None
+    dirty: bool
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A commit built from a tree on disk. ``ignored`` counts entries left out by the base's ignore rules."""
+
+    commit: str
+    tree: str
+    base: str | None
+    entries: int
+    ignored: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """A path that differs between two trees. ``status`` is A, D, M or T; ``entry`` is the new side, none for D."""
+
+    path: bytes
+    status: str
+    entry: Entry | None
+
+
+@dataclass(frozen=True)
+class Author:
+    name: str
+    email: str
+    seconds: int  # since the epoch, UTC
+
+
+@dataclass(frozen=True)
+class Snapshotting:
+    """What goes into a snapshot besides the tree itself.
+
+    ``exclude`` are paths relative to the tree (a directory covers what is below it); their state in
+    the base, if any, is kept, so that the patch does not speak of them.
+    """
+
+    message: str
+    author: Author
+    exclude: frozenset[bytes] = field(default_factory=frozenset)
+
+
+class Git(Protocol):
+    name: str
+
+    async def inspect(self, path: Path) -> Source:
+        """Look at a local repository without trusting it.
+
+        Raises ``BadSource``: missing, not a directory, not a repository, owned by another user,
+        borrowing objects (``objects/info/alternates``).
+        """
+
+    async def resolve(self, path: Path, *, branch: str | None, commit: str | None) -> str:
+        """The commit that a checkout of ``path`` means; a commit given must exist, be a commit, and is returned.
+
+        With neither, HEAD. Raises ``BadRef`` for a name outside the allow-list grammar (before git
+        sees it) and ``UnknownCommit`` for what is not there.
+        """
+
+    async def fetch(self, path: Path, commit: str, *, into: Path, depth: int | None) -> None:
+        """Make the bare private repository ``into`` with ``commit`` and its history to ``depth``.
+
+        No hard links, no borrowed objects, objects checked. Raises ``HostileTree`` for a tree with a
+        name that must never reach a disk (``..``, any form of ``.git``, names equal when case or
+        normalisation is ignored).
+        """
+
+    async def check_out(self, repository: Path, commit: str, *, into: Path, branch: str) -> None:
+        """Fill the empty directory ``into`` with ``commit`` and give it a ``.git`` of its own.
+
+        That ``.git`` has ``branch`` checked out at ``commit``, the same history and no remote, and shares
+        no file with ours.
+        Afterwards HEAD is compared with ``commit``; raises ``CheckoutDiffers``.
+        """
+
+    async def add_dirty(self, path: Path, *, into: Path) -> int:
+        """Copy uncommitted changes of the repository at ``path`` into a checkout; how many paths changed."""
+
+    async def empty(self, repository: Path) -> None:
+        """Make the bare private repository for a workspace that starts from nothing."""
+
+    async def snapshot(self, repository: Path, tree: Path, base: str | None, wanted: Snapshotting) -> Snapshot:
+        """Commit the files below ``tree``, byte for byte, onto ``base``.
+
+        Regular files and symbolic links, empty directories not; the ``.git`` at the top never. What
+        the ignore files *of the base* name is left out unless the base tracks it. Files are streamed.
+        Equal input gives an equal id.
+        """
+
+    async def entries(self, repository: Path, commit: str) -> list[Entry]:
+        """All leaves of a commit's tree in git's order. Raises ``UnknownCommit``, also for a tree or blob id."""
+
+    async def changes(self, repository: Path, base: str | None, commit: str) -> list[Change]:
+        """What ``commit`` changed from ``base`` (``None``: from nothing), by path; renames are not guessed."""
+
+    async def patch(self, repository: Path, base: str | None, commit: str, to: Path) -> int:
+        """Write a binary-safe patch that ``git apply`` takes, streamed to the new file ``to``; its size."""
+
+    async def materialise(self, repository: Path, commit: str, into: Path) -> Sequence[Entry]:
+        """Write the commit's files into the empty directory ``into``: no ``.git``, no filters, no attributes.
+
+        What was written is compared with the tree (names, modes, contents, nothing more); raises
+        ``CheckoutDiffers``. Raises ``UnknownCommit`` before anything is written.
+        """
+
+    async def compare(self, repository: Path, commit: str, tree: Path) -> Mapping[bytes, str]:
+        """Differences of a directory from a commit: path to ``missing``, ``extra``, ``mode`` or ``content``."""

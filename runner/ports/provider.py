@@ -1,0 +1,180 @@
+"""What a sandbox provider owes the engine.
+
+A *workspace* is a directory with a recipe and outlives every process; its ``Handle`` is serialisable.
+A *sandbox* is one opening of a workspace. Order of calls: ``probe`` whenever; ``create`` once a
+workspace; ``open`` as often as wanted, one opening after the other; ``destroy`` at the end, any number
+of times. A provider never becomes weaker than its ``probe`` said: what it cannot do, it refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from runner.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, Mount
+
+STOP_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+KILL_GRACE = 5.0  # a process in uninterruptible sleep must not hold the run
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A provider as found on this host.
+
+    ``missing`` maps each feature that it cannot enforce here to the reason, in words for a person.
+    ``reason`` and ``hint`` say why it is unavailable, and the one command that would change it.
+    """
+
+    provider: str
+    available: bool
+    isolation: IsolationClass
+    missing: Mapping[Feature, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    reason: str | None = None
+    hint: str | None = None
+
+    def enforces(self, feature: Feature) -> bool:
+        return feature not in self.missing
+
+
+@dataclass(frozen=True)
+class WorkspaceRequest:
+    """A workspace to make. ``id`` is decided by the caller and durable before the call (intent first)."""
+
+    id: str
+    run: str
+    nonce: str
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The shape of one sandbox: computed when it is opened, after the clone.
+
+    The workspace's own tree is at ``/workspace`` (read-only with ``tree_writable`` false: writes then
+    go to a throw-away layer that no later opening sees), its home at ``/home/agent``. With
+    ``fresh_home`` the home is empty and is thrown away too. ``protected`` are paths relative to the
+    tree: present ones are read-only and cannot be moved, missing ones cannot be created. ``tree``
+    replaces the handle's tree by another host directory (verify: the clean checkout).
+    """
+
+    mounts: tuple[Mount, ...] = ()
+    protected: tuple[str, ...] = ()
+    toolchains: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    tree: Mount | None = None
+    tree_writable: bool = True
+    fresh_home: bool = False
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """A finished command and what it printed, each stream cut at the bound given to ``run``."""
+
+    exit: Exit
+    stdout: bytes
+    stderr: bytes
+    cut: bool = False
+
+
+class Reader(Protocol):
+    async def receive_some(self, max_bytes: int) -> bytes:
+        """At most ``max_bytes``; empty at end of file."""
+
+
+class Writer(Protocol):
+    async def send_all(self, data: bytes) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+class Process(Protocol):
+    """A running command. Read both streams or it will block; ``wait`` needs no end of file."""
+
+    @property
+    def stdin(self) -> Writer: ...
+    @property
+    def stdout(self) -> Reader: ...
+    @property
+    def stderr(self) -> Reader: ...
+
+    async def wait(self) -> Exit:
+        """How the main process ended. Its descendants may live until the block around ``exec`` ends."""
+
+
+class Workspace(Protocol):
+    """An open sandbox. Lost (``WorkspaceLost``) is an exception; a failed command is a value."""
+
+    @property
+    def paths(self) -> Paths:
+        """Where things are for a command inside; the same on every provider that has mounts."""
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> AbstractAsyncContextManager[Process]:
+        """Start a command and own its whole process tree for the length of the block.
+
+        Leaving the block with the command still running, and cancelling, are the same: TERM to the
+        tree, ``STOP_GRACE`` seconds, KILL, at most ``KILL_GRACE`` more; after that ``Escaped`` is
+        raised and names what still lives. Nothing of the tree survives the block otherwise.
+        ``env`` is added to the opening's. No terminal, no descriptors but 0, 1 and 2.
+        """
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        keep_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        """``exec``, fed and read to the end. Output over ``keep_bytes`` a stream is read and dropped."""
+
+    async def effective(self) -> Isolation:
+        """The isolation that holds, read back from inside. Raises ``ProviderFailed`` when it cannot be read."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Places as a command inside sees them. ``incident`` exists only when the opening mounts one."""
+
+    workspace: str
+    output: str
+    incident: str
+    runner: str
+    home: str
+
+
+class Provider(Protocol):
+    name: str
+
+    async def probe(self) -> Probe:
+        """Health and capabilities as found, never remembered from a configuration. Starts nothing lasting."""
+
+    async def create(self, request: WorkspaceRequest) -> Handle:
+        """Make the empty workspace. Raises ``ProviderFailed``; then nothing of it is left."""
+
+    def open(self, handle: Handle, opening: Opening) -> AbstractAsyncContextManager[Workspace]:
+        """Start a sandbox on a workspace; it is gone, with every process in it, when the block ends.
+
+        Enter it outside the work scope: it owns the nursery that its services run in, and cancelling
+        work must not take down what settling needs. Leaving is shielded and bounded.
+        """
+
+    async def give(self, handle: Handle) -> None:
+        """Make the files that the host wrote into the workspace belong to the workspace's user."""
+
+    async def list_owned(self, nonce: str) -> list[Handle]:
+        """Every workspace of this store on this provider, dead or alive. Foreign nonces are not seen."""
+
+    async def destroy(self, handle: Handle) -> None:
+        """Remove the workspace and all that runs in it. Idempotent; also for one that was half made.
+
+        Raises ``CleanUpIncomplete`` naming what is left. Never follows a link out of the workspace.
+        """
