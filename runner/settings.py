@@ -1,0 +1,119 @@
+"""Server defaults and places: the only reader of the environment.
+
+Precedence is flag over manifest over environment over built-in for ``WORKSPACE_*``, and flag over
+environment over built-in for ``RUNNER_*``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import UsageError
+
+_SIZE = re.compile(r"(\d{1,15})([KMGT]?)(i?[bB]?)")
+_CPU = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(m?)")
+_DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``512M``, ``4G``, ``2g`` or a bare number; units are powers of 1024. Raises ``ValueError``."""
+    found = _SIZE.fullmatch(text.upper().replace("IB", "B"))
+    if not found or int(found[1]) == 0:
+        raise ValueError("a size such as 512M or 4G")
+    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[found[2]]
+
+
+def parse_cpus(text: str) -> float:
+    """Processors of ``2``, ``0.5`` or ``500m``. Raises ``ValueError``."""
+    found = _CPU.fullmatch(text)
+    cpus = float(found[1]) / (1000 if found[2] else 1) if found else 0.0
+    if not cpus:
+        raise ValueError("a number of processors such as 2 or 500m")
+    return cpus
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``90s``, ``5m``, ``1h30m``, ``30d`` or a bare number of seconds. Raises ``ValueError``."""
+    found = _DURATION.fullmatch(text + "s" if text.isascii() and text.isdigit() else text)
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
+    total = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    if not total:
+        raise ValueError("a duration such as 90s, 5m or 1h30m")
+    return total
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a server or a person's machine decides, with where each value came from in ``sources``."""
+
+    home: Path
+    default_cpus: float
+    default_memory: int
+    default_disk: int
+    max_workspaces: int
+    providers: tuple[str, ...] | None
+    sources: Mapping[str, str]
+    environment: Mapping[str, str]
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Settings:
+        """Read every server default from the environment; nothing else does. Raises ``UsageError``."""
+        read = _Reader(env)
+        return cls(
+            home=Path(read("RUNNER_HOME", lambda t: t, _state_home(env))).absolute(),
+            default_cpus=read("WORKSPACE_DEFAULT_CPU", parse_cpus, 2.0),
+            default_memory=read("WORKSPACE_DEFAULT_MEMORY", parse_size, 4 << 30),
+            default_disk=read("WORKSPACE_DEFAULT_DISK", parse_size, 10 << 30),
+            max_workspaces=read("WORKSPACE_MAX", _positive, 10),
+            providers=read("WORKSPACE_PROVIDERS", _words, None),
+            sources=read.sources,
+            environment={name: env[name] for name in ("PATH", "LANG", "TERM", "NO_COLOR", "CI") if name in env},
+        )
+
+
+class _Reader:
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env = env
+        self.sources: dict[str, str] = {}
+
+    def __call__(self, name: str, parse, default):  # type: ignore[no-untyped-def]  # any value type
+        text = self.env.get(name, "")
+        self.sources[name] = "environment" if text else "built-in"
+        if not text:
+            return default
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise UsageError(f"`{name}` is `{text}`", hint=f"it takes {error}") from None
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise ValueError("a whole number above 0")
+    return int(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.replace(",", " ").split())
+
+
+def _state_home(env: Mapping[str, str]) -> str:
+    base = env.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return os.path.join(base, "runner")
+
+
+def current() -> Settings:
+    return Settings.from_env(os.environ)  # noqa: TID251  # the one place
+
+
+def shipped(folder: str) -> Path:
+    """One of the folders that travel with the product (schemas, manifests, runners, skills), wheel or checkout."""
+    package = Path(__file__).parent
+    installed = package / "_files" / folder
+    return installed if installed.is_dir() else package.parent / folder
