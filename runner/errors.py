@@ -64,6 +64,12 @@ class Rejected(RunnerError):
         self.exit_code = min((e.exit_code for e in errors), default=2)  # type: ignore[misc]  # per instance
 
 
+def printable(text: str, limit: int = 200) -> str:
+    """Foreign text fit for a terminal line: controls, separators and direction marks escaped, cut at ``limit``."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: limit + 1])
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Hint text for a word that is not among ``choices``: the near miss first, else all of them."""
     known = sorted(choices)
@@ -71,6 +77,25 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     if close:
         return f"did you mean `{close[0]}`?"
     return f"valid choices: {', '.join(known)}" if known else "there are none here"
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """``text`` as it is safe to print: cut to ``limit`` characters, whatever a terminal could obey escaped."""
+    cut = text if len(text) <= limit else f"{text[: limit - 3]}..."
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in cut)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def in_order(findings: Iterable[RunnerError]) -> list[RunnerError]:
+    """Findings by file, line and column; those without a place first."""
+
+    def key(finding: RunnerError) -> tuple[str, int, int]:
+        return (finding.at.file, finding.at.line, finding.at.column) if finding.at else ("", 0, 0)
+
+    return sorted(findings, key=key)
 
 
 # --- families ------------------------------------------------------------------------------------
@@ -325,3 +350,11 @@ class StoreDamaged(DamagedError):
 
 class StoreTooNew(DamagedError):
     code = "store.too-new"
+
+
+class BadPrompt(InputError):
+    code = "agent.prompt"
+
+
+class InputChanged(InputError):
+    code = "plan.input-changed"

@@ -68,7 +68,8 @@ class Isolation:
     """What was read back from inside a sandbox, never what was asked for.
 
     ``interfaces`` is ``None`` where the provider gives no network namespace of its own;
-    ``shared_namespaces`` names those the sandbox has in common with the host.
+    ``shared_namespaces`` names those the sandbox has in common with the host; ``capabilities`` is ``none``
+    or says which sets hold what.
     """
 
     isolation: IsolationClass

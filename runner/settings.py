@@ -75,6 +75,19 @@ class Settings:
         )
 
 
+    def rows(self) -> tuple[tuple[str, str, str], ...]:
+        """Every setting as name, value and source."""
+        values = {
+            "RUNNER_HOME": self.home,
+            "WORKSPACE_DEFAULT_CPU": f"{self.default_cpus:g}",
+            "WORKSPACE_DEFAULT_MEMORY": self.default_memory,
+            "WORKSPACE_DEFAULT_DISK": self.default_disk,
+            "WORKSPACE_MAX": self.max_workspaces,
+            "WORKSPACE_PROVIDERS": ", ".join(self.providers) if self.providers else "(manifests/defaults)",
+        }
+        return tuple((name, str(value), self.sources[name]) for name, value in values.items())
+
+
 class _Reader:
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = env

@@ -27,8 +27,8 @@ class Store(Protocol):
     def nonce(self) -> str:
         """This store's identity, put on everything that runs of it create."""
 
-    async def append(self, run: str, events: Sequence[Event]) -> int:
-        """Make events durable, all or none, and return the first one's number; numbers have no gaps.
+    async def append(self, run: str, events: Sequence[Event]) -> list[Recorded]:
+        """Make events durable, all or none, and return them as recorded; numbers have no gaps.
 
         Returning means that they survive a kill and a power cut. Appends of concurrent callers share
         one commit. A cancelled caller's events may or may not be there, never in part.

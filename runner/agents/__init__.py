@@ -1,0 +1,7 @@
+"""What the runner knows of agent CLIs: the sub-runner contract, and one module per CLI that judges its output."""
+
+from __future__ import annotations
+
+from runner.agents._subrunner import command_of
+
+__all__ = ["command_of"]

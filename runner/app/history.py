@@ -1,0 +1,50 @@
+"""What happened: runs and their files, read from the journal without holding the store open for writing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import UnknownRun, nearest
+from runner.ports.store import RunRow
+from runner.record import RunRecord, replay
+from runner.settings import Settings
+from runner.store.sqlite import open_reader
+
+
+@dataclass(frozen=True)
+class Past:
+    """A run's record and the directory with its files."""
+
+    record: RunRecord
+    directory: Path
+
+
+async def list_runs(settings: Settings) -> list[RunRow]:
+    async with open_reader(settings.home / "state.db") as store:
+        return await store.runs()
+
+
+async def find_run(settings: Settings, run: str) -> Past:
+    """The run that a unique prefix or ``last`` means. Raises ``UnknownRun``."""
+    async with open_reader(settings.home / "state.db") as store:
+        row = await store.find(run)
+        record = replay(row.id, await store.events(row.id))
+    return Past(record, settings.home / "runs" / row.id)
+
+
+def logs_of(past: Past, step: str | None) -> list[Path]:
+    """The log files of a step, or of every step in plan order, that are not empty. Raises ``UnknownRun``."""
+    if step is not None and step not in past.record.steps:
+        raise UnknownRun(f"run `{past.record.id}` has no step `{step}`", hint=nearest(step, past.record.steps))
+    steps = [step] if step is not None else list(past.record.steps)
+    files = [past.directory / "logs" / f"{name}.{stream}" for name in steps for stream in ("stdout", "stderr")]
+    return [file for file in files if file.exists() and file.stat().st_size]
+
+
+def patch_of(past: Past) -> Path:
+    """The patch with the run's work. Raises ``UnknownRun`` when it changed nothing."""
+    receipt = past.record.receipt
+    if receipt is None or receipt.patch is None:
+        raise UnknownRun(f"run `{past.record.id}` left no patch", hint=f"runner runs show {past.record.id}")
+    return past.directory / receipt.patch

@@ -1,0 +1,96 @@
+"""Watching runs: plain lines, a live tree on a terminal, or the events themselves. All are sinks of one stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from runner import events as ev
+from runner.cli.output import Output
+from runner.model import Status
+from runner.ports.sink import Sink
+from runner.record import RunRecord, StepRecord, fold
+from runner.report.text import isolation_line
+from runner.report.words import MARKS, duration
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+@contextmanager
+def open_console(out: Output, form: str) -> Iterator[Sink]:
+    """The sink for one apply, in ``form`` text or jsonl; the live tree is gone when the block ends."""
+    if form == "jsonl":
+        yield lambda recorded: out.line(json.dumps(ev.as_json(recorded), ensure_ascii=False))
+    elif out.live:
+        from rich.console import Console
+        from rich.live import Live
+
+        tree = Tree()
+        with Live(get_renderable=tree.render, console=Console(file=out.stdout), refresh_per_second=8, transient=True):
+            yield tree
+    else:
+        yield Lines(out)
+
+
+class Lines:
+    """One line when a step has ended, one when isolation is known, one a warning; nothing is said twice."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._records: dict[str, RunRecord] = {}
+
+    def __call__(self, recorded: ev.Recorded) -> None:
+        record = self._records.setdefault(recorded.run, RunRecord(recorded.run))
+        fold(record, recorded)
+        for line in self._lines(record, recorded.event):
+            self._out.line(f"{record.name}: {line}")
+
+    def _lines(self, record: RunRecord, event: ev.Event) -> Iterator[str]:
+        match event:
+            case ev.RunStarted():
+                yield f"run {record.id}, stops after {duration(record.deadline_seconds)} at the latest"
+            case ev.IsolationObserved() | ev.ProviderChosen():
+                yield f"isolation {isolation_line(record)}"
+            case ev.ProviderRefused(provider=provider, reason=reason):
+                yield f"provider {provider} refused: {reason}"
+            case ev.StepEnded(step=name):
+                yield step_line(name, record.steps[name])
+                yield from (f"  warning: {text}" for text in event.outcome.warnings)
+            case ev.Warned(message=message):
+                yield f"warning: {message}"
+            case ev.CancelRequested(reason=reason):
+                yield f"stopping: {reason}; saving and cleaning up, a second Ctrl-C gives that up"
+            case _:
+                pass
+
+
+def step_line(name: str, step: StepRecord) -> str:
+    message = step.outcome.message if step.outcome else ""
+    return f"{MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {message}".rstrip()
+
+
+class Tree:
+    """Every run with its steps, redrawn in place; running steps show how long they have been."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, RunRecord] = {}
+        self._latest = 0
+
+    def __call__(self, recorded: ev.Recorded) -> None:
+        record = self._records.setdefault(recorded.run, RunRecord(recorded.run))
+        fold(record, recorded)
+        self._latest = recorded.at
+
+    def render(self) -> Text:
+        from rich.text import Text
+
+        styles = {Status.SUCCEEDED: "green", Status.FAILED: "red", Status.RUNNING: "bold", Status.CANCELLED: "yellow"}
+        text = Text(no_wrap=True, overflow="ellipsis")
+        for record in list(self._records.values()):
+            text.append(f"{record.name}  run {record.id}  {isolation_line(record)}\n", "bold")
+            for name, step in record.steps.items():
+                text.append(f"  {step_line(name, step)}\n", styles.get(step.status, "dim"))
+        return text

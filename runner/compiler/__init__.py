@@ -1,0 +1,7 @@
+"""Specs become a plan by an ordered list of named passes. Pure."""
+
+from __future__ import annotations
+
+from runner.compiler.passes import compile_plan
+
+__all__ = ["compile_plan"]

@@ -1,0 +1,181 @@
+"""One run: work under its deadline, then settle under a budget of its own, each step an outcome.
+
+Work and settle are siblings. Settle begins after work has ended, for whatever reason, so no shield is
+needed inside work; sandboxes and their services live in a nursery around both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+
+import trio
+
+from runner import __version__
+from runner import events as ev
+from runner.engine.execute import execute
+from runner.errors import RunnerError
+from runner.model import Outcome, Reason, Status, failed
+from runner.plan.model import RunPlan, Step, graph_of
+from runner.record import RunRecord, fold
+from runner.steps._run import Places, Ports, Run
+
+Append = Callable[[str, Sequence[ev.Event]], Awaitable[Sequence[ev.Recorded]]]
+
+
+@dataclass
+class Control:
+    """How a signal reaches a run: the first ends its work, the second its settling."""
+
+    work: trio.CancelScope = field(default_factory=trio.CancelScope)
+    settle: trio.CancelScope = field(default_factory=trio.CancelScope)
+    requested_at: float | None = None  # trio time of the first signal
+
+    def stop(self) -> None:
+        if self.requested_at is None:
+            self.requested_at = trio.current_time()
+            self.work.cancel()
+        else:
+            self.settle.cancel()
+
+
+async def carry_out(
+    plan: RunPlan, digest: str, *, id: str, places: Places, ports: Ports, append: Append, control: Control
+) -> RunRecord:
+    """Run one run to its one terminal event and return its record.
+
+    ``control`` is the only way to cancel it; cancelling the caller's scope ends work as well and still
+    settles, within the run's stop budget. A bug in a step propagates after settling.
+    """
+    record = RunRecord(id)
+
+    async def emit(*events: ev.Event) -> None:
+        # Shielded: a step that was cancelled still says so, and the store bounds its own waiting.
+        with trio.CancelScope(shield=True):
+            for recorded in await append(id, events):
+                fold(record, recorded)
+
+    kinds = {step.id: step.kind for step in plan.steps}
+    await emit(ev.RunStarted(plan.name, digest, __version__, kinds, plan.deadline_seconds))
+    async with trio.open_nursery() as services:
+        run = Run(id=id, plan=plan, places=places, ports=ports, emit=emit, services=services)
+        stage = _Stage(run, record, plan)
+        try:
+            with control.work as work:
+                work.deadline = stage.deadline = trio.current_time() + plan.deadline_seconds
+                await emit(ev.PhaseEntered("work"))
+                await stage.perform(plan.phase("work"))
+        finally:
+            started = control.requested_at or trio.current_time()
+            with control.settle as settle:
+                settle.shield = True
+                settle.deadline = stage.deadline = started + plan.stop_budget_seconds
+                await _settle(stage, plan, control)
+        services.cancel_scope.cancel()
+    outcome = _verdict(record, control)
+    left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
+    await emit(ev.RunEnded(outcome, exit_code(outcome), left))
+    return record
+
+
+async def _settle(stage: _Stage, plan: RunPlan, control: Control) -> None:
+    if control.requested_at is not None:
+        await stage.run.emit(ev.CancelRequested("signal"))
+    elif control.work.cancelled_caught:
+        await stage.run.emit(ev.CancelRequested("deadline"))
+    await stage.run.emit(ev.PhaseEntered("settle"))
+    # The agent ran, but work ended before its hooks: they come first now.
+    record = stage.record
+    hooks = [
+        step
+        for step in plan.phase("work")
+        if step.kind == "post_hook"
+        and record.steps[step.id].status is Status.PENDING
+        and all(record.steps[need].started for need in step.needs)
+    ]
+    await stage.perform((*hooks, *plan.phase("settle")))
+
+
+@dataclass
+class _Stage:
+    """Performs steps of one run, deciding on skipping by the outcomes of needs."""
+
+    run: Run
+    record: RunRecord
+    plan: RunPlan
+    deadline: float = math.inf
+
+    async def perform(self, steps: Sequence[Step]) -> None:
+        by_id = {step.id: step for step in steps}
+
+        async def one(id: str) -> None:
+            await self._step(by_id[id])
+
+        await execute(graph_of(tuple(steps)), one)
+
+    async def _step(self, step: Step) -> None:
+        if blocker := self._blocked(step):
+            await self.run.emit(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
+            return
+        await self.run.emit(ev.StepStarted(step.id))
+        outcome = Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped")
+        try:
+            with trio.CancelScope(deadline=min(self.deadline, trio.current_time() + step.deadline_seconds)) as scope:
+                outcome = await _perform(step, self.run)
+            if scope.cancelled_caught:
+                outcome = failed(Reason.TIMEOUT, f"stopped at its deadline of {step.deadline_seconds:g}s")
+        except RunnerError as error:
+            outcome = failed(Reason.PLATFORM, f"{error.code}: {error.message}", details=_hint(error))
+        finally:
+            await self.run.emit(ev.StepEnded(step.id, outcome))
+
+    def _blocked(self, step: Step) -> str | None:
+        for need in step.needs:
+            ended = self.record.steps[need]
+            if step.when == "ended" and ended.status is not Status.SKIPPED:
+                continue
+            if ended.outcome is None or not ended.outcome.ok or ended.status is Status.SKIPPED:
+                return f"{need} {ended.status.value}"
+        return None
+
+
+def _hint(error: RunnerError) -> tuple[str, ...]:
+    return (f"hint: {error.hint}",) if error.hint else ()
+
+
+async def _perform(step: Step, run: Run) -> Outcome:
+    module = import_module(f"runner.steps.{step.kind}.run")
+    outcome: Outcome = await module.perform(step.body, run)
+    return outcome
+
+
+def _verdict(record: RunRecord, control: Control) -> Outcome:
+    """The run's outcome: the first step that went wrong decides, and a signal says why."""
+    if control.requested_at is not None:
+        return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal")
+    for name, step in record.steps.items():
+        if step.outcome is not None and not step.outcome.ok:
+            return Outcome(step.outcome.status, step.outcome.reason, f"{name}: {step.outcome.message}")
+    unreached = [name for name, step in record.steps.items() if not step.status.ended]
+    if unreached:
+        return failed(Reason.TIMEOUT, f"the deadline came before {unreached[0]}")
+    return Outcome(Status.SUCCEEDED)
+
+
+def exit_code(outcome: Outcome) -> int:
+    """The process's exit code for a run's outcome."""
+    match outcome.reason:
+        case None:
+            return 0
+        case Reason.CANCELLED:
+            return 130
+        case Reason.TIMEOUT:
+            return 124
+        case Reason.POLICY:
+            return 3
+        case Reason.PLATFORM:
+            return 4
+        case _:
+            return 1

@@ -1,0 +1,269 @@
+"""The adapter over the host's git binary.
+
+Git runs on the runner's own repositories, whose configuration is four lines of ours. A user's
+repository is only asked for the meaning of a name and for objects, and an agent's is not touched
+after it was made. What the host configures is switched off by environment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import IO
+
+import trio
+
+from runner.errors import CheckoutDiffers, GitFailed, HostileTree
+from runner.git import disk, source
+from runner.git._run import Ended, run
+from runner.git.common import Common, in_thread, refuse
+from runner.git.tree import check_branch, check_commit_id, check_names, commit_object, hasher
+from runner.ports.git import Entry, Snapshot, Snapshotting
+
+_SETTINGS = {
+    "core.attributesFile": os.devnull,
+    "core.excludesFile": os.devnull,
+    "core.hooksPath": os.devnull,
+    "core.fsmonitor": "false",
+    "core.autocrlf": "false",
+    "core.symlinks": "true",
+    "core.ignoreCase": "false",
+    "core.protectHFS": "true",
+    "core.protectNTFS": "true",
+    "gc.auto": "0",
+    "protocol.version": "2",  # a server of version 2 gives any object that it has
+    "fetch.fsckObjects": "true",
+    # Old histories are full of these, and they harm nobody.
+    "fetch.fsck.badTimezone": "ignore",
+    "fetch.fsck.missingSpaceBeforeDate": "ignore",
+    "fetch.fsck.missingSpaceBeforeEmail": "ignore",
+    "fetch.fsck.missingNameBeforeEmail": "ignore",
+    "fetch.fsck.zeroPaddedFilemode": "ignore",
+    "fetch.fsck.zeroPaddedDate": "ignore",
+}
+_ENVIRONMENT = {
+    "HOME": os.devnull,
+    "LC_ALL": "C",
+    "GIT_ALLOW_PROTOCOL": "file",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_CONFIG_COUNT": str(len(_SETTINGS)),
+    **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(_SETTINGS)},
+    **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_SETTINGS.values())},
+}
+_LEAST_SHARE = 500  # files to check out at once; a process costs as much as 100 files
+
+
+class Binary(Common):
+    name = "git"
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+
+    async def fetch(self, path: Path, commit: str, *, into: Path, depth: int | None) -> None:
+        check_commit_id(commit)
+        place = await in_thread(source.find, path)
+        await self.check_commit(place.git, commit)
+        await in_thread(disk.make_private, into, like=commit)
+        ended = await self._run(
+            into,
+            "fetch",
+            "--quiet",
+            "--no-tags",
+            "--no-write-fetch-head",
+            "--no-recurse-submodules",
+            "--no-auto-maintenance",
+            "--update-shallow",
+            *([f"--depth={depth}"] if depth is not None else []),
+            "--end-of-options",
+            os.fsencode(place.common),
+            commit,
+        )
+        if ended.code and "fsck error" in ended.words:
+            raise HostileTree(f"`{place.top}` has objects that git refuses: {ended.words}")
+        _check("fetch", ended)
+        await in_thread(check_names, await self.leaves(into, commit))
+
+    async def check_out(self, repository: Path, commit: str, *, into: Path, branch: str) -> None:
+        check_branch(branch)
+        await self.check_commit(repository, commit)
+        await in_thread(disk.check_empty, into)
+        await in_thread(disk.make_own, into / ".git", repository, commit, branch=branch)
+        # The index is made as ours, so that the first snapshot knows the files, and then copied.
+        index = repository / "index"
+        await in_thread(_unlock, index)
+        await in_thread(index.unlink, missing_ok=True)
+        await self._git(repository, "read-tree", "-u", "--reset", commit, tree=into, index=index)
+        await in_thread(shutil.copyfile, index, into / ".git" / "index")
+        head = await self.find_commit(into / ".git", "HEAD")
+        if head != commit:
+            raise CheckoutDiffers(f"HEAD of `{into}` is {head}, not {commit}")
+
+    async def snapshot(self, repository: Path, tree: Path, base: str | None, wanted: Snapshotting) -> Snapshot:
+
+        seen = await self.look(repository, tree, base, wanted)
+        present = {each.path for each in seen.found}
+        index = repository / "index"
+        zero = b"0" * len(base or "0" * 40)
+        await in_thread(_unlock, index)
+        listed = await self._git(repository, "ls-files", "-z", index=index)
+        gone = set(listed.stdout.split(b"\0")[:-1]) - present
+        lines = [b"0 %s\t%s\0" % (zero, path) for path in gone]
+        lines += [b"%o %s 0\t%s\0" % (leaf.mode, leaf.id.encode(), leaf.path) for leaf in seen.kept]
+        await self._git(repository, "update-index", "-z", "--index-info", index=index, stdin=b"".join(lines))
+        paths = b"".join(path + b"\0" for path in sorted(present))
+        await self._git(
+            repository, "update-index", "-z", "--add", "--replace", "--stdin", tree=tree, index=index, stdin=paths
+        )
+        made = (await self._git(repository, "write-tree", index=index)).stdout.decode().strip()
+        body = commit_object(made, base, wanted)
+        stored = await self._git(repository, "hash-object", "-t", "commit", "-w", "--stdin", stdin=body)
+        return Snapshot(stored.stdout.decode().strip(), made, base, len(present) + len(seen.kept), seen.left_out)
+
+    async def patch(self, repository: Path, base: str | None, commit: str, to: Path) -> int:
+        await self.check_commit(repository, commit)
+        if base is not None:
+            await self.check_commit(repository, base)
+        old = base or hasher(0, like=commit, kind=b"tree").hexdigest()
+        with to.open("xb") as file:
+            ended = await self._run(
+                repository,
+                "diff-tree",
+                "-r",
+                "--patch",
+                "--binary",
+                "--full-index",
+                "--no-ext-diff",
+                "--no-textconv",
+                "--no-renames",
+                "--end-of-options",
+                old,
+                commit,
+                stdout=file,
+            )
+            _check("diff-tree", ended)
+            return os.fstat(file.fileno()).st_size
+
+    async def materialise(self, repository: Path, commit: str, into: Path) -> Sequence[Entry]:
+        leaves = await self.entries(repository, commit)
+        await in_thread(disk.check_empty, into)
+        wrong: dict[bytes, str] = {}
+        turn = trio.Lock()  # two threads that compare would only take the interpreter from each other
+
+        async def compare(share: Sequence[Entry]) -> None:
+            async with turn:
+                wrong.update(await in_thread(disk.differences, into, share))
+
+        with tempfile.TemporaryDirectory(dir=repository) as private:
+            index = Path(private) / "index"
+            await self._git(repository, "read-tree", commit, index=index)
+            # While git writes one share, the one before is read again and compared.
+            async with _nursery() as nursery:
+                for share in _shares(leaves):
+                    names = b"".join(leaf.path + b"\0" for leaf in share)
+                    await self._git(repository, "checkout-index", "-z", "--stdin", tree=into, index=index, stdin=names)
+                    nursery.start_soon(compare, share)
+        wrong.update(dict.fromkeys(await in_thread(disk.extras, into, leaves), "extra"))
+        refuse(into, commit, wrong)
+        return leaves
+
+    async def find_commit(self, git: Path, name: str) -> str | None:
+        ended = await self._git(
+            git, "rev-parse", "--verify", "--quiet", "--end-of-options", name + "^{commit}", accept=(0, 1, 128)
+        )
+        return ended.stdout.decode().strip() or None
+
+    async def current_branch(self, git: Path) -> str | None:
+        ended = await self._git(git, "symbolic-ref", "--quiet", "--short", "HEAD", accept=(0, 1))
+        return ended.stdout.decode("utf-8", "surrogateescape").strip() or None
+
+    async def leaves(self, git: Path, commit: str) -> list[Entry]:
+        ended = await self._git(git, "ls-tree", "-r", "-z", "-l", "--full-tree", "--end-of-options", commit)
+        return [_leaf(row) for row in ended.stdout.split(b"\0")[:-1]]
+
+    async def blobs(self, repository: Path, ids: Sequence[str]) -> list[bytes]:
+        ended = await self._git(repository, "cat-file", "--batch", stdin="".join(f"{id}\n" for id in ids).encode())
+        output = BytesIO(ended.stdout)
+        found = []
+        for _ in ids:
+            size = int(output.readline().split()[2])
+            found.append(output.read(size))
+            output.read(1)
+        return found
+
+    async def _git(
+        self,
+        git: Path,
+        *argv: str | bytes,
+        tree: Path | None = None,
+        index: Path | None = None,
+        stdin: bytes = b"",
+        accept: tuple[int, ...] = (0,),
+    ) -> Ended:
+        ended = await self._run(git, *argv, tree=tree, index=index, stdin=stdin)
+        return _check(str(argv[0]), ended, accept)
+
+    async def _run(
+        self,
+        git: Path,
+        *argv: str | bytes,
+        tree: Path | None = None,
+        index: Path | None = None,
+        stdin: bytes = b"",
+        stdout: IO[bytes] | None = None,
+    ) -> Ended:
+        env = _ENVIRONMENT | {"GIT_DIR": str(git)}
+        if tree is not None:
+            env["GIT_WORK_TREE"] = str(tree)
+        if index is not None:
+            env["GIT_INDEX_FILE"] = str(index)
+        return await run([self._program, *argv], env=env, stdin=stdin, stdout=stdout)
+
+
+def _check(verb: str, ended: Ended, accept: tuple[int, ...] = (0,)) -> Ended:
+    if ended.code not in accept:
+        raise GitFailed(f"`git {verb}` ended with {ended.code}: {ended.words or 'no words'}")
+    return ended
+
+
+def _unlock(index: Path) -> None:
+    """Remove the lock of a call that was killed; a repository of ours has one user at a time."""
+    index.with_name("index.lock").unlink(missing_ok=True)
+
+
+def _leaf(row: bytes) -> Entry:
+    head, _, path = row.partition(b"\t")
+    mode, _, id, size = head.split()
+    return Entry(path, int(mode, 8), id.decode(), 0 if size == b"-" else int(size))
+
+
+def _shares(leaves: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Parts that become smaller, so that little is left to compare when the last one is written."""
+    start = 0
+    while start < len(leaves):
+        end = start + max((len(leaves) - start) * 2 // 5, _LEAST_SHARE)
+        yield leaves[start:end]
+        start = end
+
+
+@asynccontextmanager
+async def _nursery() -> AsyncIterator[trio.Nursery]:
+    """A nursery from which the first of our own errors comes as itself."""
+    try:
+        async with trio.open_nursery() as nursery:
+            yield nursery
+    except BaseExceptionGroup as group:
+        ours, _ = group.split(GitFailed)
+        if ours is None:
+            raise
+        raise next(iter(ours.exceptions)) from None

@@ -1,0 +1,292 @@
+"""Trees on a disk, and bare bones of a repository: what both adapters read and write themselves.
+
+Everything below a root is reached through descriptors, one component at a time, and no link is ever
+followed: a tree may have been written by an agent. All of it blocks; adapters call it in a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from trio.from_thread import check_cancelled
+
+from runner.errors import GitFailed
+from runner.git.tree import EXECUTABLE, FILE, LINK, covers, hasher, is_hostile, parents
+from runner.ports.git import Entry
+
+CHUNK = 1 << 20  # bytes
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# In effect over any `.gitattributes` of a tree: bytes are bytes, and diffs are text where they can be.
+_ATTRIBUTES = "* -text !eol -filter -ident !working-tree-encoding !diff !merge\n"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A regular file or link on a disk; ``mode`` is git's."""
+
+    path: bytes
+    mode: int
+    stat: os.stat_result
+
+
+class Ignores(Protocol):
+    def __call__(self, path: bytes, *, directory: bool) -> bool:
+        """Whether rules leave out this path; its parents are known not to be."""
+
+
+class Directories:
+    """Descriptors of a tree's directories by path; one chain is open, so paths in order cost little."""
+
+    def __init__(self, root: Path) -> None:
+        self._chain = [(b"", os.open(root, _DIRECTORY))]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for _, descriptor in self._chain:
+            os.close(descriptor)
+
+    def open(self, path: bytes, *, make: bool = False) -> int:
+        """The directory's descriptor, ours to close. A link on the way is ``NotADirectoryError``."""
+        names = path.split(b"/") if path else []
+        same = 0
+        while same < min(len(names), len(self._chain) - 1) and self._chain[same + 1][0] == names[same]:
+            same += 1
+        while len(self._chain) > same + 1:
+            os.close(self._chain.pop()[1])
+        for name in names[same:]:
+            above = self._chain[-1][1]
+            made = make and _mkdir(name, above)
+            descriptor = os.open(name, _DIRECTORY, dir_fd=above)
+            self._chain.append((name, descriptor))
+            if made:
+                os.fchmod(descriptor, 0o755)
+        return self._chain[-1][1]
+
+
+def _mkdir(name: bytes, above: int) -> bool:
+    with suppress(FileExistsError):
+        os.mkdir(name, dir_fd=above)
+        return True
+    return False
+
+
+def walk(
+    root: Path,
+    *,
+    ignores: Ignores,
+    tracked: Collection[bytes] = frozenset(),
+    exclude: frozenset[bytes] = frozenset(),
+) -> tuple[list[Found], int]:
+    """Regular files and links below ``root``, and how many entries were left out.
+
+    Left out are what ``ignores`` names unless ``tracked``, nested ``.git`` and names like it, and files
+    of any other type. The ``.git`` at the top and what is in or below ``exclude`` do not count.
+    """
+    found: list[Found] = []
+    left_out = 0
+    needed = parents(tracked)
+    excluded = covers(exclude)
+    waiting = [(b"", False)]
+    with Directories(root) as directories:
+        while waiting:
+            check_cancelled()
+            folder, ignored = waiting.pop()
+            for entry in _scan(directories.open(folder)):
+                name = os.fsencode(entry.name)
+                path = folder + b"/" + name if folder else name
+                if path == b".git" or excluded(path):
+                    continue
+                directory = entry.is_dir(follow_symlinks=False)
+                unwanted = ignored or ignores(path, directory=directory)
+                if is_hostile(name) or (unwanted and path not in (needed if directory else tracked)):
+                    left_out += 1
+                elif directory:
+                    waiting.append((path, unwanted))
+                elif entry.is_symlink() or entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    found.append(Found(path, mode_of(status), status))
+                else:
+                    left_out += 1
+    return found, left_out
+
+
+def _scan(directory: int) -> list[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
+        return list(entries)
+
+
+def mode_of(status: os.stat_result) -> int:
+    if stat.S_ISLNK(status.st_mode):
+        return LINK
+    return EXECUTABLE if status.st_mode & stat.S_IXUSR else FILE
+
+
+def read(directories: Directories, path: bytes) -> Iterator[bytes]:
+    """The content of a file, or the target of a link, in chunks."""
+    folder, _, name = path.rpartition(b"/")
+    above = directories.open(folder)
+    if stat.S_ISLNK(os.lstat(name, dir_fd=above).st_mode):
+        yield os.readlink(name, dir_fd=above)
+        return
+    descriptor = os.open(name, _READ, dir_fd=above)
+    try:
+        while chunk := os.read(descriptor, CHUNK):
+            yield chunk
+    finally:
+        os.close(descriptor)
+
+
+def identify(directories: Directories, found: Found, *, like: str) -> str:
+    """The blob id of what is on the disk."""
+    digest = hasher(found.stat.st_size, like=like)
+    for chunk in read(directories, found.path):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write(directories: Directories, path: bytes, mode: int, content: Iterable[bytes]) -> os.stat_result:
+    """Make a new file or link, and the directories above it, with git's modes whatever the umask."""
+    folder, _, name = path.rpartition(b"/")
+    above = directories.open(folder, make=True)
+    if mode == LINK:
+        os.symlink(b"".join(content), name, dir_fd=above)
+        return os.lstat(name, dir_fd=above)
+    descriptor = os.open(name, _CREATE, 0o600, dir_fd=above)
+    try:
+        for chunk in content:
+            view = memoryview(chunk)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        os.fchmod(descriptor, mode & 0o777)
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(directories: Directories, path: bytes) -> None:
+    """Remove a file or link if it is there, and the directories above it that this leaves empty."""
+    while path:
+        folder, _, name = path.rpartition(b"/")
+        try:
+            above = directories.open(folder)
+            if stat.S_ISDIR(os.lstat(name, dir_fd=above).st_mode):
+                os.rmdir(name, dir_fd=above)
+            else:
+                os.unlink(name, dir_fd=above)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY):
+                return
+            raise
+        path = folder
+
+
+def differences(root: Path, leaves: Iterable[Entry]) -> dict[bytes, str]:
+    """Where the disk is not as the leaves say: ``missing``, ``mode`` (also another type) or ``content``."""
+    found: dict[bytes, str] = {}
+    with Directories(root) as directories:
+        for number, leaf in enumerate(leaves):
+            if number % 64 == 0:
+                check_cancelled()
+            if word := _difference(directories, leaf):
+                found[leaf.path] = word
+    return found
+
+
+def _difference(directories: Directories, leaf: Entry) -> str | None:
+    folder, _, name = leaf.path.rpartition(b"/")
+    try:
+        above = directories.open(folder)
+        if leaf.mode == LINK:
+            target = os.readlink(name, dir_fd=above)
+            digest = hasher(len(target), like=leaf.id)
+            digest.update(target)
+            return None if digest.hexdigest() == leaf.id else "content"
+        descriptor = os.open(name, _READ, dir_fd=above)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return "missing"
+        if error.errno in (errno.ELOOP, errno.EINVAL, errno.ENXIO):  # a link, no link, a socket
+            return "mode"
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or mode_of(status) != leaf.mode:
+            return "mode"
+        digest = hasher(leaf.size, like=leaf.id)
+        while chunk := os.read(descriptor, CHUNK if status.st_size >= CHUNK else status.st_size + 1):
+            digest.update(chunk)
+        return None if digest.hexdigest() == leaf.id else "content"
+    finally:
+        os.close(descriptor)
+
+
+def extras(root: Path, leaves: Iterable[Entry]) -> list[bytes]:
+    """What is below ``root`` beside the leaves and the directories above them; such a directory once."""
+    expected = {leaf.path for leaf in leaves}
+    needed = parents(expected)
+    found = []
+    waiting = [b""]
+    with Directories(root) as directories:
+        while waiting:
+            check_cancelled()
+            folder = waiting.pop()
+            for entry in _scan(directories.open(folder)):
+                name = os.fsencode(entry.name)
+                path = folder + b"/" + name if folder else name
+                if path in needed and entry.is_dir(follow_symlinks=False):
+                    waiting.append(path)
+                elif path not in expected:
+                    found.append(path)
+    return found
+
+
+def check_empty(into: Path) -> None:
+    if os.listdir(into):
+        raise GitFailed(f"`{into}` is not empty")
+
+
+def make_private(repository: Path, *, like: str) -> None:
+    """Make a bare repository of the runner's, of the object format that ids ``like`` this one have."""
+    _make_git_dir(repository, bare=True, branch="none", like=like)
+    (repository / "info").mkdir()
+    (repository / "info" / "attributes").write_text(_ATTRIBUTES)
+
+
+def make_own(git: Path, repository: Path, commit: str, *, branch: str) -> None:
+    """Make an agent's ``.git``: copies of the objects of ``repository``, one branch, no remote."""
+    _make_git_dir(git, bare=False, branch=branch, like=commit)
+    shutil.copytree(repository / "objects", git / "objects", dirs_exist_ok=True, copy_function=_copy)
+    with suppress(FileNotFoundError):
+        shutil.copyfile(repository / "shallow", git / "shallow")
+    ref = git / "refs" / "heads" / branch
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    ref.write_text(commit + "\n")
+
+
+def _copy(source: str, target: str) -> str:
+    check_cancelled()
+    return shutil.copyfile(source, target)
+
+
+def _make_git_dir(git: Path, *, bare: bool, branch: str, like: str) -> None:
+    for folder in ("objects/info", "objects/pack", "refs/heads"):
+        (git / folder).mkdir(parents=True)
+    (git / "HEAD").write_text(f"ref: refs/heads/{branch}\n")
+    version, extension = (0, "") if len(like) == 40 else (1, "[extensions]\n\tobjectFormat = sha256\n")
+    (git / "config").write_text(
+        f"[core]\n\trepositoryformatversion = {version}\n\tfilemode = true\n\tbare = {str(bare).lower()}\n{extension}"
+    )

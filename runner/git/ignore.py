@@ -1,0 +1,36 @@
+"""Ignore rules as git reads them, for a walk that goes from the top down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from io import BytesIO
+
+from dulwich.ignore import IgnoreFilter, Pattern, read_ignore_patterns
+
+
+class IgnoreRules:
+    """The rules of the ignore files that ``read`` gives: one directory's text, ``None`` where there is none.
+
+    ``extra`` is read first at the top, as git does with ``info/exclude``.
+    """
+
+    def __init__(self, read: Callable[[bytes], bytes | None], *, extra: bytes = b"") -> None:
+        self._read = read
+        self._extra = extra
+        self._chain = cache(self._climb)
+
+    def _climb(self, folder: bytes) -> tuple[tuple[int, list[Pattern]], ...]:
+        """The patterns that apply in a folder, the strongest first, each list with where its paths begin."""
+        text = self._read(folder) or b""
+        above = self._chain(folder.rpartition(b"/")[0]) if folder else ()
+        filter = IgnoreFilter(read_ignore_patterns(BytesIO(text if folder else self._extra + b"\n" + text)))
+        here = ((len(folder) + 1 if folder else 0, list(reversed(filter.patterns))),)
+        return here + above if filter.patterns else above
+
+    def __call__(self, path: bytes, *, directory: bool) -> bool:
+        for start, patterns in self._chain(path.rpartition(b"/")[0]):
+            for pattern in patterns:
+                if pattern.matches(path[start:], directory):
+                    return bool(pattern.is_exclude)
+        return False

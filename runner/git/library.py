@@ -1,0 +1,293 @@
+"""The adapter over dulwich: for hosts without git. The same results, several times slower.
+
+It uses the library's object store, refs and index, never its porcelain, and reads no configuration.
+Only SHA-1 repositories; blobs are read whole, one at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dulwich.errors import ObjectFormatException
+from dulwich.index import Index, IndexEntry, index_entry_from_stat
+from dulwich.object_store import DiskObjectStore, MissingObjectFinder
+from dulwich.objects import Commit, ObjectID, ShaFile, Tree
+from dulwich.pack import generate_unpacked_objects
+from dulwich.refs import DiskRefsContainer, Ref
+from trio.from_thread import check_cancelled
+
+from runner.errors import CheckoutDiffers, GitFailed, HostileTree
+from runner.git import disk, source
+from runner.git.common import Common, Seen, in_thread, refuse
+from runner.git.patches import write_change
+from runner.git.tree import (
+    EXECUTABLE,
+    FILE,
+    GITLINK,
+    LINK,
+    changes,
+    check_branch,
+    check_commit_id,
+    check_names,
+    commit_object,
+    hasher,
+    is_commit_id,
+    parents,
+)
+from runner.ports.git import Entry, Snapshot, Snapshotting
+
+_TREE = 0o040000
+_COMMIT_TYPE = 1
+
+
+class Library(Common):
+    name = "dulwich"
+
+    async def find_commit(self, git: Path, name: str) -> str | None:
+        return await in_thread(_find_commit, git, name)
+
+    async def current_branch(self, git: Path) -> str | None:
+        return await in_thread(_current_branch, git)
+
+    async def leaves(self, git: Path, commit: str) -> list[Entry]:
+        return await in_thread(_leaves, git, commit)
+
+    async def blobs(self, repository: Path, ids: Sequence[str]) -> list[bytes]:
+        return await in_thread(_blobs, repository, ids)
+
+    async def fetch(self, path: Path, commit: str, *, into: Path, depth: int | None) -> None:
+        check_commit_id(commit)
+        place = await in_thread(source.find, path)
+        await self.check_commit(place.git, commit)
+        await in_thread(disk.make_private, into, like=commit)
+        await in_thread(_transfer, place.common, commit, into, depth)
+        check_names(await in_thread(_leaves, into, commit, strict=True))
+
+    async def check_out(self, repository: Path, commit: str, *, into: Path, branch: str) -> None:
+        check_branch(branch)
+        leaves = await self.all_leaves(repository, commit)
+        await in_thread(disk.check_empty, into)
+        await in_thread(disk.make_own, into / ".git", repository, commit, branch=branch)
+        await in_thread(_write, repository, leaves, into, index=into / ".git" / "index")
+        head = await self.find_commit(into / ".git", "HEAD")
+        if head != commit:
+            raise CheckoutDiffers(f"HEAD of `{into}` is {head}, not {commit}")
+
+    async def snapshot(self, repository: Path, tree: Path, base: str | None, wanted: Snapshotting) -> Snapshot:
+        seen = await self.look(repository, tree, base, wanted)
+        made = await in_thread(_store, repository, tree, seen)
+        commit = await in_thread(_store_commit, repository, commit_object(made, base, wanted))
+        return Snapshot(commit, made, base, len(seen.found) + len(seen.kept), seen.left_out)
+
+    async def patch(self, repository: Path, base: str | None, commit: str, to: Path) -> int:
+        before = await self.all_leaves(repository, base)
+        after = await self.all_leaves(repository, commit)
+        return await in_thread(_patch, repository, before, after, to)
+
+    async def materialise(self, repository: Path, commit: str, into: Path) -> Sequence[Entry]:
+        leaves = await self.entries(repository, commit)
+        await in_thread(disk.check_empty, into)
+        await in_thread(_write, repository, leaves, into, index=None)
+        refuse(into, commit, await self.compare(repository, commit, into))
+        return leaves
+
+
+@contextmanager
+def _objects(git: Path) -> Iterator[DiskObjectStore]:
+    store = DiskObjectStore(os.fspath(source.common(git) / "objects"))
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _refs(git: Path) -> DiskRefsContainer:
+    return DiskRefsContainer(os.fspath(source.common(git)), worktree_path=os.fspath(git))
+
+
+def _id(text: str) -> ObjectID:
+    return ObjectID(text.encode())
+
+
+def _find_commit(git: Path, name: str) -> str | None:
+    try:
+        id = _id(name) if is_commit_id(name) else _refs(git)[Ref(name.encode())]
+        with _objects(git) as store:
+            return id.decode() if isinstance(store[id], Commit) else None
+    except KeyError:
+        return None
+
+
+def _current_branch(git: Path) -> str | None:
+    names, _ = _refs(git).follow(Ref(b"HEAD"))
+    last = names[-1]
+    return os.fsdecode(last.removeprefix(b"refs/heads/")) if last.startswith(b"refs/heads/") else None
+
+
+def _leaves(git: Path, commit: str, *, strict: bool = False) -> list[Entry]:
+    """The leaves in git's order; with ``strict``, trees that git would not have written are ``HostileTree``."""
+    found: list[Entry] = []
+    with _objects(git) as store:
+        head = store[_id(commit)]
+        assert isinstance(head, Commit)
+        waiting = [(b"", _TREE, head.tree)]
+        while waiting:
+            path, mode, id = waiting.pop()
+            if mode & 0o170000 == _TREE:
+                check_cancelled()
+                tree = store[id]
+                if not isinstance(tree, Tree):
+                    raise GitFailed(f"`{id.decode()}` is not a tree")
+                if strict:
+                    _check_tree(tree)
+                below = [(path + b"/" + e.path if path else e.path, e.mode, e.sha) for e in tree.iteritems()]
+                waiting.extend(reversed(below))
+            else:
+                size = 0 if mode == GITLINK else len(store.get_raw(id)[1])
+                found.append(Entry(path, _canonical(mode), id.decode(), size))
+    return found
+
+
+def _check_tree(tree: Tree) -> None:
+    try:
+        tree.check()
+    except ObjectFormatException as error:
+        raise HostileTree(f"tree `{tree.id.decode()}` is malformed: {error}") from error
+
+
+def _canonical(mode: int) -> int:
+    """Old trees have modes such as 100664."""
+    if mode in (LINK, GITLINK):
+        return mode
+    return EXECUTABLE if mode & 0o100 else FILE
+
+
+def _blobs(repository: Path, ids: Sequence[str]) -> list[bytes]:
+    with _objects(repository) as store:
+        return [store.get_raw(_id(id))[1] for id in ids]
+
+
+def _transfer(common: Path, commit: str, into: Path, depth: int | None) -> None:
+    """Pack a commit's closure, cut at ``depth`` commits and where the source is cut, into ``into``."""
+    wants = [_id(commit)]
+    listed = common / "shallow"
+    shallow = {ObjectID(line) for line in listed.read_bytes().split()} if listed.is_file() else set()
+    with _objects(common) as ours, _objects(into) as store:
+        if depth is not None:
+            shallow |= _boundary(ours, commit, depth, shallow)
+        missing = MissingObjectFinder(
+            ours, haves=[], wants=wants, shallow=shallow, get_parents=lambda c: [] if c.id in shallow else c.parents
+        )
+        ids = list(missing)
+        store.add_pack_data(len(ids), generate_unpacked_objects(ours, ids))
+    if cut := {id for id, _ in ids} & shallow:
+        (into / "shallow").write_bytes(b"".join(id + b"\n" for id in sorted(cut)))
+
+
+def _boundary(store: DiskObjectStore, commit: str, depth: int, shallow: set[ObjectID]) -> set[ObjectID]:
+    """The commits ``depth`` steps away, counted along the shortest way."""
+    seen = level = {_id(commit)}
+    for _ in range(depth - 1):
+        above = {id for id in level - shallow for id in _parents(store, id)} - seen
+        if not above:
+            return set()
+        seen, level = seen | above, above
+    return level
+
+
+def _parents(store: DiskObjectStore, id: ObjectID) -> list[ObjectID]:
+    commit = store[id]
+    assert isinstance(commit, Commit)
+    return commit.parents
+
+
+def _write(repository: Path, leaves: Sequence[Entry], into: Path, *, index: Path | None) -> None:
+    """Write files and, where wanted, the index that a checkout of them has."""
+    made: dict[bytes, IndexEntry] = {}
+    with _objects(repository) as store, disk.Directories(into) as directories:
+        for leaf in leaves:
+            check_cancelled()
+            if leaf.mode == GITLINK:
+                directories.open(leaf.path, make=True)
+                made[leaf.path] = IndexEntry((0, 0), (0, 0), 0, 0, GITLINK, 0, 0, 0, _id(leaf.id))
+            else:
+                status = disk.write(directories, leaf.path, leaf.mode, [store.get_raw(_id(leaf.id))[1]])
+                made[leaf.path] = index_entry_from_stat(status, _id(leaf.id), mode=leaf.mode)
+    if index is not None:
+        listed = Index(os.fspath(index), read=False)
+        for path, entry in made.items():
+            listed[path] = entry
+        listed.write()
+
+
+def _store(repository: Path, tree: Path, seen: Seen) -> str:
+    """Store the files of a snapshot and the trees above them; the id of the top one."""
+    leaves = [(leaf.path, leaf.mode, leaf.id) for leaf in seen.kept]
+    with _objects(repository) as store:
+        with disk.Directories(tree) as directories:
+            for each in seen.found:
+                check_cancelled()
+                id = disk.identify(directories, each, like="0" * 40)
+                if _id(id) not in store:
+                    id = _store_blob(repository / "objects", directories, each)
+                leaves.append((each.path, each.mode, id))
+        trees = {folder: Tree() for folder in (b"", *parents(path for path, _, _ in leaves))}
+        for path, mode, id in leaves:
+            folder, _, name = path.rpartition(b"/")
+            trees[folder].add(name, mode, _id(id))
+        for path in sorted(trees, key=len, reverse=True):  # what is inside comes before what it is in
+            store.add_object(trees[path])
+            if path:
+                folder, _, name = path.rpartition(b"/")
+                trees[folder].add(name, _TREE, trees[path].id)
+        return trees[b""].id.decode()
+
+
+def _store_blob(objects: Path, directories: disk.Directories, found: disk.Found) -> str:
+    """Stream a file into a loose object, and name it by what was read."""
+    size = found.stat.st_size
+    digest = hasher(size, like="0" * 40)
+    deflate = zlib.compressobj(1)
+    read = 0
+    with tempfile.NamedTemporaryFile(dir=objects, prefix="tmp_obj_", delete=False) as file:
+        file.write(deflate.compress(b"blob %d\0" % size))
+        for chunk in disk.read(directories, found.path):
+            check_cancelled()
+            digest.update(chunk)
+            file.write(deflate.compress(chunk))
+            read += len(chunk)
+        file.write(deflate.flush())
+    if read != size:
+        raise GitFailed(f"`{os.fsdecode(found.path)}` changed while it was read")
+    id = digest.hexdigest()
+    target = objects / id[:2] / id[2:]
+    target.parent.mkdir(exist_ok=True)
+    Path(file.name).replace(target)
+    return id
+
+
+def _store_commit(repository: Path, body: bytes) -> str:
+    with _objects(repository) as store:
+        commit = ShaFile.from_raw_string(_COMMIT_TYPE, body)
+        store.add_object(commit)
+        return commit.id.decode()
+
+
+def _patch(repository: Path, before: Sequence[Entry], after: Sequence[Entry], to: Path) -> int:
+    old = {leaf.path: leaf for leaf in before}
+    with _objects(repository) as store, to.open("xb") as file:
+
+        def content(leaf: Entry) -> bytes:
+            if leaf.mode == GITLINK:
+                return b"Subproject commit %s\n" % leaf.id.encode()
+            return store.get_raw(_id(leaf.id))[1]
+
+        for change in changes(before, after):
+            check_cancelled()
+            write_change(file, change.path, old.get(change.path), change.entry, content)
+        return file.tell()

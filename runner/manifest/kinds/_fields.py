@@ -1,0 +1,180 @@
+"""What the kinds are made of: strict models and the field types that several of them share.
+
+A rule that spans fields is broken by a ``Fault``, which names the field inside the model that is at
+fault; the loader knows where that is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from runner.errors import shown
+from runner.settings import parse_cpus, parse_duration, parse_size
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A broken rule. ``keys`` lead from the model to the field; empty means the model as a whole."""
+
+    keys: tuple[str | int, ...]
+    message: str
+    hint: str | None = None
+
+
+class Faults(ValueError):
+    """Raised by validators; pydantic carries it to the loader."""
+
+    def __init__(self, *faults: Fault) -> None:
+        super().__init__()
+        self.faults = faults
+
+
+class Shape(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Body(Shape):
+    """The ``spec`` of a kind.
+
+    ``singular`` holds the fields that are another word for a list of one: where such a field is
+    written, and the list's name beside it.
+    """
+
+    singular: ClassVar[Mapping[tuple[str, ...], str]] = {}
+
+    @classmethod
+    def faults_as_written(cls, spec: Mapping[str, Any]) -> Iterator[Fault]:
+        """Rules about what a document says itself, without the defaults."""
+        yield from ()
+
+
+def _quantity(parse: Callable[[str], Any], words: str) -> PlainValidator:
+    def convert(value: object) -> Any:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(words)  # noqa: TRY004  # pydantic collects no other
+        text = str(value)
+        if not text.isascii():
+            raise ValueError(words)
+        return parse(text)
+
+    return PlainValidator(convert)
+
+
+def _size(text: str) -> int:
+    size = parse_size(text)
+    if size >= 1 << 63:
+        raise ValueError("a size below 8 million T")
+    return size
+
+
+def _command(value: object) -> object:
+    if isinstance(value, str) and value and "\0" not in value:
+        return value
+    if not isinstance(value, list) or not value or value[0] == "":
+        raise ValueError("a command such as `npm ci` or `[npm, ci]`")
+    wrong = [i for i, word in enumerate(value) if not isinstance(word, str) or "\0" in word]
+    if wrong:
+        raise Faults(*(Fault((i,), "each word of a command is text", "put the word in quotes") for i in wrong))
+    return value
+
+
+def _relative_path(text: str) -> str:
+    if not text or text.startswith("/") or "\\" in text or "\0" in text or {".", ".."} & set(text.split("/")):
+        raise ValueError("a path below its folder such as `src/main.py`")
+    return text
+
+
+def _absolute_path(text: str) -> str:
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError("an absolute path such as `/opt/node`")
+    return text
+
+
+def _no_repeats(items: list[str]) -> list[str]:
+    repeated = [i for i, item in enumerate(items) if item in items[:i]]
+    if repeated:
+        raise Faults(*(Fault((i,), f"`{shown(items[i])}` is in this list already", "remove it") for i in repeated))
+    return items
+
+
+def _variables(env: dict[str, str]) -> dict[str, str]:
+    wrong = [name for name in env if not _VARIABLE.fullmatch(name)]
+    if wrong:
+        hint = "letters, digits and `_`, not starting with a digit or `RUNNER_`"
+        raise Faults(*(Fault((name,), f"`{shown(name)}` cannot name a variable", hint) for name in wrong))
+    return env
+
+
+_VARIABLE = re.compile(r"(?!RUNNER_)[A-Za-z_][A-Za-z0-9_]*")
+
+Text = Annotated[str, Field(min_length=1)]
+Duration = Annotated[
+    float,
+    _quantity(parse_duration, "a duration such as 90s, 5m or 1h30m"),
+    WithJsonSchema(
+        {
+            "type": ["string", "integer"],
+            "pattern": r"^(?=.*[1-9])([0-9]{1,9}|([0-9]{1,6}d)?([0-9]{1,6}h)?([0-9]{1,8}m)?([0-9]{1,9}s)?)$",
+            "exclusiveMinimum": 0,
+        }
+    ),
+]
+Size = Annotated[
+    int,
+    _quantity(_size, "a size such as 512M or 4G"),
+    WithJsonSchema(
+        {
+            "type": ["string", "integer"],
+            "pattern": r"^(?=.*[1-9])[0-9]{1,15}[KMGTkmgt]?([iI]?[bB])?$",
+            "exclusiveMinimum": 0,
+        }
+    ),
+]
+Cpus = Annotated[
+    float,
+    _quantity(parse_cpus, "a number of processors such as 2 or 500m"),
+    WithJsonSchema(
+        {
+            "type": ["string", "number"],
+            "pattern": r"^(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,3})?m?$",
+            "exclusiveMinimum": 0,
+        }
+    ),
+]
+Command = Annotated[
+    str | list[str],
+    PlainValidator(_command),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": "^[^\0]+$"},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "pattern": "^[^\0]*$"},
+                    "prefixItems": [{"minLength": 1}],
+                    "minItems": 1,
+                },
+            ]
+        }
+    ),
+]
+RelativePath = Annotated[
+    str,
+    AfterValidator(_relative_path),
+    Field(json_schema_extra={"pattern": r"^(?!/)(?!(.*/)?\.\.?(/|$))[^\\\0]+$"}),
+]
+AbsolutePath = Annotated[str, AfterValidator(_absolute_path), Field(json_schema_extra={"pattern": "^/[^\0]*$"})]
+Distinct = Annotated[
+    list[Text], AfterValidator(_no_repeats), Field(min_length=1, json_schema_extra={"uniqueItems": True})
+]
+Environment = Annotated[
+    dict[str, str],
+    AfterValidator(_variables),
+    Field(json_schema_extra={"propertyNames": {"pattern": f"^{_VARIABLE.pattern}$"}}),
+]
+Isolation = Literal["none", "namespaces", "kernel", "vm"]

@@ -1,0 +1,203 @@
+"""An agent and the workspace that it works in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
+
+from runner.manifest.kinds._fields import (
+    AbsolutePath,
+    Body,
+    Command,
+    Cpus,
+    Distinct,
+    Duration,
+    Environment,
+    Fault,
+    Faults,
+    Isolation,
+    RelativePath,
+    Shape,
+    Size,
+    Text,
+)
+
+KIND = "AgentType"
+
+_NULL: JsonDict = {"type": "null"}
+_WRITTEN: JsonDict = {"not": _NULL}
+
+
+def _of_type(name: str, then: JsonDict, otherwise: JsonDict) -> JsonDict:
+    """A rule of a JSON schema for one type of source; the model's validator says the same."""
+    condition: JsonDict = {"properties": {"type": {"const": name}}, "required": ["type"]}
+    return {"if": condition, "then": then, "else": otherwise}
+
+
+class ScriptFile(Shape):
+    """A file that the script agent writes."""
+
+    path: RelativePath = Field(description="Where the file goes, relative to the workspace.")
+    content: str = Field(description="What the file holds.")
+    executable: bool = Field(False, description="Whether the file may be executed.")
+
+
+class Script(Shape):
+    """What the script agent plays: a shell script, or files to write."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["path"], "properties": {"path": _WRITTEN, "files": _NULL}},
+                {"required": ["files"], "properties": {"files": _WRITTEN, "path": _NULL}},
+            ]
+        }
+    )
+
+    path: Text | None = Field(None, description="A shell script, relative to the manifest.")
+    files: list[ScriptFile] | None = Field(None, description="Files to write, in order.")
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> Script:
+        if (self.path is None) == (self.files is None):
+            raise Faults(Fault((), "a script has either `path` or `files`", "write exactly one of the two"))
+        return self
+
+
+class Prompt(Shape):
+    """What the agent is told."""
+
+    system: str = Field(description="Standing instructions, before the prompt; a template.")
+    user: str = Field(description="The prompt; a template, in which `run.prompt` is the prompt of the run.")
+
+
+class Timeouts(Shape):
+    """How long each step may take."""
+
+    provision: Duration = Field(description="Making the workspace.")
+    clone: Duration = Field(description="Filling it with the repository.")
+    setup: Duration = Field(description="All setup commands together.")
+    agent: Duration = Field(description="The agent's work.")
+    post_hook: Duration = Field(description="All post-hooks together.")
+    scan: Duration = Field(description="Judging what was changed.")
+    snapshot: Duration = Field(description="Committing it.")
+    verify: Duration = Field(description="All checks together.")
+
+
+class RepoSource(Shape):
+    """Where the code in the workspace comes from."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                _of_type(
+                    "fixed", {"required": ["url"], "properties": {"url": _WRITTEN}}, {"properties": {"url": _NULL}}
+                ),
+                _of_type(
+                    "local",
+                    {"required": ["path"], "properties": {"path": _WRITTEN}},
+                    {"properties": {"path": _NULL, "include_dirty": False}},
+                ),
+                _of_type("none", {"properties": {"branch": _NULL, "depth": _NULL}}, {}),
+            ]
+        }
+    )
+
+    type: Literal["task_context", "fixed", "local", "none"] = Field(
+        description="The task's repository, a fixed one, one on this machine, or an empty workspace."
+    )
+    url: Text | None = Field(None, description="The repository to clone, with `fixed`.")
+    path: Text | None = Field(None, description="The repository's directory relative to the manifest, with `local`.")
+    branch: Text | None = Field(None, description="The branch to check out; with `task_context`, if the task has none.")
+    depth: int | None = Field(None, ge=1, description="How many commits of history; left out, all.")
+    include_dirty: bool = Field(False, description="Whether uncommitted files are copied too, with `local`.")
+
+    @model_validator(mode="after")
+    def _fields_fit_the_type(self) -> RepoSource:
+        takes: dict[str, set[str]] = {
+            "task_context": {"branch", "depth"},
+            "fixed": {"url", "branch", "depth"},
+            "local": {"path", "include_dirty", "branch", "depth"},
+            "none": set(),
+        }
+        given = {name for name in self.model_fields_set - {"type"} if getattr(self, name) is not None}
+        faults = [
+            Fault((name,), f"a source of type `{self.type}` has no `{name}`", "remove it, or change `type`")
+            for name in sorted(given - takes[self.type])
+        ]
+        needed = {"fixed": "url", "local": "path"}.get(self.type)
+        if needed and needed not in given:
+            faults.append(Fault((), f"a source of type `{self.type}` needs `{needed}`", f"add `{needed}`"))
+        if faults:
+            raise Faults(*faults)
+        return self
+
+
+class ResourceLimits(Shape):
+    """Ceilings of the whole workspace. Those left out are the server's defaults."""
+
+    cpu: Cpus | None = Field(None, description="Processors.")
+    memory: Size | None = Field(None, description="Memory.")
+    disk: Size | None = Field(None, description="Size of the workspace on disk.")
+    pids: int = Field(ge=1, description="Processes and threads at a time.")
+    enforcement: Literal["strict", "best_effort"] = Field(
+        description="Whether a limit that the provider cannot enforce is an error or a note."
+    )
+
+
+class Setup(Shape):
+    """How setup commands are run."""
+
+    timeout: Duration = Field(description="How long each command may take.")
+    on_failure: Literal["fail", "warn"] = Field(description="Whether a failed command fails the run.")
+
+
+class Workspace(Shape):
+    """The isolated place that the agent works in."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"enabled": {"const": True}}, "required": ["enabled"]},
+            "else": {"propertyNames": {"const": "enabled"}},
+            "not": {"required": ["provider", "providers"]},
+        }
+    )
+
+    enabled: bool = Field(description="Whether there is a workspace; without one no other field here has a meaning.")
+    providers: Distinct = Field(description="The providers to try in turn; one means no fallback.")
+    isolation: Isolation = Field(description="The least isolation that is accepted.")
+    network: Literal["none"] = Field(description="What the workspace may reach.")
+    repo_source: RepoSource = Field(description="Where the code comes from.")
+    checkout_on_start: bool = Field(description="Whether the code is cloned; without, the workspace starts empty.")
+    resource_limits: ResourceLimits = Field(description="Ceilings of the workspace.")
+    setup_commands: list[Command] = Field(description="Commands that prepare the workspace, in order.")
+    setup: Setup = Field(description="How setup commands are run.")
+    protected_paths: list[Text] = Field(description="Paths of the repository that the agent cannot change or create.")
+    toolchains: list[AbsolutePath] = Field(description="Directories of this machine that are visible, read-only.")
+
+
+class Spec(Body):
+    """An agent and the workspace that it works in."""
+
+    singular: ClassVar[Mapping[tuple[str, ...], str]] = {("workspace", "provider"): "providers"}
+
+    agent: Literal["script"] = Field(description="Who does the work.")
+    script: Script = Field(description="What the script agent plays.")
+    prompt: Prompt = Field(description="What the agent is told.")
+    policy: str | None = Field(None, description="A policy by name; it adds to that of the run.")
+    env: Environment = Field(description="Variables of every command in the workspace; values are templates.")
+    timeouts: Timeouts = Field(description="How long each step may take.")
+    stop_budget: Duration = Field(description="How long saving and cleaning up may take once the work has ended.")
+    post_hooks: list[Command] = Field(description="Commands after the agent, before those of the run.")
+    workspace: Workspace = Field(description="The isolated place that the agent works in.")
+
+    @classmethod
+    def faults_as_written(cls, spec: Mapping[str, Any]) -> Iterator[Fault]:
+        workspace = spec.get("workspace")
+        if isinstance(workspace, dict) and workspace.get("enabled", False) is False:
+            hint = "write `enabled: true`, or remove the field"
+            for name in workspace.keys() & Workspace.model_fields.keys() - {"enabled"}:
+                yield Fault(("workspace", name), f"`{name}` has no meaning while the workspace is not enabled", hint)

@@ -1,0 +1,78 @@
+"""One piece of work for an agent, and how its result is judged."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from runner.manifest.kinds._fields import Body, Command, Duration, RelativePath, Shape, Text
+
+KIND = "IncidentRun"
+
+
+class Task(Shape):
+    """The task's repository; the command line and its environment may say more."""
+
+    repository_url: Text | None = Field(None, description="The repository that the task is about.")
+    branch: Text | None = Field(None, description="The branch to work on.")
+    base_branch: Text | None = Field(None, description="The branch that the work will be merged into.")
+    pull_request_number: int | None = Field(None, ge=1, description="The pull request that the task is about.")
+    commit: Text | None = Field(None, description="The commit to work on, as a full id.")
+
+
+class Incident(Shape):
+    """What is known about an incident."""
+
+    directory: Text = Field(description="The incident's files, relative to the manifest.")
+
+
+class Files(Shape):
+    """Files of the result, on a clean checkout."""
+
+    required: list[Text] = Field(description="Patterns of which each must match a file.")
+    forbidden: list[Text] = Field(description="Patterns that must match no file.")
+
+
+class Report(Shape):
+    """The report that the agent writes."""
+
+    path: RelativePath = Field(description="The report's path.")
+    min_bytes: int = Field(ge=0, description="The least size of the report.")
+    sections: list[Text] = Field(description="Headings that the report must have.")
+
+
+class Check(Shape):
+    """A command on a clean checkout of the result."""
+
+    run: Command = Field(description="The command.")
+    timeout: Duration | None = Field(None, description="How long it may take; left out, as long as verify may.")
+    exit: int = Field(0, ge=0, le=255, description="The exit status that it must have.")
+
+
+class Verify(Shape):
+    """How the result is judged."""
+
+    files: Files | None = Field(None, description="Files that must, or must not, be there.")
+    report: Report | None = Field(None, description="The report that must be there.")
+    commands: list[Check] = Field(description="Commands that must exit as they should.")
+    setup: list[Command] = Field(description="Commands that prepare the clean checkout.")
+
+
+class Snapshot(Shape):
+    """The commit that holds the result."""
+
+    message: Text | None = Field(None, description="The commit's message; a template.")
+    branch: Text | None = Field(None, description="The branch that it is for; a template.")
+
+
+class Spec(Body):
+    """One piece of work for an agent, and how its result is judged."""
+
+    agent_type: Text = Field(description="The agent type that does the work, by name.")
+    policy: str | None = Field(None, description="A policy by name; it adds to that of the agent type.")
+    prompt: str = Field(description="What is to be done; a template.")
+    task: Task | None = Field(None, description="The repository that it is about.")
+    incident: Incident | None = Field(None, description="The incident that it is about.")
+    verify: Verify | None = Field(None, description="How the result is judged.")
+    post_hooks: list[Command] = Field(description="Commands after the agent, after those of its type.")
+    snapshot: Snapshot | None = Field(None, description="The commit that holds the result.")
+    timeout: Duration = Field(description="How long the whole run may take.")

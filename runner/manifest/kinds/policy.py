@@ -1,0 +1,21 @@
+"""What a run may do at most, whatever its other documents say."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from runner.manifest.kinds._fields import Body, Distinct, Isolation, Size, Text
+
+KIND = "Policy"
+
+
+class Spec(Body):
+    """Ceilings. Several policies compose: what they allow by intersection, what they forbid by union."""
+
+    allowed_paths: list[Text] = Field(description="Patterns of the paths that may be changed.")
+    forbidden_patterns: list[Text] = Field(
+        description="Patterns of the paths that must not be in a snapshot; the list replaces the built-in one."
+    )
+    max_file_size: Size = Field(description="The size that no changed file may exceed.")
+    providers: Distinct | None = Field(None, description="The providers that may be used; left out, every one.")
+    min_isolation: Isolation = Field(description="The least isolation that a workspace must have.")

@@ -1,0 +1,377 @@
+"""Files to documents: found, read, completed from the defaults, validated, every error at its place.
+
+Nothing here stops at the first error. What pydantic says is put into our words, so that no wording of
+a library reaches a user.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from pydantic import BaseModel, Field, ValidationError
+
+from runner import plugins
+from runner.errors import (
+    BadName,
+    BadValue,
+    DuplicateName,
+    MissingField,
+    NothingToRun,
+    OverBudget,
+    PathEscape,
+    Place,
+    RunnerError,
+    UnknownField,
+    UnknownKind,
+    UnknownVersion,
+    UnreadableManifest,
+    in_order,
+    nearest,
+    shown,
+)
+from runner.ids import is_name
+from runner.manifest import kinds as kinds_room
+from runner.manifest import text
+from runner.manifest.kinds._fields import Body, Fault, Faults, Shape
+from runner.manifest.text import Tree
+from runner.settings import shipped
+
+API_VERSION = "runner/v1"
+FINDINGS = 1000  # a file; what is wrong in more places is wrong in one
+
+Keys = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A manifest document. ``spec`` has the defaults merged in; ``data`` is what was written, whole, as plain JSON.
+
+    ``file`` is its name for people, ``directory`` what its relative references start from. Keys lead
+    from ``spec`` to a field or list item.
+    """
+
+    kind: str
+    name: str
+    spec: BaseModel
+    file: str
+    directory: Path
+    data: Mapping[str, object]
+    tree: Tree = field(repr=False, compare=False)
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """What is written of ``spec``."""
+        return cast(dict[str, Any], self.data["spec"])
+
+    def place(self, *keys: str | int) -> Place:
+        """Where a value is written, or else its nearest written ancestor."""
+        return self.tree.place("spec", *keys)
+
+    def wrote(self, *keys: str | int) -> bool:
+        """Whether a value is written in this document: not a default."""
+        return self.tree.wrote("spec", *keys)
+
+    def origin(self, *keys: str | int) -> str:
+        """``file:line`` of a value written in this document, else ``defaults``."""
+        place = self.place(*keys)
+        return f"{place.file}:{place.line}" if self.wrote(*keys) else "defaults"
+
+
+class Metadata(Shape):
+    name: str = Field(description="The document's name, once for each kind.")
+
+
+class Header(Shape):
+    """What every document has, whatever its kind."""
+
+    apiVersion: str = Field(description="The version of the format.")
+    kind: str = Field(description="What the document describes.")
+    metadata: Metadata = Field(description="What names the document.")
+    spec: dict[str, Any] = Field(description="The document's body, by kind.")
+
+
+@cache
+def kinds() -> dict[str, type[Body]]:
+    """Every kind by name."""
+    modules = [plugins.load(kinds_room, name) for name in plugins.names(kinds_room)]
+    return {module.KIND: module.Spec for module in modules}
+
+
+@cache
+def defaults() -> dict[str, Document]:
+    """The shipped document of each kind that holds its defaults.
+
+    Its ``spec`` is validated where the kind needs nothing more (``Policy``); otherwise it is an empty shell.
+    """
+    folder = shipped("manifests") / "defaults"
+    found = {}
+    for path in sorted(folder.glob("*.runner.yaml")):
+        for tree in text.parse("defaults", text.read(path, path.name))[0]:
+            header = Header.model_validate(tree.data)
+            body = kinds()[header.kind]
+            complete = all(not f.is_required() or name in header.spec for name, f in body.model_fields.items())
+            spec = body.model_validate(header.spec) if complete else body.model_construct()
+            name = header.metadata.name
+            found[header.kind] = Document(header.kind, name, spec, "defaults", folder, header.model_dump(), tree)
+    return found
+
+
+@text.collector_paused()
+def load(path: Path) -> tuple[list[Document], list[RunnerError]]:
+    """The documents of a file or folder, and everything that is wrong in any of them, by place.
+
+    Of a folder: its ``*.runner.yaml`` and ``*.runner.yml``, then every YAML file of its folder
+    ``.runner``; every YAML file of a folder that is itself named ``.runner``. A document with an error
+    is left out. Names in places are as ``path`` is given.
+    """
+    found: list[RunnerError] = []
+    drafts: list[_Draft] = []
+    try:
+        files = _files(path)
+    except OSError as error:
+        return [], [UnreadableManifest(f"`{shown(str(path))}` cannot be read: {(error.strerror or '').lower()}")]
+    inside = path if os.path.isdir(path) else None
+    for file in files:
+        more, errors = _load_file(file, inside)
+        drafts += more
+        found += errors
+    found += _duplicates(drafts)
+    if not drafts and not found:
+        hint = "manifests are files named `*.runner.yaml`, or in a folder named `.runner`"
+        found.append(NothingToRun(f"`{shown(str(path))}` holds no manifests", hint=hint))
+    unique = {(f.code, f.at, f.message): f for f in found}  # one fault, used through several aliases
+    return [draft.document for draft in drafts if draft.document], in_order(unique.values())
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A document as far as it is known; ``document`` is there when nothing is wrong with it."""
+
+    tree: Tree
+    kind: str | None = None
+    name: str | None = None
+    document: Document | None = None
+
+
+def _files(path: Path) -> list[Path]:
+    if not os.path.isdir(path):
+        return [path]
+    own = Path(os.path.abspath(path)).name == ".runner"
+    suffixes = (".yaml", ".yml") if own else (".runner.yaml", ".runner.yml")
+    found = _yaml_files(path, suffixes)
+    if not own and os.path.isdir(path / ".runner"):
+        found += _yaml_files(path / ".runner", (".yaml", ".yml"))
+    return found
+
+
+def _yaml_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    return sorted(f for f in folder.iterdir() if f.name.endswith(suffixes) and not f.name.startswith("."))
+
+
+def _load_file(path: Path, inside: Path | None) -> tuple[list[_Draft], list[RunnerError]]:
+    file = str(path)
+    try:
+        if inside is not None and not _contains(inside, path):
+            raise PathEscape(f"`{shown(file)}` leads out of its folder", hint="a manifest lies where it is found")
+        trees, found = text.parse(file, text.read(path, file))
+    except RunnerError as error:
+        return [], [error]
+    drafts = []
+    for tree in trees:
+        draft, errors = _draft(tree, path)
+        drafts.append(draft)
+        found += errors
+        if len(found) > FINDINGS:
+            more = OverBudget(f"`{shown(file)}` has more than {FINDINGS} errors; the rest is not shown")
+            return drafts, [*found[:FINDINGS], more]
+    return drafts, found
+
+
+def _contains(folder: Path, path: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def _duplicates(drafts: list[_Draft]) -> Iterator[RunnerError]:
+    first: dict[tuple[str, str], Place] = {}
+    for draft in drafts:
+        if draft.kind is None or draft.name is None:
+            continue
+        place = draft.tree.place("metadata", "name")
+        earlier = first.setdefault((draft.kind, draft.name), place)
+        if earlier != place:
+            message = f"there are two documents `{draft.name}` of kind `{draft.kind}`"
+            yield DuplicateName(message, at=place, hint="rename one of the two", also=(earlier,))
+
+
+def _draft(tree: Tree, path: Path) -> tuple[_Draft, list[RunnerError]]:
+    if not isinstance(tree.data, dict):
+        return _Draft(tree), [BadValue(f"a document is a mapping, not {tree.written()}", at=tree.place())]
+    data: dict[str, Any] = tree.data
+    if data.get("apiVersion", API_VERSION) != API_VERSION:
+        # The fields of another version are not ours to judge.
+        return _Draft(tree), [_unknown_version(f"{tree.written('apiVersion')} is not a known version", tree)]
+    header, found = _validated(Header, data, tree, ())
+    kind, name = _kind(tree, data, found), _name(tree, data, found)
+    spec = None
+    if kind is not None and isinstance(data.get("spec"), dict):
+        spec, errors = _spec(kinds()[kind], defaults()[kind].written, tree, data["spec"])
+        found += errors
+    if header is None or kind is None or name is None or spec is None or found:
+        return _Draft(tree, kind, name), found
+    return _Draft(tree, kind, name, Document(kind, name, spec, str(path), path.parent, data, tree)), found
+
+
+def _kind(tree: Tree, data: dict[str, Any], found: list[RunnerError]) -> str | None:
+    kind = data.get("kind")
+    if not isinstance(kind, str) or kind in kinds():
+        return kind if isinstance(kind, str) else None
+    at = tree.place("kind")
+    found.append(UnknownKind(f"`{shown(kind)}` is not a known kind", at=at, hint=nearest(kind[:60], kinds())))
+    return None
+
+
+def _name(tree: Tree, data: dict[str, Any], found: list[RunnerError]) -> str | None:
+    metadata = data.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(name, str) or is_name(name):
+        return name if isinstance(name, str) else None
+    hint = "up to 63 of a-z, 0-9 and `-`, with a letter or digit at both ends"
+    found.append(BadName(f"`{shown(name)}` is not a name", at=tree.place("metadata", "name"), hint=hint))
+    return None
+
+
+def _unknown_version(message: str, tree: Tree) -> RunnerError:
+    return UnknownVersion(message, at=tree.place("apiVersion"), hint=f"known versions: {API_VERSION}")
+
+
+def _spec(
+    body: type[Body], default: Mapping[str, Any], tree: Tree, written: dict[str, Any]
+) -> tuple[BaseModel | None, list[RunnerError]]:
+    faults = [*_spell_out(body, tree, written), *body.faults_as_written(written)]
+    spec, found = _validated(body, _merged(body, default, written), tree, ("spec",))
+    return spec, [*(_broken(fault, tree, ("spec",)) for fault in faults), *found]
+
+
+def _spell_out(body: type[Body], tree: Tree, spec: dict[str, Any]) -> Iterator[Fault]:
+    """Write each field that is another word for a list of one as that list, in the data and in the tree."""
+    for (*parents, singular), plural in body.singular.items():
+        block: Any = spec
+        for parent in parents:
+            block = block.get(parent) if isinstance(block, dict) else None
+        if not isinstance(block, dict) or singular not in block:
+            continue
+        value = block.pop(singular)
+        if plural in block:
+            message = f"`{singular}` is another word for `{plural}`, which is written too"
+            yield Fault((*parents, singular), message, "remove one of the two")
+        else:
+            block[plural] = [value]
+            tree.spell_out("spec", *parents, singular=singular, plural=plural)
+
+
+def _merged(model: type[BaseModel], default: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """``written`` over ``default``. A block that may be left out has its defaults only where it is written."""
+    result = dict(written)
+    for name, value in default.items():
+        inner, optional = inner_model(model, name)
+        if inner is not None and isinstance(value, dict):
+            block = written.get(name, None if optional else {})
+            if isinstance(block, dict):
+                result[name] = _merged(inner, value, block)
+        else:
+            result.setdefault(name, value)
+    return result
+
+
+@cache
+def inner_model(model: type[BaseModel], name: str) -> tuple[type[BaseModel] | None, bool]:
+    """The model that a field holds, be it in a list, if it holds one; and whether the field may be left empty."""
+
+    def search(annotation: Any) -> type[BaseModel] | None:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            return annotation
+        return next((found for inner in get_args(annotation) if (found := search(inner))), None)
+
+    annotation = model.model_fields[name].annotation
+    return search(annotation), type(None) in get_args(annotation)
+
+
+def _validated(
+    model: type[BaseModel], data: Mapping[str, Any], tree: Tree, keys: Keys
+) -> tuple[BaseModel | None, list[RunnerError]]:
+    """``data``, which stands at ``keys`` in the document, as a model, or what is wrong with it."""
+    try:
+        return model.model_validate(data), []
+    except ValidationError as error:
+        details = error.errors(include_url=False)[: FINDINGS + 1]
+        return None, [finding for detail in details for finding in _findings(detail, model, tree, keys)]
+
+
+# pydantic's error type: what was expected, and a hint
+_EXPECTED = {
+    "string_type": ("text", "quotes make it text"),
+    "string_too_short": ("long enough", "write at least one character"),
+    "bool_type": ("true or false", "valid choices: false, true"),
+    "int_type": ("a whole number", None),
+    "list_type": ("a list", "write the items in brackets, or one a line behind `- `"),
+    "too_short": ("long enough", "write at least one item"),
+    "dict_type": ("a mapping", "write its fields below it, indented"),
+    "model_type": ("a mapping", "write its fields below it, indented"),
+}
+
+
+def _findings(detail: Any, model: type[BaseModel], tree: Tree, prefix: Keys) -> Iterator[RunnerError]:
+    own: Keys = detail["loc"]
+    keys = (*prefix, *own)
+    context: dict[str, Any] = detail.get("ctx", {})
+    match detail["type"]:
+        case "missing" if keys == ("apiVersion",):
+            yield _unknown_version("`apiVersion` is missing in the document", tree)
+        case "missing":
+            hint = _fields(model, own[:-1])[str(own[-1])]
+            at = tree.key_place(*keys[:-1])
+            yield MissingField(f"`{own[-1]}` is missing in {_name_of(keys[:-1])}", at=at, hint=hint)
+        case "extra_forbidden":
+            name = shown(str(own[-1]))
+            message = f"`{name}` is not a field of {_name_of(keys[:-1])}"
+            yield UnknownField(message, at=tree.key_place(*keys), hint=nearest(name, _fields(model, own[:-1])))
+        case "value_error" if isinstance(context["error"], Faults):
+            for fault in context["error"].faults:
+                yield _broken(fault, tree, keys)
+        case "value_error":
+            noun, _, examples = str(context["error"]).partition(" such as ")
+            hint = f"for example {examples}" if examples else None
+            yield BadValue(f"{tree.written(*keys)} is not {noun}", at=tree.place(*keys), hint=hint)
+        case "literal_error":
+            choices = re.findall(r"'([^']*)'", context["expected"])
+            hint = nearest(str(detail["input"])[:60], choices)
+            yield BadValue(f"{tree.written(*keys)} is not a valid choice", at=tree.place(*keys), hint=hint)
+        case "greater_than_equal" | "less_than_equal" as bound:
+            hint = f"at least {context['ge']}" if bound == "greater_than_equal" else f"at most {context['le']}"
+            yield BadValue(f"{tree.written(*keys)} is out of range", at=tree.place(*keys), hint=hint)
+        case kind:
+            noun, hint = _EXPECTED[kind]
+            yield BadValue(f"{tree.written(*keys)} is not {noun}", at=tree.place(*keys), hint=hint)
+
+
+def _broken(fault: Fault, tree: Tree, keys: Keys) -> RunnerError:
+    return BadValue(fault.message, at=tree.key_place(*keys, *fault.keys), hint=fault.hint)
+
+
+def _fields(model: type[BaseModel] | None, keys: Keys) -> dict[str, str | None]:
+    """The fields of the model that ``keys`` lead to, with their descriptions."""
+    for key in keys:
+        if model is not None and isinstance(key, str):
+            model, _ = inner_model(model, key)
+    return {name: f.description for name, f in model.model_fields.items()} if model else {}
+
+
+def _name_of(keys: Keys) -> str:
+    words = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    return f"`{words[1:]}`" if words else "the document"

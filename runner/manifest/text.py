@@ -1,0 +1,431 @@
+"""Bytes to YAML trees in which every value has an exact place.
+
+libyaml parses, through ruamel's C composer; everything else is decided here: scalars by the YAML 1.2
+core schema, and no tags, merge keys, duplicate keys or keys that are not text. All limits are checked
+while reading, so that no input costs more than about a second: the composer asks us before it goes one
+level deeper, and a node counts against the file's allowance each time that an alias repeats it.
+
+A document marker at the start of a line ends a document whatever surrounds it. Each document is
+therefore parsed on its own, and a broken one does not hide the errors of those after it.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml.cyaml import CParser  # type: ignore[attr-defined]  # whichever of its two extension modules is there
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.tag import Tag
+
+from runner.errors import (
+    BadEncoding,
+    BadSyntax,
+    BadValue,
+    CustomTag,
+    DuplicateKey,
+    OverBudget,
+    Place,
+    RunnerError,
+    UnreadableManifest,
+    shown,
+)
+
+FILE_BYTES = 8 << 20
+LINE_CHARACTERS = 256 << 10
+DEPTH = 64
+NODES = 200_000  # a file; a node counts when it is read, and again at each use
+
+# YAML's printable characters, without those that are a line break to some readers only.
+_UNPRINTABLE = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+_MARKER = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
+_PREAMBLE = re.compile(r"(?:[ \t]*(?:#.*)?\n|%.*\n)*")  # what may stand before a first marker
+
+_PLAIN, _QUOTED = Tag(suffix="plain"), Tag(suffix="quoted")  # how a node without a tag is written; told by identity
+_CONSTANTS: dict[str, object] = (
+    dict.fromkeys(("", "~", "null", "Null", "NULL"))
+    | dict.fromkeys(("true", "True", "TRUE"), True)
+    | dict.fromkeys(("false", "False", "FALSE"), False)
+)
+_NUMBER = re.compile(
+    r"(?P<whole>[-+]?[0-9]+)|(?P<other>0o[0-7]+|0x[0-9a-fA-F]+)"
+    r"|(?P<infinite>[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))"
+    r"|[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+)
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
+
+# libyaml reads YAML 1.1, where an unquoted `https://x` or `a?b` in brackets is an error. Inside such a word, but
+# not in a tag, these characters are swapped for private ones of the same width while libyaml looks at them.
+_INSIDE_WORD = re.compile(
+    r"""(?<![^\s\[{,])!(?:<[^\s>]*>)?[^\s\[\]{},]*"""
+    r"""|:(?<=[^\s"'\[\]{},]:)(?=[^\s\[\]{},])|\?(?<=[^\s"'\[\]{},]\?)|\?(?=[^\s\[\]{},])"""
+)
+_SWAP = {":": "\ue000", "?": "\ue001"}
+_SWAP_BACK = {0xE000: ":", 0xE001: "?"}
+
+_QUOTE = "put the value in quotes"
+_SYNTAX_HINTS = {
+    "mapping values are not allowed in this context": "put a value that holds `: ` in quotes",
+    "did not find expected alphabetic or numeric character": "put a value that starts with `*` or `&` in quotes",
+    "found undefined alias": "put a value that starts with `*` in quotes",
+    "found character that cannot start any token": _QUOTE,
+    "found a tab character that violates indentation": "indent with spaces",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A stretch of a file that holds one document. ``line`` is where it begins, counted from 0."""
+
+    file: str
+    line: int
+    text: str
+
+    @cached_property
+    def swappable(self) -> bool:
+        return not any(private in self.text for private in _SWAP.values())
+
+    def place(self, start: Any, end: Any = None) -> Place:
+        """From one of the parser's marks to another, but no further than the first one's line; or one column."""
+        stop = self.text.find("\n", start.index)
+        line = self.text[start.index - start.column : stop if stop >= 0 else None]
+        match end:
+            case None:
+                last = start.column
+            case _ if end.line == start.line:
+                last = end.column
+            case _:
+                last = len(line.rstrip())
+        return Place(self.file, self.line + start.line + 1, start.column + 1, max(1, last - start.column), line)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One document: ``data`` as plain JSON values, and where each of them is written."""
+
+    source: Source
+    root: Node
+    data: object
+
+    def place(self, *keys: str | int) -> Place:
+        """Where a value is written, or else its nearest written ancestor; a block collection is shown by its key."""
+        key, node, _ = self._find(keys)
+        block = isinstance(node, CollectionNode) and not node.flow_style
+        return self._of(key if block and key is not None else node)
+
+    def key_place(self, *keys: str | int) -> Place:
+        """Where the key of a value is written, or the value if it has none; or else of the nearest written ancestor."""
+        key, node, _ = self._find(keys)
+        return self._of(node if key is None else key)
+
+    def wrote(self, *keys: str | int) -> bool:
+        return self._find(keys)[2]
+
+    def written(self, *keys: str | int) -> str:
+        """A value for a person: a scalar as it is written, in backticks, else what it is."""
+        node = self._find(keys)[1]
+        match node:
+            case MappingNode():
+                return "a mapping"
+            case SequenceNode():
+                return "a list"
+            case _:
+                return f"`{shown(node.value)}`" if node.value or node.ctag is _QUOTED else "an empty value"
+
+    def spell_out(self, *keys: str, singular: str, plural: str) -> None:
+        """Treat ``singular: x`` in the mapping at ``keys`` as the ``plural: [x]`` that it is short for."""
+        mapping = self._find(keys)[1]
+        for position, (key, item) in enumerate(mapping.value):
+            if key.value == singular:
+                name = ScalarNode(_QUOTED, plural, key.start_mark, key.end_mark)
+                items = SequenceNode(_QUOTED, [item], item.start_mark, item.end_mark, flow_style=True)
+                mapping.value[position] = (name, items)
+
+    def _find(self, keys: tuple[str | int, ...]) -> tuple[Node | None, Node, bool]:
+        key, node = None, self.root
+        for step in keys:
+            if isinstance(node, MappingNode):
+                entry = next((entry for entry in node.value if entry[0].value == step), None)
+            elif isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
+                entry = (None, node.value[step])
+            else:
+                entry = None
+            if entry is None:
+                return key, node, False
+            key, node = entry
+        return key, node, True
+
+    def _of(self, node: Node) -> Place:
+        return self.source.place(node.start_mark, node.end_mark)
+
+
+def read(path: Path, shown_as: str) -> bytes:
+    """The bytes of a regular file of at most ``FILE_BYTES``; never waits.
+
+    Raises ``UnreadableManifest`` and ``OverBudget``.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with open(file, "rb", buffering=0) as stream:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise UnreadableManifest(f"`{shown(shown_as)}` is not a regular file")
+            raw = stream.read(FILE_BYTES + 1)
+    except OSError as error:
+        reason = "its links go round in a circle" if error.errno == errno.ELOOP else (error.strerror or "").lower()
+        raise UnreadableManifest(f"`{shown(shown_as)}` cannot be read: {reason}") from error
+    if len(raw) > FILE_BYTES:
+        raise OverBudget(f"`{shown(shown_as)}` is over {FILE_BYTES >> 20} MiB", hint="split it into several files")
+    return raw
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Thousands of nodes and no cycles: collecting in between doubles the time that reading takes."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
+
+
+@collector_paused()
+def parse(file: str, raw: bytes) -> tuple[list[Tree], list[RunnerError]]:
+    """The documents of a file, and all that is wrong with it as YAML; a document with an error is left out.
+
+    ``file`` is the name that places show. Raises ``BadEncoding`` and ``OverBudget`` for the file as a whole.
+    """
+    trees: list[Tree] = []
+    found: list[RunnerError] = []
+    allowance = _Allowance()
+    for source in _documents(file, _decode(file, raw)):
+        composer = _Composer(source, allowance)
+        try:
+            while composer.check_node():
+                root = composer.get_node()
+                builder = _Builder(source, allowance)
+                data = builder.value(root)
+                found += builder.found
+                if data is not None and not builder.found:
+                    trees.append(Tree(source, root, data))
+        except MarkedYAMLError as error:
+            found.append(_syntax(source, error))
+        except OverBudget as error:
+            found.append(error)
+            if allowance.left < 0:
+                break
+        finally:
+            composer.dispose()
+    return trees, found
+
+
+def _decode(file: str, raw: bytes) -> str:
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start]
+        line = raw[before.rfind(b"\n") + 1 :].split(b"\n", 1)[0].decode(errors="replace")
+        column = len(before[before.rfind(b"\n") + 1 :].decode(errors="replace"))
+        raise BadEncoding(
+            f"byte 0x{error.object[error.start]:02x} is not UTF-8",
+            at=Place(file, before.count(b"\n") + 1, column + 1, 1, line),
+            hint="save the file as UTF-8",
+        ) from None
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    lines = text.split("\n")
+    if odd := _UNPRINTABLE.search(text):
+        number = text.count("\n", 0, odd.start())
+        column = odd.start() - (text.rfind("\n", 0, odd.start()) + 1)
+        raise BadEncoding(
+            f"the character U+{ord(odd[0]):04X} is not allowed in YAML text",
+            at=Place(file, number + 1, column + 1, 1, lines[number]),
+            hint="remove it, or write it as an escape in double quotes",
+        )
+    longest = max(lines, key=len)
+    if len(longest) > LINE_CHARACTERS:
+        raise OverBudget(
+            f"a line has {len(longest)} characters, {LINE_CHARACTERS} are allowed",
+            at=Place(file, lines.index(longest) + 1, 1, 1, longest),
+            hint="break it, or use a block scalar (`|`)",
+        )
+    return text
+
+
+def _documents(file: str, text: str) -> Iterator[Source]:
+    starts = [marker.start() for marker in _MARKER.finditer(text)]
+    if not starts or not _PREAMBLE.fullmatch(text, 0, starts[0]):
+        starts.insert(0, 0)
+    starts[0] = 0
+    line = 0
+    for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
+        yield Source(file, line, text[start:stop])
+        line += text.count("\n", start, stop)
+
+
+def _syntax(source: Source, error: MarkedYAMLError) -> RunnerError:
+    problem: str = error.problem
+    if problem == "second occurrence":
+        problem = "an anchor is defined twice"
+    also = () if error.context_mark is None else (source.place(error.context_mark),)
+    at = source.place(error.problem_mark)
+    if "Unicode character escape" in problem:
+        return BadEncoding("the escape does not stand for a character", at=at, also=also)
+    return BadSyntax(f"this is not YAML: {problem}", at=at, hint=_SYNTAX_HINTS.get(problem, error.context), also=also)
+
+
+@dataclass
+class _Allowance:
+    left: int = NODES
+
+
+def _too_many(place: Place) -> OverBudget:
+    hint = "split it into several files, or use fewer aliases"
+    return OverBudget(f"the file has more than {NODES // 2} values, each use of an alias counted", at=place, hint=hint)
+
+
+def _too_deep(place: Place) -> OverBudget:
+    return OverBudget(f"values are nested more than {DEPTH} deep", at=place, hint="nothing in a manifest is so deep")
+
+
+class _Composer(CParser):  # type: ignore[misc]  # an extension module without types
+    """The C composer, with its questions about each node answered for speed and safety."""
+
+    def __init__(self, source: Source, allowance: _Allowance) -> None:
+        text = (
+            _INSIDE_WORD.sub(lambda found: _SWAP.get(found[0], found[0]), source.text)
+            if source.swappable
+            else source.text
+        )
+        super().__init__(text)
+        self._source = source
+        self._allowance = allowance
+        self._depth = 0
+
+    def resolve(self, kind: type[Node], value: str | None, implicit: Any) -> Tag:
+        """The tag of a node that has none."""
+        return _PLAIN if kind is ScalarNode and implicit[0] else _QUOTED
+
+    def descend_resolver(self, parent: Any, index: object) -> None:
+        """Asked before each node, so that the composer cannot recurse further than we say."""
+        self._allowance.left -= 1
+        self._depth += 1
+        if self._allowance.left < 0:
+            raise _too_many(self._source.place(parent.start_mark))
+        if self._depth > DEPTH:
+            raise _too_deep(self._source.place(parent.start_mark))
+
+    def ascend_resolver(self) -> None:
+        self._depth -= 1
+
+
+class _Builder:
+    """Turns one document's nodes into plain values, collecting what is wrong with them."""
+
+    def __init__(self, source: Source, allowance: _Allowance) -> None:
+        self.found: list[RunnerError] = []
+        self._source = source
+        self._allowance = allowance
+        self._inside: list[Node] = []  # the collections that the present node is in; never longer than DEPTH
+
+    def value(self, node: Node) -> object:
+        self._allowance.left -= 1
+        if self._allowance.left < 0:
+            raise _too_many(self._place(node))
+        if node.ctag is not _PLAIN and node.ctag is not _QUOTED:
+            tag = str(node.ctag.suffix).replace("tag:yaml.org,2002:", "!!")
+            hint = "leave the tag out; quotes make a value text"
+            return self._bad(CustomTag(f"`{shown(tag)}`: a manifest has no tags", at=self._place(node), hint=hint))
+        if isinstance(node, ScalarNode):
+            if self._source.swappable and not node.value.isascii():
+                node.value = node.value.translate(_SWAP_BACK)
+            return self._scalar(node)
+        if any(node is outer for outer in self._inside):
+            return self._bad(BadSyntax("the value contains itself through an alias", at=self._place(node)))
+        if len(self._inside) == DEPTH:
+            return self._bad(_too_deep(self._place(node)))
+        self._inside.append(node)
+        built = self._mapping(node) if isinstance(node, MappingNode) else [self.value(item) for item in node.value]
+        self._inside.pop()
+        return built
+
+    def _mapping(self, node: MappingNode) -> dict[str, object]:
+        built: dict[str, object] = {}
+        keys: dict[str, Node] = {}
+        for key, value in node.value:
+            name = self._key(key)
+            item = self.value(value)
+            if name is None:
+                continue
+            if name in built:
+                self._bad(
+                    DuplicateKey(
+                        f"the key `{shown(name)}` is written twice",
+                        at=self._place(key),
+                        hint="remove one of the two",
+                        also=(self._place(keys[name]),),
+                    )
+                )
+            built[name], keys[name] = item, key
+        return built
+
+    def _key(self, node: Node) -> str | None:
+        at = self._place
+        if node.ctag is _PLAIN and node.value == "<<":
+            self._bad(BadSyntax("`<<` is not part of YAML 1.2", at=at(node), hint="write the fields out"))
+            return None
+        before = len(self.found)
+        name = self.value(node)
+        if isinstance(name, str):
+            return name
+        if len(self.found) > before:
+            return None
+        if isinstance(node, ScalarNode):
+            key = f"the key `{shown(node.value)}`" if node.value else "an empty key"
+            self._bad(BadValue(f"{key} is not text", at=at(node), hint="put the key in quotes"))
+        else:
+            self._bad(BadValue("a list or mapping is not a key", at=at(node), hint=_QUOTE))
+        return None
+
+    def _scalar(self, node: ScalarNode) -> object:
+        text: str = node.value
+        if node.ctag is _QUOTED:
+            if "\0" in text:
+                return self._bad(BadEncoding("the value holds a NUL character", at=self._place(node)))
+            return text
+        if text in _CONSTANTS:
+            return _CONSTANTS[text]
+        number = _NUMBER.fullmatch(text)
+        return self._number(node, number) if number else text
+
+    def _number(self, node: ScalarNode, number: re.Match[str]) -> object:
+        text: str = node.value
+        problem, hint = "is not a number that a manifest can hold", f"{_QUOTE} if it is text"
+        if number["whole"] and _LEADING_ZERO.match(text):
+            problem, hint = "starts with a zero", "quotes make it text; as a number it has no zero in front"
+        elif number["infinite"] or len(text) > 64:
+            pass
+        elif number["whole"] or number["other"]:
+            whole = int(text, 10 if number["whole"] else 0)
+            if -(1 << 63) <= whole < 1 << 63:
+                return whole
+        elif (real := float(text)) not in (float("inf"), float("-inf")):
+            return real
+        return self._bad(BadValue(f"`{shown(text)}` {problem}", at=self._place(node), hint=hint))
+
+    def _bad(self, finding: RunnerError) -> object:
+        self.found.append(finding)
+        return None
+
+    def _place(self, node: Node) -> Place:
+        return self._source.place(node.start_mark, node.end_mark)

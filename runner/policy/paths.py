@@ -1,0 +1,253 @@
+"""Which paths a workspace may hold and a run may change: glob rules, judged without touching a disk.
+
+The one glob rule, for paths relative to the root:
+
+* ``*`` and ``?`` match within one name and do not cross ``/``; dot files are names like any other.
+* ``**`` matches any number of names, none included: ``**/x`` also matches at the root.
+* A pattern without ``/`` holds at any depth: ``x`` means ``**/x``. A trailing ``/`` names a directory
+  and all that is below it: ``x/`` means ``**/x/**``.
+* ``[a-z]``, ``[!a-z]`` and ``{a,b}`` within one name as in a shell; no negation, no escape but ``[*]``.
+
+Forbidden patterns hold whatever a name is written like: case, Unicode composition and characters that
+are not displayed make no difference. They are tried on an entry, on its path with a ``/`` too when it is
+no regular file (so a directory or link called ``secrets`` is caught by ``**/secrets/**``), and on every
+directory above it. Allowed patterns are tried on the file alone, exactly as written.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from runner.model import Verdict, Violation
+
+_PATTERN_BYTES = 1024
+_MOST_STARS = 3  # in one name: a regular expression tries every division among them
+
+# Unicode's default ignorable code points: file systems and eyes skip them.
+_IGNORABLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+_MOST_WORDS = 100  # that the braces in one name may stand for
+_WILD = re.compile(r"[*?]|\[.*\]")
+
+
+@dataclass(frozen=True)
+class PathPolicy:
+    """Every tuple holds patterns. ``further`` are allow lists of composed policies: each must match as well."""
+
+    allowed: tuple[str, ...]
+    forbidden: tuple[str, ...]
+    max_file_size: int  # bytes
+    further: tuple[tuple[str, ...], ...] = ()
+
+    def judge(self, path: str) -> Verdict:
+        """Judge the path of a file (of a directory, with a trailing ``/``) relative to the root.
+
+        Rules are ``outside-root``, ``forbidden:PATTERN``, ``not-allowed`` and ``allowed:PATTERN``; the
+        first that applies, in this order. Links are the caller's: a path is taken as it is written.
+        """
+        names = _names(path)
+        if names is None:
+            return Verdict(False, "outside-root")
+        if pattern := matcher(self.forbidden).match(path, directory=path.endswith("/")):
+            return Verdict(False, f"forbidden:{pattern}")
+        return self._judge_allowed(names)
+
+    def judge_changes(self, changes: Iterable[tuple[str, int | None]]) -> tuple[Violation, ...]:
+        """Judge changed files by path and size in bytes; ``None`` is a deletion, which only ``allowed`` can refuse."""
+        violations = []
+        for path, size in changes:
+            verdict = self.judge(path)
+            if size is None and verdict.rule.startswith("forbidden:"):
+                verdict = self._judge_allowed(_names(path) or ())
+            if not verdict.allowed:
+                violations.append(Violation(printable(path), verdict.rule))
+            if size is not None and size > self.max_file_size:
+                violations.append(oversized(path, size, self.max_file_size))
+        return tuple(violations)
+
+    def _judge_allowed(self, names: Sequence[str]) -> Verdict:
+        found = [_allowing(patterns, names) for patterns in (self.allowed, *self.further)]
+        return Verdict(False, "not-allowed") if None in found else Verdict(True, f"allowed:{found[0]}")
+
+
+def compose(policies: Sequence[PathPolicy]) -> PathPolicy:
+    """The policy of all of one or more together: what each allows, what any forbids, the least size."""
+    return PathPolicy(
+        allowed=policies[0].allowed,
+        forbidden=tuple(dict.fromkeys(pattern for policy in policies for pattern in policy.forbidden)),
+        max_file_size=min(policy.max_file_size for policy in policies),
+        further=(*policies[0].further, *(a for policy in policies[1:] for a in (policy.allowed, *policy.further))),
+    )
+
+
+def check_pattern(text: str) -> str | None:
+    """What is wrong with a pattern, to be read after its text; ``None`` when it can be used."""
+    parts = text.removesuffix("/").split("/")
+    complaints = {
+        "is empty": not text,
+        f"is longer than {_PATTERN_BYTES} bytes": len(text.encode(errors="surrogatepass")) > _PATTERN_BYTES,
+        "starts with `/`: patterns are relative to the root": text.startswith("/"),
+        "starts with `!`: patterns cannot be negated": text.startswith("!"),
+        "has a `\\`: separate names with `/`, write a literal `*` as `[*]`": "\\" in text,
+        "has an empty, `.` or `..` part": any(part in ("", ".", "..") for part in parts),
+        "has a brace that its part does not close": any(part.count("{") != part.count("}") for part in parts),
+        f"has more than {_MOST_STARS} `*` in one part": any(part.count("*") > _MOST_STARS for part in parts),
+    }
+    return next((words for words, holds in complaints.items() if holds), None) or _check_translation(text)
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A compiled pattern. ``tree``: it ended in ``/**`` and speaks of directories and what is below them."""
+
+    pattern: str
+    parts: tuple[re.Pattern[str] | None, ...]  # one a name; None is `**`
+    piece: str  # literal text that `/NAME/` holds if NAME matches the last part
+    tree: bool
+
+
+State = tuple[tuple[Rule, int], ...]  # in a directory: each rule still alive, and how many of its parts are behind
+
+
+class Matcher:
+    """Patterns followed down a tree, name by name, so that a path's length costs nothing twice."""
+
+    def __init__(self, patterns: Sequence[str], fold: Callable[[str], str]) -> None:
+        self._fold = fold
+        self.root = _closed((_compile(pattern, fold), 0) for pattern in patterns)
+
+    def match(self, path: str, *, directory: bool) -> str | None:
+        """The first pattern that forbids this relative path, or a directory above it."""
+        state, names = self.root, _names(path) or []
+        for depth, name in enumerate(names, start=1):
+            state = self.enter(state, name)
+            if pattern := self.forbidding(state, directory=directory or depth < len(names)):
+                return pattern
+        return None
+
+    def enter(self, state: State, name: str) -> State:
+        """The state below ``name``, whatever kind of entry it is."""
+        text = self._fold(name)
+        return _closed(
+            (rule, at if part is None else at + 1)
+            for rule, at in state
+            for part in rule.parts[at : at + 1]
+            if part is None or part.fullmatch(text)
+        )
+
+    def matched(self, state: State) -> Iterator[Rule]:
+        """The rules, in their order, that the entry just entered matches to the end."""
+        return (rule for rule, at in state if at == len(rule.parts))
+
+    def forbidding(self, state: State, *, directory: bool) -> str | None:
+        """The first pattern against the entry just entered; ``directory`` also for links and special files."""
+        return next((rule.pattern for rule in self.matched(state) if directory or not rule.tree), None)
+
+    def may_forbid(self, state: State, names: Iterable[str]) -> bool:
+        """Whether a pattern can be against one of these entries: no is certain, yes is not.
+
+        One search for each literal piece covers a directory full of names.
+        """
+        text = self._fold("/" + "/".join(names) + "/")
+        return any(rule.piece in text for rule, at in state if at == len(rule.parts) - 1)
+
+
+@cache
+def matcher(patterns: tuple[str, ...]) -> Matcher:
+    return Matcher(patterns, fold)
+
+
+def fold(text: str) -> str:
+    """The form in which forbidden patterns and names are compared."""
+    if text.isascii():
+        return text.lower()
+    visible = _IGNORABLE.sub("", text)
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", visible).casefold())
+
+
+def printable(path: str) -> str:
+    """A path as people can be shown it: bytes that are no text and control characters as escapes."""
+    text = path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def oversized(path: str, size: int, limit: int) -> Violation:
+    return Violation(printable(path), "max-file-size", f"{size} bytes, at most {limit}")
+
+
+@cache
+def _allowed_matcher(patterns: tuple[str, ...]) -> Matcher:
+    return Matcher(patterns, str)
+
+
+def _names(path: str) -> list[str] | None:
+    """The names in a path, or ``None`` when it is absolute or climbs."""
+    names = [name for name in path.split("/") if name not in ("", ".")]
+    return None if path.startswith("/") or ".." in names else names
+
+
+def _allowing(patterns: tuple[str, ...], names: Sequence[str]) -> str | None:
+    allowed = _allowed_matcher(patterns)
+    state = allowed.root
+    for depth, name in enumerate(names, start=1):
+        state = allowed.enter(state, name)
+        for rule in allowed.matched(state):
+            if rule.tree == (depth < len(names)):
+                return rule.pattern
+    return None
+
+
+def _closed(reached: Iterable[tuple[Rule, int]]) -> State:
+    """Without repeats, and with the places behind each ``**`` that may stand for nothing."""
+    closed: dict[tuple[Rule, int], None] = {}
+    for rule, at in reached:
+        closed[rule, at] = None
+        if at < len(rule.parts) and rule.parts[at] is None:
+            closed[rule, at + 1] = None
+    return tuple(closed)
+
+
+def _compile(pattern: str, fold: Callable[[str], str]) -> Rule:
+    text = fold(pattern)
+    words = text.removesuffix("/").split("/")
+    if len(words) == 1:
+        words.insert(0, "**")
+    tree = text.endswith("/") or words[-1] == "**"
+    words = [word for word, following in pairwise([*words, ""]) if (word, following) != ("**", "**")]
+    if words == ["**"]:
+        return Rule(pattern, (None, _regex("*")), "/", tree=False)
+    if words[-1] == "**":
+        words.pop()
+    return Rule(pattern, tuple(None if word == "**" else _regex(word) for word in words), _piece(words[-1]), tree)
+
+
+def _piece(word: str) -> str:
+    return "/" if "{" in word else max(_WILD.split(f"/{word}/"), key=len)
+
+
+@cache
+def _regex(word: str) -> re.Pattern[str]:
+    """What one name must match whole."""
+    from wcmatch import fnmatch  # 30 ms that only a scan needs
+
+    flags = fnmatch.DOTMATCH | fnmatch.FORCEUNIX | fnmatch.BRACE
+    return re.compile("|".join(fnmatch.translate(word, flags=flags, limit=_MOST_WORDS)[0]))
+
+
+def _check_translation(text: str) -> str | None:
+    from wcmatch._wcparse import PatternLimitException  # raised by public functions, exported by no public module
+
+    try:
+        _compile(text, fold)
+    except PatternLimitException:
+        return f"stands for more than {_MOST_WORDS} patterns"
+    except (re.error, RecursionError):
+        return "is not a pattern"
+    return None

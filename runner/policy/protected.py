@@ -1,0 +1,36 @@
+"""The grammar of protected paths: plain names below a workspace's root that an agent can neither change nor make.
+
+Whether such a path exists, or is a link, is seen when a provider attaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_PATH_BYTES = 1024
+_PATTERN = frozenset("*?[]{}!\\")
+
+
+def check_protected(text: str) -> str | None:
+    """What is wrong with a protected path, to be read after its text; ``None`` when it can be used."""
+    parts = text.removesuffix("/").split("/")
+    complaints = {
+        "is empty": not text,
+        f"is longer than {_PATH_BYTES} bytes": len(text.encode(errors="surrogatepass")) > _PATH_BYTES,
+        "starts with `/`: protected paths are relative to the workspace": text.startswith("/"),
+        "has an empty, `.` or `..` part": any(part in ("", ".", "..") for part in parts),
+        "is a pattern: protected paths are written out": not _PATTERN.isdisjoint(text),
+        "has a character that cannot be displayed": not text.isprintable(),
+    }
+    return next((words for words, holds in complaints.items() if holds), None)
+
+
+def unite(paths: Iterable[str]) -> tuple[str, ...]:
+    """Protected paths from several places as one sorted list, without those that lie below another.
+
+    A trailing ``/`` stays, and wins over the same path without: it says what a missing path would be.
+    """
+    by_name = {path.removesuffix("/"): path for path in sorted(paths)}
+    return tuple(
+        path for name, path in sorted(by_name.items()) if not any(name.startswith(f"{other}/") for other in by_name)
+    )

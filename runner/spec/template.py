@@ -1,0 +1,86 @@
+"""Templates in manifests: values looked up and put into text, once. No statements, no calls, no arithmetic.
+
+Jinja's sandbox does not bound ``'a' * 10**9`` or nested loops, so an allow-list of syntax nodes decides
+what a template may be; what is left can only grow with the values it names, and the result is capped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+from runner.errors import BadTemplate, Place
+
+if TYPE_CHECKING:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_RESULT = 8 << 20  # characters; a prompt of 5 MiB is a real one
+
+_FILTERS = ("default", "join", "lower", "tojson", "trim", "upper")
+
+
+@cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    from jinja2 import StrictUndefined  # 60 ms that most commands do not need
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.filters = {name: environment.filters[name] for name in _FILTERS}
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    environment.globals.clear()
+    return environment
+
+
+def is_template(text: str) -> bool:
+    return "{{" in text or "{%" in text or "{#" in text
+
+
+def check(text: str, *, at: Place | None = None) -> BadTemplate | None:
+    """What is wrong with a template's form, if anything."""
+    if not is_template(text):
+        return None
+    from jinja2 import TemplateSyntaxError, nodes
+
+    try:
+        tree = _environment().parse(text)
+    except TemplateSyntaxError as error:
+        return BadTemplate(f"the template is malformed: {error.message}", at=at)
+    allowed = (
+        nodes.Output, nodes.TemplateData, nodes.Name, nodes.Getattr, nodes.Getitem, nodes.Const, nodes.Filter,
+    )  # fmt: skip
+    for node in tree.find_all(nodes.Node):
+        if not isinstance(node, allowed):
+            word = type(node).__name__.lower()
+            return BadTemplate(
+                f"a template may only look values up, and this one has `{word}`",
+                at=at,
+                hint="write {{ name.part }}, optionally with | " + ", | ".join(_FILTERS),
+            )
+        if isinstance(node, nodes.Filter) and node.name not in _FILTERS:
+            return BadTemplate(f"`{node.name}` is not a filter", at=at, hint=f"filters: {', '.join(_FILTERS)}")
+        if isinstance(node, nodes.Getattr) and node.attr.startswith("_"):
+            return BadTemplate(f"`{node.attr}` can not be looked up", at=at)
+    return None
+
+
+def render(text: str, values: Mapping[str, object], *, at: Place | None = None) -> str:
+    """Fill a template that ``check`` passed. Raises ``BadTemplate`` for unknown names and too large results."""
+    if not is_template(text):
+        return text
+    from jinja2 import TemplateError
+
+    parts: list[str] = []
+    size = 0
+    try:
+        for part in _environment().from_string(text).generate(dict(values)):
+            size += len(part)
+            if size > MAX_RESULT:
+                raise BadTemplate(f"the template gives more than {MAX_RESULT >> 20} Mi characters", at=at)
+            parts.append(part)
+    except TemplateError as error:
+        raise BadTemplate(
+            f"the template can not be filled: {error.message}", at=at, hint="known: " + ", ".join(sorted(values))
+        ) from None
+    return "".join(parts)

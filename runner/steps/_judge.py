@@ -1,0 +1,58 @@
+"""Judging a run's tree: on disk before objects are written, and what changed before anything is published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from runner import events as ev
+from runner.model import Violation
+from runner.policy.paths import PathPolicy, compose
+from runner.ports.git import Change, Snapshot, Snapshotting
+from runner.spec.model import PolicySpec
+from runner.steps._disk import ScanResult, scan
+from runner.steps._run import Run
+
+
+def policy_of(specs: Sequence[PolicySpec]) -> PathPolicy:
+    return compose([PathPolicy(s.allowed_paths, s.forbidden_patterns, s.max_file_size) for s in specs])
+
+
+async def scan_tree(run: Run, step: str, specs: Sequence[PolicySpec]) -> ScanResult:
+    """Scan the tree on disk, remember what offends, and say so."""
+    _, handle = run.require()
+
+    def stopping() -> bool:
+        trio.from_thread.check_cancelled()
+        return False
+
+    result = await trio.to_thread.run_sync(lambda: scan(handle.tree, policy_of(specs), should_stop=stopping))
+    run.scanned, run.offending = True, result.offending
+    if result.violations:
+        await run.emit(ev.ViolationsFound(step, result.violations))
+    return result
+
+
+async def commit_tree(
+    run: Run, step: str, specs: Sequence[PolicySpec], message: str
+) -> tuple[Snapshot, list[Change], tuple[Violation, ...]]:
+    """Commit what is on disk but for what offends; changes that break policy offend from then on."""
+    _, handle = run.require()
+    repository = await run.repository()
+    wanted = Snapshotting(message, run.author(), run.offending | {name.encode() for name in run.inputs})
+    git = run.ports.git
+    snapshot = await git.snapshot(repository, handle.tree, run.base, wanted)
+    changes = await git.changes(repository, run.base, snapshot.commit)
+    named = {_text(change.path): change for change in changes}
+    violations = policy_of(specs).judge_changes(
+        (path, change.entry.size if change.entry else None) for path, change in named.items()
+    )
+    if violations:
+        run.offending |= {named[v.path].path if v.path in named else v.path.encode() for v in violations}
+        await run.emit(ev.ViolationsFound(step, violations))
+    return snapshot, changes, violations
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")

@@ -1,0 +1,211 @@
+"""A run under way: its places, its ports, and what its steps hand to each other.
+
+Whatever is here can be told again from the journal; nothing is decided by it that an event does not show.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import trio
+
+from runner.errors import InputChanged, PlatformError
+from runner.model import Feature, Handle, Mount, Receipt
+from runner.plan.model import RunPlan
+from runner.ports.agent import Agent
+from runner.ports.git import Author, Git, Snapshot
+from runner.ports.provider import Opening, Paths, Probe, Provider, Workspace
+from runner.spec import template
+from runner.spec.model import ContextFile
+from runner.steps._shape import Shape
+
+Emit = Callable[..., Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a run keeps things on the host, all decided by ``RUNNER_HOME`` and the run's id."""
+
+    home: Path
+    run: str
+
+    @property
+    def directory(self) -> Path:
+        return self.home / "runs" / self.run
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+    @property
+    def repository(self) -> Path:
+        return self.home / "snapshots" / f"{self.run}.git"
+
+    @property
+    def checkout(self) -> Path:
+        return self.home / "tmp" / f"{self.run}-verify"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What a run reaches the world through; made by the composition root."""
+
+    provider: Callable[[str], Provider]
+    git: Git
+    agent: Callable[[str], Agent]
+    sub_runner: Callable[[str, Mapping[str, str]], Awaitable[list[str]]]
+    nonce: str
+    now: Callable[[], int]  # microseconds since the epoch
+
+
+@dataclass
+class Sandbox:
+    workspace: Workspace
+    shape: object
+    closing: trio.Event = field(default_factory=trio.Event)
+    closed: trio.Event = field(default_factory=trio.Event)
+    failure: PlatformError | None = None
+
+
+class Run:
+    """What the steps of one run share. Belongs to one task at a time: steps of a run follow each other."""
+
+    def __init__(
+        self, *, id: str, plan: RunPlan, places: Places, ports: Ports, emit: Emit, services: trio.Nursery
+    ) -> None:
+        self.id = id
+        self.plan = plan
+        self.places = places
+        self.ports = ports
+        self.emit = emit
+        self._services = services  # outlives work, so that settling finds its sandboxes' services alive
+        self.provider: Provider | None = None
+        self.probe: Probe | None = None
+        self.handle: Handle | None = None
+        self.inputs: tuple[str, ...] = ()  # the incident's files, when they lie in the tree
+        self.base: str | None = None
+        self.scanned = False
+        self.offending: frozenset[bytes] = frozenset()
+        self.snapshot: Snapshot | None = None
+        self.published = False
+        self.receipt: Receipt | None = None
+        self._repository = False
+        self._sandbox: Sandbox | None = None
+
+    @property
+    def workspace_id(self) -> str:
+        return f"{self.id}-1"
+
+    def attach(self, provider: Provider, probe: Probe, handle: Handle) -> None:
+        self.provider, self.probe, self.handle = provider, probe, handle
+
+    def require(self) -> tuple[Provider, Handle]:
+        assert self.provider is not None  # every step that calls this needs provision
+        assert self.handle is not None
+        return self.provider, self.handle
+
+    async def repository(self) -> Path:
+        """The run's private repository; made empty when nothing was cloned into it."""
+        if not self._repository:
+            await self.ports.git.empty(self.places.repository)
+            self._repository = True
+        return self.places.repository
+
+    def cloned(self, base: str) -> None:
+        self._repository, self.base = True, base
+
+    def author(self) -> Author:
+        return Author("runner", "runner@localhost", self.ports.now() // 1_000_000)
+
+    # --- sandboxes ---
+
+    async def open(self, shape: Shape) -> Workspace:
+        """The sandbox for ordinary steps; the one that is open when it has this shape, else a new one."""
+        if self._sandbox is not None and self._sandbox.shape == shape and not self._sandbox.closing.is_set():
+            return self._sandbox.workspace
+        _, handle = self.require()
+        protects = self.probe is not None and self.probe.enforces(Feature.PROTECTED_PATHS)
+        tops = tuple(sorted({name.split("/", 1)[0] for name in shape.inputs})) if protects else ()
+        mounts = (Mount(handle.private / "incident", "/incident"),) if shape.incident else ()
+        return await self.open_as(Opening(mounts, (*shape.protected, *tops), shape.toolchains), shape)
+
+    async def open_as(self, opening: Opening, shape: object) -> Workspace:
+        """Close what is open and start a sandbox on the run's workspace."""
+        await self.close()
+        sandbox: Sandbox = await self._services.start(self._keep, opening, shape)
+        self._sandbox = sandbox
+        return sandbox.workspace
+
+    async def _keep(self, opening: Opening, shape: object, task_status: trio.TaskStatus[Sandbox]) -> None:
+        provider, handle = self.require()
+        sandbox: Sandbox | None = None
+        try:
+            async with provider.open(handle, opening) as workspace:
+                sandbox = Sandbox(workspace, shape)
+                task_status.started(sandbox)
+                await sandbox.closing.wait()
+        except PlatformError as error:
+            if sandbox is None:
+                raise  # out of ``start``
+            sandbox.failure = error  # a lost sandbox must not take settling down; whoever closes it hears of it
+        finally:
+            if sandbox is not None:
+                sandbox.closed.set()
+
+    async def close(self) -> None:
+        """End the open sandbox and every process in it. Raises what went wrong with it since it was opened."""
+        if self._sandbox is None:
+            return
+        sandbox = self._sandbox
+        sandbox.closing.set()
+        await sandbox.closed.wait()
+        self._sandbox = None
+        if sandbox.failure is not None:
+            raise sandbox.failure
+
+    # --- values ---
+
+    def values(self, **run: object) -> dict[str, object]:
+        return {**self.plan.values, "run": {"id": self.id, "name": self.plan.name, **run}}
+
+    def fill(self, text: str) -> str:
+        return template.render(text, self.values())
+
+    def variables(self, paths: Paths) -> dict[str, str]:
+        """The standard variables of every command of a run."""
+        task = self.plan.values.get("task")
+        pairs = task.items() if isinstance(task, Mapping) else ()
+        variables = {
+            "RUNNER_RUN_ID": self.id,
+            "RUNNER_RUN_NAME": self.plan.name,
+            "RUNNER_WORKSPACE": paths.workspace,
+            "RUNNER_OUTPUT": paths.output,
+            **{f"RUNNER_TASK_{key.upper()}": str(value) for key, value in pairs},
+        }
+        if "incident" in self.plan.values:
+            variables["RUNNER_INCIDENT"] = paths.incident
+        return variables
+
+
+def read_input(wanted: ContextFile) -> bytes:
+    """An input's bytes, if they are still what the plan says. Raises ``InputChanged``."""
+    try:
+        content = wanted.path.read_bytes()
+    except OSError as error:
+        raise InputChanged(f"`{wanted.path}` can not be read any more: {error.strerror}") from error
+    if sha256(content).hexdigest() != wanted.sha256:
+        raise InputChanged(f"`{wanted.path}` has changed since it was planned", hint="plan again")
+    return content
+
+
+def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a file that must not exist yet, through no link."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
+        file.write(content)

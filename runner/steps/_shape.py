@@ -1,0 +1,28 @@
+"""How a workspace looks to the commands of a run; the same value in plan, execution and read-back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.spec.model import RunSpec
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``protected`` are relative to the tree; ``inputs`` are the incident's files when they lie in the tree."""
+
+    protected: tuple[str, ...]
+    toolchains: tuple[str, ...]
+    incident: bool
+    inputs: tuple[str, ...] = ()
+
+    def words(self) -> tuple[str, ...]:
+        """The mounts, for a person."""
+        read_only = (*(["/incident"] if self.incident else []), *self.inputs, *self.protected, *self.toolchains)
+        return ("/workspace rw", "/output rw", *(f"{path} ro" for path in read_only))
+
+
+def shape_of(spec: RunSpec, inputs: tuple[str, ...]) -> Shape:
+    """The shape for setup, agent and hooks. Without a repository the incident's files lie in the tree, read-only."""
+    lies_in_tree = spec.incident is not None and spec.checkout is None
+    return Shape(spec.protected, spec.toolchains, spec.incident is not None, inputs if lies_in_tree else ())

@@ -1,0 +1,41 @@
+"""Run the agent's CLI on the prompt, as its sub-runner says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runner.model import Feature
+from runner.plan.model import Step
+from runner.spec.model import Facts, RunSpec
+from runner.steps._shape import Shape, shape_of
+
+NEEDS = (("setup", "clone", "provision"),)
+
+
+@dataclass(frozen=True)
+class Body:
+    """Templates are filled when the step starts. ``must`` is compared with what is read back from inside."""
+
+    agent: str
+    system: str
+    user: str
+    prompt: str
+    env: Mapping[str, str]
+    must: tuple[Feature, ...]
+    shape: Shape
+
+
+def plan(spec: RunSpec, facts: Facts) -> Step:
+    inputs = tuple(sorted(facts.files.get(f"{spec.name}/incident", {})))
+    must = tuple(d.feature for d in spec.demands if d.written and not spec.best_effort)
+    return Step(
+        id="agent",
+        kind="agent",
+        what=f"{spec.agent}: {spec.script.name}",
+        phase="work",
+        needs=(),
+        deadline_seconds=spec.timeouts["agent"],
+        origin=spec.origins["agent"],
+        body=Body(spec.agent, spec.system, spec.user, spec.prompt, spec.env, must, shape_of(spec, inputs)),
+    )

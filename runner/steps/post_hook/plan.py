@@ -1,0 +1,35 @@
+"""Run the hooks of agent type and run after the agent, whatever its outcome; they can not fail the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.plan.model import Step
+from runner.spec.model import Command, Facts, RunSpec
+from runner.steps._shape import Shape, shape_of
+from runner.steps.setup.plan import command_words
+
+NEEDS = (("agent",),)
+
+
+@dataclass(frozen=True)
+class Body:
+    commands: tuple[Command, ...]
+    shape: Shape
+
+
+def plan(spec: RunSpec, facts: Facts) -> Step | None:
+    if not spec.post_hooks:
+        return None
+    inputs = tuple(sorted(facts.files.get(f"{spec.name}/incident", {})))
+    return Step(
+        id="post_hook",
+        kind="post_hook",
+        what="; ".join(command_words(c) for c in spec.post_hooks),
+        phase="work",
+        needs=(),
+        deadline_seconds=spec.timeouts["post_hook"],
+        origin=spec.origins["post_hook"],
+        body=Body(spec.post_hooks, shape_of(spec, inputs)),
+        when="ended",
+    )

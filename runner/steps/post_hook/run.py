@@ -1,0 +1,22 @@
+"""See ``plan``. Runs in an opening of its own, since the agent's sandbox is gone by now."""
+
+from __future__ import annotations
+
+from runner.model import Outcome, succeeded
+from runner.steps._exec import open_logs, run_logged
+from runner.steps._run import Run
+from runner.steps.post_hook.plan import Body
+from runner.steps.setup.plan import command_words
+
+
+async def perform(body: Body, run: Run) -> Outcome:
+    warnings: list[str] = []
+    workspace = await run.open(body.shape)
+    env = run.variables(workspace.paths)
+    with open_logs(run.places.logs, "post_hook") as logs:
+        for argv in body.commands:
+            exit = await run_logged(workspace, argv, logs, env=env)
+            if not exit.ok:
+                warnings.append(f"post-hook `{command_words(argv)}` {exit}")
+    await run.close()
+    return succeeded(f"{len(body.commands)} hook{'s' * (len(body.commands) != 1)}", warnings=tuple(warnings))

@@ -1,0 +1,102 @@
+"""See ``plan``. Inputs are copied, so that an incident's own files are never within an agent's reach."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from shlex import quote
+
+import trio
+
+from runner import events as ev
+from runner.errors import PlatformError, ProviderUnavailable
+from runner.model import Feature, Handle, Limits, Outcome, succeeded
+from runner.ports.provider import Probe, Provider, WorkspaceRequest
+from runner.steps._run import Run, read_input, write_new
+from runner.steps.provision.plan import Body
+
+STEP = "provision"
+
+
+async def perform(body: Body, run: Run) -> Outcome:
+    """Walk the chain of providers; every hop is an event with its reason."""
+    refused: list[str] = []
+    for name in body.providers:
+        provider = run.ports.provider(name)
+        probe = await provider.probe()
+        reason = _unfit(body, probe) or await _create(body, run, provider, probe)
+        if reason is None:
+            await _fill(body, run)
+            return succeeded(f"{name}, isolation {probe.isolation.word}")
+        refused.append(f"`{name}`: {reason}")
+        await run.emit(ev.ProviderRefused(name, reason))
+    raise ProviderUnavailable(f"no provider could make the workspace: {'; '.join(refused)}", hint="see `runner doctor`")
+
+
+def _unfit(body: Body, probe: Probe) -> str | None:
+    if not probe.available:
+        return probe.reason or "not available"
+    if probe.isolation < body.isolation:
+        return f"isolation {probe.isolation.word} is below {body.isolation.word}"
+    lacking = [feature.value for feature in body.must if not probe.enforces(feature)]
+    return f"can not enforce {', '.join(lacking)}" if lacking else None
+
+
+async def _create(body: Body, run: Run, provider: Provider, probe: Probe) -> str | None:
+    """Make the workspace; why not, when it could not be made."""
+    name = run.workspace_id
+    request = WorkspaceRequest(name, run.id, run.ports.nonce, _enforceable(body.limits, probe))
+    await run.emit(ev.EffectIntended(STEP, "workspace", name, provider.name))
+    try:
+        handle = await provider.create(request)
+    except PlatformError as error:
+        await run.emit(ev.EffectGone(STEP, "workspace", name))
+        return error.message
+    run.attach(provider, probe, handle)
+    await run.emit(ev.EffectDone(STEP, "workspace", name), ev.ProviderChosen(provider.name, probe.isolation))
+    return None
+
+
+def _enforceable(limits: Limits, probe: Probe) -> Limits:
+    """Defaults that this provider cannot enforce are left out; the plan said so."""
+    return Limits(
+        limits.cpus if probe.enforces(Feature.CPU) else None,
+        limits.memory_bytes if probe.enforces(Feature.MEMORY) else None,
+        limits.disk_bytes if probe.enforces(Feature.DISK) else None,
+        limits.pids if probe.enforces(Feature.PIDS) else None,
+    )
+
+
+async def _fill(body: Body, run: Run) -> None:
+    provider, handle = run.require()
+    await trio.to_thread.run_sync(_write_inputs, body, run, handle)
+    if body.inputs_in_tree:
+        run.inputs = tuple(name for name, _ in body.incident)
+    await provider.give(handle)
+
+
+def _write_inputs(body: Body, run: Run, handle: Handle) -> None:
+    for name, wanted in body.incident:
+        content = read_input(wanted)
+        write_new(handle.private / "incident" / name, content, 0o644)
+        if body.inputs_in_tree:
+            write_new(handle.tree / name, content, 0o644)
+    if body.script is not None:
+        write_new(handle.private / "runner" / "script", read_input(body.script), 0o755)
+    elif body.files:
+        write_new(handle.private / "runner" / "script", _player(body.files), 0o755)
+    task = {"run": {"id": run.id, "name": run.plan.name}, **run.plan.values}
+    task.pop("incident", None)
+    write_new(handle.private / "runner" / "task.json", json.dumps(task, indent=2).encode(), 0o644)
+
+
+def _player(files: Iterable[tuple[str, str, bool]]) -> bytes:
+    """A shell script that writes the files; quoting is the only thing that could go wrong, so it is ``shlex``'s."""
+    lines = ["set -eu"]
+    for path, content, executable in files:
+        target = quote(f"./{path}")
+        lines.append(f'mkdir -p -- "$(dirname -- {target})"')
+        lines.append(f"printf %s {quote(content)} > {target}")
+        lines += [f"chmod +x -- {target}"] if executable else []
+        lines.append(f"echo wrote {target}")
+    return "\n".join([*lines, ""]).encode()

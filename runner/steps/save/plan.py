@@ -1,0 +1,34 @@
+"""Keep the work before anything is torn down: a receipt, a patch and the snapshot's name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.plan.model import Step
+from runner.spec.model import Facts, PolicySpec, RunSpec
+
+NEEDS: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Body:
+    """The run's output is delivered to the folder ``output`` of ``incident``; ``None`` keeps it in the run."""
+
+    message: str
+    policies: tuple[PolicySpec, ...]
+    incident: Path | None
+
+
+def plan(spec: RunSpec, facts: Facts) -> Step:
+    return Step(
+        id="save",
+        kind="save",
+        what="receipt and patch",
+        phase="settle",
+        needs=(),
+        deadline_seconds=spec.stop_budget_seconds,
+        origin=spec.origins["settle"],
+        body=Body(spec.message, spec.policies, spec.incident),
+        when="ended",
+    )

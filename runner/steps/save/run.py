@@ -1,0 +1,76 @@
+"""See ``plan``. Runs whatever became of the work; what it keeps is the condition for removing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import file_digest
+from pathlib import Path
+
+import trio
+
+from runner import events as ev
+from runner import trees
+from runner.model import Outcome, Receipt, succeeded
+from runner.ports.git import Snapshot
+from runner.steps._judge import commit_tree, scan_tree
+from runner.steps._run import Run
+from runner.steps.save.plan import Body
+
+STEP = "save"
+
+
+async def perform(body: Body, run: Run) -> Outcome:
+    if run.handle is None:
+        return succeeded("nothing to save")
+    await run.close()
+    warnings = await _deliver_output(body, run)
+    snapshot = run.snapshot or await _unpublished(body, run)
+    receipt = await _receipt(run, snapshot)
+    run.receipt = receipt
+    await run.emit(ev.WorkSaved(receipt))
+    what = f"{receipt.changed} changed, patch {receipt.patch_bytes} bytes" if receipt.patch else "no change"
+    if receipt.withheld:
+        what += f"; withheld without {len(receipt.left_out)} offending"
+    return succeeded(what, warnings=warnings)
+
+
+async def _unpublished(body: Body, run: Run) -> Snapshot:
+    """A commit of the work that no snapshot step got to, or that policy kept from being published."""
+    if not run.scanned:
+        await scan_tree(run, STEP, body.policies)
+    message = f"unpublished work of run {run.id}"
+    snapshot, _, violations = await commit_tree(run, STEP, body.policies, message)
+    if violations:  # they are excluded from now on
+        snapshot, _, _ = await commit_tree(run, STEP, body.policies, message)
+    return snapshot
+
+
+async def _receipt(run: Run, snapshot: Snapshot) -> Receipt:
+    git, repository = run.ports.git, run.places.repository
+    changes = await git.changes(repository, run.base, snapshot.commit)
+    withheld = bool(run.offending)
+    left_out = tuple(sorted(path.decode("utf-8", "backslashreplace") for path in run.offending))[:100]
+    if not changes:
+        return Receipt(snapshot.commit, None, None, 0, 0, withheld, left_out)
+    name = "withheld.patch" if withheld else "work.patch"
+    path = run.places.directory / name
+    path.unlink(missing_ok=True)
+    size = await git.patch(repository, run.base, snapshot.commit, path)
+    sha256 = await trio.to_thread.run_sync(_sha256, path)
+    return Receipt(snapshot.commit, name, sha256, size, len(changes), withheld, left_out)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+async def _deliver_output(body: Body, run: Run) -> tuple[str, ...]:
+    """Copy what the agent put into ``/output`` out of its reach; links and special files stay behind."""
+    _, handle = run.require()
+    source = handle.private / "output"
+    kept = run.places.directory / "output"
+    skipped: Sequence[str] = await trio.to_thread.run_sync(trees.copy_out, source, kept)
+    if body.incident is not None and any(kept.iterdir()):
+        await trio.to_thread.run_sync(trees.copy_out, kept, body.incident / "output")
+    return tuple(f"output left behind: {what}" for what in skipped)

@@ -1,0 +1,30 @@
+"""Judge every file on disk before any object is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.plan.model import Step
+from runner.spec.model import Facts, PolicySpec, RunSpec
+
+NEEDS = (("agent",), ("post_hook",))
+
+
+@dataclass(frozen=True)
+class Body:
+    policies: tuple[PolicySpec, ...]
+
+
+def plan(spec: RunSpec, facts: Facts) -> Step:
+    patterns = len({p for policy in spec.policies for p in policy.forbidden_patterns})
+    size = min(policy.max_file_size for policy in spec.policies)
+    return Step(
+        id="scan",
+        kind="scan",
+        what=f"{patterns} forbidden patterns, {size:,} bytes a file",
+        phase="work",
+        needs=(),
+        deadline_seconds=spec.timeouts["scan"],
+        origin=spec.origins["scan"],
+        body=Body(spec.policies),
+    )

@@ -1,0 +1,41 @@
+"""Run the agent type's setup commands in the checkout, in order."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from runner.plan.model import Step
+from runner.spec.model import Command, Facts, RunSpec
+from runner.steps._shape import Shape, shape_of
+
+NEEDS = (("clone", "provision"),)
+
+
+@dataclass(frozen=True)
+class Body:
+    commands: tuple[Command, ...]
+    command_seconds: float
+    may_fail: bool
+    shape: Shape
+
+
+def command_words(command: Command) -> str:
+    """A command as a person writes it."""
+    return command[2] if command[:2] == ("sh", "-c") and len(command) == 3 else shlex.join(command)
+
+
+def plan(spec: RunSpec, facts: Facts) -> Step | None:
+    if not spec.setup:
+        return None
+    inputs = tuple(sorted(facts.files.get(f"{spec.name}/incident", {})))
+    return Step(
+        id="setup",
+        kind="setup",
+        what="; ".join(command_words(c) for c in spec.setup),
+        phase="work",
+        needs=(),
+        deadline_seconds=spec.timeouts["setup"],
+        origin=spec.origins["setup"],
+        body=Body(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, shape_of(spec, inputs)),
+    )

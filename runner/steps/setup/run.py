@@ -1,0 +1,40 @@
+"""See ``plan``."""
+
+from __future__ import annotations
+
+import trio
+
+from runner.model import Outcome, Reason, failed, succeeded
+from runner.steps._exec import open_logs, run_logged
+from runner.steps._run import Run
+from runner.steps.setup.plan import Body, command_words
+
+
+async def perform(body: Body, run: Run) -> Outcome:
+    """Run the commands in order, stopping at the first that fails.
+
+    With ``on_failure: warn`` a failed or slow command does not fail the run: the workspace is still
+    usable, so the outcome is a success that carries a warning.
+    """
+    workspace = await run.open(body.shape)
+    env = run.variables(workspace.paths)
+    with open_logs(run.places.logs, "setup") as logs:
+        for position, argv in enumerate(body.commands, start=1):
+            with trio.move_on_after(body.command_seconds) as scope:
+                exit = await run_logged(workspace, argv, logs, env=env)
+            if scope.cancelled_caught:
+                return _partial(body, position, f"timed out after {body.command_seconds:g}s")
+            if not exit.ok:
+                return _partial(body, position, str(exit))
+    return succeeded(f"{len(body.commands)} command{'s' * (len(body.commands) != 1)}")
+
+
+def _partial(body: Body, position: int, how: str) -> Outcome:
+    total = len(body.commands)
+    text = f"setup command {position} of {total} {how}"
+    if position < total:
+        text += "; the rest were skipped"
+    words = command_words(body.commands[position - 1])
+    if body.may_fail:
+        return succeeded(f"{position - 1} of {total} commands", warnings=(text,), details=(words,))
+    return failed(Reason.SETUP, text, details=(words,))

@@ -1,0 +1,33 @@
+"""Commit the tree on disk to the runner's private repository, judge what changed, publish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.plan.model import Step
+from runner.spec.model import Facts, PolicySpec, RunSpec
+
+NEEDS = (("scan",),)
+
+
+@dataclass(frozen=True)
+class Body:
+    message: str
+    branch: str | None
+    policies: tuple[PolicySpec, ...]
+
+
+def plan(spec: RunSpec, facts: Facts) -> Step | None:
+    needs_tree = spec.verify is not None and spec.verify.needs_tree
+    if spec.checkout is None and not spec.wants_snapshot and not needs_tree:
+        return None
+    return Step(
+        id="snapshot",
+        kind="snapshot",
+        what=f"branch {spec.snapshot_branch} (not pushed)" if spec.snapshot_branch else "private commit",
+        phase="work",
+        needs=(),
+        deadline_seconds=spec.timeouts["snapshot"],
+        origin=spec.origins["snapshot"],
+        body=Body(spec.message, spec.snapshot_branch, spec.policies),
+    )

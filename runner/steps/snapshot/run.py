@@ -1,0 +1,28 @@
+"""See ``plan``. A snapshot that breaks policy stays an object without a name: nothing is published."""
+
+from __future__ import annotations
+
+from runner import events as ev
+from runner.model import Outcome, Reason, failed, succeeded
+from runner.steps._judge import commit_tree
+from runner.steps._run import Run
+from runner.steps.snapshot.plan import Body
+
+STEP = "snapshot"
+
+
+async def perform(body: Body, run: Run) -> Outcome:
+    snapshot, changes, violations = await commit_tree(run, STEP, body.policies, run.fill(body.message))
+    if violations:
+        text = f"{len(violations)} violation{'s' * (len(violations) != 1)}: {violations[0]}"
+        return failed(Reason.POLICY, text, details=tuple(str(v) for v in violations))
+    branch = run.fill(body.branch) if body.branch else None
+    run.snapshot = snapshot
+    run.published = True
+    await run.emit(
+        ev.SnapshotPublished(
+            snapshot.commit, snapshot.tree, run.base, branch, snapshot.entries, snapshot.ignored, len(changes)
+        )
+    )
+    left_out = f", {snapshot.ignored} ignored" if snapshot.ignored else ""
+    return succeeded(f"{snapshot.commit[:12]}, {len(changes)} changed{left_out}")

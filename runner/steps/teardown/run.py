@@ -1,0 +1,25 @@
+"""See ``plan``."""
+
+from __future__ import annotations
+
+from runner import events as ev
+from runner.model import Outcome, Reason, failed, succeeded
+from runner.steps._run import Run
+from runner.steps.teardown.plan import Body
+from runner.steps.verify.run import discard_checkout
+
+STEP = "teardown"
+
+
+async def perform(body: Body, run: Run) -> Outcome:
+    if run.places.checkout.exists():
+        await discard_checkout(run, STEP)
+    if run.handle is None:
+        return succeeded("nothing left")
+    await run.close()
+    if run.receipt is None:
+        return failed(Reason.PLATFORM, f"the work was not saved, so `{run.handle.tree}` is kept")
+    provider, handle = run.require()
+    await provider.destroy(handle)
+    await run.emit(ev.EffectGone(STEP, "workspace", run.workspace_id))
+    return succeeded("nothing left")

@@ -1,0 +1,41 @@
+"""Check the snapshot on a clean checkout, and the report in the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.plan.model import Step
+from runner.spec.model import Facts, RunSpec, VerifySpec
+from runner.steps._shape import Shape
+from runner.steps.setup.plan import command_words
+
+NEEDS = (("snapshot", "scan"),)
+
+
+@dataclass(frozen=True)
+class Body:
+    verify: VerifySpec
+    shape: Shape
+
+
+def plan(spec: RunSpec, facts: Facts) -> Step | None:
+    verify = spec.verify
+    if verify is None:
+        return None
+    parts = [command_words(c.argv) for c in verify.commands]
+    if verify.required or verify.forbidden:
+        parts.append(f"{len(verify.required) + len(verify.forbidden)} file rules")
+    what = ", ".join(parts) + (" on a clean checkout" if verify.needs_tree else "")
+    if verify.report:
+        sections = f", {len(verify.report.sections)} sections" if verify.report.sections else ""
+        what += ("; " if what else "") + f"report {verify.report.path}{sections}"
+    return Step(
+        id="verify",
+        kind="verify",
+        what=what or "nothing",
+        phase="work",
+        needs=(),
+        deadline_seconds=spec.timeouts["verify"],
+        origin=spec.origins["verify"],
+        body=Body(verify, Shape((), spec.toolchains, incident=False)),
+    )

@@ -1,0 +1,139 @@
+"""See ``plan``. All results are kept, also after the first failure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from runner import events as ev
+from runner import trees
+from runner.errors import CheckoutDiffers, CleanUpIncomplete, RunnerError
+from runner.model import Mount, Outcome, Reason, failed, succeeded
+from runner.policy.paths import matcher
+from runner.ports.git import Entry
+from runner.ports.provider import Opening, Workspace
+from runner.spec.model import ReportCheck, VerifySpec
+from runner.steps._disk import read_beneath
+from runner.steps._exec import LogFile, open_logs, run_logged
+from runner.steps._run import Run
+from runner.steps.setup.plan import command_words
+from runner.steps.verify.plan import Body
+
+STEP = "verify"
+MAX_REPORT = 16 << 20  # bytes
+
+
+@dataclass
+class Results:
+    good: list[str] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
+    no_evidence: bool = False
+
+    def add(self, ok: bool, text: str) -> None:
+        (self.good if ok else self.bad).append(text)
+
+    def outcome(self) -> Outcome:
+        if not self.bad:
+            return succeeded(f"{len(self.good)} of {len(self.good)} checks", details=tuple(self.good))
+        total = len(self.good) + len(self.bad)
+        reason = Reason.NO_EVIDENCE if self.no_evidence else Reason.VERIFY
+        text = f"{len(self.bad)} of {total} checks failed: {self.bad[0]}"
+        return failed(reason, text, details=(*self.bad, *self.good))
+
+
+async def perform(body: Body, run: Run) -> Outcome:
+    results = Results()
+    verify = body.verify
+    if verify.report is not None:
+        check_report(verify.report, run, results)
+    if verify.needs_tree:
+        await _check_tree(body, run, results)
+    return results.outcome()
+
+
+def check_report(wanted: ReportCheck, run: Run, results: Results) -> None:
+    """The report that the manifest asks for is the evidence; an agent's exit status is not."""
+    _, handle = run.require()
+    try:
+        text = read_beneath(handle.private / "output", wanted.path, MAX_REPORT).decode(errors="replace")
+    except (OSError, RunnerError) as error:
+        results.no_evidence = True
+        results.add(False, f"report {wanted.path}: {getattr(error, 'strerror', None) or error}")
+        return
+    size = len(text.encode())
+    results.no_evidence |= size < wanted.min_bytes
+    results.add(size >= wanted.min_bytes, f"report {wanted.path}: {size} bytes of at least {wanted.min_bytes}")
+    headings = {found.strip().casefold() for found in re.findall(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", text, re.MULTILINE)}
+    for section in wanted.sections:
+        results.add(section.casefold() in headings, f"report section `{section}`")
+
+
+async def _check_tree(body: Body, run: Run, results: Results) -> None:
+    assert run.snapshot is not None  # the snapshot step is a need
+    places, git = run.places, run.ports.git
+    name = places.checkout.name
+    await run.emit(ev.EffectIntended(STEP, "checkout", name, str(places.checkout)))
+    places.checkout.mkdir(parents=True)
+    entries = await git.materialise(places.repository, run.snapshot.commit, places.checkout)
+    check_files(body.verify, entries, results)
+    opening = Opening(
+        toolchains=body.shape.toolchains,
+        tree=Mount(places.checkout, "/workspace"),
+        tree_writable=False,
+        fresh_home=True,
+    )
+    workspace = await run.open_as(opening, (STEP, body.shape))
+    with open_logs(places.logs, STEP) as logs:
+        await _run_commands(body.verify, run, workspace, logs, results)
+    await run.close()
+    different = await git.compare(places.repository, run.snapshot.commit, places.checkout)
+    if different:
+        raise CheckoutDiffers(f"verifying changed its own tree in {len(different)} places")
+    await discard_checkout(run, STEP)
+
+
+def check_files(verify: VerifySpec, entries: Sequence[Entry], results: Results) -> None:
+    """Required patterns each match something in the clean checkout, forbidden ones nothing."""
+    paths = [entry.path.decode("utf-8", "surrogateescape") for entry in entries]
+    for pattern in verify.required:
+        rule = matcher((pattern,))
+        results.add(any(rule.match(p, directory=False) for p in paths), f"required file `{pattern}`")
+    for pattern in verify.forbidden:
+        rule = matcher((pattern,))
+        hit = next((p for p in paths if rule.match(p, directory=False)), None)
+        results.add(hit is None, f"forbidden file `{pattern}`" + (f": {hit}" if hit else ""))
+
+
+async def _run_commands(
+    verify: VerifySpec, run: Run, workspace: Workspace, logs: tuple[LogFile, LogFile], results: Results
+) -> None:
+    env = run.variables(workspace.paths)
+    for argv in verify.setup:
+        exit = await run_logged(workspace, argv, logs, env=env)
+        results.add(exit.ok, f"`{command_words(argv)}` {exit}")
+        if not exit.ok:
+            return
+    for check in verify.commands:
+        words = command_words(check.argv)
+        limit = check.timeout_seconds
+        with trio.CancelScope() as scope:
+            scope.deadline = trio.current_time() + limit if limit else float("inf")
+            exit = await run_logged(workspace, check.argv, logs, env=env)
+        if scope.cancelled_caught:
+            results.add(False, f"`{words}` timed out after {limit:g}s")
+            continue
+        wanted = "" if check.exit == 0 else f", wanted {check.exit}"
+        results.add(exit.code == check.exit, f"`{words}` {exit}{wanted}")
+
+
+async def discard_checkout(run: Run, step: str) -> None:
+    """Remove the clean checkout and check that it is gone."""
+    path: Path = run.places.checkout
+    left = await trio.to_thread.run_sync(trees.remove, path)
+    if left:
+        raise CleanUpIncomplete(f"the clean checkout is not gone: {left[0]}", hint=f"remove `{path}` yourself")
+    await run.emit(ev.EffectGone(step, "checkout", path.name))

@@ -1,0 +1,170 @@
+"""Work on whole trees that an agent may have shaped: never through a link, however deep, whatever its modes.
+
+Blocking; call it in a worker thread, and only while nothing runs in the tree.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def remove(top: Path) -> list[str]:
+    """Remove a tree; what could not be removed, with its reason. A tree that is not there is removed.
+
+    Directories found inside are first moved up to the top, so that neither depth nor the length of a
+    path matters, and a few descriptors are enough.
+    """
+    try:
+        os.chmod(top, 0o700)
+    except FileNotFoundError:
+        return []
+    fd = os.open(top, _FLAGS)
+    left: list[str] = []
+    number = 0
+    unguessed = token_hex(8)
+    try:
+        waiting = [entry.name for entry in os.scandir(fd)]
+        while waiting:
+            name = waiting.pop()
+            try:
+                if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=fd)
+                    continue
+                for inner in _empty(fd, name):
+                    number += 1
+                    raised = f".{unguessed}-{number}"
+                    os.rename(f"{name}/{inner}", raised, src_dir_fd=fd, dst_dir_fd=fd)
+                    waiting.append(raised)
+                os.rmdir(name, dir_fd=fd)
+            except OSError as error:
+                left.append(f"{os.path.join(top, name)!r}: {error.strerror}")
+    finally:
+        os.close(fd)
+    if not left:
+        os.rmdir(top)
+    return left
+
+
+def _empty(top: int, name: str) -> Iterator[str]:
+    """Unlink everything in a directory but its directories, and make those ready to be moved."""
+    os.chmod(name, 0o700, dir_fd=top)
+    fd = os.open(name, _FLAGS, dir_fd=top)
+    try:
+        for entry in list(os.scandir(fd)):
+            if entry.is_dir(follow_symlinks=False):
+                os.chmod(entry.name, 0o700, dir_fd=fd)
+                yield entry.name
+            else:
+                os.unlink(entry.name, dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def give(top: Path, uid: int) -> None:
+    """Make everything in a tree belong to ``uid``. A file with several names that is not its own is left alone."""
+    fd = os.open(top, _FLAGS)
+    try:
+        os.chown(fd, uid, uid)
+        levels = [_inner(fd, uid)]
+        # Up again by "..": one descriptor is open however deep the tree is.
+        while levels:
+            if levels[-1]:
+                inner = os.open(levels[-1].pop(), _FLAGS, dir_fd=fd)
+                levels.append(_inner(inner, uid))
+            else:
+                levels.pop()
+                inner = os.open("..", _FLAGS, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+    finally:
+        os.close(fd)
+
+
+def _inner(fd: int, uid: int) -> list[str]:
+    """Give the entries of one directory; the names of its directories."""
+    directories = []
+    for entry in os.scandir(fd):
+        found = entry.stat(follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode):
+            directories.append(entry.name)
+        elif stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            continue
+        if found.st_uid != uid:
+            os.chown(entry.name, uid, uid, dir_fd=fd, follow_symlinks=False)
+    return directories
+
+
+MAX_COPY_BYTES = 256 << 20
+MAX_COPY_FILES = 10_000
+
+
+def copy_out(source: Path, to: Path) -> list[str]:
+    """Copy the regular files of an untrusted tree into a directory, replacing files of the same name.
+
+    Returns what stayed behind, with the reason: links, special files, and all that is over the limits.
+    Nothing is followed on either side: a link or directory in the way of a file stays, and is named.
+    """
+    to.mkdir(parents=True, exist_ok=True)
+    copier = _Copier()
+    copier.copy(os.open(source, _FLAGS), os.open(to, _FLAGS), "")
+    return copier.behind
+
+
+class _Copier:
+    def __init__(self) -> None:
+        self.behind: list[str] = []
+        self._bytes = self._files = 0
+
+    def copy(self, source: int, to: int, place: str) -> None:
+        """One directory; closes both descriptors. Recursion is bounded by the limit on depth."""
+        try:
+            for entry in sorted(os.scandir(source), key=lambda e: e.name):
+                name = f"{place}{entry.name}"
+                try:
+                    reason = self._entry(entry, source, to, name)
+                except OSError as error:
+                    reason = error.strerror
+                if reason:
+                    self.behind.append(f"{name!r}: {reason}")
+        finally:
+            os.close(source)
+            os.close(to)
+
+    def _entry(self, entry: os.DirEntry[str], source: int, to: int, name: str) -> str | None:
+        if entry.is_dir(follow_symlinks=False):
+            if name.count("/") >= 32:
+                return "nested too deeply"
+            if entry.name not in os.listdir(to):
+                os.mkdir(entry.name, 0o755, dir_fd=to)
+            self.copy(os.open(entry.name, _FLAGS, dir_fd=source), os.open(entry.name, _FLAGS, dir_fd=to), f"{name}/")
+            return None
+        if not entry.is_file(follow_symlinks=False):
+            return "not a regular file"
+        size = entry.stat(follow_symlinks=False).st_size
+        if self._files == MAX_COPY_FILES or self._bytes + size > MAX_COPY_BYTES:
+            return f"over the limit of {MAX_COPY_FILES} files or {MAX_COPY_BYTES >> 20} MiB"
+        self._files, self._bytes = self._files + 1, self._bytes + size
+        _copy_file(entry.name, source, to)
+        return None
+
+
+def _copy_file(name: str, source: int, to: int) -> None:
+    """Through a new file renamed into place, so that a reader never sees half of it."""
+    half = f".{token_hex(8)}"
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=source)
+    with open(descriptor, "rb") as reading:
+        made = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=to)
+        with open(made, "wb") as writing:
+            shutil.copyfileobj(reading, writing, 1 << 20)
+    try:
+        os.rename(half, name, src_dir_fd=to, dst_dir_fd=to)
+    except OSError:
+        os.unlink(half, dir_fd=to)
+        raise

@@ -1,0 +1,169 @@
+"""Situations for tests that use the command as a person would: manifests in a folder, a home of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
+
+import pytest
+
+HEAD = "apiVersion: runner/v1\nkind: {kind}\nmetadata: {{name: {name}}}\nspec:\n"
+
+
+def document(kind: str, name: str, spec: str) -> str:
+    return HEAD.format(kind=kind, name=name) + indent(dedent(spec).strip("\n"), "  ") + "\n"
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Project:
+    """A folder with manifests, and the state that runs of it leave."""
+
+    folder: Path
+    home: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    def write(self, *documents: str) -> Path:
+        path = self.folder / "all.runner.yaml"
+        path.write_text("---\n".join(documents))
+        return path
+
+    def script(
+        self,
+        script: str,
+        *,
+        workspace: str = "",
+        run: str = "",
+        agent: str = "",
+        provider: str = "local",
+        policy: str | None = None,
+    ) -> None:
+        """One run `work` of a `script` agent; the extra YAML goes below workspace, run and agent type."""
+        (self.folder / "agent.sh").write_text(dedent(script))
+        spec = f"agent: script\nscript: {{path: agent.sh}}\n{dedent(agent)}\nworkspace:\n"
+        spec += indent(f"enabled: true\nproviders: [{provider}]\n{dedent(workspace).strip()}\n", "  ")
+        documents = [document("AgentType", "worker", spec)]
+        policies = ""
+        if policy is not None:
+            documents.append(document("Policy", "house", policy))
+            policies = "policy: house\n"
+        documents.append(document("IncidentRun", "work", f"agent_type: worker\n{policies}{dedent(run)}"))
+        self.write(*documents)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.home), "RUNNER_HOME": str(self.home / "state"), **self.env}
+        return subprocess.Popen(
+            [sys.executable, "-m", "runner", *arguments],
+            cwd=self.folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+    def runner(self, *arguments: str, timeout: float = 60) -> Done:
+        process = self.start(*arguments)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return Done(process.returncode, out, err)
+
+    def apply(self, *arguments: str) -> tuple[Done, dict[str, Any]]:
+        """Apply the folder, and the newest run's record."""
+        done = self.runner("apply", str(self.folder), *arguments)
+        shown = self.runner("runs", "show", "last", "--output", "json")
+        assert shown.code == 0, done.err + shown.err
+        return done, json.loads(shown.out)
+
+    def directory(self, record: dict[str, Any]) -> Path:
+        return self.home / "state" / "runs" / record["id"]
+
+    def logs(self, step: str, stream: str = "stdout") -> str:
+        newest = max((self.home / "state" / "runs").iterdir(), key=lambda p: p.stat().st_mtime)
+        return (newest / "logs" / f"{step}.{stream}").read_text()
+
+
+def step(record: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(s for s in record["steps"] if s["id"] == name)
+    return found
+
+
+def git(folder: Path, *arguments: str) -> str:
+    env = {
+        "PATH": os.environ["PATH"],
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        **{f"GIT_{who}_{what}": "x@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    }
+    return subprocess.run(
+        ["git", "-C", str(folder), *arguments], env=env, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    """An empty project; afterwards nothing that runs of it started or mounted may be left on the host."""
+    folder, home = tmp_path / "project", tmp_path / "home"
+    folder.mkdir()
+    home.mkdir()
+    yield Project(folder, home)
+    assert leftovers(home) == []
+
+
+def leftovers(home: Path) -> list[str]:
+    """What a run left behind, seen from outside: processes, mounts, cgroups, and files that are not evidence."""
+    found = [f"process {pid}: {text}" for pid, text in processes_naming(str(home))]
+    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(home) in line]
+    state = home / "state"
+    for folder in ("projects/default/workspaces", "sandboxes", "tmp"):
+        found += [str(path) for path in (state / folder).glob("*")]
+    return found
+
+
+def processes_naming(text: str) -> list[tuple[int, str]]:
+    """Processes whose command line or environment holds a text."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            seen = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if text.encode() in seen:
+            found.append((int(folder.name), seen.replace(b"\0", b" ").decode(errors="replace")[:200]))
+    return found
+
+
+@pytest.fixture
+def repository(project: Project) -> Path:
+    """A real git repository beside the manifests' folder with one commit of two files."""
+    path = project.folder / "repo"
+    path.mkdir()
+    git(path, "init", "-q", "-b", "main")
+    (path / "README").write_text("hello\n")
+    (path / "src").mkdir()
+    (path / "src" / "app.sh").write_text("echo app\n")
+    git(path, "add", "-A")
+    git(path, "commit", "-qm", "first")
+    return path
+
+

@@ -1,0 +1,399 @@
+"""Whole runs by the command, on the real sandbox: what each scenario promises, read from record, logs and disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Project, document, git, step
+
+
+@pytest.mark.scenario("CFG-04")
+def test_repository_source_none_gives_an_empty_workspace(project: Project) -> None:
+    project.script("ls -A /workspace | wc -l", workspace="repo_source: {type: none}")
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("agent") == "0\n"
+    assert [s["id"] for s in record["steps"]] == ["provision", "agent", "scan", "save", "teardown"]
+
+
+@pytest.mark.scenario("CFG-13")
+def test_a_task_without_repository_gives_an_empty_workspace(project: Project) -> None:
+    project.script("ls -A | wc -l", run="task: {pull_request_number: 42}")
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("agent") == "0\n"
+    assert "clone" not in [s["id"] for s in record["steps"]]
+
+
+@pytest.mark.scenario("CFG-14")
+def test_a_setup_command_runs_in_the_checkout_before_the_agent(project: Project, repository: Path) -> None:
+    project.script(
+        "cat prepared",
+        workspace="""
+        repo_source: {type: local, path: repo}
+        setup_commands: ["pwd; cat README > prepared"]
+        """,
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("setup") == "/workspace\n"
+    assert project.logs("agent") == "hello\n"
+    order = [s["id"] for s in record["steps"]]
+    assert order.index("clone") < order.index("setup") < order.index("agent")
+    assert step(record, "setup")["ended"] <= step(record, "agent")["started"]
+
+
+@pytest.mark.scenario("CFG-15")
+def test_setup_stops_at_the_first_failure_and_the_run_goes_on_with_a_warning(project: Project) -> None:
+    project.script(
+        "echo ran",
+        workspace="""
+        setup_commands: [echo one, exit 3, echo three]
+        setup: {on_failure: warn}
+        """,
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("setup") == "one\n"
+    assert record["warnings"] == [
+        {"code": "step.warning", "message": "setup: setup command 2 of 3 exited 3; the rest were skipped"}
+    ]
+    assert project.logs("agent") == "ran\n"
+
+
+def test_setup_that_fails_ends_the_run_by_default(project: Project) -> None:
+    project.script("echo ran", workspace="setup_commands: [exit 3]")
+
+    done, record = project.apply()
+
+    assert done.code == 1
+    assert record["outcome"]["reason"] == "setup"
+    assert step(record, "agent")["status"] == "skipped"
+    assert record["receipt"] is not None
+
+
+@pytest.mark.scenario("CFG-16")
+def test_a_slow_setup_command_is_killed_with_a_warning(project: Project) -> None:
+    project.script(
+        "echo ran",
+        workspace="""
+        setup_commands: ["echo begun; sleep 1000"]
+        setup: {timeout: 1s, on_failure: warn}
+        """,
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("setup") == "begun\n"
+    assert record["warnings"][0]["message"] == "setup: setup command 1 of 1 timed out after 1s"
+
+
+@pytest.mark.scenario("CFG-17")
+@pytest.mark.parametrize("commands", ["", "setup_commands: []"], ids=["omitted", "empty"])
+def test_without_setup_commands_the_agent_follows_the_checkout(
+    project: Project, repository: Path, commands: str
+) -> None:
+    project.script("cat README", workspace=f"repo_source: {{type: local, path: repo}}\n{commands}")
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert [s["id"] for s in record["steps"]][:3] == ["provision", "clone", "agent"]
+    assert project.logs("agent") == "hello\n"
+
+
+@pytest.mark.scenario("LIF-02")
+def test_a_named_provider_that_is_unavailable_is_an_error_and_nothing_weaker_is_used(project: Project) -> None:
+    project.script("echo ran > /workspace/ran", provider="local")
+    project.env["PATH"] = "/usr/bin:/bin"
+    hidden = project.folder / "hidden.py"
+    hidden.write_text(
+        "import sys, runner.providers._bwrap as b\n"
+        "b.find = lambda *a, **k: None\n"
+        "from runner.cli.main import main\nfrom runner.cli.output import standard\n"
+        "sys.exit(main(sys.argv[1:], standard()))\n"
+    )
+    pytest.skip("rewritten once the provider's way of finding bwrap is known")
+
+
+@pytest.mark.scenario("ISO-10", only="local")
+@pytest.mark.scenario("ISO-11", only="local")
+def test_protected_paths_are_read_only_and_the_rest_is_not(project: Project, repository: Path) -> None:
+    (repository / "AGENTS.md").write_text("rules\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "rules")
+    project.script(
+        """
+        echo changed > src/app.sh
+        (echo hacked > AGENTS.md) || true
+        (echo hacked > src/deep.md) && echo "src is writable"
+        """,
+        workspace="""
+        repo_source: {type: local, path: repo}
+        protected_paths: [AGENTS.md]
+        """,
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert "Read-only file system" in project.logs("agent", "stderr")
+    assert "src is writable" in project.logs("agent")
+    patch = (project.directory(record) / "work.patch").read_text()
+    assert "src/app.sh" in patch
+    assert "AGENTS.md" not in patch
+    assert "/workspace/AGENTS.md" in record["observed"]["read_only"]
+
+
+@pytest.mark.scenario("ISO-12", only="local")
+def test_a_missing_protected_path_is_no_error_and_can_not_be_created(project: Project, repository: Path) -> None:
+    project.script(
+        "(echo forged > nonexistent.md) || echo refused",
+        workspace="""
+        repo_source: {type: local, path: repo}
+        protected_paths: [nonexistent.md]
+        """,
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("agent") == "refused\n"
+    assert record["receipt"]["patch"] is None
+
+
+@pytest.mark.scenario("BEY-05", only="local")
+def test_isolation_is_read_back_before_the_agent_starts_and_recorded(project: Project) -> None:
+    project.script("echo ran")
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    events = [json.loads(line) for line in (project.directory(record) / "events.jsonl").read_text().splitlines()]
+    observed = next(e for e in events if e["type"] == "IsolationObserved")["isolation"]
+    assert observed["isolation"] == "namespaces"
+    assert observed["interfaces"] == ["lo"]
+    assert observed["capabilities"] == "none"
+    assert observed["uid"] == 1000
+    assert record["observed"] == observed
+    assert "read back" in done.out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="there is nothing to drop")
+def test_no_agent_runs_as_root_on_the_host_and_setuid_files_stay_harmless(project: Project) -> None:
+    project.script("cp /bin/true mine; chmod 4755 mine; ls -ln mine; sleep 1")
+
+    done, record = project.apply()
+
+    assert done.code == 3
+    assert record["violations"] == [{"path": "mine", "rule": "setuid", "detail": record["violations"][0]["detail"]}]
+
+
+@pytest.mark.scenario("WSM-21")
+@pytest.mark.scenario("WSM-22")
+@pytest.mark.scenario("WSM-23")
+def test_verify_sees_the_snapshot_byte_for_byte_without_git_and_can_not_change_it(
+    project: Project, repository: Path
+) -> None:
+    (repository / ".gitattributes").write_text("tests export-ignore\n*.txt eol=crlf ident\n")
+    (repository / "tests").mkdir()
+    (repository / "tests" / "test.txt").write_bytes(b"$Id$\nline\n")
+    (repository / "tool").write_text("#!/bin/sh\n")
+    (repository / "tool").chmod(0o755)
+    (repository / "link").symlink_to("tool")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "attributes")
+    project.script(
+        "echo made > made",
+        workspace="repo_source: {type: local, path: repo}",
+        run="""
+        verify:
+          commands:
+            - {run: "test ! -e .git"}
+            - {run: "printf '$Id$\\\\nline\\\\n' | cmp - tests/test.txt"}
+            - {run: [test, -x, tool]}
+            - {run: "test $(readlink link) = tool"}
+            - {run: "cat made; ls -A $HOME; env"}
+            - {run: "echo changed > README; echo new > new; cat README"}
+        """,
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert step(record, "verify")["outcome"]["message"] == "6 of 6 checks"
+    assert project.logs("verify").startswith("made\n")
+    assert "changed" in project.logs("verify")
+    patch = (project.directory(record) / "work.patch").read_text()
+    assert "README" not in patch
+    assert not list((project.home / "state" / "tmp").glob("*"))
+
+
+def test_all_results_of_verify_are_kept(project: Project, repository: Path) -> None:
+    project.script(
+        "echo x > new.orig",
+        workspace="repo_source: {type: local, path: repo}",
+        run="""
+        verify:
+          files: {required: [README, missing.json], forbidden: ["**/*.orig"]}
+          commands: [{run: exit 3}, {run: [sh, -c, exit 4], exit: 4}, {run: sleep 100, timeout: 1s}]
+        """,
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 1
+    outcome = step(record, "verify")["outcome"]
+    assert outcome["reason"] == "verify"
+    assert outcome["details"] == [
+        "required file `missing.json`",
+        "forbidden file `**/*.orig`: new.orig",
+        "`exit 3` exited 3",
+        "`sleep 100` timed out after 1s",
+        "required file `README`",
+        "`sh -c 'exit 4'` exited 4, wanted 4",
+    ]
+
+
+def test_a_missing_report_is_no_evidence_whatever_the_exit_status_says(project: Project) -> None:
+    project.script("exit 0", run="verify: {report: {path: report.md, sections: [Root Cause]}}")
+
+    done, record = project.apply()
+
+    assert done.code == 1
+    assert record["outcome"]["reason"] == "no-evidence"
+
+
+def test_a_violation_withholds_the_work_without_the_offending_file(project: Project, repository: Path) -> None:
+    project.script(
+        "echo good > good; echo TOKEN=1 > src/.env",
+        workspace="repo_source: {type: local, path: repo}",
+        run="snapshot: {branch: 'runner/{{ run.id }}'}",
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 3
+    assert record["outcome"]["reason"] == "policy"
+    assert record["snapshot"] is None
+    assert record["receipt"]["withheld"]
+    assert record["receipt"]["left_out"] == ["src/.env"]
+    patch = (project.directory(record) / "withheld.patch").read_text()
+    assert "+good" in patch
+    assert "TOKEN" not in patch
+
+
+@pytest.mark.scenario("WSM-26")
+def test_a_change_outside_the_allowed_paths_or_over_the_size_is_a_violation(
+    project: Project, repository: Path
+) -> None:
+    project.script(
+        "echo x >> README; echo y > src/new; head -c 2000 /dev/zero > src/big",
+        workspace="repo_source: {type: local, path: repo}",
+        policy="allowed_paths: ['src/**']\nmax_file_size: 1K",
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 3
+    assert {(v["path"], v["rule"]) for v in record["violations"]} >= {("src/big", "max-file-size")}
+    project.script(
+        "echo x >> README; echo y > src/new",
+        workspace="repo_source: {type: local, path: repo}",
+        policy="allowed_paths: ['src/**']",
+    )
+    done, record = project.apply()
+    assert done.code == 3
+    assert [(v["path"], v["rule"]) for v in record["violations"]] == [("README", "not-allowed")]
+    assert "src/new" in (project.directory(record) / "withheld.patch").read_text()
+
+
+def test_work_of_an_agent_that_failed_is_saved(project: Project, repository: Path) -> None:
+    project.script("echo half > half; exit 7", workspace="repo_source: {type: local, path: repo}")
+
+    done, record = project.apply()
+
+    assert done.code == 1
+    assert record["outcome"]["message"].startswith("agent:")
+    assert "+half" in (project.directory(record) / "work.patch").read_text()
+
+
+def test_the_patch_applies_to_the_source(project: Project, repository: Path) -> None:
+    project.script(
+        "printf 'a\\0b' > binary; rm README; chmod +x src/app.sh", workspace="repo_source: {type: local, path: repo}"
+    )
+    done, _ = project.apply()
+    assert done.code == 0, done.out + done.err
+
+    patch = project.runner("runs", "patch", "last").out
+    (project.folder / "p").write_text(patch)
+    git(repository, "apply", str(project.folder / "p"))
+
+    assert git(repository, "status", "--short").split("\n") == ["D README", "M src/app.sh", "?? binary"]
+
+
+def test_a_saved_plan_runs_the_pinned_commit_and_is_refused_when_its_manifests_change(
+    project: Project, repository: Path
+) -> None:
+    project.script("cat README", workspace="repo_source: {type: local, path: repo}")
+    saved = project.folder / "plan.json"
+    planned = project.runner("plan", str(project.folder), "--save", str(saved))
+    assert planned.code == 0, planned.err
+    (repository / "README").write_text("moved\n")
+    git(repository, "commit", "-qam", "moved")
+
+    done = project.runner("apply", str(saved))
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("agent") == "hello\n"
+    (project.folder / "agent.sh").write_text("echo other\n")
+    stale = project.runner("apply", str(saved))
+    assert stale.code == 2
+    assert "error[plan.stale]" in stale.err
+
+
+def test_prompt_of_five_mebibytes_goes_by_standard_input(project: Project) -> None:
+    project.script("wc -c; ps -eo args 2>/dev/null | grep -c xxxxxxxx || true", run=f'prompt: "{"x" * 200_000}"')
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("agent").splitlines()[0] == "200000"
+    assert (project.directory(record) / "prompt-sent.md").read_bytes() == b"x" * 200_000
+
+
+def test_a_hostile_value_arrives_as_data(project: Project) -> None:
+    project.script(
+        'printf %s "$BRANCH"; test ! -e pwn',
+        agent="env: {BRANCH: '{{ task.branch }}'}",
+        run="task: {branch: 'x\";touch pwn;\"$(touch pwn)`touch pwn`'}",
+    )
+
+    done, _ = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("agent") == 'x";touch pwn;"$(touch pwn)`touch pwn`'
+
+
+def test_one_bad_document_means_that_nothing_is_applied(project: Project) -> None:
+    good = document("AgentType", "good", "agent: script\nscript: {files: [{path: a, content: b, executable: false}]}")
+    project.write(good, document("IncidentRun", "work", "agent_type: godo"))
+
+    done = project.runner("apply", str(project.folder))
+
+    assert done.code == 2
+    assert "did you mean `good`?" in done.err
+    assert not (project.home / "state").exists()

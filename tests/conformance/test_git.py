@@ -1,0 +1,1038 @@
+"""One suite for every adapter of the git port. Fixtures are made with the real git binary."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from runner.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
+from runner.git.binary import Binary
+from runner.git.library import Library
+from runner.ports.git import Author, Entry, Git, Snapshotting
+
+PROGRAM = shutil.which("git")
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="fixtures are made with git")
+
+WANTED = Snapshotting("work\n\nof an agent", Author("An Agent", "agent@example.org", 1_700_000_000))
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+
+
+class User:
+    """A person at a terminal: git with an identity and no configuration but the given."""
+
+    def __init__(self, top: Path, **env: str) -> None:
+        self.top = top
+        self.env = {
+            "PATH": os.defpath,
+            "HOME": str(top),
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_AUTHOR_NAME": "U",
+            "GIT_AUTHOR_EMAIL": "u@example.org",
+            "GIT_COMMITTER_NAME": "U",
+            "GIT_COMMITTER_EMAIL": "u@example.org",
+            "GIT_AUTHOR_DATE": "1600000000 +0000",
+            "GIT_COMMITTER_DATE": "1600000000 +0000",
+        } | env
+
+    def __call__(self, *argv: str | bytes, stdin: bytes = b"") -> str:
+        assert PROGRAM is not None
+        command = [PROGRAM, "-C", str(self.top), *argv]
+        done = subprocess.run(command, env=self.env, input=stdin, capture_output=True, check=True)
+        return os.fsdecode(done.stdout).strip()
+
+    def init(self) -> User:
+        self.top.mkdir(parents=True, exist_ok=True)
+        self("init", "--quiet", "--initial-branch=main")
+        return self
+
+    def commit(self, message: str = "change") -> str:
+        self("add", "--all")
+        self("commit", "--quiet", "--allow-empty", "--message", message)
+        return self("rev-parse", "HEAD")
+
+    def blob(self, content: bytes) -> str:
+        return self("hash-object", "-w", "--stdin", stdin=content)
+
+    def tree(self, *rows: tuple[str, str, bytes]) -> str:
+        """A tree object with any names at all."""
+        raw = b"".join(b"%o %s\0%s" % (int(mode, 8), name, bytes.fromhex(id)) for mode, id, name in rows)
+        return self("hash-object", "-w", "-t", "tree", "--literally", "--stdin", stdin=raw)
+
+    def commit_tree(self, tree: str) -> str:
+        return self("commit-tree", "-m", "crafted", tree)
+
+
+@pytest.fixture(params=["git", "dulwich"])
+def git(request: pytest.FixtureRequest) -> Git:
+    assert PROGRAM is not None
+    return Binary(PROGRAM) if request.param == "git" else Library()
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> User:
+    """A repository with a file, an executable, a link, a folder and an ignore file."""
+    user = User(tmp_path / "source").init()
+    _fill(user.top)
+    user.commit("first")
+    return user
+
+
+def _fill(top: Path) -> None:
+    (top / "src").mkdir()
+    (top / "src" / "app.py").write_text("print('hello')\n")
+    (top / "run.sh").write_text("#!/bin/sh\n")
+    (top / "run.sh").chmod(0o755)
+    (top / "link").symlink_to("/etc/passwd")
+    (top / ".gitignore").write_text("*.log\nbuild/\n!keep.log\n")
+    (top / "data.bin").write_bytes(bytes(range(256)) * 4)
+
+
+@pytest.fixture
+def head(user: User) -> str:
+    return user("rev-parse", "HEAD")
+
+
+@pytest.fixture
+async def private(git: Git, user: User, head: str, tmp_path: Path) -> Path:
+    """The runner's own repository, with the head of the source."""
+    into = tmp_path / "private"
+    await git.fetch(user.top, head, into=into, depth=None)
+    return into
+
+
+@pytest.fixture
+async def tree(git: Git, private: Path, head: str, tmp_path: Path) -> Path:
+    """An agent's checkout of the head."""
+    into = tmp_path / "tree"
+    into.mkdir()
+    await git.check_out(private, head, into=into, branch="runner/work")
+    return into
+
+
+def listing(root: Path) -> dict[bytes, tuple[int, bytes]]:
+    """Path to git's mode and content, of every file and link below ``root`` but ``.git``."""
+    found = {}
+    for folder, folders, files in os.walk(os.fsencode(root)):
+        if b".git" in folders:
+            folders.remove(b".git")
+        for name in files + [f for f in folders if os.path.islink(os.path.join(folder, f))]:
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            content = os.readlink(path) if stat.S_ISLNK(status.st_mode) else Path(os.fsdecode(path)).read_bytes()
+            executable = 0o100755 if status.st_mode & stat.S_IXUSR else 0o100644
+            mode = 0o120000 if stat.S_ISLNK(status.st_mode) else executable
+            found[os.path.relpath(path, os.fsencode(root))] = (mode, content)
+    return found
+
+
+def fsck(repository: Path) -> None:
+    User(repository)("fsck", "--strict", "--no-dangling")
+
+
+# --- inspect, resolve ------------------------------------------------------------------------------
+
+
+async def test_inspecting_names_top_head_and_branch(git: Git, user: User, head: str) -> None:
+    found = await git.inspect(user.top / "src")
+
+    assert (found.top, found.head, found.branch, found.dirty) == (user.top, head, "main", False)
+
+
+async def test_a_repository_without_commits_has_a_branch_and_no_head(git: Git, tmp_path: Path) -> None:
+    found = await git.inspect(User(tmp_path / "new").init().top)
+
+    assert (found.head, found.branch, found.dirty) == (None, "main", False)
+    with pytest.raises(UnknownCommit, match="no commit yet"):
+        await git.resolve(found.top, branch=None, commit=None)
+
+
+async def test_a_detached_head_has_no_branch(git: Git, user: User, head: str) -> None:
+    user("checkout", "--quiet", "--detach")
+
+    found = await git.inspect(user.top)
+
+    assert (found.head, found.branch) == (head, None)
+
+
+async def test_a_linked_work_tree_is_a_source(git: Git, user: User, tmp_path: Path) -> None:
+    user("worktree", "add", "--quiet", "-b", "side", str(tmp_path / "side"))
+    side = User(tmp_path / "side")
+    (side.top / "more").write_text("x")
+    commit = side.commit()
+
+    found = await git.inspect(side.top)
+    await git.fetch(side.top, commit, into=tmp_path / "private", depth=1)
+
+    assert (found.top, found.head, found.branch, found.dirty) == (side.top, commit, "side", False)
+    assert {e.path for e in await git.entries(tmp_path / "private", commit)} >= {b"more"}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        pytest.param(lambda p: None, "does not exist", id="missing"),
+        pytest.param(lambda p: p.write_text(""), "not a directory", id="a file"),
+        pytest.param(lambda p: p.mkdir(), "not a git repository", id="no repository"),
+    ],
+)
+async def test_a_source_that_is_none_is_refused(
+    git: Git, tmp_path: Path, make: Callable[[Path], None], words: str
+) -> None:
+    make(tmp_path / "place")
+
+    with pytest.raises(BadSource, match=words):
+        await git.inspect(tmp_path / "place")
+
+
+async def test_a_source_that_borrows_objects_is_refused(git: Git, user: User, head: str, tmp_path: Path) -> None:
+    user("clone", "--quiet", "--shared", str(user.top), str(tmp_path / "borrower"))
+
+    for call in (
+        git.inspect(tmp_path / "borrower"),
+        git.fetch(tmp_path / "borrower", head, into=tmp_path / "p", depth=1),
+    ):
+        with pytest.raises(BadSource, match="borrows objects"):
+            await call
+    assert not (tmp_path / "p").exists()
+
+
+@AS_ROOT
+@pytest.mark.parametrize("part", [".", ".git", ".git/objects"])
+async def test_a_source_of_another_user_is_refused(git: Git, user: User, part: str) -> None:
+    os.chown(user.top / part, 4242, 4242)
+
+    with pytest.raises(BadSource, match="another user"):
+        await git.inspect(user.top)
+
+
+async def test_a_branch_a_commit_or_head_resolve_to_a_commit(git: Git, user: User, head: str) -> None:
+    user("checkout", "--quiet", "-b", "feature/auth")
+    second = user.commit()
+    user("checkout", "--quiet", "main")
+
+    assert await git.resolve(user.top, branch=None, commit=None) == head
+    assert await git.resolve(user.top, branch="feature/auth", commit=None) == second
+    assert await git.resolve(user.top, branch=None, commit=second) == second
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("--upload-pack=x", "-b", "a..b", "@{-1}", "x.lock", "x/y.lock/z", "main\r", "a b", "", "/a", "a/", "a//b"),
+        *(".a", "HEAD", "a:b", "a~1", "a^", "a\\b", "a*", "f" * 40, "F" * 40, "f" * 64, "a@{1}", "x\n", "é" * 150),
+    ],
+)
+async def test_a_name_outside_the_grammar_is_refused(git: Git, user: User, name: str) -> None:
+    with pytest.raises(BadRef):
+        await git.resolve(user.top, branch=name, commit=None)
+
+
+async def test_a_branch_named_like_a_commit_never_stands_in_for_it(git: Git, user: User, head: str) -> None:
+    other = user.commit("other")
+    user("update-ref", f"refs/heads/{head}", other)
+
+    assert await git.resolve(user.top, branch=None, commit=head) == head
+    with pytest.raises(BadRef):
+        await git.resolve(user.top, branch=head, commit=None)
+
+
+async def test_a_branch_that_is_not_there_is_unknown(git: Git, user: User) -> None:
+    with pytest.raises(UnknownCommit, match="nowhere"):
+        await git.resolve(user.top, branch="nowhere", commit=None)
+
+
+@pytest.mark.parametrize("commit", ["--output=x", "HEAD", "abc", "main"])
+async def test_a_commit_is_a_full_id(git: Git, user: User, commit: str) -> None:
+    with pytest.raises(BadRef):
+        await git.resolve(user.top, branch=None, commit=commit)
+
+
+async def test_ids_that_are_no_commits_are_unknown(git: Git, user: User, private: Path, tmp_path: Path) -> None:
+    user("tag", "--annotate", "--message", "t", "t")
+    ids = ["0" * 40, user("rev-parse", "HEAD^{tree}"), user("rev-parse", "HEAD:run.sh"), user("rev-parse", "t")]
+
+    for id in ids:
+        with pytest.raises(UnknownCommit):
+            await git.resolve(user.top, branch=None, commit=id)
+        with pytest.raises(UnknownCommit):
+            await git.fetch(user.top, id, into=tmp_path / "p", depth=None)
+
+
+# --- fetch -----------------------------------------------------------------------------------------
+
+
+async def test_fetching_takes_history_to_the_depth(git: Git, user: User, tmp_path: Path) -> None:
+    commits = [user.commit(str(number)) for number in range(3)]
+
+    for depth, count in ((None, 4), (1, 1), (2, 2), (9, 4)):
+        into = tmp_path / f"depth-{depth}"
+        await git.fetch(user.top, commits[-1], into=into, depth=depth)
+        assert User(into)("rev-list", "--count", commits[-1]) == str(count)
+        fsck(into)
+
+
+async def test_a_shallow_source_can_be_fetched_whole(git: Git, user: User, tmp_path: Path) -> None:
+    tip = user.commit()
+    user("clone", "--quiet", "--depth=1", user.top.as_uri(), str(tmp_path / "shallow"))
+
+    await git.fetch(tmp_path / "shallow", tip, into=tmp_path / "p", depth=None)
+
+    assert User(tmp_path / "p")("rev-list", "--count", tip) == "1"
+
+
+async def test_merges_are_cut_where_git_cuts_them(git: Git, user: User, tmp_path: Path) -> None:
+    user("checkout", "--quiet", "-b", "side")
+    user.commit("side 1")
+    user.commit("side 2")
+    user("checkout", "--quiet", "main")
+    user.commit("main 1")
+    user("merge", "--quiet", "--no-edit", "side")
+    tip = user("rev-parse", "HEAD")
+    user("clone", "--quiet", "--bare", "--depth=3", user.top.as_uri(), str(tmp_path / "theirs"))
+
+    await git.fetch(user.top, tip, into=tmp_path / "p", depth=3)
+
+    assert User(tmp_path / "p")("rev-list", tip) == User(tmp_path / "theirs")("rev-list", tip)
+
+
+async def test_a_private_repository_shares_no_file_and_has_no_refs(git: Git, user: User, private: Path) -> None:
+    user("gc", "--quiet")
+    theirs = {p.stat().st_ino for p in user.top.rglob("*") if p.is_file()}
+
+    assert not theirs & {p.stat().st_ino for p in private.rglob("*") if p.is_file()}
+    assert User(private)("for-each-ref") == ""
+    assert not (private / "objects/info/alternates").exists()
+    assert not (private / "hooks").exists()
+
+
+async def test_odd_places_are_fetched_from(git: Git, user: User, head: str, tmp_path: Path) -> None:
+    place = tmp_path / "-o x:%41 'q' $(touch canary)\n"
+    shutil.copytree(user.top, place, symlinks=True)
+
+    await git.fetch(place, head, into=tmp_path / "p", depth=1)
+
+    assert (await git.inspect(place)).head == head
+    assert len(await git.entries(tmp_path / "p", head)) == 5
+    assert not list(tmp_path.rglob("canary"))
+
+
+HOSTILE_NAMES = {
+    "dot-git": b".git",
+    "upper-case": b".GIT",
+    "short-name": b"git~1",
+    "dot-dot": b"..",
+    "dot": b".",
+    "dropped-code-point": ".g\u200cit".encode(),
+    "trailing-dot": b".git.",
+    "trailing-space": b".git ",
+    "stream": b".git::$INDEX_ALLOCATION",
+    "backslash": b"a\\.git\\config",
+    "slash": b"a/../../b",
+}
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["folder", "file"])
+@pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
+async def test_a_tree_with_a_hostile_name_is_refused(
+    git: Git, user: User, name: bytes, folder: bool, tmp_path: Path
+) -> None:
+    file = user.blob(b"[core]\n\tfsmonitor = false\n")
+    leaf = ("040000", user.tree(("100644", file, b"config")), name) if folder else ("100644", file, name)
+    commit = user.commit_tree(user.tree(("040000", user.tree(leaf), b"sub")))
+
+    with pytest.raises(HostileTree):
+        await git.fetch(user.top, commit, into=tmp_path / "p", depth=1)
+
+
+async def test_a_name_of_no_letters_is_refused(git: Git, user: User, tmp_path: Path) -> None:
+    commit = user.commit_tree(user.tree(("100644", user.blob(b"x"), b"")))
+
+    with pytest.raises((HostileTree, GitFailed)):  # git does not even send it
+        await git.fetch(user.top, commit, into=tmp_path / "p", depth=1)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param((b"README", b"readme"), id="case"),
+        pytest.param(("café".encode(), "cafe\u0301".encode()), id="normalisation"),
+        pytest.param((b"STRASSE", "straße".encode()), id="folded letters"),
+    ],
+)
+async def test_names_equal_but_for_case_are_refused(
+    git: Git, user: User, names: tuple[bytes, bytes], tmp_path: Path
+) -> None:
+    file = user.blob(b"x")
+    folders = [("040000", user.tree(("100644", file, name)), name) for name in sorted(names)]
+    crafted = [user.tree(*(("100644", file, name) for name in sorted(names))), user.tree(*folders)]
+
+    for number, tree in enumerate(crafted):
+        with pytest.raises(HostileTree):
+            await git.fetch(user.top, user.commit_tree(tree), into=tmp_path / f"p{number}", depth=1)
+
+
+async def test_a_link_and_a_folder_of_one_name_are_refused(git: Git, user: User, tmp_path: Path) -> None:
+    link = ("120000", user.blob(os.fsencode(tmp_path)), b"a")
+    folder = ("040000", user.tree(("100644", user.blob(b"x"), b"escaped")), b"a")
+
+    with pytest.raises(HostileTree):
+        await git.fetch(user.top, user.commit_tree(user.tree(link, folder)), into=tmp_path / "p", depth=1)
+
+
+async def test_submodules_are_not_followed(git: Git, user: User, head: str, tmp_path: Path) -> None:
+    (user.top / ".gitmodules").write_text('[submodule "s"]\n\tpath = s\n\turl = ext::sh -c "touch canary"\n')
+    user("update-index", "--add", "--cacheinfo", f"160000,{head},s")
+    user("add", ".gitmodules")
+    user("commit", "--quiet", "-m", "submodule")
+    commit = user("rev-parse", "HEAD")
+    try:
+        await git.fetch(user.top, commit, into=tmp_path / "p", depth=1)
+    except HostileTree:
+        return  # git itself refuses such an address
+    tree = tmp_path / "t"
+    tree.mkdir()
+    await git.check_out(tmp_path / "p", commit, into=tree, branch="b")
+
+    assert b"s" not in {e.path for e in await git.entries(tmp_path / "p", commit)}
+    assert not any((tree / "s").iterdir())
+    made = await git.snapshot(tmp_path / "p", tree, commit, WANTED)
+    assert await git.changes(tmp_path / "p", commit, made.commit) == []
+
+
+@pytest.fixture
+def hostile_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host whose configuration runs things; yields the canary."""
+    canary = tmp_path / "canary"
+    hooks = tmp_path / "hooks"
+    hooks.mkdir()
+    for name in ("post-checkout", "post-index-change", "reference-transaction", "pre-commit"):
+        (hooks / name).write_text(f"#!/bin/sh\ntouch {canary}\n")
+        (hooks / name).chmod(0o755)
+    config = tmp_path / "hostile-config"
+    config.write_text(
+        f"[core]\n\thooksPath = {hooks}\n\tfsmonitor = touch {canary}\n\tattributesFile = {tmp_path}/attributes\n"
+        f'[url "/nowhere/"]\n\tinsteadOf = /\n[init]\n\ttemplateDir = {hooks}\n'
+        f'[filter "f"]\n\tclean = touch {canary}; cat\n\tsmudge = touch {canary}; cat\n'
+        f"[diff]\n\texternal = touch {canary}; false\n[core]\n\tautocrlf = true\n"
+    )
+    (tmp_path / "attributes").write_text("* filter=f text eol=crlf diff=f\n")
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copyfile(config, home / ".gitconfig")
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, str(config))
+    monkeypatch.setenv("GIT_TEMPLATE_DIR", str(hooks))
+    monkeypatch.setenv("GIT_EXTERNAL_DIFF", f"touch {canary}")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    return canary
+
+
+async def test_configuration_of_the_host_has_no_effect(
+    git: Git, user: User, head: str, hostile_host: Path, tmp_path: Path
+) -> None:
+    private, tree, clean = tmp_path / "p", tmp_path / "t", tmp_path / "c"
+    tree.mkdir()
+    clean.mkdir()
+
+    await git.inspect(user.top)
+    await git.fetch(user.top, head, into=private, depth=None)
+    await git.check_out(private, head, into=tree, branch="b")
+    (tree / "new.txt").write_bytes(b"one\r\ntwo\n")
+    made = await git.snapshot(private, tree, head, WANTED)
+    await git.patch(private, head, made.commit, tmp_path / "patch")
+    await git.materialise(private, made.commit, clean)
+
+    assert listing(clean) == listing(tree)
+    assert (clean / "new.txt").read_bytes() == b"one\r\ntwo\n"
+    assert not (tree / ".git" / "hooks").exists()
+    assert not hostile_host.exists()
+
+
+async def test_configuration_of_a_source_runs_nothing(git: Git, user: User, head: str, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    config = user.top / ".git" / "config"
+    config.write_text(
+        config.read_text()
+        + f"[core]\n\tfsmonitor = touch {canary}\n\thooksPath = {tmp_path}\n\tsshCommand = touch {canary}\n"
+        f'[filter "f"]\n\tclean = touch {canary}; cat\n\tsmudge = touch {canary}; cat\n\trequired\n'
+        f"[uploadpack]\n\tpackObjectsHook = touch {canary}; cat\n"
+        f'[remote "r"]\n\turl = ext::touch {canary}\n\tpromisor\n'
+    )
+    (user.top / ".git" / "info" / "attributes").write_text("* filter=f\n")
+    os.utime(user.top / "src" / "app.py")
+    (user.top / "run.sh").write_text("changed\n")
+    tree = tmp_path / "t"
+    tree.mkdir()
+
+    assert (await git.inspect(user.top)).dirty
+    await git.fetch(user.top, head, into=tmp_path / "p", depth=1)
+    await git.check_out(tmp_path / "p", head, into=tree, branch="b")
+
+    assert await git.add_dirty(user.top, into=tree) == 1
+    assert (tree / "run.sh").read_text() == "changed\n"
+    assert not canary.exists()
+
+
+# --- check_out -------------------------------------------------------------------------------------
+
+
+async def test_a_checkout_is_a_clean_repository_of_its_own(git: Git, user: User, head: str, tree: Path) -> None:
+    agent = User(tree)
+
+    assert agent("rev-parse", "HEAD") == head
+    assert agent("symbolic-ref", "HEAD") == "refs/heads/runner/work"
+    assert agent("status", "--porcelain") == ""
+    assert agent("remote") == ""
+    assert agent("log", "--format=%s") == "first"
+    assert listing(tree) == listing(user.top)
+    assert {path.name for path in (tree / ".git").iterdir()} == {"HEAD", "config", "index", "objects", "refs"}
+    agent("commit", "--quiet", "--allow-empty", "-m", "the agent can commit")
+    fsck(tree)
+
+
+async def test_a_checkout_shares_no_file_with_the_private_repository(private: Path, tree: Path) -> None:
+    ours = {path.stat().st_ino for path in private.rglob("*") if path.is_file()}
+
+    assert not ours & {path.stat().st_ino for path in tree.rglob("*") if path.is_file()}
+
+
+async def test_a_shallow_checkout_is_whole(git: Git, user: User, tmp_path: Path) -> None:
+    tip = user.commit()
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    await git.fetch(user.top, tip, into=tmp_path / "p", depth=1)
+
+    await git.check_out(tmp_path / "p", tip, into=tree, branch="b")
+
+    assert User(tree)("rev-list", "--count", "HEAD") == "1"
+    fsck(tree)
+
+
+async def test_modes_do_not_depend_on_the_umask(git: Git, private: Path, head: str, tmp_path: Path) -> None:
+    places = [tmp_path / "tree", tmp_path / "clean"]
+    for place in places:
+        place.mkdir()
+    before = os.umask(0o077)
+    try:
+        await git.check_out(private, head, into=places[0], branch="b")
+        await git.materialise(private, head, places[1])
+    finally:
+        os.umask(before)
+
+    for place in places:
+        assert {name: stat.S_IMODE((place / name).stat().st_mode) for name in ("run.sh", "data.bin", "src")} == {
+            "run.sh": 0o755,
+            "data.bin": 0o644,
+            "src": 0o755,
+        }
+
+
+async def test_checking_out_over_something_is_refused(git: Git, private: Path, head: str, tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "run.sh").symlink_to(tmp_path / "outside")
+
+    for call in (
+        git.check_out(private, head, into=tmp_path / "t", branch="b"),
+        git.materialise(private, head, tmp_path / "t"),
+    ):
+        with pytest.raises(GitFailed, match="not empty"):
+            await call
+    assert not (tmp_path / "outside").exists()
+
+
+async def test_a_checkout_on_a_branch_outside_the_grammar_is_refused(
+    git: Git, private: Path, head: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t").mkdir()
+    with pytest.raises(BadRef):
+        await git.check_out(private, head, into=tmp_path / "t", branch="../../escaped")
+
+
+# --- add_dirty -------------------------------------------------------------------------------------
+
+
+async def test_uncommitted_changes_are_copied(git: Git, user: User, tree: Path) -> None:
+    top = user.top
+    (top / "src" / "app.py").write_text("edited\n")
+    (top / "data.bin").unlink()
+    (top / "run.sh").chmod(0o644)
+    (top / "link").unlink()
+    (top / "link").mkdir()
+    (top / "link" / "inside").write_text("a folder now\n")
+    (top / "staged").write_text("staged\n")
+    user("add", "staged")
+    (top / "forced.log").write_text("ignored but staged\n")
+    user("add", "--force", "forced.log")
+    (top / "keep.log").write_text("not ignored\n")
+    (top / "noise.log").write_text("ignored\n")
+    (top / "build").mkdir()
+    (top / "build" / "out").write_text("ignored\n")
+    (top / "new link").symlink_to("/nowhere")
+
+    count = await git.add_dirty(top, into=tree)
+
+    assert count == 9
+    expected = {path: what for path, what in listing(top).items() if path not in (b"noise.log", b"build/out")}
+    assert listing(tree) == expected
+    assert (await git.inspect(top)).dirty
+
+
+async def test_files_that_were_only_touched_are_not_dirty(git: Git, user: User) -> None:
+    os.utime(user.top / "src" / "app.py")
+
+    assert not (await git.inspect(user.top)).dirty
+
+
+async def test_the_exclude_file_of_a_source_is_honoured(git: Git, user: User) -> None:
+    (user.top / ".git" / "info" / "exclude").write_text("scratch\n")
+    (user.top / "scratch").write_text("")
+
+    assert not (await git.inspect(user.top)).dirty
+
+
+# --- snapshot --------------------------------------------------------------------------------------
+
+
+async def test_a_snapshot_holds_the_tree_byte_for_byte(git: Git, private: Path, head: str, tree: Path) -> None:
+    _work(tree)
+
+    made = await git.snapshot(private, tree, head, WANTED)
+
+    expected = {path: what for path, what in listing(tree).items() if path not in (b"debug.log", b"build/out")}
+    found = {entry.path: (entry.mode, _content(private, entry)) for entry in await git.entries(private, made.commit)}
+    assert found == expected
+    assert (made.base, made.entries, made.ignored) == (head, len(expected), 2)
+    shown = User(private)("cat-file", "commit", made.commit).splitlines()
+    assert shown[1:4] == [
+        f"parent {head}",
+        "author An Agent <agent@example.org> 1700000000 +0000",
+        "committer An Agent <agent@example.org> 1700000000 +0000",
+    ]
+    assert shown[5:] == ["work", "", "of an agent"]
+    fsck(private)
+
+
+def _work(tree: Path) -> None:
+    """What an agent may leave behind."""
+    root = os.fsencode(tree)
+    for name in (b"raw \xff\xfe", b"new\nline", b"-leading", b'quo"te\\', b" ", "ünï".encode()):
+        Path(os.fsdecode(root + b"/" + name)).write_bytes(b"named oddly\n")
+    (tree / "crlf.txt").write_bytes(b"a\r\nb\n")
+    (tree / "empty").write_bytes(b"")
+    (tree / "tool").write_bytes(b"#!\n")
+    (tree / "tool").chmod(0o777)
+    (tree / "secret").write_bytes(b"s")
+    (tree / "secret").chmod(0o600)
+    (tree / "dangling").symlink_to("../outside")
+    (tree / "loop").symlink_to(".")
+    (tree / "void").mkdir()
+    (tree / "data.bin").unlink()
+    (tree / "data.bin").mkdir()
+    (tree / "data.bin" / "part").write_bytes(bytes(range(256)))
+    shutil.rmtree(tree / "src")
+    (tree / "src").write_bytes(b"a file now\n")
+    (tree / "debug.log").write_text("ignored by the base\n")
+    (tree / "build").mkdir()
+    (tree / "build" / "out").write_text("ignored by the base\n")
+    (tree / ".gitignore").write_text("*\n")
+
+
+def _content(repository: Path, entry: Entry) -> bytes:
+    assert PROGRAM is not None
+    command = [PROGRAM, "--git-dir", str(repository), "cat-file", "blob", entry.id]
+    return subprocess.run(command, env={}, capture_output=True, check=True).stdout
+
+
+async def test_both_adapters_make_the_same_commit(user: User, head: str, tmp_path: Path) -> None:
+    assert PROGRAM is not None
+    commits = set()
+    for git in (Binary(PROGRAM), Library()):
+        private, tree = tmp_path / f"{git.name}-p", tmp_path / f"{git.name}-t"
+        tree.mkdir()
+        await git.fetch(user.top, head, into=private, depth=None)
+        await git.check_out(private, head, into=tree, branch="b")
+        _work(tree)
+        commits.add(await git.snapshot(private, tree, head, WANTED))
+
+    assert len(commits) == 1
+
+
+async def test_equal_input_gives_equal_commits_within_a_second(git: Git, private: Path, head: str, tree: Path) -> None:
+    first = await git.snapshot(private, tree, head, WANTED)
+    (tree / "run.sh").write_text("#!/bin/SH\n")  # of the same length, in the same second
+    second = await git.snapshot(private, tree, head, WANTED)
+    (tree / "run.sh").write_text("#!/bin/sh\n")
+    third = await git.snapshot(private, tree, head, WANTED)
+
+    assert first == third
+    assert first.commit != second.commit
+
+
+async def test_a_change_of_nothing_is_a_commit_of_the_same_tree(git: Git, private: Path, head: str, tree: Path) -> None:
+    made = await git.snapshot(private, tree, head, WANTED)
+
+    assert made.tree == User(private)("rev-parse", head + "^{tree}")
+    assert await git.changes(private, head, made.commit) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        pytest.param(lambda t: (t / "data.bin").chmod(0o755), [(b"data.bin", "M")], id="mode"),
+        pytest.param(
+            lambda t: (t / "data.bin").rename(t / "DATA.bin"), [(b"DATA.bin", "A"), (b"data.bin", "D")], id="case"
+        ),
+        pytest.param(
+            lambda t: ((t / "link").unlink(), (t / "link").write_text("/etc/passwd")), [(b"link", "T")], id="type"
+        ),
+        pytest.param(lambda t: shutil.rmtree(t / "src"), [(b"src/app.py", "D")], id="deletion"),
+    ],
+)
+async def test_small_changes_are_seen(
+    git: Git, private: Path, head: str, tree: Path, change: Callable[[Path], object], expected: list[tuple[bytes, str]]
+) -> None:
+    change(tree)
+
+    made = await git.snapshot(private, tree, head, WANTED)
+
+    assert [(c.path, c.status) for c in await git.changes(private, head, made.commit)] == expected
+    assert all((c.entry is None) == (c.status == "D") for c in await git.changes(private, head, made.commit))
+
+
+async def test_what_the_base_tracks_is_never_ignored(git: Git, user: User, tmp_path: Path) -> None:
+    (user.top / "build").mkdir()
+    (user.top / "build" / "tracked").write_text("1")
+    user("add", "--force", "build/tracked")
+    commit = user.commit()
+    private, tree = tmp_path / "p", tmp_path / "t"
+    tree.mkdir()
+    await git.fetch(user.top, commit, into=private, depth=None)
+    await git.check_out(private, commit, into=tree, branch="b")
+    (tree / "build" / "tracked").write_text("2")
+    (tree / "build" / "other").write_text("ignored")
+
+    made = await git.snapshot(private, tree, commit, WANTED)
+
+    assert [c.path for c in await git.changes(private, commit, made.commit)] == [b"build/tracked"]
+    assert made.ignored == 1
+
+
+async def test_ignore_files_that_the_agent_wrote_do_not_count(git: Git, private: Path, head: str, tree: Path) -> None:
+    (tree / ".gitignore").write_text("hidden\n")
+    (tree / "src" / ".gitignore").write_text("*\n")
+    (tree / "hidden").write_text("")
+    (tree / "src" / "evil").write_text("")
+
+    made = await git.snapshot(private, tree, head, WANTED)
+
+    paths = {entry.path for entry in await git.entries(private, made.commit)}
+    assert paths >= {b"hidden", b"src/evil", b"src/.gitignore"}
+
+
+async def test_repositories_inside_a_tree_are_left_out(git: Git, private: Path, head: str, tree: Path) -> None:
+    nested = User(tree / "nested").init()
+    (nested.top / "file").write_text("kept")
+    nested.commit()
+    (tree / "GIT~1").mkdir()
+    (tree / "GIT~1" / "config").write_text("")
+    os.mkfifo(tree / "fifo")
+
+    made = await git.snapshot(private, tree, head, WANTED)
+
+    assert [c.path for c in await git.changes(private, head, made.commit)] == [b"nested/file"]
+    assert made.ignored == 3
+
+
+async def test_excluded_paths_stay_as_the_base_has_them(git: Git, private: Path, head: str, tree: Path) -> None:
+    (tree / "run.sh").write_text("overwritten")
+    shutil.rmtree(tree / "src")
+    (tree / "mask").write_text("a placeholder")
+    (tree / "other").write_text("")
+    wanted = Snapshotting("m", WANTED.author, frozenset({b"run.sh", b"src", b"mask"}))
+
+    made = await git.snapshot(private, tree, head, wanted)
+
+    assert [c.path for c in await git.changes(private, head, made.commit)] == [b"other"]
+    assert (made.entries, made.ignored) == (6, 0)
+
+
+async def test_a_workspace_that_starts_from_nothing_is_snapshot_whole(git: Git, tmp_path: Path) -> None:
+    private, tree = tmp_path / "p", tmp_path / "t"
+    tree.mkdir()
+    (tree / ".gitignore").write_text("*\n")
+    (tree / "a").write_text("a")
+    await git.empty(private)
+
+    made = await git.snapshot(private, tree, None, WANTED)
+    again = await git.snapshot(private, tree, made.commit, WANTED)
+
+    assert (made.base, made.entries, again.base) == (None, 2, made.commit)
+    assert [c.status for c in await git.changes(private, None, made.commit)] == ["A", "A"]
+    fsck(private)
+
+
+async def test_an_empty_tree_can_be_snapshot(git: Git, private: Path, head: str, tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+
+    made = await git.snapshot(private, tmp_path / "t", head, WANTED)
+
+    assert (made.entries, await git.entries(private, made.commit)) == (0, [])
+
+
+async def test_a_lock_left_by_a_killed_call_is_no_obstacle(git: Git, private: Path, head: str, tree: Path) -> None:
+    (private / "index.lock").write_text("")
+    (private / "index.lock").touch()
+
+    assert (await git.snapshot(private, tree, head, WANTED)).entries == 5
+
+
+async def test_the_agents_git_directory_is_never_read(git: Git, private: Path, head: str, tree: Path) -> None:
+    canary = tree.parent / "canary"
+    (tree / ".git" / "config").write_text(
+        f"[core]\n\tfsmonitor = touch {canary}\n\tworktree = /\n\thooksPath = {tree}\n\tpager = touch {canary}\n"
+        f'[filter "f"]\n\tclean = touch {canary}; cat\n\tsmudge = touch {canary}; cat\n\trequired\n'
+        f"[diff]\n\texternal = touch {canary}; false\n[include]\n\tpath = /dev/zero\n"
+        f"[gpg]\n\tprogram = touch {canary}\n"
+        f'[diff "f"]\n\ttextconv = touch {canary}; cat\n\tcommand = touch {canary}\n[commit]\n\tgpgSign = true\n'
+    )
+    (tree / ".git" / "info").mkdir()
+    (tree / ".git" / "info" / "attributes").write_text("* filter=f diff=f\n")
+    (tree / ".git" / "index.lock").write_text("")
+    (tree / ".git" / "index").unlink()
+    os.mkfifo(tree / ".git" / "index")
+    (tree / ".gitattributes").write_text("* filter=f diff=f text eol=crlf ident working-tree-encoding=UTF-16\n")
+    (tree / "new").write_text("$Id$\r\n")
+    clean = tree.parent / "clean"
+    clean.mkdir()
+
+    with trio.fail_after(30):
+        made = await git.snapshot(private, tree, head, WANTED)
+        await git.patch(private, head, made.commit, tree.parent / "patch")
+        await git.materialise(private, made.commit, clean)
+
+    assert [c.path for c in await git.changes(private, head, made.commit)] == [b".gitattributes", b"new"]
+    assert (clean / "new").read_text() == "$Id$\r\n" or (clean / "new").read_bytes() == b"$Id$\r\n"
+    assert not canary.exists()
+
+
+@AS_ROOT
+async def test_files_of_another_user_are_snapshot(git: Git, private: Path, head: str, tree: Path) -> None:
+    (tree / "theirs").write_text("x")
+    (tree / "theirs").chmod(0o600)
+    for path in (tree, *tree.rglob("*")):
+        os.lchown(path, 4242, 4242)
+
+    made = await git.snapshot(private, tree, head, WANTED)
+
+    assert [c.path for c in await git.changes(private, head, made.commit)] == [b"theirs"]
+
+
+@pytest.mark.slow
+async def test_a_large_file_is_streamed(git: Git, tmp_path: Path) -> None:
+    private, tree = tmp_path / "p", tmp_path / "t"
+    tree.mkdir()
+    with (tree / "large").open("wb") as file:
+        file.truncate(100_000_000)
+    await git.empty(private)
+
+    made = await git.snapshot(private, tree, None, WANTED)
+
+    assert [e.size for e in await git.entries(private, made.commit)] == [100_000_000]
+
+
+# --- entries, materialise, compare -----------------------------------------------------------------
+
+
+@pytest.mark.scenario("WSM-21")
+async def test_a_snapshot_extracts_to_files_that_match_byte_for_byte(
+    git: Git, private: Path, head: str, tree: Path, tmp_path: Path
+) -> None:
+    _work(tree)
+    made = await git.snapshot(private, tree, head, WANTED)
+    clean = tmp_path / "clean"
+    clean.mkdir()
+
+    entries = await git.materialise(private, made.commit, clean)
+
+    expected = {path: what for path, what in listing(tree).items() if path not in (b"debug.log", b"build/out")}
+    found = listing(clean)
+    assert {p: c for p, (_, c) in found.items()} == {p: c for p, (_, c) in expected.items()}
+    assert {p: m for p, (m, _) in found.items()} == {e.path: e.mode for e in entries}
+    assert await git.compare(private, made.commit, clean) == {}
+
+
+@pytest.mark.scenario("WSM-22", only="no .git in the clean checkout")
+async def test_a_clean_checkout_has_no_git_directory(git: Git, private: Path, head: str, tmp_path: Path) -> None:
+    (tmp_path / "clean").mkdir()
+
+    await git.materialise(private, head, tmp_path / "clean")
+
+    assert not (tmp_path / "clean" / ".git").exists()
+    assert {p.name for p in (tmp_path / "clean").iterdir()} == {".gitignore", "data.bin", "link", "run.sh", "src"}
+
+
+async def test_attributes_of_a_tree_do_not_change_the_clean_checkout(git: Git, user: User, tmp_path: Path) -> None:
+    (user.top / "tests").mkdir()
+    (user.top / "tests" / "test_it.py").write_text("assert False\n")
+    (user.top / "version").write_bytes(b"$Format:%H$ $Id$\n")
+    (user.top / "text").write_bytes(b"one\ntwo\r\n")
+    before = listing(user.top)
+    user.commit()
+    attributes = b"tests export-ignore\nversion export-subst ident\n* text eol=crlf filter=f\n"
+    attributes += b"text working-tree-encoding=UTF-16\n"
+    rows = user("ls-tree", "-z", "HEAD") + f"100644 blob {user.blob(attributes)}\t.gitattributes\0"
+    tree = user("mktree", "-z", stdin=rows.encode())
+    commit = user.commit_tree(tree)
+    clean = tmp_path / "clean"
+    clean.mkdir()
+    await git.fetch(user.top, commit, into=tmp_path / "p", depth=1)
+
+    await git.materialise(tmp_path / "p", commit, clean)
+
+    assert listing(clean) == before | {b".gitattributes": (0o100644, attributes)}
+
+
+@pytest.mark.scenario("WSM-24")
+@pytest.mark.parametrize("id", ["--output=x", "HEAD", "abc", "0" * 40, "{tree}", "{blob}", "{tag}"])
+async def test_an_unknown_commit_is_said_before_anything_is_written(
+    git: Git, user: User, private: Path, head: str, tmp_path: Path, id: str
+) -> None:
+    own = User(private)
+    tag = own("mktag", stdin=f"object {head}\ntype commit\ntag t\ntagger U <u@example.org> 1 +0000\n\nt\n".encode())
+    id = id.format(tree=own("rev-parse", head + "^{tree}"), blob=own("rev-parse", head + ":run.sh"), tag=tag)
+    (tmp_path / "clean").mkdir()
+
+    for call in (
+        git.entries(private, id),
+        git.materialise(private, id, tmp_path / "clean"),
+        git.compare(private, id, tmp_path / "clean"),
+        git.patch(private, head, id, tmp_path / "patch"),
+        git.changes(private, head, id),
+        git.check_out(private, id, into=tmp_path / "clean", branch="b"),
+    ):
+        with pytest.raises(UnknownCommit, match="commit"):
+            await call
+    assert not any((tmp_path / "clean").iterdir())
+    assert not (tmp_path / "patch").exists()
+
+
+async def test_entries_are_the_leaves_in_gits_order(git: Git, private: Path, head: str) -> None:
+    entries = await git.entries(private, head)
+
+    assert [(e.path, oct(e.mode), e.size) for e in entries] == [
+        (b".gitignore", "0o100644", 23),
+        (b"data.bin", "0o100644", 1024),
+        (b"link", "0o120000", 11),
+        (b"run.sh", "0o100755", 10),
+        (b"src/app.py", "0o100644", 15),
+    ]
+
+
+async def test_comparing_names_every_difference(git: Git, private: Path, head: str, tmp_path: Path) -> None:
+    clean = tmp_path / "clean"
+    clean.mkdir()
+    await git.materialise(private, head, clean)
+    (clean / "data.bin").write_bytes(b"other")
+    (clean / "run.sh").chmod(0o644)
+    (clean / ".gitignore").unlink()
+    (clean / "link").unlink()
+    (clean / "link").write_text("/etc/passwd")
+    (clean / "src").rename(clean / "moved")
+    (clean / "src").symlink_to("moved")
+    (clean / ".git").mkdir()
+
+    assert await git.compare(private, head, clean) == {
+        b"data.bin": "content",
+        b"run.sh": "mode",
+        b".gitignore": "missing",
+        b"link": "mode",
+        b"src/app.py": "missing",
+        b"src": "extra",
+        b"moved": "extra",
+        b".git": "extra",
+    }
+
+
+# --- patch -----------------------------------------------------------------------------------------
+
+
+async def test_a_patch_makes_the_snapshot_out_of_the_base(
+    git: Git, private: Path, head: str, tree: Path, tmp_path: Path
+) -> None:
+    _work(tree)
+    (tree / "run.sh").chmod(0o644)
+    (tree / "link").unlink()
+    (tree / "link").write_text("no newline at the end")
+    (tree / ".gitignore").write_text("edited\nbuild/\n!keep.log\nand more")
+    (tree / "random").write_bytes(os.urandom(5000))
+    made = await git.snapshot(private, tree, head, WANTED)
+    other = User(tmp_path / "other").init()
+    (other.top / ".git" / "objects" / "info" / "alternates").write_text(f"{private / 'objects'}\n")
+    other("reset", "--quiet", "--hard", head)
+
+    size = await git.patch(private, head, made.commit, tmp_path / "patch")
+    other("apply", "--index", str(tmp_path / "patch"))
+
+    assert other("write-tree") == made.tree
+    assert size == (tmp_path / "patch").stat().st_size
+    other("apply", "--index", "--reverse", str(tmp_path / "patch"))
+    assert other("write-tree") == other("rev-parse", head + "^{tree}")
+
+
+async def test_a_patch_from_nothing_makes_everything(git: Git, private: Path, head: str, tmp_path: Path) -> None:
+    other = User(tmp_path / "other").init()
+
+    await git.patch(private, None, head, tmp_path / "patch")
+    other("apply", "--index", str(tmp_path / "patch"))
+
+    assert other("write-tree") == User(private)("rev-parse", head + "^{tree}")
+
+
+async def test_a_patch_of_text_can_be_read(git: Git, private: Path, head: str, tree: Path, tmp_path: Path) -> None:
+    (tree / "src" / "app.py").write_text("print('goodbye')\n")
+    made = await git.snapshot(private, tree, head, WANTED)
+
+    await git.patch(private, head, made.commit, tmp_path / "patch")
+
+    assert "\n-print('hello')\n+print('goodbye')\n" in (tmp_path / "patch").read_text()
+
+
+async def test_a_patch_of_no_change_is_empty(git: Git, private: Path, head: str, tmp_path: Path) -> None:
+    assert await git.patch(private, head, head, tmp_path / "patch") == 0
+
+
+# --- faults ----------------------------------------------------------------------------------------
+
+
+async def test_a_missing_object_is_a_failure(git: Git, private: Path, head: str, tmp_path: Path) -> None:
+    shutil.rmtree(private / "objects")
+    (private / "objects").mkdir()
+    (tmp_path / "clean").mkdir()
+
+    with pytest.raises((GitFailed, UnknownCommit)):
+        await git.materialise(private, head, tmp_path / "clean")
+
+
+async def test_a_damaged_object_is_noticed(git: Git, user: User, tmp_path: Path) -> None:
+    private, clean = tmp_path / "p", tmp_path / "clean"
+    clean.mkdir()
+    await git.empty(private)
+    own = User(private)
+    good = own.blob(b"good")
+    commit = own.commit_tree(own.tree(("100644", good, b"file")))
+    other = own.blob(b"evil")
+    place = private / "objects" / good[:2] / good[2:]
+    place.unlink()
+    shutil.copyfile(private / "objects" / other[:2] / other[2:], place)
+
+    with pytest.raises((CheckoutDiffers, GitFailed)):
+        await git.materialise(private, commit, clean)

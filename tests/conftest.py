@@ -1,0 +1,63 @@
+"""Options and the two checks over a whole session: claimed scenarios really passed, and nothing was skipped in CI."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+CLAIMS = Path(__file__).parent / "scenarios.yaml"
+
+_passed: dict[str, set[str]] = defaultdict(set)
+_skipped: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-cases", action="store_true", help="rewrite golden files instead of comparing")
+    parser.addoption("--check-scenarios", action="store_true", help="fail when a claimed scenario has no passing test")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in item.iter_markers("scenario"):
+            item.user_properties.append(("scenario", f"{marker.args[0]}/{marker.kwargs.get('only', '')}"))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skipped.append(report.nodeid)
+    if report.when == "call" and report.passed:
+        for name, value in report.user_properties:
+            if name == "scenario":
+                scenario, _, part = str(value).partition("/")
+                _passed[scenario].add(part)
+
+
+def unproved(claims: Mapping[str, str | list[str]], passed: Mapping[str, set[str]]) -> list[str]:
+    """Claims without a passing test. ``all`` takes any test of the id; a list takes a test for each part."""
+    missing: list[str] = []
+    for scenario, parts in claims.items():
+        if parts == "all":
+            missing += [] if passed.get(scenario) else [scenario]
+        else:
+            missing += [f"{scenario} ({part})" for part in parts if part not in passed.get(scenario, set())]
+    return missing
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput") or session.config.option.collectonly:
+        return
+    problems: list[str] = []
+    if session.config.option.check_scenarios:
+        claims = YAML(typ="safe").load(CLAIMS)
+        problems += [f"claimed, but no test of it passed: {claim}" for claim in unproved(claims, _passed)]
+    if os.environ.get("CI"):
+        problems += [f"skipped in CI: {nodeid}" for nodeid in _skipped]
+    if problems:
+        print("\n" + "\n".join(problems))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,200 @@
+"""Each rule of each kind, by the loader and by the published schema: both take and refuse the same documents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+
+from runner.manifest import schema
+from runner.manifest.load import defaults, kinds
+from runner.settings import shipped
+from tests.manifest.build import ENABLED, agent_type, document, load_data, policy, run
+
+SCHEMAS = shipped("schemas") / "v1"
+
+
+@pytest.fixture(scope="module")
+def published() -> Draft202012Validator:
+    files = {path.name: json.loads(path.read_text()) for path in SCHEMAS.glob("*.json")}
+    registry: Registry[Any] = Registry().with_resources((n, Resource.from_contents(s)) for n, s in files.items())
+    return Draft202012Validator(files["runner.schema.json"], registry=registry)
+
+
+def workspace(**fields: object) -> dict[str, object]:
+    return agent_type({**ENABLED, **fields})
+
+
+def source(**fields: object) -> dict[str, object]:
+    return workspace(repo_source=fields)
+
+
+def limits(**fields: object) -> dict[str, object]:
+    return workspace(resource_limits=fields)
+
+
+GOOD = {
+    "least agent type": agent_type(),
+    "script path may lead up": agent_type(script={"path": "../play.sh"}),
+    "script file": agent_type(script={"files": [{"path": "a/b.sh", "content": "", "executable": True}]}),
+    "other script is null": agent_type(script={"path": None, "files": []}),
+    "policy may be null": agent_type(policy=None),
+    "variable": agent_type(env={"_A1": ""}),
+    "durations": agent_type(timeouts={"agent": "90s", "clone": "1h30m", "setup": 5, "scan": "30d"}),
+    "commands": agent_type(post_hooks=["make", ["make", "all", ""]]),
+    "disabled": agent_type({"enabled": False}),
+    "one provider": workspace(provider="local"),
+    "several providers": workspace(providers=["gvisor", "docker"]),
+    "isolation": workspace(isolation="vm"),
+    "task context": source(type="task_context", branch="main", depth=1),
+    "fixed": source(type="fixed", url="https://e.org/a"),
+    "local": source(type="local", path="..", include_dirty=True),
+    "nothing": source(type="none"),
+    "null in place of a field": source(type="none", url=None),
+    "limits": limits(cpu="500m", memory="512M", disk="10GiB", pids=1, enforcement="best_effort"),
+    "bare limits": limits(cpu=0.5, memory=1024, disk="2g"),
+    "setup": workspace(setup_commands=[], setup={"timeout": "1m", "on_failure": "warn"}),
+    "toolchain": workspace(toolchains=["/opt/node"]),
+    "least policy": policy(),
+    "policy": policy(allowed_paths=["src/**"], max_file_size="1K", providers=["local"], min_isolation="kernel"),
+    "least run": run(),
+    "task": run(task={"repository_url": "https://e.org/a", "pull_request_number": 42, "commit": None}),
+    "incident": run(incident={"directory": "../INC-1"}),
+    "verify": run(verify={"report": {"path": "report.md"}, "commands": [{"run": ["npm", "test"], "exit": 255}]}),
+    "empty blocks": run(verify={}, snapshot={}, task={}),
+    "snapshot": run(snapshot={"message": "fix", "branch": "x/{{ run.id }}"}, timeout="1h"),
+}
+
+BAD = {
+    "agent that there is none of": agent_type(agent="claude"),
+    "no script": document("AgentType", agent="script"),
+    "empty script": agent_type(script={}),
+    "both scripts": agent_type(script={"path": "a", "files": []}),
+    "no content": agent_type(script={"files": [{"path": "a"}]}),
+    "script file leads up": agent_type(script={"files": [{"path": "a/../b", "content": ""}]}),
+    "absolute script file": agent_type(script={"files": [{"path": "/a", "content": ""}]}),
+    "script file is a folder": agent_type(script={"files": [{"path": ".", "content": ""}]}),
+    "backslash": agent_type(script={"files": [{"path": "a\\b", "content": ""}]}),
+    "empty path": agent_type(script={"files": [{"path": "", "content": ""}]}),
+    "variable with a dash": agent_type(env={"A-B": ""}),
+    "variable of the runner": agent_type(env={"RUNNER_X": ""}),
+    "number as variable": agent_type(env={"PORT": 80}),
+    "duration of no length": agent_type(timeouts={"agent": "0s"}),
+    "negative duration": agent_type(timeouts={"agent": -5}),
+    "duration with a colon": agent_type(timeouts={"agent": "1:30"}),
+    "fraction of a second": agent_type(timeouts={"agent": 1.5}),
+    "boolean duration": agent_type(timeouts={"agent": True}),
+    "empty command": agent_type(post_hooks=[""]),
+    "no words": agent_type(post_hooks=[[]]),
+    "empty first word": agent_type(post_hooks=[["", "a"]]),
+    "number as word": agent_type(post_hooks=[["sleep", 5]]),
+    "command with NUL": agent_type(post_hooks=["a\0b"]),
+    "text for a list": agent_type(post_hooks="make"),
+    "list for a mapping": agent_type([]),
+    "null for a mapping": agent_type(workspace=None),
+    "text for a boolean": agent_type({"enabled": "yes"}),
+    "field of a disabled workspace": agent_type({"enabled": False, "isolation": "vm"}),
+    "field of a workspace that is not enabled": agent_type({"provider": "local"}),
+    "provider and providers": workspace(provider="a", providers=["b"]),
+    "no providers": workspace(providers=[]),
+    "provider twice": workspace(providers=["a", "b", "a"]),
+    "empty provider": workspace(provider=""),
+    "unknown isolation": workspace(isolation="container"),
+    "network": workspace(network="open"),
+    "misspelt": workspace(protected_path=["a"]),
+    "fixed without url": source(type="fixed"),
+    "fixed with path": source(type="fixed", url="u", path="p"),
+    "local without path": source(type="local"),
+    "url by default type": source(url="u"),
+    "dirty task": source(include_dirty=False),
+    "branch of nothing": source(type="none", branch="main"),
+    "no depth": source(depth=0),
+    "relative toolchain": workspace(toolchains=["opt"]),
+    **{
+        f"memory {value!r}": limits(memory=value)
+        for value in (0, -1, "0", "2 ", "4X", "1.5G", "", "-1G", None is None, [])
+    },
+    **{f"cpu {value!r}": limits(cpu=value) for value in (0, -1, "0m", "2 ", "NaN", "1e400", "inf", "0.0001")},
+    "no processes": limits(pids=0),
+    "null processes": limits(pids=None),
+    "fraction of a process": limits(pids=1.5),
+    "unknown policy field": policy(network="none"),
+    "empty pattern": policy(allowed_paths=[""]),
+    "null patterns": policy(forbidden_patterns=None),
+    "no agent type": document("IncidentRun"),
+    "empty agent type": run(agent_type=""),
+    "pull request 0": run(task={"pull_request_number": 0}),
+    "number as commit": run(task={"commit": 1234567}),
+    "incident without directory": run(incident={}),
+    "report without path": run(verify={"report": {}}),
+    "report leads up": run(verify={"report": {"path": "../report.md"}}),
+    "check without command": run(verify={"commands": [{}]}),
+    "exit 256": run(verify={"commands": [{"run": "a", "exit": 256}]}),
+    "labels": {**run(), "metadata": {"name": "a", "labels": {}}},
+    "future version": {**run(), "apiVersion": "runner/v2"},
+    "unknown kind": {**run(), "kind": "Job"},
+    "no spec": {key: value for key, value in run().items() if key != "spec"},
+    **{
+        f"name {name!r}": document("Policy", name=name)
+        for name in ("../x", "a/b", "", "a" * 64, "A", "-rf", "x-", "a b", "é")
+    },
+}
+
+
+@pytest.mark.parametrize("data", GOOD.values(), ids=GOOD.keys())
+def test_a_good_document_is_taken(data: dict[str, object], tmp_path: Path, published: Draft202012Validator) -> None:
+    documents, found = load_data(tmp_path, data)
+
+    assert not found
+    assert len(documents) == 1
+    assert not list(published.iter_errors(data))
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
+def test_a_bad_document_is_refused(data: dict[str, object], tmp_path: Path, published: Draft202012Validator) -> None:
+    documents, found = load_data(tmp_path, data)
+
+    assert not documents
+    assert found
+    assert all(finding.exit_code == 2 and finding.at is not None for finding in found)
+    assert not any("pydantic" in f.message or "Input should" in f.message or "http" in f.message for f in found)
+    assert not published.is_valid(data)
+
+
+def test_published_schemas_are_fresh() -> None:
+    """``python -m runner.manifest.schema`` writes them."""
+    wanted = {name: schema.text(content) for name, content in schema.schemas().items()}
+
+    assert {path.name: path.read_text() for path in SCHEMAS.iterdir()} == wanted
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(SCHEMAS.iterdir())])
+def test_published_schemas_are_schemas(name: str) -> None:
+    Draft202012Validator.check_schema(json.loads((SCHEMAS / name).read_text()))
+
+
+def test_every_kind_has_defaults_and_every_field_a_description() -> None:
+    def undescribed(block: object, path: str) -> list[str]:
+        if not isinstance(block, dict):
+            return []
+        own = [
+            f"{path}.{name}"
+            for name, field in block.get("properties", {}).items()
+            if isinstance(field, dict)
+            and "description" not in field
+            and "$ref" not in field
+            and field != {"type": "null"}
+        ]
+        return own + [
+            name
+            for key in ("properties", "$defs")
+            for n, b in block.get(key, {}).items()
+            for name in undescribed(b, f"{path}.{n}")
+        ]
+
+    assert defaults().keys() == kinds().keys()
+    assert [n for name, content in schema.schemas().items() for n in undescribed(content, name)] == []

@@ -1,0 +1,34 @@
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHELL = [
+    *sorted(ROOT.glob("runners/*.sh")),
+    *sorted(ROOT.glob("manifests/**/*.sh")),
+    *sorted(ROOT.glob("tests/**/*.sh")),
+    ROOT / ".ci/run",
+]
+
+
+def test_sub_runners_pass_their_own_check_in_bash() -> None:
+    done = subprocess.run(
+        ["bash", ROOT / "tests/runners/check.sh"], cwd="/", env={"PATH": os.defpath}, capture_output=True
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.endswith(b" passed\n")
+
+
+@pytest.mark.parametrize("script", SHELL, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shell_is_clean(script: Path) -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+
+    done = subprocess.run([shellcheck, "-x", "-P", "SCRIPTDIR", script], capture_output=True, text=True)
+
+    assert done.stdout + done.stderr == ""

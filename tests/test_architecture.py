@@ -1,0 +1,89 @@
+"""The shape of the code is a promise: imports go down, importing does nothing, start-up stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import runner
+
+ROOT = Path(runner.__file__).parent
+
+LAYERS = [  # top first; rooms in one set do not import each other
+    {"__main__"},
+    {"cli", "api"},
+    {"app"},
+    {"providers", "egress", "agents", "git", "store", "artifacts"},
+    {"engine", "guest"},
+    {"compiler"},
+    {"steps", "report"},
+    {"triage", "spec"},
+    {"manifest", "policy", "lifecycle"},
+    {"ports"},
+    {"record", "plan"},
+    {"events"},
+    {"model", "plugins", "settings", "trees"},
+    {"errors", "ids"},
+    {"__init__"},
+]
+
+
+def imports(path: Path) -> set[str]:
+    """Rooms that a module imports, at any depth of the file."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module] if node.module != "runner" else [f"runner.{a.name}" for a in node.names]
+        elif isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "runner":
+                found.add(parts[1] if len(parts) > 1 and (ROOT / parts[1]).exists() else _module(parts))
+    return found - {"__init__"}
+
+
+def _module(parts: list[str]) -> str:
+    return parts[1] if len(parts) > 1 and (ROOT / f"{parts[1]}.py").exists() else "__init__"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_modules_import_only_lower_layers(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    level = next(i for i, rooms in enumerate(LAYERS) if room in rooms)
+    below = set().union(*LAYERS[level + 1 :])
+
+    assert imports(path) - {room} <= below
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Modules in ``sys.modules`` after a command line has run."""
+    code = (
+        "import sys\nfrom runner.cli.main import main\nfrom runner.cli.output import standard\n"
+        f"try:\n    main({list(arguments)!r}, standard())\nexcept SystemExit:\n    pass\n"
+        "print('MODULES', *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.rpartition("MODULES ")[2].split())
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("apply", "--help")], ids=" ".join)
+def test_help_and_version_import_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    assert not loaded_by(*arguments) & {"trio", "pydantic", "dulwich", "docker", "jinja2", "ruamel", "rich", "sqlite3"}
+
+
+def test_importing_prints_nothing_and_makes_no_files(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import runner.app.apply"],
+        capture_output=True,
+        cwd=tmp_path,
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        check=True,
+    )
+
+    assert (done.stdout, done.stderr, list(tmp_path.iterdir())) == (b"", b"", [])
