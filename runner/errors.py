@@ -340,6 +340,10 @@ class StoreBusy(LeaseError):
     code = "store.busy"
 
 
+class RunOver(LeaseError):
+    code = "store.run-over"
+
+
 class StoreFailed(PlatformError):
     code = "store.failed"
 

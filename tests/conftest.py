@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+pytest_plugins = ["tests.situations"]
+
 CLAIMS = Path(__file__).parent / "scenarios.yaml"
 
 _passed: dict[str, set[str]] = defaultdict(set)

@@ -22,7 +22,7 @@ from runner.errors import CheckoutDiffers, GitFailed, HostileTree
 from runner.git import disk, source
 from runner.git._run import Ended, run
 from runner.git.common import Common, in_thread, refuse
-from runner.git.tree import check_branch, check_commit_id, check_names, commit_object, hasher
+from runner.git.tree import check_branch, check_commit_id, check_names, commit_object, hasher, shown
 from runner.ports.git import Entry, Snapshot, Snapshotting
 
 _SETTINGS = {
@@ -61,7 +61,7 @@ _ENVIRONMENT = {
     **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(_SETTINGS)},
     **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_SETTINGS.values())},
 }
-_LEAST_SHARE = 500  # files to check out at once; a process costs as much as 100 files
+_LEAST_SHARE = 2000  # files to check out at once; a process costs as much as a hundred files
 
 
 class Binary(Common):
@@ -110,7 +110,6 @@ class Binary(Common):
             raise CheckoutDiffers(f"HEAD of `{into}` is {head}, not {commit}")
 
     async def snapshot(self, repository: Path, tree: Path, base: str | None, wanted: Snapshotting) -> Snapshot:
-
         seen = await self.look(repository, tree, base, wanted)
         present = {each.path for each in seen.found}
         index = repository / "index"
@@ -244,6 +243,8 @@ def _unlock(index: Path) -> None:
 def _leaf(row: bytes) -> Entry:
     head, _, path = row.partition(b"\t")
     mode, _, id, size = head.split()
+    if size == b"BAD":
+        raise GitFailed(f"object `{id.decode()}` of `{shown(path)}` is missing or damaged")
     return Entry(path, int(mode, 8), id.decode(), 0 if size == b"-" else int(size))
 
 

@@ -19,11 +19,12 @@ from typing import Protocol, Self
 
 from trio.from_thread import check_cancelled
 
-from runner.errors import GitFailed
-from runner.git.tree import EXECUTABLE, FILE, LINK, covers, hasher, is_hostile, parents
+from runner.errors import GitFailed, HostileTree
+from runner.git.tree import EXECUTABLE, FILE, LINK, blob_id, covers, hasher, is_hostile, parents, shown
 from runner.ports.git import Entry
 
 CHUNK = 1 << 20  # bytes
+_PATH_BYTES = 4000  # what is left of the kernel's 4096 below a root
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -95,6 +96,7 @@ def walk(
 
     Left out are what ``ignores`` names unless ``tracked``, nested ``.git`` and names like it, and files
     of any other type. The ``.git`` at the top and what is in or below ``exclude`` do not count.
+    Raises ``HostileTree`` for a path that is too long to be opened by name.
     """
     found: list[Found] = []
     left_out = 0
@@ -110,9 +112,13 @@ def walk(
                 path = folder + b"/" + name if folder else name
                 if path == b".git" or excluded(path):
                     continue
+                if len(path) > _PATH_BYTES:
+                    raise HostileTree(f"`{shown(path[:60])}...` is too long a path: {len(path)} bytes")
                 directory = entry.is_dir(follow_symlinks=False)
                 unwanted = ignored or ignores(path, directory=directory)
-                if is_hostile(name) or (unwanted and path not in (needed if directory else tracked)):
+                if is_hostile(name, link=entry.is_symlink()) or (
+                    unwanted and path not in (needed if directory else tracked)
+                ):
                     left_out += 1
                 elif directory:
                     waiting.append((path, unwanted))
@@ -212,9 +218,7 @@ def _difference(directories: Directories, leaf: Entry) -> str | None:
         above = directories.open(folder)
         if leaf.mode == LINK:
             target = os.readlink(name, dir_fd=above)
-            digest = hasher(len(target), like=leaf.id)
-            digest.update(target)
-            return None if digest.hexdigest() == leaf.id else "content"
+            return None if blob_id(target, like=leaf.id) == leaf.id else "content"
         descriptor = os.open(name, _READ, dir_fd=above)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):

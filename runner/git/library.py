@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dulwich.errors import ObjectFormatException
+from dulwich.errors import ApplyDeltaError, ChecksumMismatch, FileFormatException, ObjectFormatException
 from dulwich.index import Index, IndexEntry, index_entry_from_stat
 from dulwich.object_store import DiskObjectStore, MissingObjectFinder
 from dulwich.objects import Commit, ObjectID, ShaFile, Tree
@@ -21,7 +21,7 @@ from dulwich.pack import generate_unpacked_objects
 from dulwich.refs import DiskRefsContainer, Ref
 from trio.from_thread import check_cancelled
 
-from runner.errors import CheckoutDiffers, GitFailed, HostileTree
+from runner.errors import BadSource, CheckoutDiffers, GitFailed, HostileTree
 from runner.git import disk, source
 from runner.git.common import Common, Seen, in_thread, refuse
 from runner.git.patches import write_change
@@ -99,9 +99,12 @@ class Library(Common):
 
 @contextmanager
 def _objects(git: Path) -> Iterator[DiskObjectStore]:
+    """The objects of a git directory; one that is missing or damaged is ``GitFailed``."""
     store = DiskObjectStore(os.fspath(source.common(git) / "objects"))
     try:
         yield store
+    except (KeyError, zlib.error, ApplyDeltaError, ChecksumMismatch, FileFormatException) as error:
+        raise GitFailed(f"an object of `{git}` is missing or damaged: {error!r}") from error
     finally:
         store.close()
 
@@ -117,10 +120,12 @@ def _id(text: str) -> ObjectID:
 def _find_commit(git: Path, name: str) -> str | None:
     try:
         id = _id(name) if is_commit_id(name) else _refs(git)[Ref(name.encode())]
-        with _objects(git) as store:
-            return id.decode() if isinstance(store[id], Commit) else None
     except KeyError:
         return None
+    if len(id) != 40:
+        raise BadSource(f"`{git}` may have SHA-256 ids, which cannot be read here", hint="install git")
+    with _objects(git) as store:
+        return id.decode() if id in store and isinstance(store[id], Commit) else None
 
 
 def _current_branch(git: Path) -> str | None:

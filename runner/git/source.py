@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dulwich.index import IndexEntry, UnsupportedIndexFormat, read_index_dict
+from dulwich.object_format import SHA1, SHA256, ObjectFormat
 
 from runner.errors import BadSource
 from runner.git import disk
@@ -36,7 +38,7 @@ class Place:
 
 def find(path: Path) -> Place:
     """The repository that ``path`` is in. Raises ``BadSource`` as the port's ``inspect`` says."""
-    path = path.absolute()
+    path = path.resolve()
     if not path.exists():
         raise BadSource(f"`{path}` does not exist")
     if not path.is_dir():
@@ -74,7 +76,7 @@ def _small(path: Path) -> str:
 
 
 def _check(path: Path, place: Place) -> None:
-    for part in {path, place.top, place.git, place.common, place.common / "objects"}:
+    for part in (path, place.top, place.git, place.common, place.common / "objects"):
         try:
             owner = part.stat().st_uid
         except OSError as error:
@@ -93,7 +95,7 @@ def uncommitted(place: Place, head: Sequence[Entry]) -> list[bytes]:
     """The paths whose files differ from HEAD's leaves: changed, deleted, or untracked and not ignored."""
     if place.bare:
         return []
-    index = _index(place)
+    index = _index(place, SHA256 if head and len(head[0].id) == 64 else SHA1)
     committed = {leaf.path: leaf for leaf in head}
     known = index.entries
     submodules = {leaf.path for leaf in head if leaf.mode == GITLINK}
@@ -134,13 +136,13 @@ class _Index:
         )
 
 
-def _index(place: Place) -> _Index:
+def _index(place: Place, ids: ObjectFormat) -> _Index:
     try:
         with (place.git / "index").open("rb") as file:
-            entries, written = read_index_dict(file), os.fstat(file.fileno()).st_mtime_ns
+            entries, written = read_index_dict(file, object_format=ids), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return _Index({}, 0)
-    except (AssertionError, ValueError, UnsupportedIndexFormat) as error:
+    except (AssertionError, ValueError, UnsupportedIndexFormat, struct.error) as error:
         raise BadSource(f"the index of `{place.top}` cannot be read: {error}") from error
     return _Index({path: e for path, e in entries.items() if isinstance(e, IndexEntry)}, written)
 

@@ -17,11 +17,13 @@ from runner.ports.git import Author, Change, Entry, Snapshotting
 FILE, EXECUTABLE, LINK, GITLINK = 0o100644, 0o100755, 0o120000, 0o160000
 
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-_BRANCH = re.compile(r"\w[\w.+@#=,-]*(?:/\w[\w.+@#=,-]*)*")
+_BRANCH = re.compile(r"[\w#][\w.+@#=,-]*(?:/[\w#][\w.+@#=,-]*)*")
 _BRANCH_BYTES = 200  # a ref is a file with ``.lock`` beside it
 
 # Code points that HFS+ drops from names: `.g<U+200C>it` is `.git` there.
 _DROPPED = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
+_REFUSED = (".git", "git~1")
+_REFUSED_LINKS = (*_REFUSED, ".gitmodules", "gitmod~1")
 _STREAM = re.compile(r":.*", re.DOTALL)
 
 
@@ -52,13 +54,18 @@ def check_branch(name: str) -> None:
         raise BadRef(f"`{name}` is not a branch name", hint="letters, digits and `. _ - + @ # = ,` between slashes")
 
 
-def is_hostile(name: bytes) -> bool:
-    """Whether one component of a path must never reach a disk: ``..``, or ``.git`` as some file system reads it."""
+def is_hostile(name: bytes, *, link: bool = False) -> bool:
+    """Whether one component of a path must never reach a disk.
+
+    These are ``..``, and ``.git`` as some file system reads it; for a link ``.gitmodules`` as well,
+    because git refuses it.
+    """
     if name in (b"", b".", b".."):
         return True
+    refused = _REFUSED_LINKS if link else _REFUSED
     for part in name.split(b"\\"):
         text = part.decode("utf-8", "surrogateescape").translate(_DROPPED).casefold()
-        if _STREAM.sub("", text).rstrip(". ") in (".git", "git~1"):
+        if _STREAM.sub("", text).rstrip(". ") in refused:
             return True
     return False
 
@@ -73,6 +80,8 @@ def check_names(leaves: Iterable[Entry]) -> None:
             end = leaf.path.find(b"/", end + 1)
         if _admit(seen, leaf.path, leaf.path):
             raise HostileTree(f"`{shown(leaf.path)}` is in the tree twice")
+        if is_hostile(leaf.path.rpartition(b"/")[2], link=leaf.mode == LINK):
+            raise HostileTree(f"`{shown(leaf.path)}` must never be written to a disk")
 
 
 def _admit(seen: dict[bytes, bytes], path: bytes, whole: bytes) -> bool:
@@ -83,7 +92,7 @@ def _admit(seen: dict[bytes, bytes], path: bytes, whole: bytes) -> bool:
         return True
     if known is not None:
         raise HostileTree(f"`{shown(whole)}` and `{shown(known)}` cannot both be on a disk that ignores case")
-    if is_hostile(path.rstrip(b"/").rpartition(b"/")[2]):
+    if path.endswith(b"/") and is_hostile(path[:-1].rpartition(b"/")[2]):
         raise HostileTree(f"`{shown(whole)}` must never be written to a disk")
     seen[folded] = path
     return False

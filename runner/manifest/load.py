@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -43,6 +44,7 @@ from runner.manifest.text import Tree
 from runner.settings import shipped
 
 API_VERSION = "runner/v1"
+DEFAULTS = "defaults"  # in place of a file's name
 FINDINGS = 1000  # a file; what is wrong in more places is wrong in one
 
 Keys = tuple[str | int, ...]
@@ -79,8 +81,10 @@ class Document:
 
     def origin(self, *keys: str | int) -> str:
         """``file:line`` of a value written in this document, else ``defaults``."""
+        if self.file == DEFAULTS or not self.wrote(*keys):
+            return DEFAULTS
         place = self.place(*keys)
-        return f"{place.file}:{place.line}" if self.wrote(*keys) else "defaults"
+        return f"{place.file}:{place.line}"
 
 
 class Metadata(Shape):
@@ -112,13 +116,13 @@ def defaults() -> dict[str, Document]:
     folder = shipped("manifests") / "defaults"
     found = {}
     for path in sorted(folder.glob("*.runner.yaml")):
-        for tree in text.parse("defaults", text.read(path, path.name))[0]:
+        for tree in text.parse(DEFAULTS, text.read(path, path.name))[0]:
             header = Header.model_validate(tree.data)
             body = kinds()[header.kind]
             complete = all(not f.is_required() or name in header.spec for name, f in body.model_fields.items())
             spec = body.model_validate(header.spec) if complete else body.model_construct()
             name = header.metadata.name
-            found[header.kind] = Document(header.kind, name, spec, "defaults", folder, header.model_dump(), tree)
+            found[header.kind] = Document(header.kind, name, spec, DEFAULTS, folder, header.model_dump(), tree)
     return found
 
 
@@ -136,7 +140,7 @@ def load(path: Path) -> tuple[list[Document], list[RunnerError]]:
         files = _files(path)
     except OSError as error:
         return [], [UnreadableManifest(f"`{shown(str(path))}` cannot be read: {(error.strerror or '').lower()}")]
-    inside = path if os.path.isdir(path) else None
+    inside = os.path.realpath(path) if os.path.isdir(path) else None
     for file in files:
         more, errors = _load_file(file, inside)
         drafts += more
@@ -174,27 +178,25 @@ def _yaml_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return sorted(f for f in folder.iterdir() if f.name.endswith(suffixes) and not f.name.startswith("."))
 
 
-def _load_file(path: Path, inside: Path | None) -> tuple[list[_Draft], list[RunnerError]]:
+def _load_file(path: Path, inside: str | None) -> tuple[list[_Draft], list[RunnerError]]:
     file = str(path)
     try:
-        if inside is not None and not _contains(inside, path):
+        if inside is not None and not Path(os.path.realpath(path)).is_relative_to(inside):
             raise PathEscape(f"`{shown(file)}` leads out of its folder", hint="a manifest lies where it is found")
         trees, found = text.parse(file, text.read(path, file))
     except RunnerError as error:
         return [], [error]
     drafts = []
+    seen = {error.at for error in found}  # what is wrong as YAML is not judged again as a manifest
     for tree in trees:
+        if len(found) > FINDINGS:
+            break
         draft, errors = _draft(tree, path)
         drafts.append(draft)
-        found += errors
-        if len(found) > FINDINGS:
-            more = OverBudget(f"`{shown(file)}` has more than {FINDINGS} errors; the rest is not shown")
-            return drafts, [*found[:FINDINGS], more]
+        found += [error for error in errors if error.at not in seen]
+    if len(found) > FINDINGS:
+        found[FINDINGS:] = [OverBudget(f"`{shown(file)}` has more than {FINDINGS} errors; the rest is not shown")]
     return drafts, found
-
-
-def _contains(folder: Path, path: Path) -> bool:
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _duplicates(drafts: list[_Draft]) -> Iterator[RunnerError]:
@@ -222,7 +224,7 @@ def _draft(tree: Tree, path: Path) -> tuple[_Draft, list[RunnerError]]:
     if kind is not None and isinstance(data.get("spec"), dict):
         spec, errors = _spec(kinds()[kind], defaults()[kind].written, tree, data["spec"])
         found += errors
-    if header is None or kind is None or name is None or spec is None or found:
+    if header is None or kind is None or name is None or spec is None or found or not tree.sound:
         return _Draft(tree, kind, name), found
     return _Draft(tree, kind, name, Document(kind, name, spec, str(path), path.parent, data, tree)), found
 
@@ -309,8 +311,9 @@ def _validated(
     try:
         return model.model_validate(data), []
     except ValidationError as error:
-        details = error.errors(include_url=False)[: FINDINGS + 1]
-        return None, [finding for detail in details for finding in _findings(detail, model, tree, keys)]
+        details = error.errors(include_url=False)
+        found = (finding for detail in details for finding in _findings(detail, model, tree, keys))
+        return None, list(islice(found, FINDINGS + 1))
 
 
 # pydantic's error type: what was expected, and a hint
@@ -330,11 +333,13 @@ def _findings(detail: Any, model: type[BaseModel], tree: Tree, prefix: Keys) -> 
     own: Keys = detail["loc"]
     keys = (*prefix, *own)
     context: dict[str, Any] = detail.get("ctx", {})
+    hint: str | None
     match detail["type"]:
         case "missing" if keys == ("apiVersion",):
             yield _unknown_version("`apiVersion` is missing in the document", tree)
         case "missing":
-            hint = _fields(model, own[:-1])[str(own[-1])]
+            description = _fields(model, own[:-1])[str(own[-1])]
+            hint = f"add `{own[-1]}`: {description[0].lower()}{description[1:].removesuffix('.')}"
             at = tree.key_place(*keys[:-1])
             yield MissingField(f"`{own[-1]}` is missing in {_name_of(keys[:-1])}", at=at, hint=hint)
         case "extra_forbidden":
@@ -364,12 +369,12 @@ def _broken(fault: Fault, tree: Tree, keys: Keys) -> RunnerError:
     return BadValue(fault.message, at=tree.key_place(*keys, *fault.keys), hint=fault.hint)
 
 
-def _fields(model: type[BaseModel] | None, keys: Keys) -> dict[str, str | None]:
+def _fields(model: type[BaseModel] | None, keys: Keys) -> dict[str, str]:
     """The fields of the model that ``keys`` lead to, with their descriptions."""
     for key in keys:
         if model is not None and isinstance(key, str):
             model, _ = inner_model(model, key)
-    return {name: f.description for name, f in model.model_fields.items()} if model else {}
+    return {name: f.description or "" for name, f in model.model_fields.items()} if model else {}
 
 
 def _name_of(keys: Keys) -> str:

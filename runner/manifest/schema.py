@@ -43,12 +43,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 def write(folder: Path) -> None:
     for name, schema in schemas().items():
-        (folder / name).write_text(text(schema))
-
-
-def text(schema: Mapping[str, Any]) -> str:
-    """A schema as its file holds it."""
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+        (folder / name).write_text(json.dumps(schema, indent=2) + "\n")
 
 
 def _file(kind: str) -> str:

@@ -95,27 +95,37 @@ class Source:
     def swappable(self) -> bool:
         return not any(private in self.text for private in _SWAP.values())
 
+    @cached_property
+    def lines(self) -> list[str]:
+        return self.text.split("\n")
+
     def place(self, start: Any, end: Any = None) -> Place:
         """From one of the parser's marks to another, but no further than the first one's line; or one column."""
-        stop = self.text.find("\n", start.index)
-        line = self.text[start.index - start.column : stop if stop >= 0 else None]
+        number, column = start.line, start.column
+        if number == len(self.lines):  # libyaml adds a line break to a last line that has none
+            number, column = number - 1, len(self.lines[-1])
+        line = self.lines[number]
         match end:
             case None:
-                last = start.column
+                last = column
             case _ if end.line == start.line:
                 last = end.column
             case _:
                 last = len(line.rstrip())
-        return Place(self.file, self.line + start.line + 1, start.column + 1, max(1, last - start.column), line)
+        return Place(self.file, self.line + number + 1, column + 1, max(1, last - column), line)
 
 
 @dataclass(frozen=True)
 class Tree:
-    """One document: ``data`` as plain JSON values, and where each of them is written."""
+    """One document: ``data`` as plain JSON values, and where each of them is written.
+
+    Of a document that is not ``sound``, because something in it is wrong as YAML, ``data`` is the rest.
+    """
 
     source: Source
     root: Node
     data: object
+    sound: bool
 
     def place(self, *keys: str | int) -> Place:
         """Where a value is written, or else its nearest written ancestor; a block collection is shown by its key."""
@@ -202,7 +212,7 @@ def collector_paused() -> Iterator[None]:
 
 @collector_paused()
 def parse(file: str, raw: bytes) -> tuple[list[Tree], list[RunnerError]]:
-    """The documents of a file, and all that is wrong with it as YAML; a document with an error is left out.
+    """The documents of a file, as far as they can be parsed, and all that is wrong with it as YAML.
 
     ``file`` is the name that places show. Raises ``BadEncoding`` and ``OverBudget`` for the file as a whole.
     """
@@ -217,8 +227,8 @@ def parse(file: str, raw: bytes) -> tuple[list[Tree], list[RunnerError]]:
                 builder = _Builder(source, allowance)
                 data = builder.value(root)
                 found += builder.found
-                if data is not None and not builder.found:
-                    trees.append(Tree(source, root, data))
+                if data is not None:
+                    trees.append(Tree(source, root, data, sound=not builder.found))
         except MarkedYAMLError as error:
             found.append(_syntax(source, error))
         except OverBudget as error:
@@ -275,13 +285,15 @@ def _documents(file: str, text: str) -> Iterator[Source]:
 
 def _syntax(source: Source, error: MarkedYAMLError) -> RunnerError:
     problem: str = error.problem
-    if problem == "second occurrence":
-        problem = "an anchor is defined twice"
-    also = () if error.context_mark is None else (source.place(error.context_mark),)
     at = source.place(error.problem_mark)
+    start = error.context_mark
+    also = () if start is None or start.line == error.problem_mark.line else (source.place(start),)
     if "Unicode character escape" in problem:
-        return BadEncoding("the escape does not stand for a character", at=at, also=also)
-    return BadSyntax(f"this is not YAML: {problem}", at=at, hint=_SYNTAX_HINTS.get(problem, error.context), also=also)
+        return BadEncoding("the escape does not stand for a character", at=at, hint="write the character itself")
+    if problem == "second occurrence":
+        return BadSyntax("the anchor is defined twice", at=at, hint="rename one of the two", also=also)
+    message = f"this is not YAML: {problem} {error.context or ''}".rstrip()
+    return BadSyntax(message, at=at, hint=_SYNTAX_HINTS.get(problem), also=also)
 
 
 @dataclass
@@ -302,11 +314,9 @@ class _Composer(CParser):  # type: ignore[misc]  # an extension module without t
     """The C composer, with its questions about each node answered for speed and safety."""
 
     def __init__(self, source: Source, allowance: _Allowance) -> None:
-        text = (
-            _INSIDE_WORD.sub(lambda found: _SWAP.get(found[0], found[0]), source.text)
-            if source.swappable
-            else source.text
-        )
+        text = source.text
+        if source.swappable:
+            text = _INSIDE_WORD.sub(lambda found: _SWAP.get(found[0], found[0]), text)
         super().__init__(text)
         self._source = source
         self._allowance = allowance

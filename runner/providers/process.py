@@ -3,8 +3,8 @@
 For hosts where no sandbox can be had, and never chosen unless named. Started as root, commands run as
 a uid that only this workspace has; otherwise as ourselves, and can then do what we can. What it does
 promise is an end: every process carries a mark that its descendants inherit, whatever session they
-make or parent they lose. The mark is a soft limit that nothing else uses; a process that changes it
-on purpose gets away from us unless we are root, or its workspace has limits and so a control group.
+make or parent they lose. The mark is a soft limit that nothing else uses. A process that changes it on
+purpose lives until the opening ends, and for good if it forgets its environment too and we are not root.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class OnHost:
                 yield Unconfined(handle, opening, room, group, grace=self._grace)
             finally:
                 with trio.CancelScope(shield=True):
-                    await self._kill_user(handle)
+                    await self._kill_left(handle)
 
     async def give(self, handle: Handle) -> None:
         await trio.to_thread.run_sync(self._directories.give, handle)
@@ -92,13 +92,19 @@ class OnHost:
     async def destroy(self, handle: Handle) -> None:
         self._directories.check(handle)
         await _cgroup.find_group(handle.id).remove()
-        await self._kill_user(handle)
+        await self._kill_left(handle)
         await trio.to_thread.run_sync(self._directories.destroy, handle)
 
-    async def _kill_user(self, handle: Handle) -> None:
-        """End whatever runs as the workspace's own user; an ordinary user's workspace has none of its own."""
-        if self._root:
-            await spawn.kill_all(lambda pid: spawn.user(pid) == handle.uid, what=f"workspace `{handle.id}`")
+    async def _kill_left(self, handle: Handle) -> None:
+        """End whatever lives on: as root all of the workspace's own user, else what has its home in the workspace."""
+        home = f"={handle.private}/".encode()
+
+        def belongs(pid: int) -> bool:
+            if self._root:
+                return spawn.user(pid) == handle.uid
+            return spawn.owner(pid) == handle.uid and home in spawn.environment(pid)
+
+        await spawn.kill_all(belongs, what=f"workspace `{handle.id}`")
 
 
 class Unconfined:
@@ -156,7 +162,7 @@ class Unconfined:
         stdin: bytes = b"",
         keep_bytes: int = 1 << 20,
     ) -> ExecResult:
-        return await spawn.run(self, argv, env=env, cwd=cwd, stdin=stdin, keep_bytes=keep_bytes)
+        return await spawn.run(self.exec(argv, env=env, cwd=cwd), stdin=stdin, keep_bytes=keep_bytes)
 
     async def effective(self) -> Isolation:
         async with self.exec(["/bin/sh", "-c", _readback.SCRIPT]) as process:
@@ -197,7 +203,8 @@ class Marked:
             spawn.signal_where(spawn.processes(), signal.SIGTERM, self._belongs)
             with trio.move_on_after(grace):
                 await self._child.wait()
-        await spawn.kill_all(self._belongs, what="the command")
+        if not (self._child.ended and spawn.newest() == self.pid):  # else nothing was started after it
+            await spawn.kill_all(self._belongs, what="the command")
         with trio.move_on_after(KILL_GRACE) as patience:
             await self._child.wait()
         if patience.cancelled_caught:

@@ -12,14 +12,15 @@ import os
 import signal
 import subprocess  # noqa: TID251  # the one place
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
 from runner.errors import Escaped, RunnerError
 from runner.model import Exit
-from runner.ports.provider import KILL_GRACE, ExecResult, Workspace, Writer
+from runner.ports.provider import KILL_GRACE, ExecResult, Writer
 
 _PIPE_BYTES = 1 << 20  # a talkative command is not stopped by a reader that is briefly busy
 _READ_BYTES = 1 << 18
@@ -136,23 +137,27 @@ def spawn(
     return Child(popen, *ours)
 
 
-async def run(
-    workspace: Workspace,
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str] | None,
-    cwd: str | None,
-    stdin: bytes,
-    keep_bytes: int,
-) -> ExecResult:
-    """``Workspace.run`` for every provider whose streams are ``Reader``."""
+class Piped(Protocol):
+    """A command whose output can be had without waiting for its end."""
+
+    @property
+    def stdin(self) -> Writer: ...
+    @property
+    def stdout(self) -> Reader: ...
+    @property
+    def stderr(self) -> Reader: ...
+
+    async def wait(self) -> Exit: ...
+
+
+async def run(starting: AbstractAsyncContextManager[Piped], *, stdin: bytes, keep_bytes: int) -> ExecResult:
+    """``Workspace.run``, given what ``Workspace.exec`` returned."""
     kept = _Kept(keep_bytes), _Kept(keep_bytes)
-    async with workspace.exec(argv, env=env, cwd=cwd) as process:
+    async with starting as process:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_feed, process.stdin, stdin)
-            readers = [reader for reader in (process.stdout, process.stderr) if isinstance(reader, Reader)]
-            for reader, keep in zip(readers, kept, strict=True):
-                nursery.start_soon(_read, reader, keep)
+            nursery.start_soon(_read, process.stdout, kept[0])
+            nursery.start_soon(_read, process.stderr, kept[1])
             with suppress(RunnerError):  # said again below, outside the nursery, which would wrap it
                 await process.wait()
             # A descendant may hold the pipes open for ever; what the command itself wrote is in them already.
@@ -240,11 +245,24 @@ def soft_limit(pid: int, name: str) -> int:
 
 
 def mounts(pid: int) -> str:
-    """Its mounts in the kernel's text; empty for a process that we may not look at. Raises as ``parent``."""
+    """Its mounts in the kernel's text; empty for a process that has ended or that we may not look at."""
     try:
         return Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
-    except PermissionError:
+    except OSError:
         return ""
+
+
+def environment(pid: int) -> bytes:
+    """What its program was started with; empty as for ``mounts``."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def newest() -> int:
+    """The pid that was given out last."""
+    return int(Path("/proc/loadavg").read_text().split()[-1])
 
 
 def processes() -> list[int]:

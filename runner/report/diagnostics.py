@@ -21,8 +21,8 @@ _RESET, _BOLD, _RED, _YELLOW, _BLUE = "\x1b[0m", "\x1b[1m", "\x1b[1;31m", "\x1b[
 
 
 def render(findings: Sequence[RunnerError], *, colour: bool = False) -> str:
-    """All findings in the order of their places, with a blank line between them."""
-    return "\n".join(_finding(finding, colour) for finding in in_order(findings))
+    """All findings in the order of their places, with a blank line between them; ends without a line break."""
+    return "\n\n".join(_finding(finding, colour) for finding in in_order(findings))
 
 
 def as_json(finding: RunnerError) -> dict[str, object]:
@@ -58,7 +58,7 @@ def _finding(finding: RunnerError, colour: bool) -> str:
             lines.append(f"{gutter} {paint('|', _BLUE)} {indent}{paint(carets, mark)}")
     if finding.hint:
         lines.append(f"{gutter} {paint('=', _BLUE)} hint: {shown(finding.hint, MESSAGE)}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _painted(text: str, code: str) -> str:

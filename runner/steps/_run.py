@@ -100,7 +100,8 @@ class Run:
     def workspace_id(self) -> str:
         return f"{self.id}-1"
 
-    def attach(self, provider: Provider, probe: Probe, handle: Handle) -> None:
+    def attach(self, provider: Provider, probe: Probe, handle: Handle | None) -> None:
+        """The workspace's provider from the intent on, its handle once it is made."""
         self.provider, self.probe, self.handle = provider, probe, handle
 
     def require(self) -> tuple[Provider, Handle]:
@@ -129,9 +130,9 @@ class Run:
             return self._sandbox.workspace
         _, handle = self.require()
         protects = self.probe is not None and self.probe.enforces(Feature.PROTECTED_PATHS)
-        tops = tuple(sorted({name.split("/", 1)[0] for name in shape.inputs})) if protects else ()
+        inputs = shape.inputs if protects else ()  # copies anyway, so a provider that cannot is no danger to them
         mounts = (Mount(handle.private / "incident", "/incident"),) if shape.incident else ()
-        return await self.open_as(Opening(mounts, (*shape.protected, *tops), shape.toolchains), shape)
+        return await self.open_as(Opening(mounts, (*shape.protected, *inputs), shape.toolchains), shape)
 
     async def open_as(self, opening: Opening, shape: object) -> Workspace:
         """Close what is open and start a sandbox on the run's workspace."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.spec.model import RunSpec
+from runner.spec.model import Facts, RunSpec
 
 
 @dataclass(frozen=True)
 class Shape:
-    """``protected`` are relative to the tree; ``inputs`` are the incident's files when they lie in the tree."""
+    """``protected`` are relative to the tree; ``inputs`` are the incident's top entries when they lie in the tree."""
 
     protected: tuple[str, ...]
     toolchains: tuple[str, ...]
@@ -22,7 +22,8 @@ class Shape:
         return ("/workspace rw", "/output rw", *(f"{path} ro" for path in read_only))
 
 
-def shape_of(spec: RunSpec, inputs: tuple[str, ...]) -> Shape:
+def shape_of(spec: RunSpec, facts: Facts) -> Shape:
     """The shape for setup, agent and hooks. Without a repository the incident's files lie in the tree, read-only."""
-    lies_in_tree = spec.incident is not None and spec.checkout is None
-    return Shape(spec.protected, spec.toolchains, spec.incident is not None, inputs if lies_in_tree else ())
+    names = facts.files.get(f"{spec.name}/incident", {}) if spec.checkout is None else {}
+    inputs = tuple(sorted({name.split("/", 1)[0] for name in names}))
+    return Shape(spec.protected, spec.toolchains, spec.incident is not None, inputs)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from runner import trees
 from runner.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
 from runner.git.binary import Binary
 from runner.git.library import Library
@@ -21,7 +22,6 @@ PROGRAM = shutil.which("git")
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="fixtures are made with git")
 
 WANTED = Snapshotting("work\n\nof an agent", Author("An Agent", "agent@example.org", 1_700_000_000))
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 
 
 class User:
@@ -162,6 +162,14 @@ async def test_a_detached_head_has_no_branch(git: Git, user: User, head: str) ->
     assert (found.head, found.branch) == (head, None)
 
 
+async def test_a_source_may_be_named_by_a_link(git: Git, user: User, head: str, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to(user.top)
+
+    found = await git.inspect(tmp_path / "alias")
+
+    assert (found.top, found.head, found.dirty) == (user.top, head, False)
+
+
 async def test_a_linked_work_tree_is_a_source(git: Git, user: User, tmp_path: Path) -> None:
     user("worktree", "add", "--quiet", "-b", "side", str(tmp_path / "side"))
     side = User(tmp_path / "side")
@@ -204,13 +212,14 @@ async def test_a_source_that_borrows_objects_is_refused(git: Git, user: User, he
     assert not (tmp_path / "p").exists()
 
 
-@AS_ROOT
-@pytest.mark.parametrize("part", [".", ".git", ".git/objects"])
-async def test_a_source_of_another_user_is_refused(git: Git, user: User, part: str) -> None:
-    os.chown(user.top / part, 4242, 4242)
+if os.geteuid() == 0:  # only root can give files away
 
-    with pytest.raises(BadSource, match="another user"):
-        await git.inspect(user.top)
+    @pytest.mark.parametrize("part", [".", ".git", ".git/objects"])
+    async def test_a_source_of_another_user_is_refused(git: Git, user: User, part: str) -> None:
+        os.chown(user.top / part, 4242, 4242)
+
+        with pytest.raises(BadSource, match="another user"):
+            await git.inspect(user.top)
 
 
 async def test_a_branch_a_commit_or_head_resolve_to_a_commit(git: Git, user: User, head: str) -> None:
@@ -738,18 +747,19 @@ async def test_ignore_files_that_the_agent_wrote_do_not_count(git: Git, private:
     assert paths >= {b"hidden", b"src/evil", b"src/.gitignore"}
 
 
-async def test_repositories_inside_a_tree_are_left_out(git: Git, private: Path, head: str, tree: Path) -> None:
+async def test_what_no_tree_may_hold_is_left_out(git: Git, private: Path, head: str, tree: Path) -> None:
     nested = User(tree / "nested").init()
     (nested.top / "file").write_text("kept")
     nested.commit()
     (tree / "GIT~1").mkdir()
     (tree / "GIT~1" / "config").write_text("")
     os.mkfifo(tree / "fifo")
+    (tree / ".gitmodules").symlink_to("file")
 
     made = await git.snapshot(private, tree, head, WANTED)
 
     assert [c.path for c in await git.changes(private, head, made.commit)] == [b"nested/file"]
-    assert made.ignored == 3
+    assert made.ignored == 4
 
 
 async def test_excluded_paths_stay_as_the_base_has_them(git: Git, private: Path, head: str, tree: Path) -> None:
@@ -824,16 +834,33 @@ async def test_the_agents_git_directory_is_never_read(git: Git, private: Path, h
     assert not canary.exists()
 
 
-@AS_ROOT
-async def test_files_of_another_user_are_snapshot(git: Git, private: Path, head: str, tree: Path) -> None:
-    (tree / "theirs").write_text("x")
-    (tree / "theirs").chmod(0o600)
-    for path in (tree, *tree.rglob("*")):
-        os.lchown(path, 4242, 4242)
+if os.geteuid() == 0:  # only root can give files away
 
-    made = await git.snapshot(private, tree, head, WANTED)
+    async def test_files_of_another_user_are_snapshot(git: Git, private: Path, head: str, tree: Path) -> None:
+        (tree / "theirs").write_text("x")
+        (tree / "theirs").chmod(0o600)
+        for path in (tree, *tree.rglob("*")):
+            os.lchown(path, 4242, 4242)
 
-    assert [c.path for c in await git.changes(private, head, made.commit)] == [b"theirs"]
+        made = await git.snapshot(private, tree, head, WANTED)
+
+        assert [c.path for c in await git.changes(private, head, made.commit)] == [b"theirs"]
+
+
+async def test_a_tree_deeper_than_paths_can_say_is_refused(git: Git, private: Path, head: str, tree: Path) -> None:
+    above = os.open(tree, os.O_DIRECTORY)
+    for _ in range(600):
+        os.mkdir("folder-", dir_fd=above)
+        below = os.open("folder-", os.O_DIRECTORY, dir_fd=above)
+        os.close(above)
+        above = below
+    os.close(above)
+
+    try:
+        with pytest.raises(HostileTree, match="too long"):
+            await git.snapshot(private, tree, head, WANTED)
+    finally:
+        trees.remove(tree)
 
 
 @pytest.mark.slow
@@ -890,15 +917,16 @@ async def test_attributes_of_a_tree_do_not_change_the_clean_checkout(git: Git, u
     attributes = b"tests export-ignore\nversion export-subst ident\n* text eol=crlf filter=f\n"
     attributes += b"text working-tree-encoding=UTF-16\n"
     rows = user("ls-tree", "-z", "HEAD") + f"100644 blob {user.blob(attributes)}\t.gitattributes\0"
-    tree = user("mktree", "-z", stdin=rows.encode())
-    commit = user.commit_tree(tree)
-    clean = tmp_path / "clean"
+    commit = user.commit_tree(user("mktree", "-z", stdin=rows.encode()))
+    clean, tree = tmp_path / "clean", tmp_path / "tree"
     clean.mkdir()
+    tree.mkdir()
     await git.fetch(user.top, commit, into=tmp_path / "p", depth=1)
 
     await git.materialise(tmp_path / "p", commit, clean)
+    await git.check_out(tmp_path / "p", commit, into=tree, branch="b")
 
-    assert listing(clean) == before | {b".gitattributes": (0o100644, attributes)}
+    assert listing(clean) == listing(tree) == before | {b".gitattributes": (0o100644, attributes)}
 
 
 @pytest.mark.scenario("WSM-24")
@@ -1022,17 +1050,45 @@ async def test_a_missing_object_is_a_failure(git: Git, private: Path, head: str,
         await git.materialise(private, head, tmp_path / "clean")
 
 
-async def test_a_damaged_object_is_noticed(git: Git, user: User, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["missing", "garbage", "another"])
+async def test_a_damaged_object_is_noticed(git: Git, tmp_path: Path, damage: str) -> None:
     private, clean = tmp_path / "p", tmp_path / "clean"
     clean.mkdir()
     await git.empty(private)
     own = User(private)
-    good = own.blob(b"good")
+    good, other = own.blob(b"good"), own.blob(b"evil")
     commit = own.commit_tree(own.tree(("100644", good, b"file")))
-    other = own.blob(b"evil")
     place = private / "objects" / good[:2] / good[2:]
     place.unlink()
-    shutil.copyfile(private / "objects" / other[:2] / other[2:], place)
+    if damage == "garbage":
+        place.write_bytes(b"garbage")
+    if damage == "another":
+        shutil.copyfile(private / "objects" / other[:2] / other[2:], place)
 
     with pytest.raises((CheckoutDiffers, GitFailed)):
         await git.materialise(private, commit, clean)
+
+
+async def test_a_source_with_sha256_ids_works_or_says_what_it_needs(git: Git, tmp_path: Path) -> None:
+    user = User(tmp_path / "source")
+    user.top.mkdir()
+    user("init", "--quiet", "--object-format=sha256")
+    _fill(user.top)
+    commit = user.commit()
+    tree, clean = tmp_path / "tree", tmp_path / "clean"
+    tree.mkdir()
+    clean.mkdir()
+    if git.name == "dulwich":
+        with pytest.raises(BadSource, match="SHA-256"):
+            await git.inspect(user.top)
+        return
+
+    assert not (await git.inspect(user.top)).dirty
+    await git.fetch(user.top, commit, into=tmp_path / "p", depth=1)
+    await git.check_out(tmp_path / "p", commit, into=tree, branch="b")
+    (tree / "link").unlink()
+    made = await git.snapshot(tmp_path / "p", tree, commit, WANTED)
+    await git.materialise(tmp_path / "p", made.commit, clean)
+
+    assert await git.patch(tmp_path / "p", None, made.commit, tmp_path / "patch")
+    assert listing(clean) == listing(tree)

@@ -643,14 +643,14 @@ async def test_a_setuid_file_made_inside_gives_nothing_outside(place: Place) -> 
 async def test_isolation_read_back_is_what_holds(place: Place) -> None:
     place.write("P", "")
     await place.provider.give(place.handle)
-    async with place.open(Opening(protected=("P", "missing/"))) as workspace:
+    async with place.open(Opening(protected=("P", "missing/", "absent/"))) as workspace:
         found = await workspace.effective()
 
     assert found.isolation is IsolationClass.NAMESPACES
     assert found.uid == place.handle.uid
     assert (found.capabilities, found.no_new_privileges) == ("none", True)
     assert (found.shared_namespaces, found.interfaces) == ((), ("lo",))
-    assert found.read_only == ("/workspace/P", "/workspace/missing")
+    assert found.read_only == ("/workspace/P", "/workspace/absent", "/workspace/missing")
 
 
 async def test_the_provider_s_own_name_and_user_are_read_back(place: Place) -> None:

@@ -29,7 +29,7 @@ def document(kind: str, name: str = "fixer", **spec: object) -> dict[str, object
 
 
 def load_text(folder: Path, *texts: str) -> tuple[list[Document], list[RunnerError]]:
-    """Load a file of these documents; in places it is called ``f.yaml``, whatever the folder."""
+    """Load one file that holds these documents."""
     (folder / "f.yaml").write_text("\n---\n".join(texts))
     documents, found = load(folder / "f.yaml")
     return documents, found

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import nearest
 from runner.manifest.kinds import agent_type as agent_types
 from runner.manifest.kinds import incident_run, policy
 from runner.manifest.load import FINDINGS, Document, defaults, load
@@ -93,6 +92,7 @@ def test_the_default_policy_is_a_whole_policy() -> None:
     assert isinstance(spec, policy.Spec)
     assert spec.max_file_size == 10 << 20
     assert len(spec.forbidden_patterns) == 7
+    assert defaults()["Policy"].origin("max_file_size") == "defaults"
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_three_faults_are_three_errors_at_their_columns(tmp_path: Path, monkeypa
 
     assert not documents
     assert [(f.code, str(f.at), f.hint) for f in found] == [
-        ("manifest.missing-field", "f.yaml:4:1", "The agent type that does the work, by name."),
+        ("manifest.missing-field", "f.yaml:4:1", "add `agent_type`: the agent type that does the work, by name"),
         ("manifest.unknown-field", "f.yaml:5:3", "did you mean `agent_type`?"),
         ("manifest.bad-value", "f.yaml:6:12", "for example 90s, 5m or 1h30m"),
-        ("manifest.missing-field", "f.yaml:7:12", "The report's path."),
+        ("manifest.missing-field", "f.yaml:7:12", "add `path`: the report's path"),
     ]
 
 
@@ -148,6 +148,14 @@ def test_every_error_of_every_file_is_in_one_report_by_place(tmp_path: Path) -> 
     ]
 
 
+def test_what_is_wrong_as_yaml_does_not_hide_what_is_wrong_as_a_manifest(tmp_path: Path) -> None:
+    _, found = load_text(
+        tmp_path, POLICY.replace("NAME", "a").replace("{}", "{max_file_size: 010, min_isolation: vms}")
+    )
+
+    assert [(f.code, f.at and f.at.column) for f in found] == [("manifest.bad-value", 23), ("manifest.bad-value", 43)]
+
+
 def test_a_value_in_a_message_is_short_and_cannot_drive_a_terminal(tmp_path: Path) -> None:
     _, (found,) = load_data(tmp_path, run(timeout="\x1b[2J" + "x" * 10_000))
 
@@ -155,9 +163,20 @@ def test_a_value_in_a_message_is_short_and_cannot_drive_a_terminal(tmp_path: Pat
     assert found.message.startswith("`\\x1b[2J")
 
 
-def test_a_hopeless_file_has_a_bounded_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(POLICY.replace("{}", "\n" + "".join(f"  f{i}: 1\n" for i in range(20_000))), id="unknown fields"),
+        pytest.param(POLICY.replace("{}", "\n  providers: [\n" + "a,\n" * 40_000 + "]"), id="repeated items"),
+        pytest.param("{" + "a: 1, " * 40_000 + "}", id="one key again and again"),
+        pytest.param(
+            AGENT + "  env:\n" + "".join(f"    a-{i}: x\n" for i in range(20_000)), id="bad names of variables"
+        ),
+    ],
+)
+def test_a_hopeless_file_has_a_bounded_report(tmp_path: Path, text: str) -> None:
     before = time.process_time()
-    _, found = load_text(tmp_path, POLICY.replace("{}", "\n" + "".join(f"  field{i}: 1\n" for i in range(20_000))))
+    _, found = load_text(tmp_path, text.replace("NAME", "a"))
 
     assert len(found) == FINDINGS + 1
     assert found[0].code == "manifest.too-large"
@@ -276,5 +295,8 @@ def test_a_thousand_documents_load_in_under_a_second(tmp_path: Path) -> None:
     print(f"{time.process_time() - before:.2f} s CPU for 1,000 documents")
 
 
-def test_near_misses_are_named() -> None:
-    assert nearest("agent_typ", ["agent_type", "prompt"]) == "did you mean `agent_type`?"
+def test_a_size_that_no_machine_can_address_is_refused(tmp_path: Path) -> None:
+    """The schema, whose pattern counts digits, takes it."""
+    _, (error,) = load_data(tmp_path, document("Policy", max_file_size="999999999999999T"))
+
+    assert error.message == "`999999999999999T` is not a size below 8 million T"

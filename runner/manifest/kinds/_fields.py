@@ -96,7 +96,8 @@ def _absolute_path(text: str) -> str:
 
 
 def _no_repeats(items: list[str]) -> list[str]:
-    repeated = [i for i, item in enumerate(items) if item in items[:i]]
+    first = {item: position for position, item in reversed([*enumerate(items)])}
+    repeated = [position for position, item in enumerate(items) if first[item] != position]
     if repeated:
         raise Faults(*(Fault((i,), f"`{shown(items[i])}` is in this list already", "remove it") for i in repeated))
     return items

@@ -27,7 +27,6 @@ class Body:
 
 
 def plan(spec: RunSpec, facts: Facts) -> Step:
-    inputs = tuple(sorted(facts.files.get(f"{spec.name}/incident", {})))
     must = tuple(d.feature for d in spec.demands if d.written and not spec.best_effort)
     return Step(
         id="agent",
@@ -37,5 +36,5 @@ def plan(spec: RunSpec, facts: Facts) -> Step:
         needs=(),
         deadline_seconds=spec.timeouts["agent"],
         origin=spec.origins["agent"],
-        body=Body(spec.agent, spec.system, spec.user, spec.prompt, spec.env, must, shape_of(spec, inputs)),
+        body=Body(spec.agent, spec.system, spec.user, spec.prompt, spec.env, must, shape_of(spec, facts)),
     )

@@ -21,7 +21,6 @@ class Body:
 def plan(spec: RunSpec, facts: Facts) -> Step | None:
     if not spec.post_hooks:
         return None
-    inputs = tuple(sorted(facts.files.get(f"{spec.name}/incident", {})))
     return Step(
         id="post_hook",
         kind="post_hook",
@@ -30,6 +29,6 @@ def plan(spec: RunSpec, facts: Facts) -> Step | None:
         needs=(),
         deadline_seconds=spec.timeouts["post_hook"],
         origin=spec.origins["post_hook"],
-        body=Body(spec.post_hooks, shape_of(spec, inputs)),
+        body=Body(spec.post_hooks, shape_of(spec, facts)),
         when="ended",
     )

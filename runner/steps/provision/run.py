@@ -46,6 +46,7 @@ async def _create(body: Body, run: Run, provider: Provider, probe: Probe) -> str
     """Make the workspace; why not, when it could not be made."""
     name = run.workspace_id
     request = WorkspaceRequest(name, run.id, run.ports.nonce, _enforceable(body.limits, probe))
+    run.attach(provider, probe, None)
     await run.emit(ev.EffectIntended(STEP, "workspace", name, provider.name))
     try:
         handle = await provider.create(request)

@@ -28,7 +28,6 @@ def command_words(command: Command) -> str:
 def plan(spec: RunSpec, facts: Facts) -> Step | None:
     if not spec.setup:
         return None
-    inputs = tuple(sorted(facts.files.get(f"{spec.name}/incident", {})))
     return Step(
         id="setup",
         kind="setup",
@@ -37,5 +36,5 @@ def plan(spec: RunSpec, facts: Facts) -> Step | None:
         needs=(),
         deadline_seconds=spec.timeouts["setup"],
         origin=spec.origins["setup"],
-        body=Body(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, shape_of(spec, inputs)),
+        body=Body(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, shape_of(spec, facts)),
     )

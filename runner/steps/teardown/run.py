@@ -14,12 +14,14 @@ STEP = "teardown"
 async def perform(body: Body, run: Run) -> Outcome:
     if run.places.checkout.exists():
         await discard_checkout(run, STEP)
-    if run.handle is None:
+    if run.provider is None:
         return succeeded("nothing left")
     await run.close()
-    if run.receipt is None:
+    if run.handle is not None and run.receipt is None:
         return failed(Reason.PLATFORM, f"the work was not saved, so `{run.handle.tree}` is kept")
-    provider, handle = run.require()
-    await provider.destroy(handle)
+    # Asked of the provider, not remembered: making it may have been cancelled half-way.
+    for handle in await run.provider.list_owned(run.ports.nonce):
+        if handle.id == run.workspace_id:
+            await run.provider.destroy(handle)
     await run.emit(ev.EffectGone(STEP, "workspace", run.workspace_id))
     return succeeded("nothing left")

@@ -36,6 +36,7 @@ class Project:
     folder: Path
     home: Path
     env: dict[str, str] = field(default_factory=dict)
+    within: tuple[str, ...] = ()  # a command that the runner is started by
 
     def write(self, *documents: str) -> Path:
         path = self.folder / "all.runner.yaml"
@@ -67,7 +68,7 @@ class Project:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         env = {"PATH": os.environ["PATH"], "HOME": str(self.home), "RUNNER_HOME": str(self.home / "state"), **self.env}
         return subprocess.Popen(
-            [sys.executable, "-m", "runner", *arguments],
+            [*self.within, sys.executable, "-m", "runner", *arguments],
             cwd=self.folder,
             env=env,
             stdout=subprocess.PIPE,
@@ -151,6 +152,14 @@ def processes_naming(text: str) -> list[tuple[int, str]]:
         if text.encode() in seen:
             found.append((int(folder.name), seen.replace(b"\0", b" ").decode(errors="replace")[:200]))
     return found
+
+
+@pytest.fixture
+def host_without_user_namespaces(project: Project) -> Project:
+    """A project whose runner finds no user namespaces, as on hosts that forbid them."""
+    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
+    project.within = ("unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh")
+    return project
 
 
 @pytest.fixture

@@ -1,0 +1,27 @@
+"""Which run a person means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runner.errors import UnknownRun, shown
+from runner.ports.store import RunRow
+
+_CANDIDATES = 8
+
+
+def find_run(rows: Sequence[RunRow], text: str) -> RunRow:
+    """The run among ``rows`` (newest first) whose id starts with ``text``, or the first for ``last``.
+
+    Raises ``UnknownRun``, which lists the candidates when there are several.
+    """
+    found = [row for row in rows if row.id == text] or [row for row in rows if row.id.startswith(text)]
+    if text == "last":
+        found = list(rows[:1])
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UnknownRun(f"there is no run `{shown(text)}`", hint="`runner runs list` shows all")
+    candidates = ", ".join(f"{row.id} ({row.name})" for row in found[:_CANDIDATES])
+    more = f", and {len(found) - _CANDIDATES} more" if len(found) > _CANDIDATES else ""
+    raise UnknownRun(f"`{shown(text)}` may be any of {len(found)} runs", hint=f"one of: {candidates}{more}")

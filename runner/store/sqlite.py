@@ -1,0 +1,379 @@
+"""The store on one machine: SQLite in WAL mode, every acknowledged event flushed to disk.
+
+One caller at a time writes, for all who wait, in one transaction and one hop to a thread; whoever comes
+meanwhile waits for the next. A flush costs milliseconds, an event in it microseconds. There is no writer
+task: it would be no faster, cancelling must not reach it, and its nursery would wrap what the block raises.
+Each append is a savepoint, so that a refused one takes no other with it. Several processes may have the
+same store open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from runner import __version__
+from runner.errors import RunnerError, RunOver, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew
+from runner.events import (
+    EffectDone,
+    EffectGone,
+    EffectIntended,
+    Event,
+    Recorded,
+    RunEnded,
+    RunStarted,
+    SnapshotPublished,
+    UnknownEvent,
+    decode,
+    encode,
+)
+from runner.model import Status
+from runner.ports.store import RunRow
+from runner.store._runs import find_run
+
+BUSY_MILLISECONDS = 5_000
+_WAIT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"
+_PRAGMAS = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",
+    "PRAGMA foreign_keys = ON",
+)
+_ERRORS: dict[int, type[RunnerError]] = {  # by primary result code; anything else is StoreFailed
+    sqlite3.SQLITE_BUSY: StoreBusy,
+    sqlite3.SQLITE_LOCKED: StoreBusy,
+    sqlite3.SQLITE_CORRUPT: StoreDamaged,
+    sqlite3.SQLITE_NOTADB: StoreDamaged,
+}
+_HINTS: dict[type[RunnerError], str] = {
+    StoreBusy: "another process keeps the store locked; try again when it is done",
+    StoreDamaged: "the file is left as it is; run `runner recover`",
+    StoreFailed: "check space and permissions there; nothing unfinished was written",
+}
+
+T = TypeVar("T")
+Hook = Callable[[str], None]
+
+
+@dataclass
+class _Append:
+    """A caller's wish and, once it has been written or refused, the answer."""
+
+    run: str
+    events: Sequence[Event]
+    rows: list[tuple[str, str]]
+    answer: list[Recorded] | RunnerError | None = None
+
+
+class Reader:
+    """The reading half of a store. One call at a time has the connection."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        self._path = path
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
+        return await self._in_thread(lambda: self._read_events(run, after))
+
+    async def runs(self) -> list[RunRow]:
+        columns = "id, name, status, exit_code, plan, created, ended"
+        query = f"SELECT {columns} FROM runs ORDER BY created DESC, rowid DESC"
+        return await self._in_thread(lambda: [RunRow(*row) for row in self._connection.execute(query)])
+
+    async def find(self, run: str) -> RunRow:
+        return find_run(await self.runs(), run)
+
+    def _read_events(self, run: str, after: int) -> list[Recorded]:
+        query = "SELECT seq, at, type, body FROM events WHERE run = ? AND seq > ? ORDER BY seq"
+        recorded = []
+        for seq, at, name, body in self._connection.execute(query, (run, after)):
+            try:
+                recorded.append(Recorded(run, seq, at, decode(name, body)))
+            except (UnknownEvent, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise _damaged(self._path, f"event {seq} of run {run} (`{name}`) cannot be read") from error
+        return recorded
+
+    async def _in_thread(self, action: Callable[[], T]) -> T:
+        def translated() -> T:
+            with _translating(self._path):
+                return action()
+
+        return await trio.to_thread.run_sync(translated, limiter=self._limiter)
+
+
+class SqliteStore(Reader):
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, nonce: str, now: Callable[[], int], hook: Hook
+    ) -> None:
+        super().__init__(connection, path)
+        self.nonce = nonce
+        self._now, self._hook = now, hook
+        self._backlog: list[_Append] = []
+        self._writing: trio.Event | None = None  # set when the commit under way has ended
+        self._refusal: RunnerError | None = None  # once there is one, this connection writes no more
+
+    async def append(self, run: str, events: Sequence[Event]) -> list[Recorded]:
+        wish = _Append(run, events, [encode(event) for event in events])
+        self._backlog.append(wish)
+        while wish.answer is None:
+            if self._writing is None:
+                await self._write()
+            else:
+                await self._writing.wait()
+        if isinstance(wish.answer, RunnerError):
+            raise wish.answer
+        return wish.answer
+
+    async def _write(self) -> None:
+        """Commit whatever waits. Shielded, for others wait for it too; bounded by the busy time-out."""
+        self._writing = trio.Event()
+        batch: list[_Append] = []
+        try:
+            with trio.CancelScope(shield=True):
+                await trio.lowlevel.checkpoint()  # callers that the last commit woke come along
+                batch, self._backlog = self._backlog, []
+                await trio.to_thread.run_sync(self._commit, batch, limiter=self._limiter)
+        finally:
+            for wish in batch:
+                if wish.answer is None:
+                    wish.answer = StoreFailed(f"`{self._path}`: the commit did not come to an end")
+            self._writing.set()
+            self._writing = None
+
+    def _commit(self, batch: Sequence[_Append]) -> None:
+        """Write a batch in one transaction and leave an answer in each wish."""
+        try:
+            with _translating(self._path):
+                self._hook("before")
+                if self._refusal:
+                    raise self._refusal
+                self._connection.execute("BEGIN IMMEDIATE")
+                answers = [self._try_insert(wish) for wish in batch]
+                self._hook("torn")
+                self._connection.execute("COMMIT")
+                self._hook("after")
+        except RunnerError as error:
+            answers = [error for _ in batch]
+            self._roll_back(error)
+        for wish, answer in zip(batch, answers, strict=True):
+            wish.answer = answer
+
+    def _try_insert(self, wish: _Append) -> list[Recorded] | RunnerError:
+        answer: list[Recorded] | RunnerError
+        self._connection.execute("SAVEPOINT append")
+        try:
+            answer = self._insert(wish)
+        except (sqlite3.IntegrityError, UnicodeEncodeError) as error:
+            self._connection.execute("ROLLBACK TO append")
+            answer = _refused(wish, error)
+        self._connection.execute("RELEASE append")
+        return answer
+
+    def _insert(self, wish: _Append) -> list[Recorded]:
+        run, at = wish.run, self._now()
+        query = "SELECT coalesce(max(seq), 0) + 1 FROM events WHERE run = ?"
+        (first,) = self._connection.execute(query, (run,)).fetchone()
+        for event in wish.events:
+            _project(self._connection, run, at, event)
+        rows = [(run, seq, at, name, body) for seq, (name, body) in zip(count(first), wish.rows, strict=False)]
+        self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
+        return [Recorded(run, seq, at, event) for seq, event in zip(count(first), wish.events, strict=False)]
+
+    def _roll_back(self, error: RunnerError) -> None:
+        if isinstance(error.__cause__, sqlite3.Error) and _primary(error.__cause__) == sqlite3.SQLITE_IOERR:
+            # After a failed flush the kernel may call pages clean that never reached the disk: a second
+            # commit would succeed and lie.
+            self._refusal = error
+        if self._connection.in_transaction:
+            with _translating(self._path):
+                self._connection.execute("ROLLBACK")
+
+
+@asynccontextmanager
+async def open_store(
+    path: Path,
+    *,
+    now: Callable[[], int],
+    entropy: Callable[[int], bytes],
+    hook: Hook = lambda point: None,
+) -> AsyncIterator[SqliteStore]:
+    """The store in ``path``, made or migrated first if need be.
+
+    ``now`` gives microseconds since the epoch. ``hook`` is called in the writing thread at each commit with
+    ``before``, ``torn`` (rows written, not committed) and ``after``. Raises ``StoreFailed``, ``StoreBusy``,
+    ``StoreDamaged`` and ``StoreTooNew``.
+    """
+    connection = await trio.to_thread.run_sync(_open, path, entropy)
+    with closing(connection):
+        (nonce,) = connection.execute("SELECT nonce FROM meta").fetchone()
+        yield SqliteStore(connection, path, nonce, now, hook)
+
+
+@asynccontextmanager
+async def open_reader(path: Path) -> AsyncIterator[Reader]:
+    """The store in ``path`` for reading, also while others write. One that does not exist is empty, and stays away."""
+    connection = await trio.to_thread.run_sync(_open_to_read, path)
+    with closing(connection):
+        yield Reader(connection, path)
+
+
+def _open(path: Path, entropy: Callable[[int], bytes]) -> sqlite3.Connection:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreFailed(f"`{path}` cannot be opened: {error.strerror}", hint=_HINTS[StoreFailed]) from error
+    with _translating(path):
+        connection = _connect(str(path))
+        try:
+            connection.execute(_WAIT)
+            _version(connection, path, known=len(scripts()))  # before a foreign file is changed in any way
+            for pragma in _PRAGMAS:
+                connection.execute(pragma)
+            migrate(connection, path, scripts(), entropy)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    with _translating(path):
+        if not path.exists():
+            connection = _connect(":memory:")
+            migrate(connection, path, scripts(), bytes)
+            return connection
+        connection = _connect(f"{path.absolute().as_uri()}?mode=ro")
+        try:
+            connection.execute(_WAIT)
+            _version(connection, path, known=len(scripts()))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _connect(name: str) -> sqlite3.Connection:
+    # Autocommit: transactions are written out. Any worker thread may use it; a limiter lets in one at a time.
+    return sqlite3.connect(name, isolation_level=None, check_same_thread=False, uri=name.startswith("file:"))
+
+
+def scripts() -> list[str]:
+    """The migrations in their order: number 1 comes first and makes an empty file a store."""
+    return [file.read_text() for file in sorted((Path(__file__).parent / "migrations").glob("*.sql"))]
+
+
+def migrate(
+    connection: sqlite3.Connection, path: Path, scripts: Sequence[str], entropy: Callable[[int], bytes]
+) -> None:
+    """Bring a database to the newest schema, each script in a transaction of its own; never back.
+
+    One that holds something is copied beside itself first, as ``NAME.schema-VERSION``.
+    """
+    while (version := _version(connection, path, known=len(scripts))) < len(scripts):
+        if version:
+            _back_up(connection, path.with_name(f"{path.name}.schema-{version}"))
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if _version(connection, path, known=len(scripts)) == version:  # else another process was faster
+                for statement in scripts[version].split(";\n"):
+                    connection.execute(statement)
+                if version == 0:
+                    connection.execute("INSERT INTO meta VALUES (?, 0, '')", (entropy(8).hex(),))
+                connection.execute("UPDATE meta SET schema_version = ?, runner = ?", (version + 1, __version__))
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+def _version(connection: sqlite3.Connection, path: Path, *, known: int) -> int:
+    """The schema's number, 0 for an empty file. Raises ``StoreTooNew`` and ``StoreDamaged``."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    if not tables:
+        return 0
+    found = connection.execute("SELECT schema_version, runner FROM meta").fetchone() if "meta" in tables else None
+    if found is None:
+        raise _damaged(path, "it is a database, but not a store")
+    version, runner = found
+    if version > known:
+        raise StoreTooNew(
+            f"`{path}` was written by runner {runner} (schema {version}, this runner knows {known})",
+            hint=f"use runner {runner} or newer",
+        )
+    return int(version)
+
+
+def _back_up(connection: sqlite3.Connection, to: Path) -> None:
+    os.close(os.open(to, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+    with closing(sqlite3.connect(to)) as copy:
+        connection.backup(copy)
+
+
+def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) -> None:
+    """Bring the other tables to what the journal will say."""
+    match event:
+        case RunStarted(name=name, plan=plan):
+            values = (run, name, Status.RUNNING, plan, at)
+            connection.execute(
+                "INSERT INTO runs (id, name, status, plan, created) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                values,
+            )
+        case RunEnded(outcome=outcome, exit_code=exit_code):
+            connection.execute(
+                "UPDATE runs SET status = ?, exit_code = ?, ended = ? WHERE id = ?",
+                (outcome.status, exit_code, at, run),
+            )
+        case SnapshotPublished(commit=commit, tree=tree, base=base, branch=branch):
+            connection.execute(
+                "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                (run, commit, tree, base, branch, at),
+            )
+        case EffectIntended(kind="workspace", name=name, place=provider):
+            connection.execute(
+                "INSERT INTO agent_workspaces (id, container_type, provider, provider_workspace_id, lifecycle, status,"
+                " created_at, last_used_at, metadata) VALUES (?, 'agent_workspace', ?, ?, 'ephemeral', 'creating', ?,"
+                " ?, ?) ON CONFLICT (id) DO UPDATE SET provider = excluded.provider, status = excluded.status",
+                (name, provider, name, at, at, json.dumps({"run": run})),
+            )
+        case EffectDone(kind="workspace", name=name):
+            connection.execute(
+                "UPDATE agent_workspaces SET status = 'ready', last_used_at = ? WHERE id = ?", (at, name)
+            )
+        case EffectGone(kind="workspace", name=name):
+            connection.execute("DELETE FROM agent_workspaces WHERE id = ?", (name,))
+
+
+def _refused(wish: _Append, error: Exception) -> RunnerError:
+    if getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_UNIQUE":
+        return RunOver(f"run `{wish.run}` has ended already")
+    if getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_FOREIGNKEY":
+        return StoreFailed(f"run `{wish.run}` has not started")
+    return StoreFailed(f"events of run `{wish.run}` cannot be stored: {error}")
+
+
+def _damaged(path: Path, what: str) -> StoreDamaged:
+    return StoreDamaged(f"`{path}` is damaged: {what}", hint=_HINTS[StoreDamaged])
+
+
+def _primary(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+@contextmanager
+def _translating(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        kind = _ERRORS.get(_primary(error), StoreFailed)
+        raise kind(f"`{path}`: {error}", hint=_HINTS[kind]) from error

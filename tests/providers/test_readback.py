@@ -1,0 +1,70 @@
+"""Reading isolation back: what the probe's text means, and that a text which is not the probe's is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.errors import ProviderFailed
+from runner.model import Isolation, IsolationClass, Limits
+from runner.providers._readback import NAMESPACES, Outside, read_back
+
+HOST = {name: f"{name}:[100]" for name in NAMESPACES}
+
+
+def text(
+    *,
+    effective: str = "0000000000000000",
+    new_privileges: int = 1,
+    spaces: dict[str, str] | None = None,
+    mounts: str = "",
+    devices: str = "    lo: 0 0\n",
+) -> str:
+    status = f"Name:\tcat\nNoNewPrivs:\t{new_privileges}\nCapEff:\t{effective}\nCapBnd:\t0000000000000000\n"
+    inside = {name: f"{name}:[200]" for name in NAMESPACES} | (spaces or {})
+    heads = "Inter-|   Receive\n face |bytes\n"
+    return "----\n".join([status, "\n".join(inside.values()) + "\n", mounts, heads + devices, ""])
+
+
+def read(body: str) -> Isolation:
+    outside = Outside(HOST, 7000, Limits(pids=9))
+    return read_back(body, outside, provider="local", isolation=IsolationClass.NAMESPACES, workspace="/workspace")
+
+
+def test_a_closed_sandbox_shares_nothing() -> None:
+    found = read(text())
+
+    assert (found.capabilities, found.no_new_privileges, found.shared_namespaces) == ("none", True, ())
+    assert (found.interfaces, found.uid, found.limits) == (("lo",), 7000, Limits(pids=9))
+
+
+def test_a_capability_is_shown() -> None:
+    assert read(text(effective="0000000000200000")).capabilities == "effective 200000, bounding 0"
+
+
+def test_a_shared_namespace_is_named_and_the_host_s_interfaces_are_not_listed_as_ours() -> None:
+    found = read(text(spaces={"net": "net:[100]"}, devices="  eth0: 1 1\n"))
+
+    assert (found.shared_namespaces, found.interfaces) == (("net",), None)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "expected"),
+    [
+        ("1 0 8:1 /x /workspace rw - ext4 d rw\n2 1 8:1 /x/P /workspace/P ro - ext4 d rw\n", ("/workspace/P",)),
+        ("1 0 8:1 /x /workspace ro - ext4 d rw\n", ("/workspace",)),
+        ("1 0 8:1 /x /workspace-evil ro - ext4 d rw\n", ()),
+        ("1 0 8:1 /x /workspace/a\\040b ro - ext4 d rw\n", ("/workspace/a b",)),
+        ("1 0 8:1 /x /workspace/P ro - ext4 d rw\n2 1 8:1 /x /workspace/P rw - ext4 d rw\n", ()),
+    ],
+    ids=["below", "itself", "a neighbour", "a space", "covered by a later mount"],
+)
+def test_read_only_mounts_are_those_that_hold(mounts: str, expected: tuple[str, ...]) -> None:
+    assert read(text(mounts=mounts)).read_only == expected
+
+
+@pytest.mark.parametrize(
+    "body", ["", "----\n" * 4, text().replace("CapEff", "CapXxx")], ids=["empty", "bare", "lacking"]
+)
+def test_a_text_that_is_not_the_probe_s_is_refused(body: str) -> None:
+    with pytest.raises(ProviderFailed):
+        read(body)
