@@ -9,10 +9,27 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from secrets import token_hex
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+FIRST_UID = 0x70000000  # above what distributions, containers and directories hand out
+UIDS = 1 << 24
+
+
+@cache
+def can_give() -> bool:
+    """Whether this process is root over the users that workspaces are given to.
+
+    Root in a user namespace of one user, as in ``unshare -r`` or a small container, is not: it is then
+    treated as the ordinary user that it is outside.
+    """
+    if os.geteuid() != 0:
+        return False
+    maps = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(first <= FIRST_UID and FIRST_UID + UIDS <= first + count for first, _, count in maps)
 
 
 def remove(top: Path) -> list[str]:
@@ -71,7 +88,7 @@ def give(top: Path, uid: int) -> None:
     """Make everything in a tree belong to ``uid``. A file with several names that is not its own is left alone."""
     fd = os.open(top, _FLAGS)
     try:
-        os.chown(fd, uid, uid)
+        own(fd, uid)
         levels = [_inner(fd, uid)]
         # Up again by "..": one descriptor is open however deep the tree is.
         while levels:
@@ -85,6 +102,11 @@ def give(top: Path, uid: int) -> None:
             fd = inner
     finally:
         os.close(fd)
+
+
+def own(path: Path | int, uid: int) -> None:
+    """Make one entry belong to ``uid`` and its group; an ordinary user keeps the group that it has."""
+    os.chown(path, uid, uid if can_give() else -1)
 
 
 def _inner(fd: int, uid: int) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from runner.errors import CleanUpIncomplete, ProviderFailed
 from runner.model import Handle, Limits
 from runner.ports.provider import WorkspaceRequest
-from runner.providers import _trees
+from runner import trees
 
 PRIVATE = ("home", "tmp", "output", "runner")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -54,7 +54,7 @@ class Directories:
         try:
             for directory in (handle.tree, handle.private, *(handle.private / name for name in PRIVATE)):
                 directory.mkdir(mode=0o700)
-                _trees.own(directory, handle.uid)
+                trees.own(directory, handle.uid)
             fill(handle.private)
         except OSError as error:
             self.destroy(handle)
@@ -72,7 +72,7 @@ class Directories:
     def give(self, handle: Handle) -> None:
         self.check(handle)
         for top in (handle.tree, handle.private):
-            _trees.give(top, handle.uid)
+            trees.give(top, handle.uid)
 
     def destroy(self, handle: Handle) -> None:
         """Remove a workspace; one that is gone is no error. Raises ``CleanUpIncomplete``, ``ProviderFailed``."""
@@ -86,7 +86,7 @@ class Directories:
         if _read(record).get("provider") != self._provider:
             raise ProviderFailed(f"workspace `{handle.id}` belongs to another provider")
         try:
-            left = _trees.remove(handle.tree) + _trees.remove(handle.private)
+            left = trees.remove(handle.tree) + trees.remove(handle.private)
         except OSError as error:
             left = [str(error)]
         if left:
@@ -129,6 +129,6 @@ def _read(record: Path):  # type: ignore[no-untyped-def]  # JSON of ours, or not
 
 
 def _uid(id: str) -> int:
-    if os.geteuid() != 0:
+    if not trees.can_give():
         return os.getuid()
     return _FIRST_UID + int.from_bytes(sha256(id.encode()).digest()[:3])

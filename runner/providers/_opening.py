@@ -15,7 +15,7 @@ import trio
 from runner.errors import ProviderFailed, WorkspaceLost
 from runner.model import Handle
 from runner.ports.provider import Opening
-from runner.providers import _trees
+from runner import trees
 from runner.providers._mounts import Place, Places, open_linkless, open_places
 
 
@@ -72,7 +72,7 @@ async def open_room(handle: Handle, opening: Opening, *, staged: bool) -> AsyncI
                 os.close(tree_fd)
     finally:
         with trio.CancelScope(shield=True):
-            left = await trio.to_thread.run_sync(_trees.remove, scratch)
+            left = await trio.to_thread.run_sync(trees.remove, scratch)
     if left:
         raise ProviderFailed(f"workspace `{handle.id}` keeps what it should throw away: {left[0]}")
 
@@ -80,14 +80,14 @@ async def open_room(handle: Handle, opening: Opening, *, staged: bool) -> AsyncI
 def _prepare(handle: Handle, scratch: Path) -> None:
     handle.tree.lstat()
     for directory in (handle.private / "tmp", scratch):
-        _trees.remove(directory)
+        trees.remove(directory)
         _make(directory, handle.uid)
     _make(scratch / "home", handle.uid)
 
 
 def _make(directory: Path, uid: int) -> None:
     directory.mkdir(mode=0o700)
-    _trees.own(directory, uid)
+    trees.own(directory, uid)
 
 
 def _add(places: Places, source: Path) -> Place:
@@ -125,6 +125,6 @@ async def _copy(source: Path, to: Path, uid: int) -> Path:
     )
     if copied.returncode != 0:
         raise ProviderFailed(f"`{source}` cannot be copied: {copied.stderr.decode(errors='replace').strip()}")
-    if os.geteuid() == 0:
-        await trio.to_thread.run_sync(_trees.give, to, uid)
+    if trees.can_give():
+        await trio.to_thread.run_sync(trees.give, to, uid)
     return to

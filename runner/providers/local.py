@@ -45,7 +45,7 @@ class Local:
     def __init__(self, home: Path, *, grace: float = STOP_GRACE) -> None:
         self._directories = Directories(home, self.name)
         self._grace = grace
-        self._root = os.geteuid() == 0
+        self._root = trees.can_give()
 
     async def probe(self) -> Probe:
         missing = {**_cgroup.missing(), Feature.DISK: f"{self.name} has no disk quota"}

@@ -46,7 +46,7 @@ class OnHost:
     def __init__(self, home: Path, *, grace: float = STOP_GRACE) -> None:
         self._directories = Directories(home, self.name)
         self._grace = grace
-        self._root = os.geteuid() == 0
+        self._root = trees.can_give()
 
     async def probe(self) -> Probe:
         missing = {
@@ -112,7 +112,7 @@ class Unconfined:
 
     def __init__(self, handle: Handle, opening: Opening, room: Room, group: _cgroup.Group, *, grace: float) -> None:
         shown = {mount.target: room.add(mount.source).path for mount in opening.mounts}
-        self._uid = handle.uid if os.geteuid() == 0 else None
+        self._uid = handle.uid if trees.can_give() else None
         self._group = group
         self._grace = grace
         self._env = {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": room.home.path, "TMPDIR": room.tmp.path, **opening.env}
