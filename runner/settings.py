@@ -74,7 +74,6 @@ class Settings:
             environment={name: env[name] for name in ("PATH", "LANG", "TERM", "NO_COLOR", "CI") if name in env},
         )
 
-
     def rows(self) -> tuple[tuple[str, str, str], ...]:
         """Every setting as name, value and source."""
         values = {

@@ -29,7 +29,7 @@ def can_give() -> bool:
     if os.geteuid() != 0:
         return False
     maps = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    return any(first <= FIRST_UID and FIRST_UID + UIDS <= first + count for first, _, count in maps)
+    return any(first <= FIRST_UID and first + count >= FIRST_UID + UIDS for first, _, count in maps)
 
 
 def remove(top: Path) -> list[str]:

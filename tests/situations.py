@@ -174,5 +174,3 @@ def repository(project: Project) -> Path:
     git(path, "add", "-A")
     git(path, "commit", "-qm", "first")
     return path
-
-

@@ -15,14 +15,13 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
+from runner import trees
 from runner.errors import CleanUpIncomplete, ProviderFailed
 from runner.model import Handle, Limits
 from runner.ports.provider import WorkspaceRequest
-from runner import trees
 
 PRIVATE = ("home", "tmp", "output", "runner")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_FIRST_UID = 0x70000000  # far above what a host gives to people and services
 
 
 class Directories:
@@ -131,4 +130,4 @@ def _read(record: Path):  # type: ignore[no-untyped-def]  # JSON of ours, or not
 def _uid(id: str) -> int:
     if not trees.can_give():
         return os.getuid()
-    return _FIRST_UID + int.from_bytes(sha256(id.encode()).digest()[:3])
+    return trees.FIRST_UID + int.from_bytes(sha256(id.encode()).digest()[:3])

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import trio
 
+from runner import trees
 from runner.errors import ProviderFailed, WorkspaceLost
 from runner.model import Handle
 from runner.ports.provider import Opening
-from runner import trees
 from runner.providers._mounts import Place, Places, open_linkless, open_places
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import trio
 
+from runner import trees
 from runner.errors import Escaped, ProviderFailed
 from runner.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, ExecResult, Opening, Paths, Probe, WorkspaceRequest

@@ -8,7 +8,7 @@ import trio
 
 from runner import events as ev
 from runner.model import Violation
-from runner.policy.paths import PathPolicy, compose
+from runner.policy.paths import PathPolicy, compose, printable
 from runner.ports.git import Change, Snapshot, Snapshotting
 from runner.spec.model import PolicySpec
 from runner.steps._disk import ScanResult, scan
@@ -28,7 +28,7 @@ async def scan_tree(run: Run, step: str, specs: Sequence[PolicySpec]) -> ScanRes
         return False
 
     result = await trio.to_thread.run_sync(lambda: scan(handle.tree, policy_of(specs), should_stop=stopping))
-    run.scanned, run.offending = True, result.offending
+    run.scan, run.offending = result, result.offending
     if result.violations:
         await run.emit(ev.ViolationsFound(step, result.violations))
     return result
@@ -44,12 +44,11 @@ async def commit_tree(
     git = run.ports.git
     snapshot = await git.snapshot(repository, handle.tree, run.base, wanted)
     changes = await git.changes(repository, run.base, snapshot.commit)
-    named = {_text(change.path): change for change in changes}
-    violations = policy_of(specs).judge_changes(
-        (path, change.entry.size if change.entry else None) for path, change in named.items()
-    )
+    sizes = ((_text(change.path), change.entry.size if change.entry else None) for change in changes)
+    violations = policy_of(specs).judge_changes(sizes)
     if violations:
-        run.offending |= {named[v.path].path if v.path in named else v.path.encode() for v in violations}
+        named = {printable(_text(change.path)): change.path for change in changes}
+        run.offending |= {named[violation.path] for violation in violations}
         await run.emit(ev.ViolationsFound(step, violations))
     return snapshot, changes, violations
 

@@ -21,6 +21,7 @@ from runner.ports.git import Author, Git, Snapshot
 from runner.ports.provider import Opening, Paths, Probe, Provider, Workspace
 from runner.spec import template
 from runner.spec.model import ContextFile
+from runner.steps._disk import ScanResult
 from runner.steps._shape import Shape
 
 Emit = Callable[..., Awaitable[None]]
@@ -88,10 +89,9 @@ class Run:
         self.handle: Handle | None = None
         self.inputs: tuple[str, ...] = ()  # the incident's files, when they lie in the tree
         self.base: str | None = None
-        self.scanned = False
+        self.scan: ScanResult | None = None
         self.offending: frozenset[bytes] = frozenset()
         self.snapshot: Snapshot | None = None
-        self.published = False
         self.receipt: Receipt | None = None
         self._repository = False
         self._sandbox: Sandbox | None = None

@@ -310,9 +310,7 @@ def test_a_violation_withholds_the_work_without_the_offending_file(project: Proj
 
 
 @pytest.mark.scenario("WSM-26")
-def test_a_change_outside_the_allowed_paths_or_over_the_size_is_a_violation(
-    project: Project, repository: Path
-) -> None:
+def test_a_change_outside_the_allowed_paths_or_over_the_size_is_a_violation(project: Project, repository: Path) -> None:
     project.script(
         "echo x >> README; echo y > src/new; head -c 2000 /dev/zero > src/big",
         workspace="repo_source: {type: local, path: repo}",

@@ -10,7 +10,7 @@ import trio
 
 from runner import events as ev
 from runner import trees
-from runner.model import Outcome, Receipt, succeeded
+from runner.model import Outcome, Reason, Receipt, failed, succeeded
 from runner.ports.git import Snapshot
 from runner.steps._judge import commit_tree, scan_tree
 from runner.steps._run import Run
@@ -24,6 +24,10 @@ async def perform(body: Body, run: Run) -> Outcome:
         return succeeded("nothing to save")
     await run.close()
     warnings = await _deliver_output(body, run)
+    scan = run.scan or await scan_tree(run, STEP, body.policies)
+    if scan.truncated:
+        text = "the scan was cut short, so nothing of this tree can be let out; it is kept as it is"
+        return failed(Reason.POLICY, text, details=tuple(str(v) for v in scan.violations[:10]))
     snapshot = run.snapshot or await _unpublished(body, run)
     receipt = await _receipt(run, snapshot)
     run.receipt = receipt
@@ -36,8 +40,6 @@ async def perform(body: Body, run: Run) -> Outcome:
 
 async def _unpublished(body: Body, run: Run) -> Snapshot:
     """A commit of the work that no snapshot step got to, or that policy kept from being published."""
-    if not run.scanned:
-        await scan_tree(run, STEP, body.policies)
     message = f"unpublished work of run {run.id}"
     snapshot, _, violations = await commit_tree(run, STEP, body.policies, message)
     if violations:  # they are excluded from now on

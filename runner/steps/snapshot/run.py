@@ -18,7 +18,6 @@ async def perform(body: Body, run: Run) -> Outcome:
         return failed(Reason.POLICY, text, details=tuple(str(v) for v in violations))
     branch = run.fill(body.branch) if body.branch else None
     run.snapshot = snapshot
-    run.published = True
     await run.emit(
         ev.SnapshotPublished(
             snapshot.commit, snapshot.tree, run.base, branch, snapshot.entries, snapshot.ignored, len(changes)

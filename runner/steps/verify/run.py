@@ -13,7 +13,7 @@ from runner import events as ev
 from runner import trees
 from runner.errors import CheckoutDiffers, CleanUpIncomplete, RunnerError
 from runner.model import Mount, Outcome, Reason, failed, succeeded
-from runner.policy.paths import matcher
+from runner.policy.paths import PathPolicy, matcher
 from runner.ports.git import Entry
 from runner.ports.provider import Opening, Workspace
 from runner.spec.model import ReportCheck, VerifySpec
@@ -79,6 +79,9 @@ async def _check_tree(body: Body, run: Run, results: Results) -> None:
     await run.emit(ev.EffectIntended(STEP, "checkout", name, str(places.checkout)))
     places.checkout.mkdir(parents=True)
     entries = await git.materialise(places.repository, run.snapshot.commit, places.checkout)
+    if trees.can_give():
+        _, handle = run.require()
+        await trio.to_thread.run_sync(trees.give, places.checkout, handle.uid)
     check_files(body.verify, entries, results)
     opening = Opening(
         toolchains=body.shape.toolchains,
@@ -100,11 +103,11 @@ def check_files(verify: VerifySpec, entries: Sequence[Entry], results: Results) 
     """Required patterns each match something in the clean checkout, forbidden ones nothing."""
     paths = [entry.path.decode("utf-8", "surrogateescape") for entry in entries]
     for pattern in verify.required:
-        rule = matcher((pattern,))
-        results.add(any(rule.match(p, directory=False) for p in paths), f"required file `{pattern}`")
+        rule = PathPolicy((pattern,), (), 0)  # exactly as written, which a forbidden pattern is not
+        results.add(any(rule.judge(p).allowed for p in paths), f"required file `{pattern}`")
     for pattern in verify.forbidden:
-        rule = matcher((pattern,))
-        hit = next((p for p in paths if rule.match(p, directory=False)), None)
+        anyhow = matcher((pattern,))
+        hit = next((p for p in paths if anyhow.match(p, directory=False)), None)
         results.add(hit is None, f"forbidden file `{pattern}`" + (f": {hit}" if hit else ""))
 
 
