@@ -30,7 +30,7 @@ test: venv
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 -m 'not nightly'
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not nightly' --check-scenarios
 
 nightly: venv
 	$(BIN)/pytest -n 2 -m nightly
