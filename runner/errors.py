@@ -31,9 +31,9 @@ class RunnerError(Exception):
     """What a user can act on. ``message`` is one sentence without a full stop, values in backticks."""
 
     code: ClassVar[str] = "bug.unclassified"
-    exit_code: ClassVar[int] = 70
+    exit_code: int = 70
     http_status: ClassVar[int] = 500
-    severity: ClassVar[Literal["error", "warning"]] = "error"
+    severity: Literal["error", "warning"] = "error"
 
     def __init__(
         self,
@@ -49,6 +49,11 @@ class RunnerError(Exception):
         self.hint = hint
         self.also = also  # further places the message speaks of, such as the first of two equal keys
 
+    def harden(self) -> None:
+        """Make a warning an error of bad input."""
+        if self.severity == "warning":
+            self.severity, self.exit_code = "error", InputError.exit_code
+
 
 class Rejected(RunnerError):
     """Several findings reported together; nothing was started. Its exit code is the gravest of theirs."""
@@ -61,7 +66,7 @@ class Rejected(RunnerError):
         errors = [f for f in self.findings if f.severity == "error"]
         super().__init__(f"{len(errors)} error{'s' * (len(errors) != 1)}")
         # A policy breach (3) is said only when the input is otherwise sound (2).
-        self.exit_code = min((e.exit_code for e in errors), default=2)  # type: ignore[misc]  # per instance
+        self.exit_code = min((e.exit_code for e in errors), default=2)
 
 
 def printable(text: str, limit: int = 200) -> str:
@@ -87,6 +92,13 @@ def shown(text: str, limit: int = 60) -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
+
+
+def leaf(error: BaseException) -> BaseException:
+    """The first of what nurseries have wrapped into groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def in_order(findings: Iterable[RunnerError]) -> list[RunnerError]:
@@ -137,6 +149,14 @@ class Advice(RunnerError):
 
 class UsageError(InputError):
     code = "cli.usage"
+
+
+class FileExists(InputError):
+    code = "init.exists"
+
+
+class FileNotWritten(InputError):
+    code = "init.not-written"
 
 
 # --- manifests -------------------------------------------------------------------------------------
@@ -194,6 +214,14 @@ class DuplicateName(InputError):
     code = "manifest.duplicate-name"
 
 
+class NotConvertible(InputError):
+    code = "manifest.not-convertible"
+
+
+class UnwritableManifest(InputError):
+    code = "manifest.unwritable"
+
+
 class NothingToRun(InputError):
     code = "manifest.nothing-to-run"
 
@@ -229,12 +257,20 @@ class StalePlan(InputError):
     code = "plan.stale"
 
 
+class OpenPlan(InputError):
+    code = "plan.open"
+
+
 class BadPlanFile(InputError):
     code = "plan.unreadable"
 
 
 class NotEnforced(Advice):
     code = "plan.not-enforced"
+
+
+class Attached(Advice):
+    code = "run.attached"
 
 
 class DefaultsDropped(Advice):
@@ -254,10 +290,6 @@ class IsolationTooWeak(PolicyError):
 
 class ProtectedLink(PolicyError):
     code = "policy.protected-link"
-
-
-class BadProtectedPath(InputError):
-    code = "policy.protected-path"
 
 
 # --- providers -------------------------------------------------------------------------------------
@@ -285,6 +317,10 @@ class IsolationMismatch(PlatformError):
 
 class Escaped(PlatformError):
     code = "provider.escaped"
+
+
+class HostRefused(PlatformError):
+    code = "host.refused"
 
 
 class CleanUpIncomplete(PlatformError):
@@ -336,6 +372,20 @@ class UnknownRun(NotFoundError):
     code = "store.unknown-run"
 
 
+class RunExists(LeaseError):
+    """The append that would have started a run with a key that ``run`` has already."""
+
+    code = "store.run-exists"
+
+    def __init__(self, message: str, *, run: str) -> None:
+        super().__init__(message)
+        self.run = run
+
+
+class RunUnfinished(LeaseError):
+    code = "store.run-unfinished"
+
+
 class StoreBusy(LeaseError):
     code = "store.busy"
 
@@ -356,9 +406,13 @@ class StoreTooNew(DamagedError):
     code = "store.too-new"
 
 
-class BadPrompt(InputError):
-    code = "agent.prompt"
-
-
 class InputChanged(InputError):
     code = "plan.input-changed"
+
+
+class RequiresRunner(InputError):
+    code = "manifest.requires-runner"
+
+
+class Untrusted(PolicyError):
+    code = "policy.untrusted"

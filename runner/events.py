@@ -31,7 +31,10 @@ class Event:
 
 @dataclass(frozen=True)
 class RunStarted(Event):
-    """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order."""
+    """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order.
+
+    A store has one run of each ``key`` and name.
+    """
 
     name: str
     plan: str
@@ -39,6 +42,7 @@ class RunStarted(Event):
     steps: dict[str, str]
     deadline_seconds: float
     attempt: int = 1
+    key: str | None = None
 
 
 @dataclass(frozen=True)

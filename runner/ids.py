@@ -5,12 +5,37 @@ from __future__ import annotations
 import re
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # an RFC 1123 label
+BRANCH_HINT = "letters, digits and `. _ - + @ # = ,` between slashes"
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_BRANCH = re.compile(r"[\w#][\w.+@#=,-]*(?:/[\w#][\w.+@#=,-]*)*")
+_BRANCH_BYTES = 200  # a ref is a file with ``.lock`` beside it
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 
 
 def is_name(text: str) -> bool:
     """Whether ``text`` may name a document; also safe as a file name, label and ref component."""
     return NAME.fullmatch(text) is not None
+
+
+def is_commit_id(text: str) -> bool:
+    """Whether ``text`` is a whole object id of git, of either hash."""
+    return _COMMIT.fullmatch(text) is not None
+
+
+def is_branch(text: str) -> bool:
+    """Whether ``text`` is plainly a branch name. Narrower than git: this is an allow-list.
+
+    A name that could be taken for a commit id is none, since git would check out the branch.
+    """
+    return (
+        _BRANCH.fullmatch(text) is not None
+        and len(text.encode()) <= _BRANCH_BYTES
+        and ".." not in text
+        and "@{" not in text
+        and not any(part.endswith((".lock", ".")) for part in text.split("/"))
+        and text != "HEAD"
+        and not is_commit_id(text.lower())
+    )
 
 
 def run_id(entropy: bytes) -> str:

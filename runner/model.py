@@ -197,7 +197,7 @@ class Receipt:
     """Proof that work was saved before teardown. ``patch`` is relative to the run's directory.
 
     ``withheld`` means that policy was broken: the patch leaves out the offending files and nothing
-    was published.
+    was published. ``outputs`` are the files of ``/output`` where a person finds them.
     """
 
     commit: str | None
@@ -207,3 +207,4 @@ class Receipt:
     changed: int
     withheld: bool = False
     left_out: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()

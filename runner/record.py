@@ -31,6 +31,7 @@ class RunRecord:
     id: str
     name: str = ""
     plan: str = ""
+    key: str | None = None
     status: Status = Status.PENDING
     phase: str = ""
     deadline_seconds: float = 0.0
@@ -60,7 +61,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
     """Advance a record by one event, in place. A record belongs to whoever folds it."""
     match recorded.event:
         case ev.RunStarted() as started:
-            record.name, record.plan = started.name, started.plan
+            record.name, record.plan, record.key = started.name, started.plan, started.key
             record.deadline_seconds = started.deadline_seconds
             record.status, record.started = Status.RUNNING, recorded.at
             record.steps = {step: StepRecord(kind) for step, kind in started.steps.items()}

@@ -58,6 +58,7 @@ class Settings:
     providers: tuple[str, ...] | None
     sources: Mapping[str, str]
     environment: Mapping[str, str]
+    ci: Mapping[str, str]  # what a CI says of the job; never handed on to a process
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -72,6 +73,7 @@ class Settings:
             providers=read("WORKSPACE_PROVIDERS", _words, None),
             sources=read.sources,
             environment={name: env[name] for name in ("PATH", "LANG", "TERM", "NO_COLOR", "CI") if name in env},
+            ci={name: value for name, value in env.items() if name.startswith(("GITHUB_", "CI_"))},
         )
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:

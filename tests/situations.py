@@ -131,7 +131,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
 def leftovers(home: Path) -> list[str]:
     """What a run left behind, seen from outside: processes, mounts, cgroups, and files that are not evidence."""
-    found = [f"process {pid}: {text}" for pid, text in processes_naming(str(home))]
+    found = [f"process {pid}: {text}" for pid, text in processes_of(home)]
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(home) in line]
     state = home / "state"
     for folder in ("projects/default/workspaces", "sandboxes", "tmp"):
@@ -139,18 +139,20 @@ def leftovers(home: Path) -> list[str]:
     return found
 
 
-def processes_naming(text: str) -> list[tuple[int, str]]:
-    """Processes whose command line or environment holds a text."""
+def processes_of(home: Path) -> list[tuple[int, str]]:
+    """Processes that name a home in their command line or environment, or that see a part of it mounted."""
+    mounted = "/".join(home.parts[2:])  # mounts are named within their file system, which may be that of /tmp
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
         try:
-            seen = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+            words = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+            mounts = (folder / "mountinfo").read_bytes()
         except OSError:
             continue
-        if text.encode() in seen:
-            found.append((int(folder.name), seen.replace(b"\0", b" ").decode(errors="replace")[:200]))
+        if str(home).encode() in words or mounted.encode() in mounts:
+            found.append((int(folder.name), words.replace(b"\0", b" ").decode(errors="replace")[:200]))
     return found
 
 

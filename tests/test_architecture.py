@@ -72,9 +72,12 @@ def loaded_by(*arguments: str) -> set[str]:
     return set(done.stdout.rpartition("MODULES ")[2].split())
 
 
+HEAVY = {"trio", "pydantic", "dulwich", "docker", "jinja2", "ruamel", "rich", "shtab", "sqlite3"}
+
+
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("apply", "--help")], ids=" ".join)
 def test_help_and_version_import_nothing_heavy(arguments: tuple[str, ...]) -> None:
-    assert not loaded_by(*arguments) & {"trio", "pydantic", "dulwich", "docker", "jinja2", "ruamel", "rich", "sqlite3"}
+    assert not loaded_by(*arguments) & HEAVY
 
 
 def test_importing_prints_nothing_and_makes_no_files(tmp_path: Path) -> None:

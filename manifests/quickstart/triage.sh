@@ -133,3 +133,4 @@ fi
     printf '%s\n' "${unchecked[@]}"
 } >"$report"
 say report "$report"
+printf '%s\n' "$headline"   # the last line is what the run's report shows of the agent

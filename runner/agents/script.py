@@ -9,16 +9,16 @@ from runner.agents._lines import last_line
 from runner.model import Outcome, Reason, Status, failed, succeeded
 from runner.ports.agent import Agent, Ended
 
-_TAIL = 8 << 10  # bytes of stderr that are looked at for its last line
+_TAIL = 8 << 10  # bytes of a stream that are looked at for its last line
 
 
 class ScriptAgent:
     def judge(self, ended: Ended) -> Outcome:
-        """Rule on a script that has ended; what it said last on stderr explains a failure."""
+        """Rule on a script that has ended; its last line, on stderr if it failed, is its word on it."""
         if ended.exit.oom:
             return failed(Reason.OOM, str(ended.exit))
         if ended.exit.ok:
-            return succeeded()
+            return succeeded(last_line(_tail(ended.stdout)))
         said = last_line(_tail(ended.stderr))
         message = f"{ended.exit}: {said}" if said else str(ended.exit)
         if ended.exit.code is None and ended.exit.signal is None:

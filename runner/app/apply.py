@@ -5,31 +5,41 @@ from __future__ import annotations
 import secrets
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import trio
 
 from runner import events as ev
 from runner import plugins
 from runner.agents import command_of
+from runner.app.attach import follow
 from runner.app.facts import open_provider
 from runner.app.planning import Planned
 from runner.artifacts.layout import RunFiles
-from runner.engine.run import Append, Control, carry_out
-from runner.errors import StoreFailed
+from runner.engine.execute import execute
+from runner.engine.run import Append, Control, carry_out, pass_over
+from runner.errors import Attached, HostRefused, RunExists, RunnerError, StoreFailed, leaf
 from runner.git import open_git
 from runner.ids import run_id
+from runner.model import Status
+from runner.plan.graph import Graph
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent
 from runner.ports.sink import Sink
 from runner.ports.store import Store
 from runner.record import RunRecord
 from runner.settings import Settings, shipped
+from runner.steps._disk import read_beneath
 from runner.steps._run import Places, Ports
 from runner.store.sqlite import open_store
 
 # What would end a program by default and can be caught; HUP ends nothing, since a lost terminal is no decision.
 FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
+
+
+MAX_OUTPUT = 1 << 20  # bytes of a file that a later run reads
 
 
 def make_home(settings: Settings) -> None:
@@ -44,9 +54,22 @@ def now_microseconds() -> int:
     return time.time_ns() // 1000
 
 
-async def apply(planned: Planned, settings: Settings, sinks: Sequence[Sink]) -> list[RunRecord]:
+def _silent(advice: RunnerError) -> None:
+    pass
+
+
+async def apply(
+    planned: Planned,
+    settings: Settings,
+    sinks: Sequence[Sink],
+    *,
+    key: str | None = None,
+    advise: Callable[[RunnerError], None] = _silent,
+) -> list[RunRecord]:
     """Carry out every run of a plan, at most ``WORKSPACE_MAX`` at once, and return their records in plan order.
 
+    A run whose name and ``key`` the store has already is not started: the first one is followed to its end, and
+    ``advise`` hears of it.
     The first signal ends the work of all runs, which then settle; a second ends settling.
     """
     import runner.agents
@@ -68,41 +91,105 @@ async def apply(planned: Planned, settings: Settings, sinks: Sequence[Sink]) -> 
             nonce=store.nonce,
             now=now_microseconds,
         )
-        return await _apply_all(planned, settings, store, ports, sinks)
+        with _plainly():
+            return await _apply_all(planned, settings, store, ports, sinks, key=key, advise=advise)
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """What the host refuses comes out of nurseries as one error; a reader that has gone as ``BrokenPipeError``."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        known, others = group.split((RunnerError, OSError))
+        if known is None or others is not None:
+            raise
+        error = leaf(known)
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            raise HostRefused(f"{error.strerror}" + (f": `{error.filename}`" if error.filename else "")) from group
+        raise error from group
 
 
 async def _apply_all(
-    planned: Planned, settings: Settings, store: Store, ports: Ports, sinks: Sequence[Sink]
+    planned: Planned,
+    settings: Settings,
+    store: Store,
+    ports: Ports,
+    sinks: Sequence[Sink],
+    *,
+    key: str | None,
+    advise: Callable[[RunnerError], None],
 ) -> list[RunRecord]:
+    plans = {plan.name: plan for plan in planned.plan.runs}
+    controls = {plan.name: Control(plan.stop_budget_seconds) for plan in planned.plan.runs}
     records: dict[str, RunRecord] = {}
-    limit = trio.CapacityLimiter(settings.max_workspaces)
-    controls = [Control() for _ in planned.plan.runs]
+    everything = trio.CapacityLimiter(settings.max_workspaces)
+    groups = {plan.group: trio.CapacityLimiter(plan.max_parallel or settings.max_workspaces) for plan in plans.values()}
 
-    async def one(plan: RunPlan, control: Control) -> None:
-        async with limit:
+    async def one(name: str) -> None:
+        plan, control = plans[name], controls[name]
+        async with groups[plan.group], everything:
             places = Places(settings.home, run_id(secrets.token_bytes(8)))
             files = RunFiles(places.directory)
             files.write_plan(plan, planned.plan.digest)
-            appended = _appending(store, [files, *sinks])
-            record = await carry_out(
-                plan,
-                planned.plan.digest,
-                id=places.run,
-                places=places,
-                ports=ports,
-                append=appended,
-                control=control,
-            )
-            files.write_record(record)
-            records[plan.name] = record
+            append = _appending(store, [files, *sinks])
+            digest = planned.plan.digest
+            try:
+                if blocker := _blocked(plan, records, control):
+                    record = await pass_over(plan, digest, id=places.run, append=append, reason=blocker, key=key)
+                else:
+                    values = {**plan.values, "outputs": outputs_for(plan, plans, records, settings)}
+                    ready = replace(plan, values=values)
+                    record = await carry_out(
+                        ready,
+                        digest,
+                        id=places.run,
+                        places=places,
+                        ports=ports,
+                        append=append,
+                        control=control,
+                        key=key,
+                    )
+                files.write_record(record)
+            except RunExists as taken:
+                files.discard()
+                advise(Attached(f"{taken.message}: attached to it, nothing is started"))
+                record = await follow(taken.run, store, sinks, control, now_microseconds)
+            records[name] = record
 
     async with trio.open_nursery() as signals:
-        await signals.start(_watch_signals, controls)
-        async with trio.open_nursery() as runs:
-            for plan, control in zip(planned.plan.runs, controls, strict=True):
-                runs.start_soon(one, plan, control)
+        await signals.start(_watch_signals, list(controls.values()))
+        await execute(Graph({name: plan.needs for name, plan in plans.items()}), one)
         signals.cancel_scope.cancel()
-    return [records[plan.name] for plan in planned.plan.runs]
+    return [records[name] for name in plans]
+
+
+def _blocked(plan: RunPlan, records: Mapping[str, RunRecord], control: Control) -> str | None:
+    """Why a run must not start: it was stopped before, or a run that it needs did not succeed."""
+    if control.requested_at is not None:
+        return "stopped before it began"
+    bad = [need for need in plan.needs if records[need].status is not Status.SUCCEEDED]
+    return f"needs {bad[0]}, which {records[bad[0]].status.value}" if bad else None
+
+
+def outputs_for(
+    plan: RunPlan, plans: Mapping[str, RunPlan], records: Mapping[str, RunRecord], settings: Settings
+) -> dict[str, dict[str, object]]:
+    """What templates of a run read as ``outputs.RUN.NAME``: a file's text, or of a matrix the texts in member order."""
+    found: dict[str, dict[str, object]] = {}
+    for need in plan.needs:
+        before = plans[need]
+        kept = Places(settings.home, records[need].id).directory / "output"
+        for name, file in before.outputs.items():
+            text = read_beneath(kept, file, MAX_OUTPUT).decode(errors="replace")
+            of_group = found.setdefault(before.group, {})
+            if before.name == before.group:
+                of_group[name] = text
+            else:
+                texts = of_group.setdefault(name, [])
+                assert isinstance(texts, list)
+                texts.append(text)
+    return found
 
 
 def _appending(store: Store, sinks: Sequence[Sink]) -> Append:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
 import runner.providers
 from runner import plugins
-from runner.errors import RunnerError, StalePlan
+from runner.errors import BadValue, RunnerError, StalePlan, UnknownCommit, UnknownPlugin, nearest, shown
 from runner.ports.git import Git
 from runner.ports.provider import Probe, Provider
 from runner.settings import Settings
@@ -19,53 +21,80 @@ from runner.spec.model import CommitFact, ContextFile, Facts
 from runner.spec.resolve import Wanted
 
 MAX_FILE = 16 << 20  # bytes of one context file
-MAX_FILES = 1_000
+MAX_FILES = 1_000  # of an incident, directories counted
+MAX_BYTES = 256 << 20  # of an incident
+MAX_DEPTH = 64  # of incident.json
+
+_NOT_INPUT = ("output", "logs", ".git", "prompt-sent.md")  # at the top of an incident's directory
+
+
+def provider_names() -> list[str]:
+    """The providers that a manifest may name: all but the fake, which is for tests."""
+    return [name for name in plugins.names(runner.providers) if name not in ("fake", "spawn")]
 
 
 def open_provider(name: str, settings: Settings) -> Provider:
+    """A provider by its name in a manifest. Raises ``UnknownPlugin``."""
+    if name not in provider_names():
+        raise UnknownPlugin(f"`{name}` is not a provider", hint=nearest(name, provider_names()))
     provider: Provider = plugins.load(runner.providers, name).provider(settings)
     return provider
 
 
-async def gather(wanted: Sequence[Wanted], settings: Settings, git: Git, pinned: Facts | None = None) -> Facts:
+async def gather(
+    wanted: Sequence[Wanted], settings: Settings, git: Git, *, pinned: Facts | None = None, offline: bool = False
+) -> Facts:
     """The Facts of some runs. With ``pinned`` its commits and probes are kept, as long as they still hold.
 
+    ``offline`` Facts are open: files beside the manifests are read, and nothing else is looked at.
+
     What cannot be had is noted in ``missing``, for the resolver to report where the manifest asks for it.
-    Raises ``UnknownPlugin`` for a provider that does not exist and ``StalePlan`` for one that became weaker.
+    Raises ``StalePlan`` for a provider that became weaker.
     """
     probes: dict[str, Probe] = {}
     commits: dict[str, CommitFact] = {}
     files: dict[str, dict[str, ContextFile]] = {}
     incidents: dict[str, dict[str, object]] = {}
-    missing: dict[str, str] = {}
+    missing: dict[str, RunnerError] = {}
     for want in wanted:
-        for name in want.providers:
-            if name not in probes:
-                probes[name] = _still(await open_provider(name, settings).probe(), pinned)
-        if want.checkout is not None:
-            try:
+        with _noting(missing, f"{want.run}/providers"):
+            for name in want.providers:
+                provider = open_provider(name, settings)
+                if not offline and name not in probes:
+                    probes[name] = _still(await provider.probe(), pinned)
+        if want.checkout is not None and not offline:
+            with _noting(missing, f"{want.run}/checkout"):
                 commits[want.run] = await _commit(want, git, pinned)
-            except RunnerError as error:
-                missing[f"{want.run}/checkout"] = error.message
-        try:
-            if want.script is not None:
+        if want.script is not None:
+            with _noting(missing, f"{want.run}/script", want.script_name):
                 files[f"{want.run}/script"] = {want.script_name: context_file(want.script)}
-        except OSError as error:
-            missing[f"{want.run}/script"] = f"`{want.script_name}` can not be read: {error.strerror}"
         if want.incident is not None:
-            try:
-                found = incident_files(want.incident)
-                files[f"{want.run}/incident"] = found
+            with _noting(missing, f"{want.run}/incident", want.incident.name):
+                files[f"{want.run}/incident"] = found = incident_files(want.incident)
                 incidents[want.run] = incident_document(found)
-            except (OSError, ValueError) as error:
-                missing[f"{want.run}/incident"] = f"`{want.incident.name}`: {getattr(error, 'strerror', None) or error}"
-        if gone := absent(want.toolchains):
-            missing[f"{want.run}/toolchain"] = f"`{gone[0]}` is not a directory here"
-    return Facts(probes, commits, files, incidents, missing)
+        if not offline and (gone := absent(want.toolchains)):
+            missing[f"{want.run}/toolchain"] = BadValue(
+                f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path"
+            )
+    return Facts(probes, commits, files, incidents, missing, offline)
+
+
+@contextmanager
+def _noting(missing: dict[str, RunnerError], key: str, file: str = "") -> Iterator[None]:
+    """Note why the block's facts could not be had, so that all of them are reported together."""
+    try:
+        yield
+    except StalePlan:
+        raise
+    except RunnerError as error:
+        missing[key] = error
+    except (OSError, ValueError) as error:
+        missing[key] = BadValue(f"`{file}` can not be read: {getattr(error, 'strerror', None) or error}")
 
 
 def absent(directories: Sequence[str]) -> list[str]:
-    return [path for path in directories if not os.path.isdir(path)]
+    """Those that are not there as written: not a directory, or reached through a link."""
+    return [path for path in directories if os.path.realpath(path) != path.rstrip("/") or not os.path.isdir(path)]
 
 
 def _still(found: Probe, pinned: Facts | None) -> Probe:
@@ -90,52 +119,94 @@ async def _commit(want: Wanted, git: Git, pinned: Facts | None) -> CommitFact:
     source = await git.inspect(path)
     known = pinned.commits.get(want.run) if pinned is not None else None
     if known is not None:
-        await git.resolve(source.top, branch=None, commit=known.commit)  # gone means stale
+        try:
+            await git.resolve(source.top, branch=None, commit=known.commit)
+        except UnknownCommit as error:
+            raise StalePlan(f"the commit that was planned is gone: {error.message}", hint="plan again") from error
         return known
     commit = await git.resolve(source.top, branch=want.checkout.branch, commit=want.checkout.commit)
     return CommitFact(commit, want.checkout.branch or source.branch or "work", source.dirty)
 
 
-def context_file(path: Path) -> ContextFile:
-    """A regular file's hash and size, read within bounds and never blocking. Raises ``OSError``."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+def read_file(path: Path, limit: int, flags: int = 0) -> bytes:
+    """A regular file's bytes, never blocking. Raises ``OSError``, also above ``limit`` bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(0, "not a regular file")
-        content = file.read(MAX_FILE + 1)
-    if len(content) > MAX_FILE:
-        raise OSError(0, f"larger than {MAX_FILE >> 20} MiB")
+            raise OSError(errno.EINVAL, "not a regular file")
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit >> 20} MiB")
+    return content
+
+
+def context_file(path: Path) -> ContextFile:
+    """A regular file's hash and size; a link is none. Raises ``OSError``."""
+    content = read_file(path, MAX_FILE, os.O_NOFOLLOW)
     return ContextFile(path, sha256(content).hexdigest(), len(content))
 
 
 def incident_files(directory: Path) -> dict[str, ContextFile]:
-    """An incident's input files: regular ones, links not followed, what earlier runs put there left out."""
+    """An incident's input files by name: regular ones, links not followed, what earlier runs put there left out.
+
+    Raises ``OSError`` and ``ValueError`` for a file that can not be an input, and for too many.
+    """
     if not directory.is_dir():
         raise ValueError("not a directory")
     found: dict[str, ContextFile] = {}
-    for top, folders, names in os.walk(directory):
-        relative = Path(top).relative_to(directory)
-        if relative == Path():
-            folders[:] = [f for f in folders if f not in ("output", "logs", ".git")]
-        folders.sort()
-        for name in sorted(names):
-            path = Path(top, name)
-            if path.is_symlink() or (relative == Path() and name == "prompt-sent.md"):
+    waiting = [""]
+    seen = size = 0
+    while waiting:
+        folder = waiting.pop()
+        for entry in os.scandir(directory / folder):
+            name = f"{folder}{entry.name}"
+            if entry.is_symlink() or name in _NOT_INPUT:
                 continue
-            found[str(relative / name)] = context_file(path)
-            if len(found) > MAX_FILES:
-                raise ValueError(f"more than {MAX_FILES} files")
-    return found
+            seen += 1
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(f"{name}/")
+            else:
+                found[name] = _input(name, directory)
+                size += found[name].size
+            if seen > MAX_FILES or size > MAX_BYTES:
+                raise ValueError(f"more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
+    return dict(sorted(found.items()))
+
+
+def _input(name: str, directory: Path) -> ContextFile:
+    if not name.isprintable():
+        raise ValueError(f"`{shown(name)}` has a name that is not plain text")
+    try:
+        return context_file(directory / name)
+    except OSError as error:
+        raise ValueError(f"`{name}`: {error.strerror}") from error
 
 
 def incident_document(files: dict[str, ContextFile]) -> dict[str, object]:
-    """``incident.json`` as templates see it; empty when there is none. Raises ``ValueError``."""
+    """``incident.json`` as templates see it; empty when there is none. Raises ``OSError`` and ``ValueError``."""
     if "incident.json" not in files:
         return {}
     try:
-        document = json.loads(files["incident.json"].path.read_bytes())
+        document = json.loads(read_file(files["incident.json"].path, MAX_FILE), parse_constant=_no_number)
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise ValueError("incident.json is not UTF-8, or holds half a character") from None
     except RecursionError:
         raise ValueError("incident.json is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"incident.json is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise ValueError("incident.json is not an object")  # noqa: TRY004  # a value of the file, not of a caller
+    if _deeper(document, MAX_DEPTH):
+        raise ValueError("incident.json is nested too deeply")
     return document
+
+
+def _no_number(word: str) -> object:
+    raise ValueError(f"`{word}` is no number")
+
+
+def _deeper(value: object, levels: int) -> bool:
+    """Whether a JSON value is nested more than so many levels deep."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(levels == 0 or _deeper(each, levels - 1) for each in inner)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import runner.providers
-from runner import plugins
-from runner.app.facts import open_provider
+from runner.app.facts import open_provider, provider_names
 from runner.git import open_git
 from runner.ports.provider import Probe
 from runner.settings import Settings
@@ -26,6 +24,5 @@ class Health:
 
 async def examine(settings: Settings) -> Health:
     """Probe every provider but the fake, which is for tests."""
-    names = [name for name in plugins.names(runner.providers) if name not in ("fake", "spawn")]
-    probes = [await open_provider(name, settings).probe() for name in names]
+    probes = [await open_provider(name, settings).probe() for name in provider_names()]
     return Health(tuple(probes), open_git(settings).name, settings.rows())

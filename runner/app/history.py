@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import UnknownRun, nearest
+from runner.errors import StoreDamaged, UnknownRun, nearest
 from runner.ports.store import RunRow
 from runner.record import RunRecord, replay
 from runner.settings import Settings
@@ -29,7 +29,11 @@ async def find_run(settings: Settings, run: str) -> Past:
     """The run that a unique prefix or ``last`` means. Raises ``UnknownRun``."""
     async with open_reader(settings.home / "state.db") as store:
         row = await store.find(run)
-        record = replay(row.id, await store.events(row.id))
+        history = await store.events(row.id)
+    try:
+        record = replay(row.id, history)
+    except KeyError as error:
+        raise StoreDamaged(f"the events of run `{row.id}` do not fit together", hint="run `runner recover`") from error
     return Past(record, settings.home / "runs" / row.id)
 
 
@@ -47,4 +51,7 @@ def patch_of(past: Past) -> Path:
     receipt = past.record.receipt
     if receipt is None or receipt.patch is None:
         raise UnknownRun(f"run `{past.record.id}` left no patch", hint=f"runner runs show {past.record.id}")
-    return past.directory / receipt.patch
+    path = past.directory / receipt.patch
+    if not path.is_file():
+        raise UnknownRun(f"the patch of run `{past.record.id}` is not there any more: `{path}`")
+    return path

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import rmtree
 from typing import TextIO
 
 from runner.events import Recorded, RunEnded, as_json
-from runner.plan.model import FORMAT, RunPlan, plain
+from runner.plan.model import FORMAT, RunPlan, run_document
 from runner.record import RunRecord
 from runner.report.json import record_document
 from runner.report.text import render_run
+
+ESCAPED = "backslashreplace"  # of a name that is not UTF-8: in JSON, its bytes as Python reads them
 
 
 class RunFiles:
@@ -23,10 +26,15 @@ class RunFiles:
         self.directory = directory
         directory.mkdir(parents=True, mode=0o700)
         (directory / "logs").mkdir()
-        self._events: TextIO = (directory / "events.jsonl").open("x", encoding="utf-8")
+        self._events: TextIO = (directory / "events.jsonl").open("x", encoding="utf-8", errors=ESCAPED)
+
+    def discard(self) -> None:
+        """Remove the directory of a run that never started."""
+        self._events.close()
+        rmtree(self.directory)
 
     def write_plan(self, plan: RunPlan, digest: str) -> None:
-        document = {"format": FORMAT, "digest": digest, "runs": [plain(plan)]}
+        document = {"format": FORMAT, "digest": digest, "runs": [run_document(plan)]}
         _write(self.directory / "plan.json", json.dumps(document, indent=1, ensure_ascii=False))
 
     def __call__(self, recorded: Recorded) -> None:
@@ -41,4 +49,4 @@ class RunFiles:
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(text + "\n", encoding="utf-8", errors=ESCAPED)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from runner import events as ev
 from runner.cli.output import Output
+from runner.errors import printable
 from runner.model import Status
 from runner.ports.sink import Sink
 from runner.record import RunRecord, StepRecord, fold
-from runner.report.text import isolation_line
+from runner.report.text import WIDEST, isolation_line
 from runner.report.words import MARKS, duration
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def open_console(out: Output, form: str) -> Iterator[Sink]:
     """The sink for one apply, in ``form`` text or jsonl; the live tree is gone when the block ends."""
     if form == "jsonl":
-        yield lambda recorded: out.line(json.dumps(ev.as_json(recorded), ensure_ascii=False))
+        yield lambda recorded: out.line(json.dumps(ev.as_json(recorded), ensure_ascii=out.live))
     elif out.live:
         from rich.console import Console
         from rich.live import Live
@@ -46,7 +47,7 @@ class Lines:
         record = self._records.setdefault(recorded.run, RunRecord(recorded.run))
         fold(record, recorded)
         for line in self._lines(record, recorded.event):
-            self._out.line(f"{record.name}: {line}")
+            self._out.line(printable(f"{record.name}: {line}", WIDEST))
 
     def _lines(self, record: RunRecord, event: ev.Event) -> Iterator[str]:
         match event:
@@ -92,5 +93,5 @@ class Tree:
         for record in list(self._records.values()):
             text.append(f"{record.name}  run {record.id}  {isolation_line(record)}\n", "bold")
             for name, step in record.steps.items():
-                text.append(f"  {step_line(name, step)}\n", styles.get(step.status, "dim"))
+                text.append(f"  {printable(step_line(name, step), WIDEST)}\n", styles.get(step.status, "dim"))
         return text

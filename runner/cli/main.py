@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import NoReturn
 
@@ -22,8 +22,8 @@ class _Parser(ArgumentParser):
         raise UsageError(message, hint=f"see `{self.prog} --help`")
 
 
-def _parser(chosen: str | None) -> ArgumentParser:
-    """The whole parser; arguments only of the chosen verb, since the others will not be parsed."""
+def parser_of(chosen: Collection[str]) -> ArgumentParser:
+    """The whole parser; arguments only of the chosen verbs, since the others will not be parsed."""
     parser = _Parser(
         prog="runner",
         description="Plan, policy and proof for AI agents.",
@@ -36,23 +36,23 @@ def _parser(chosen: str | None) -> ArgumentParser:
     for name in plugins.names(runner.cli.verbs):
         module = plugins.load(runner.cli.verbs, name)
         verb = verbs.add_parser(name, help=module.SUMMARY, description=module.SUMMARY, allow_abbrev=False)
-        if name == chosen:
+        if name in chosen:
             module.add_arguments(verb)
     return parser
 
 
-def _verb(arguments: Sequence[str]) -> str | None:
+def _chosen(arguments: Sequence[str]) -> list[str]:
     verb = next((word for word in arguments if not word.startswith("-")), None)
     known = plugins.names(runner.cli.verbs)
     if verb is not None and verb not in known:
         raise UsageError(f"`{verb}` is not a verb", hint=nearest(verb, known))
-    return verb
+    return [] if verb is None else [verb]
 
 
 def main(arguments: Sequence[str], out: Output) -> int:
     """Run one command and return its exit code; never raises, never shows a traceback for bad input."""
     try:
-        args = _parser(_verb(arguments)).parse_args(arguments)
+        args = parser_of(_chosen(arguments)).parse_args(arguments)
         code: int = import_module(f"runner.cli.verbs.{args.verb}").main(args, out)
     except RunnerError as error:
         out.findings(error.findings if isinstance(error, Rejected) else [error])

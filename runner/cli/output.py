@@ -25,7 +25,7 @@ class Output:
         print(text, file=self.stdout, flush=True)
 
     def json(self, value: object) -> None:
-        self.line(json.dumps(value, ensure_ascii=False, indent=2))
+        self.line(json.dumps(value, ensure_ascii=self.live, indent=2))  # a terminal gets no character to obey
 
     def findings(self, findings: Sequence[RunnerError]) -> None:
         """Errors and warnings, on standard error, so that a plan's JSON stays JSON."""

@@ -100,7 +100,7 @@ def _unenforced(draft: Draft, demand: Demand, name: str, probe: Probe) -> Runner
 def demand_availability(draft: Draft) -> Draft:
     """At least one provider of the chain must be there; the others are refused one by one when their turn comes."""
     chain = _chain(draft)
-    if any(probe.available for _, probe in chain):
+    if draft.facts.open or any(probe.available for _, probe in chain):
         return draft
     reasons = "; ".join(f"`{name}`: {probe.reason}" for name, probe in chain)
     hint = next((probe.hint for _, probe in chain if probe.hint), "see `runner doctor`")
@@ -145,7 +145,7 @@ def compile_plan(
         findings += draft.findings
         runs.append(_run_plan(draft))
     inputs = {"format": FORMAT, "documents": documents, "settings": settings, "facts": facts.pinned()}
-    return Plan(digest(inputs), tuple(runs)), findings
+    return Plan(digest(inputs), tuple(runs), facts.open), findings
 
 
 def _run_plan(draft: Draft) -> RunPlan:
@@ -154,6 +154,10 @@ def _run_plan(draft: Draft) -> RunPlan:
     incident = {"incident": draft.facts.incidents.get(spec.name, {})} if spec.incident is not None else {}
     return RunPlan(
         name=spec.name,
+        group=spec.group,
+        needs=spec.needs,
+        max_parallel=spec.max_parallel,
+        outputs=spec.outputs,
         origin=spec.origin,
         providers=spec.providers,
         isolation=spec.isolation,
@@ -165,11 +169,13 @@ def _run_plan(draft: Draft) -> RunPlan:
         notes=draft.notes,
         values={"task": task, **incident},
         steps=draft.steps,
+        origins={**spec.origins, **{demand.feature.value: demand.origin for demand in spec.demands}},
     )
 
 
 def _chain(draft: Draft) -> list[tuple[str, Probe]]:
-    return [(name, draft.facts.probes[name]) for name in draft.spec.providers]
+    """The providers that may be the one, as probed; of open Facts, none."""
+    return [] if draft.facts.open else [(name, draft.facts.probes[name]) for name in draft.spec.providers]
 
 
 @cache

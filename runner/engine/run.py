@@ -16,7 +16,7 @@ import trio
 from runner import __version__
 from runner import events as ev
 from runner.engine.execute import execute
-from runner.errors import RunnerError
+from runner.errors import HostRefused, RunnerError, leaf
 from runner.model import Outcome, Reason, Status, failed
 from runner.plan.model import RunPlan, Step, graph_of
 from runner.record import RunRecord, fold
@@ -27,24 +27,47 @@ Append = Callable[[str, Sequence[ev.Event]], Awaitable[Sequence[ev.Recorded]]]
 
 @dataclass
 class Control:
-    """How a signal reaches a run: the first ends its work, the second its settling."""
+    """How a signal reaches a run: the first ends its work, the second its settling and its sandboxes.
 
+    A command that is being stopped has its grace only as long as its sandbox is open. Sandboxes have half of the
+    stop budget, so that the other half is left to save and tear down, whatever ignores TERM.
+    """
+
+    stop_budget_seconds: float
     work: trio.CancelScope = field(default_factory=trio.CancelScope)
     settle: trio.CancelScope = field(default_factory=trio.CancelScope)
+    sandboxes: trio.CancelScope = field(default_factory=trio.CancelScope)
     requested_at: float | None = None  # trio time of the first signal
 
     def stop(self) -> None:
         if self.requested_at is None:
             self.requested_at = trio.current_time()
             self.work.cancel()
+            self.bound(self.requested_at)
         else:
             self.settle.cancel()
+            self.sandboxes.cancel()
+
+    def bound(self, ended: float) -> None:
+        """Let the stop budget begin at ``ended``, unless it has begun already."""
+        self.settle.deadline = min(self.settle.deadline, ended + self.stop_budget_seconds)
+        self.sandboxes.deadline = min(self.sandboxes.deadline, ended + self.stop_budget_seconds / 2)
 
 
 async def carry_out(
-    plan: RunPlan, digest: str, *, id: str, places: Places, ports: Ports, append: Append, control: Control
+    plan: RunPlan,
+    digest: str,
+    *,
+    id: str,
+    places: Places,
+    ports: Ports,
+    append: Append,
+    control: Control,
+    key: str | None = None,
 ) -> RunRecord:
     """Run one run to its one terminal event and return its record.
+
+    Raises ``RunExists`` when the store has a run of this name and ``key``; then nothing was started.
 
     ``control`` is the only way to cancel it; cancelling the caller's scope ends work as well and still
     settles, within the run's stop budget. A bug in a step propagates after settling.
@@ -58,44 +81,66 @@ async def carry_out(
                 fold(record, recorded)
 
     kinds = {step.id: step.kind for step in plan.steps}
-    await emit(ev.RunStarted(plan.name, digest, __version__, kinds, plan.deadline_seconds))
-    async with trio.open_nursery() as services:
-        run = Run(id=id, plan=plan, places=places, ports=ports, emit=emit, services=services)
-        stage = _Stage(run, record, plan)
-        try:
-            with control.work as work:
-                work.deadline = stage.deadline = trio.current_time() + plan.deadline_seconds
-                await emit(ev.PhaseEntered("work"))
-                await stage.perform(plan.phase("work"))
-        finally:
-            started = control.requested_at or trio.current_time()
-            with control.settle as settle:
-                settle.shield = True
-                settle.deadline = stage.deadline = started + plan.stop_budget_seconds
-                await _settle(stage, plan, control)
-        services.cancel_scope.cancel()
+    await emit(ev.RunStarted(plan.name, digest, __version__, kinds, plan.deadline_seconds, key=key))
+    with control.sandboxes:
+        async with trio.open_nursery() as services:
+            run = Run(id=id, plan=plan, places=places, ports=ports, emit=emit, services=services)
+            try:
+                await _work(_Stage(run, record, plan, control))
+            finally:
+                await _settle(_Stage(run, record, plan, control))
+            services.cancel_scope.cancel()
     outcome = _verdict(record, control)
     left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
     await emit(ev.RunEnded(outcome, exit_code(outcome), left))
     return record
 
 
-async def _settle(stage: _Stage, plan: RunPlan, control: Control) -> None:
-    if control.requested_at is not None:
-        await stage.run.emit(ev.CancelRequested("signal"))
-    elif control.work.cancelled_caught:
-        await stage.run.emit(ev.CancelRequested("deadline"))
-    await stage.run.emit(ev.PhaseEntered("settle"))
-    # The agent ran, but work ended before its hooks: they come first now.
-    record = stage.record
-    hooks = [
-        step
-        for step in plan.phase("work")
-        if step.kind == "post_hook"
-        and record.steps[step.id].status is Status.PENDING
-        and all(record.steps[need].started for need in step.needs)
-    ]
-    await stage.perform((*hooks, *plan.phase("settle")))
+async def pass_over(plan: RunPlan, digest: str, *, id: str, append: Append, reason: str, key: str | None) -> RunRecord:
+    """Record a run that is not started, with the reason; it counts as failed."""
+    record = RunRecord(id)
+    kinds = {step.id: step.kind for step in plan.steps}
+    events = (
+        ev.RunStarted(plan.name, digest, __version__, kinds, plan.deadline_seconds, key=key),
+        ev.RunEnded(Outcome(Status.SKIPPED, message=reason), 1),
+    )
+    for recorded in await append(id, events):
+        fold(record, recorded)
+    return record
+
+
+async def _work(stage: _Stage) -> None:
+    control = stage.control
+    with control.work as work:
+        work.deadline = stage.deadline = trio.current_time() + stage.plan.deadline_seconds
+        control.bound(work.deadline)
+        await stage.run.emit(ev.PhaseEntered("work"))
+        await stage.perform(stage.plan.phase("work"))
+
+
+async def _settle(stage: _Stage) -> None:
+    plan, record, control = stage.plan, stage.record, stage.control
+    control.bound(trio.current_time())
+    with control.settle as settle:
+        settle.shield = True
+        if control.requested_at is not None:
+            await stage.run.emit(ev.CancelRequested("signal"))
+        elif control.work.cancel_called:
+            await stage.run.emit(ev.CancelRequested("deadline"))
+        await stage.run.emit(ev.PhaseEntered("settle"))
+        # The agent ran, but work ended before its hooks: they come first now, while there are sandboxes.
+        stage.deadline = control.sandboxes.deadline
+        await stage.perform(
+            [
+                step
+                for step in plan.phase("work")
+                if step.kind == "post_hook"
+                and record.steps[step.id].status is Status.PENDING
+                and all(record.steps[need].started for need in step.needs)
+            ]
+        )
+        stage.deadline = settle.deadline
+        await stage.perform(plan.phase("settle"))
 
 
 @dataclass
@@ -105,6 +150,7 @@ class _Stage:
     run: Run
     record: RunRecord
     plan: RunPlan
+    control: Control
     deadline: float = math.inf
 
     async def perform(self, steps: Sequence[Step]) -> None:
@@ -120,16 +166,22 @@ class _Stage:
             await self.run.emit(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
             return
         await self.run.emit(ev.StepStarted(step.id))
-        outcome = Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped")
+        outcome: Outcome | None = None
+        own = trio.current_time() + step.deadline_seconds
         try:
-            with trio.CancelScope(deadline=min(self.deadline, trio.current_time() + step.deadline_seconds)) as scope:
+            with trio.CancelScope(deadline=min(self.deadline, own)):
                 outcome = await _perform(step, self.run)
-            if scope.cancelled_caught:
-                outcome = failed(Reason.TIMEOUT, f"stopped at its deadline of {step.deadline_seconds:g}s")
-        except RunnerError as error:
-            outcome = failed(Reason.PLATFORM, f"{error.code}: {error.message}", details=_hint(error))
+        except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
+            outcome = _broken(group)
         finally:
-            await self.run.emit(ev.StepEnded(step.id, outcome))
+            await self.run.emit(ev.StepEnded(step.id, outcome or self._stopped(step, own)))
+
+    def _stopped(self, step: Step, own: float) -> Outcome:
+        """Why a step was cancelled. Asked of the clock, for several scopes may have expired by now."""
+        if self.control.requested_at is None and trio.current_time() >= min(self.deadline, own):
+            whose = f"its deadline of {step.deadline_seconds:g}s" if own <= self.deadline else "the run's deadline"
+            return failed(Reason.TIMEOUT, f"stopped at {whose}")
+        return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped")
 
     def _blocked(self, step: Step) -> str | None:
         for need in step.needs:
@@ -141,8 +193,13 @@ class _Stage:
         return None
 
 
-def _hint(error: RunnerError) -> tuple[str, ...]:
-    return (f"hint: {error.hint}",) if error.hint else ()
+def _broken(group: ExceptionGroup[RunnerError | OSError]) -> Outcome:
+    error = leaf(group)
+    if isinstance(error, OSError):
+        error = HostRefused(f"{error.strerror}" + (f": `{error.filename}`" if error.filename else ""))
+    assert isinstance(error, RunnerError)
+    details = (f"hint: {error.hint}",) if error.hint else ()
+    return failed(Reason.PLATFORM, f"{error.code}: {error.message}", details=details)
 
 
 async def _perform(step: Step, run: Run) -> Outcome:

@@ -21,11 +21,11 @@ from runner.git.tree import (
     changes,
     check_branch,
     check_commit_id,
-    is_commit_id,
     kept,
     parents,
     shown,
 )
+from runner.ids import is_commit_id
 from runner.ports.git import Change, Entry, Snapshotting, Source
 
 P = ParamSpec("P")

@@ -36,9 +36,9 @@ from runner.git.tree import (
     check_names,
     commit_object,
     hasher,
-    is_commit_id,
     parents,
 )
+from runner.ids import is_commit_id
 from runner.ports.git import Entry, Snapshot, Snapshotting
 
 _TREE = 0o040000

@@ -38,8 +38,8 @@ class Place:
 
 def find(path: Path) -> Place:
     """The repository that ``path`` is in. Raises ``BadSource`` as the port's ``inspect`` says."""
-    path = path.resolve()
-    if not path.exists():
+    path = Path(os.path.realpath(path))
+    if not os.path.exists(path):
         raise BadSource(f"`{path}` does not exist")
     if not path.is_dir():
         raise BadSource(f"`{path}` is not a directory")
@@ -72,7 +72,10 @@ def common(git: Path) -> Path:
 
 def _small(path: Path) -> str:
     with path.open("rb") as file:
-        return os.fsdecode(file.read(_SMALL)).rstrip("\n")
+        text = os.fsdecode(file.read(_SMALL)).rstrip("\n")
+    if "\0" in text:
+        raise BadSource(f"`{path}` does not say where its repository is")
+    return text
 
 
 def _check(path: Path, place: Place) -> None:
@@ -83,6 +86,9 @@ def _check(path: Path, place: Place) -> None:
             raise BadSource(f"`{part}` of the repository at `{place.top}`: {error.strerror}") from error
         if owner != os.geteuid():
             raise BadSource(f"`{part}` belongs to another user (uid {owner})", hint="make a clone of your own")
+    for file in (place.git / "index", place.git / "commondir", place.common / "config", place.common / "packed-refs"):
+        if file.exists() and not file.is_file():  # git would wait for what is in a FIFO
+            raise BadSource(f"`{file}` of the repository at `{place.top}` is not a regular file")
     for name in ("alternates", "http-alternates"):
         if (place.common / "objects" / "info" / name).exists():
             raise BadSource(

@@ -12,13 +12,10 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 
 from runner.errors import BadRef, HostileTree, UnknownCommit
+from runner.ids import BRANCH_HINT, is_branch, is_commit_id
 from runner.ports.git import Author, Change, Entry, Snapshotting
 
 FILE, EXECUTABLE, LINK, GITLINK = 0o100644, 0o100755, 0o120000, 0o160000
-
-_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-_BRANCH = re.compile(r"[\w#][\w.+@#=,-]*(?:/[\w#][\w.+@#=,-]*)*")
-_BRANCH_BYTES = 200  # a ref is a file with ``.lock`` beside it
 
 # Code points that HFS+ drops from names: `.g<U+200C>it` is `.git` there.
 _DROPPED = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
@@ -27,31 +24,14 @@ _REFUSED_LINKS = (*_REFUSED, ".gitmodules", "gitmod~1")
 _STREAM = re.compile(r":.*", re.DOTALL)
 
 
-def is_commit_id(text: str) -> bool:
-    return _COMMIT.fullmatch(text) is not None
-
-
 def check_commit_id(text: str) -> None:
     if not is_commit_id(text):
         raise UnknownCommit(f"`{text}` is not a full commit id", hint="a commit is 40 or 64 lower-case hex digits")
 
 
 def check_branch(name: str) -> None:
-    """Refuse a branch name that is not plainly a name. Narrower than git: this is an allow-list.
-
-    A name that could be taken for a commit id is refused too, since git would check out the branch.
-    """
-    parts = name.split("/")
-    if (
-        not _BRANCH.fullmatch(name)
-        or len(name.encode()) > _BRANCH_BYTES
-        or ".." in name
-        or "@{" in name
-        or any(part.endswith((".lock", ".")) for part in parts)
-        or name == "HEAD"
-        or is_commit_id(name.lower())
-    ):
-        raise BadRef(f"`{name}` is not a branch name", hint="letters, digits and `. _ - + @ # = ,` between slashes")
+    if not is_branch(name):
+        raise BadRef(f"`{name}` is not a branch name", hint=BRANCH_HINT)
 
 
 def is_hostile(name: bytes, *, link: bool = False) -> bool:

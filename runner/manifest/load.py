@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -38,7 +38,7 @@ from runner.errors import (
 )
 from runner.ids import is_name
 from runner.manifest import kinds as kinds_room
-from runner.manifest import text
+from runner.manifest import text, upgrade
 from runner.manifest.kinds._fields import Body, Fault, Faults, Shape
 from runner.manifest.text import Tree
 from runner.settings import shipped
@@ -119,14 +119,15 @@ def defaults() -> dict[str, Document]:
         for tree in text.parse(DEFAULTS, text.read(path, path.name))[0]:
             header = Header.model_validate(tree.data)
             body = kinds()[header.kind]
-            complete = all(not f.is_required() or name in header.spec for name, f in body.model_fields.items())
-            spec = body.model_validate(header.spec) if complete else body.model_construct()
+            try:
+                spec = body.model_validate(header.spec)
+            except ValidationError:  # it needs more than defaults can say
+                spec = body.model_construct()
             name = header.metadata.name
             found[header.kind] = Document(header.kind, name, spec, DEFAULTS, folder, header.model_dump(), tree)
     return found
 
 
-@text.collector_paused()
 def load(path: Path) -> tuple[list[Document], list[RunnerError]]:
     """The documents of a file or folder, and everything that is wrong in any of them, by place.
 
@@ -134,14 +135,21 @@ def load(path: Path) -> tuple[list[Document], list[RunnerError]]:
     ``.runner``; every YAML file of a folder that is itself named ``.runner``. A document with an error
     is left out. Names in places are as ``path`` is given.
     """
+    drafts, found = survey(path)
+    return [draft.document for draft in drafts if draft.document], found
+
+
+@text.collector_paused()
+def survey(path: Path) -> tuple[list[Draft], list[RunnerError]]:
+    """As ``load``, with what is known of the documents that have an error."""
     found: list[RunnerError] = []
-    drafts: list[_Draft] = []
+    drafts: list[Draft] = []
     try:
-        files = _files(path)
+        paths = files(path)
     except OSError as error:
         return [], [UnreadableManifest(f"`{shown(str(path))}` cannot be read: {(error.strerror or '').lower()}")]
     inside = os.path.realpath(path) if os.path.isdir(path) else None
-    for file in files:
+    for file in paths:
         more, errors = _load_file(file, inside)
         drafts += more
         found += errors
@@ -150,11 +158,11 @@ def load(path: Path) -> tuple[list[Document], list[RunnerError]]:
         hint = "manifests are files named `*.runner.yaml`, or in a folder named `.runner`"
         found.append(NothingToRun(f"`{shown(str(path))}` holds no manifests", hint=hint))
     unique = {(f.code, f.at, f.message): f for f in found}  # one fault, used through several aliases
-    return [draft.document for draft in drafts if draft.document], in_order(unique.values())
+    return drafts, in_order(unique.values())
 
 
 @dataclass(frozen=True)
-class _Draft:
+class Draft:
     """A document as far as it is known; ``document`` is there when nothing is wrong with it."""
 
     tree: Tree
@@ -163,7 +171,8 @@ class _Draft:
     document: Document | None = None
 
 
-def _files(path: Path) -> list[Path]:
+def files(path: Path) -> list[Path]:
+    """The manifest files that a path means. Raises ``OSError``."""
     if not os.path.isdir(path):
         return [path]
     own = Path(os.path.abspath(path)).name == ".runner"
@@ -178,7 +187,7 @@ def _yaml_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return sorted(f for f in folder.iterdir() if f.name.endswith(suffixes) and not f.name.startswith("."))
 
 
-def _load_file(path: Path, inside: str | None) -> tuple[list[_Draft], list[RunnerError]]:
+def _load_file(path: Path, inside: str | None) -> tuple[list[Draft], list[RunnerError]]:
     file = str(path)
     try:
         if inside is not None and not Path(os.path.realpath(path)).is_relative_to(inside):
@@ -191,7 +200,7 @@ def _load_file(path: Path, inside: str | None) -> tuple[list[_Draft], list[Runne
     for tree in trees:
         if len(found) > FINDINGS:
             break
-        draft, errors = _draft(tree, path)
+        draft, errors = judge(tree, path)
         drafts.append(draft)
         found += [error for error in errors if error.at not in seen]
     if len(found) > FINDINGS:
@@ -199,7 +208,7 @@ def _load_file(path: Path, inside: str | None) -> tuple[list[_Draft], list[Runne
     return drafts, found
 
 
-def _duplicates(drafts: list[_Draft]) -> Iterator[RunnerError]:
+def _duplicates(drafts: list[Draft]) -> Iterator[RunnerError]:
     first: dict[tuple[str, str], Place] = {}
     for draft in drafts:
         if draft.kind is None or draft.name is None:
@@ -211,13 +220,14 @@ def _duplicates(drafts: list[_Draft]) -> Iterator[RunnerError]:
             yield DuplicateName(message, at=place, hint="rename one of the two", also=(earlier,))
 
 
-def _draft(tree: Tree, path: Path) -> tuple[_Draft, list[RunnerError]]:
+def judge(tree: Tree, path: Path) -> tuple[Draft, list[RunnerError]]:
+    """What a document of the file ``path`` says, and everything that is wrong with it as a manifest."""
     if not isinstance(tree.data, dict):
-        return _Draft(tree), [BadValue(f"a document is a mapping, not {tree.written()}", at=tree.place())]
+        return Draft(tree), [BadValue(f"a document is a mapping, not {tree.written()}", at=tree.place())]
     data: dict[str, Any] = tree.data
     if data.get("apiVersion", API_VERSION) != API_VERSION:
         # The fields of another version are not ours to judge.
-        return _Draft(tree), [_unknown_version(f"{tree.written('apiVersion')} is not a known version", tree)]
+        return Draft(tree), [_unknown_version(f"{tree.written('apiVersion')} is not a known version", tree)]
     header, found = _validated(Header, data, tree, ())
     kind, name = _kind(tree, data, found), _name(tree, data, found)
     spec = None
@@ -225,8 +235,8 @@ def _draft(tree: Tree, path: Path) -> tuple[_Draft, list[RunnerError]]:
         spec, errors = _spec(kinds()[kind], defaults()[kind].written, tree, data["spec"])
         found += errors
     if header is None or kind is None or name is None or spec is None or found or not tree.sound:
-        return _Draft(tree, kind, name), found
-    return _Draft(tree, kind, name, Document(kind, name, spec, str(path), path.parent, data, tree)), found
+        return Draft(tree, kind, name), found
+    return Draft(tree, kind, name, Document(kind, name, spec, str(path), path.parent, data, tree)), found
 
 
 def _kind(tree: Tree, data: dict[str, Any], found: list[RunnerError]) -> str | None:
@@ -249,7 +259,11 @@ def _name(tree: Tree, data: dict[str, Any], found: list[RunnerError]) -> str | N
 
 
 def _unknown_version(message: str, tree: Tree) -> RunnerError:
-    return UnknownVersion(message, at=tree.place("apiVersion"), hint=f"known versions: {API_VERSION}")
+    version = tree.data.get("apiVersion") if isinstance(tree.data, dict) else None
+    hint = f"known versions: {API_VERSION}"
+    if version in [f"runner/{name}" for name in plugins.names(upgrade)]:
+        hint = f"`runner convert` rewrites it as {API_VERSION}"
+    return UnknownVersion(message, at=tree.place("apiVersion"), hint=hint)
 
 
 def _spec(
@@ -314,6 +328,21 @@ def _validated(
         details = error.errors(include_url=False)
         found = (finding for detail in details for finding in _findings(detail, model, tree, keys))
         return None, list(islice(found, FINDINGS + 1))
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_value(model: type[Model], name: str, raw: bytes) -> tuple[Model | None, list[RunnerError]]:
+    """One mapping that is no document, in YAML or JSON, as a model; ``name`` is what places show.
+
+    Raises ``BadEncoding`` and ``OverBudget``.
+    """
+    trees, found = text.parse(name, raw)
+    if found or len(trees) != 1 or not isinstance(trees[0].data, dict):
+        return None, found or [BadValue(f"`{shown(name)}` does not hold one mapping")]
+    value, found = _validated(model, trees[0].data, trees[0], ())
+    return cast("Model | None", value), found
 
 
 # pydantic's error type: what was expected, and a hint

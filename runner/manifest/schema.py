@@ -2,7 +2,8 @@
 
 They describe documents as written: what a default fills is not required. Validation is the loader's;
 a test shows that both judge alike. The umbrella schema chooses by ``kind``, so that an editor shows
-the errors of the right branch.
+the errors of the right branch. Editors know draft-07 best, so each schema is there in that form too,
+under the same name in the folder of its own that ``DRAFT_07`` names.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from runner.manifest.load import API_VERSION, Header, defaults, kinds
 from runner.settings import shipped
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DRAFT_07 = "draft-07"
+UMBRELLA = "runner.schema.json"
 
 
 class _Untitled(GenerateJsonSchema):
@@ -30,23 +33,68 @@ class _Untitled(GenerateJsonSchema):
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """Every schema by file name."""
+    """Every schema by file name, in its 2020-12 form."""
     header = _header()
     choose = [
-        {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": {"$ref": _file(kind)}}
+        {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": {"$ref": file_of(kind)}}
         for kind in kinds()
     ]
     umbrella = {**header, "title": "runner manifest", "allOf": choose}
     umbrella["properties"] = {**header["properties"], "kind": {**header["properties"]["kind"], "enum": [*kinds()]}}
-    return {"runner.schema.json": umbrella, **{_file(kind): _kind(kind) for kind in kinds()}}
+    return {UMBRELLA: umbrella, **{file_of(kind): _kind(kind) for kind in kinds()}}
 
 
 def write(folder: Path) -> None:
+    """Write both forms of every schema."""
+    (folder / DRAFT_07).mkdir(exist_ok=True)
     for name, schema in schemas().items():
-        (folder / name).write_text(json.dumps(schema, indent=2) + "\n")
+        (folder / name).write_text(text_of(schema))
+        (folder / DRAFT_07 / name).write_text(text_of(as_draft_07(schema)))
 
 
-def _file(kind: str) -> str:
+def text_of(schema: Mapping[str, Any]) -> str:
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def bundled() -> dict[str, Any]:
+    """The umbrella with every kind inside: one file that needs no other."""
+    found = schemas()
+    umbrella = found.pop(UMBRELLA)
+    umbrella["$defs"] |= {name: {**schema, "$id": name} for name, schema in found.items()}
+    return umbrella
+
+
+def as_draft_07(schema: Any) -> Any:
+    """The same rules in the words of draft-07."""
+    if not isinstance(schema, dict):
+        return schema  # true and false are schemas too
+    found: dict[str, Any] = {}
+    for word, value in schema.items():
+        match word:
+            case "$schema":
+                found[word] = "http://json-schema.org/draft-07/schema#"
+            case "$ref":
+                found[word] = value.replace("#/$defs/", "#/definitions/")
+            case "$defs" | "properties":
+                inner = {name: as_draft_07(inner) for name, inner in value.items()}
+                found["definitions" if word == "$defs" else word] = inner
+            case "prefixItems":
+                found["items"] = [as_draft_07(inner) for inner in value]
+            case "allOf" | "anyOf" | "oneOf":
+                found[word] = [as_draft_07(inner) for inner in value]
+            case "items" if "prefixItems" in schema:
+                found["additionalItems"] = as_draft_07(value)
+            case "items" | "additionalProperties" | "propertyNames" | "not" | "if" | "then" | "else":
+                found[word] = as_draft_07(value)
+            case _:
+                found[word] = value
+    if "$ref" in found and len(found) > 1:
+        # draft-07 ignores what stands beside a reference
+        found["allOf"] = [{"$ref": found.pop("$ref")}, *found.get("allOf", ())]
+    return found
+
+
+def file_of(kind: str) -> str:
     return f"{kind}.schema.json"
 
 

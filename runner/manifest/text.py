@@ -152,6 +152,16 @@ class Tree:
             case _:
                 return f"`{shown(node.value)}`" if node.value or node.ctag is _QUOTED else "an empty value"
 
+    def node(self, *keys: str | int) -> Node:
+        """The node of a value that is written."""
+        return self._find(keys)[1]
+
+    def mapping(self, *keys: str | int) -> MappingNode:
+        """The node of a mapping that is written."""
+        node = self.node(*keys)
+        assert isinstance(node, MappingNode)
+        return node
+
     def spell_out(self, *keys: str, singular: str, plural: str) -> None:
         """Treat ``singular: x`` in the mapping at ``keys`` as the ``plural: [x]`` that it is short for."""
         mapping = self._find(keys)[1]
@@ -219,7 +229,7 @@ def parse(file: str, raw: bytes) -> tuple[list[Tree], list[RunnerError]]:
     trees: list[Tree] = []
     found: list[RunnerError] = []
     allowance = _Allowance()
-    for source in _documents(file, _decode(file, raw)):
+    for source in _documents(file, decode(file, raw)):
         composer = _Composer(source, allowance)
         try:
             while composer.check_node():
@@ -240,7 +250,8 @@ def parse(file: str, raw: bytes) -> tuple[list[Tree], list[RunnerError]]:
     return trees, found
 
 
-def _decode(file: str, raw: bytes) -> str:
+def decode(file: str, raw: bytes) -> str:
+    """A file's text with line breaks as ``\\n``. Raises ``BadEncoding`` and ``OverBudget``."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

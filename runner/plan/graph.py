@@ -1,4 +1,4 @@
-"""Directed acyclic graphs of named nodes: stable order and closed cycle paths, without recursion."""
+"""Directed acyclic graphs of named nodes: stable order, closed cycle paths and longest paths, without recursion."""
 
 from __future__ import annotations
 
@@ -36,6 +36,26 @@ class Graph:
 
     def order(self) -> list[str]:
         """Every node after what it needs, otherwise in the given order of readiness. Raises ``Cycle``."""
+        return [self._names[node] for node in self._order()]
+
+    def longest(self, weights: Mapping[str, float]) -> tuple[tuple[str, ...], float]:
+        """The path whose nodes weigh most together, and that sum; of equal ones the first. Raises ``Cycle``."""
+        total = [weights[name] for name in self._names]  # of the heaviest path that ends with a node
+        before: list[int | None] = [None] * len(total)
+        for node in self._order():
+            if wanted := self._needs[node]:
+                before[node] = heaviest = max(wanted, key=total.__getitem__)
+                total[node] += total[heaviest]
+        last: int | None = max(range(len(total)), key=total.__getitem__, default=None)
+        if last is None:
+            return (), 0.0
+        weight, path = total[last], []
+        while last is not None:
+            path.append(self._names[last])
+            last = before[last]
+        return tuple(reversed(path)), weight
+
+    def _order(self) -> list[int]:
         waiting = [len(needs) for needs in self._needs]
         ready = [node for node, count in enumerate(waiting) if not count]
         for node in ready:  # grows while it is walked
@@ -46,7 +66,7 @@ class Graph:
         if len(ready) < len(self._names):
             path = " -> ".join(self._cycle(waiting))
             raise Cycle(f"`{path}` goes in a circle", hint="remove one of these needs")
-        return [self._names[node] for node in ready]
+        return ready
 
     def _cycle(self, waiting: Sequence[int]) -> list[str]:
         """A closed path. Every node that still waits has a need that still waits, so walking needs must close."""

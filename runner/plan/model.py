@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from runner.model import IsolationClass, Limits
 from runner.plan.graph import Graph
@@ -16,6 +17,19 @@ from runner.plan.graph import Graph
 FORMAT = "runner/plan/v1"  # minor additions keep it; a reader refuses any other
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
+
+
+BUILT_IN = "built-in"  # the origin of what nobody can choose
+DEFAULTS = "defaults"  # the origin of what manifests/defaults decides
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """A path that the commands of a step see; ``/workspace`` holds those that are relative."""
+
+    path: str
+    writable: bool
+    origin: str
 
 
 @dataclass(frozen=True)
@@ -35,14 +49,22 @@ class Step:
     body: object
     when: Literal["success", "ended"] = "success"
     network: str = "none"
+    mounts: tuple[Mounted, ...] = ()
 
 
 @dataclass(frozen=True)
 class RunPlan:
     """One run. ``notes`` are defaults that the chosen providers cannot enforce, in words for a person;
-    ``values`` is what templates may name besides ``run``."""
+    ``values`` is what templates may name besides ``run``. ``needs`` are names of runs that come first,
+    ``group`` is shared by the members of a matrix, of which ``max_parallel`` run at once; ``outputs`` maps
+    names to files in the run's output directory. ``origins`` maps features and ``timeouts.STEP`` to the
+    manifest lines that decided them."""
 
     name: str
+    group: str
+    needs: tuple[str, ...]
+    max_parallel: int | None
+    outputs: Mapping[str, str]
     origin: str
     providers: tuple[str, ...]
     isolation: IsolationClass
@@ -54,19 +76,60 @@ class RunPlan:
     notes: tuple[str, ...]
     values: Mapping[str, object]
     steps: tuple[Step, ...]
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     def phase(self, phase: str) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.phase == phase)
 
+    def worst_case(self) -> tuple[tuple[str, ...], float]:
+        """The steps that may take longest after each other, and the seconds after which the run is over for sure."""
+        work, seconds = _longest(self.phase("work"))
+        settle, more = _longest(self.phase("settle"))
+        return (*work, *settle), min(seconds, self.deadline_seconds) + min(more, self.stop_budget_seconds)
+
 
 @dataclass(frozen=True)
 class Plan:
+    """``open``: made without a look outside, so that commits are not pinned and providers not probed."""
+
     digest: str
     runs: tuple[RunPlan, ...]
+    open: bool = False
 
-    def document(self) -> Json:
+    def document(self) -> dict[str, Json]:
         """The JSON face, with its format first for readers to check."""
-        return {"format": FORMAT, "digest": self.digest, "runs": plain(self.runs)}
+        runs: list[Json] = [run_document(run) for run in self.runs]
+        return {
+            "format": FORMAT,
+            "digest": self.digest,
+            "open": self.open,
+            "worst_seconds": self.worst_case()[1],
+            "runs": runs,
+        }
+
+    def worst_case(self) -> tuple[tuple[str, ...], float]:
+        """The runs that may take longest after each other, and the seconds after which all are over for sure.
+
+        Waiting for a place among all runs of this host is not counted.
+        """
+        needs = {run.name: list(run.needs) for run in self.runs}
+        weights = {run.name: run.worst_case()[1] for run in self.runs}
+        groups: dict[str, list[RunPlan]] = {}
+        for run in self.runs:
+            groups.setdefault(run.group, []).append(run)
+        for members in groups.values():
+            if (room := members[0].max_parallel) is not None:
+                slowest = max(weights[run.name] for run in members)
+                weights |= {run.name: slowest for run in members}
+                for earlier, later in zip(members, members[room:], strict=False):
+                    needs[later.name].append(earlier.name)
+        return Graph(needs).longest(weights)
+
+
+def run_document(run: RunPlan) -> dict[str, Json]:
+    """One run as JSON: its fields, and what follows from them."""
+    path, seconds = run.worst_case()
+    return {**plain_fields(run), "critical_path": list(path), "worst_seconds": seconds}
 
 
 def graph_of(steps: tuple[Step, ...]) -> Graph:
@@ -75,23 +138,43 @@ def graph_of(steps: tuple[Step, ...]) -> Graph:
     return Graph({step.id: [need for need in step.needs if need in inside] for step in steps})
 
 
-def plain(value: object) -> Json:  # one return a shape
+def _longest(steps: tuple[Step, ...]) -> tuple[tuple[str, ...], float]:
+    return graph_of(steps).longest({step.id: step.deadline_seconds for step in steps})
+
+
+_AS_IS = frozenset({str, int, float, bool, type(None)})
+
+
+def plain(value: object) -> Json:
     """The JSON shape of a frozen value: dataclasses by field, tuples as lists, sets sorted, enums by their word."""
-    if isinstance(value, IsolationClass):
-        return value.word
-    if value is None or isinstance(value, str | int | float | bool):
-        return value.value if isinstance(value, Enum) else value
-    if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(plain(key)): plain(item) for key, item in value.items()}
-    if isinstance(value, frozenset | set):
-        return sorted((plain(item) for item in value), key=repr)
+    if type(value) in _AS_IS:
+        return cast(Json, value)
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(plain(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, IsolationClass):
+        return value.word
+    if isinstance(value, Enum):
+        return cast(Json, value.value)
+    if isinstance(value, frozenset | set):
+        return sorted((plain(item) for item in value), key=repr)
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    return plain_fields(value)
+
+
+def plain_fields(value: object) -> dict[str, Json]:
+    """A frozen dataclass as a JSON object. Raises ``TypeError`` for anything else."""
+    names = _names(type(value))  # type: ignore[arg-type]  # a class is hashable
+    return {name: plain(getattr(value, name)) for name in names}
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    if not is_dataclass(kind):
+        raise TypeError(f"{kind.__name__} has no JSON form")
+    return tuple(f.name for f in fields(kind))
 
 
 def canonical(value: object) -> bytes:

@@ -90,7 +90,10 @@ class Writer(Protocol):
 
 
 class Process(Protocol):
-    """A running command. Read both streams or it will block; ``wait`` needs no end of file."""
+    """A running command. Read both streams or it will block; ``wait`` needs no end of file.
+
+    What was printed before the block around ``exec`` ended can be read after it, and then end of file.
+    """
 
     @property
     def stdin(self) -> Writer: ...
@@ -162,6 +165,8 @@ class Provider(Protocol):
 
     def open(self, handle: Handle, opening: Opening) -> AbstractAsyncContextManager[Workspace]:
         """Start a sandbox on a workspace; it is gone, with every process in it, when the block ends.
+
+        A command that is still being stopped then has no more grace.
 
         Enter it outside the work scope: it owns the nursery that its services run in, and cancelling
         work must not take down what settling needs. Leaving is shielded and bounded.

@@ -32,7 +32,8 @@ class Store(Protocol):
 
         Returning means that they survive a kill and a power cut. Appends of concurrent callers share
         one commit. A cancelled caller's events may or may not be there, never in part.
-        Raises ``StoreFailed`` (disk full, I/O) and ``StoreBusy``.
+        Raises ``StoreFailed`` (disk full, I/O), ``StoreBusy``, and ``RunExists`` for a ``RunStarted`` whose key
+        and name another run has.
         """
 
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:

@@ -102,7 +102,10 @@ class Recipe:
         words = [*self.words, "--remount-ro", "/", "--json-status-fd", str(status), "--block-fd", str(gate)]
         for name, value in {**self.env, **env}.items():
             words += ["--setenv", name, value]
-        return b"".join(os.fsencode(word) + b"\0" for word in [*words, "--chdir", cwd])
+        words += ["--chdir", cwd]
+        if any("\0" in word for word in words):
+            raise ProviderFailed("the command's environment holds a NUL, which would end a word of it")
+        return b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
 @dataclass(frozen=True)

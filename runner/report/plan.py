@@ -1,42 +1,172 @@
-"""A plan as a reviewer reads it: one table a run, nothing hidden that decides anything."""
+"""A plan as a reviewer reads it: one table a run, nothing left out that decides anything.
+
+Commands, branch names and paths come from files that others wrote: whatever a terminal could obey is
+escaped. Long cells are wrapped; only the last column, the manifest line, may go beyond the width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from runner.plan.model import Plan, RunPlan
-from runner.report.words import duration, limits
+from runner.errors import NotEnforced, shown
+from runner.model import Limits
+from runner.plan.diff import Change
+from runner.plan.model import BUILT_IN, DEFAULTS, Plan, RunPlan, Step
+from runner.report.words import columns, duration, limits, wrapped
+
+_LEAST = 24  # columns of the cells that are wrapped, however narrow the terminal
+_WHOLE = 1 << 24  # characters: nothing is cut
 
 
-def render_plan(plan: Plan) -> str:
-    """All runs of a plan, and a closing line with counts; ends without a line break."""
-    blocks = ["\n".join(_run(run, plan.digest)) for run in plan.runs]
+@dataclass(frozen=True)
+class Compared:
+    """What differs from an earlier plan; ``since`` names that one, and is ``None`` when there is none."""
+
+    since: str | None
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class _Row:
+    step: str
+    what: str
+    limit: str = ""
+    network: str = ""
+    origin: str = ""
+
+
+def render_plan(plan: Plan, *, width: int = 120, compared: Sequence[Compared] = ()) -> str:
+    """All runs of a plan, what differs, and a closing line with counts; ends without a line break."""
+    blocks = ["\n".join(_run(run, plan, width)) for run in plan.runs]
+    if changed := [line for one in compared if one.since for line in _changes(one)]:
+        blocks.append("\n".join(changed))
+    return "\n\n".join([*blocks, _closing(plan)])
+
+
+def render_summary(plan: Plan, *, compared: Sequence[Compared] = ()) -> str:
+    """One line a run, the number of changes, and the closing line."""
+    lines = [_safe(f"{_title(run, plan)}   {', then '.join(run.providers)}") for run in plan.runs]
+    lines += (f"{len(one.changes)} change{_s(one.changes)} since {one.since}" for one in compared if one.since)
+    return "\n".join([*lines, _closing(plan)])
+
+
+def _title(run: RunPlan, plan: Plan) -> str:
+    pinned = f"{run.commit[:12]}, pinned" if run.commit else ""
+    bound = f"over after {duration(run.worst_case()[1])} at the latest"
+    return f"plan {run.name}  {plan.digest[:19]}..   {len(run.steps)} steps, {bound}   {pinned}".rstrip()
+
+
+def _run(run: RunPlan, plan: Plan, width: int) -> Iterator[str]:
+    yield _safe(_title(run, plan))
+    facts = [f"deadline {duration(run.deadline_seconds)}{_written(run, 'deadline')}"]
+    facts += [f"isolation >= {run.isolation.word}", f"policy {', '.join(run.policies)}"]
+    facts += [f"needs {', '.join(run.needs)}"] if run.needs else []
+    facts += [f"at most {run.max_parallel} of {run.group} at once"] if run.max_parallel else []
+    for text in ("   ".join(facts), f"longest path {' > '.join(run.worst_case()[0])}"):
+        yield from (f"  {line}" for line in wrapped(_safe(text), max(width - 2, _LEAST)))
+    yield from _table([row for step in run.steps for row in _rows(step, run)], width)
+    yield from (f"warning[{NotEnforced.code}]: {_safe(note)}" for note in run.notes)
+
+
+def _rows(step: Step, run: RunPlan) -> Iterator[_Row]:
+    """A step, then what else holds for it, each with the line that decided it."""
+    yield _Row(step.id, step.what, duration(step.deadline_seconds), step.network, step.origin)
+    if step.kind == "provision":
+        yield from (_Row("", part, origin=origin) for origin, part in _limits(run))
+    yield from (_Row("", part, origin=origin) for origin, part in _mounts(step))
+    decided = run.origins.get(f"timeouts.{step.kind}", step.origin)
+    if decided not in (step.origin, DEFAULTS):
+        yield _Row("", f"limit {duration(step.deadline_seconds)}", origin=decided)
+
+
+def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:
+    """Limits and network of the whole run, those of one manifest line together."""
+    value = run.limits
+    single = {
+        "cpu": Limits(cpus=value.cpus),
+        "memory": Limits(memory_bytes=value.memory_bytes),
+        "disk": Limits(disk_bytes=value.disk_bytes),
+        "pids": Limits(pids=value.pids),
+    }
+    parts = [(run.origins.get(key, BUILT_IN), limits(one)) for key, one in single.items() if one != Limits()]
+    network = ", ".join(sorted({step.network for step in run.steps}))
+    parts.append((run.origins.get("network none", BUILT_IN), f"network {network}"))
+    return _together(parts)
+
+
+def _mounts(step: Step) -> Iterator[tuple[str, str]]:
+    return _together((m.origin, f"{m.path} {'rw' if m.writable else 'ro'}") for m in step.mounts)
+
+
+def _together(parts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """What has one origin in one text, in the order of the first of each."""
+    found: dict[str, list[str]] = {}
+    for origin, part in parts:
+        found.setdefault(origin, []).append(part)
+    return ((origin, ", ".join(texts)) for origin, texts in found.items())
+
+
+def _written(run: RunPlan, key: str) -> str:
+    origin = run.origins.get(key, DEFAULTS)
+    return "" if origin == DEFAULTS else f" ({origin})"
+
+
+def _table(rows: Sequence[_Row], width: int) -> Iterator[str]:
+    cells = [("step", "what", "limit", "network", "from")]
+    cells += [(row.step, _safe(row.what), row.limit, row.network, _safe(row.origin)) for row in rows]
+    step, what, limit, network, origin = (max(columns(row[i]) for row in cells) for i in range(5))
+    what = min(what, max(width - step - limit - network - origin - 10, _LEAST))
+    for row in cells:
+        first, *more = wrapped(row[1], what)
+        padded = (_left(row[0], step), _left(first, what), row[2].rjust(limit), _left(row[3], network), row[4])
+        yield f"  {'  '.join(padded)}".rstrip()
+        yield from (f"  {' ' * step}  {line}" for line in more)
+
+
+def _left(text: str, width: int) -> str:
+    return text + " " * (width - columns(text))
+
+
+def _changes(compared: Compared) -> Iterator[str]:
+    if not compared.changes:
+        yield f"no difference since {compared.since}"
+        return
+    yield f"since {compared.since}:"
+    for change in compared.changes:
+        match change.sign:
+            case "~":
+                text = f"{change.where} {_value(change.old)} -> {_value(change.new)}"
+            case "+":
+                text = f"{change.where} {_value(change.new)}"
+            case "-":
+                text = f"{change.where} {_value(change.old)}"
+        yield _safe(f"{change.sign} {text.rstrip()}   {change.origin}")
+
+
+def _value(value: object) -> str:
+    """A value of a change in JSON, a shell command as it is written; the absent one is nothing."""
+    if isinstance(value, list) and value[:2] == ["sh", "-c"] and len(value) == 3:
+        value = value[2]
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _closing(plan: Plan) -> str:
     steps = sum(len(run.steps) for run in plan.runs)
     notes = sum(len(run.notes) for run in plan.runs)
-    runs = f"{len(plan.runs)} run{'s' * (len(plan.runs) != 1)}"
-    closing = f"{runs}, {steps} steps, {notes} note{'s' * (notes != 1)}. Nothing started."
-    return "\n\n".join([*blocks, closing])
+    path, seconds = plan.worst_case()
+    longest = f" ({_safe(' > '.join(path))})" if len(path) > 1 else ""
+    closing = f"{len(plan.runs)} run{_s(plan.runs)}, {steps} steps, {notes} warning{'s' * (notes != 1)}, "
+    closing += f"over after {duration(seconds)} at the latest{longest}. Nothing started."
+    if plan.open:
+        closing += "\nOpen: made offline, providers not probed, commits not pinned; it can not be applied."
+    return closing
 
 
-def _run(run: RunPlan, digest: str) -> Iterator[str]:
-    pinned = f"     {run.commit[:12]}, pinned" if run.commit else ""
-    yield f"plan {run.name}  {digest[:19]}..{pinned}"
-    yield (
-        f"deadline {duration(run.deadline_seconds)}   isolation >= {run.isolation.word}   "
-        f"{limits(run.limits)}   policy {', '.join(run.policies)}"
-    )
-    what = max((min(len(step.what), 48) for step in run.steps), default=4)
-    yield f"  {'step':<10} {'what':<{what}}  {'limit':>6}  {'network':<7}  from"
-    for step in run.steps:
-        text = step.what if len(step.what) <= 48 else step.what[:45] + "..."
-        yield f"  {step.id:<10} {text:<{what}}  {duration(step.deadline_seconds):>6}  {step.network:<7}  {step.origin}"
-        if step.id == "agent":
-            yield f"  {'':<10} {', '.join(_mounts(step.body))}"
-    for note in run.notes:
-        yield f"note: {note}"
+def _s(items: Sequence[object]) -> str:
+    return "s" * (len(items) != 1)
 
 
-def _mounts(body: object) -> tuple[str, ...]:
-    shape = getattr(body, "shape", None)
-    words: tuple[str, ...] = shape.words() if shape is not None else ()
-    return words
+def _safe(text: str) -> str:
+    return shown(text, _WHOLE)

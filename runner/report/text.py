@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from runner.errors import printable
 from runner.model import IsolationClass, Status
 from runner.record import RunRecord, StepRecord
 from runner.report.words import MARKS, duration, isolation
+
+WIDEST = 1_000  # characters of a line
 
 _WORDS = {Status.SUCCEEDED: "SUCCEEDED", Status.FAILED: "FAILED", Status.CANCELLED: "CANCELLED"}
 
 
 def render_run(record: RunRecord, directory: Path) -> str:
-    """The report of one run; ends without a line break."""
-    return "\n".join(_lines(record, directory))
+    """The report of one run, with what a terminal could obey escaped; ends without a line break."""
+    return "\n".join(printable(line, WIDEST) for line in _lines(record, directory))
 
 
 def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
@@ -60,7 +63,6 @@ def _places(record: RunRecord, directory: Path) -> Iterator[str]:
     if receipt is not None and receipt.patch is not None:
         held = " (WITHHELD: policy was broken)" if receipt.withheld else ""
         yield f"  patch      {directory / receipt.patch}{held}"
-    output = directory / "output"
-    if record.receipt is not None:
-        yield from (f"  output     {path}" for path in sorted(output.glob("*"))[:10])
+    if receipt is not None:
+        yield from (f"  output     {path}" for path in receipt.outputs[:10])
     yield f"  evidence   {directory}"

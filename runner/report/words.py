@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Iterator
+
 from runner.model import Isolation, Limits, Status
 
 MARKS = {
@@ -59,3 +62,34 @@ def isolation(seen: Isolation) -> str:
         network = "no interface" if seen.interfaces in ((), ("lo",)) else f"interfaces {', '.join(seen.interfaces)}"
     shared = f", shares {', '.join(seen.shared_namespaces)} with the host" if seen.shared_namespaces else ""
     return f"uid {seen.uid}, {network}, {limits(seen.limits)}{shared}"
+
+
+def columns(text: str) -> int:
+    """How many columns a terminal takes to draw printable text: East Asian characters take two, marks none."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def wrapped(text: str, room: int) -> Iterator[str]:
+    """``text`` in lines of at most ``room`` columns, broken at spaces, and within a word only where it must be."""
+    line, taken = "", 0
+    for word in text.split(" "):
+        wide = columns(word)
+        if line and taken + 1 + wide > room:
+            yield line
+            line, taken = "", 0
+        elif line:
+            line, taken = line + " ", taken + 1
+        while taken + wide > room and len(word) > 1:
+            cut = 1
+            while columns(word[: cut + 1]) <= room:
+                cut += 1
+            yield word[:cut]
+            word, wide = word[cut:], columns(word[cut:])
+        line, taken = line + word, taken + wide
+    yield line

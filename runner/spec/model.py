@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runner.errors import RunnerError
 from runner.model import Checkout, Feature, IsolationClass, Limits
 from runner.ports.provider import Probe
 from runner.spec.checkout import TaskContext
@@ -35,14 +36,17 @@ class CommitFact:
 class Facts:
     """What was true on this host when the plan was made. Keys of ``files`` are names shown to people.
 
-    ``errors`` maps a wanted thing to why it could not be had, so that resolving reports it at its place.
+    ``missing`` maps a wanted thing to why it could not be had, so that resolving reports it at its place;
+    with any of it there is no plan.
+    ``open`` Facts have no probes and no commits: nobody looked.
     """
 
     probes: Mapping[str, Probe]
     commits: Mapping[str, CommitFact] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, ContextFile]] = field(default_factory=dict)
     incidents: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, RunnerError] = field(default_factory=dict)
+    open: bool = False
 
     def pinned(self) -> dict[str, object]:
         """What the digest covers: everything but host paths."""
@@ -53,7 +57,7 @@ class Facts:
                 group: {name: {"sha256": f.sha256, "size": f.size} for name, f in files.items()}
                 for group, files in self.files.items()
             },
-            "missing": self.missing,
+            "open": self.open,
         }
 
 
@@ -118,7 +122,9 @@ class VerifySpec:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One incident run, complete. ``origins`` maps a step kind or field to the manifest line that decided it."""
+    """One incident run, complete. ``origins`` maps a step kind or field to the manifest line that decided it;
+    ``group`` is the document's name, shared by the members of a matrix; ``outputs`` maps names to files.
+    """
 
     name: str
     origin: str
@@ -152,3 +158,7 @@ class RunSpec:
     deadline_seconds: float
     stop_budget_seconds: float
     origins: Mapping[str, str]
+    needs: tuple[str, ...]
+    group: str
+    max_parallel: int | None
+    outputs: Mapping[str, str]

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from runner.errors import (
+    BadRef,
     BadValue,
     DefaultsDropped,
-    NothingToRun,
     PathEscape,
     ProviderForbidden,
     RunnerError,
-    UnknownReference,
+    Untrusted,
     UrlUnsupported,
     WorkspaceDisabled,
-    nearest,
+    shown,
 )
+from runner.ids import BRANCH_HINT, is_branch
 from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
+from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import Document
 from runner.model import Checkout, Feature, IsolationClass, Limits
 from runner.policy.paths import check_pattern
-from runner.policy.protected import check_protected
+from runner.policy.protected import check_protected, unite
+from runner.policy.toolchains import check_toolchain
 from runner.settings import Settings
 from runner.spec import template
 from runner.spec.checkout import RepoSource, TaskContext, resolve_checkout
@@ -40,31 +46,11 @@ from runner.spec.model import (
     ScriptSpec,
     VerifySpec,
 )
+from runner.spec.select import Selected, project_root
+
+Outputs = Mapping[str, tuple[tuple[str, ...], bool]]
 
 DEFAULT_MESSAGE = "{{ run.name }}: work of run {{ run.id }}"
-
-
-@dataclass(frozen=True)
-class Selected:
-    """The documents that one run is made of."""
-
-    run: Document
-    agent_type: Document
-    policies: tuple[Document, ...]
-
-    @property
-    def spec(self) -> IncidentRunSpec:
-        assert isinstance(self.run.spec, IncidentRunSpec)
-        return self.run.spec
-
-    @property
-    def agent(self) -> AgentTypeSpec:
-        assert isinstance(self.agent_type.spec, AgentTypeSpec)
-        return self.agent_type.spec
-
-    def policy(self, document: Document) -> PolicyKindSpec:
-        assert isinstance(document.spec, PolicyKindSpec)
-        return document.spec
 
 
 @dataclass(frozen=True)
@@ -80,57 +66,22 @@ class Wanted:
     toolchains: tuple[str, ...]
 
 
-def select(documents: Sequence[Document], defaults: Mapping[str, Document]) -> tuple[list[Selected], list[RunnerError]]:
-    """Follow the references of every run."""
-    by_kind: dict[str, dict[str, Document]] = {}
-    for document in documents:
-        by_kind.setdefault(document.kind, {})[document.name] = document
-    chosen: list[Selected] = []
-    findings: list[RunnerError] = []
-    for run in by_kind.get("IncidentRun", {}).values():
-        spec = run.spec
-        assert isinstance(spec, IncidentRunSpec)
-        agent = by_kind.get("AgentType", {}).get(spec.agent_type)
-        if agent is None:
-            findings.append(_unknown("agent type", spec.agent_type, run, "agent_type", by_kind.get("AgentType", {})))
-            continue
-        assert isinstance(agent.spec, AgentTypeSpec)
-        policies: dict[str, Document] = {}
-        for owner, name in ((agent, agent.spec.policy), (run, spec.policy)):
-            if name is None:
-                continue
-            found = by_kind.get("Policy", {}).get(name)
-            if found is None:
-                findings.append(_unknown("policy", name, owner, "policy", by_kind.get("Policy", {})))
-            else:
-                policies[name] = found
-        chosen.append(Selected(run, agent, tuple(policies.values()) or (defaults["Policy"],)))
-    if not by_kind.get("IncidentRun"):
-        findings.append(NothingToRun("there is no `IncidentRun` here", hint="`runner validate` checks the rest"))
-    return chosen, findings
-
-
-def _unknown(what: str, name: str, document: Document, key: str, known: Mapping[str, Document]) -> UnknownReference:
-    return UnknownReference(f"`{name}` is not a known {what}", at=document.place(key), hint=nearest(name, known))
-
-
 def wanted(selected: Selected, settings: Settings) -> tuple[Wanted, list[RunnerError]]:
     """What must be looked up before this run can be resolved."""
     findings: list[RunnerError] = []
     checkout = _checkout(selected)
     if checkout is not None and checkout.url is not None:
         findings.append(_url_unsupported(selected, checkout.url))
-    agent, directory = selected.agent, selected.agent_type.directory
+    agent = selected.agent
     script = None
     if agent.script is not None and agent.script.path is not None:
-        script = _inside(directory, agent.script.path, selected.agent_type, ("script", "path"), findings)
+        script = _inside(selected, selected.agent_type, agent.script.path, ("script", "path"), findings)
     incident = None
-    if selected.spec.incident is not None:
-        run = selected.run
-        incident = _inside(run.directory, selected.spec.incident.directory, run, ("incident", "directory"), findings)
+    if selected.incident is not None:
+        incident = _inside(selected, selected.run, selected.incident, selected.incident_keys, findings)
     return (
         Wanted(
-            selected.run.name,
+            selected.name,
             _providers(selected, settings),
             checkout if checkout is not None and checkout.path is not None else None,
             script,
@@ -157,32 +108,49 @@ def _url_unsupported(selected: Selected, url: str) -> UrlUnsupported:
 
 
 def _inside(
-    directory: Path, relative: str, document: Document, keys: tuple[str, ...], findings: list[RunnerError]
+    selected: Selected,
+    document: Document,
+    relative: str,
+    keys: tuple[str | int, ...],
+    findings: list[RunnerError],
 ) -> Path | None:
     """The file that a manifest names beside itself, if it lies in the manifest's project, links followed."""
-    path = (directory / relative).resolve()
-    root = project_root(directory)
-    if path.is_relative_to(root):
+    path = Path(os.path.realpath(document.directory / relative))  # ``resolve`` raises for links in a circle
+    if path.is_relative_to(project_root(selected, document)):
         return path
-    findings.append(
-        PathEscape(
-            f"`{relative}` leads out of the project", at=document.place(*keys), hint="it must stay in the repository"
-        )
-    )
+    hint = "it must stay in the project's root" if selected.project else "it must stay in the repository"
+    findings.append(PathEscape(f"`{relative}` leads out of the project", at=document.place(*keys), hint=hint))
     return None
 
 
-def project_root(directory: Path) -> Path:
-    """The repository that a manifest lies in, or else its own folder."""
-    directory = directory.resolve()
-    return next((p for p in (directory, *directory.parents) if (p / ".git").exists()), directory)
+def untrusted_faults(selected: Selected, want: Wanted) -> list[RunnerError]:
+    """What a manifest from a fork may not ask for; said before anything that it names is looked at."""
+    types = selected.agent_type
+    findings: list[RunnerError] = []
+
+    def refuse(what: str, key: str) -> None:
+        at = types.place("workspace", key)
+        findings.append(Untrusted(f"an untrusted manifest may not {what}", at=at, hint="apply it without --untrusted"))
+
+    if want.toolchains:
+        refuse("mount directories of the host", "toolchains")
+    source = want.checkout.path if want.checkout is not None else None
+    if source is not None and not source.is_relative_to(project_root(selected, types)):
+        refuse(f"take its code from `{source}`", "repo_source")
+    return findings
 
 
-def resolve(selected: Selected, settings: Settings, facts: Facts) -> tuple[RunSpec, list[RunnerError]]:
-    """One run, complete. With errors among the findings the spec must not be compiled."""
+def resolve(
+    selected: Selected, settings: Settings, facts: Facts, outputs: Outputs, *, untrusted: bool = False
+) -> tuple[RunSpec, list[RunnerError]]:
+    """One run, complete. With errors among the findings the spec must not be compiled.
+
+    ``outputs`` maps each run's document to its outputs' names, with whether it is a matrix. ``untrusted``
+    documents come from a fork: they get no host mounts and no weaker provider, and policies only tighten.
+    """
     findings: list[RunnerError] = []
     run, agent, types = selected.spec, selected.agent, selected.agent_type
-    name = selected.run.name
+    name = selected.name
     workspace = agent.workspace
     if not workspace.enabled:
         findings.append(
@@ -194,19 +162,18 @@ def resolve(selected: Selected, settings: Settings, facts: Facts) -> tuple[RunSp
         )
     needs, _ = wanted(selected, settings)
     findings += _missing(selected, facts)
-    findings += _complaints(selected)
+    findings += [finding for document in selected.documents for finding in complaints(document)]
     checkout, branch = _pinned(needs.checkout, facts.commits.get(name))
     policies = tuple(_policy(selected, document) for document in selected.policies)
     findings += _ceilings(selected, needs.providers, policies)
     task = TaskContext(**run.task.model_dump()) if run.task else TaskContext()
-    prompt = run.prompt
     spec = RunSpec(
         name=name,
         origin=selected.run.origin(),
         agent=agent.agent,
         script=_script(agent, needs.script),
         system=agent.prompt.system,
-        prompt=prompt,
+        prompt=run.prompt,
         user=agent.prompt.user,
         env=dict(agent.env),
         task=task,
@@ -215,7 +182,9 @@ def resolve(selected: Selected, settings: Settings, facts: Facts) -> tuple[RunSp
         branch=branch,
         providers=needs.providers,
         isolation=max(
-            IsolationClass[workspace.isolation.upper()], *(p.min_isolation for p in policies), IsolationClass.NONE
+            IsolationClass[workspace.isolation.upper()],
+            *(p.min_isolation for p in policies),
+            IsolationClass.NAMESPACES if untrusted else IsolationClass.NONE,
         ),
         limits=_limits(selected, settings),
         demands=_demands(selected, settings),
@@ -223,7 +192,7 @@ def resolve(selected: Selected, settings: Settings, facts: Facts) -> tuple[RunSp
         setup=tuple(_argv(c) for c in workspace.setup_commands),
         setup_timeout_seconds=workspace.setup.timeout,
         setup_may_fail=workspace.setup.on_failure == "warn",
-        protected=tuple(workspace.protected_paths),
+        protected=_protected(selected),
         toolchains=tuple(workspace.toolchains),
         post_hooks=tuple(_argv(c) for c in (*agent.post_hooks, *run.post_hooks)),
         policies=policies,
@@ -235,55 +204,51 @@ def resolve(selected: Selected, settings: Settings, facts: Facts) -> tuple[RunSp
         deadline_seconds=run.timeout,
         stop_budget_seconds=agent.stop_budget,
         origins=_origins(selected),
+        needs=selected.needs,
+        group=selected.group,
+        max_parallel=run.matrix.max_parallel if run.matrix else None,
+        outputs={output: found.file for output, found in run.outputs.items()},
     )
-    findings += _templates(selected, spec, facts.incidents.get(name, {}))
+    known = {need: outputs[need] for need in run.needs if need in outputs}
+    if f"{name}/incident" not in facts.missing:
+        findings += _templates(selected, spec, facts.incidents.get(name, {}), known)
     return spec, findings
 
 
-def template_values(spec: RunSpec, incident: Mapping[str, object], run_id: str) -> dict[str, object]:
-    """What a template may name. ``run.prompt`` is there for the agent type's prompt once the run's own is filled."""
+def _templates(
+    selected: Selected, spec: RunSpec, incident: Mapping[str, object], outputs: Outputs
+) -> list[RunnerError]:
+    """Try every templatable field with stand-in values, so that a wrong name is an error before anything starts."""
+    stand_in = {"id": "0" * 12, "name": spec.name}
     values: dict[str, object] = {
-        "run": {"id": run_id, "name": spec.name},
+        "run": stand_in,
         "task": {key: value for key, value in vars(spec.task).items() if value is not None},
+        "outputs": {run: {name: ["0"] if many else "0" for name in names} for run, (names, many) in outputs.items()},
     }
     if spec.incident is not None:
         values["incident"] = incident
-    return values
-
-
-def render_prompt(spec: RunSpec, incident: Mapping[str, object], run_id: str) -> str:
-    """The whole prompt: system, then user text around the run's own. Raises ``BadTemplate``."""
-    values = template_values(spec, incident, run_id)
-    own = template.render(spec.prompt, values)
-    values["run"] = {"id": run_id, "name": spec.name, "prompt": own}
-    parts = [template.render(text, values) for text in (spec.system, spec.user)]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _templates(selected: Selected, spec: RunSpec, incident: Mapping[str, object]) -> list[RunnerError]:
-    """Try every templatable field with stand-in values, so that a wrong name is an error before anything starts."""
-    values = template_values(spec, incident, "0" * 12)
-    with_prompt = {**values, "run": {"id": "0" * 12, "name": spec.name, "prompt": ""}}
-    run, types = selected.run, selected.agent_type
-    fields: list[tuple[Document, tuple[str, ...], str, Mapping[str, object]]] = [
-        (run, ("prompt",), spec.prompt, values),
-        (types, ("prompt", "system"), spec.system, with_prompt),
-        (types, ("prompt", "user"), spec.user, with_prompt),
-        (run, ("snapshot", "message"), spec.message, values),
-        (run, ("snapshot", "branch"), spec.snapshot_branch or "", values),
-        *((types, ("env", key), value, values) for key, value in spec.env.items()),
-    ]
+    with_prompt = {**values, "run": {**stand_in, "prompt": ""}}
     findings: list[RunnerError] = []
-    for document, keys, text, known in fields:
-        place = document.place(*keys)
-        if complaint := template.check(text, at=place):
-            findings.append(complaint)
-            continue
-        try:
-            template.render(text, known, at=place)
-        except RunnerError as error:
-            findings.append(error)
+    for document in (selected.run, selected.agent_type):
+        for keys, text in _templated(document.spec):
+            known = with_prompt if document is selected.agent_type and keys[0] == "prompt" else values
+            if template.check(text):
+                continue  # among the document's complaints
+            at = document.place(*keys)
+            try:
+                filled = template.render(text, known, at=at)
+            except RunnerError as error:
+                findings.append(error)
+            else:
+                if text and keys == ("snapshot", "branch") and not is_branch(filled):
+                    findings.append(BadRef(f"`{shown(filled)}` is not a branch name", at=at, hint=BRANCH_HINT))
     return findings
+
+
+def _protected(selected: Selected) -> tuple[str, ...]:
+    """The project's and the agent type's together; both hold."""
+    project = selected.project_spec
+    return unite((*(project.protected_paths if project else ()), *selected.agent.workspace.protected_paths))
 
 
 def _argv(command: str | Sequence[str]) -> Command:
@@ -301,7 +266,8 @@ def _checkout(selected: Selected) -> Checkout | None:
         return None
     source = selected.agent.workspace.repo_source
     task = selected.spec.task
-    path = (selected.agent_type.directory / source.path).resolve() if source.path is not None else None
+    directory = selected.agent_type.directory
+    path = Path(os.path.realpath(directory / source.path)) if source.path is not None else None
     return resolve_checkout(
         RepoSource(source.type, source.url, path, source.branch, source.depth, source.include_dirty),
         TaskContext(**task.model_dump()) if task else TaskContext(),
@@ -316,43 +282,64 @@ def _pinned(checkout: Checkout | None, fact: CommitFact | None) -> tuple[Checkou
 
 def _missing(selected: Selected, facts: Facts) -> list[RunnerError]:
     """Facts that could not be had, said at the manifest line that wants them. Keys as ``app`` gathers them."""
-    name = selected.run.name
+    name = selected.name
     agent, run = selected.agent_type, selected.run
-    places = {
+    places: dict[str, tuple[Document, tuple[str | int, ...]]] = {
+        f"{name}/providers": (agent, ("workspace", "providers")),
         f"{name}/checkout": (agent, ("workspace", "repo_source")),
         f"{name}/script": (agent, ("script",)),
-        f"{name}/incident": (run, ("incident", "directory")),
+        f"{name}/incident": (run, selected.incident_keys),
         f"{name}/toolchain": (agent, ("workspace", "toolchains")),
     }
     return [
-        BadValue(facts.missing[key], at=document.place(*keys)) for key, (document, keys) in places.items()
-        if key in facts.missing
-    ]  # fmt: skip
+        type(error)(error.message, at=document.place(*keys), hint=error.hint)
+        for key, (document, keys) in places.items()
+        if (error := facts.missing.get(key))
+    ]
 
 
-def _complaints(selected: Selected) -> list[RunnerError]:
-    """Values whose form only another room can judge."""
-    findings: list[RunnerError] = []
-    for position, text in enumerate(selected.agent.workspace.protected_paths):
-        if complaint := check_protected(text):
-            findings.append(_at(selected.agent_type, complaint, text, "workspace", "protected_paths", position))
-    for document in selected.policies:
-        spec = selected.policy(document)
-        for key, patterns in (("allowed_paths", spec.allowed_paths), ("forbidden_patterns", spec.forbidden_patterns)):
-            for position, text in enumerate(patterns):
-                if complaint := check_pattern(text):
-                    findings.append(_at(document, complaint, text, key, position))
-    verify = selected.spec.verify
-    if verify is not None:
-        for key in ("required", "forbidden"):
-            for position, text in enumerate(getattr(verify.files, key) if verify.files else ()):
-                if complaint := check_pattern(text):
-                    findings.append(_at(selected.run, complaint, text, "verify", "files", key, position))
-    return findings
+def complaints(document: Document) -> list[RunnerError]:
+    """Values of a document whose form only another room can judge, and templates that are malformed."""
+    found: list[RunnerError] = [
+        BadValue(f"`{text[:60]}` {complaint}", at=document.place(*keys, position))
+        for keys, texts, check in _judged(document.spec)
+        for position, text in enumerate(texts)
+        if (complaint := check(text))
+    ]
+    malformed = (template.check(text, at=document.place(*keys)) for keys, text in _templated(document.spec))
+    return found + [error for error in malformed if error]
 
 
-def _at(document: Document, complaint: str, text: str, *keys: str | int) -> BadValue:
-    return BadValue(f"`{text[:60]}` {complaint}", at=document.place(*keys))
+Judged = tuple[tuple[str, ...], Sequence[str], Callable[[str], str | None]]
+
+
+def _judged(spec: BaseModel) -> Iterator[Judged]:
+    """Lists of values with where they are written and who judges one of them."""
+    match spec:
+        case AgentTypeSpec():
+            yield ("workspace", "protected_paths"), spec.workspace.protected_paths, check_protected
+            yield ("workspace", "toolchains"), spec.workspace.toolchains, check_toolchain
+        case ProjectSpec():
+            yield ("protected_paths",), spec.protected_paths, check_protected
+        case PolicyKindSpec():
+            yield ("allowed_paths",), spec.allowed_paths, check_pattern
+            yield ("forbidden_patterns",), spec.forbidden_patterns, check_pattern
+        case IncidentRunSpec() if spec.verify is not None and spec.verify.files is not None:
+            yield ("verify", "files", "required"), spec.verify.files.required, check_pattern
+            yield ("verify", "files", "forbidden"), spec.verify.files.forbidden, check_pattern
+
+
+def _templated(spec: BaseModel) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The templates of a document with where they are written."""
+    match spec:
+        case AgentTypeSpec():
+            yield ("prompt", "system"), spec.prompt.system
+            yield ("prompt", "user"), spec.prompt.user
+            yield from ((("env", name), value) for name, value in spec.env.items())
+        case IncidentRunSpec():
+            yield ("prompt",), spec.prompt
+            yield ("snapshot", "message"), (spec.snapshot and spec.snapshot.message) or ""
+            yield ("snapshot", "branch"), (spec.snapshot and spec.snapshot.branch) or ""
 
 
 def _policy(selected: Selected, document: Document) -> PolicySpec:
@@ -438,7 +425,7 @@ def _demands(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
     )
     demands.append(network)
     for key, feature, values in (
-        ("protected_paths", Feature.PROTECTED_PATHS, workspace.protected_paths),
+        ("protected_paths", Feature.PROTECTED_PATHS, _protected(selected)),
         ("toolchains", Feature.TOOLCHAINS, workspace.toolchains),
     ):
         if values:
@@ -492,6 +479,8 @@ def _origins(selected: Selected) -> dict[str, str]:
         "verify": run.origin("verify"),
         "settle": types.origin("stop_budget"),
         "deadline": run.origin("timeout"),
+        "incident": run.origin(*selected.incident_keys),
+        **{f"timeouts.{step}": types.origin("timeouts", step) for step in type(selected.agent.timeouts).model_fields},
     }
     origins["scan"] = selected.policies[-1].origin("forbidden_patterns")
     return origins

@@ -7,6 +7,7 @@ what a template may be; what is left can only grow with the values it names, and
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_RESULT = 8 << 20  # characters; a prompt of 5 MiB is a real one
+
+# NUL ends words of commands and variables, and half of a surrogate pair has no bytes.
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
 
 _FILTERS = ("default", "join", "lower", "tojson", "trim", "upper")
 
@@ -66,7 +70,7 @@ def check(text: str, *, at: Place | None = None) -> BadTemplate | None:
 
 
 def render(text: str, values: Mapping[str, object], *, at: Place | None = None) -> str:
-    """Fill a template that ``check`` passed. Raises ``BadTemplate`` for unknown names and too large results."""
+    """Fill a template that ``check`` passed. Raises ``BadTemplate`` for unknown names and unusable results."""
     if not is_template(text):
         return text
     from jinja2 import TemplateError
@@ -83,4 +87,9 @@ def render(text: str, values: Mapping[str, object], *, at: Place | None = None) 
         raise BadTemplate(
             f"the template can not be filled: {error.message}", at=at, hint="known: " + ", ".join(sorted(values))
         ) from None
-    return "".join(parts)
+    filled = "".join(parts)
+    if odd := _UNUSABLE.search(filled):
+        raise BadTemplate(
+            f"the template gives the character U+{ord(odd[0]):04X}", at=at, hint="look at the values that it takes in"
+        )
+    return filled

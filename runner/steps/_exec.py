@@ -11,7 +11,7 @@ import trio
 
 from runner.errors import printable
 from runner.model import Exit
-from runner.ports.provider import Reader, Workspace, Writer
+from runner.ports.provider import Process, Reader, Workspace, Writer
 
 MAX_LOG = 64 << 20  # bytes of a stream that are kept from its beginning
 TAIL = 64 << 10  # bytes that are kept from its end when it was cut
@@ -42,10 +42,9 @@ class LogFile:
         del self._tail[:-TAIL]
 
     def close(self) -> None:
-        if self._cut:
-            dropped = self._cut - len(self._tail)
+        if dropped := self._cut - len(self._tail):
             self._file.write(b"\n[runner: %d bytes cut here]\n" % dropped)
-            self._file.write(self._tail)
+        self._file.write(self._tail)
         self._file.close()
 
 
@@ -69,16 +68,25 @@ async def run_logged(
     env: Mapping[str, str] | None = None,
     stdin: bytes = b"",
 ) -> Exit:
-    """Run a command to its end. Cancelling stops its whole tree and keeps what it had printed."""
-    async with workspace.exec(argv, env=env) as process, trio.open_nursery() as nursery:
-        nursery.start_soon(_feed, process.stdin, stdin)
-        async with trio.open_nursery() as readers:
-            readers.start_soon(_copy, process.stdout, logs[0])
-            readers.start_soon(_copy, process.stderr, logs[1])
+    """Run a command to its end. Cancelling stops its whole tree and keeps what it prints, also while it is stopped."""
+    async with trio.open_nursery() as nursery:
+        copied = trio.Event()
+        async with workspace.exec(argv, env=env) as process:
+            nursery.start_soon(_feed, process.stdin, stdin)
+            nursery.start_soon(_copy_both, process, logs, copied)
             exit = await process.wait()
-            readers.cancel_scope.deadline = trio.current_time() + DRAIN
-        nursery.cancel_scope.cancel()
+            with trio.move_on_after(DRAIN):
+                await copied.wait()
     return exit
+
+
+async def _copy_both(process: Process, logs: tuple[LogFile, LogFile], copied: trio.Event) -> None:
+    """Ends at the latest when the block around the command has ended, for then there is end of file."""
+    async with trio.open_nursery() as readers:
+        readers.cancel_scope.shield = True
+        readers.start_soon(_copy, process.stdout, logs[0])
+        readers.start_soon(_copy, process.stderr, logs[1])
+    copied.set()
 
 
 async def _feed(stdin: Writer, content: bytes) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import trio
 
+from runner import trees
 from runner.errors import InputChanged, PlatformError
 from runner.model import Feature, Handle, Mount, Receipt
 from runner.plan.model import RunPlan
@@ -110,8 +111,9 @@ class Run:
         return self.provider, self.handle
 
     async def repository(self) -> Path:
-        """The run's private repository; made empty when nothing was cloned into it."""
+        """The run's private repository; made empty when nothing, or half of something, was cloned into it."""
         if not self._repository:
+            await trio.to_thread.run_sync(trees.remove, self.places.repository)
             await self.ports.git.empty(self.places.repository)
             self._repository = True
         return self.places.repository

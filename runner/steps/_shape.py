@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runner.model import Feature
+from runner.plan.model import BUILT_IN, Mounted
 from runner.spec.model import Facts, RunSpec
 
 
@@ -16,14 +18,22 @@ class Shape:
     incident: bool
     inputs: tuple[str, ...] = ()
 
-    def words(self) -> tuple[str, ...]:
-        """The mounts, for a person."""
-        read_only = (*(["/incident"] if self.incident else []), *self.inputs, *self.protected, *self.toolchains)
-        return ("/workspace rw", "/output rw", *(f"{path} ro" for path in read_only))
-
 
 def shape_of(spec: RunSpec, facts: Facts) -> Shape:
     """The shape for setup, agent and hooks. Without a repository the incident's files lie in the tree, read-only."""
     names = facts.files.get(f"{spec.name}/incident", {}) if spec.checkout is None else {}
     inputs = tuple(sorted({name.split("/", 1)[0] for name in names}))
     return Shape(spec.protected, spec.toolchains, spec.incident is not None, inputs)
+
+
+def mounts_of(shape: Shape, spec: RunSpec) -> tuple[Mounted, ...]:
+    """What commands see under which name, with the manifest line that asked for it."""
+    decided = {demand.feature: demand.origin for demand in spec.demands}
+    incident = ("/incident", *shape.inputs) if shape.incident else shape.inputs
+    return (
+        Mounted("/workspace", True, BUILT_IN),
+        Mounted("/output", True, BUILT_IN),
+        *(Mounted(path, False, spec.origins["incident"]) for path in incident),
+        *(Mounted(path, False, decided[Feature.PROTECTED_PATHS]) for path in shape.protected),
+        *(Mounted(path, False, decided[Feature.TOOLCHAINS]) for path in shape.toolchains),
+    )

@@ -1,10 +1,11 @@
-"""Which run a person means."""
+"""Which run a person means, and which one has a key."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.errors import UnknownRun, shown
+from runner.errors import RunExists, UnknownRun, shown
+from runner.events import RunStarted
 from runner.ports.store import RunRow
 
 _CANDIDATES = 8
@@ -25,3 +26,7 @@ def find_run(rows: Sequence[RunRow], text: str) -> RunRow:
     candidates = ", ".join(f"{row.id} ({row.name})" for row in found[:_CANDIDATES])
     more = f", and {len(found) - _CANDIDATES} more" if len(found) > _CANDIDATES else ""
     raise UnknownRun(f"`{shown(text)}` may be any of {len(found)} runs", hint=f"one of: {candidates}{more}")
+
+
+def run_exists(run: str, started: RunStarted) -> RunExists:
+    return RunExists(f"run `{run}` has the name `{started.name}` and the key `{shown(started.key or '')}`", run=run)

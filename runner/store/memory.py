@@ -10,7 +10,7 @@ from runner.errors import RunOver, StoreFailed
 from runner.events import Event, Recorded, RunEnded, RunStarted, decode, encode
 from runner.model import Status
 from runner.ports.store import RunRow
-from runner.store._runs import find_run
+from runner.store._runs import find_run, run_exists
 
 
 class MemoryStore:
@@ -20,15 +20,22 @@ class MemoryStore:
         self._now = now
         self._journal: dict[str, list[Recorded]] = {}
         self._rows: dict[str, RunRow] = {}
+        self._keys: dict[tuple[str, str], str] = {}
 
     async def append(self, run: str, events: Sequence[Event]) -> list[Recorded]:
         at, rows = self._now(), dict(self._rows)
         for event in events:
             _project(rows, run, at, event)
+        keyed = [event for event in events if isinstance(event, RunStarted) and event.key is not None]
+        for started in keyed:
+            holder = self._keys.get((str(started.key), started.name), run)
+            if holder != run:
+                raise run_exists(holder, started)
         history = self._journal.setdefault(run, [])
         stored = [decode(*encode(event)) for event in events]  # what a file would give back, or fail on
         recorded = [Recorded(run, seq, at, event) for seq, event in zip(count(len(history) + 1), stored, strict=False)]
         self._rows = rows
+        self._keys |= {(str(started.key), started.name): run for started in keyed}
         history += recorded
         return recorded
 

@@ -38,7 +38,7 @@ from runner.events import (
 )
 from runner.model import Status
 from runner.ports.store import RunRow
-from runner.store._runs import find_run
+from runner.store._runs import find_run, run_exists
 
 BUSY_MILLISECONDS = 5_000
 _WAIT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"
@@ -174,7 +174,7 @@ class SqliteStore(Reader):
             answer = self._insert(wish)
         except (sqlite3.IntegrityError, UnicodeEncodeError) as error:
             self._connection.execute("ROLLBACK TO append")
-            answer = _refused(wish, error)
+            answer = _keeper(self._connection, wish) or _refused(wish, error)
         self._connection.execute("RELEASE append")
         return answer
 
@@ -229,6 +229,8 @@ async def open_reader(path: Path) -> AsyncIterator[Reader]:
 def _open(path: Path, entropy: Callable[[int], bytes]) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.exists():
+            _check_regular(path)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise StoreFailed(f"`{path}` cannot be opened: {error.strerror}", hint=_HINTS[StoreFailed]) from error
@@ -248,10 +250,11 @@ def _open(path: Path, entropy: Callable[[int], bytes]) -> sqlite3.Connection:
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
     with _translating(path):
-        if not path.exists():
+        if not os.path.exists(path):
             connection = _connect(":memory:")
             migrate(connection, path, scripts(), bytes)
             return connection
+        _check_regular(path)
         connection = _connect(f"{path.absolute().as_uri()}?mode=ro")
         try:
             connection.execute(_WAIT)
@@ -260,6 +263,11 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
             connection.close()
             raise
         return connection
+
+
+def _check_regular(path: Path) -> None:
+    if not path.is_file():
+        raise _damaged(path, "it is not a regular file")
 
 
 def _connect(name: str) -> sqlite3.Connection:
@@ -279,8 +287,9 @@ def migrate(
 
     One that holds something is copied beside itself first, as ``NAME.schema-VERSION``.
     """
+    new = not _version(connection, path, known=len(scripts))
     while (version := _version(connection, path, known=len(scripts))) < len(scripts):
-        if version:
+        if not new:
             _back_up(connection, path.with_name(f"{path.name}.schema-{version}"))
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -323,11 +332,11 @@ def _back_up(connection: sqlite3.Connection, to: Path) -> None:
 def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) -> None:
     """Bring the other tables to what the journal will say."""
     match event:
-        case RunStarted(name=name, plan=plan):
-            values = (run, name, Status.RUNNING, plan, at)
+        case RunStarted(name=name, plan=plan, key=key):
             connection.execute(
-                "INSERT INTO runs (id, name, status, plan, created) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-                values,
+                "INSERT INTO runs (id, name, status, plan, created, key) VALUES (?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (id) DO NOTHING",
+                (run, name, Status.RUNNING, plan, at, key),
             )
         case RunEnded(outcome=outcome, exit_code=exit_code):
             connection.execute(
@@ -352,6 +361,16 @@ def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) ->
             )
         case EffectGone(kind="workspace", name=name):
             connection.execute("DELETE FROM agent_workspaces WHERE id = ?", (name,))
+
+
+def _keeper(connection: sqlite3.Connection, wish: _Append) -> RunnerError | None:
+    """The refusal of an append because another run has its key, if that is why."""
+    for event in wish.events:
+        if isinstance(event, RunStarted) and event.key is not None:
+            query = "SELECT id FROM runs WHERE key = ? AND name = ? AND id <> ?"
+            for (run,) in connection.execute(query, (event.key, event.name, wish.run)):
+                return run_exists(run, event)
+    return None
 
 
 def _refused(wish: _Append, error: Exception) -> RunnerError:

@@ -10,7 +10,7 @@ from runner.ports.agent import Ended
 @pytest.mark.parametrize(
     ("exit", "stderr", "status", "reason", "message"),
     [
-        (Exit(0), b"a warning\n", Status.SUCCEEDED, None, ""),
+        (Exit(0), b"a warning\n", Status.SUCCEEDED, None, "wrote it"),
         (Exit(1), b"looking\nno memory kill\n", Status.FAILED, Reason.EXIT, "exited 1: no memory kill"),
         (Exit(3), b"", Status.FAILED, Reason.EXIT, "exited 3"),
         (Exit(3), b" \n\n", Status.FAILED, Reason.EXIT, "exited 3"),
@@ -25,6 +25,7 @@ from runner.ports.agent import Ended
 def test_the_exit_status_is_the_verdict(
     tmp_path: Path, exit: Exit, stderr: bytes, status: Status, reason: Reason | None, message: str
 ) -> None:
+    (tmp_path / "stdout").write_bytes(b"looking\nwrote it\n")
     (tmp_path / "stderr").write_bytes(stderr)
 
     outcome = agent.judge(Ended(exit, stdout=tmp_path / "stdout", stderr=tmp_path / "stderr"))

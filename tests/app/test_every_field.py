@@ -48,9 +48,12 @@ BASE: dict[str, dict[str, Any]] = {
         "post_hooks": ["true"],
     },
     "Policy": {"max_file_size": "5M"},
+    "Project": {"workspace_isolation": True},
     "IncidentRun": {
         "agent_type": "one",
         "policy": "one",
+        "project": "one",
+        "outputs": {"x": {"file": "x.md"}},
         "verify": {"files": {"required": ["README"]}, "commands": [{"run": "true"}], "report": {"path": "r.md"}},
     },
 }
@@ -102,6 +105,17 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("Policy", "max_file_size"): (("max_file_size",), "1M"),
     ("Policy", "providers"): (("providers",), ["process"]),
     ("Policy", "min_isolation"): (("min_isolation",), "namespaces"),
+    ("Project", "root"): (("root",), "incident"),
+    ("Project", "workspace_isolation"): (("workspace_isolation",), False),
+    ("Project", "protected_paths"): (("protected_paths",), ["README"]),
+    ("Project", "policy"): (("policy",), "two"),
+    ("Project", "requires_runner"): (("requires_runner",), ">=99"),
+    ("IncidentRun", "project"): (("project",), "two"),
+    ("IncidentRun", "matrix.max_parallel"): (("matrix",), {"incident": ["incident"], "max_parallel": 1}),
+    ("IncidentRun", "matrix.incident"): (("matrix",), {"incident": ["incident"]}),
+    ("IncidentRun", "matrix.agent_type"): (("matrix",), {"agent_type": ["two"]}),
+    ("IncidentRun", "needs"): (("needs",), ["two"]),
+    ("IncidentRun", "outputs.file"): (("outputs", "x"), {"file": "y.md"}),
     ("IncidentRun", "agent_type"): (("agent_type",), "two"),
     ("IncidentRun", "policy"): (("policy",), "two"),
     ("IncidentRun", "prompt"): (("prompt",), "changed"),
@@ -126,8 +140,12 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("IncidentRun", "timeout"): (("timeout",), "7s"),
 }
 
-# These decide about providers that cannot enforce something; where everything is enforced they have no effect.
-ABOUT_WEAK_PROVIDERS = {("AgentType", "workspace.network"), ("AgentType", "workspace.resource_limits.enforcement")}
+# These decide about providers that cannot enforce something, or about what a run does not say itself.
+ELSEWHERE = {
+    ("Project", "agent_type"),
+    ("AgentType", "workspace.network"),
+    ("AgentType", "workspace.resource_limits.enforcement"),
+}
 
 
 @pytest.fixture
@@ -145,7 +163,12 @@ def stage(project: Project, repository: Path) -> Project:
 
 async def outcome(stage: Project, specs: dict[str, dict[str, Any]]) -> str:
     """The plan of the only run as text, or what is wrong; each kind has a second document to refer to."""
-    others = {"AgentType": {**BASE["AgentType"], "prompt": {"system": "two"}}, "Policy": {"max_file_size": "2M"}}
+    others = {
+        "AgentType": {**BASE["AgentType"], "prompt": {"system": "two"}},
+        "Policy": {"max_file_size": "2M"},
+        "Project": {"workspace_isolation": True, "protected_paths": ["src/"]},
+        "IncidentRun": {"agent_type": "one"},
+    }
     documents = [
         {"apiVersion": "runner/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
         for name, bodies in (("one", specs), ("two", others))
@@ -175,7 +198,7 @@ async def test_changing_any_field_changes_the_plan_or_is_an_error(stage: Project
     assert not base.startswith("rejected"), base
     silent = []
     for kind, field in FIELDS:
-        if (kind, field) in ABOUT_WEAK_PROVIDERS:
+        if (kind, field) in ELSEWHERE:
             continue
         assert (kind, field) in CHANGES, f"a new field needs a line here that shows its effect: {kind} {field}"
         path, value = CHANGES[kind, field]
@@ -183,6 +206,18 @@ async def test_changing_any_field_changes_the_plan_or_is_an_error(stage: Project
             silent.append(f"{kind}.{field}")
 
     assert silent == []
+
+
+@pytest.mark.scenario("BEY-01")
+async def test_the_agent_type_of_a_project_is_that_of_runs_that_name_none(stage: Project) -> None:
+    run = {key: value for key, value in BASE["IncidentRun"].items() if key != "agent_type"}
+    plans = [
+        await outcome(stage, {**BASE, "IncidentRun": run, "Project": {**BASE["Project"], "agent_type": name}})
+        for name in ("one", "two")
+    ]
+
+    assert plans[0] != plans[1]
+    assert not any(plan.startswith("rejected") for plan in plans)
 
 
 @pytest.mark.scenario("BEY-01")

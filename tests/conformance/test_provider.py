@@ -25,12 +25,14 @@ from runner.providers.local import Local
 from runner.providers.process import OnHost
 
 GRACE = 0.4
+ORDINARY = "local as an ordinary user"  # whoever runs the suite
 MIB = 1 << 20
 
 _FAKE = "nothing is executed"
 _HOST = "commands see this host"
 GAPS: dict[str, dict[str, str]] = {
     "local": {},
+    ORDINARY: {},
     "process": {
         "test_protected_paths_are_read_only_in_place_and_the_rest_is_writable": _HOST,
         "test_writing_a_protected_file_fails_and_changes_nothing": _HOST,
@@ -47,6 +49,7 @@ GAPS: dict[str, dict[str, str]] = {
 }
 
 NAMES = count()
+OURS = f".{os.getpid()}"  # the fraction of every long sleep, to tell those of a suite beside us
 
 
 def _scripted(argv: Sequence[str]) -> Scripted:
@@ -90,6 +93,7 @@ FAKE_PASSES = {
 
 @dataclass
 class Place:
+    kind: str
     provider: Provider
     home: Path
     handle: Handle
@@ -105,7 +109,17 @@ class Place:
         return path
 
 
-@pytest.fixture(params=["local", "process", "fake"])
+def make(kind: str, home: Path, grace: float) -> Provider:
+    kinds: dict[str, Callable[[], Provider]] = {
+        "local": lambda: Local(home, grace=grace),
+        ORDINARY: lambda: Local(home, grace=grace, own_users=False),
+        "process": lambda: OnHost(home, grace=grace),
+        "fake": lambda: Fake(home, _scripted, grace=grace),
+    }
+    return kinds[kind]()
+
+
+@pytest.fixture(params=["local", ORDINARY, "process", "fake"])
 async def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Provider:
     name = request.node.originalname
     gap = GAPS.get(request.param, {}).get(name)
@@ -113,12 +127,7 @@ async def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Provider:
         gap = _FAKE
     if gap:
         request.applymarker(pytest.mark.xfail(reason=gap, strict=True))
-    kinds: dict[str, Callable[[], Provider]] = {
-        "local": lambda: Local(tmp_path, grace=GRACE),
-        "process": lambda: OnHost(tmp_path, grace=GRACE),
-        "fake": lambda: Fake(tmp_path, _scripted, grace=GRACE),
-    }
-    made = kinds[request.param]()
+    made = make(request.param, tmp_path, GRACE)
     probe = await made.probe()
     if not probe.available:
         pytest.skip(f"{probe.reason}; {probe.hint}")
@@ -126,12 +135,12 @@ async def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Provider:
 
 
 @pytest.fixture
-async def place(provider: Provider, tmp_path: Path) -> AsyncIterator[Place]:
+async def place(request: pytest.FixtureRequest, provider: Provider, tmp_path: Path) -> AsyncIterator[Place]:
     """A fresh workspace; afterwards an outside look finds nothing of it."""
     before = _host(tmp_path)
     nonce = "nonce-of-this-store"
     handle = await provider.create(WorkspaceRequest(f"check-{os.getpid()}-{next(NAMES)}", "run-1", nonce))
-    yield Place(provider, tmp_path, handle, nonce)
+    yield Place(request.node.callspec.params["provider"], provider, tmp_path, handle, nonce)
     if handle.tree.exists() or handle.private.exists():
         await provider.destroy(handle)
     assert not handle.tree.exists()
@@ -143,13 +152,13 @@ async def place(provider: Provider, tmp_path: Path) -> AsyncIterator[Place]:
 def _host(home: Path) -> set[str]:
     """Processes, mounts and control groups of workspaces, as an outsider sees them."""
     found = {line for line in Path("/proc/1/mountinfo").read_text().splitlines() if str(home) in line}
-    found |= {str(path) for path in Path("/sys/fs/cgroup").glob("*/**/runner-check-*")}
+    found |= {str(path) for path in Path("/sys/fs/cgroup").glob(f"*/**/runner-check-{os.getpid()}-*")}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes() + os.readlink(f"/proc/{pid}/cwd").encode()
         except OSError:
             continue
-        if str(home).encode() in words or re.fullmatch(rb"sleep\x00123\d\x00.*", words):
+        if str(home).encode() in words or re.fullmatch(rb"sleep\x00123\d%s\x00.*" % OURS.encode(), words):
             found.add(f"process {pid}")
     return found
 
@@ -350,46 +359,69 @@ async def test_a_command_that_ignores_term_is_killed_after_the_grace(place: Plac
     assert GRACE <= trio.current_time() - start < GRACE + 3
 
 
+async def test_a_command_that_is_being_stopped_is_killed_when_its_sandbox_closes(place: Place) -> None:
+    script = "trap '' TERM; echo ready; while :; do sleep 1; done"
+    stopping, over = trio.CancelScope(), trio.Event()
+
+    async def command(workspace: Workspace, task_status: trio.TaskStatus[None]) -> None:
+        with stopping:
+            async with workspace.exec(["sh", "-c", script]) as process:
+                await read_until(process, b"ready")
+                task_status.started()
+                await trio.sleep_forever()
+        over.set()
+
+    async with trio.open_nursery() as nursery, took_at_most(5):
+        async with make(place.kind, place.home, grace=60).open(place.handle, Opening()) as workspace:
+            await nursery.start(command, workspace)
+            stopping.cancel()
+            await trio.sleep(0.2)
+            assert not over.is_set()
+        await over.wait()
+
+
 async def test_a_daemon_with_a_session_of_its_own_is_gone_after_the_block(place: Place) -> None:
-    daemon = "setsid sh -c 'trap \"\" TERM; exec sleep 1234' >/dev/null 2>&1 &"
+    daemon = f"setsid sh -c 'trap \"\" TERM; exec sleep 1234{OURS}' >/dev/null 2>&1 &"
     script = f"({daemon}); echo ready; exec sleep 60"
     async with place.open() as workspace:
         async with workspace.exec(["sh", "-c", script]) as process:
             await read_until(process, b"ready")
             await trio.sleep(0.1)
-        assert _running(b"sleep\x001234\x00") == []
+        assert _running(1234) == []
 
 
 async def test_a_daemon_that_outlives_its_command_is_gone_after_the_block(place: Place) -> None:
     async with place.open() as workspace:
-        assert (await workspace.run(["sh", "-c", "setsid sleep 1235 >/dev/null 2>&1 & sleep 0.1"])).exit.ok
-        assert _running(b"sleep\x001235\x00") == []
+        assert (await workspace.run(["sh", "-c", f"setsid sleep 1235{OURS} >/dev/null 2>&1 & sleep 0.1"])).exit.ok
+        assert _running(1235) == []
 
 
 async def test_ending_one_command_leaves_the_others(place: Place) -> None:
     async with place.open() as workspace, workspace.exec(["cat"]) as other:
-        await workspace.run(["sh", "-c", "setsid sleep 1236 >/dev/null 2>&1 &"])
+        await workspace.run(["sh", "-c", f"setsid sleep 1236{OURS} >/dev/null 2>&1 &"])
         await other.stdin.send_all(b"still here")
         assert await read_until(other, b"here") == b"still here"
 
 
 async def test_a_grandchild_that_holds_the_pipes_does_not_hold_the_end(place: Place) -> None:
     async with place.open() as workspace, took_at_most(5):
-        result = await workspace.run(["sh", "-c", "sleep 1237 & echo done"])
+        result = await workspace.run(["sh", "-c", f"sleep 1237{OURS} & echo done"])
 
     assert result.stdout == b"done\n"
 
 
 async def test_a_hostile_number_of_children_is_gone_after_the_block(place: Place) -> None:
-    script = "i=0; while [ $i -lt 200 ]; do setsid sleep 1238 & i=$((i+1)); done; echo ready; wait"
+    script = f"i=0; while [ $i -lt 200 ]; do setsid sleep 1238{OURS} & i=$((i+1)); done; echo ready; wait"
     async with place.open() as workspace:
         async with workspace.exec(["sh", "-c", script]) as process:
             await read_until(process, b"ready")
-        assert _running(b"sleep\x001238\x00") == []
+        assert _running(1238) == []
 
 
-def _running(cmdline: bytes) -> list[str]:
-    return [pid for pid in filter(str.isdigit, os.listdir("/proc")) if _cmdline(pid) == cmdline]
+def _running(seconds: int) -> list[str]:
+    """Processes of ours that sleep so long."""
+    words = f"sleep\0{seconds}{OURS}\0".encode()
+    return [pid for pid in filter(str.isdigit, os.listdir("/proc")) if _cmdline(pid) == words]
 
 
 @pytest.mark.slow
@@ -635,7 +667,7 @@ async def test_a_setuid_file_made_inside_gives_nothing_outside(place: Place) -> 
 
     found = (place.handle.tree / "harmless").stat()
     assert found.st_uid == place.handle.uid
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and place.kind != ORDINARY:
         assert found.st_uid != 0
 
 
@@ -673,7 +705,7 @@ async def limited(provider: Provider, tmp_path: Path) -> AsyncIterator[Callable[
             pytest.skip(str(missing))
         name = f"check-{os.getpid()}-{next(NAMES)}"
         made.append(await provider.create(WorkspaceRequest(name, "run-1", "nonce", limits)))
-        return Place(provider, tmp_path, made[-1], "nonce")
+        return Place(provider.name, provider, tmp_path, made[-1], "nonce")
 
     yield make
     for handle in made:
@@ -697,7 +729,7 @@ async def test_a_fork_bomb_stays_under_its_limit(limited: Callable[[Limits], Awa
     place = await limited(Limits(pids=30))
     async with place.open() as workspace:
         limits = (await workspace.effective()).limits
-        seen = await shell(workspace, "i=0; while [ $i -lt 60 ]; do sleep 1239 & i=$((i+1)); done")
+        seen = await shell(workspace, f"i=0; while [ $i -lt 60 ]; do sleep 1239{OURS} & i=$((i+1)); done")
 
     assert "fork" in seen
     assert limits == Limits(pids=30)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 import trio
 
-from runner.errors import RunnerError, RunOver, StoreFailed, UnknownRun
+from runner.errors import RunExists, RunnerError, RunOver, StoreFailed, UnknownRun
 from runner.events import (
     EffectDone,
     EffectIntended,
@@ -127,6 +128,46 @@ async def test_one_bad_append_does_not_fail_the_others(store: Store) -> None:
         nursery.start_soon(one, "bad", "a", ENDED)
 
     assert outcomes == {"good": [2], "bad": "store.run-over"}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "taken"),
+    [
+        pytest.param("fix", "k", True, id="same name and key"),
+        pytest.param("fix", "other", False, id="another key"),
+        pytest.param("triage", "k", False, id="another run of the plan"),
+        pytest.param("fix", None, False, id="no key"),
+    ],
+)
+async def test_a_key_starts_one_run_of_each_name(store: Store, name: str, key: str | None, taken: bool) -> None:
+    await store.append("a", [replace(STARTED, key="k")])
+    await store.append("a", [replace(STARTED, key="k", attempt=2)])
+
+    if taken:
+        with pytest.raises(RunExists) as refused:
+            await store.append("b", [replace(STARTED, name=name, key=key), ENDED])
+        assert refused.value.run == "a"
+        assert await store.events("b") == []
+    else:
+        await store.append("b", [replace(STARTED, name=name, key=key)])
+
+
+async def test_of_many_starts_with_one_key_one_succeeds(store: Store) -> None:
+    holders: list[str] = []
+
+    async def start(run: str) -> None:
+        try:
+            await store.append(run, [replace(STARTED, key="k")])
+            holders.append(run)
+        except RunExists as exists:
+            holders.append(exists.run)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(start, f"r{number}")
+
+    assert len(set(holders)) == 1
+    assert len(await store.runs()) == 1
 
 
 async def test_runs_are_listed_newest_first_with_how_they_ended(store: Store) -> None:

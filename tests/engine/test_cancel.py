@@ -48,7 +48,7 @@ class Machine:
     async def run(self, stop_at: int | None = None) -> tuple[RunRecord, int]:
         """Carry the project's run out, stopping it as its ``stop_at``-th event is appended; and how many there were."""
         planned = await make_plan(self.project.folder, self.settings)
-        control = Control()
+        control = Control(planned.plan.runs[0].stop_budget_seconds)
         seen = 0
 
         async def append(run: str, events: Sequence[ev.Event]) -> Sequence[ev.Recorded]:
@@ -106,7 +106,7 @@ async def test_a_second_stop_gives_settling_up_and_says_what_is_left(machine: Ma
     control_events = 0
 
     planned = await make_plan(machine.project.folder, machine.settings)
-    control = Control()
+    control = Control(planned.plan.runs[0].stop_budget_seconds)
 
     async def append(run: str, events: Sequence[ev.Event]) -> Sequence[ev.Recorded]:
         nonlocal control_events

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft7Validator, Draft202012Validator
+from jsonschema.protocols import Validator
+from jsonschema.validators import validator_for
 from referencing import Registry, Resource
 
 from runner.manifest import schema
@@ -19,10 +21,20 @@ SCHEMAS = shipped("schemas") / "v1"
 
 
 @pytest.fixture(scope="module")
-def published() -> Draft202012Validator:
-    files = {path.name: json.loads(path.read_text()) for path in SCHEMAS.glob("*.json")}
+def published() -> dict[str, Validator]:
+    """A validator of each form: the umbrella with its kinds beside it, and as one schema."""
+    return {
+        "2020-12": validator(Draft202012Validator, SCHEMAS),
+        "draft-07": validator(Draft7Validator, SCHEMAS / schema.DRAFT_07),
+        "one 2020-12": Draft202012Validator(schema.bundled()),
+        "one draft-07": Draft7Validator(schema.as_draft_07(schema.bundled())),
+    }
+
+
+def validator(dialect: type[Validator], folder: Path) -> Validator:
+    files = {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
     registry: Registry[Any] = Registry().with_resources((n, Resource.from_contents(s)) for n, s in files.items())
-    return Draft202012Validator(files["runner.schema.json"], registry=registry)
+    return dialect(files[schema.UMBRELLA], registry=registry)
 
 
 def workspace(**fields: object) -> dict[str, object]:
@@ -55,7 +67,7 @@ GOOD = {
     "local": source(type="local", path="..", include_dirty=True),
     "nothing": source(type="none"),
     "null in place of a field": source(type="none", url=None),
-    "limits": limits(cpu="500m", memory="512M", disk="10GiB", pids=1, enforcement="best_effort"),
+    "limits": limits(cpu="500m", memory="512M", disk="10GiB", pids=16, enforcement="best_effort"),
     "bare limits": limits(cpu=0.5, memory=1024, disk="2g"),
     "setup": workspace(setup_commands=[], setup={"timeout": "1m", "on_failure": "warn"}),
     "toolchain": workspace(toolchains=["/opt/node"]),
@@ -92,6 +104,7 @@ BAD = {
     "empty command": agent_type(post_hooks=[""]),
     "no words": agent_type(post_hooks=[[]]),
     "empty first word": agent_type(post_hooks=[["", "a"]]),
+    "number as first word": agent_type(post_hooks=[[5, "a"]]),
     "number as word": agent_type(post_hooks=[["sleep", 5]]),
     "command with NUL": agent_type(post_hooks=["a\0b"]),
     "text for a list": agent_type(post_hooks="make"),
@@ -114,10 +127,13 @@ BAD = {
     "dirty task": source(include_dirty=False),
     "branch of nothing": source(type="none", branch="main"),
     "no depth": source(depth=0),
+    "more depth than git can count": source(type="local", path="p", depth=1 << 31),
     "relative toolchain": workspace(toolchains=["opt"]),
     **{f"memory {value!r}": limits(memory=value) for value in (0, -1, "0", "2 ", "4X", "1.5G", "", "-1G", True, [])},
     **{f"cpu {value!r}": limits(cpu=value) for value in (0, -1, "0m", "2 ", "NaN", "1e400", "inf", "0.0001")},
     "no processes": limits(pids=0),
+    "too few processes to start a shell": limits(pids=15),
+    "more processes than Linux has": limits(pids=(1 << 22) + 1),
     "null processes": limits(pids=None),
     "fraction of a process": limits(pids=1.5),
     "unknown policy field": policy(network="none"),
@@ -144,36 +160,40 @@ BAD = {
 
 
 @pytest.mark.parametrize("data", GOOD.values(), ids=GOOD.keys())
-def test_a_good_document_is_taken(data: dict[str, object], tmp_path: Path, published: Draft202012Validator) -> None:
+def test_a_good_document_is_taken(data: dict[str, object], tmp_path: Path, published: dict[str, Validator]) -> None:
     documents, found = load_data(tmp_path, data)
 
     assert not found
     assert len(documents) == 1
-    assert not list(published.iter_errors(data))
+    assert [(form, error.message) for form, v in published.items() for error in v.iter_errors(data)] == []
 
 
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
-def test_a_bad_document_is_refused(data: dict[str, object], tmp_path: Path, published: Draft202012Validator) -> None:
+def test_a_bad_document_is_refused(data: dict[str, object], tmp_path: Path, published: dict[str, Validator]) -> None:
     documents, found = load_data(tmp_path, data)
 
     assert not documents
     assert found
     assert all(finding.exit_code == 2 and finding.at is not None for finding in found)
     assert not any("pydantic" in f.message or "Input should" in f.message or "http" in f.message for f in found)
-    assert not published.is_valid(data)
+    assert [form for form, validator in published.items() if validator.is_valid(data)] == []
 
 
 def test_published_schemas_are_fresh(tmp_path: Path) -> None:
     """``python -m runner.manifest.schema`` writes them."""
     schema.write(tmp_path)
 
-    published, wanted = ({p.name: p.read_text() for p in folder.iterdir()} for folder in (SCHEMAS, tmp_path))
+    published, wanted = (
+        {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.json")}
+        for folder in (SCHEMAS, tmp_path)
+    )
     assert published == wanted
 
 
-@pytest.mark.parametrize("name", [path.name for path in sorted(SCHEMAS.iterdir())])
-def test_published_schemas_are_schemas(name: str) -> None:
-    Draft202012Validator.check_schema(json.loads((SCHEMAS / name).read_text()))
+@pytest.mark.parametrize("path", sorted(SCHEMAS.rglob("*.json")), ids=lambda p: str(p.relative_to(SCHEMAS)))
+def test_published_schemas_are_schemas(path: Path) -> None:
+    content = json.loads(path.read_text())
+    validator_for(content, default=None).check_schema(content)
 
 
 def test_every_kind_has_defaults_and_every_field_a_description() -> None:

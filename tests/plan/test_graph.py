@@ -46,8 +46,63 @@ def test_random_graphs_are_ordered() -> None:
         assert all(position[need] < position[name] for name in names for need in needs[name]), seed
 
 
-def test_a_chain_of_100_000_needs_no_recursion() -> None:
-    names = [str(n) for n in range(100_000)]
-    needs = {names[0]: []} | {b: [a] for a, b in pairwise(names)}
+@pytest.mark.parametrize(
+    ("needs", "weights", "path", "total"),
+    [
+        pytest.param({}, {}, (), 0.0, id="empty"),
+        pytest.param({"a": []}, {"a": 2.0}, ("a",), 2.0, id="one"),
+        pytest.param({"a": [], "b": []}, {"a": 1, "b": 1}, ("a",), 1, id="of equal ones the first"),
+        pytest.param(
+            {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}, {"a": 1, "b": 2, "c": 5, "d": 1}, ("a", "c", "d"), 7,
+            id="diamond",
+        ),
+        pytest.param({"b": ["a"], "a": [], "z": []}, {"a": 1, "b": 1, "z": 9}, ("z",), 9, id="one alone is longest"),
+    ],
+)  # fmt: skip
+def test_the_longest_path_is_the_heaviest_chain_of_needs(
+    needs: dict[str, list[str]], weights: dict[str, float], path: tuple[str, ...], total: float
+) -> None:
+    assert Graph(needs).longest(weights) == (path, total)
 
-    assert Graph(needs).order() == names
+
+def test_the_longest_path_of_random_graphs_is_that_of_a_search() -> None:
+    for seed in range(100):
+        chance = random.Random(seed)
+        names = [str(n) for n in range(chance.randrange(1, 12))]
+        needs = {n: chance.sample(names[:i], chance.randrange(0, min(i, 3) + 1)) for i, n in enumerate(names)}
+        weights = {n: float(chance.randrange(1, 9)) for n in names}
+
+        def heaviest(name: str, needs: dict[str, list[str]] = needs, weights: dict[str, float] = weights) -> float:
+            return weights[name] + max((heaviest(need) for need in needs[name]), default=0.0)
+
+        path, total = Graph(needs).longest(weights)
+
+        assert total == max(heaviest(name) for name in names) == sum(weights[name] for name in path), seed
+        assert all(a in needs[b] for a, b in pairwise(path)), seed
+
+
+def mesh(layers: int, width: int) -> dict[str, list[str]]:
+    """Every node needs three of the layer before."""
+    return {
+        f"{layer}.{n}": [f"{layer - 1}.{(n + k) % width}" for k in range(3)] if layer else []
+        for layer in range(layers)
+        for n in range(width)
+    }
+
+
+@pytest.mark.parametrize(
+    ("needs", "length"),
+    [
+        pytest.param({str(n): [str(n - 1)] if n else [] for n in range(100_000)}, 100_000, id="chain"),
+        pytest.param({"r": []} | {str(n): ["r"] for n in range(99_999)}, 2, id="fan"),
+        pytest.param(mesh(1_000, 100), 1_000, id="mesh"),
+    ],
+)
+def test_100_000_nodes_are_ordered_and_measured_without_recursion(needs: dict[str, list[str]], length: int) -> None:
+    graph = Graph(needs)
+    position = {name: place for place, name in enumerate(graph.order())}
+
+    path, total = graph.longest(dict.fromkeys(needs, 1.0))
+
+    assert all(position[need] < position[name] for name, wanted in needs.items() for need in wanted)
+    assert (len(path), total) == (length, float(length))

@@ -224,7 +224,7 @@ def test_a_migration_keeps_a_copy_beside_the_store(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         migrate(connection, path, scripts(), bytes)
-        connection.execute("INSERT INTO runs VALUES ('a', 'n', 'running', NULL, 'p', 1, NULL)")
+        connection.execute("INSERT INTO runs (id, name, status, plan, created) VALUES ('a', 'n', 'running', 'p', 1)")
 
         migrate(connection, path, [*scripts(), "CREATE TABLE more (x TEXT) STRICT;\n"], bytes)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.cli.requests import add_request_arguments, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "path", nargs="?", type=Path, default=Path(".runner"), help="manifests or a saved plan (default: .runner)"
     )
-    parser.add_argument("--run", metavar="NAME", help="only this run")
+    add_request_arguments(parser)
+    parser.add_argument("--run-key", metavar="KEY", help="a second apply with this key attaches to the first's runs")
     parser.add_argument("--output", choices=("text", "jsonl"), default="text", help="jsonl: every event as it happens")
 
 
@@ -28,23 +30,27 @@ def main(args: Namespace, out: Output) -> int:
     import trio
 
     from runner.app.apply import apply
-    from runner.app.planning import make_plan, make_saved_plan
+    from runner.app.planning import Request, make_plan
+    from runner.app.saved import make_saved_plan
     from runner.cli.console import open_console
     from runner.errors import UsageError
     from runner.settings import current
 
     settings = current()
+    request = request_of(args, settings)
 
     async def whole() -> Sequence[RunRecord]:
         if args.path.suffix == ".json":
-            if args.run is not None:
-                raise UsageError("a saved plan runs whole", hint="plan with --run, and save that")
+            if request != Request():
+                raise UsageError("a saved plan runs as it is", hint="plan with these arguments, and save that")
             planned = await make_saved_plan(args.path, settings)
         else:
-            planned = await make_plan(args.path, settings, only=args.run)
+            planned = await make_plan(args.path, settings, request)
         out.findings(planned.warnings)
         with open_console(out, args.output) as sink:
-            return await apply(planned, settings, [sink])
+            return await apply(
+                planned, settings, [sink], key=args.run_key, advise=lambda advice: out.findings([advice])
+            )
 
     records = trio.run(whole)
     if args.output == "text":

@@ -5,34 +5,68 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.cli.requests import add_request_arguments, request_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runner.plan.model import Plan
+    from runner.report.plan import Compared
 
 SUMMARY = "show what apply would do; starts nothing"
+DIFFERS = 9
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", nargs="?", type=Path, default=Path(".runner"), help="file or folder (default: .runner)")
-    parser.add_argument("--run", metavar="NAME", help="only this run")
+    add_request_arguments(parser)
+    parser.add_argument("--offline", action="store_true", help="look at nothing but the manifests; can not be applied")
     parser.add_argument("--save", metavar="FILE", type=Path, help="write the plan for a later `runner apply FILE`")
-    parser.add_argument("--output", choices=("text", "json"), default="text")
+    parser.add_argument("--against", metavar="FILE", type=Path, help="compare with a saved plan, not the last runs")
+    parser.add_argument("--exit-code", action="store_true", help=f"0 no difference, {DIFFERS} it differs")
+    parser.add_argument("--summary", action="store_true", help="one line a run")
+    parser.add_argument("--output", choices=("text", "json", "mermaid", "dot"), default="text")
 
 
 def main(args: Namespace, out: Output) -> int:
     import trio
 
-    from runner.app.planning import make_plan, save
-    from runner.report.plan import render_plan
+    from runner.app.comparing import compare
+    from runner.app.planning import make_plan
+    from runner.app.saved import save
     from runner.settings import current
 
-    result = trio.run(partial(make_plan, args.path, current(), only=args.run))
-    out.findings(result.warnings)
-    if args.output == "json":
-        out.json(result.plan.document())
-    else:
-        out.line(render_plan(result.plan))
+    settings = current()
+    request = request_of(args, settings, offline=args.offline)
+    planned = trio.run(partial(make_plan, args.path, settings, request))
+    compared: Sequence[Compared] = ()
+    if args.against or args.exit_code or args.output == "text":
+        compared = trio.run(compare, planned.plan, settings, args.against)
+    out.findings(planned.warnings)
+    _show(planned.plan, compared, args, out)
     if args.save is not None:
-        save(result, args.save, only=args.run)
+        save(planned, args.save)
         if args.output == "text":
-            out.line(f"Saved. Run it with: runner apply {args.save}")
-    return 0
+            out.line("Saved." if planned.plan.open else f"Saved. Run it with: runner apply {args.save}")
+    return DIFFERS if args.exit_code and any(one.changes for one in compared) else 0
+
+
+def _show(plan: Plan, compared: Sequence[Compared], args: Namespace, out: Output) -> None:
+    from runner.report.plan import render_plan, render_summary
+    from runner.report.plan_graph import render_dot, render_mermaid
+
+    match args.output:
+        case "json":
+            out.json(plan.document())
+        case "mermaid":
+            out.line(render_mermaid(plan))
+        case "dot":
+            out.line(render_dot(plan))
+        case _ if args.summary:
+            out.line(render_summary(plan, compared=compared))
+        case _:
+            out.line(render_plan(plan, width=get_terminal_size((120, 24)).columns, compared=compared))

@@ -1,31 +1,63 @@
-"""``runner validate [PATH]``: every finding of a manifest file or folder, and nothing else."""
+"""``runner validate [PATH]``: every finding of a manifest file or folder; and what each kind of finding means."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runner.errors import RunnerError
 
 SUMMARY = "check manifests; touches nothing else"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", nargs="?", type=Path, default=Path(".runner"), help="file or folder (default: .runner)")
-    parser.add_argument("--output", choices=("text", "json"), default="text")
+    parser.add_argument("--output", choices=("text", "json", "sarif", "github"), default="text")
+    parser.add_argument("--strict", action="store_true", help="warnings are errors")
+    parser.add_argument("--explain", metavar="CODE", help="say what a finding means, with an example; `list` for all")
 
 
 def main(args: Namespace, out: Output) -> int:
-    from runner.app.planning import validate
-    from runner.errors import Rejected
-    from runner.report.diagnostics import as_json
+    if args.explain is not None:
+        from runner.report.rules import explain, listing
 
-    documents, findings = validate(args.path)
+        out.line(listing() if args.explain == "list" else explain(args.explain))
+        return 0
+    from runner.app.validate import validate
+    from runner.errors import Rejected
+    from runner.settings import current
+
+    documents, findings = validate(args.path, current())
+    if args.strict:
+        for finding in findings:
+            finding.harden()
     failed = any(finding.severity == "error" for finding in findings)
-    if args.output == "json":
-        out.json({"documents": len(documents), "findings": [as_json(finding) for finding in findings]})
-    else:
-        out.findings(findings)
-        if not failed:
-            out.line(f"{len(documents)} document{'s' * (len(documents) != 1)} fine")
+    _show(findings, len(documents), args, out)
     return Rejected(findings).exit_code if failed else 0
+
+
+def _show(findings: Sequence[RunnerError], documents: int, args: Namespace, out: Output) -> None:
+    match args.output:
+        case "json":
+            from runner.report.diagnostics import as_json
+
+            out.json({"documents": documents, "findings": [as_json(finding) for finding in findings]})
+        case "sarif":
+            from runner.report.sarif import as_sarif
+
+            out.json(as_sarif(findings, str(args.path)))
+        case "github":
+            from runner.report.github import commands
+
+            for line in commands(findings):
+                out.line(line)
+        case _:
+            out.findings(findings)
+            if all(finding.severity == "warning" for finding in findings):
+                out.line(f"{documents} document{'s' * (documents != 1)} fine")

@@ -157,7 +157,7 @@ Command = Annotated[
                 {
                     "type": "array",
                     "items": {"type": "string", "pattern": "^[^\0]*$"},
-                    "prefixItems": [{"minLength": 1}],
+                    "prefixItems": [{"type": "string", "pattern": "^[^\0]+$"}],
                     "minItems": 1,
                 },
             ]

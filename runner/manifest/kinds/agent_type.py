@@ -112,7 +112,7 @@ class RepoSource(Shape):
     url: Text | None = Field(None, description="The repository to clone, with `fixed`.")
     path: Text | None = Field(None, description="The repository's directory relative to the manifest, with `local`.")
     branch: Text | None = Field(None, description="The branch to check out; with `task_context`, if the task has none.")
-    depth: int | None = Field(None, ge=1, description="How many commits of history; left out, all.")
+    depth: int | None = Field(None, ge=1, le=(1 << 31) - 1, description="How many commits of history; left out, all.")
     include_dirty: bool = Field(False, description="Whether uncommitted files are copied too, with `local`.")
 
     @model_validator(mode="after")
@@ -142,7 +142,7 @@ class ResourceLimits(Shape):
     cpu: Cpus | None = Field(None, description="Processors.")
     memory: Size | None = Field(None, description="Memory.")
     disk: Size | None = Field(None, description="Size of the workspace on disk.")
-    pids: int = Field(ge=1, description="Processes and threads at a time.")
+    pids: int = Field(ge=16, le=1 << 22, description="Processes and threads at a time.")
     enforcement: Literal["strict", "best_effort"] = Field(
         description="Whether a limit that the provider cannot enforce is an error or a note."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from runner.manifest.kinds._fields import Body, Command, Duration, RelativePath, Shape, Text
+from runner.manifest.kinds._fields import Body, Command, Distinct, Duration, RelativePath, Shape, Text
 
 KIND = "IncidentRun"
 
@@ -64,10 +64,30 @@ class Snapshot(Shape):
     branch: Text | None = Field(None, description="The branch that it is for; a template.")
 
 
+class Matrix(Shape):
+    """Several runs out of one: one for each combination, in the order written."""
+
+    agent_type: Distinct | None = Field(None, description="Agent types by name, instead of `agent_type`.")
+    incident: Distinct | None = Field(None, description="Incident directories, instead of `incident`.")
+    max_parallel: int | None = Field(None, ge=1, description="How many of them may run at once.")
+
+
+class Output(Shape):
+    """A file that later runs may read."""
+
+    file: RelativePath = Field(description="The file's path in the output directory.")
+
+
 class Spec(Body):
     """One piece of work for an agent, and how its result is judged."""
 
-    agent_type: Text = Field(description="The agent type that does the work, by name.")
+    project: str | None = Field(None, description="The project that it belongs to, by name.")
+    agent_type: str | None = Field(None, description="The agent type that does the work, by name.")
+    matrix: Matrix | None = Field(None, description="Several runs out of one.")
+    needs: list[Text] = Field(description="Runs that must have succeeded before this one starts.")
+    outputs: dict[str, Output] = Field(
+        description="What later runs read as `outputs.RUN.NAME`; of a matrix, a list in member order."
+    )
     policy: str | None = Field(None, description="A policy by name; it adds to that of the agent type.")
     prompt: str = Field(description="What is to be done; a template.")
     task: Task | None = Field(None, description="The repository that it is about.")

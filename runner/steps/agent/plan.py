@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from runner.model import Feature
 from runner.plan.model import Step
 from runner.spec.model import Facts, RunSpec
-from runner.steps._shape import Shape, shape_of
+from runner.steps._shape import Shape, mounts_of, shape_of
 
 NEEDS = (("setup", "clone", "provision"),)
 
@@ -28,6 +28,7 @@ class Body:
 
 def plan(spec: RunSpec, facts: Facts) -> Step:
     must = tuple(d.feature for d in spec.demands if d.written and not spec.best_effort)
+    shape = shape_of(spec, facts)
     return Step(
         id="agent",
         kind="agent",
@@ -36,5 +37,6 @@ def plan(spec: RunSpec, facts: Facts) -> Step:
         needs=(),
         deadline_seconds=spec.timeouts["agent"],
         origin=spec.origins["agent"],
-        body=Body(spec.agent, spec.system, spec.user, spec.prompt, spec.env, must, shape_of(spec, facts)),
+        body=Body(spec.agent, spec.system, spec.user, spec.prompt, spec.env, must, shape),
+        mounts=mounts_of(shape, spec),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner import events as ev
-from runner.errors import BadPrompt, IsolationMismatch
+from runner.errors import IsolationMismatch
 from runner.model import Feature, Isolation, Limits, Outcome
 from runner.ports.agent import Ended
 from runner.ports.provider import Workspace
@@ -69,13 +69,7 @@ def _prompt(body: Body, run: Run) -> bytes:
     own = run.fill(body.prompt)
     values = run.values(prompt=own)
     parts = [template.render(text, values) for text in (body.system, body.user)]
-    try:
-        prompt = "\n\n".join(part for part in parts if part).encode()
-    except UnicodeEncodeError as error:
-        raise BadPrompt("the prompt holds a lone surrogate", hint="look at the values that it takes in") from error
-    if b"\0" in prompt:
-        raise BadPrompt("the prompt holds a NUL character", hint="look at the values that it takes in")
-    return prompt
+    return "\n\n".join(part for part in parts if part).encode()
 
 
 def _standard(body: Body, run: Run, workspace: Workspace) -> dict[str, str]:

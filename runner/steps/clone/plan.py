@@ -13,8 +13,10 @@ NEEDS = (("provision",),)
 
 @dataclass(frozen=True)
 class Body:
-    path: Path
-    commit: str
+    """``path`` and ``commit`` are ``None`` only in an open plan."""
+
+    path: Path | None
+    commit: str | None
     branch: str
     depth: int | None
     include_dirty: bool
@@ -22,9 +24,12 @@ class Body:
 
 def plan(spec: RunSpec, facts: Facts) -> Step | None:
     checkout = spec.checkout
-    if checkout is None or checkout.path is None or checkout.commit is None:
+    if checkout is None:
         return None
-    what = f"{checkout.commit[:12]} = {spec.branch}, private clone"
+    if checkout.commit is not None and not facts.open:
+        what = f"{checkout.commit[:12]} = {spec.branch}, private clone"
+    else:
+        what = f"{checkout.commit or checkout.branch or 'HEAD'} of {checkout.url or checkout.path}, not pinned"
     if checkout.depth:
         what += f", depth {checkout.depth}"
     if checkout.include_dirty:

@@ -9,6 +9,8 @@ from runner.steps.clone.plan import Body
 
 
 async def perform(body: Body, run: Run) -> Outcome:
+    assert body.path is not None  # only closed plans are carried out
+    assert body.commit is not None
     git = run.ports.git
     provider, handle = run.require()
     repository = run.places.repository

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from runner.plan.model import Step
 from runner.spec.model import Command, Facts, RunSpec
-from runner.steps._shape import Shape, shape_of
+from runner.steps._shape import Shape, mounts_of, shape_of
 from runner.steps.setup.plan import command_words
 
 NEEDS = (("agent",),)
@@ -21,6 +21,7 @@ class Body:
 def plan(spec: RunSpec, facts: Facts) -> Step | None:
     if not spec.post_hooks:
         return None
+    shape = shape_of(spec, facts)
     return Step(
         id="post_hook",
         kind="post_hook",
@@ -29,6 +30,7 @@ def plan(spec: RunSpec, facts: Facts) -> Step | None:
         needs=(),
         deadline_seconds=spec.timeouts["post_hook"],
         origin=spec.origins["post_hook"],
-        body=Body(spec.post_hooks, shape_of(spec, facts)),
+        body=Body(spec.post_hooks, shape),
         when="ended",
+        mounts=mounts_of(shape, spec),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import file_digest
 from pathlib import Path
 
@@ -17,19 +17,20 @@ from runner.steps._run import Run
 from runner.steps.save.plan import Body
 
 STEP = "save"
+MAX_NAMED = 100  # files that a receipt names
 
 
 async def perform(body: Body, run: Run) -> Outcome:
     if run.handle is None:
         return succeeded("nothing to save")
     await run.close()
-    warnings = await _deliver_output(body, run)
+    outputs, warnings = await trio.to_thread.run_sync(_deliver_output, body, run)
     scan = run.scan or await scan_tree(run, STEP, body.policies)
     if scan.truncated:
         text = "the scan was cut short, so nothing of this tree can be let out; it is kept as it is"
         return failed(Reason.POLICY, text, details=tuple(str(v) for v in scan.violations[:10]))
     snapshot = run.snapshot or await _unpublished(body, run)
-    receipt = await _receipt(run, snapshot)
+    receipt = replace(await _receipt(run, snapshot), outputs=outputs)
     run.receipt = receipt
     await run.emit(ev.WorkSaved(receipt))
     what = f"{receipt.changed} changed, patch {receipt.patch_bytes} bytes" if receipt.patch else "no change"
@@ -67,12 +68,17 @@ def _sha256(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
-async def _deliver_output(body: Body, run: Run) -> tuple[str, ...]:
-    """Copy what the agent put into ``/output`` out of its reach; links and special files stay behind."""
+def _deliver_output(body: Body, run: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Copy what the agent put into ``/output`` out of its reach, and to the incident; where it is, and warnings.
+
+    Links and special files stay behind.
+    """
     _, handle = run.require()
-    source = handle.private / "output"
-    kept = run.places.directory / "output"
-    skipped: Sequence[str] = await trio.to_thread.run_sync(trees.copy_out, source, kept)
-    if body.incident is not None and any(kept.iterdir()):
-        await trio.to_thread.run_sync(trees.copy_out, kept, body.incident / "output")
-    return tuple(f"output left behind: {what}" for what in skipped)
+    kept = delivered = run.places.directory / "output"
+    skipped = trees.copy_out(handle.private / "output", kept)
+    names = sorted(str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file())
+    if body.incident is not None and names:
+        delivered = body.incident / "output"
+        skipped += trees.copy_out(kept, delivered)
+    warnings = tuple(f"output left behind: {what}" for what in skipped)
+    return tuple(str(delivered / name) for name in names[:MAX_NAMED]), warnings

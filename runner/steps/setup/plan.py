@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from runner.plan.model import Step
 from runner.spec.model import Command, Facts, RunSpec
-from runner.steps._shape import Shape, shape_of
+from runner.steps._shape import Shape, mounts_of, shape_of
 
 NEEDS = (("clone", "provision"),)
 
@@ -28,6 +28,7 @@ def command_words(command: Command) -> str:
 def plan(spec: RunSpec, facts: Facts) -> Step | None:
     if not spec.setup:
         return None
+    shape = shape_of(spec, facts)
     return Step(
         id="setup",
         kind="setup",
@@ -36,5 +37,6 @@ def plan(spec: RunSpec, facts: Facts) -> Step | None:
         needs=(),
         deadline_seconds=spec.timeouts["setup"],
         origin=spec.origins["setup"],
-        body=Body(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, shape_of(spec, facts)),
+        body=Body(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, shape),
+        mounts=mounts_of(shape, spec),
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from runner import events as ev
+from runner.errors import BadRef, shown
+from runner.ids import BRANCH_HINT, is_branch
 from runner.model import Outcome, Reason, failed, succeeded
 from runner.steps._judge import commit_tree
 from runner.steps._run import Run
@@ -12,11 +14,13 @@ STEP = "snapshot"
 
 
 async def perform(body: Body, run: Run) -> Outcome:
+    branch = run.fill(body.branch) if body.branch else None
+    if branch is not None and not is_branch(branch):
+        raise BadRef(f"`{shown(branch)}` is not a branch name", hint=BRANCH_HINT)
     snapshot, changes, violations = await commit_tree(run, STEP, body.policies, run.fill(body.message))
     if violations:
         text = f"{len(violations)} violation{'s' * (len(violations) != 1)}: {violations[0]}"
         return failed(Reason.POLICY, text, details=tuple(str(v) for v in violations))
-    branch = run.fill(body.branch) if body.branch else None
     run.snapshot = snapshot
     await run.emit(
         ev.SnapshotPublished(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from runner.plan.model import Step
 from runner.spec.model import Facts, RunSpec, VerifySpec
-from runner.steps._shape import Shape
+from runner.steps._shape import Shape, mounts_of
 from runner.steps.setup.plan import command_words
 
 NEEDS = (("snapshot", "scan"),)
@@ -14,13 +14,17 @@ NEEDS = (("snapshot", "scan"),)
 
 @dataclass(frozen=True)
 class Body:
+    """``outputs`` are files that later runs will read, so they must be there."""
+
     verify: VerifySpec
+    outputs: tuple[str, ...]
     shape: Shape
 
 
 def plan(spec: RunSpec, facts: Facts) -> Step | None:
-    verify = spec.verify
-    if verify is None:
+    verify = spec.verify or VerifySpec((), (), (), None, ())
+    outputs = tuple(spec.outputs.values())
+    if spec.verify is None and not outputs:
         return None
     parts = [command_words(c.argv) for c in verify.commands]
     if verify.required or verify.forbidden:
@@ -29,13 +33,15 @@ def plan(spec: RunSpec, facts: Facts) -> Step | None:
     if verify.report:
         sections = f", {len(verify.report.sections)} sections" if verify.report.sections else ""
         what += ("; " if what else "") + f"report {verify.report.path}{sections}"
+    shape = Shape((), spec.toolchains, incident=False)
     return Step(
         id="verify",
         kind="verify",
-        what=what or "nothing",
+        what=what or f"{len(outputs)} outputs",
         phase="work",
         needs=(),
         deadline_seconds=spec.timeouts["verify"],
         origin=spec.origins["verify"],
-        body=Body(verify, Shape((), spec.toolchains, incident=False)),
+        body=Body(verify, outputs, shape),
+        mounts=mounts_of(shape, spec),
     )

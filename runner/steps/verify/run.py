@@ -13,7 +13,7 @@ from runner import events as ev
 from runner import trees
 from runner.errors import CheckoutDiffers, CleanUpIncomplete, RunnerError
 from runner.model import Mount, Outcome, Reason, failed, succeeded
-from runner.policy.paths import PathPolicy, matcher
+from runner.policy.paths import PathPolicy, matcher, printable
 from runner.ports.git import Entry
 from runner.ports.provider import Opening, Workspace
 from runner.spec.model import ReportCheck, VerifySpec
@@ -50,6 +50,8 @@ async def perform(body: Body, run: Run) -> Outcome:
     verify = body.verify
     if verify.report is not None:
         check_report(verify.report, run, results)
+    for path in body.outputs:
+        check_report(ReportCheck(path, 0, ()), run, results)
     if verify.needs_tree:
         await _check_tree(body, run, results)
     return results.outcome()
@@ -108,7 +110,7 @@ def check_files(verify: VerifySpec, entries: Sequence[Entry], results: Results) 
     for pattern in verify.forbidden:
         anyhow = matcher((pattern,))
         hit = next((p for p in paths if anyhow.match(p, directory=False)), None)
-        results.add(hit is None, f"forbidden file `{pattern}`" + (f": {hit}" if hit else ""))
+        results.add(hit is None, f"forbidden file `{pattern}`" + (f": {printable(hit)}" if hit else ""))
 
 
 async def _run_commands(

@@ -1,0 +1,39 @@
+"""Following a run that another process carries out, for an apply whose key that run has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from runner.engine.run import Control
+from runner.errors import RunUnfinished
+from runner.ports.sink import Sink
+from runner.ports.store import Store
+from runner.record import RunRecord, fold
+
+POLL = 0.2  # seconds between looks at the journal
+
+
+async def follow(run: str, store: Store, sinks: Sequence[Sink], control: Control, now: Callable[[], int]) -> RunRecord:
+    """Hand every event of a run to the sinks, from its first to its last, and return its record.
+
+    Raises ``RunUnfinished`` when it has not ended by its deadline and stop budget, as one that was killed, and when
+    ``control`` stops the waiting; the run itself goes on.
+    """
+    record, seen = RunRecord(run), 0
+    with control.work:
+        while True:
+            for recorded in await store.events(run, after=seen):
+                fold(record, recorded)
+                seen = recorded.seq
+                for sink in sinks:
+                    sink(recorded)
+            if record.ended is not None:
+                return record
+            if now() > record.started + (record.deadline_seconds + control.stop_budget_seconds + POLL) * 1e6:
+                break
+            await trio.sleep(POLL)
+    raise RunUnfinished(
+        f"run `{run}` has not ended", hint=f"runner runs show {run}; another --run-key starts a new run"
+    )

@@ -1,0 +1,44 @@
+"""What differs between a plan and an earlier one: a saved plan, or the last run of each name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runner.app.history import list_runs
+from runner.app.saved import read_document
+from runner.errors import BadPlanFile
+from runner.plan.diff import diff
+from runner.plan.model import Plan
+from runner.report.plan import Compared
+from runner.settings import Settings
+
+
+async def compare(plan: Plan, settings: Settings, against: Path | None) -> Sequence[Compared]:
+    """The changes since the plan in ``against``, or else since the last run of each of the plan's runs.
+
+    A run that has never been carried out is one change. Raises ``BadPlanFile`` for ``against``.
+    """
+    new = plan.document()
+    if against is not None:
+        return [Compared(str(against), tuple(diff(read_document(against), new)))]
+    last: dict[str, str] = {}
+    for row in await list_runs(settings):
+        last.setdefault(row.name, row.id)
+    compared = []
+    for run in plan.runs:
+        alone = replace(plan, runs=(run,)).document()
+        since = f"run {last[run.name]}" if run.name in last else None
+        compared.append(Compared(since, tuple(diff(_last(settings, last.get(run.name)), alone))))
+    return compared
+
+
+def _last(settings: Settings, run: str | None) -> dict[str, object]:
+    """The plan of a run; one that never was, or whose directory is gone or of another format, had nothing."""
+    if run is None:
+        return {"runs": []}
+    try:
+        return read_document(settings.home / "runs" / run / "plan.json")
+    except BadPlanFile:
+        return {"runs": []}

@@ -1,0 +1,30 @@
+"""The arguments that plan and apply share, and the request that they make."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runner.app.planning import Request
+    from runner.settings import Settings
+
+
+def add_request_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--run", metavar="NAME", help="only this run, and those that it needs")
+    parser.add_argument("--untrusted", action="store_true", help="manifests from a fork: nothing of this host")
+    parser.add_argument(
+        "--task", metavar="KEY=VALUE", action="append", default=[], help="a field of the task, over everything else"
+    )
+    parser.add_argument("--task-file", metavar="FILE", help="the task as JSON or YAML; - reads standard input")
+    parser.add_argument("--task-from", choices=("github", "gitlab"), help="the task as this CI says it")
+
+
+def request_of(args: Namespace, settings: Settings, *, offline: bool = False) -> Request:
+    """Raises ``Rejected`` and ``UsageError`` when the task is not one."""
+    from runner.app.planning import Request
+    from runner.app.task import read_task
+
+    task = read_task(args.task, args.task_file, args.task_from, settings, sys.stdin.buffer.read)
+    return Request(args.run, task, offline, args.untrusted)

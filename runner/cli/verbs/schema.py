@@ -1,0 +1,29 @@
+"""``runner schema [KIND]``: what a kind's documents may hold, as a JSON schema that needs no other file."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from runner.cli.output import Output
+
+SUMMARY = "print the JSON schema of a kind, or of every kind"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("kind", nargs="?", metavar="KIND", help="such as AgentType; left out, one schema for all")
+    parser.add_argument("--draft-07", action="store_true", help="the older form that editors know best")
+
+
+def main(args: Namespace, out: Output) -> int:
+    from runner.errors import UnknownKind, nearest
+    from runner.manifest import schema
+    from runner.manifest.load import kinds
+
+    if args.kind is None:
+        found = schema.bundled()
+    elif args.kind in kinds():
+        found = schema.schemas()[schema.file_of(args.kind)]
+    else:
+        raise UnknownKind(f"`{args.kind}` is not a known kind", hint=nearest(args.kind, kinds()))
+    out.json(schema.as_draft_07(found) if args.draft_07 else found)
+    return 0

@@ -1,0 +1,104 @@
+"""What differs between two plan documents, field by field, with the manifest line of each change.
+
+Both sides are the JSON form, since the older one comes from a file. Runs are compared by name, steps by
+id. Not compared: origins, since a comment moves them, and what is computed from the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Sign = Literal["+", "-", "~"]
+Plain = Mapping[str, Any]  # a JSON object of a plan document
+
+_DERIVED = frozenset({"origin", "origins", "name", "id", "steps", "what", "critical_path", "worst_seconds"})
+
+
+@dataclass(frozen=True)
+class Change:
+    """``where`` is ``run``, ``run.field``, ``run.step`` or ``run.step.field``; a side that is not there is ``None``."""
+
+    sign: Sign
+    where: str
+    old: object
+    new: object
+    origin: str
+
+
+def diff(old: Plain, new: Plain) -> list[Change]:
+    """The changes that lead from one plan document to the other; in the order of the new one, removals last."""
+    changes: list[Change] = []
+    before = {run["name"]: run for run in old["runs"]}
+    after = {run["name"]: run for run in new["runs"]}
+    for name, run in after.items():
+        if name in before:
+            changes += _run(name, before[name], run)
+        else:
+            changes.append(Change("+", name, None, None, run["origin"]))
+    changes += (Change("-", name, None, None, run["origin"]) for name, run in before.items() if name not in after)
+    return changes
+
+
+def differences(old: object, new: object) -> Iterator[tuple[str, object, object]]:
+    """Path, old and new value of each leaf that differs. Absent is ``None``; a path starts with its first key."""
+    waiting: list[tuple[str, object, object]] = [("", old, new)]
+    while waiting:
+        path, left, right = waiting.pop()
+        if left == right:
+            continue
+        if isinstance(left, dict) and isinstance(right, dict):
+            keys = [*right, *(key for key in left if key not in right)]
+            inner = [(f"{path}.{key}" if path else str(key), left.get(key), right.get(key)) for key in keys]
+        elif isinstance(left, list) and isinstance(right, list) and not path.endswith("]"):
+            inner = list(_items(path, left, right))
+        else:  # a list in a list, such as a command, is shown whole
+            yield path, left, right
+            continue
+        waiting += reversed(inner)
+
+
+def _items(path: str, old: list[object], new: list[object]) -> Iterator[tuple[str, object, object]]:
+    """Items by position, equal ones at both ends left out, so that one more in front is not a change of all."""
+    short = min(len(old), len(new))
+    head = next((i for i in range(short) if old[i] != new[i]), short)
+    tail = next((i for i in range(short - head) if old[-1 - i] != new[-1 - i]), short - head)
+    lefts, rights = old[head : len(old) - tail], new[head : len(new) - tail]
+    for i in range(max(len(lefts), len(rights))):
+        left = lefts[i] if i < len(lefts) else None
+        right = rights[i] if i < len(rights) else None
+        yield f"{path}[{head + i}]", left, right
+
+
+def _run(name: str, old: Plain, new: Plain) -> Iterator[Change]:
+    seen: set[tuple[str, str]] = set()  # the same value in several steps is one change
+
+    def fields(where: str, left: Plain, right: Plain, origin: str) -> Iterator[Change]:
+        for path, was, becomes in differences(_compared(left), _compared(right)):
+            key = path.removeprefix("body."), repr((was, becomes))
+            if key not in seen and not path.endswith(".origin"):
+                seen.add(key)
+                yield Change(_sign(was, becomes), f"{where}.{key[0]}", was, becomes, origin)
+
+    yield from fields(name, old, new, new["origin"])
+    before = {step["id"]: step for step in old["steps"]}
+    after = {step["id"]: step for step in new["steps"]}
+    for id, step in after.items():
+        if id in before:
+            yield from fields(f"{name}.{id}", before[id], step, step["origin"])
+        else:
+            yield Change("+", f"{name}.{id}", None, step["what"], step["origin"])
+    for id, step in before.items():
+        if id not in after:
+            yield Change("-", f"{name}.{id}", step["what"], None, step["origin"])
+
+
+def _compared(value: Plain) -> dict[str, object]:
+    return {key: item for key, item in value.items() if key not in _DERIVED}
+
+
+def _sign(old: object, new: object) -> Sign:
+    if old is None:
+        return "+"
+    return "-" if new is None else "~"

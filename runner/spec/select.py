@@ -1,0 +1,276 @@
+"""Following references: which documents each run is made of, and which runs come before which."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from runner import __version__
+from runner.errors import (
+    BadValue,
+    Cycle,
+    MissingField,
+    NothingToRun,
+    RequiresRunner,
+    RunnerError,
+    Unenforceable,
+    UnknownReference,
+    nearest,
+)
+from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
+from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
+from runner.manifest.kinds.policy import Spec as PolicyKindSpec
+from runner.manifest.kinds.project import Spec as ProjectSpec
+from runner.manifest.load import Document
+from runner.plan.graph import Graph
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The documents that one run is made of, a member of a matrix or not.
+
+    ``incident`` is the incident's directory as written, and where. ``needs`` are names of runs; ``group``
+    is the document's name, which all members of a matrix share.
+    """
+
+    name: str
+    run: Document
+    agent_type: Document
+    policies: tuple[Document, ...]
+    project: Document | None
+    incident: str | None
+    incident_keys: tuple[str | int, ...]
+    needs: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        return self.run.name
+
+    @property
+    def spec(self) -> IncidentRunSpec:
+        assert isinstance(self.run.spec, IncidentRunSpec)
+        return self.run.spec
+
+    @property
+    def agent(self) -> AgentTypeSpec:
+        assert isinstance(self.agent_type.spec, AgentTypeSpec)
+        return self.agent_type.spec
+
+    @property
+    def project_spec(self) -> ProjectSpec | None:
+        if self.project is None:
+            return None
+        assert isinstance(self.project.spec, ProjectSpec)
+        return self.project.spec
+
+    def policy(self, document: Document) -> PolicyKindSpec:
+        assert isinstance(document.spec, PolicyKindSpec)
+        return document.spec
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        return (self.run, self.agent_type, *self.policies, *((self.project,) if self.project else ()))
+
+
+def select(
+    documents: Sequence[Document], defaults: Mapping[str, Document], hidden: Callable[[str, str], bool] | None = None
+) -> tuple[list[Selected], list[RunnerError]]:
+    """Every run with its documents, members of a matrix one by one, in document order.
+
+    ``hidden`` says of a kind and a name whether there may be such a document that has errors of its own: a
+    reference to it is no finding.
+    """
+    known = _Known(documents, hidden or (lambda kind, name: False))
+    findings: list[RunnerError] = []
+    members: dict[str, list[Selected]] = {}
+    for run in known.of("IncidentRun").values():
+        found, complaints = _members(run, known, defaults)
+        members[run.name] = found
+        findings += complaints
+    if not members:
+        findings.append(NothingToRun("there is no `IncidentRun` here", hint="`runner validate` checks the rest"))
+    findings += _needs(known)
+    names = {group: tuple(member.name for member in found) for group, found in members.items()}
+    return [
+        replace(member, needs=tuple(name for need in member.spec.needs for name in names.get(need, ())))
+        for found in members.values()
+        for member in found
+    ], findings
+
+
+def only(chosen: Sequence[Selected], name: str) -> list[Selected]:
+    """The runs of one document, and all that they need. Raises ``UnknownReference``."""
+    groups = {selected.group: selected.spec.needs for selected in chosen}
+    if name not in groups:
+        raise UnknownReference(f"there is no run `{name}`", hint=nearest(name, groups))
+    wanted = [name]
+    for group in wanted:  # grows while it is walked
+        wanted += [need for need in groups[group] if need not in wanted]
+    return [selected for selected in chosen if selected.group in wanted]
+
+
+class _Known:
+    """Documents by kind and name."""
+
+    def __init__(self, documents: Iterable[Document], hidden: Callable[[str, str], bool]) -> None:
+        self.hidden = hidden
+        self._by_kind: dict[str, dict[str, Document]] = {}
+        for document in documents:
+            self._by_kind.setdefault(document.kind, {})[document.name] = document
+
+    def of(self, kind: str) -> Mapping[str, Document]:
+        return self._by_kind.get(kind, {})
+
+    def find(
+        self, kind: str, name: str | None, at: Document, keys: tuple[str | int, ...], findings: list[RunnerError]
+    ) -> Document | None:
+        if name is None or name in self.of(kind):
+            return self.of(kind)[name] if name is not None else None
+        if self.hidden(kind, name):
+            return None
+        words = {"AgentType": "agent type"}.get(kind, kind.lower())
+        message = f"`{name}` is not a known {words}"
+        findings.append(UnknownReference(message, at=at.place(*keys), hint=nearest(name, self.of(kind))))
+        return None
+
+
+def _members(
+    run: Document, known: _Known, defaults: Mapping[str, Document]
+) -> tuple[list[Selected], list[RunnerError]]:
+    findings: list[RunnerError] = []
+    spec = run.spec
+    assert isinstance(spec, IncidentRunSpec)
+    project = known.find("Project", spec.project, run, ("project",), findings)
+    if project is None and spec.project is not None:
+        return [], findings
+    if project is not None:
+        findings += _project_faults(project)
+    findings += _matrix_faults(run, spec)
+    members: list[Selected] = []
+    for label, agent_name, agent_keys, incident, incident_keys in _axes(run, spec, project):
+        owner = project if project is not None and agent_keys == ("agent_type",) and spec.agent_type is None else run
+        if agent_name is None:
+            findings.append(MissingField("`agent_type` is missing", at=run.place(), hint="name the agent type"))
+            continue
+        agent = known.find("AgentType", agent_name, owner, agent_keys, findings)
+        if agent is None:
+            continue
+        policies = _policies(run, agent, project, known, findings) or (defaults["Policy"],)
+        name = f"{run.name}.{label}" if label else run.name
+        members.append(Selected(name, run, agent, policies, project, incident, incident_keys))
+    return members, findings
+
+
+Axis = tuple[str, str | None, tuple[str | int, ...], str | None, tuple[str | int, ...]]
+
+
+def _axes(run: Document, spec: IncidentRunSpec, project: Document | None) -> Iterator[Axis]:
+    """Label, agent type and incident of each member, with where the two are written."""
+    single = spec.agent_type
+    if single is None and project is not None and isinstance(project.spec, ProjectSpec):
+        single = project.spec.agent_type
+    agents: list[tuple[str, str | None, tuple[str | int, ...]]] = [("", single, ("agent_type",))]
+    incidents: list[tuple[str, str | None, tuple[str | int, ...]]] = [
+        ("", spec.incident.directory if spec.incident else None, ("incident", "directory"))
+    ]
+    if spec.matrix is not None and spec.matrix.agent_type is not None:
+        agents = [(name, name, ("matrix", "agent_type", i)) for i, name in enumerate(spec.matrix.agent_type)]
+    if spec.matrix is not None and spec.matrix.incident is not None:
+        incidents = [(str(i + 1), path, ("matrix", "incident", i)) for i, path in enumerate(spec.matrix.incident)]
+    for (agent_label, agent, agent_at), (label, incident, incident_at) in product(agents, incidents):
+        yield ".".join(part for part in (agent_label, label) if part), agent, agent_at, incident, incident_at
+
+
+def _matrix_faults(run: Document, spec: IncidentRunSpec) -> Iterator[RunnerError]:
+    if spec.matrix is None:
+        return
+    if spec.matrix.agent_type is None and spec.matrix.incident is None:
+        yield BadValue("a matrix without an axis is a single run", at=run.place("matrix"), hint="name an axis")
+    for axis in ("agent_type", "incident"):
+        if getattr(spec.matrix, axis) is not None and run.wrote(axis):
+            message = f"`{axis}` is written here and in the matrix"
+            yield BadValue(message, at=run.place(axis), hint="remove one of the two")
+
+
+def _policies(
+    run: Document, agent: Document, project: Document | None, known: _Known, findings: list[RunnerError]
+) -> tuple[Document, ...]:
+    found: dict[str, Document] = {}
+    for owner in (project, agent, run):
+        if owner is None:
+            continue
+        name = getattr(owner.spec, "policy")  # noqa: B009  # a field that three kinds have
+        document = known.find("Policy", name, owner, ("policy",), findings)
+        if document is not None:
+            found[document.name] = document
+    return tuple(found.values())
+
+
+def _project_faults(project: Document) -> Iterator[RunnerError]:
+    spec = project.spec
+    assert isinstance(spec, ProjectSpec)
+    if not spec.workspace_isolation:
+        yield Unenforceable(
+            f"project `{project.name}` mounts itself whole into its workspaces, and no provider here does that",
+            at=project.place("workspace_isolation"),
+            hint="write workspace_isolation: true",
+        )
+    if spec.requires_runner is not None and (complaint := version_complaint(spec.requires_runner, __version__)):
+        yield RequiresRunner(complaint, at=project.place("requires_runner"))
+
+
+_BOUND = re.compile(r"\s*(>=|<=|==|<|>)\s*(\d+(?:\.\d+)*)\s*")
+
+
+def version_complaint(wanted: str, version: str) -> str | None:
+    """Why a version does not meet bounds such as ``>=0.1,<2``, if it does not."""
+    mine = _numbers(version)
+    for part in wanted.split(","):
+        found = _BOUND.fullmatch(part)
+        if found is None:
+            return f"`{part.strip()[:60]}` is not a bound such as `>=0.1`"
+        width = max(len(mine), len(_numbers(found[2])))
+        left, right = (numbers + (0,) * (width - len(numbers)) for numbers in (mine, _numbers(found[2])))
+        holds = {">=": left >= right, "<=": left <= right, "==": left == right, "<": left < right, ">": left > right}
+        if not holds[found[1]]:
+            return f"this is runner {version}, and `{part.strip()}` is asked for"
+    return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split("."))
+
+
+def _needs(documents: _Known) -> Iterator[RunnerError]:
+    """References to runs that are not there, and circles."""
+    runs = documents.of("IncidentRun")
+    known: dict[str, list[str]] = {}
+    for name, run in runs.items():
+        spec = run.spec
+        assert isinstance(spec, IncidentRunSpec)
+        known[name] = [need for need in spec.needs if need in runs]
+        for position, need in enumerate(spec.needs):
+            if need not in runs and not documents.hidden("IncidentRun", need):
+                at = run.place("needs", position)
+                yield UnknownReference(f"`{need}` is not a known run", at=at, hint=nearest(need, runs))
+    try:
+        Graph(known).order()
+    except Cycle as cycle:
+        first = cycle.message.strip("`").split(" ", 1)[0]
+        yield Cycle(cycle.message, at=runs[first].place("needs"), hint=cycle.hint)
+
+
+def project_root(selected: Selected, document: Document) -> Path:
+    """What references of a document must stay in: its project's root, else its repository, else its folder."""
+    spec = selected.project_spec
+    if spec is not None and selected.project is not None:
+        return (selected.project.directory / spec.root).resolve()
+    return repository_root(document.directory)
+
+
+def repository_root(directory: Path) -> Path:
+    directory = directory.resolve()
+    return next((p for p in (directory, *directory.parents) if (p / ".git").exists()), directory)

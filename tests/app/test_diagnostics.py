@@ -1,0 +1,133 @@
+"""One golden case for each code that a manifest can cause, rendered as a person reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from runner.app.planning import Request, make_plan
+from runner.app.validate import validate
+from runner.errors import Rejected, RunnerError
+from runner.report.diagnostics import render
+from runner.settings import Settings
+from tests.situations import document, git
+
+CASES = Path(__file__).parent.parent / "cases" / "diagnostics"
+FILES = sorted(path.stem for path in CASES.glob("*.yaml"))
+
+
+def a_fifo(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe.runner.yaml")
+    return Path("pipe.runner.yaml")
+
+
+def a_link_out(folder: Path) -> Path:
+    (folder / ".runner").mkdir()
+    (folder / ".runner" / "house.yaml").symlink_to("/etc/hostname")
+    return Path(".runner")
+
+
+def a_repository_without_the_branch(folder: Path) -> Path:
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "first")
+    spec = "agent: script\nscript: {files: []}\nworkspace:\n  enabled: true\n  repo_source: {type: local, path: ., branch: mian}"
+    documents = [document("AgentType", "fixer", spec), document("IncidentRun", "fix", "agent_type: fixer")]
+    (folder / "fix.runner.yaml").write_text("---\n".join(documents))
+    return Path("fix.runner.yaml")
+
+
+SITUATIONS: dict[str, Callable[[Path], Path]] = {
+    "git.unknown-commit": a_repository_without_the_branch,
+    "manifest.path-escape": a_link_out,
+    "manifest.unreadable": a_fifo,
+}
+BY_HOST = {  # what only a look outside can show
+    "git.source",
+    "git.unknown-commit",
+    "plan.not-enforced",
+    "plan.unenforceable",
+    "policy.isolation",
+    "policy.untrusted",
+}
+ELSEWHERE = {
+    "agent.": "what a sub-runner prints",
+    "cli.": "what a command line says",
+    "git.checkout-differs": "what git does",
+    "git.failed": "what git does",
+    "git.hostile-tree": "what a repository holds",
+    "host.": "what a host forbids",
+    "init.": "what is in the way of new files",
+    "manifest.not-convertible": "an older version: tests/cases/convert/refused.txt",
+    "manifest.rejected": "the name of a whole report",
+    "manifest.unwritable": "what a host forbids",
+    "plan.input-changed": "what changes while a run is on",
+    "plan.open": "how a plan was made",
+    "plan.stale": "what changed since a plan was made",
+    "plan.unreadable": "what a file that is no manifest holds",
+    "policy.protected-link": "what a checkout holds",
+    "provider.": "what providers do",
+    "run.": "what ran before",
+    "store.": "what the journal holds",
+}
+
+
+def codes(of: type[RunnerError] = RunnerError) -> Iterator[str]:
+    if "code" in vars(of) and of is not RunnerError:
+        yield of.code
+    for kind in of.__subclasses__():
+        yield from codes(kind)
+
+
+def findings(path: Path, home: Path, code: str) -> list[RunnerError]:
+    """What validating finds; when that is not this code, what planning finds."""
+    settings = Settings.from_env({"RUNNER_HOME": str(home)})
+    found = validate(path, settings)[1]
+    if code not in BY_HOST:
+        return found
+    assert found == []
+    request = Request(untrusted=code == "policy.untrusted")
+    try:
+        return list(trio.run(partial(make_plan, path, settings, request)).warnings)
+    except Rejected as rejected:
+        return list(rejected.findings)
+
+
+def compare(code: str, path: Path, home: Path, request: pytest.FixtureRequest) -> None:
+    found = findings(path, home, code)
+    rendered = render(found) + "\n"
+    golden = CASES / f"{code}.txt"
+
+    if request.config.getoption("--update-cases"):
+        golden.write_text(rendered)
+    assert rendered == golden.read_text()
+    assert {finding.code for finding in found} == {code}
+
+
+@pytest.mark.parametrize("code", FILES)
+def test_a_code_is_shown_as_in_its_case(
+    code: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(CASES)
+    compare(code, Path(f"{code}.yaml"), tmp_path, request)
+
+
+@pytest.mark.parametrize("code", SITUATIONS)
+def test_a_code_of_a_situation_is_shown_as_in_its_case(
+    code: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    compare(code, SITUATIONS[code](tmp_path / "project"), tmp_path / "home", request)
+
+
+def test_every_code_has_a_case_or_a_reason_why_no_manifest_causes_it() -> None:
+    def excused(code: str) -> bool:
+        return code in ELSEWHERE or f"{code.partition('.')[0]}." in ELSEWHERE
+
+    assert {code for code in codes() if not excused(code)} == {*FILES, *SITUATIONS}
+    assert all(any(code.startswith(excuse) for code in codes()) for excuse in ELSEWHERE)

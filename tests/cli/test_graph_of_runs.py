@@ -1,0 +1,199 @@
+"""Projects, matrices, runs that need runs, and manifests that are not trusted, by the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.situations import Project, document
+
+WORKER = """
+agent: script
+script: {path: %s}
+workspace: {enabled: true, providers: [%s]}
+"""
+
+
+def worker(project: Project, name: str, script: str, provider: str = "local") -> str:
+    (project.folder / f"{name}.sh").write_text(script)
+    return document("AgentType", name, WORKER % (f"{name}.sh", provider))
+
+
+def records(project: Project) -> dict[str, dict[str, object]]:
+    listed = json.loads(project.runner("runs", "list", "--output", "json").out)
+    return {row["name"]: row for row in listed}
+
+
+def test_a_matrix_runs_one_member_for_each_combination(project: Project) -> None:
+    for name in ("first", "second"):
+        (project.folder / name).mkdir()
+        (project.folder / name / "incident.json").write_text(json.dumps({"id": name}))
+    project.write(
+        worker(project, "a", "echo a $(cat $RUNNER_INCIDENT/incident.json)"),
+        worker(project, "b", "echo b $(cat $RUNNER_INCIDENT/incident.json)"),
+        document("IncidentRun", "triage", "matrix: {agent_type: [a, b], incident: [first, second], max_parallel: 2}"),
+    )
+
+    done = project.runner("apply", str(project.folder))
+
+    assert done.code == 0, done.out + done.err
+    assert sorted(records(project)) == ["triage.a.1", "triage.a.2", "triage.b.1", "triage.b.2"]
+
+
+def test_a_later_run_reads_what_earlier_ones_put_out_in_member_order(project: Project) -> None:
+    project.write(
+        worker(project, "a", "echo cause a > $RUNNER_OUTPUT/cause.md"),
+        worker(project, "b", "echo cause b > $RUNNER_OUTPUT/cause.md"),
+        worker(project, "fixer", "cat"),
+        document("IncidentRun", "triage", "matrix: {agent_type: [a, b]}\noutputs: {cause: {file: cause.md}}"),
+        document("IncidentRun", "alone", "agent_type: a\noutputs: {cause: {file: cause.md}}"),
+        document(
+            "IncidentRun",
+            "fix",
+            """
+            agent_type: fixer
+            needs: [triage, alone]
+            prompt: "{{ outputs.triage.cause | join('|') }} and {{ outputs.alone.cause }}"
+            """,
+        ),
+    )
+
+    done = project.runner("apply", str(project.folder))
+
+    assert done.code == 0, done.out + done.err
+    fix = records(project)["fix"]["id"]
+    assert project.runner("runs", "logs", str(fix), "agent").out == "cause a\n|cause b\n and cause a\n"
+
+
+def test_a_run_whose_need_failed_is_not_started_and_says_so(project: Project) -> None:
+    project.write(
+        worker(project, "bad", "exit 3"),
+        worker(project, "good", "echo ran"),
+        document("IncidentRun", "first", "agent_type: bad"),
+        document("IncidentRun", "second", "agent_type: good\nneeds: [first]"),
+    )
+
+    done = project.runner("apply", str(project.folder))
+
+    assert done.code == 1
+    assert {name: row["status"] for name, row in records(project).items()} == {"first": "failed", "second": "skipped"}
+    assert "needs first, which failed" in done.out
+
+
+def test_a_missing_output_fails_the_run_that_promised_it(project: Project) -> None:
+    project.write(
+        worker(project, "a", "true"), document("IncidentRun", "work", "agent_type: a\noutputs: {x: {file: x.md}}")
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 1
+    assert record["outcome"]["reason"] == "no-evidence"
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        pytest.param({"a": "needs: [b]", "b": "needs: [a]"}, "a -> b -> a", id="circle"),
+        pytest.param({"a": "needs: [a]"}, "a -> a", id="itself"),
+        pytest.param({"abc": "", "b": "needs: [abd]"}, "did you mean `abc`?", id="unknown"),
+        pytest.param({"a": "prompt: '{{ outputs.b.x }}'", "b": "outputs: {x: {file: x}}"}, "can not be filled", id="no need"),
+        pytest.param({"a": "matrix: {max_parallel: 2}"}, "a matrix without an axis", id="no axis"),
+    ],
+)  # fmt: skip
+def test_a_graph_that_can_not_run_is_an_error_at_its_place(
+    project: Project, runs: dict[str, str], message: str
+) -> None:
+    documents = [document("IncidentRun", name, f"agent_type: w\n{spec}") for name, spec in runs.items()]
+    project.write(worker(project, "w", "true"), *documents)
+
+    done = project.runner("plan", str(project.folder))
+
+    assert done.code == 2
+    assert message in done.err
+    assert "all.runner.yaml:" in done.err
+
+
+def test_a_project_gives_its_runs_what_they_do_not_say(project: Project, repository: Path) -> None:
+    project.write(
+        worker(project, "w", "echo x > README").replace(
+            "workspace: {enabled: true, providers: [local]}",
+            "workspace: {enabled: true, providers: [local], repo_source: {type: local, path: repo}}",
+        ),
+        document("Policy", "house", "allowed_paths: ['src/**']"),
+        document(
+            "Project",
+            "all",
+            "{workspace_isolation: true, agent_type: w, policy: house, protected_paths: [src/], requires_runner: '>=0.1'}",
+        ),
+        document("IncidentRun", "work", "project: all"),
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 3
+    assert [(v["path"], v["rule"]) for v in record["violations"]] == [("README", "not-allowed")]
+    assert "/workspace/src" in record["observed"]["read_only"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "code"),
+    [
+        pytest.param("{agent_type: w}", "plan.unenforceable", id="shared mounts are not built"),
+        pytest.param(
+            "{workspace_isolation: true, agent_type: w, requires_runner: '>=99'}",
+            "manifest.requires-runner",
+            id="version",
+        ),
+        pytest.param("{workspace_isolation: true, agent_type: v}", "manifest.unknown-reference", id="agent type"),
+        pytest.param(
+            "{workspace_isolation: true, agent_type: w, protected_paths: [../x]}", "manifest.bad-value", id="protected"
+        ),
+        pytest.param("{workspace_isolation: true, agent_type: w, root: other}", "manifest.path-escape", id="root"),
+    ],
+)
+def test_what_a_project_asks_for_holds_or_is_an_error(project: Project, spec: str, code: str) -> None:
+    project.write(
+        worker(project, "w", "true"), document("Project", "all", spec), document("IncidentRun", "work", "project: all")
+    )
+
+    done = project.runner("plan", str(project.folder))
+
+    assert done.code in (2, 3)
+    assert f"error[{code}]" in done.err
+
+
+@pytest.mark.parametrize(
+    ("workspace", "code"),
+    [
+        pytest.param("{enabled: true, providers: [process]}", "policy.isolation", id="weaker provider"),
+        pytest.param("{enabled: true, toolchains: [/usr]}", "policy.untrusted", id="host mount"),
+        pytest.param("{enabled: true, repo_source: {type: local, path: ../home}}", "policy.untrusted", id="outside"),
+    ],
+)
+def test_an_untrusted_manifest_gets_nothing_of_the_host(project: Project, workspace: str, code: str) -> None:
+    (project.folder / "w.sh").write_text("true\n")
+    project.write(
+        document("AgentType", "w", f"agent: script\nscript: {{path: w.sh}}\nworkspace: {workspace}"),
+        document("IncidentRun", "work", "agent_type: w"),
+    )
+
+    done = project.runner("plan", str(project.folder), "--untrusted")
+
+    assert done.code == 3, done.err
+    assert f"error[{code}]" in done.err
+
+
+def test_an_untrusted_policy_only_tightens(project: Project) -> None:
+    project.write(
+        worker(project, "w", "echo TOKEN > .env"),
+        document("Policy", "lax", "forbidden_patterns: ['**/nothing']"),
+        document("IncidentRun", "work", "agent_type: w\npolicy: lax"),
+    )
+
+    trusted = project.runner("apply", str(project.folder))
+    untrusted = project.runner("apply", str(project.folder), "--untrusted")
+
+    assert (trusted.code, untrusted.code) == (0, 3)

@@ -1,0 +1,37 @@
+"""Root of a user namespace that has no user but root, as in small containers: an ordinary user in disguise."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.situations import Project
+
+
+@pytest.fixture
+def root_without_other_users(project: Project) -> Project:
+    project.within = ("unshare", "--user", "--map-root-user")
+    return project
+
+
+@pytest.mark.usefixtures("repository")
+def test_the_sandbox_works_and_is_read_back(root_without_other_users: Project) -> None:
+    project = root_without_other_users
+    project.script(
+        "id -u; echo made > made; (echo hacked > README) || echo refused",
+        workspace="repo_source: {type: local, path: repo}\nprotected_paths: [README]",
+        run="verify: {commands: [{run: [cat, made]}]}",
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("agent") == "1000\nrefused\n"
+    assert project.logs("verify") == "made\n"
+    assert (record["isolation"], record["observed"]["uid"]) == ("namespaces", 0)
+    assert record["left"] == []
+
+
+def test_the_doctor_says_what_is_there(root_without_other_users: Project) -> None:
+    done = root_without_other_users.runner("doctor")
+
+    assert (done.code, done.err) == (0, "")

@@ -1,0 +1,185 @@
+"""Stopping whole runs by signals and deadlines: what is saved, what is left, how long it takes, and what is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from runner.app.apply import FATAL
+from tests.situations import Project, processes_of, step
+
+REPOSITORY = "repo_source: {type: local, path: repo}"
+WORK = "echo work > work"
+DAEMON = "(setsid sh -c \"trap '' TERM; exec sleep 1000\" >/dev/null 2>&1 &)"
+OBEDIENT = f"{DAEMON}; echo begun; sleep 1000"
+STUBBORN = f"{DAEMON}; trap '' TERM; echo begun; while :; do sleep 0.1; done"
+
+
+def hanging(project: Project, where: str, how: str = OBEDIENT) -> None:
+    """A run that makes something, and then does not get past one of its steps."""
+    commands = {"setup": "true", "agent": "true", "verify": "true", where: how}
+    project.script(
+        commands["agent"],
+        workspace=f"{REPOSITORY}\nsetup_commands: {json.dumps([WORK, commands['setup']])}",
+        run=f"verify: {{commands: [{{run: {json.dumps(commands['verify'])}}}]}}",
+    )
+
+
+def started(project: Project, where: str) -> subprocess.Popen[str]:
+    """An apply that has come to print something in a step."""
+    process = project.start("apply", str(project.folder))
+    logs = project.home / "state" / "runs"
+    until(lambda: process.poll() is not None or any(log.stat().st_size for log in logs.glob(f"*/logs/{where}.stdout")))
+    return process
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def ended(project: Project, process: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
+    """The exit code, the run's record and what was printed."""
+    out, err = process.communicate(timeout=40)
+    (run,) = (project.home / "state" / "runs").iterdir()
+    types = [json.loads(line)["type"] for line in (run / "events.jsonl").read_text().splitlines()]
+    assert types.count("RunEnded") == 1, out + err
+    return process.returncode, json.loads((run / "run.json").read_text()), out + err
+
+
+def saved(project: Project, record: dict[str, Any]) -> bool:
+    return "+work" in (project.directory(record) / "work.patch").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-06")
+@pytest.mark.usefixtures("repository")
+@pytest.mark.parametrize("where", ["setup", "agent", "verify"])
+@pytest.mark.parametrize("number", FATAL, ids=lambda number: number.name)
+def test_a_fatal_signal_ends_the_work_which_is_saved_and_nothing_is_left(
+    project: Project, number: signal.Signals, where: str
+) -> None:
+    hanging(project, where)
+    process = started(project, where)
+
+    process.send_signal(number)
+    code, record, text = ended(project, process)
+
+    assert code == 130, text
+    assert (record["status"], record["exit_code"], record["cancelled_by"]) == ("cancelled", 130, "signal")
+    assert step(record, where)["status"] == "cancelled"
+    assert saved(project, record)
+    assert record["left"] == []
+    assert processes_of(project.home) == []
+
+
+@pytest.mark.slow
+def test_a_lost_terminal_ends_nothing(project: Project) -> None:
+    project.script("echo begun; sleep 1; echo whole")
+    process = started(project, "agent")
+
+    process.send_signal(signal.SIGHUP)
+    code, record, text = ended(project, process)
+
+    assert code == 0, text
+    assert record["status"] == "succeeded"
+    assert project.logs("agent") == "begun\nwhole\n"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("repository")
+@pytest.mark.parametrize("provider", ["local", "process"])
+def test_a_second_signal_takes_no_grace_and_says_what_is_left(project: Project, provider: str) -> None:
+    project.script(f"{WORK}; {STUBBORN}", workspace=REPOSITORY, provider=provider)
+    process = started(project, "agent")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    code, record, text = ended(project, process)
+
+    assert time.monotonic() - began < 3
+    assert code == 130, text
+    assert [left.split()[0] for left in record["left"]] == ["workspace"]
+    assert f"LEFT BEHIND  {record['left'][0]}" in text
+    assert processes_of(project.home) == []
+    (tree,) = (project.home / "state" / "projects" / "default" / "workspaces").iterdir()
+    assert (tree / "work").read_text() == "work\n"
+    shutil.rmtree(project.home / "state")
+
+
+@pytest.mark.slow
+def test_no_process_of_a_sandbox_outlives_a_killed_runner(project: Project) -> None:
+    project.script(STUBBORN)
+    process = started(project, "agent")
+    assert len(processes_of(project.home)) > 3
+
+    process.kill()
+    process.communicate()
+    until(lambda: processes_of(project.home) == [], seconds=1)
+
+    shutil.rmtree(project.home / "state")
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-06")
+@pytest.mark.usefixtures("repository")
+@pytest.mark.parametrize(
+    ("agent", "timeouts", "run", "seconds", "message"),
+    [
+        (OBEDIENT, "", "timeout: 2s", 5, "agent: stopped at the run's deadline"),
+        (STUBBORN, "stop_budget: 4s", "timeout: 2s", 7, "agent: stopped at the run's deadline"),
+        (OBEDIENT, "timeouts: {agent: 1s}", "", 5, "agent: stopped at its deadline of 1s"),
+        (STUBBORN, "timeouts: {agent: 1s}", "", 15, "agent: stopped at its deadline of 1s"),
+        (STUBBORN, "timeouts: {agent: 1s}\nstop_budget: 4s", "timeout: 3s", 9, "agent: stopped at its deadline of 1s"),
+    ],
+    ids=["run", "run, ignoring TERM", "step", "step, ignoring TERM", "step and then run, ignoring TERM"],
+)
+def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
+    project: Project, agent: str, timeouts: str, run: str, seconds: float, message: str
+) -> None:
+    project.script(f"{WORK}; {agent}", workspace=REPOSITORY, agent=timeouts, run=run)
+    began = time.monotonic()
+    process = project.start("apply", str(project.folder))
+
+    code, record, text = ended(project, process)
+
+    assert time.monotonic() - began < seconds
+    assert code == 124, text
+    assert (record["outcome"]["reason"], record["outcome"]["message"]) == ("timeout", message)
+    assert processes_of(project.home) == []
+    assert saved(project, record)
+    assert record["left"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("repository")
+def test_a_hook_that_never_ends_leaves_half_of_the_stop_budget_to_save_and_tear_down(project: Project) -> None:
+    project.script(
+        f"{WORK}; {OBEDIENT}",
+        workspace=REPOSITORY,
+        agent=f"stop_budget: 4s\npost_hooks: [{json.dumps(STUBBORN)}]",
+        run="timeout: 2s",
+    )
+    began = time.monotonic()
+
+    code, record, text = ended(project, project.start("apply", str(project.folder)))
+
+    assert time.monotonic() - began < 7
+    assert code == 124, text
+    assert project.logs("post_hook") == "begun\n"
+    assert step(record, "post_hook")["outcome"]["reason"] == "timeout"
+    assert saved(project, record)
+    assert record["left"] == []
+    assert processes_of(project.home) == []

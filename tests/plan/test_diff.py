@@ -1,0 +1,89 @@
+"""What a diff of two plan documents says, and what it keeps quiet about."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from runner.plan.diff import Change, diff
+
+STEP = {
+    "id": "setup",
+    "kind": "setup",
+    "what": "npm ci",
+    "needs": ["clone"],
+    "deadline_seconds": 300.0,
+    "origin": "a.yaml:9",
+    "body": {"commands": [["sh", "-c", "npm ci"]], "policies": [{"name": "house", "max": 1, "origin": "p.yaml:1"}]},
+}
+SAVE = {**STEP, "id": "save", "body": {"policies": deepcopy(STEP["body"]["policies"])}, "origin": "defaults"}  # type: ignore[index]
+RUN = {"name": "fix", "origin": "a.yaml:1", "commit": "abc", "steps": [STEP, SAVE], "worst_seconds": 5.0}
+PLAN: dict[str, Any] = {"format": "x", "digest": "sha256:1", "runs": [RUN]}
+
+
+def changed(*edits: tuple[tuple[str | int, ...], object]) -> dict[str, Any]:
+    plan = deepcopy(PLAN)
+    for (*parents, last), value in edits:
+        target: Any = plan
+        for key in parents:
+            target = target[key]
+        target[last] = value
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("new", "changes"),
+    [
+        pytest.param(changed(), [], id="equal"),
+        pytest.param(
+            changed((("runs", 0, "steps", 0, "body", "commands", 0), ["sh", "-c", "npm install"])),
+            [Change("~", "fix.setup.commands[0]", ["sh", "-c", "npm ci"], ["sh", "-c", "npm install"], "a.yaml:9")],
+            id="a command, whole",
+        ),
+        pytest.param(
+            changed((("runs", 0, "steps", 0, "body", "commands"), [["make"], ["sh", "-c", "npm ci"]])),
+            [Change("+", "fix.setup.commands[0]", None, ["make"], "a.yaml:9")],
+            id="one more in front",
+        ),
+        pytest.param(
+            changed(
+                (("runs", 0, "steps", 0, "body", "policies", 0, "max"), 2),
+                (("runs", 0, "steps", 1, "body", "policies", 0, "max"), 2),
+            ),
+            [Change("~", "fix.setup.policies[0].max", 1, 2, "a.yaml:9")],
+            id="the same change in several steps once",
+        ),
+        pytest.param(
+            changed(
+                (("runs", 0, "origin"), "a.yaml:2"),
+                (("runs", 0, "steps", 0, "origin"), "a.yaml:10"),
+                (("runs", 0, "steps", 0, "body", "policies", 0, "origin"), "p.yaml:3"),
+                (("runs", 0, "steps", 0, "what"), "other words"),
+                (("runs", 0, "worst_seconds"), 6.0),
+                (("digest",), "sha256:2"),
+            ),
+            [],
+            id="a comment, wording, what follows from the rest",
+        ),
+        pytest.param(
+            changed((("runs", 0, "commit"), "def")),
+            [Change("~", "fix.commit", "abc", "def", "a.yaml:1")],
+            id="of a run",
+        ),
+        pytest.param(
+            changed((("runs", 0, "steps"), [SAVE])),
+            [Change("-", "fix.setup", "npm ci", None, "a.yaml:9")],
+            id="a step less",
+        ),
+        pytest.param(
+            changed((("runs",), [RUN, {**RUN, "name": "two", "origin": "a.yaml:30"}])),
+            [Change("+", "two", None, None, "a.yaml:30")],
+            id="a run more",
+        ),
+        pytest.param(changed((("runs",), [])), [Change("-", "fix", None, None, "a.yaml:1")], id="a run less"),
+    ],
+)
+def test_changes_lead_from_the_old_plan_to_the_new(new: dict[str, Any], changes: list[Change]) -> None:
+    assert diff(PLAN, new) == changes
