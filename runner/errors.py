@@ -322,6 +322,11 @@ class Escaped(PlatformError):
 class HostRefused(PlatformError):
     code = "host.refused"
 
+    @classmethod
+    def of(cls, error: OSError) -> HostRefused:
+        """What this host would not do, such as write to a full disk."""
+        return cls(f"{error.strerror}" + (f": `{error.filename}`" if error.filename else ""))
+
 
 class CleanUpIncomplete(PlatformError):
     code = "provider.clean-up"

@@ -106,7 +106,7 @@ def _plainly() -> Iterator[None]:
             raise
         error = leaf(known)
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            raise HostRefused(f"{error.strerror}" + (f": `{error.filename}`" if error.filename else "")) from group
+            raise HostRefused.of(error) from group
         raise error from group
 
 

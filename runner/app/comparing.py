@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from runner.app.history import list_runs
 from runner.app.saved import read_document
 from runner.errors import BadPlanFile
-from runner.plan.diff import diff
-from runner.plan.model import Plan
+from runner.plan.diff import Change, diff
+from runner.plan.model import Plan, run_document
 from runner.report.plan import Compared
 from runner.settings import Settings
 
@@ -20,24 +19,23 @@ async def compare(plan: Plan, settings: Settings, against: Path | None) -> Seque
 
     A run that has never been carried out is one change. Raises ``BadPlanFile`` for ``against``.
     """
-    new = plan.document()
     if against is not None:
-        return [Compared(str(against), tuple(diff(read_document(against), new)))]
+        return [Compared(str(against), tuple(diff(read_document(against), plan.document())))]
     last: dict[str, str] = {}
     for row in await list_runs(settings):
         last.setdefault(row.name, row.id)
     compared = []
     for run in plan.runs:
-        alone = replace(plan, runs=(run,)).document()
-        since = f"run {last[run.name]}" if run.name in last else None
-        compared.append(Compared(since, tuple(diff(_last(settings, last.get(run.name)), alone))))
+        if run.name in last:
+            old = _last(settings, last[run.name])
+            compared.append(Compared(f"run {last[run.name]}", tuple(diff(old, {"runs": [run_document(run)]}))))
+        else:
+            compared.append(Compared(None, (Change("+", run.name, None, None, run.origin),)))
     return compared
 
 
-def _last(settings: Settings, run: str | None) -> dict[str, object]:
-    """The plan of a run; one that never was, or whose directory is gone or of another format, had nothing."""
-    if run is None:
-        return {"runs": []}
+def _last(settings: Settings, run: str) -> dict[str, object]:
+    """The plan of a run; one whose directory is gone or of another format had nothing."""
     try:
         return read_document(settings.home / "runs" / run / "plan.json")
     except BadPlanFile:

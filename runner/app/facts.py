@@ -158,18 +158,19 @@ def incident_files(directory: Path) -> dict[str, ContextFile]:
     seen = size = 0
     while waiting:
         folder = waiting.pop()
-        for entry in os.scandir(directory / folder):
-            name = f"{folder}{entry.name}"
-            if entry.is_symlink() or name in _NOT_INPUT:
-                continue
-            seen += 1
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(f"{name}/")
-            else:
-                found[name] = _input(name, directory)
-                size += found[name].size
-            if seen > MAX_FILES or size > MAX_BYTES:
-                raise ValueError(f"more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
+        with os.scandir(directory / folder) as entries:
+            for entry in entries:
+                name = f"{folder}{entry.name}"
+                if entry.is_symlink() or name in _NOT_INPUT:
+                    continue
+                seen += 1
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{name}/")
+                else:
+                    found[name] = _input(name, directory)
+                    size += found[name].size
+                if seen > MAX_FILES or size > MAX_BYTES:
+                    raise ValueError(f"more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
     return dict(sorted(found.items()))
 
 

@@ -98,11 +98,13 @@ async def begin(path: Path, settings: Settings, *, test: str | None, hooks: bool
     top = source.top
     if source.head is None:
         raise UnknownCommit(f"`{top}` has no commit yet", hint="a run works on a clone of HEAD: commit something first")
-    rule = None if test else find_rule(top)
-    if test is None and rule is None:
+    command: str | Sequence[str]
+    if test:
+        command, toolchain = test, Toolchain()
+    elif rule := find_rule(top):
+        command, toolchain = rule.command, find_toolchain(rule, top, settings)
+    else:
         raise UsageError("there is no test command that is known here", hint="name yours: runner init --test COMMAND")
-    command: str | Sequence[str] = test or (rule.command if rule else ())
-    toolchain = find_toolchain(rule, top, settings) if rule else Toolchain()
     files = {f".runner/{name}": text for name, text in _manifests(command, toolchain).items()}
     left = {}
     if (top / ".github").is_dir():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,9 @@ def open_console(out: Output, form: str) -> Iterator[Sink]:
         from rich.console import Console
         from rich.live import Live
 
-        tree = Tree()
+        from runner.app.apply import now_microseconds
+
+        tree = Tree(now_microseconds)
         with Live(get_renderable=tree.render, console=Console(file=out.stdout), refresh_per_second=8, transient=True):
             yield tree
     else:
@@ -68,22 +70,24 @@ class Lines:
                 pass
 
 
-def step_line(name: str, step: StepRecord) -> str:
+def step_line(name: str, step: StepRecord, now: int | None = None) -> str:
+    """One step; a running one has been running until ``now`` (microseconds since the epoch)."""
     message = step.outcome.message if step.outcome else ""
-    return f"{MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {message}".rstrip()
+    seconds = step.seconds
+    if step.status is Status.RUNNING and step.started is not None and now is not None:
+        seconds = (now - step.started) / 1e6
+    return f"{MARKS[step.status]} {name:<10} {duration(seconds):>6}  {message}".rstrip()
 
 
 class Tree:
     """Every run with its steps, redrawn in place; running steps show how long they have been."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
         self._records: dict[str, RunRecord] = {}
-        self._latest = 0
 
     def __call__(self, recorded: ev.Recorded) -> None:
-        record = self._records.setdefault(recorded.run, RunRecord(recorded.run))
-        fold(record, recorded)
-        self._latest = recorded.at
+        fold(self._records.setdefault(recorded.run, RunRecord(recorded.run)), recorded)
 
     def render(self) -> Text:
         from rich.text import Text
@@ -93,5 +97,7 @@ class Tree:
         for record in list(self._records.values()):
             text.append(f"{record.name}  run {record.id}  {isolation_line(record)}\n", "bold")
             for name, step in record.steps.items():
-                text.append(f"  {printable(step_line(name, step), WIDEST)}\n", styles.get(step.status, "dim"))
+                text.append(
+                    f"  {printable(step_line(name, step, self._now()), WIDEST)}\n", styles.get(step.status, "dim")
+                )
         return text

@@ -47,12 +47,16 @@ def connect_needs(draft: Draft) -> Draft:
         found = (next((kind for kind in choice if kind in present), None) for choice in choices)
         return tuple(kind for kind in found if kind is not None)
 
-    return replace(draft, steps=tuple(replace(step, needs=needs(step)) for step in draft.steps))
+    return replace(
+        draft, steps=tuple(replace(step, needs=found) if (found := needs(step)) else step for step in draft.steps)
+    )
 
 
 def bound_deadlines(draft: Draft) -> Draft:
     """No step may promise more time than its run has."""
     run = draft.spec.deadline_seconds
+    if all(step.deadline_seconds <= run for step in draft.steps):
+        return draft
     return replace(
         draft,
         steps=tuple(replace(s, deadline_seconds=min(s.deadline_seconds, run)) for s in draft.steps),
@@ -65,7 +69,8 @@ def demand_isolation(draft: Draft) -> Draft:
     weak = [
         IsolationTooWeak(
             f"`{name}` gives isolation `{probe.isolation.word}`, and `{spec.isolation.word}` is asked for",
-            hint=f"take `{name}` out of the providers of {spec.origins['provision']}",
+            at=spec.providers_at,
+            hint=f"take `{name}` out of the providers",
         )
         for name, probe in _chain(draft)
         if probe.isolation < spec.isolation
@@ -89,12 +94,12 @@ def demand_features(draft: Draft) -> Draft:
 
 def _unenforced(draft: Draft, demand: Demand, name: str, probe: Probe) -> RunnerError:
     why = probe.missing[demand.feature]
-    text = f"`{name}` can not enforce {demand.text} ({demand.origin}): {why}"
+    text = f"`{name}` can not enforce {demand.text}: {why}"
     if draft.spec.best_effort and demand.feature.value in ("cpu", "memory", "disk", "pids"):
-        return NotEnforced(text)
+        return NotEnforced(text, at=demand.at)
     able = sorted(n for n, p in draft.facts.probes.items() if p.available and p.enforces(demand.feature))
     hint = f"providers here that can: {', '.join(able)}" if able else "no provider here can; leave the field out"
-    return Unenforceable(text, hint=hint)
+    return Unenforceable(text, at=demand.at, hint=hint)
 
 
 def demand_availability(draft: Draft) -> Draft:

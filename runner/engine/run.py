@@ -196,7 +196,7 @@ class _Stage:
 def _broken(group: ExceptionGroup[RunnerError | OSError]) -> Outcome:
     error = leaf(group)
     if isinstance(error, OSError):
-        error = HostRefused(f"{error.strerror}" + (f": `{error.filename}`" if error.filename else ""))
+        error = HostRefused.of(error)
     assert isinstance(error, RunnerError)
     details = (f"hint: {error.hint}",) if error.hint else ()
     return failed(Reason.PLATFORM, f"{error.code}: {error.message}", details=details)

@@ -73,7 +73,7 @@ def write(conversions: Sequence[Conversion]) -> None:
         for conversion in conversions:
             if conversion.changed:
                 target = conversion.path.resolve()
-                half = target.with_name(f".{target.name}.{token_hex(4)}")
+                half = target.with_name(f".{token_hex(8)}")
                 halves.append((half, target))
                 half.write_bytes(conversion.content)
                 half.chmod(target.stat().st_mode & 0o7777)
@@ -82,7 +82,7 @@ def write(conversions: Sequence[Conversion]) -> None:
     except OSError as error:
         for half, _ in halves:
             half.unlink(missing_ok=True)
-        message = f"`{shown(str(target))}` cannot be written: {(error.strerror or '').lower()}"
+        message = f"`{shown(str(target), 1000)}` cannot be written: {(error.strerror or '').lower()}"
         raise UnwritableManifest(message) from error
 
 
@@ -114,6 +114,8 @@ def _convert_document(tree: Tree, path: Path) -> tuple[str | None, list[RunnerEr
     version = tree.node("apiVersion")
     rewrite.edit(version, rewrite.written(version).replace(tree.data["apiVersion"], step.NEXT))
     expected, found = step.upgrade(tree, rewrite)
+    if expected is None:
+        return rewrite.text, found
     again, errors = text.parse(tree.source.file, rewrite.text.encode())
     if errors or len(again) != 1 or not rewrite.whole or again[0].data != {**expected, "apiVersion": step.NEXT}:
         return rewrite.text, found or [_unmastered(tree, "write each field on a line of its own, without aliases")]

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.errors import RunnerError
+from runner.errors import Place, RunnerError
 from runner.model import Checkout, Feature, IsolationClass, Limits
+from runner.plan.model import DEFAULTS
 from runner.ports.provider import Probe
 from runner.spec.checkout import TaskContext
 
@@ -80,8 +81,12 @@ class Demand:
 
     feature: Feature
     text: str
-    origin: str
+    at: Place
     written: bool
+
+    @property
+    def origin(self) -> str:
+        return f"{self.at.file}:{self.at.line}" if self.written else DEFAULTS
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,7 @@ class RunSpec:
     checkout: Checkout | None
     branch: str
     providers: tuple[str, ...]
+    providers_at: Place
     isolation: IsolationClass
     limits: Limits
     demands: tuple[Demand, ...]

@@ -83,7 +83,7 @@ def wanted(selected: Selected, settings: Settings) -> tuple[Wanted, list[RunnerE
         Wanted(
             selected.name,
             _providers(selected, settings),
-            checkout if checkout is not None and checkout.path is not None else None,
+            checkout,
             script,
             agent.script.path if agent.script is not None and agent.script.path is not None else "",
             incident,
@@ -181,6 +181,7 @@ def resolve(
         checkout=checkout,
         branch=branch,
         providers=needs.providers,
+        providers_at=types.place("workspace", "providers"),
         isolation=max(
             IsolationClass[workspace.isolation.upper()],
             *(p.min_isolation for p in policies),
@@ -415,13 +416,16 @@ def _demands(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
         Demand(
             feature,
             words[key],
-            types.origin("workspace", "resource_limits", key),
+            types.place("workspace", "resource_limits", key),
             types.wrote("workspace", "resource_limits", key),
         )
         for key, feature in _LIMIT_KEYS.items()
     ]
     network = Demand(
-        Feature.NETWORK_NONE, "network none", types.origin("workspace", "network"), types.wrote("workspace", "network")
+        Feature.NETWORK_NONE,
+        "network none",
+        types.place("workspace", "network"),
+        types.wrote("workspace", "network"),
     )
     demands.append(network)
     for key, feature, values in (
@@ -429,7 +433,9 @@ def _demands(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
         ("toolchains", Feature.TOOLCHAINS, workspace.toolchains),
     ):
         if values:
-            demands.append(Demand(feature, f"{key} {', '.join(values)}", types.origin("workspace", key), True))
+            project = selected.project
+            at = project.place(key) if project and not types.wrote("workspace", key) else types.place("workspace", key)
+            demands.append(Demand(feature, f"{key} {', '.join(values)}", at, True))
     return tuple(demands)
 
 

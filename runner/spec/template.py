@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from runner.errors import BadTemplate, Place
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_RESULT = 8 << 20  # characters; a prompt of 5 MiB is a real one
@@ -22,6 +23,7 @@ MAX_RESULT = 8 << 20  # characters; a prompt of 5 MiB is a real one
 # NUL ends words of commands and variables, and half of a surrogate pair has no bytes.
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 
+_KEPT = 256  # templates that are not parsed again: most runs share those of their agent type
 _FILTERS = ("default", "join", "lower", "tojson", "trim", "upper")
 
 
@@ -43,30 +45,37 @@ def is_template(text: str) -> bool:
 
 def check(text: str, *, at: Place | None = None) -> BadTemplate | None:
     """What is wrong with a template's form, if anything."""
-    if not is_template(text):
-        return None
+    complaint = _complaint(text) if is_template(text) else None
+    return BadTemplate(complaint[0], at=at, hint=complaint[1]) if complaint else None
+
+
+@lru_cache(_KEPT)
+def _complaint(text: str) -> tuple[str, str | None] | None:
+    """Message and hint."""
     from jinja2 import TemplateSyntaxError, nodes
 
     try:
         tree = _environment().parse(text)
     except TemplateSyntaxError as error:
-        return BadTemplate(f"the template is malformed: {error.message}", at=at)
+        return f"the template is malformed: {error.message}", None
     allowed = (
         nodes.Output, nodes.TemplateData, nodes.Name, nodes.Getattr, nodes.Getitem, nodes.Const, nodes.Filter,
     )  # fmt: skip
     for node in tree.find_all(nodes.Node):
         if not isinstance(node, allowed):
             word = type(node).__name__.lower()
-            return BadTemplate(
-                f"a template may only look values up, and this one has `{word}`",
-                at=at,
-                hint="write {{ name.part }}, optionally with | " + ", | ".join(_FILTERS),
-            )
+            hint = "write {{ name.part }}, optionally with | " + ", | ".join(_FILTERS)
+            return f"a template may only look values up, and this one has `{word}`", hint
         if isinstance(node, nodes.Filter) and node.name not in _FILTERS:
-            return BadTemplate(f"`{node.name}` is not a filter", at=at, hint=f"filters: {', '.join(_FILTERS)}")
+            return f"`{node.name}` is not a filter", f"filters: {', '.join(_FILTERS)}"
         if isinstance(node, nodes.Getattr) and node.attr.startswith("_"):
-            return BadTemplate(f"`{node.attr}` can not be looked up", at=at)
+            return f"`{node.attr}` can not be looked up", None
     return None
+
+
+@lru_cache(_KEPT)
+def _compiled(text: str) -> Template:
+    return _environment().from_string(text)
 
 
 def render(text: str, values: Mapping[str, object], *, at: Place | None = None) -> str:
@@ -78,7 +87,7 @@ def render(text: str, values: Mapping[str, object], *, at: Place | None = None) 
     parts: list[str] = []
     size = 0
     try:
-        for part in _environment().from_string(text).generate(dict(values)):
+        for part in _compiled(text).generate(dict(values)):
             size += len(part)
             if size > MAX_RESULT:
                 raise BadTemplate(f"the template gives more than {MAX_RESULT >> 20} Mi characters", at=at)

@@ -178,6 +178,9 @@ class Run:
     def fill(self, text: str) -> str:
         return template.render(text, self.values())
 
+    def fill_all(self, texts: Mapping[str, str]) -> dict[str, str]:
+        return {name: self.fill(text) for name, text in texts.items()}
+
     def variables(self, paths: Paths) -> dict[str, str]:
         """The standard variables of every command of a run."""
         task = self.plan.values.get("task")

@@ -28,12 +28,15 @@ def shape_of(spec: RunSpec, facts: Facts) -> Shape:
 
 def mounts_of(shape: Shape, spec: RunSpec) -> tuple[Mounted, ...]:
     """What commands see under which name, with the manifest line that asked for it."""
-    decided = {demand.feature: demand.origin for demand in spec.demands}
     incident = ("/incident", *shape.inputs) if shape.incident else shape.inputs
     return (
         Mounted("/workspace", True, BUILT_IN),
         Mounted("/output", True, BUILT_IN),
         *(Mounted(path, False, spec.origins["incident"]) for path in incident),
-        *(Mounted(path, False, decided[Feature.PROTECTED_PATHS]) for path in shape.protected),
-        *(Mounted(path, False, decided[Feature.TOOLCHAINS]) for path in shape.toolchains),
+        *(Mounted(path, False, _origin(spec, Feature.PROTECTED_PATHS)) for path in shape.protected),
+        *(Mounted(path, False, _origin(spec, Feature.TOOLCHAINS)) for path in shape.toolchains),
     )
+
+
+def _origin(spec: RunSpec, feature: Feature) -> str:
+    return next(demand.origin for demand in spec.demands if demand.feature is feature)

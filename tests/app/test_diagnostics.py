@@ -35,7 +35,8 @@ def a_link_out(folder: Path) -> Path:
 def a_repository_without_the_branch(folder: Path) -> Path:
     git(folder, "init", "-q", "-b", "main")
     git(folder, "commit", "-q", "--allow-empty", "-m", "first")
-    spec = "agent: script\nscript: {files: []}\nworkspace:\n  enabled: true\n  repo_source: {type: local, path: ., branch: mian}"
+    source = "repo_source: {type: local, path: ., branch: mian}"
+    spec = f"agent: script\nscript: {{files: []}}\nworkspace:\n  enabled: true\n  {source}"
     documents = [document("AgentType", "fixer", spec), document("IncidentRun", "fix", "agent_type: fixer")]
     (folder / "fix.runner.yaml").write_text("---\n".join(documents))
     return Path("fix.runner.yaml")
@@ -99,7 +100,7 @@ def findings(path: Path, home: Path, code: str) -> list[RunnerError]:
 
 def compare(code: str, path: Path, home: Path, request: pytest.FixtureRequest) -> None:
     found = findings(path, home, code)
-    rendered = render(found) + "\n"
+    rendered = render(found).replace(str(Path.cwd()), "PROJECT") + "\n"
     golden = CASES / f"{code}.txt"
 
     if request.config.getoption("--update-cases"):

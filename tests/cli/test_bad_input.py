@@ -153,9 +153,7 @@ def test_a_manifest_that_is_no_file_is_refused(project: Project, make: Make, ver
     ],
     ids=["FIFO", "folder", "circle", "missing", "device", "outside", "17 MiB"],
 )
-def test_a_script_that_can_not_be_played_is_refused(
-    project: Project, make: Make, code: str, exit_code: int
-) -> None:
+def test_a_script_that_can_not_be_played_is_refused(project: Project, make: Make, code: str, exit_code: int) -> None:
     """Cases 17 and 25."""
     worker(script="{path: other.sh}")(project)
     make(project.folder / "other.sh")  # type: ignore[arg-type]
@@ -414,9 +412,7 @@ def test_a_branch_that_is_not_there_is_not_found(project: Project) -> None:
         ('["local\\e[31m"]', "did you mean `local`?"),
     ],
 )
-def test_a_provider_that_there_is_none_of_is_refused_at_its_place(
-    project: Project, providers: str, hint: str
-) -> None:
+def test_a_provider_that_there_is_none_of_is_refused_at_its_place(project: Project, providers: str, hint: str) -> None:
     worker()(project)
     manifest = project.folder / "all.runner.yaml"
     manifest.write_text(manifest.read_text().replace("providers: [local]", f"providers: {providers}"))

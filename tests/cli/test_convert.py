@@ -29,7 +29,9 @@ def test_convert_prints_shows_and_writes(project: Project) -> None:
     path = project.write(OLD)
 
     assert project.runner("convert", str(path)).out == NEW
-    assert "-apiVersion: runner/v1alpha1\n+apiVersion: runner/v1\n" in project.runner("convert", "--diff", str(path)).out
+    assert (
+        "-apiVersion: runner/v1alpha1\n+apiVersion: runner/v1\n" in project.runner("convert", "--diff", str(path)).out
+    )
     assert path.read_text() == OLD
     assert project.runner("convert", "--write", str(path)).out == f"converted {path}\n"
     assert path.read_text() == NEW

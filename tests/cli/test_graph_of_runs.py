@@ -99,7 +99,7 @@ def test_a_missing_output_fails_the_run_that_promised_it(project: Project) -> No
         pytest.param({"a": "needs: [b]", "b": "needs: [a]"}, "a -> b -> a", id="circle"),
         pytest.param({"a": "needs: [a]"}, "a -> a", id="itself"),
         pytest.param({"abc": "", "b": "needs: [abd]"}, "did you mean `abc`?", id="unknown"),
-        pytest.param({"a": "prompt: '{{ outputs.b.x }}'", "b": "outputs: {x: {file: x}}"}, "can not be filled", id="no need"),
+        pytest.param({"a": "prompt: '{{ outputs.b }}'", "b": "outputs: {x: {file: x}}"}, "filled", id="no need"),
         pytest.param({"a": "matrix: {max_parallel: 2}"}, "a matrix without an axis", id="no axis"),
     ],
 )  # fmt: skip
@@ -126,7 +126,7 @@ def test_a_project_gives_its_runs_what_they_do_not_say(project: Project, reposit
         document(
             "Project",
             "all",
-            "{workspace_isolation: true, agent_type: w, policy: house, protected_paths: [src/], requires_runner: '>=0.1'}",
+            "{workspace_isolation: true, agent_type: w, policy: house, protected_paths: [src/]}",
         ),
         document("IncidentRun", "work", "project: all"),
     )

@@ -231,9 +231,10 @@ def test_an_offline_plan_takes_a_url_and_can_not_be_applied(project: Project) ->
     online = project.runner("plan", str(project.folder))
     assert (online.code, "git.url-unsupported" in online.err) == (2, True)
 
+    project.env["COLUMNS"] = "200"
     done = plan(project, "--offline", "--save", "open.json")
 
-    assert "main of https://git.example.org/org/repo, not pinned" in " ".join(done.out.split())
+    assert "main of https://git.example.org/org/repo, not pinned" in done.out
     assert "can not be applied" in done.out
     refused = project.runner("apply", "open.json")
     assert (refused.code, "error[plan.open]" in refused.err) == (2, True)

@@ -152,7 +152,8 @@ async def place(request: pytest.FixtureRequest, provider: Provider, tmp_path: Pa
 def _host(home: Path) -> set[str]:
     """Processes, mounts and control groups of workspaces, as an outsider sees them."""
     found = {line for line in Path("/proc/1/mountinfo").read_text().splitlines() if str(home) in line}
-    found |= {str(path) for path in Path("/sys/fs/cgroup").glob(f"*/**/runner-check-{os.getpid()}-*")}
+    groups = (name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names)  # others come and go meanwhile
+    found |= {name for name in groups if name.startswith(f"runner-check-{os.getpid()}-")}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes() + os.readlink(f"/proc/{pid}/cwd").encode()

@@ -139,7 +139,6 @@ BAD = {
     "unknown policy field": policy(network="none"),
     "empty pattern": policy(allowed_paths=[""]),
     "null patterns": policy(forbidden_patterns=None),
-    "no agent type": document("IncidentRun"),
     "empty agent type": run(agent_type=""),
     "pull request 0": run(task={"pull_request_number": 0}),
     "number as commit": run(task={"commit": 1234567}),

@@ -124,7 +124,6 @@ def test_three_faults_are_three_errors_at_their_columns(tmp_path: Path, monkeypa
 
     assert not documents
     assert [(f.code, str(f.at), f.hint) for f in found] == [
-        ("manifest.missing-field", "f.yaml:4:1", "add `agent_type`: the agent type that does the work, by name"),
         ("manifest.unknown-field", "f.yaml:5:3", "did you mean `agent_type`?"),
         ("manifest.bad-value", "f.yaml:6:12", "for example 90s, 5m or 1h30m"),
         ("manifest.missing-field", "f.yaml:7:12", "add `path`: the report's path"),

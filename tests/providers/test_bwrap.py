@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runner.errors import ProviderFailed
 from runner.providers._bwrap import Recipe, Report, command_not_started, hint, read_report
 
 
@@ -42,3 +43,9 @@ def test_a_command_s_own_environment_wins_over_the_opening_s() -> None:
     words = Recipe({"A": "opening", "B": "opening"}, []).arguments(env={"A": "own"}, cwd="/w", status=3, gate=4)
 
     assert b"\0--setenv\0A\0own\0--setenv\0B\0opening\0" in words
+
+
+@pytest.mark.parametrize(("env", "cwd"), [({"A": "x\0--bind\0/\0/tmp"}, "/w"), ({}, "/w\0--bind")])
+def test_a_nul_never_becomes_another_argument(env: dict[str, str], cwd: str) -> None:
+    with pytest.raises(ProviderFailed, match="NUL"):
+        Recipe({}, []).arguments(env=env, cwd=cwd, status=3, gate=4)

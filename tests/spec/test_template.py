@@ -63,3 +63,10 @@ def test_an_unknown_name_says_what_is_known() -> None:
 def test_a_result_is_bounded() -> None:
     with pytest.raises(BadTemplate, match="more than 8 Mi"):
         template.render("{{ x }}" * 1000, {"x": "a" * 100_000})
+
+
+@pytest.mark.parametrize("character", ["\0", "\ud800"], ids=["NUL", "half a pair"])
+def test_a_value_that_no_command_can_take_is_refused(character: str) -> None:
+    """Behind a NUL in a variable, the rest would be read as arguments of the sandbox."""
+    with pytest.raises(BadTemplate, match=f"U\\+{ord(character):04X}"):
+        template.render("{{ x }}", {"x": f"a{character}b"})

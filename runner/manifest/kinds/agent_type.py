@@ -188,7 +188,7 @@ class Spec(Body):
     script: Script = Field(description="What the script agent plays.")
     prompt: Prompt = Field(description="What the agent is told.")
     policy: str | None = Field(None, description="A policy by name; it adds to that of the run.")
-    env: Environment = Field(description="Variables of every command in the workspace; values are templates.")
+    env: Environment = Field(description="Variables of the agent and its hooks; values are templates.")
     timeouts: Timeouts = Field(description="How long each step may take.")
     stop_budget: Duration = Field(description="How long saving and cleaning up may take once the work has ended.")
     post_hooks: list[Command] = Field(description="Commands after the agent, before those of the run.")

@@ -81,8 +81,8 @@ class Output(Shape):
 class Spec(Body):
     """One piece of work for an agent, and how its result is judged."""
 
-    project: str | None = Field(None, description="The project that it belongs to, by name.")
-    agent_type: str | None = Field(None, description="The agent type that does the work, by name.")
+    project: Text | None = Field(None, description="The project that it belongs to, by name.")
+    agent_type: Text | None = Field(None, description="The agent type that does the work, by name.")
     matrix: Matrix | None = Field(None, description="Several runs out of one.")
     needs: list[Text] = Field(description="Runs that must have succeeded before this one starts.")
     outputs: dict[str, Output] = Field(

@@ -5,6 +5,7 @@ A YAML library's round trip would keep the comments too, but moves them between 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -97,9 +98,10 @@ class Rewrite:
             starts.append(number)
             start = _last(key, value)
         starts.append(start + 1)
+        edges = [bisect_left(self.lines, number, key=lambda line: line.number) for number in starts]
         return {
-            key.value: [line for line in self.lines if first <= line.number < stop]
-            for (key, _), (first, stop) in zip(mapping.value, pairwise(starts), strict=True)
+            key.value: self.lines[first:stop]
+            for (key, _), (first, stop) in zip(mapping.value, pairwise(edges), strict=True)
         }
 
     def spread(self, mapping: MappingNode, column: int) -> Iterator[Line]:

@@ -26,6 +26,7 @@ that may fail say so: ``setup: {on_failure: warn}``. What ``v1`` cannot say yet 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from runner.errors import BadValue, NotConvertible, RunnerError, UnknownField, UnknownKind, nearest, shown
@@ -46,6 +47,7 @@ _WORKSPACE = (
     "allow_network",
 )
 _SPEC = ("agent", "script", "workspace", *_WORKSPACE)
+_HOPELESS = 100  # fields that are not of this version; then the rest is not looked at
 _MAY_FAIL = "setup: {on_failure: warn}"
 _ABSENT = {
     "tools": "remove it: the agent then has every tool, inside its sandbox",
@@ -54,24 +56,24 @@ _ABSENT = {
 
 
 def upgrade(tree: Tree, rewrite: Rewrite) -> tuple[object, list[RunnerError]]:
-    """Rewrite one document as ``runner/v1``."""
+    """Rewrite one document as ``runner/v1``; ``None`` for data means that it has been left half-way."""
     assert isinstance(tree.data, dict)
     data: dict[str, Any] = tree.data
     spec = data.get("spec")
     if data.get("kind") != "AgentType":
         hint = "`runner/v1alpha1` has the kind AgentType only"
         message = f"{tree.written('kind')} is not a kind of `runner/v1alpha1`" if "kind" in data else "there is no kind"
-        return data, [UnknownKind(message, at=tree.place("kind"), hint=hint)]
+        return None, [UnknownKind(message, at=tree.place("kind"), hint=hint)]
     if not isinstance(spec, dict) or not isinstance(spec.get("workspace", {}), dict):
         return data, []
     block: dict[str, Any] = spec.get("workspace", {})
-    found = [*_misplaced(tree, spec, block)]
+    found = [*islice(_misplaced(tree, spec, block), _HOPELESS)]
     flat = {name: value for name, value in spec.items() if name in _WORKSPACE}
     workspace = {**block, **flat}
     prefix = {name: ("spec",) if name in flat else ("spec", "workspace") for name in workspace}
     found += _inexpressible(tree, workspace, prefix)
-    if spec.keys() & block.keys() & set(_WORKSPACE):
-        return data, found
+    if len(found) >= _HOPELESS or spec.keys() & block.keys() & set(_WORKSPACE):
+        return None, found
     if workspace.pop("allow_network", None) is not None:
         parent = tree.mapping(*prefix["allow_network"])
         key, value = next(entry for entry in parent.value if entry[0].value == "allow_network")
@@ -84,8 +86,8 @@ def upgrade(tree: Tree, rewrite: Rewrite) -> tuple[object, list[RunnerError]]:
         workspace["setup"] = {"on_failure": "warn"}
         if not spread:
             rewrite.append(beside, "setup_commands", _MAY_FAIL)
-    if flat:
-        found += _gather(tree, rewrite, _MAY_FAIL if spread and "setup" in workspace else None)
+    if flat and (unmovable := _gather(tree, rewrite, _MAY_FAIL if spread and "setup" in workspace else None)):
+        return None, [*found, unmovable]
     rest = {name: value for name, value in spec.items() if name not in _WORKSPACE}
     return {**data, "spec": {**rest, "workspace": workspace} if workspace else rest}, found
 
@@ -126,7 +128,7 @@ def _inexpressible(
         yield BadValue(message, at=tree.place(*keys), hint="valid choices: false, true")
 
 
-def _gather(tree: Tree, rewrite: Rewrite, more: str | None) -> list[RunnerError]:
+def _gather(tree: Tree, rewrite: Rewrite, more: str | None) -> RunnerError | None:
     """Move the fields of the workspace that stand in ``spec`` into its block, which is given one ``more`` if spread."""
     spec = tree.mapping("spec")
     outer = next(key for key, value in tree.mapping().value if value is spec)
@@ -136,9 +138,9 @@ def _gather(tree: Tree, rewrite: Rewrite, more: str | None) -> list[RunnerError]
         where = "spec" if spec.flow_style else "workspace"
         at = tree.key_place("spec") if spec.flow_style else tree.key_place("spec", "workspace")
         hint = "write each of its fields on a line of its own"
-        return [NotConvertible(f"fields cannot be moved while `{where}` is in braces", at=at, hint=hint)]
+        return NotConvertible(f"fields cannot be moved while `{where}` is in braces", at=at, hint=hint)
     if aliased(spec):
-        return [NotConvertible("fields with aliases cannot be moved", at=tree.key_place("spec"), hint="write them out")]
+        return NotConvertible("fields with aliases cannot be moved", at=tree.key_place("spec"), hint="write them out")
     column = spec.value[0][0].start_mark.column
     entries = rewrite.entries(spec, outer.end_mark.line)
     inner = 2 * column - outer.start_mark.column
@@ -169,4 +171,4 @@ def _gather(tree: Tree, rewrite: Rewrite, more: str | None) -> list[RunnerError]
             ordered += lines
     first = rewrite.lines.index(next(iter(entries.values()))[0])
     rewrite.lines[first : first + sum(map(len, entries.values()))] = ordered
-    return []
+    return None

@@ -20,7 +20,7 @@ async def perform(body: Body, run: Run) -> Outcome:
     await _read_back(body, run, workspace)
     prompt = _prompt(body, run)
     write_new(run.places.directory / "prompt-sent.md", prompt)
-    env = run.variables(workspace.paths) | {name: run.fill(text) for name, text in body.env.items()}
+    env = run.variables(workspace.paths) | run.fill_all(body.env)
     argv = await run.ports.sub_runner(body.agent, _standard(body, run, workspace))
     with open_logs(run.places.logs, STEP) as logs:
         exit = await run_logged(workspace, argv, logs, env=env, stdin=prompt)

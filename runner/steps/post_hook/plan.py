@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runner.plan.model import Step
@@ -14,6 +15,9 @@ NEEDS = (("agent",),)
 
 @dataclass(frozen=True)
 class Body:
+    """``env`` is the agent's: templates, filled when the step starts."""
+
+    env: Mapping[str, str]
     commands: tuple[Command, ...]
     shape: Shape
 
@@ -30,7 +34,7 @@ def plan(spec: RunSpec, facts: Facts) -> Step | None:
         needs=(),
         deadline_seconds=spec.timeouts["post_hook"],
         origin=spec.origins["post_hook"],
-        body=Body(spec.post_hooks, shape),
+        body=Body(spec.env, spec.post_hooks, shape),
         when="ended",
         mounts=mounts_of(shape, spec),
     )

@@ -12,7 +12,7 @@ from runner.steps.setup.plan import command_words
 async def perform(body: Body, run: Run) -> Outcome:
     warnings: list[str] = []
     workspace = await run.open(body.shape)
-    env = run.variables(workspace.paths)
+    env = run.variables(workspace.paths) | run.fill_all(body.env)
     with open_logs(run.places.logs, "post_hook") as logs:
         for argv in body.commands:
             exit = await run_logged(workspace, argv, logs, env=env)

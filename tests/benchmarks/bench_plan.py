@@ -1,0 +1,119 @@
+"""Cost of a plan: specs compiled, written as canonical JSON, digest and longest path; and doit's list beside it.
+
+Run: python tests/benchmarks/bench_plan.py. Figures are CPU beyond start; compare rows of one run only.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
+
+import trio
+
+from runner.app.planning import make_plan
+from runner.compiler import compile_plan
+from runner.manifest.load import defaults, load
+from runner.plan.graph import Graph
+from runner.plan.model import Step, digest
+from runner.settings import Settings
+from runner.spec.model import Facts, RunSpec
+from runner.spec.resolve import resolve
+from runner.spec.select import select
+
+MANIFESTS = """
+apiVersion: runner/v1
+kind: AgentType
+metadata: {name: worker}
+spec:
+  agent: script
+  script: {files: [{path: run.sh, content: "true\\n"}]}
+  workspace: {enabled: true, providers: [process], setup_commands: [make deps, make tools]}
+  post_hooks: [[make, clean]]
+---
+apiVersion: runner/v1
+kind: IncidentRun
+metadata: {name: work}
+spec:
+  agent_type: worker
+  prompt: Fix it.
+  verify: {files: {required: [README]}, commands: [{run: [make, check]}]}
+"""
+
+DODO = """
+DOIT_CONFIG = {{"verbosity": 0}}
+def noop(): pass
+def task_n():
+    for i in range({count}):
+        yield {{"name": str(i), "actions": [noop], "task_dep": ["n:%d" % (i - 1)] if i else []}}
+"""
+
+
+def one_spec(folder: Path) -> tuple[RunSpec, Facts]:
+    """The spec of one run of nine steps, and its Facts."""
+    (folder / "bench.runner.yaml").write_text(MANIFESTS)
+    settings = Settings.from_env({"RUNNER_HOME": str(folder / "home")})
+    planned = trio.run(make_plan, folder, settings)
+    documents, _ = load(folder)
+    (selected,), _ = select(documents, defaults())
+    spec, findings = resolve(selected, settings, planned.facts, {})
+    assert not findings
+    return spec, planned.facts
+
+
+def compiled(spec: RunSpec, facts: Facts, steps: int) -> tuple[float, int]:
+    """CPU seconds to plan about so many steps, as many runs, each needing the one before; and their number."""
+    runs = max(1, steps // 9)
+    names = [f"run{n}" for n in range(runs)]
+    specs = [replace(spec, name=name, group=name, needs=(names[n - 1],) if n else ()) for n, name in enumerate(names)]
+    began = time.process_time()
+    plan, findings = compile_plan(specs, facts, documents={}, settings={})
+    assert not findings
+    digest(plan.document())
+    return time.process_time() - began, sum(len(run.steps) for run in plan.runs)
+
+
+def graph(steps: int) -> float:
+    """CPU seconds to order a mesh of so many steps, and to find its longest path."""
+    nodes = [
+        Step(str(n), "x", "x", "work", tuple(str(n - k) for k in (1, 7, 100) if n >= k), 1.0, "a:1", None)
+        for n in range(steps)
+    ]
+    began = time.process_time()
+    made = Graph({node.id: node.needs for node in nodes})
+    made.order()
+    made.longest({node.id: node.deadline_seconds for node in nodes})
+    return time.process_time() - began
+
+
+def doit(count: int) -> float:
+    """CPU seconds that ``doit list --all`` takes beyond that of one task."""
+
+    def cost(tasks: int) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "dodo.py").write_text(DODO.format(count=tasks))
+            before = getrusage(RUSAGE_CHILDREN)
+            command = [sys.executable, "-m", "doit", "list", "--all", "--quiet"]
+            subprocess.run(command, cwd=folder, check=True, capture_output=True)
+            after = getrusage(RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return cost(count) - cost(1)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        spec, facts = one_spec(Path(folder))
+    print(f"{'steps':>8} {'plan ms':>9} {'graph ms':>9} {'peak MiB':>9} {'doit list ms':>13}")
+    for count in (1_000, 10_000, 100_000):
+        took, steps = min(compiled(spec, facts, count) for _ in range(3 if count < 100_000 else 1))
+        peak = getrusage(RUSAGE_SELF).ru_maxrss / 1024
+        print(f"{steps:>8} {took * 1e3:>9.0f} {graph(count) * 1e3:>9.0f} {peak:>9.0f} {doit(count) * 1e3:>13.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""Saved plans, homes, stores and logs that are not what they should be: a code, and never a traceback or a wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.bad import Make, committed, refused, say
+from tests.situations import Project, git
+
+LOCAL = "repo_source: {type: local, path: repo}"
+
+
+@pytest.fixture
+def plan(project: Project) -> Path:
+    """A saved plan of one run with a repository."""
+    committed(project)
+    project.script("cat README", workspace=LOCAL)
+    file = project.folder / "plan.json"
+    said = say(project, "plan", project.folder, "--save", file)
+    assert said.code == 0, said.err
+    return file
+
+
+Edit = Callable[[dict[str, Any]], object]
+
+TAMPERED: dict[str, tuple[Edit, str]] = {
+    "18 another digest": (lambda c: c.update(digest="sha256:0"), "plan.stale"),
+    "another format": (lambda c: c.update(format="runner/plan/v9"), "plan.unreadable"),
+    "no format": (lambda c: c.pop("format"), "plan.unreadable"),
+    "a number for a digest": (lambda c: c.update(digest=5), "plan.unreadable"),
+    "a number for the manifests": (lambda c: c.update(manifests=5), "plan.unreadable"),
+    "manifests with a NUL": (lambda c: c.update(manifests="a\0b"), "plan.unreadable"),
+    "manifests elsewhere": (lambda c: c.update(manifests="/nowhere"), "manifest.unreadable"),
+    "a number for a commit": (lambda c: c["pinned"]["commits"]["work"].update(commit=5), "plan.unreadable"),
+    "84 an option for a commit": (
+        lambda c: c["pinned"]["commits"]["work"].update(commit="--output=x"),
+        "git.ref",
+    ),
+    "84 forty zeros": (lambda c: c["pinned"]["commits"]["work"].update(commit="0" * 40), "plan.stale"),
+    "more isolation than there is": (lambda c: c["pinned"]["probes"]["local"].update(isolation="vm"), "plan.stale"),
+    "a probe that is none": (lambda c: c["pinned"].update(probes={"local": 5}), "plan.unreadable"),
+    "no request": (lambda c: c.pop("request"), "plan.unreadable"),
+    "a number for a run": (lambda c: c["request"].update(only=5), "plan.unreadable"),
+    "a request of another kind": (lambda c: c.update(request=[]), "plan.unreadable"),
+}
+
+
+@pytest.mark.parametrize(("edit", "code"), TAMPERED.values(), ids=TAMPERED)
+def test_a_plan_that_was_tampered_with_is_refused(project: Project, plan: Path, edit: Edit, code: str) -> None:
+    content = json.loads(plan.read_text())
+    edit(content)
+    plan.write_text(json.dumps(content))
+
+    said = refused(project, "apply", plan)
+
+    assert (said.code, said.errors) == (2, [code])
+    assert not (project.folder / "x").exists()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:300]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"[" * 200_000),
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: path.write_bytes(b"[]"),
+        lambda path: path.unlink(),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+        lambda path: (path.unlink(), path.symlink_to(path.name)),
+    ],
+    ids=["cut", "empty", "deep", "not UTF-8", "list", "missing", "FIFO", "folder", "device", "circle"],
+)
+def test_a_file_that_is_no_plan_is_refused(project: Project, plan: Path, make: Make) -> None:
+    make(plan)  # type: ignore[arg-type]
+
+    said = refused(project, "apply", plan)
+
+    assert (said.code, said.errors) == (2, ["plan.unreadable"])
+
+
+def test_a_plan_whose_manifests_are_gone_is_refused(project: Project, plan: Path) -> None:
+    (project.folder / "all.runner.yaml").unlink()
+
+    assert refused(project, "apply", plan).code == 2
+
+
+def test_a_plan_whose_commit_is_gone_is_stale(project: Project, plan: Path) -> None:
+    repo = project.folder / "repo"
+    git(repo, "commit", "-q", "--amend", "-m", "another")
+    git(repo, "reflog", "expire", "--expire=now", "--all")
+    git(repo, "gc", "-q", "--prune=now")
+
+    said = refused(project, "apply", plan)
+
+    assert (said.code, said.errors) == (2, ["plan.stale"])
+    assert "= hint: plan again" in said.err
+
+
+@pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), Path.mkdir], ids=["FIFO", "folder"])
+def test_a_plan_is_not_saved_over_what_is_no_file(project: Project, make: Make) -> None:
+    """As root, renaming a plan over a device would leave the host without it."""
+    project.script("")
+    target = project.folder / "there.json"
+    make(target)  # type: ignore[arg-type]
+    before = target.stat()
+
+    said = refused(project, "plan", project.folder, "--save", target)
+
+    assert (said.code, said.errors) == (2, ["plan.unreadable"])
+    assert target.stat().st_ino == before.st_ino
+
+
+@pytest.mark.parametrize("name", [".", "/", "plan.txt", "missing/plan.json"])
+def test_a_plan_is_saved_only_where_apply_will_find_it(project: Project, name: str) -> None:
+    project.script("")
+
+    said = refused(project, "plan", project.folder, "--save", name)
+
+    assert (said.code, said.errors) == (2, ["plan.unreadable"])
+
+
+# --- homes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "home",
+    ["agent.sh", "agent.sh/below", "a" * 300, "/proc/none"],
+    ids=["a file", "below a file", "too long", "proc"],
+)
+def test_a_home_that_can_not_be_is_said_so(project: Project, home: str) -> None:
+    project.script("echo ran")
+    project.env["RUNNER_HOME"] = os.path.join(project.folder, home)
+
+    done = project.runner("apply", str(project.folder))
+
+    assert done.code == 4
+    assert "error[store.failed]" in done.err
+    assert "= hint: set RUNNER_HOME" in done.err
+    assert project.runner("runs", "list").code == 0
+    assert project.runner("runs", "show", "last").code == 6
+
+
+@pytest.fixture
+def full_disk(project: Project) -> Iterator[Callable[[int], Path]]:
+    """A file system of so many KiB; made and removed outside of the test's own mounts."""
+    made: list[Path] = []
+
+    def make(kibibytes: int) -> Path:
+        place = project.home.parent / f"disk-{kibibytes}"
+        place.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(place)], check=True)
+        made.append(place)
+        return place / "state"
+
+    yield make
+    for place in made:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system takes root")
+@pytest.mark.parametrize("kibibytes", [4, 100, 160, 300])
+def test_a_full_disk_is_an_error_of_the_platform(
+    project: Project, full_disk: Callable[[int], Path], kibibytes: int
+) -> None:
+    """Wherever the space ends: exit 4 in words, or a run that failed for it."""
+    project.script("echo ran")
+    project.env["RUNNER_HOME"] = str(full_disk(kibibytes))
+
+    done = project.runner("apply", str(project.folder))
+
+    assert done.code in (0, 4)
+    assert "Traceback" not in done.err + done.out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system takes root")
+@pytest.mark.parametrize("script", ["yes | head -c 4000000", "yes | head -c 4000000 > much; echo more"])
+def test_an_agent_that_fills_the_disk_ends_its_run_in_words(
+    project: Project, full_disk: Callable[[int], Path], script: str
+) -> None:
+    """Cases 108 and 137."""
+    project.script(script)
+    project.env["RUNNER_HOME"] = str(full_disk(1_000))
+
+    done = project.runner("apply", str(project.folder))
+
+    assert done.code in (1, 4)
+    assert "Traceback" not in done.err + done.out
+
+
+# --- stores ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ran(project: Project) -> Project:
+    """A project with one run in its store, whose agent printed what a terminal would obey."""
+    project.script(r"printf 'plain \033]52;c;aGk=\007 \302\233 \342\200\256 \377 \000 end\n'")
+    done = project.runner("apply", str(project.folder))
+    assert done.code == 0, done.out + done.err
+    return project
+
+
+def database(project: Project) -> Path:
+    return project.home / "state" / "state.db"
+
+
+def statement(sql: str) -> Make:
+    def make(project: Project) -> None:
+        with sqlite3.connect(database(project)) as connection:
+            connection.execute(sql)
+        connection.close()
+
+    return make
+
+
+def overwritten(content: bytes) -> Make:
+    def make(project: Project) -> None:
+        for file in database(project).parent.glob("state.db-*"):
+            file.unlink()
+        database(project).write_bytes(content)
+
+    return make
+
+
+def replaced(make_other: Callable[[Path], object]) -> Make:
+    def make(project: Project) -> None:
+        database(project).unlink()
+        make_other(database(project))
+
+    return make
+
+
+DAMAGED = {
+    "no database": (overwritten(b"junk" * 999), "store.damaged"),
+    "a folder": (replaced(Path.mkdir), "store.damaged"),
+    "a FIFO": (replaced(os.mkfifo), "store.damaged"),
+    "a newer schema": (statement("UPDATE meta SET schema_version = 99"), "store.too-new"),
+    "an event that is no JSON": (statement("UPDATE events SET body = '{'"), "store.damaged"),
+    "an event of no known type": (statement("UPDATE events SET type = 'X' WHERE seq = 2"), "store.damaged"),
+    "no first event": (statement("DELETE FROM events WHERE seq = 1"), "store.damaged"),
+}
+
+
+@pytest.mark.parametrize(("damage", "code"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_store_is_said_so_and_left_alone(ran: Project, damage: Make, code: str) -> None:
+    """Case 198."""
+    damage(ran)
+
+    said = say(ran, "runs", "show", "last")
+
+    assert (said.code, said.errors) == (7, [code])
+    assert "= hint:" in said.err
+    assert database(ran).exists()
+
+
+def test_without_a_store_there_are_no_runs_and_none_is_made(project: Project) -> None:
+    assert say(project, "runs", "list").code == 0
+    for verb in ("show", "logs", "patch"):
+        assert refused(project, "runs", verb, "last").code == 6
+
+
+@pytest.mark.parametrize("run", ["nope", "", "-", "../..", "%", "\x1b[31m", "a" * 5_000])
+def test_a_run_that_is_not_there_is_not_found(ran: Project, run: str) -> None:
+    said = say(ran, "runs", "show", "--", run)
+
+    assert said.code in (0, 6)  # the empty prefix means the only run
+    assert said.code == 0 or said.errors == ["store.unknown-run"]
+
+
+def test_a_prefix_of_several_runs_lists_them(ran: Project) -> None:
+    ran.runner("apply", str(ran.folder))
+
+    said = say(ran, "runs", "show", "")
+
+    assert (said.code, said.errors) == (6, ["store.unknown-run"])
+    assert "one of:" in said.err
+
+
+def test_a_step_that_is_not_there_is_not_found(ran: Project) -> None:
+    said = say(ran, "runs", "logs", "last", "agnt")
+
+    assert (said.code, said.errors) == (6, ["store.unknown-run"])
+    assert "did you mean `agent`?" in said.err
+
+
+def test_a_patch_whose_file_is_gone_is_not_found(project: Project) -> None:
+    project.script("echo x > made", run="snapshot: {}")
+    _, record = project.apply()
+    (project.directory(record) / "work.patch").unlink()
+
+    said = say(project, "runs", "patch", "last")
+
+    assert (said.code, said.errors) == (6, ["store.unknown-run"])
+
+
+# --- terminals -------------------------------------------------------------------------------------
+
+
+def on_a_terminal(project: Project, *arguments: str) -> bytes:
+    """What the command writes to a terminal, colours and all."""
+    ours, theirs = pty.openpty()
+    env = {"PATH": os.environ["PATH"], "HOME": str(project.home), "RUNNER_HOME": str(project.home / "state")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runner", *arguments],
+        cwd=project.folder,
+        env={**env, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"},
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(ours, 1 << 16)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        seen += chunk
+    os.close(ours)
+    assert process.wait(60) == 0, seen
+    return seen
+
+
+def test_logs_on_a_terminal_are_escaped_and_raw_in_a_file(ran: Project) -> None:
+    """Case 134."""
+    seen = on_a_terminal(ran, "runs", "logs", "last", "agent")
+
+    assert b"\x1b" not in seen
+    assert b"\x07" not in seen
+    assert b"\x00" not in seen
+    assert "\u202e" not in seen.decode()
+    assert "\x9b" not in seen.decode()
+    assert rb"\x1b]52;c;aGk=\x07" in seen
+    raw = next((ran.home / "state" / "runs").glob("*/logs/agent.stdout")).read_bytes()
+    assert b"\x1b]52;c;aGk=\x07" in raw
+
+
+def test_json_on_a_terminal_has_no_character_to_obey(project: Project) -> None:
+    project.script(r"printf 'x' > $RUNNER_OUTPUT/a; printf 'bad \302\233 31m\n' >&2; exit 1")
+    project.runner("apply", str(project.folder))
+
+    seen = on_a_terminal(project, "runs", "show", "last", "--output", "json")
+
+    assert seen.replace(b"\r\n", b"").isascii()
