@@ -12,6 +12,7 @@ import runner.errors
 from runner import plugins
 from runner.cli.main import BUG, main
 from runner.cli.output import Output
+from runner.cli.verbs.plan import DIFFERS
 from runner.errors import RunnerError
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +43,7 @@ def test_the_exit_codes_of_the_readme_are_the_exit_codes() -> None:
     errors = [cls for cls in vars(runner.errors).values() if isinstance(cls, type) and issubclass(cls, RunnerError)]
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
 
-    assert told == {cls.exit_code for cls in errors} | {0, 1, BUG, 124, 130}
+    assert told == {cls.exit_code for cls in errors} | {0, 1, DIFFERS, BUG, 124, 130}
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

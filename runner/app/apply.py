@@ -33,13 +33,11 @@ from runner.record import RunRecord
 from runner.settings import Settings, shipped
 from runner.steps._disk import read_beneath
 from runner.steps._run import Places, Ports
+from runner.steps.verify.run import MAX_OUTPUT
 from runner.store.sqlite import open_store
 
 # What would end a program by default and can be caught; HUP ends nothing, since a lost terminal is no decision.
 FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
-
-
-MAX_OUTPUT = 1 << 20  # bytes of a file that a later run reads
 
 
 def make_home(settings: Settings) -> None:

@@ -12,7 +12,7 @@ from time import monotonic
 
 import pytest
 
-from tests.situations import Done, Project, git, step
+from tests.situations import Done, Project, document, git, step
 
 LOCAL = "repo_source: {type: local, path: repo}"
 
@@ -211,6 +211,23 @@ def test_setup_commands_run_on_the_bare_host_as_well(project: Project) -> None:
 
     assert done.code == 0, done.out + done.err
     assert project.logs("agent") == "ready\n"
+
+
+def test_an_output_with_a_nul_gives_the_next_sandbox_no_argument(project: Project) -> None:
+    """Case 31: what one agent wrote goes into a variable of another, and only the values are known too late to plan."""
+    project.script(r"printf 'a\0--bind\0/\0/tmp' > $RUNNER_OUTPUT/x.txt", run="outputs: {x: {file: x.txt}}")
+    manifest = project.folder / "all.runner.yaml"
+    reader = "agent: script\nscript: {path: agent.sh}\nenv: {A: '{{ outputs.work.x }}'}\n"
+    reader += "workspace: {enabled: true, providers: [local]}"
+    more = document("AgentType", "reader", reader), document("IncidentRun", "next", "agent_type: reader\nneeds: [work]")
+    manifest.write_text("---\n".join([manifest.read_text(), *more]))
+
+    done, record = project.apply()
+
+    assert done.code == 4
+    assert "U+0000" in plain(done)
+    assert record["name"] == "next"
+    assert step(record, "agent")["status"] == "failed"
 
 
 # --- sources ---------------------------------------------------------------------------------------

@@ -82,9 +82,10 @@ def test_a_run_whose_need_failed_is_not_started_and_says_so(project: Project) ->
     assert "needs first, which failed" in done.out
 
 
-def test_a_missing_output_fails_the_run_that_promised_it(project: Project) -> None:
+@pytest.mark.parametrize("script", ["true", "head -c 2000000 /dev/zero > $RUNNER_OUTPUT/x.md"], ids=["none", "2 MB"])
+def test_an_output_that_can_not_be_read_fails_the_run_that_promised_it(project: Project, script: str) -> None:
     project.write(
-        worker(project, "a", "true"), document("IncidentRun", "work", "agent_type: a\noutputs: {x: {file: x.md}}")
+        worker(project, "a", script), document("IncidentRun", "work", "agent_type: a\noutputs: {x: {file: x.md}}")
     )
 
     done, record = project.apply()

@@ -25,6 +25,7 @@ from runner.steps.verify.plan import Body
 
 STEP = "verify"
 MAX_REPORT = 16 << 20  # bytes
+MAX_OUTPUT = 1 << 20  # bytes of a file that a later run reads
 
 
 @dataclass
@@ -51,17 +52,17 @@ async def perform(body: Body, run: Run) -> Outcome:
     if verify.report is not None:
         check_report(verify.report, run, results)
     for path in body.outputs:
-        check_report(ReportCheck(path, 0, ()), run, results)
+        check_report(ReportCheck(path, 0, ()), run, results, most=MAX_OUTPUT)
     if verify.needs_tree:
         await _check_tree(body, run, results)
     return results.outcome()
 
 
-def check_report(wanted: ReportCheck, run: Run, results: Results) -> None:
+def check_report(wanted: ReportCheck, run: Run, results: Results, *, most: int = MAX_REPORT) -> None:
     """The report that the manifest asks for is the evidence; an agent's exit status is not."""
     _, handle = run.require()
     try:
-        text = read_beneath(handle.private / "output", wanted.path, MAX_REPORT).decode(errors="replace")
+        text = read_beneath(handle.private / "output", wanted.path, most).decode(errors="replace")
     except (OSError, RunnerError) as error:
         results.no_evidence = True
         results.add(False, f"report {wanted.path}: {getattr(error, 'strerror', None) or error}")
