@@ -11,7 +11,6 @@ from types import ModuleType
 import runner.steps
 from runner import plugins
 from runner.errors import IsolationTooWeak, NotEnforced, ProviderUnavailable, RunnerError, Unenforceable
-from runner.manifest.text import collector_paused
 from runner.plan.graph import Graph
 from runner.plan.model import FORMAT, Plan, RunPlan, Step, digest
 from runner.ports.provider import Probe
@@ -135,7 +134,6 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-@collector_paused()  # many steps and no cycles
 def compile_plan(
     specs: Sequence[RunSpec], facts: Facts, *, documents: object, settings: object
 ) -> tuple[Plan, list[RunnerError]]:
