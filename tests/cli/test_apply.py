@@ -408,3 +408,35 @@ def test_one_bad_document_means_that_nothing_is_applied(project: Project) -> Non
     assert done.code == 2
     assert "did you mean `good`?" in done.err
     assert not (project.home / "state").exists()
+
+
+@pytest.mark.scenario("BEY-04")
+def test_an_error_shows_file_line_column_the_value_and_what_to_write_instead(project: Project) -> None:
+    project.script("true", workspace="setup: {on_failure: wran}")
+
+    done = project.runner("apply", str(project.folder))
+
+    assert done.code == 2
+    written = (project.folder / "all.runner.yaml").read_text().split("\n")
+    line = next(number for number, text in enumerate(written, start=1) if "wran" in text)
+    assert done.err == (
+        "error[manifest.bad-value]: `wran` is not a valid choice\n"
+        f"  --> {project.folder}/all.runner.yaml:{line}:25\n"
+        "   |\n"
+        f"{line} |     setup: {{on_failure: wran}}\n"
+        "   |                         ^^^^\n"
+        "   = hint: did you mean `warn`?\n"
+    )
+
+
+@pytest.mark.scenario("WSM-27")
+@pytest.mark.parametrize("path", ["missing", "agent.sh"], ids=["does not exist", "is not a directory"])
+def test_a_local_source_that_can_not_be_one_is_a_clear_error(project: Project, path: str) -> None:
+    project.script("true", workspace=f"repo_source: {{type: local, path: {path}}}")
+
+    done = project.runner("apply", str(project.folder))
+
+    assert done.code == 2
+    assert "error[git.source]" in done.err
+    assert path in done.err
+    assert "all.runner.yaml:" in done.err

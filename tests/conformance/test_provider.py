@@ -373,7 +373,7 @@ async def test_a_command_that_is_being_stopped_is_killed_when_its_sandbox_closes
         over.set()
 
     async with trio.open_nursery() as nursery, took_at_most(5):
-        async with make(place.kind, place.home, grace=60).open(place.handle, Opening()) as workspace:
+        async with make(place.kind, place.home, grace=7).open(place.handle, Opening()) as workspace:
             await nursery.start(command, workspace)
             stopping.cancel()
             await trio.sleep(0.2)
