@@ -15,12 +15,15 @@ WIDEST = 1_000  # characters of a line
 _WORDS = {Status.SUCCEEDED: "SUCCEEDED", Status.FAILED: "FAILED", Status.CANCELLED: "CANCELLED"}
 
 
-def render_run(record: RunRecord, directory: Path) -> str:
-    """The report of one run, with what a terminal could obey escaped; ends without a line break."""
-    return "\n".join(printable(line, WIDEST) for line in _lines(record, directory))
+def render_run(record: RunRecord, directory: Path, *, brief: bool = False) -> str:
+    """The report of one run, with what a terminal could obey escaped; ends without a line break.
+
+    A ``brief`` one leaves out the steps that went well, for whoever has watched them.
+    """
+    return "\n".join(printable(line, WIDEST) for line in _lines(record, directory, brief))
 
 
-def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
+def _lines(record: RunRecord, directory: Path, brief: bool) -> Iterator[str]:
     word = _WORDS.get(record.status, record.status.value.upper())
     taken = f" in {duration(record.seconds)}" if record.seconds is not None else ""
     yield f"{word} {record.name}{taken}   run {record.id}"
@@ -30,7 +33,8 @@ def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
     for _, message in record.warnings:
         yield f"  warning    {message}"
     for name, step in record.steps.items():
-        yield from _step(name, step)
+        if not brief or (step.outcome is not None and not step.outcome.ok):
+            yield from _step(name, step)
     yield from _places(record, directory)
     for left in record.left:
         yield f"  LEFT BEHIND  {left}"

@@ -58,5 +58,5 @@ def main(args: Namespace, out: Output) -> int:
 
         for record in records:
             out.line()
-            out.line(render_run(record, settings.home / "runs" / record.id))
+            out.line(render_run(record, settings.home / "runs" / record.id, brief=not out.live))
     return max((record.exit_code or 0 for record in records), default=0)
