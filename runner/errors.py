@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import ClassVar, Literal
 
 
@@ -77,6 +76,8 @@ def printable(text: str, limit: int = 200) -> str:
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Hint text for a word that is not among ``choices``: the near miss first, else all of them."""
+    from difflib import get_close_matches
+
     known = sorted(choices)
     close = get_close_matches(word, known, n=1, cutoff=0.6)
     if close:

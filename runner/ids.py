@@ -42,8 +42,3 @@ def run_id(entropy: bytes) -> str:
     """Twelve characters out of at least eight random bytes."""
     number = int.from_bytes(entropy[:8], "big") >> 4
     return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(55, -1, -5))
-
-
-def resource_name(run: str, attempt: int, kind: str) -> str:
-    """The name of an external resource, known before it exists, so that a crash leaves nothing nameless."""
-    return f"runner-{run}-{attempt}-{kind}"

@@ -80,6 +80,14 @@ def test_help_and_version_import_nothing_heavy(arguments: tuple[str, ...]) -> No
     assert not loaded_by(*arguments) & HEAVY
 
 
+def test_validate_imports_only_what_its_documents_need() -> None:
+    """Text with plain lookups needs no jinja, a pattern without brackets and braces no wcmatch."""
+    manifest = ROOT.parent / "manifests" / "quickstart" / "selftest.runner.yaml"
+    rooms = {f"runner.{room}" for room in ("compiler", "engine", "git", "ports", "report", "store")}
+
+    assert not loaded_by("validate", str(manifest)) & (HEAVY - {"pydantic", "ruamel"} | rooms | {"difflib", "wcmatch"})
+
+
 def test_importing_prints_nothing_and_makes_no_files(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import runner.app.apply"],

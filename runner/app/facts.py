@@ -10,15 +10,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import runner.providers
 from runner import plugins
 from runner.errors import BadValue, RunnerError, StalePlan, UnknownCommit, UnknownPlugin, nearest, shown
-from runner.ports.git import Git
-from runner.ports.provider import Probe, Provider
 from runner.settings import Settings
 from runner.spec.model import CommitFact, ContextFile, Facts
 from runner.spec.resolve import Wanted
+
+if TYPE_CHECKING:
+    from runner.ports.git import Git
+    from runner.ports.provider import Probe, Provider
 
 MAX_FILE = 16 << 20  # bytes of one context file
 MAX_FILES = 1_000  # of an incident, directories counted

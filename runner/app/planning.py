@@ -16,7 +16,7 @@ from runner.manifest.load import DEFAULTS, Document, defaults, load
 from runner.plan.model import Plan
 from runner.settings import Settings
 from runner.spec.model import Facts, RunSpec
-from runner.spec.resolve import Outputs, dropped_defaults, resolve, untrusted_faults, wanted
+from runner.spec.resolve import dropped_defaults, outputs_of, resolve, untrusted_faults, wanted
 from runner.spec.select import Selected, select
 from runner.spec.select import only as only_run
 
@@ -104,10 +104,6 @@ def _tightened(selected: Selected) -> Selected:
     """A selection whose policies cannot loosen the built-in one: that one holds beside them."""
     others = [policy for policy in selected.policies if policy is not defaults()["Policy"]]
     return replace(selected, policies=(*others, defaults()["Policy"]))
-
-
-def outputs_of(chosen: Sequence[Selected]) -> Outputs:
-    return {s.group: (tuple(s.spec.outputs), s.spec.matrix is not None) for s in chosen}
 
 
 def _written(chosen: Sequence[Selected]) -> dict[str, Document]:

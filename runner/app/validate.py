@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.app.facts import context_file, provider_names
-from runner.app.planning import outputs_of
 from runner.errors import (
     BadEncoding,
     BadSyntax,
@@ -30,7 +29,7 @@ from runner.manifest.kinds.incident_run import Task
 from runner.manifest.load import Document, defaults, survey
 from runner.settings import Settings
 from runner.spec.model import Facts
-from runner.spec.resolve import Wanted, complaints, dropped_defaults, resolve, wanted
+from runner.spec.resolve import Wanted, complaints, dropped_defaults, outputs_of, resolve, wanted
 from runner.spec.select import Selected, select
 
 _NO_DOCUMENT = (BadEncoding, BadSyntax, OverBudget, PathEscape, UnreadableManifest)  # that it could be known by name

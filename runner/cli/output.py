@@ -29,9 +29,9 @@ class Output:
 
     def findings(self, findings: Sequence[RunnerError]) -> None:
         """Errors and warnings, on standard error, so that a plan's JSON stays JSON."""
-        from runner.report.diagnostics import render
-
         if findings:
+            from runner.report.diagnostics import render
+
             print(render(findings, colour=self.stderr.isatty()), file=self.stderr, flush=True)
 
 

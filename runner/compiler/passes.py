@@ -26,7 +26,7 @@ class Draft:
     findings: tuple[RunnerError, ...] = ()
 
     def found(self, *findings: RunnerError) -> Draft:
-        return replace(self, findings=(*self.findings, *findings))
+        return replace(self, findings=(*self.findings, *findings)) if findings else self
 
 
 Pass = Callable[[Draft], Draft]
@@ -40,16 +40,20 @@ def add_steps(draft: Draft) -> Draft:
 
 def connect_needs(draft: Draft) -> Draft:
     """Of the kinds that can stand for a need, the best one that is present is the need."""
-    present = {step.kind for step in draft.steps}
-
-    def needs(step: Step) -> tuple[str, ...]:
-        choices = _kinds()[step.kind].NEEDS
-        found = (next((kind for kind in choice if kind in present), None) for choice in choices)
-        return tuple(kind for kind in found if kind is not None)
-
+    needs = _needs(frozenset(step.kind for step in draft.steps))
     return replace(
-        draft, steps=tuple(replace(step, needs=found) if (found := needs(step)) else step for step in draft.steps)
+        draft, steps=tuple(replace(step, needs=found) if (found := needs[step.kind]) else step for step in draft.steps)
     )
+
+
+@cache
+def _needs(present: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
+    """What each kind needs in a run of these kinds; most runs of a plan have the same ones."""
+
+    def best(choice: Sequence[str]) -> list[str]:
+        return [kind for kind in choice if kind in present][:1]
+
+    return {kind: tuple(need for choice in _kinds()[kind].NEEDS for need in best(choice)) for kind in present}
 
 
 def bound_deadlines(draft: Draft) -> Draft:
@@ -117,10 +121,15 @@ def demand_availability(draft: Draft) -> Draft:
 def order_stably(draft: Draft) -> Draft:
     """Equal specs give equal plans."""
     steps = {step.id: step for step in draft.steps}
-    settle = {step.id for step in draft.steps if step.phase == "settle"}
-    order = Graph({id: step.needs for id, step in steps.items()}).order()
-    ranked = sorted(order, key=lambda id: id in settle)
-    return replace(draft, steps=tuple(steps[id] for id in ranked))
+    order = _order(tuple((step.id, step.phase, step.needs) for step in draft.steps))
+    return replace(draft, steps=tuple(steps[id] for id in order))
+
+
+@cache
+def _order(nodes: tuple[tuple[str, str, tuple[str, ...]], ...]) -> tuple[str, ...]:
+    """The ids of steps, each after what it needs, those that settle last."""
+    settle = {id for id, phase, _ in nodes if phase == "settle"}
+    return tuple(sorted(Graph({id: needs for id, _, needs in nodes}).order(), key=settle.__contains__))
 
 
 PASSES: tuple[Pass, ...] = (

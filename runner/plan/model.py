@@ -24,7 +24,7 @@ BUILT_IN = "built-in"  # the origin of what nobody can choose
 DEFAULTS = "defaults"  # the origin of what manifests/defaults decides
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Mounted:
     """A path that the commands of a step see; ``/workspace`` holds those that are relative."""
 
@@ -33,7 +33,7 @@ class Mounted:
     origin: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """One node. ``body`` is the frozen value of the step's kind; ``origin`` the manifest line that asked for it.
 
@@ -192,14 +192,51 @@ def _fields(kind: type) -> tuple[tuple[str, ...], Callable[[object], tuple[Any, 
     if not is_dataclass(kind):
         raise TypeError(f"{kind.__name__} has no JSON form")
     names = tuple(f.name for f in fields(kind))
+    return names, _reader(names)
+
+
+@cache
+def _form(kind: type) -> tuple[str, Callable[[object], tuple[Any, ...]]]:
+    """A dataclass as JSON with sorted keys and a ``%s`` for each field, and what reads the fields in that order."""
+    names = tuple(sorted(_fields(kind)[0]))
+    return "{" + ",".join(f'"{name}":%s' for name in names) + "}", _reader(names)
+
+
+def _reader(names: tuple[str, ...]) -> Callable[[object], tuple[Any, ...]]:
     if len(names) < 2:
-        return names, lambda value: tuple(getattr(value, name) for name in names)
-    return names, attrgetter(*names)
+        return lambda value: tuple(getattr(value, name) for name in names)
+    return attrgetter(*names)
+
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
 def canonical(value: object) -> bytes:
-    """One spelling for one value: sorted keys, no white space, UTF-8."""
-    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    """One spelling for one value: ``plain`` as JSON with sorted keys, no white space, UTF-8.
+
+    Written without making the plain form, and the lists, mappings and words that many steps share only once.
+    """
+    known: dict[int, str] = {}  # by identity, which is safe while ``value`` holds all that is in it
+
+    def text(value: Any) -> str:
+        if (found := known.get(id(value))) is not None:
+            return found
+        kind: Any = type(value)
+        shape = _shape(kind)
+        if shape is plain_fields:
+            form, read = _form(kind)
+            return form % tuple(map(text, read(value)))
+        if shape is _plain_items:
+            made = "[" + ",".join(map(text, value)) + "]"
+        elif shape is _plain_mapping:
+            items = {str(plain(key)): item for key, item in value.items()}
+            made = "{" + ",".join(f"{_encode(key)}:{text(items[key])}" for key in sorted(items)) + "}"
+        else:
+            made = _encode(shape(value))
+        known[id(value)] = made
+        return made
+
+    return text(value).encode()
 
 
 def digest(value: object) -> str:

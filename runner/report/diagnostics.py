@@ -7,10 +7,10 @@ terminal draws them, where East Asian characters take two.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 
 from runner.errors import Place, RunnerError, in_order, shown
+from runner.report.words import columns
 
 COLUMNS = 160  # of a shown source line, gutter and all
 MESSAGE = 4096  # characters of a message or hint
@@ -74,7 +74,7 @@ def _snippet(place: Place, room: int) -> tuple[str, str, str]:
     value = place.column - 1
     start = max(0, value - room)
     cells = [_cell(character) for character in place.text[start : value + room]]
-    widths = [_width(cell) for cell in cells]
+    widths = [columns(cell) for cell in cells]
     value -= start
     head, tail = 0, len(cells)
     if start or start + tail < len(place.text) or sum(widths) > room:
@@ -93,11 +93,3 @@ def _snippet(place: Place, room: int) -> tuple[str, str, str]:
 
 def _cell(character: str) -> str:
     return " " * TAB if character == "\t" else shown(character)
-
-
-def _width(cell: str) -> int:
-    if len(cell) > 1 or cell.isascii():
-        return len(cell)
-    if unicodedata.category(cell) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(cell) in "WF" else 1

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runner.errors import Place, RunnerError
+from runner.manifest.load import DEFAULTS
 from runner.model import Checkout, Feature, IsolationClass, Limits
-from runner.plan.model import DEFAULTS
-from runner.ports.provider import Probe
 from runner.spec.checkout import TaskContext
+
+if TYPE_CHECKING:
+    from runner.ports.provider import Probe
 
 Command = tuple[str, ...]  # an argv; a string in a manifest became ("sh", "-c", string)
 
@@ -128,7 +131,8 @@ class VerifySpec:
 @dataclass(frozen=True)
 class RunSpec:
     """One incident run, complete. ``origins`` maps a step kind or field to the manifest line that decided it;
-    ``group`` is the document's name, shared by the members of a matrix; ``outputs`` maps names to files.
+    ``group`` is the document's name, shared by the members of a matrix; ``outputs`` maps names to files,
+    ``protected`` paths to the lines that ask for them.
     """
 
     name: str
@@ -152,7 +156,7 @@ class RunSpec:
     setup: tuple[Command, ...]
     setup_timeout_seconds: float
     setup_may_fail: bool
-    protected: tuple[str, ...]
+    protected: Mapping[str, str]
     toolchains: tuple[str, ...]
     post_hooks: tuple[Command, ...]
     policies: tuple[PolicySpec, ...]

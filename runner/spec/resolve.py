@@ -123,6 +123,10 @@ def _inside(
     return None
 
 
+def outputs_of(chosen: Sequence[Selected]) -> Outputs:
+    return {s.group: (tuple(s.spec.outputs), s.spec.matrix is not None) for s in chosen}
+
+
 def untrusted_faults(selected: Selected, want: Wanted) -> list[RunnerError]:
     """What a manifest from a fork may not ask for; said before anything that it names is looked at."""
     types = selected.agent_type
@@ -246,10 +250,14 @@ def _templates(
     return findings
 
 
-def _protected(selected: Selected) -> tuple[str, ...]:
-    """The project's and the agent type's together; both hold."""
-    project = selected.project_spec
-    return unite((*(project.protected_paths if project else ()), *selected.agent.workspace.protected_paths))
+def _protected(selected: Selected) -> dict[str, str]:
+    """The project's and the agent type's together, since both hold; each with the manifest line that asks for it."""
+    project, types = selected.project_spec, selected.agent_type
+    lines: dict[str, str] = {}
+    if selected.project and project:
+        lines |= dict.fromkeys(project.protected_paths, selected.project.origin("protected_paths"))
+    lines |= dict.fromkeys(selected.agent.workspace.protected_paths, types.origin("workspace", "protected_paths"))
+    return {path: lines[path] for path in unite(lines)}
 
 
 def _argv(command: str | Sequence[str]) -> Command:
@@ -428,13 +436,17 @@ def _demands(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
         types.wrote("workspace", "network"),
     )
     demands.append(network)
-    for key, feature, values in (
-        ("protected_paths", Feature.PROTECTED_PATHS, _protected(selected)),
-        ("toolchains", Feature.TOOLCHAINS, workspace.toolchains),
+    project = selected.project if not workspace.protected_paths else None
+    for key, feature, values, at in (
+        (
+            "protected_paths",
+            Feature.PROTECTED_PATHS,
+            _protected(selected),
+            project.place("protected_paths") if project else types.place("workspace", "protected_paths"),
+        ),
+        ("toolchains", Feature.TOOLCHAINS, workspace.toolchains, types.place("workspace", "toolchains")),
     ):
         if values:
-            project = selected.project
-            at = project.place(key) if project and not types.wrote("workspace", key) else types.place("workspace", key)
             demands.append(Demand(feature, f"{key} {', '.join(values)}", at, True))
     return tuple(demands)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,9 @@ MAX_RESULT = 8 << 20  # characters; a prompt of 5 MiB is a real one
 
 # NUL ends words of commands and variables, and half of a surrogate pair has no bytes.
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
+
+# All that most templates hold. Text and such lookups are filled without jinja, which takes 50 ms to import.
+_LOOKUP = re.compile(r"\{\{ *([A-Za-z]\w*(?:\.[A-Za-z]\w*)+) *\}\}", re.ASCII)
 
 _KEPT = 256  # templates that are not parsed again: most runs share those of their agent type
 _FILTERS = ("default", "join", "lower", "tojson", "trim", "upper")
@@ -52,6 +55,8 @@ def check(text: str, *, at: Place | None = None) -> BadTemplate | None:
 @lru_cache(_KEPT)
 def _complaint(text: str) -> tuple[str, str | None] | None:
     """Message and hint."""
+    if _lookups(text) is not None:
+        return None
     from jinja2 import TemplateSyntaxError, nodes
 
     try:
@@ -74,6 +79,41 @@ def _complaint(text: str) -> tuple[str, str | None] | None:
 
 
 @lru_cache(_KEPT)
+def _lookups(text: str) -> tuple[str, ...] | None:
+    """Text and the dotted names between, in turn; ``None`` when only jinja knows what the template means."""
+    parts = tuple(_LOOKUP.split(text))
+    odd = "\r" in text or any(is_template(part) or part.endswith("{") for part in parts[::2])
+    return None if odd else parts
+
+
+def _looked_up(text: str, values: Mapping[str, object]) -> list[str] | None:
+    """What a template of mere lookups gives; ``None`` for any other, and when jinja has to say what is missing."""
+    parts = list(_lookups(text) or ())
+    for position in range(1, len(parts), 2):
+        value: object = values
+        for name in parts[position].split("."):
+            if not isinstance(value, Mapping) or hasattr(value, name):
+                return None
+            try:
+                value = value[name]
+            except KeyError:
+                return None
+        parts[position] = str(value)
+    return parts or None
+
+
+def _generated(text: str, values: Mapping[str, object], at: Place | None) -> Iterator[str]:
+    from jinja2 import TemplateError
+
+    try:
+        yield from _compiled(text).generate(dict(values))
+    except TemplateError as error:
+        raise BadTemplate(
+            f"the template can not be filled: {error.message}", at=at, hint="known: " + ", ".join(sorted(values))
+        ) from None
+
+
+@lru_cache(_KEPT)
 def _compiled(text: str) -> Template:
     return _environment().from_string(text)
 
@@ -82,20 +122,13 @@ def render(text: str, values: Mapping[str, object], *, at: Place | None = None) 
     """Fill a template that ``check`` passed. Raises ``BadTemplate`` for unknown names and unusable results."""
     if not is_template(text):
         return text
-    from jinja2 import TemplateError
-
     parts: list[str] = []
     size = 0
-    try:
-        for part in _compiled(text).generate(dict(values)):
-            size += len(part)
-            if size > MAX_RESULT:
-                raise BadTemplate(f"the template gives more than {MAX_RESULT >> 20} Mi characters", at=at)
-            parts.append(part)
-    except TemplateError as error:
-        raise BadTemplate(
-            f"the template can not be filled: {error.message}", at=at, hint="known: " + ", ".join(sorted(values))
-        ) from None
+    for part in _looked_up(text, values) or _generated(text, values, at):
+        size += len(part)
+        if size > MAX_RESULT:
+            raise BadTemplate(f"the template gives more than {MAX_RESULT >> 20} Mi characters", at=at)
+        parts.append(part)
     filled = "".join(parts)
     if odd := _UNUSABLE.search(filled):
         raise BadTemplate(

@@ -8,6 +8,8 @@ from runner.model import Feature
 from runner.plan.model import BUILT_IN, Mounted
 from runner.spec.model import Facts, RunSpec
 
+_ALWAYS = (Mounted("/workspace", True, BUILT_IN), Mounted("/output", True, BUILT_IN))
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -23,17 +25,16 @@ def shape_of(spec: RunSpec, facts: Facts) -> Shape:
     """The shape for setup, agent and hooks. Without a repository the incident's files lie in the tree, read-only."""
     names = facts.files.get(f"{spec.name}/incident", {}) if spec.checkout is None else {}
     inputs = tuple(sorted({name.split("/", 1)[0] for name in names}))
-    return Shape(spec.protected, spec.toolchains, spec.incident is not None, inputs)
+    return Shape(tuple(spec.protected), spec.toolchains, spec.incident is not None, inputs)
 
 
 def mounts_of(shape: Shape, spec: RunSpec) -> tuple[Mounted, ...]:
     """What commands see under which name, with the manifest line that asked for it."""
     incident = ("/incident", *shape.inputs) if shape.incident else shape.inputs
     return (
-        Mounted("/workspace", True, BUILT_IN),
-        Mounted("/output", True, BUILT_IN),
+        *_ALWAYS,
         *(Mounted(path, False, spec.origins["incident"]) for path in incident),
-        *(Mounted(path, False, _origin(spec, Feature.PROTECTED_PATHS)) for path in shape.protected),
+        *(Mounted(path, False, spec.protected[path]) for path in shape.protected),
         *(Mounted(path, False, _origin(spec, Feature.TOOLCHAINS)) for path in shape.toolchains),
     )
 

@@ -140,6 +140,38 @@ def test_a_project_gives_its_runs_what_they_do_not_say(project: Project, reposit
 
 
 @pytest.mark.parametrize(
+    ("by_type", "lines"),
+    [
+        pytest.param(None, {"src/": "project"}, id="only the project's"),
+        pytest.param("[]", {"src/": "project"}, id="an empty list of the type"),
+        pytest.param("[docs/]", {"docs/": "type", "src/": "project"}, id="one of each"),
+        pytest.param("[src/]", {"src/": "type"}, id="the type's hides the project's"),
+    ],
+)
+def test_a_protected_path_shows_the_line_of_the_document_that_protects_it(
+    project: Project, by_type: str | None, lines: dict[str, str]
+) -> None:
+    written = f", protected_paths: {by_type}" if by_type else ""
+    path = project.write(
+        worker(project, "w", "true").replace("[local]", f"[local]{written}"),
+        document("Project", "all", "{workspace_isolation: true, agent_type: w, protected_paths: [src/]}"),
+        document("IncidentRun", "work", "project: all"),
+    )
+    texts = path.read_text().splitlines()
+    places = {
+        name: f"{path}:{next(n for n, text in enumerate(texts, start=1) if mark in text)}"
+        for name, mark in {"type": "enabled: true", "project": "workspace_isolation"}.items()
+    }
+
+    (run,) = json.loads(project.runner("plan", str(project.folder), "--output", "json").out)["runs"]
+
+    (agent,) = (step for step in run["steps"] if step["id"] == "agent")
+    assert {m["path"]: m["origin"] for m in agent["mounts"] if not m["writable"]} == {
+        path: places[name] for path, name in lines.items()
+    }
+
+
+@pytest.mark.parametrize(
     ("spec", "code"),
     [
         pytest.param("{agent_type: w}", "plan.unenforceable", id="shared mounts are not built"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from jinja2 import TemplateError
 
 from runner.errors import BadTemplate
 from runner.spec import template
@@ -22,6 +23,47 @@ VALUES = {"run": {"id": "7k3q", "name": "fix"}, "task": {"branch": 'x";touch pwn
 def test_values_are_looked_up(text: str, result: str) -> None:
     assert template.check(text) is None
     assert template.render(text, VALUES) == result
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a {{ run.id }} b {{task.branch}}\n",
+        "{{ run.number }} {{ run.nothing }} {{ run.parts }}",
+        "{ {{ run.id }} } }} {% % #}",
+        "{{{ run.id }}",
+        "{{ run.id }}}",
+        "{{{{ run.id }}}}",
+        "{{ run.id }}{{ run.id",
+        "{{- run.id }} {{ run.id -}} x",
+        "{# {{ run.id }} #}",
+        "{% raw %}{{ run.id }}{% endraw %}",
+        "a\r\n{{ run.id }}\r",
+        "{{ run.items }}",
+        "{{ run.id.upper }}",
+        "{{ run.gone }}",
+        "{{ gone.id }}",
+        "{{ run._private }}",
+        "{{ run .id }}",
+        "{{ run.\n id }}",
+        "{{ run.é }}",
+        *(f"{{{{ {word}.id }}}}" for word in ("and", "else", "if", "in", "is", "none", "not", "or", "true")),
+        *(f"{{{{ run.{word} }}}}" for word in ("and", "else", "if", "in", "is", "none", "not", "or", "true")),
+    ],
+)
+def test_a_lookup_means_what_jinja_says(text: str) -> None:
+    """Most templates never reach jinja; each row is one that it reads like us, or that must be left to it."""
+    values = {"run": {"id": "7k3q", "number": 1, "nothing": None, "parts": ["a", {"b": 1}]}, "task": {"branch": "x"}}
+    try:
+        expected: str | None = template._environment().from_string(text).render(values)
+    except TemplateError:
+        expected = None
+
+    if expected is None or template.check(text):
+        with pytest.raises(BadTemplate):
+            template.render(text, values)
+    else:
+        assert template.render(text, values) == expected
 
 
 def test_a_value_that_looks_like_a_template_is_not_rendered_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ GRACE = 5.0
 MIB = 1 << 20
 
 FLOOD = """
-import json, resource, sys, trio
+import json, os, resource, sys, trio
 from pathlib import Path
 from runner.ports.provider import Opening, WorkspaceRequest
 from runner.providers.local import Local
@@ -29,7 +30,7 @@ from runner.steps._exec import open_logs, run_logged
 
 async def main(home, script):
     provider = Local(home)
-    handle = await provider.create(WorkspaceRequest("flood", "run", "nonce"))
+    handle = await provider.create(WorkspaceRequest(f"flood-{os.getpid()}", "run", "nonce"))
     async with provider.open(handle, Opening()) as workspace:
         await workspace.run(["true"])
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -46,7 +47,7 @@ trio.run(main, Path(sys.argv[1]), sys.argv[2])
 @pytest.fixture(params=[Local, OnHost], ids=["local", "process"])
 async def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workspace]:
     provider: Provider = request.param(tmp_path, grace=GRACE)
-    handle = await provider.create(WorkspaceRequest("commands", "run", "nonce"))
+    handle = await provider.create(WorkspaceRequest(f"commands-{os.getpid()}", "run", "nonce"))
     async with provider.open(handle, Opening()) as opened:
         yield opened
     await provider.destroy(handle)
@@ -115,7 +116,7 @@ async def test_a_descendant_that_holds_the_pipes_does_not_hold_the_step(workspac
 async def test_what_a_descendant_prints_just_after_its_command_is_kept(tmp_path: Path) -> None:
     """As of ``tee`` in a process substitution. In a pid namespace of its own it dies with the command."""
     provider = OnHost(tmp_path)
-    handle = await provider.create(WorkspaceRequest("late", "run", "nonce"))
+    handle = await provider.create(WorkspaceRequest(f"late-{os.getpid()}", "run", "nonce"))
     async with provider.open(handle, Opening()) as workspace:
         _, out, _ = await run(workspace, tmp_path, "(sleep 0.2; echo late) & echo done")
     await provider.destroy(handle)

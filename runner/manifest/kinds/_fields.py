@@ -35,7 +35,8 @@ class Faults(ValueError):
 
 
 class Shape(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # Built when first used: an inner model has no validator of its own to build, nor has a kind that nobody wrote.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class Body(Shape):

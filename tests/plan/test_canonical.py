@@ -1,0 +1,53 @@
+"""The canonical form is the plain form's JSON, and what it is written from does not matter."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from runner.model import Feature, IsolationClass, Limits
+from runner.plan.model import BUILT_IN, Mounted, Step, canonical, plain
+
+MOUNT = Mounted("/workspace", True, BUILT_IN)
+
+
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+@dataclass(frozen=True)
+class One:
+    only: object
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param((None, True, False, 0, 1, -1, 0.0, 1.0, 1e300, 2**70), id="scalars of equal value"),
+        pytest.param('"\\\n\x00\u2028é世😀%s', id="text that needs escapes"),
+        pytest.param({"b": 1, "a": {"d": (), "c": {}}, "B": "%(a)s"}, id="mappings"),
+        pytest.param(MappingProxyType({2: "two", 10: "ten"}), id="keys that are not text"),
+        pytest.param(frozenset({"b", "a", "c"}), id="a set"),
+        pytest.param((IsolationClass.NAMESPACES, Feature.MEMORY, Path("a/b")), id="words"),
+        pytest.param((Nothing(), One(Nothing()), One((1,)), Limits(memory_bytes=1)), id="dataclasses of any size"),
+        pytest.param(
+            Step("a", "x", "100%", "work", ("b",), 1.5, "a:1", One("%s"), mounts=(MOUNT, MOUNT)), id="a shared value"
+        ),
+        pytest.param([{"path": Path(str(n)), "set": frozenset({n})} for n in range(100)], id="short-lived values"),
+    ],
+)
+def test_the_canonical_form_is_the_plain_form_with_sorted_keys_and_no_white_space(value: object) -> None:
+    assert canonical(value).decode() == json.dumps(
+        plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
+
+
+@pytest.mark.parametrize("value", [object(), (b"bytes",), One({"a": object()})], ids=["top", "item", "field"])
+def test_what_has_no_json_form_has_no_canonical_one(value: object) -> None:
+    with pytest.raises(TypeError, match="has no JSON form"):
+        canonical(value)

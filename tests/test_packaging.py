@@ -1,0 +1,58 @@
+"""The wheel is whole: what the product ships beside its code is in it, and is found there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from this checkout, unpacked as an installer does."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            path = Path(archive.extract(member, folder / "site"))
+            path.chmod((member.external_attr >> 16) & 0o777 or 0o644)
+    return folder / "site"
+
+
+def test_the_shipped_folders_are_found_with_their_executable_bits(installed: Path) -> None:
+    program = (
+        "from runner.settings import shipped as s; print(*(s(f) for f in ('schemas','manifests','runners','skills')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(installed)},
+        cwd="/",
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    folders = [Path(word) for word in done.stdout.split()]
+    assert all(folder.is_relative_to(installed) and any(folder.iterdir()) for folder in folders)
+    assert (folders[2] / "script.sh").stat().st_mode & 0o111
+
+
+def test_the_command_works_from_the_wheel(installed: Path) -> None:
+    quickstart = installed / "runner" / "_files" / "manifests" / "quickstart"
+
+    done = subprocess.run(
+        [sys.executable, "-m", "runner", "validate", str(quickstart)],
+        env={"PYTHONPATH": str(installed), "HOME": "/nonexistent"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "5 documents fine\n"), done.stderr
