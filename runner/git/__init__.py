@@ -27,6 +27,6 @@ def open_git(settings: Settings) -> Git:
         from runner.git.binary import Binary
 
         return Binary(program)
-    from runner.git.library import Library
+    from runner.git.dulwich import Dulwich
 
-    return Library()
+    return Dulwich()

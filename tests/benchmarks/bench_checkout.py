@@ -22,7 +22,7 @@ from pathlib import Path
 import trio
 
 from runner.git.binary import Binary
-from runner.git.library import Library
+from runner.git.dulwich import Dulwich
 
 FILES, FILE_BYTES = 10_000, 10_000
 ENV = {
@@ -65,7 +65,7 @@ def main(rounds: int) -> None:
         methods: dict[str, Callable[[Path], object]] = {
             "archive | tar": lambda into: archive(git, private, commit, into),
             "git": lambda into: trio.run(Binary(git).materialise, private, commit, into),
-            "dulwich": lambda into: trio.run(Library().materialise, private, commit, into),
+            "dulwich": lambda into: trio.run(Dulwich().materialise, private, commit, into),
         }
         took: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
         for _ in range(rounds):

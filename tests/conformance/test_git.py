@@ -15,7 +15,7 @@ import trio
 from runner import trees
 from runner.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
 from runner.git.binary import Binary
-from runner.git.library import Library
+from runner.git.dulwich import Dulwich
 from runner.ports.git import Author, Entry, Git, Snapshotting
 
 PROGRAM = shutil.which("git")
@@ -73,7 +73,7 @@ class User:
 @pytest.fixture(params=["git", "dulwich"])
 def git(request: pytest.FixtureRequest) -> Git:
     assert PROGRAM is not None
-    return Binary(PROGRAM) if request.param == "git" else Library()
+    return Binary(PROGRAM) if request.param == "git" else Dulwich()
 
 
 @pytest.fixture
@@ -664,7 +664,7 @@ def _content(repository: Path, entry: Entry) -> bytes:
 async def test_both_adapters_make_the_same_commit(user: User, head: str, tmp_path: Path) -> None:
     assert PROGRAM is not None
     commits = set()
-    for git in (Binary(PROGRAM), Library()):
+    for git in (Binary(PROGRAM), Dulwich()):
         private, tree = tmp_path / f"{git.name}-p", tmp_path / f"{git.name}-t"
         tree.mkdir()
         await git.fetch(user.top, head, into=private, depth=None)

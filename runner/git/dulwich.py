@@ -45,7 +45,7 @@ _TREE = 0o040000
 _COMMIT_TYPE = 1
 
 
-class Library(Common):
+class Dulwich(Common):
     name = "dulwich"
 
     async def find_commit(self, git: Path, name: str) -> str | None:
