@@ -17,6 +17,7 @@ from pathlib import Path
 
 import trio
 
+from runner import trees
 from runner.ports.provider import Opening, Workspace, WorkspaceRequest
 from runner.providers.local import Local, Sandbox
 from runner.providers.process import OnHost
@@ -82,10 +83,17 @@ async def compare(title: str, actions: dict[str, Action]) -> None:
         print(f"  {name:40} wall {wall * 1e3:6.2f} ms  cpu {cpu * 1e3:6.2f} ms  ratio {ratio}")
 
 
-async def main() -> None:
-    async def piped() -> None:
-        await trio.run_process(TRUE, stdin=b"", capture_stdout=True, capture_stderr=True)
+def piped(uid: int | None) -> Action:
+    """trio's own way, as the user that the workspace's commands run as."""
+    user = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
 
+    async def action() -> None:
+        await trio.run_process(TRUE, stdin=b"", capture_stdout=True, capture_stderr=True, **user)
+
+    return action
+
+
+async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         for title, provider in {
@@ -95,7 +103,8 @@ async def main() -> None:
         }.items():
             handle = await provider.create(WorkspaceRequest(f"bench{len(title)}", "run", "nonce"))
             async with provider.open(handle, Opening()) as workspace:
-                actions: dict[str, Action] = {"trio.run_process": piped}
+                uid = handle.uid if trees.can_give() else None
+                actions = {"trio.run_process, same user": piped(uid), "trio.run_process, our user": piped(None)}
                 if isinstance(workspace, Sandbox):
                     actions = {"bubblewrap": bubblewrap(workspace, workspace._shell.uid)}
                 await compare(title, actions | {"run_logged": logged(workspace, home)})
