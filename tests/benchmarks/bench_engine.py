@@ -1,4 +1,4 @@
-"""Cost of a no-op step: the engine alone, in this process, and doit running as many no-op tasks.
+"""Cost of a no-op step: its scheduling alone, a whole run without a journal, and doit running as many no-op tasks.
 
 Run: python tests/benchmarks/bench_engine.py. Figures are CPU; compare rows of one run only.
 """
@@ -9,14 +9,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import count, pairwise
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
+from typing import cast
 
 import trio
 
 from runner.engine.execute import execute
+from runner.engine.run import Control, carry_out
+from runner.events import Event, Recorded
+from runner.model import IsolationClass, Limits
 from runner.plan.graph import Graph
+from runner.plan.model import RunPlan, Step
+from runner.steps._run import Places, Ports
+from runner.steps.teardown.plan import Body
 
 DODO = """
 DOIT_CONFIG = {{"verbosity": 0}}
@@ -27,27 +35,60 @@ def task_n():
 """
 
 
-def chain(count: int) -> Graph:
-    names = [str(n) for n in range(count)]
-    return Graph({names[0]: []} | {b: [a] for a, b in pairwise(names)})
+Needs = dict[str, list[str]]
 
 
-def fan(count: int) -> Graph:
-    return Graph({"root": []} | {str(n): ["root"] for n in range(count - 1)})
+def chain(size: int) -> Needs:
+    names = [str(n) for n in range(size)]
+    return {names[0]: []} | {b: [a] for a, b in pairwise(names)}
+
+
+def fan(size: int) -> Needs:
+    return {"root": []} | {str(n): ["root"] for n in range(size - 1)}
 
 
 async def noop(name: str) -> None:
     await trio.lowlevel.checkpoint()
 
 
-def engine(graph: Graph) -> float:
+def schedule(graph: Graph) -> float:
     """CPU microseconds a step."""
     began = time.process_time()
     trio.run(execute, graph, noop)
     return (time.process_time() - began) * 1e6 / len(graph)
 
 
-def doit(count: int, dep: str) -> float:
+def run_plan(needs: Needs) -> RunPlan:
+    """A run whose steps find nothing to do: each tears down what was never made."""
+    steps = tuple(
+        Step(name, "teardown", "", "work", needs=tuple(wanted), deadline_seconds=1e6, origin="", body=Body())
+        for name, wanted in needs.items()
+    )
+    return RunPlan(
+        name="bench", group="bench", needs=(), max_parallel=None, outputs={}, origin="", providers=(),
+        isolation=IsolationClass.NONE, limits=Limits(), commit=None, deadline_seconds=1e6, stop_budget_seconds=30,
+        policies=(), notes=(), values={}, steps=steps, origins={},
+    )  # fmt: skip
+
+
+def whole(needs: Needs) -> float:
+    """CPU microseconds a step of a run: events, record, deadlines and outcomes; appends keep nothing."""
+    plan, number = run_plan(needs), count(1)
+
+    async def append(run: str, events: Sequence[Event]) -> Sequence[Recorded]:
+        return [Recorded(run, next(number), 0, event) for event in events]
+
+    async def run() -> None:
+        places = Places(Path("/nonexistent"), "bench")
+        ports = cast(Ports, None)  # nothing is reached
+        await carry_out(plan, "", id="bench", places=places, ports=ports, append=append, control=Control(30))
+
+    began = time.process_time()
+    trio.run(run)
+    return (time.process_time() - began) * 1e6 / len(needs)
+
+
+def doit(size: int, dep: str) -> float:
     """CPU microseconds a task, the start of doit itself taken off."""
 
     def cost(tasks: int) -> float:
@@ -58,19 +99,19 @@ def doit(count: int, dep: str) -> float:
             after = getrusage(RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    return (cost(count) - cost(1)) * 1e6 / count
+    return (cost(size) - cost(1)) * 1e6 / size
 
 
 def main() -> None:
-    print(f"{'steps':>8} {'shape':<6} {'engine us/step':>15} {'doit us/task':>13}")
-    for count in (1_000, 10_000, 100_000):
-        for shape, graph, dep in (
-            ("chain", chain(count), "['n:%d' % (i - 1)] if i else []"),
-            ("fan", fan(count), "['n:0'] if i else []"),
+    print(f"{'steps':>8} {'shape':<6} {'schedule us/step':>17} {'run us/step':>12} {'doit us/task':>13}")
+    for size in (1_000, 10_000, 100_000):
+        for shape, needs, dep in (
+            ("chain", chain(size), "['n:%d' % (i - 1)] if i else []"),
+            ("fan", fan(size), "['n:0'] if i else []"),
         ):
-            ours = min(engine(graph) for _ in range(3))
-            peer = f"{doit(count, dep):13.0f}" if count <= 10_000 else f"{'-':>13}"
-            print(f"{count:>8} {shape:<6} {ours:>15.1f} {peer}")
+            ours = min(schedule(Graph(needs)) for _ in range(3))
+            peer = f"{doit(size, dep):13.0f}" if size <= 10_000 else f"{'-':>13}"
+            print(f"{size:>8} {shape:<6} {ours:>17.1f} {whole(needs):>12.1f} {peer}")
 
 
 if __name__ == "__main__":
