@@ -127,7 +127,7 @@ class CancelRequested(Event):
 
 @dataclass(frozen=True)
 class Overdue(Event):
-    """Something did not end though it was killed; ``detail`` names it."""
+    """Something escaped: it did not end though it was killed. ``detail`` names it."""
 
     step: str
     detail: str

@@ -97,7 +97,9 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.RunEnded(outcome=outcome, exit_code=exit_code, left=left):
             record.status, record.outcome, record.exit_code = outcome.status, outcome, exit_code
             record.ended, record.left = recorded.at, left
-        case ev.EffectDone() | ev.Overdue():
+        case ev.Overdue(step=step, detail=detail):
+            record.warnings.append(("provider.escaped", f"{step}: {detail}"))
+        case ev.EffectDone():
             pass
 
 

@@ -16,7 +16,7 @@ import trio
 from runner import __version__
 from runner import events as ev
 from runner.engine.execute import execute
-from runner.errors import HostRefused, RunnerError, leaf
+from runner.errors import Escaped, HostRefused, RunnerError, leaf
 from runner.model import Outcome, Reason, Status, failed
 from runner.plan.model import RunPlan, Step, graph_of
 from runner.record import RunRecord, fold
@@ -173,6 +173,8 @@ class _Stage:
                 outcome = await _perform(step, self.run)
         except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
             outcome = _broken(group)
+            if isinstance(error := leaf(group), Escaped):
+                await self.run.emit(ev.Overdue(step.id, error.message))
         finally:
             await self.run.emit(ev.StepEnded(step.id, outcome or self._stopped(step, own)))
 

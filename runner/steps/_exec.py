@@ -9,7 +9,6 @@ from typing import BinaryIO
 
 import trio
 
-from runner.errors import printable
 from runner.model import Exit
 from runner.ports.provider import Process, Reader, Workspace, Writer
 
@@ -102,11 +101,3 @@ async def _feed(stdin: Writer, content: bytes) -> None:
 async def _copy(stream: Reader, log: LogFile) -> None:
     while chunk := await stream.receive_some(CHUNK):
         log.write(chunk)
-
-
-def last_line(path: Path) -> str:
-    """The last line with something on it, fit for a terminal; empty when there is none."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 4096))
-        lines = file.read().decode(errors="replace").splitlines()
-    return next((printable(line.strip(), 160) for line in reversed(lines) if line.strip()), "")

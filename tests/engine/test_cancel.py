@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ from runner.agents.script import agent
 from runner.app.facts import open_provider
 from runner.app.planning import make_plan
 from runner.engine.run import Control, carry_out
+from runner.errors import Escaped
 from runner.git import open_git
 from runner.ids import run_id
 from runner.model import Status
+from runner.providers.fake import Fake, Scripted
 from runner.record import RunRecord
 from runner.settings import Settings, shipped
 from runner.steps._run import Places, Ports
@@ -100,6 +103,20 @@ async def test_a_cancel_at_any_event_leaves_nothing_and_saves_the_work(machine: 
         assert [type(r.event) for r in history].count(ev.RunEnded) == 1
         if record.steps["provision"].status is Status.SUCCEEDED:
             assert record.receipt is not None, stop_at
+
+
+async def test_a_process_that_will_not_die_is_named_in_the_record(machine: Machine) -> None:
+    def stuck(argv: Sequence[str]) -> Scripted:
+        raise Escaped("process 4711 of the command does not end")
+
+    fake = Fake(machine.settings.home, stuck)
+    machine.ports = replace(machine.ports, provider=lambda name: fake)
+
+    record, _ = await machine.run()
+
+    assert record.exit_code == 4
+    assert record.warnings == [("provider.escaped", "setup: process 4711 of the command does not end")]
+    assert record.effects == {}
 
 
 async def test_a_second_stop_gives_settling_up_and_says_what_is_left(machine: Machine) -> None:
