@@ -19,7 +19,7 @@ WORKSPACE = """
 repo_source: {type: local, path: repo}
 setup_commands: [make deps]
 protected_paths: [AGENTS.md]
-resource_limits: {pids: 100}
+resource_limits: {pids: 100, enforcement: best_effort}
 """
 
 
