@@ -70,7 +70,7 @@ class Rejected(RunnerError):
 
 def printable(text: str, limit: int = 200) -> str:
     """Foreign text fit for a terminal line: controls, separators and direction marks escaped, cut at ``limit``."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: limit + 1])
+    shown = escaped(text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 
@@ -88,11 +88,14 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 def shown(text: str, limit: int = 60) -> str:
     """``text`` as it is safe to print: cut to ``limit`` characters, whatever a terminal could obey escaped."""
     cut = text if len(text) <= limit else f"{text[: limit - 3]}..."
-    return cut if cut.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in cut)
+    return escaped(cut)
 
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+def escaped(text: str) -> str:
+    """``text`` with every character that a terminal could obey, or not show, written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def leaf(error: BaseException) -> BaseException:

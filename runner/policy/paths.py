@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
+from runner.errors import escaped
 from runner.model import Verdict, Violation
 
 _PATTERN_BYTES = 1024
@@ -175,7 +176,7 @@ def fold(text: str) -> str:
 def printable(path: str) -> str:
     """A path as people can be shown it: bytes that are no text and control characters as escapes."""
     text = path.encode(errors="surrogateescape").decode(errors="backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return escaped(text)
 
 
 def oversized(path: str, size: int, limit: int) -> Violation:
