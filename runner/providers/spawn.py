@@ -43,7 +43,8 @@ class Reader:
             await trio.lowlevel.checkpoint()
         else:
             with suppress(trio.ClosedResourceError):
-                return self._note(bytes(await self._stream.receive_some(max_bytes)))
+                # Somebody may have looked ahead while we waited: what they took came first.
+                self._ahead += self._note(bytes(await self._stream.receive_some(max_bytes)))
         chunk, self._ahead = self._ahead[:max_bytes], self._ahead[max_bytes:]
         return chunk
 
