@@ -43,8 +43,8 @@ class Reader:
             await trio.lowlevel.checkpoint()
         else:
             with suppress(trio.ClosedResourceError):
-                # Somebody may have looked ahead while we waited: what they took came first.
-                self._ahead += self._note(bytes(await self._stream.receive_some(max_bytes)))
+                received = self._note(bytes(await self._stream.receive_some(max_bytes)))
+                self._ahead += received  # behind what was looked at while we waited
         chunk, self._ahead = self._ahead[:max_bytes], self._ahead[max_bytes:]
         return chunk
 
