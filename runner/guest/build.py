@@ -1,0 +1,132 @@
+"""The guest program from its source: the commands that compile it, and the hook by which an installation does.
+
+A wheel carries the program for every machine, compiled by the one pinned ``ziglang``: the same source gives the same
+bytes wherever it lies and whatever compiles there. An editable install makes this machine's only, with the system's
+compiler where that can. This module belongs to the build: no wheel has it, and nothing of the product imports it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess  # noqa: TID251  # a build, without a loop
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.config import BuilderConfig
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+MACHINES = ("x86_64", "aarch64")
+SUMS = "SHA256SUMS"
+COMPILE = ("-std=gnu11", "-Os", "-Wall", "-Wextra", "-ffreestanding", "-fno-stack-protector", "-fno-pie")
+COMPILE += ("-fno-asynchronous-unwind-tables", "-c")
+LINK = ("-static", "-nostdlib", "-no-pie", "-s", "-Wl,--build-id=none")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """The first words of each of its commands, and their whole environment (``None``: ours)."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str] | None = None
+
+
+def system_compiler() -> Compiler | None:
+    """The one that is called ``cc`` here, for this machine only."""
+    found = shutil.which("cc")
+    return Compiler((found,)) if found else None
+
+
+def pinned_compiler(machine: str, cache: Path) -> Compiler | None:
+    """``ziglang``, if it can be imported here. It writes nowhere but to ``cache``."""
+    package = importlib.util.find_spec("ziglang")
+    if package is None or package.origin is None:
+        return None
+    program = Path(package.origin).with_name("zig")
+    env = {"ZIG_GLOBAL_CACHE_DIR": str(cache), "ZIG_LOCAL_CACHE_DIR": str(cache)}
+    return Compiler((str(program), "cc", "-target", f"{machine}-linux-musl"), env)
+
+
+def compile_guest(compiler: Compiler, source: Path, target: Path) -> None:
+    """Make ``target`` of the folder ``source``. Raises ``CalledProcessError`` with what the compiler said.
+
+    Compiled and linked apart, because ``ziglang`` has no headers of a C library for a program without one; and from
+    within the folder, so that its place gets into no byte.
+    """
+    with TemporaryDirectory() as scratch:
+        compiled = os.path.join(scratch, "guest.o")
+        for arguments in ([*COMPILE, "guest.c", "-o", compiled], [*LINK, compiled, "-o", str(target.absolute())]):
+            subprocess.run(
+                [*compiler.words, *arguments], cwd=source, env=compiler.env, check=True, capture_output=True, text=True
+            )
+
+
+def make_portable(source: Path, folder: Path) -> None:
+    """The programs of a wheel and their hashes into ``folder``. Raises ``RuntimeError`` without ``ziglang``."""
+    with TemporaryDirectory() as cache:
+        for machine in MACHINES:
+            compiler = pinned_compiler(machine, Path(cache))
+            if compiler is None:
+                raise RuntimeError("a wheel needs the `ziglang` that pyproject.toml names")
+            compile_guest(compiler, source, folder / f"guest-{machine}")
+    _record(folder)
+
+
+def make_native(source: Path, folder: Path) -> bool:
+    """This machine's program and its hash into ``folder``; whether there is a compiler for it.
+
+    A compiler that fails, as one without headers does, is made up for by the next; the last one's words are raised.
+    """
+    machine = platform.machine()
+    with TemporaryDirectory() as cache:
+        found = [compiler for compiler in (system_compiler(), pinned_compiler(machine, Path(cache))) if compiler]
+        if not found or machine not in MACHINES:
+            return False
+        for compiler in found:
+            try:
+                compile_guest(compiler, source, folder / f"guest-{machine}")
+            except subprocess.CalledProcessError as error:
+                words = error.stderr
+            else:
+                _record(folder)
+                return True
+    raise RuntimeError(f"the guest program does not compile:\n{words}")
+
+
+def _record(folder: Path) -> None:
+    programs = sorted(folder.glob("guest-*"))
+    lines = [f"{hashlib.sha256(program.read_bytes()).hexdigest()}  {program.name}\n" for program in programs]
+    (folder / SUMS).write_text("".join(lines))
+
+
+class GuestHook(BuildHookInterface[BuilderConfig]):
+    """Hatchling's hook for wheels, of which an editable install is a kind."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        source = Path(self.root, "runner", "guest")
+        self.scratch = TemporaryDirectory()  # until the wheel is written
+        made = Path(self.scratch.name, "bin")
+        made.mkdir()
+        if version == "editable":
+            self._put(source, made)
+        else:
+            make_portable(source, made)
+            build_data["force_include"][str(made)] = "runner/guest/bin"
+
+    def _put(self, source: Path, made: Path) -> None:
+        """Replace what an earlier installation has put beside the source."""
+        if (source / "bin").exists():
+            shutil.rmtree(source / "bin")
+        if make_native(source, made):
+            shutil.copytree(made, source / "bin")
+        else:
+            self.app.display_warning("nothing here compiles the guest program: providers run commands without it")
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        self.scratch.cleanup()

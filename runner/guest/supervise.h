@@ -1,0 +1,388 @@
+/* The supervisor of one command: it owns the command's process tree, and nothing else.
+ *
+ * It is a subreaper, so whatever the tree loses as a parent becomes its child. It never reads about strangers:
+ * killing its direct children again and again until there are none ends every tree, whatever forks meanwhile.
+ * When the guest's end of the control socket closes, it does that and ends. It cannot be dumped or
+ * traced, and the command's signals do not reach it where Landlock can scope them.
+ */
+
+enum { NONE, REQUEST, FORK, LIMITS, DIRECTORY, EXEC, LISTENING }; /* stages */
+enum { KEEP = 0xffffffff };
+
+struct report { /* supervisor to guest */
+    u8 what;    /* 'P'id, 'F'ailed, e'X'ited, 'G'one */
+    u8 stage;
+    u16 zero;
+    i32 value;
+};
+
+struct request { /* as framing.py packs it; limits and words follow */
+    u32 uid, gid;
+    i32 oom_score_adj;
+    u32 limits, words, variables;
+};
+
+struct wanted_limit {
+    u32 number, zero;
+    u64 soft, hard;
+};
+
+struct shield {
+    bool init, signals, limits;
+    struct rlimit files; /* what commands get, though the guest itself raised it */
+};
+
+static const u64 every_signal = ~0ull;
+
+static void tell(int control, char what, u8 stage, long value)
+{
+    struct report report = {.what = (u8)what, .stage = stage, .value = (i32)value};
+    SYS(sendto, control, &report, sizeof report, MSG_NOSIGNAL);
+}
+
+static void refuse(int control, u8 stage, long error)
+{
+    tell(control, 'F', stage, -error);
+    quit(1);
+}
+
+/* --- who is where in the process tree --- */
+
+typedef void visit(u32 pid, u32 parent, void *context);
+
+/* The parent of a process by its stat file; 0 when it is gone. */
+static u32 parent_of(u32 pid)
+{
+    char path[40], text[512];
+    join(path, "/proc/", pid, "/stat");
+    int fd = (int)SYS(openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    long n = SYS(read, fd, text, sizeof text);
+    SYS(close, fd);
+    while (n > 0 && text[n - 1] != ')') /* a command's name may hold anything, brackets too */
+        n--;
+    u32 parent = 0;
+    for (long at = n + 3; n > 0 && at < (long)sizeof text && text[at] >= '0' && text[at] <= '9'; at++)
+        parent = parent * 10 + (u32)(text[at] - '0');
+    return n > 0 ? parent : 0;
+}
+
+static void each_process(visit *visit, void *context)
+{
+    struct entry {
+        u64 inode, offset;
+        u16 length;
+        u8 type;
+        char name[];
+    } *entry;
+    _Alignas(8) char buffer[4096];
+    int fd = (int)SYS(openat, AT_FDCWD, "/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    for (long n; (n = SYS(getdents64, fd, buffer, sizeof buffer)) > 0;)
+        for (long at = 0; at < n; at += entry->length) {
+            entry = (struct entry *)(buffer + at);
+            u32 pid = 0;
+            for (char *c = entry->name; *c >= '0' && *c <= '9'; c++)
+                pid = pid * 10 + (u32)(*c - '0');
+            if (pid)
+                visit(pid, parent_of(pid), context);
+        }
+    SYS(close, fd);
+}
+
+static void visit_if_ours(u32 pid, u32 parent, void *context)
+{
+    if (parent == (u32)SYS(getpid, 0))
+        ((visit *)context)(pid, parent, NULL);
+}
+
+/* Our direct children. A child of ours cannot be another's by the time that we signal it: we have not reaped it. */
+static void each_child(visit *visit)
+{
+    char buffer[4096];
+    u32 pid = 0;
+    int fd = (int)SYS(openat, AT_FDCWD, "/proc/thread-self/children", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) { /* a kernel without it */
+        each_process(visit_if_ours, (void *)visit);
+        return;
+    }
+    for (long n; (n = SYS(read, fd, buffer, sizeof buffer)) > 0;)
+        for (long at = 0; at < n; at++)
+            if (buffer[at] >= '0' && buffer[at] <= '9')
+                pid = pid * 10 + (u32)(buffer[at] - '0');
+            else if (pid) {
+                visit(pid, 0, NULL);
+                pid = 0;
+            }
+    SYS(close, fd);
+}
+
+static void kill_child(u32 pid, u32 parent, void *context)
+{
+    (void)parent, (void)context;
+    SYS(kill, pid, SIGKILL);
+}
+
+struct family {
+    u32 signal, count;
+    u32 members[8192]; /* us first, then descendants, nearest first */
+};
+
+static bool is_member(struct family *family, u32 pid)
+{
+    for (u32 i = 0; i < family->count; i++)
+        if (family->members[i] == pid)
+            return true;
+    return false;
+}
+
+static void signal_member(u32 pid, u32 parent, void *context)
+{
+    struct family *family = context;
+    if (family->count == sizeof family->members / sizeof *family->members)
+        return;
+    if (!is_member(family, parent) || is_member(family, pid))
+        return;
+    int fd = (int)SYS(pidfd_open, pid, 0);
+    if (fd == -ENOSYS)
+        SYS(kill, pid, family->signal);
+    if (fd < 0)
+        return;
+    if (is_member(family, parent_of(pid))) { /* asked again now that the pid cannot become another's */
+        SYS(pidfd_send_signal, fd, family->signal, 0, 0);
+        family->members[family->count++] = pid;
+    }
+    SYS(close, fd);
+}
+
+/* Every process of the tree once; one that is forked meanwhile may be missed, which is why KILL is not done so. */
+static void signal_tree(u32 signal)
+{
+    static struct family family;
+    family.signal = signal;
+    family.count = 1;
+    family.members[0] = (u32)SYS(getpid, 0);
+    for (u32 before = 0; before != family.count;) {
+        before = family.count;
+        each_process(signal_member, &family);
+    }
+}
+
+/* --- becoming the command --- */
+
+static long confine(const struct shield *shield)
+{
+    long result = SYS(prctl, PR_SET_NO_NEW_PRIVS, 1);
+    if (result < 0)
+        return result;
+    if (shield->signals) {
+        struct { u64 files, network, scoped; } domain = {.scoped = 2 /* LANDLOCK_SCOPE_SIGNAL */};
+        int fd = (int)SYS(landlock_create_ruleset, &domain, sizeof domain, 0);
+        result = fd < 0 ? fd : SYS(landlock_restrict_self, fd, 0);
+        SYS(close, fd);
+        if (result < 0)
+            return result;
+    }
+    if (!shield->limits)
+        return 0;
+    /* The limits of other processes: only reading them (no new value) and one's own (pid 0) is left. */
+    enum { NUMBER = 0, ARCHITECTURE = 4, FIRST = 16, THIRD = 32 };
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, ARCHITECTURE),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AUDIT_NATIVE, 2, 0),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, NUMBER),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, COMPAT_PRLIMIT, 3, 9),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, NUMBER),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xbfffffff), /* x32 calls differ by one bit */
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_prlimit64, 0, 6),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, FIRST),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 4, 0),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, THIRD),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, THIRD + 4),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    return SYS(seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program);
+}
+
+static long write_text(const char *path, const char *text)
+{
+    int fd = (int)SYS(openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return fd;
+    long n = SYS(write, fd, text, length_of(text));
+    SYS(close, fd);
+    return n < 0 ? n : 0;
+}
+
+static long try_program(const char *path, char **argv, char **env)
+{
+    long error = SYS(execve, path, argv, env);
+    if (error != -ENOEXEC)
+        return error;
+    u32 count = 0;
+    while (argv[count])
+        count++;
+    char **shell = map_pages((count + 2) * sizeof *shell); /* a script without a first line, as every shell takes it */
+    if (!shell)
+        return -ENOMEM;
+    shell[0] = "sh";
+    shell[1] = (char *)path;
+    for (u32 i = 1; i < count; i++)
+        shell[i + 1] = argv[i];
+    return SYS(execve, "/bin/sh", shell, env);
+}
+
+static long find_and_run(char **argv, char **env)
+{
+    const char *name = argv[0], *path = "/usr/local/bin:/usr/bin:/bin";
+    for (const char *c = name; *c; c++)
+        if (*c == '/')
+            return try_program(name, argv, env);
+    for (char **variable = env; *variable; variable++)
+        if (length_of(*variable) >= 5 && same(*variable, "PATH=", 5))
+            path = *variable + 5;
+    long error = -ENOENT;
+    for (char whole[4096]; *name;) {
+        size_t n = 0, room = sizeof whole - 2;
+        while (*path && *path != ':' && n < room)
+            whole[n++] = *path++;
+        if (!n)
+            whole[n++] = '.';
+        if (n + length_of(name) < room) {
+            whole[n++] = '/';
+            memcpy(whole + n, name, length_of(name) + 1);
+            long result = try_program(whole, argv, env);
+            if (result != -ENOENT && result != -ENOTDIR && result != -EACCES)
+                return result;
+            if (result == -EACCES)
+                error = result;
+        }
+        while (*path && *path != ':')
+            path++;
+        if (!*path++)
+            break;
+    }
+    return error;
+}
+
+/* Cut the words of a request, each ended by NUL, into cwd, argv and env. False if they are not exactly what it says. */
+static bool cut(char *words, size_t size, const struct request *request, char **into)
+{
+    u64 count = 1ull + request->words + request->variables;
+    char *end = words + size;
+    if (!size || end[-1] || !request->words)
+        return false;
+    for (u64 i = 0; i < count; i++) {
+        if (words == end)
+            return false;
+        into[i + (i > request->words)] = words; /* one place is left empty: the end of argv */
+        words += length_of(words) + 1;
+    }
+    return words == end;
+}
+
+static void become(const struct request *request, size_t size, const struct shield *shield, int control)
+{
+    const struct wanted_limit *limit = (const void *)(request + 1);
+    u64 fixed = sizeof *request + (u64)request->limits * sizeof *limit;
+    if (size < sizeof *request || fixed > size || (u64)request->words + request->variables > size)
+        refuse(control, REQUEST, -EINVAL);
+    char **words = map_pages(((u64)request->words + request->variables + 4) * sizeof *words);
+    if (!words)
+        refuse(control, FORK, -ENOMEM);
+    if (!cut((char *)request + fixed, size - fixed, request, words))
+        refuse(control, REQUEST, -EINVAL);
+    char *cwd = words[0], **argv = words + 1, **env = argv + request->words + 1;
+
+    SYS(setsid, 0);
+    SYS(rt_sigprocmask, SIG_UNBLOCK, &every_signal, 0, 8);
+    long error = SYS(prlimit64, 0, RLIMIT_NOFILE, &shield->files, 0);
+    for (u32 i = 0; i < request->limits && error >= 0; i++)
+        error = SYS(prlimit64, 0, limit[i].number, &limit[i].soft, 0);
+    if (request->oom_score_adj > 0 && error >= 0) {
+        char text[16];
+        join(text, "", (u32)request->oom_score_adj, "");
+        SYS(prctl, PR_SET_DUMPABLE, 1); /* else the file is root's; nothing of the guest is left in this copy of it */
+        error = write_text("/proc/self/oom_score_adj", text);
+    }
+    if (request->gid != KEEP && error >= 0 && (error = SYS(setgroups, 0, 0)) >= 0)
+        error = SYS(setresgid, request->gid, request->gid, request->gid);
+    if (request->uid != KEEP && error >= 0) {
+        for (long capability = 0; capability < 64; capability++)
+            SYS(prctl, PR_CAPBSET_DROP, capability);
+        error = SYS(setresuid, request->uid, request->uid, request->uid);
+    }
+    if (error < 0)
+        refuse(control, LIMITS, error);
+    if ((error = SYS(chdir, cwd)) < 0)
+        refuse(control, DIRECTORY, error);
+    if ((error = confine(shield)) < 0)
+        refuse(control, LIMITS, error);
+    refuse(control, EXEC, find_and_run(argv, env));
+}
+
+/* --- the supervisor's life --- */
+
+/* False once there is nothing left to wait for. */
+static bool reap(int control, i32 command, int options)
+{
+    for (int status;;) {
+        long pid = SYS(wait4, -1, &status, options, 0);
+        if (pid == 0 || pid == -EINTR)
+            return true;
+        if (pid < 0)
+            return false;
+        if (pid == command)
+            tell(control, 'X', 0, status);
+        if (!(options & WNOHANG))
+            return true;
+    }
+}
+
+/* Descriptors 0 to 2 are the command's, 3 is the control socket; there are no others. */
+static void supervise(const struct request *request, size_t size, const struct shield *shield)
+{
+    enum { CONTROL = 3 };
+    struct { int fd; short events, returned; } ready[2] = {{.fd = CONTROL, .events = 1 /* POLLIN */}};
+    u64 child_signal = 1ull << (SIGCHLD - 1);
+    SYS(prctl, PR_SET_CHILD_SUBREAPER, 1);
+    long command = SYS(clone, SIGCHLD);
+    if (command == 0)
+        become(request, size, shield, CONTROL);
+    if (command < 0)
+        refuse(CONTROL, FORK, command);
+    for (int fd = 0; fd < CONTROL; fd++)
+        SYS(close, fd);
+    tell(CONTROL, 'P', 0, command);
+    ready[1].fd = (int)SYS(signalfd4, -1, &child_signal, 8, O_CLOEXEC | O_NONBLOCK);
+    ready[1].events = 1;
+    u32 signal = 0;
+    while (reap(CONTROL, (i32)command, WNOHANG)) {
+        if (signal == SIGKILL) {
+            each_child(kill_child);
+            if (!reap(CONTROL, (i32)command, 0))
+                break;
+            continue;
+        }
+        SYS(ppoll, ready, 2, 0, 0, 8);
+        if (ready[0].returned) {
+            long n = SYS(recvfrom, CONTROL, &signal, sizeof signal, MSG_DONTWAIT);
+            if (n == 0 || (n < 0 && n != -EAGAIN && n != -EINTR))
+                signal = SIGKILL; /* the guest is gone */
+            else if (n == sizeof signal && signal != SIGKILL)
+                signal_tree(signal);
+        }
+        if (ready[1].returned) {
+            u8 drained[128];
+            SYS(read, ready[1].fd, drained, sizeof drained);
+        }
+    }
+    tell(CONTROL, 'G', 0, 0);
+    quit(0);
+}
