@@ -3,6 +3,7 @@ PYTHON ?= python3
 UV ?= uv
 BIN := .venv/bin
 STAMP := .venv/installed
+GUEST := runner/guest/build.py $(wildcard runner/guest/*.[ch])  # the installation compiles it
 export RUNNER_HOME ?= $(CURDIR)/.runner-state
 
 .PHONY: help venv quickstart test nightly bench lock schemas
@@ -17,7 +18,7 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml requirements.lock
+$(STAMP): pyproject.toml requirements.lock $(GUEST)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

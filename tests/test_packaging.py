@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from runner.guest import binary, build
+from runner.guest.framing import Parser, Type
 
 ROOT = Path(__file__).parent.parent
 
@@ -56,3 +60,44 @@ def test_the_command_works_from_the_wheel(installed: Path) -> None:
     )
 
     assert (done.returncode, done.stdout) == (0, "5 documents fine\n"), done.stderr
+
+
+def test_the_wheel_has_a_guest_program_for_each_machine_as_it_was_recorded(installed: Path) -> None:
+    folder = installed / "runner" / "guest" / "bin"
+    programs = [f"guest-{machine}" for machine in build.MACHINES]
+
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, check=True, capture_output=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["SHA256SUMS", *sorted(programs)]
+    assert [(folder / program).read_bytes()[18] for program in programs] == [62, 183]  # e_machine: x86-64, AArch64
+
+
+def test_the_guest_program_of_the_wheel_starts(installed: Path) -> None:
+    found = binary.find(installed / "runner" / "guest" / "bin")
+    assert found is not None
+    ours, theirs = socket.socketpair()
+    ours.settimeout(10)
+
+    with subprocess.Popen([found.path], stdin=theirs), ours:
+        theirs.close()
+        first = next(Parser().feed(ours.recv(1 << 16)))
+
+    assert first.type is Type.HELLO
+
+
+def test_every_module_of_the_wheel_is_imported_without_what_builds_it(installed: Path) -> None:
+    program = (
+        "import importlib, pkgutil, runner, sys\n"
+        "for module in pkgutil.walk_packages(runner.__path__, 'runner.'):\n"
+        "    module.name == 'runner.__main__' or importlib.import_module(module.name)\n"
+        "print(*(name for name in ('runner.guest.build', 'hatchling', 'ziglang') if name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(installed)},
+        cwd="/",
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stdout == "\n"

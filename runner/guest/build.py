@@ -14,23 +14,23 @@ import platform
 import shutil
 import subprocess  # noqa: TID251  # a build, without a loop
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MACHINES = ("x86_64", "aarch64")
 SUMS = "SHA256SUMS"
-COMPILE = ("-std=gnu11", "-Os", "-Wall", "-Wextra", "-ffreestanding", "-fno-stack-protector", "-fno-pie")
-COMPILE += ("-fno-asynchronous-unwind-tables", "-c")
+COMPILE = (
+    *("-c", "-std=gnu11", "-Os", "-Wall", "-Wextra", "-fno-pie"),
+    *("-ffreestanding", "-fno-stack-protector", "-fno-asynchronous-unwind-tables"),
+)
 LINK = ("-static", "-nostdlib", "-no-pie", "-s", "-Wl,--build-id=none")
 
 
-@dataclass(frozen=True)
-class Compiler:
+class Compiler(NamedTuple):  # no dataclass: hatchling runs this file without making a module of it
     """The first words of each of its commands, and their whole environment (``None``: ours)."""
 
     words: tuple[str, ...]
@@ -110,23 +110,22 @@ class GuestHook(BuildHookInterface[BuilderConfig]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         source = Path(self.root, "runner", "guest")
-        self.scratch = TemporaryDirectory()  # until the wheel is written
-        made = Path(self.scratch.name, "bin")
-        made.mkdir()
         if version == "editable":
-            self._put(source, made)
+            self._put_beside(source)
         else:
-            make_portable(source, made)
-            build_data["force_include"][str(made)] = "runner/guest/bin"
-
-    def _put(self, source: Path, made: Path) -> None:
-        """Replace what an earlier installation has put beside the source."""
-        if (source / "bin").exists():
-            shutil.rmtree(source / "bin")
-        if make_native(source, made):
-            shutil.copytree(made, source / "bin")
-        else:
-            self.app.display_warning("nothing here compiles the guest program: providers run commands without it")
+            self.scratch = TemporaryDirectory()  # until the wheel is written
+            make_portable(source, Path(self.scratch.name))
+            build_data["force_include"][self.scratch.name] = "runner/guest/bin"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        self.scratch.cleanup()
+        if version != "editable":
+            self.scratch.cleanup()
+
+    def _put_beside(self, source: Path) -> None:
+        """Replace what an earlier installation made. A program that runs is not written to."""
+        folder = source / "bin"
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+        if not make_native(source, folder):
+            self.app.display_warning("nothing here compiles the guest program: providers run commands without it")
