@@ -19,7 +19,9 @@ from runner.model import (
     Outcome,
     Reason,
     Receipt,
+    Rung,
     Status,
+    StopReason,
     Violation,
 )
 
@@ -126,6 +128,27 @@ class CancelRequested(Event):
 
 
 @dataclass(frozen=True)
+class RungReached(Event):
+    """One rung of ending a step's command: TERM, KILL, the whole sandbox.
+
+    After TERM it has ``grace_seconds`` at most to end by itself; after the others it has none.
+    """
+
+    step: str
+    rung: Rung
+    reason: StopReason
+    grace_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class OomKilled(Event):
+    """The kernel killed ``count`` processes in a step's sandbox for want of memory; the sandbox lives."""
+
+    step: str
+    count: int
+
+
+@dataclass(frozen=True)
 class Overdue(Event):
     """Something escaped: it did not end though it was killed. ``detail`` names it."""
 
@@ -176,7 +199,7 @@ class Recorded:
 
 _TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasses__()}
 _VALUES = (Outcome, Isolation, Limits, Receipt, Violation)
-_ENUMS = (Status, Reason, IsolationClass)
+_ENUMS = (Status, Reason, Rung, StopReason, IsolationClass)
 
 
 class UnknownEvent(ValueError):

@@ -30,6 +30,7 @@ class Feature(StrEnum):
     NETWORK_NONE = "network none"
     PROTECTED_PATHS = "protected paths"
     TOOLCHAINS = "toolchains"
+    GUEST = "guest"
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,27 @@ class Reason(StrEnum):
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
     PLATFORM = "platform"
+
+
+class Rung(StrEnum):
+    """What was done to a command's processes to end them; ``SANDBOX`` is the whole sandbox."""
+
+    TERM = "term"
+    KILL = "kill"
+    SANDBOX = "sandbox"
+
+
+class StopReason(StrEnum):
+    """Why it was done. ``LEFT_RUNNING``: the command had ended, its descendants had not."""
+
+    COMMAND_DEADLINE = "command deadline"
+    STEP_DEADLINE = "step deadline"
+    RUN_DEADLINE = "run deadline"
+    SIGNAL = "signal"
+    SECOND_SIGNAL = "second signal"
+    STOP_BUDGET = "stop budget"
+    LEFT_RUNNING = "left running"
+    FAILURE = "failure"
 
 
 @dataclass(frozen=True)

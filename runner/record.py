@@ -11,11 +11,14 @@ from runner.model import Isolation, IsolationClass, Outcome, Receipt, Status, Vi
 
 @dataclass
 class StepRecord:
+    """``rungs`` says what had to be done to end the step's commands, each with its time."""
+
     kind: str
     status: Status = Status.PENDING
     outcome: Outcome | None = None
     started: int | None = None
     ended: int | None = None
+    rungs: list[tuple[int, ev.RungReached]] = field(default_factory=list)
 
     @property
     def seconds(self) -> float | None:
@@ -97,6 +100,11 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.RunEnded(outcome=outcome, exit_code=exit_code, left=left):
             record.status, record.outcome, record.exit_code = outcome.status, outcome, exit_code
             record.ended, record.left = recorded.at, left
+        case ev.RungReached(step=step) as reached:
+            record.steps[step].rungs.append((recorded.at, reached))
+        case ev.OomKilled(step=step, count=count):
+            killed = "a process" if count == 1 else f"{count} processes"
+            record.warnings.append(("step.oom", f"{step}: out of memory, the kernel killed {killed}"))
         case ev.Overdue(step=step, detail=detail):
             record.warnings.append(("provider.escaped", f"{step}: {detail}"))
         case ev.EffectDone():

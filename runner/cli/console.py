@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 from runner import events as ev
 from runner.cli.output import Output
 from runner.errors import printable
-from runner.model import Status
+from runner.model import Status, StopReason
 from runner.ports.sink import Sink
 from runner.record import RunRecord, StepRecord, fold
 from runner.report.text import WIDEST, isolation_line
-from runner.report.words import MARKS, duration
+from runner.report.words import MARKS, duration, rung
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+NEWS = 5.0  # seconds that a live tree shows what was done to a command whose step goes on
 
 
 @contextmanager
@@ -64,6 +66,10 @@ class Lines:
                 yield from (f"  warning: {text}" for text in event.outcome.warnings)
             case ev.Warned(message=message):
                 yield f"warning: {message}"
+            case ev.RungReached(step=name):
+                yield f"{name}: {rung(event, event.grace_seconds)}"
+            case ev.OomKilled():
+                yield f"warning: {record.warnings[-1][1]}"
             case ev.CancelRequested(reason=reason):
                 yield f"stopping: {reason}; saving and cleaning up, a second Ctrl-C gives that up"
             case _:
@@ -71,12 +77,24 @@ class Lines:
 
 
 def step_line(name: str, step: StepRecord, now: int | None = None) -> str:
-    """One step; a running one has been running until ``now`` (microseconds since the epoch)."""
+    """One step; a running one has been running, or is being stopped, until ``now`` (microseconds since the epoch)."""
     message = step.outcome.message if step.outcome else ""
     seconds = step.seconds
     if step.status is Status.RUNNING and step.started is not None and now is not None:
         seconds = (now - step.started) / 1e6
+        message = _stopping(step, now)
     return f"{MARKS[step.status]} {name:<10} {duration(seconds):>6}  {message}".rstrip()
+
+
+def _stopping(step: StepRecord, now: int) -> str:
+    """What is being done to end a running step's command. When only a command was ended, the step goes on."""
+    if not step.rungs:
+        return ""
+    at, reached = step.rungs[-1]
+    since = (now - at) / 1e6
+    if reached.reason not in (StopReason.COMMAND_DEADLINE, StopReason.LEFT_RUNNING):
+        return rung(reached, reached.grace_seconds - since)
+    return rung(reached) if since < NEWS else ""
 
 
 class Tree:

@@ -11,6 +11,7 @@ from types import ModuleType
 import runner.steps
 from runner import plugins
 from runner.errors import IsolationTooWeak, NotEnforced, ProviderUnavailable, RunnerError, Unenforceable
+from runner.manifest.text import collector_paused
 from runner.plan.graph import Graph
 from runner.plan.model import FORMAT, Plan, RunPlan, Step, digest
 from runner.ports.provider import Probe
@@ -33,27 +34,20 @@ Pass = Callable[[Draft], Draft]
 
 
 def add_steps(draft: Draft) -> Draft:
-    """Ask every step kind whether this run needs it."""
-    steps = (module.plan(draft.spec, draft.facts) for module in _kinds().values())
-    return replace(draft, steps=tuple(step for step in steps if step is not None))
-
-
-def connect_needs(draft: Draft) -> Draft:
-    """Of the kinds that can stand for a need, the best one that is present is the need."""
-    needs = _needs(frozenset(step.kind for step in draft.steps))
-    return replace(
-        draft, steps=tuple(replace(step, needs=found) if (found := needs[step.kind]) else step for step in draft.steps)
-    )
+    """Ask every step kind, after those that it may need, whether this run needs it; those that settle come last."""
+    steps: dict[str, Step] = {}
+    for kind, module in _kinds().items():
+        step = module.plan(draft.spec, draft.facts, _needs(kind, *steps))
+        if step is not None:
+            steps[kind] = step
+    return replace(draft, steps=tuple(sorted(steps.values(), key=lambda step: step.phase == "settle")))
 
 
 @cache
-def _needs(present: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-    """What each kind needs in a run of these kinds; most runs of a plan have the same ones."""
-
-    def best(choice: Sequence[str]) -> list[str]:
-        return [kind for kind in choice if kind in present][:1]
-
-    return {kind: tuple(need for choice in _kinds()[kind].NEEDS for need in best(choice)) for kind in present}
+def _needs(kind: str, *present: str) -> tuple[str, ...]:
+    """Of the kinds that can stand for a need, the best one that is present is the need."""
+    found = ([need for need in choice if need in present] for choice in _kinds()[kind].NEEDS)
+    return tuple(best[0] for best in found if best)
 
 
 def bound_deadlines(draft: Draft) -> Draft:
@@ -86,8 +80,9 @@ def demand_features(draft: Draft) -> Draft:
     """What a manifest asks for is enforced by every provider of its chain, or the run does not compile."""
     notes: list[str] = []
     findings: list[RunnerError] = []
+    chain = _chain(draft)
     for demand in draft.spec.demands:
-        for name, probe in _chain(draft):
+        for name, probe in chain:
             if not probe.available or probe.enforces(demand.feature):
                 continue
             notes.append(f"{demand.text}: not enforced by {name}")
@@ -118,31 +113,16 @@ def demand_availability(draft: Draft) -> Draft:
     )
 
 
-def order_stably(draft: Draft) -> Draft:
-    """Equal specs give equal plans."""
-    steps = {step.id: step for step in draft.steps}
-    order = _order(tuple((step.id, step.phase, step.needs) for step in draft.steps))
-    return replace(draft, steps=tuple(steps[id] for id in order))
-
-
-@cache
-def _order(nodes: tuple[tuple[str, str, tuple[str, ...]], ...]) -> tuple[str, ...]:
-    """The ids of steps, each after what it needs, those that settle last."""
-    settle = {id for id, phase, _ in nodes if phase == "settle"}
-    return tuple(sorted(Graph({id: needs for id, _, needs in nodes}).order(), key=settle.__contains__))
-
-
 PASSES: tuple[Pass, ...] = (
     add_steps,
-    connect_needs,  # after add_steps: a need is on what is present
-    bound_deadlines,
+    bound_deadlines,  # after add_steps: it takes the steps that are there
     demand_isolation,
     demand_features,
     demand_availability,
-    order_stably,  # last: same spec, same plan, same digest
 )
 
 
+@collector_paused()
 def compile_plan(
     specs: Sequence[RunSpec], facts: Facts, *, documents: object, settings: object
 ) -> tuple[Plan, list[RunnerError]]:
@@ -183,7 +163,7 @@ def _run_plan(draft: Draft) -> RunPlan:
         notes=draft.notes,
         values={"task": task, **incident},
         steps=draft.steps,
-        origins={**spec.origins, **{demand.feature.value: demand.origin for demand in spec.demands}},
+        origins=spec.origins,
     )
 
 
@@ -194,5 +174,7 @@ def _chain(draft: Draft) -> list[tuple[str, Probe]]:
 
 @cache
 def _kinds() -> Mapping[str, ModuleType]:
-    """The ``plan`` module of every step kind, by kind."""
-    return {name: import_module(f"runner.steps.{name}.plan") for name in plugins.names(runner.steps)}
+    """The ``plan`` module of every step kind, by kind, each after those that it may need."""
+    modules = {name: import_module(f"runner.steps.{name}.plan") for name in plugins.names(runner.steps)}
+    choices = {name: [need for choice in module.NEEDS for need in choice] for name, module in modules.items()}
+    return {name: modules[name] for name in Graph(choices).order()}

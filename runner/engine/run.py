@@ -16,11 +16,12 @@ import trio
 from runner import __version__
 from runner import events as ev
 from runner.engine.execute import execute
-from runner.errors import Escaped, HostRefused, RunnerError, leaf
-from runner.model import Outcome, Reason, Status, failed
+from runner.errors import Escaped, HostRefused, RunnerError, WorkspaceLost, leaf
+from runner.model import Outcome, Reason, Rung, Status, StopReason, failed
 from runner.plan.model import RunPlan, Step, graph_of
+from runner.ports.provider import STOP_GRACE
 from runner.record import RunRecord, fold
-from runner.steps._run import Places, Ports, Run
+from runner.steps._run import Places, Ports, Run, Underway
 
 Append = Callable[[str, Sequence[ev.Event]], Awaitable[Sequence[ev.Recorded]]]
 
@@ -38,13 +39,15 @@ class Control:
     settle: trio.CancelScope = field(default_factory=trio.CancelScope)
     sandboxes: trio.CancelScope = field(default_factory=trio.CancelScope)
     requested_at: float | None = None  # trio time of the first signal
+    insisted_at: float | None = None  # and of the second
 
     def stop(self) -> None:
         if self.requested_at is None:
             self.requested_at = trio.current_time()
             self.work.cancel()
             self.bound(self.requested_at)
-        else:
+        elif self.insisted_at is None:
+            self.insisted_at = trio.current_time()
             self.settle.cancel()
             self.sandboxes.cancel()
 
@@ -88,7 +91,7 @@ async def carry_out(
             try:
                 await _work(_Stage(run, record, plan, control))
             finally:
-                await _settle(_Stage(run, record, plan, control))
+                await _settle(_Stage(run, record, plan, control, settling=True))
             services.cancel_scope.cancel()
     outcome = _verdict(record, control)
     left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
@@ -136,7 +139,7 @@ async def _settle(stage: _Stage) -> None:
                 for step in plan.phase("work")
                 if step.kind == "post_hook"
                 and record.steps[step.id].status is Status.PENDING
-                and all(record.steps[need].started for need in step.needs)
+                and all(record.steps[need].started is not None for need in step.needs)
             ]
         )
         stage.deadline = settle.deadline
@@ -152,6 +155,7 @@ class _Stage:
     plan: RunPlan
     control: Control
     deadline: float = math.inf
+    settling: bool = False
 
     async def perform(self, steps: Sequence[Step]) -> None:
         by_id = {step.id: step for step in steps}
@@ -167,23 +171,17 @@ class _Stage:
             return
         await self.run.emit(ev.StepStarted(step.id))
         outcome: Outcome | None = None
-        own = trio.current_time() + step.deadline_seconds
+        stops = _Stops(step, self.control, trio.current_time() + step.deadline_seconds, self.deadline, self.settling)
+        self.run.underway = underway = Underway(step.id, stops.explain)
         try:
-            with trio.CancelScope(deadline=min(self.deadline, own)):
+            with trio.CancelScope(deadline=min(stops.own, stops.outer)):
                 outcome = await _perform(step, self.run)
         except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
-            outcome = _broken(group)
+            outcome = _broken(group, end_unknown=underway.end_unknown)
             if isinstance(error := leaf(group), Escaped):
                 await self.run.emit(ev.Overdue(step.id, error.message))
         finally:
-            await self.run.emit(ev.StepEnded(step.id, outcome or self._stopped(step, own)))
-
-    def _stopped(self, step: Step, own: float) -> Outcome:
-        """Why a step was cancelled. Asked of the clock, for several scopes may have expired by now."""
-        if self.control.requested_at is None and trio.current_time() >= min(self.deadline, own):
-            whose = f"its deadline of {step.deadline_seconds:g}s" if own <= self.deadline else "the run's deadline"
-            return failed(Reason.TIMEOUT, f"stopped at {whose}")
-        return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped")
+            await self.run.emit(ev.StepEnded(step.id, outcome or stops.outcome()))
 
     def _blocked(self, step: Step) -> str | None:
         for need in step.needs:
@@ -195,12 +193,68 @@ class _Stage:
         return None
 
 
-def _broken(group: ExceptionGroup[RunnerError | OSError]) -> Outcome:
+@dataclass(frozen=True)
+class _Stops:
+    """What may stop one step and when, in trio time: its ``own`` deadline, its phase's (``outer``), a signal.
+
+    Asked of the clock, since several scopes may have expired by now: the earliest is why, whatever came while the
+    step was ending.
+    """
+
+    step: Step
+    control: Control
+    own: float
+    outer: float
+    settling: bool
+
+    def explain(self, rung: Rung, command: float) -> ev.RungReached:
+        """The event of a rung of ending this step's command, whose own deadline is ``command``."""
+        sandboxes = self.control.sandboxes
+        if rung is Rung.TERM:
+            grace = min(STOP_GRACE, max(0.0, sandboxes.deadline - trio.current_time()))
+            return ev.RungReached(self.step.id, rung, self._reason(command), grace)
+        if not sandboxes.cancel_called:  # the grace has passed
+            return ev.RungReached(self.step.id, rung, self._reason(command))
+        insisted = _moment(self.control.insisted_at) <= sandboxes.deadline
+        return ev.RungReached(self.step.id, rung, StopReason.SECOND_SIGNAL if insisted else StopReason.STOP_BUDGET)
+
+    def outcome(self) -> Outcome:
+        """Of the step, once it was stopped."""
+        match self._reason():
+            case StopReason.STEP_DEADLINE:
+                return failed(Reason.TIMEOUT, f"stopped at its deadline of {self.step.deadline_seconds:g}s")
+            case StopReason.RUN_DEADLINE:
+                return failed(Reason.TIMEOUT, "stopped at the run's deadline")
+            case StopReason.STOP_BUDGET:
+                return failed(Reason.TIMEOUT, "stopped when the stop budget was used up")
+            case _:
+                return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped")
+
+    def _reason(self, command: float = math.inf) -> StopReason:
+        if self.settling:
+            signal = (_moment(self.control.insisted_at), StopReason.SECOND_SIGNAL)
+            outer = (self.outer, StopReason.STOP_BUDGET)
+        else:
+            signal = (_moment(self.control.requested_at), StopReason.SIGNAL)
+            outer = (self.outer, StopReason.RUN_DEADLINE)
+        moments = (signal, (self.own, StopReason.STEP_DEADLINE), outer, (command, StopReason.COMMAND_DEADLINE))
+        at, reason = min(moments, key=lambda moment: moment[0])  # the first of equal ones
+        return reason if at <= trio.current_time() else StopReason.FAILURE
+
+
+def _moment(at: float | None) -> float:
+    return math.inf if at is None else at
+
+
+def _broken(group: ExceptionGroup[RunnerError | OSError], *, end_unknown: bool) -> Outcome:
     error = leaf(group)
     if isinstance(error, OSError):
         error = HostRefused.of(error)
     assert isinstance(error, RunnerError)
     details = (f"hint: {error.hint}",) if error.hint else ()
+    if end_unknown and isinstance(error, WorkspaceLost):
+        message = f"the sandbox was lost while a command ran in it: {error.message}"
+        return Outcome(Status.UNKNOWN, Reason.UNKNOWN, message, details=details)
     return failed(Reason.PLATFORM, f"{error.code}: {error.message}", details=details)
 
 
@@ -234,7 +288,7 @@ def exit_code(outcome: Outcome) -> int:
             return 124
         case Reason.POLICY:
             return 3
-        case Reason.PLATFORM:
+        case Reason.PLATFORM | Reason.UNKNOWN:
             return 4
         case _:
             return 1

@@ -75,6 +75,7 @@ static u64 pong;
 static struct channel *table[BUCKETS], *spare_channels;
 static struct channel *first_to_say, **last_to_say = &first_to_say;
 static u32 commands, relayed, tampered, last_relay;
+static bool accepting = true; /* there was room for a relayed connection when we last looked */
 static u8 *spare_rings[SPARE_RINGS];
 static u32 spare_ring_count;
 
@@ -143,6 +144,14 @@ static struct channel *find(u32 id)
     return channel;
 }
 
+static void each_channel(void (*act)(struct channel *))
+{
+    for (u32 i = 0; i < BUCKETS; i++)
+        for (struct channel *channel = table[i]; channel; channel = channel->next)
+            if (!channel->dead)
+                act(channel);
+}
+
 /* --- descriptors --- */
 
 static struct port *out_port(struct channel *channel, int which)
@@ -187,7 +196,7 @@ static void watch(struct channel *channel)
     if (channel->kind == COMMAND)
         wanted[CONTROL] = EPOLLIN;
     if (channel->kind == LISTENER)
-        wanted[STDIN] = relayed < MAX_RELAYED ? EPOLLIN : 0;
+        wanted[STDIN] = accepting ? EPOLLIN : 0;
     for (int i = 0; i < PORTS; i++)
         watch_fd(channel, i, wanted[i]);
 }
@@ -236,6 +245,12 @@ static void drop(struct channel *channel)
     has_to_say(channel);
 }
 
+static void watch_listener(struct channel *channel)
+{
+    if (channel->kind == LISTENER)
+        watch(channel);
+}
+
 static void let_go(struct channel *channel)
 {
     struct channel **at = &table[channel->id % BUCKETS];
@@ -245,6 +260,10 @@ static void let_go(struct channel *channel)
     *(channel->kind == RELAYED ? &relayed : &commands) -= 1;
     channel->next = spare_channels;
     spare_channels = channel;
+    if (!accepting) {
+        accepting = true;
+        each_channel(watch_listener);
+    }
 }
 
 static void say(u8 type, u32 id, u8 stream, const void *payload, u32 length)
@@ -269,8 +288,6 @@ static bool say_stream(struct channel *channel, int which)
 {
     struct out *out = &channel->out[which];
     if (out->sent > out->got || (out->sent == out->got && !out->ended))
-        return false;
-    if (channel->kind == RELAYED && which)
         return false;
     if (out->sent == out->got) {
         say(END, channel->id, (u8)(STDOUT + which), &out->got, 8);
@@ -308,10 +325,10 @@ static bool say_turn(struct channel *channel)
         say(ACK, channel->id, STDIN, &channel->in.told, 8);
     }
     channel->says_open = channel->says_state = channel->says_reset = channel->says_in = false;
-    if (!heard_ready)
+    if (!heard_ready || channel->kind == LISTENER)
         return false;
     bool more = say_stream(channel, 0);
-    return say_stream(channel, 1) || more;
+    return (channel->kind == COMMAND && say_stream(channel, 1)) || more;
 }
 
 static void compose(void)
@@ -338,18 +355,12 @@ static void compose(void)
 
 /* --- the link to the host --- */
 
-static void each_channel(void (*act)(struct channel *))
-{
-    for (u32 i = 0; i < BUCKETS; i++)
-        for (struct channel *channel = table[i]; channel; channel = channel->next)
-            if (!channel->dead)
-                act(channel);
-}
-
 static void know(struct channel *channel)
 {
     channel->says_open = channel->kind == RELAYED;
     channel->says_state = !channel->says_open;
+    if (channel->kind == COMMAND && channel->phase == UNBORN)
+        channel->phase = RUNNING; /* the host has to know that we have it, before we know its pid */
     channel->says_reset = channel->in.broken;
     channel->says_in = channel->kind != LISTENER && !channel->in.broken;
     has_to_say(channel);
@@ -387,13 +398,33 @@ static void greet(int fd)
     each_channel(know);
 }
 
-static void kill_stranger(u32 pid, u32 parent, void *context);
+static u32 strangers;
 
-/* Ending takes a whole pid namespace along. Without one, each supervisor sees its control socket close and ends its tree;
- * the orphans of a supervisor that was killed are ours. */
+static void kill_stranger(u32 pid, u32 parent, void *context)
+{
+    (void)parent, (void)context;
+    for (u32 i = 0; i < BUCKETS; i++)
+        for (struct channel *channel = table[i]; channel; channel = channel->next)
+            if (channel->kind == COMMAND && channel->supervisor == pid)
+                return;
+    strangers++;
+    SYS(kill, pid, SIGKILL);
+}
+
+/* A supervisor that was killed leaves its tree to us: whoever is our child and no supervisor. */
+static u32 kill_strangers(void)
+{
+    strangers = 0;
+    each_child(kill_stranger);
+    return strangers;
+}
+
+/* Ending takes a whole pid namespace along. Without one, each supervisor sees its control socket close and ends its
+ * tree; the orphans of a supervisor that was killed are ours, and theirs become ours. */
 static void end_of_life(void)
 {
-    each_child(kill_stranger);
+    while (kill_strangers() && !shield.init && SYS(wait4, -1, 0, 0, 0) > 0)
+        ;
     quit(0);
 }
 
@@ -409,7 +440,7 @@ static void dial(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     memcpy(address.sun_path, dialled, length_of(dialled));
-    int fd = (int)SYS(socket, AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd = (int)SYS(socket, AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd >= 0 && SYS(connect, fd, &address, sizeof address) >= 0)
         greet(fd);
     else if (fd >= 0)
@@ -507,7 +538,8 @@ static void write_more(struct channel *channel)
         give_ring(&in->ring);
     }
     /* The end, an empty ring or a quarter of one: else each small write would be answered. */
-    if (in->closed || in->put == in->got || in->put - in->told >= WINDOW / 4) {
+    u64 passed_on = in->put + in->closed;
+    if (passed_on > in->told && (in->closed || in->put == in->got || passed_on - in->told >= WINDOW / 4)) {
         channel->says_in = true;
         has_to_say(channel);
     }
@@ -530,9 +562,7 @@ static struct channel *fail(struct channel *channel, u8 stage, long error)
 /* In the copy of us that becomes the supervisor: the command's descriptors to 0 to 2, control to 3, nothing else. */
 static void settle_down(int ends[4])
 {
-    for (int i = 0; i < 4; i++)
-        ends[i] = (int)SYS(fcntl, ends[i], F_DUPFD_CLOEXEC, 4);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) /* none of them is below 3, so none is overwritten before its turn */
         SYS(dup3, ends[i], i, i == 3 ? O_CLOEXEC : 0);
     if (SYS(close_range, 4, ~0u, 0) < 0)
         for (int fd = 4; fd < 65536; fd++)
@@ -605,12 +635,16 @@ static void gone(struct channel *channel)
 static void hear_supervisor(struct channel *channel)
 {
     struct report report;
-    while (channel->port[CONTROL].fd >= 0
-           && SYS(recvfrom, channel->port[CONTROL].fd, &report, sizeof report, MSG_DONTWAIT) == sizeof report) {
+    while (channel->port[CONTROL].fd >= 0) {
+        long n = SYS(recvfrom, channel->port[CONTROL].fd, &report, sizeof report, MSG_DONTWAIT);
+        if (n == -ECONNRESET)
+            continue; /* said once when it ended before it heard a signal of ours: its own words are still to come */
+        if (n != sizeof report)
+            break;
         if (report.what == 'P') {
+            channel->says_state |= channel->phase == UNBORN;
             channel->phase = RUNNING;
             channel->pid = (u32)report.value;
-            channel->says_state = true;
         } else if (report.what == 'F') {
             fail(channel, report.stage, -report.value);
         } else if (report.what == 'X' && channel->phase < EXITED) {
@@ -629,25 +663,9 @@ static void end_tampered(struct channel *channel)
         gone(channel);
 }
 
-static u32 strangers;
-
-static void kill_stranger(u32 pid, u32 parent, void *context)
-{
-    (void)parent, (void)context;
-    for (u32 i = 0; i < BUCKETS; i++)
-        for (struct channel *channel = table[i]; channel; channel = channel->next)
-            if (channel->kind == COMMAND && channel->supervisor == pid)
-                return;
-    strangers++;
-    SYS(kill, pid, SIGKILL);
-}
-
-/* A supervisor that was killed leaves its tree to us: whoever is our child and no supervisor. */
 static void end_orphans(void)
 {
-    strangers = 0;
-    each_child(kill_stranger);
-    if (!strangers) {
+    if (!kill_strangers()) {
         each_channel(end_tampered);
         tampered = 0;
     }
@@ -657,22 +675,23 @@ static void child_ended(u32 pid, int status)
 {
     for (u32 i = 0; i < BUCKETS; i++)
         for (struct channel *channel = table[i]; channel; channel = channel->next) {
-            if (channel->kind != COMMAND || (channel->supervisor != pid && channel->pid != pid))
-                continue;
-            if (channel->supervisor == pid) {
+            if (channel->kind == COMMAND && channel->supervisor == pid) {
                 hear_supervisor(channel); /* its last words come before its end */
+                hang_up(&channel->port[CONTROL]);
                 channel->supervisor = 0;
                 if (channel->phase < FAILED && !channel->dead) {
                     channel->marks |= TAMPERED;
                     tampered++;
                 }
-            } else if (channel->phase < EXITED && channel->marks & TAMPERED) {
+                return;
+            }
+            if (channel->marks & TAMPERED && channel->pid == pid && channel->phase < EXITED) {
                 channel->phase = EXITED;
                 channel->status = status;
                 channel->says_state = true;
                 has_to_say(channel);
+                return;
             }
-            return;
         }
 }
 
@@ -698,6 +717,10 @@ static void listen_on(u32 id, u32 number)
     int on = 1;
     if (!channel)
         end_of_life();
+    if (commands > MAX_COMMANDS) {
+        fail(channel, REQUEST, -EAGAIN);
+        return;
+    }
     address.sin_port = (u16)(number >> 8 | number << 8);
     address.sin_addr.s_addr = 0x0100007f;
     int fd = (int)SYS(socket, AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -724,10 +747,12 @@ static void listen_on(u32 id, u32 number)
 static void accept_all(struct channel *listener)
 {
     int on = 1;
-    while (relayed < MAX_RELAYED) {
+    while ((accepting = relayed < MAX_RELAYED)) {
         int fd = (int)SYS(accept4, listener->port[STDIN].fd, 0, 0, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd < 0)
+        if (fd < 0) {
+            accepting = fd != -EMFILE && fd != -ENFILE;
             break;
+        }
         SYS(setsockopt, fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         struct channel *channel = take_channel(RELAY | ++last_relay, RELAYED);
         if (!channel)
@@ -740,21 +765,6 @@ static void accept_all(struct channel *listener)
         watch(channel);
     }
     watch(listener);
-}
-
-static void watch_listener(struct channel *channel)
-{
-    if (channel->kind == LISTENER)
-        watch(channel);
-}
-
-static void forget(struct channel *channel)
-{
-    bool was_full = relayed >= MAX_RELAYED;
-    channel->says_reset = false;
-    drop(channel);
-    if (was_full)
-        each_channel(watch_listener);
 }
 
 /* --- what the host says; false breaks the connection --- */
@@ -795,10 +805,10 @@ static bool hear_data(struct channel *channel, const u8 *payload, u32 length)
     memcpy(&offset, payload, 8);
     if (in->broken || channel->phase >= FAILED)
         return true;
-    if (offset > in->got || offset + size - in->put > WINDOW || (in->ended && offset + size > in->got))
-        return false;
-    if (offset + size <= in->got)
+    if (offset <= in->got && offset + size <= in->got)
         return true; /* twice, since it was received before the connection was lost */
+    if (offset > in->got || offset + size - in->put > WINDOW || in->ended)
+        return false;
     if (!in->ring && !(in->ring = take_ring()))
         return false;
     payload += 8 + (in->got - offset);
@@ -849,16 +859,15 @@ static bool hear_signal(struct channel *channel, u32 serial, u32 number)
         return false;
     if (serial <= channel->serial)
         return true;
-    if (channel->kind == LISTENER) {
-        if (number == SIGKILL) {
-            hang_up(&channel->port[STDIN]);
-            channel->phase = GONE;
-        }
+    if (channel->kind == LISTENER && channel->phase == RUNNING && number == SIGKILL) {
+        hang_up(&channel->port[STDIN]);
+        channel->phase = GONE;
+        channel->says_state = true;
     } else if (channel->port[CONTROL].fd >= 0
                && SYS(sendto, channel->port[CONTROL].fd, &number, 4, MSG_NOSIGNAL | MSG_DONTWAIT) == -EAGAIN)
         return true; /* its supervisor is stopped: the host asks again, or ends the workspace */
     channel->serial = serial;
-    channel->says_state = true;
+    channel->says_state |= channel->phase == RUNNING || channel->phase == EXITED; /* a final state is the last one */
     has_to_say(channel);
     return true;
 }
@@ -877,15 +886,13 @@ static bool hear_channel(struct channel *channel, const struct frame *frame, con
         return channel->kind != LISTENER && hear_ack(channel, frame->stream, number);
     case SIGNAL:
         return hear_signal(channel, (u32)number, (u32)(number >> 32));
-    case FORGET:
-        if (channel->kind != RELAYED && channel->phase < FAILED)
+    default: /* FORGET, RESET */
+        if (channel->kind != RELAYED && (frame->type == RESET || channel->phase < FAILED))
             return false;
-        forget(channel);
-        return true;
-    default: /* RESET */
-        if (channel->kind != RELAYED)
-            return false;
-        forget(channel);
+        if (frame->type == RESET) /* whoever reads there must not take it for the end of the stream */
+            SYS(setsockopt, channel->port[STDIN].fd, SOL_SOCKET, SO_LINGER, &(struct linger){.l_onoff = 1}, 8);
+        channel->says_reset = false;
+        drop(channel);
         return true;
     }
 }
@@ -1017,14 +1024,14 @@ static void prepare(void)
 
 static int run(const char *path)
 {
-    int channel = (int)SYS(fcntl, 0, F_DUPFD_CLOEXEC, 100);
+    int channel = (int)SYS(fcntl, 0, F_DUPFD_CLOEXEC, 3);
+    if (path ? length_of(path) >= sizeof ((struct sockaddr_un *)0)->sun_path : channel < 0)
+        return 2;
     prepare();
     int nothing = (int)SYS(openat, AT_FDCWD, "/dev/null", O_RDWR | O_CLOEXEC);
     for (int fd = 0; fd < 3; fd++) /* whoever started us reads the end of them, not our silence */
         SYS(dup3, nothing, fd, 0);
     dialled = path;
-    if (path && length_of(path) >= sizeof ((struct sockaddr_un *)0)->sun_path)
-        return 2;
     if (!path)
         greet(channel);
     for (long next_dial = 0, wait = 10;;) {
@@ -1033,9 +1040,9 @@ static int run(const char *path)
             wait = link >= 0 ? 10 : wait < 1000 ? wait * 2 : wait;
             next_dial = now_ms() + wait;
         }
-        flush();
         if (tampered)
             end_orphans();
+        flush();
         struct epoll_event events[BATCH];
         long patience = tampered ? 5 : link < 0 ? wait : -1;
         long count = SYS(epoll_pwait, loop, events, BATCH, patience, 0, 8);

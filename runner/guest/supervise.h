@@ -291,7 +291,8 @@ static void become(const struct request *request, size_t size, const struct shie
 {
     const struct wanted_limit *limit = (const void *)(request + 1);
     u64 fixed = sizeof *request + (u64)request->limits * sizeof *limit;
-    if (size < sizeof *request || fixed > size || (u64)request->words + request->variables > size)
+    if (size < sizeof *request || fixed > size || (u64)request->words + request->variables > size
+        || request->oom_score_adj < 0)
         refuse(control, REQUEST, -EINVAL);
     char **words = map_pages(((u64)request->words + request->variables + 4) * sizeof *words);
     if (!words)
@@ -300,6 +301,7 @@ static void become(const struct request *request, size_t size, const struct shie
         refuse(control, REQUEST, -EINVAL);
     char *cwd = words[0], **argv = words + 1, **env = argv + request->words + 1;
 
+    tell(control, 'P', 0, SYS(getpid, 0)); /* by itself: so it comes before whatever this process brings about */
     SYS(setsid, 0);
     SYS(rt_sigprocmask, SIG_UNBLOCK, &every_signal, 0, 8);
     long error = SYS(prlimit64, 0, RLIMIT_NOFILE, &shield->files, 0);
@@ -359,7 +361,6 @@ static void supervise(const struct request *request, size_t size, const struct s
         refuse(CONTROL, FORK, command);
     for (int fd = 0; fd < CONTROL; fd++)
         SYS(close, fd);
-    tell(CONTROL, 'P', 0, command);
     ready[1].fd = (int)SYS(signalfd4, -1, &child_signal, 8, O_CLOEXEC | O_NONBLOCK);
     ready[1].events = 1;
     u32 signal = 0;

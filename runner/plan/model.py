@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from operator import attrgetter
 from pathlib import Path
@@ -22,6 +22,8 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 BUILT_IN = "built-in"  # the origin of what nobody can choose
 DEFAULTS = "defaults"  # the origin of what manifests/defaults decides
+
+_KEPT = 64  # graphs that are not made again: most runs of a plan have steps of the same kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,13 @@ def run_document(run: RunPlan) -> dict[str, Json]:
 
 def graph_of(steps: tuple[Step, ...]) -> Graph:
     """The graph of some steps; needs on steps outside are dropped, since those ended in an earlier phase."""
-    inside = {step.id for step in steps}
-    return Graph({step.id: [need for need in step.needs if need in inside] for step in steps})
+    return _graph(tuple((step.id, step.needs) for step in steps))
+
+
+@lru_cache(_KEPT)
+def _graph(nodes: tuple[tuple[str, tuple[str, ...]], ...]) -> Graph:
+    inside = {id for id, _ in nodes}
+    return Graph({id: [need for need in needs if need in inside] for id, needs in nodes})
 
 
 def _longest(steps: tuple[Step, ...]) -> tuple[tuple[str, ...], float]:
@@ -161,12 +168,15 @@ def plain_fields(value: object) -> dict[str, Json]:
     return {name: item if type(item) in _AS_IS else plain(item) for name, item in zip(names, read(value), strict=True)}
 
 
-def _plain_items(value: Iterable[object]) -> Json:
-    return [cast(Json, item) if type(item) in _AS_IS else plain(item) for item in value]
+def _plain_items(value: Iterable[Any]) -> Json:
+    return [item if type(item) in _AS_IS else plain(item) for item in value]
 
 
-def _plain_mapping(value: Mapping[object, object]) -> Json:
-    return {str(plain(key)): plain(item) for key, item in value.items()}
+def _plain_mapping(value: Mapping[Any, Any]) -> Json:
+    return {
+        key if type(key) is str else str(plain(key)): item if type(item) in _AS_IS else plain(item)
+        for key, item in value.items()
+    }
 
 
 @cache
@@ -214,29 +224,24 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=F
 def canonical(value: object) -> bytes:
     """One spelling for one value: ``plain`` as JSON with sorted keys, no white space, UTF-8.
 
-    Written without making the plain form, and the lists, mappings and words that many steps share only once.
+    Written without making the plain form of dataclasses and lists, and what many of them share only once.
     """
-    known: dict[int, str] = {}  # by identity, which is safe while ``value`` holds all that is in it
+    return _text(value, {}).encode()
 
-    def text(value: Any) -> str:
-        if (found := known.get(id(value))) is not None:
-            return found
-        kind: Any = type(value)
-        shape = _shape(kind)
-        if shape is plain_fields:
-            form, read = _form(kind)
-            return form % tuple(map(text, read(value)))
-        if shape is _plain_items:
-            made = "[" + ",".join(map(text, value)) + "]"
-        elif shape is _plain_mapping:
-            items = {str(plain(key)): item for key, item in value.items()}
-            made = "{" + ",".join(f"{_encode(key)}:{text(items[key])}" for key in sorted(items)) + "}"
-        else:
-            made = _encode(shape(value))
-        known[id(value)] = made
-        return made
 
-    return text(value).encode()
+def _text(value: Any, known: dict[int, str]) -> str:
+    """``known`` has texts by identity, which is safe while the value that is written holds all that is in it."""
+    kind: Any = type(value)
+    shape = _shape(kind)
+    if shape is plain_fields:
+        form, read = _form(kind)
+        made = form % tuple([known.get(id(item)) or _text(item, known) for item in read(value)])
+    elif shape is _plain_items:
+        made = "[" + ",".join([known.get(id(item)) or _text(item, known) for item in value]) + "]"
+    else:
+        made = _encode(shape(value))
+    known[id(value)] = made
+    return made
 
 
 def digest(value: object) -> str:

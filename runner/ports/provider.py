@@ -8,12 +8,12 @@ of times. A provider never becomes weaker than its ``probe`` said: what it canno
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from runner.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, Mount
+from runner.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, Mount, Rung
 
 STOP_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 KILL_GRACE = 5.0  # a process in uninterruptible sleep must not hold the run
@@ -102,6 +102,14 @@ class Process(Protocol):
     @property
     def stderr(self) -> Reader: ...
 
+    @property
+    def oom_kills(self) -> int:
+        """How many processes the kernel has killed for want of memory since the command began.
+
+        Counted over the whole sandbox; known once ``wait`` has returned, final when the block around ``exec`` ends.
+        ``Exit.oom`` says that the main process was among them.
+        """
+
     async def wait(self) -> Exit:
         """How the main process ended. Its descendants may live until the block around ``exec`` ends."""
 
@@ -119,13 +127,18 @@ class Workspace(Protocol):
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        on_rung: Callable[[Rung], None] | None = None,
     ) -> AbstractAsyncContextManager[Process]:
         """Start a command and own its whole process tree for the length of the block.
 
         Leaving the block with the command still running, and cancelling, are the same: TERM to the
-        tree, ``STOP_GRACE`` seconds, KILL, at most ``KILL_GRACE`` more; after that ``Escaped`` is
-        raised and names what still lives. Nothing of the tree survives the block otherwise.
-        ``env`` is added to the opening's. No terminal, no descriptors but 0, 1 and 2.
+        tree, ``STOP_GRACE`` seconds, KILL, at most ``KILL_GRACE`` more. What still lives then may cost the
+        whole sandbox, with ``KILL_GRACE`` again: the workspace is lost, and this block ends all the same.
+        After that ``Escaped`` is raised and names pids, and the control group where there is one. Nothing of the
+        tree survives the block otherwise. What a command leaves behind when it has ended gets KILL at once.
+
+        ``on_rung`` is called as each rung begins, synchronously and at most once a rung. A rung that finds
+        nothing alive is not told. ``env`` is added to the opening's. No terminal, no descriptors but 0, 1 and 2.
         """
 
     async def run(

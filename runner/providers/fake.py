@@ -13,9 +13,9 @@ from pathlib import Path
 
 import trio
 
-from runner.errors import RunnerError
-from runner.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits
-from runner.ports.provider import STOP_GRACE, ExecResult, Opening, Paths, Probe, WorkspaceRequest
+from runner.errors import Escaped, RunnerError, WorkspaceLost
+from runner.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, Rung
+from runner.ports.provider import KILL_GRACE, STOP_GRACE, ExecResult, Opening, Paths, Probe, WorkspaceRequest
 from runner.providers._directories import Directories
 from runner.providers._opening import Room, open_room
 from runner.settings import Settings
@@ -23,13 +23,20 @@ from runner.settings import Settings
 
 @dataclass(frozen=True)
 class Scripted:
-    """How a command goes. One with ``obeys`` false ignores TERM, and is killed after the grace."""
+    """How a command goes.
+
+    ``yields_to`` is the rung that ends it; nothing ends one with ``None``, which escapes. ``leaves`` processes behind
+    that have to be killed. ``fault`` is raised by ``wait`` when its time has passed.
+    """
 
     exit: Exit = field(default_factory=lambda: Exit(code=0))
     stdout: bytes = b""
     stderr: bytes = b""
     seconds: float = 0.0
-    obeys: bool = True
+    yields_to: Rung | None = Rung.TERM
+    leaves: bool = False
+    oom_kills: int = 0
+    fault: RunnerError | None = None
 
 
 Script = Callable[[Sequence[str]], Scripted]
@@ -70,7 +77,12 @@ class Fake:
     async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Stage]:
         await self._reach("open")
         async with open_room(handle, opening, staged=False) as room:
-            yield Stage(room, self)
+            stage = Stage(room, self)
+            try:
+                yield stage
+            finally:
+                with trio.CancelScope(shield=True):
+                    await stage.kill()
 
     async def give(self, handle: Handle) -> None:
         await self._reach("give")
@@ -84,9 +96,9 @@ class Fake:
         await self._reach("destroy")
         self._directories.destroy(handle)
 
-    def play(self, argv: Sequence[str]) -> Played:
+    def play(self, argv: Sequence[str], on_rung: Callable[[Rung], None]) -> Played:
         self.asked.append(tuple(argv))
-        return Played(self._script(argv), self._grace)
+        return Played(self._script(argv), self._grace, on_rung)
 
     async def _reach(self, method: str) -> None:
         await trio.lowlevel.checkpoint()
@@ -99,21 +111,44 @@ class Stage:
 
     def __init__(self, room: Room, provider: Fake) -> None:
         self._provider = provider
+        self._lost = False
+        self._running: set[Played] = set()
         self.paths = Paths(room.tree.path, room.output.path, "/incident", room.runner.path, room.home.path)
 
     def exec(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_rung: Callable[[Rung], None] | None = None,
     ) -> AbstractAsyncContextManager[Played]:
-        return self._exec(argv)
+        return self._exec(argv, on_rung or (lambda rung: None))
 
     @asynccontextmanager
-    async def _exec(self, argv: Sequence[str]) -> AsyncIterator[Played]:
-        process = self._provider.play(argv)
+    async def _exec(self, argv: Sequence[str], on_rung: Callable[[Rung], None]) -> AsyncIterator[Played]:
+        if self._lost:
+            raise WorkspaceLost("the fake's sandbox was killed")
+        process = self._provider.play(argv, on_rung)
+        self._running.add(process)
         try:
             yield process
         finally:
             with trio.CancelScope(shield=True):
-                await process.end()
+                try:
+                    if await process.end() is Rung.SANDBOX:
+                        self._lost = True
+                finally:
+                    self._running.remove(process)
+                    process.over.set()
+
+    async def kill(self) -> None:
+        """End the grace of commands that are being stopped."""
+        for process in self._running:
+            process.hurried.set()
+        with trio.move_on_after(KILL_GRACE):
+            for process in tuple(self._running):
+                await process.over.wait()
 
     async def run(
         self,
@@ -147,29 +182,44 @@ class Stage:
 class Played:
     """A scripted command. Its output is there at once; it ends when its time has passed."""
 
-    def __init__(self, scripted: Scripted, grace: float) -> None:
+    def __init__(self, scripted: Scripted, grace: float, on_rung: Callable[[Rung], None]) -> None:
         self.scripted = scripted
         self.stdin = Sunk()
         self.stdout = Printed(scripted.stdout)
         self.stderr = Printed(scripted.stderr)
-        self._grace = grace
+        self.oom_kills = scripted.oom_kills
+        self.hurried = trio.Event()  # set when the sandbox closes
+        self.over = trio.Event()  # set when the block around the command has ended
+        self._on_rung = on_rung
+        self._waits = {Rung.TERM: grace, Rung.KILL: KILL_GRACE, Rung.SANDBOX: KILL_GRACE}
         self._ends = trio.current_time() + scripted.seconds
         self._killed: Exit | None = None
 
     async def wait(self) -> Exit:
         await trio.sleep_until(self._ends)
+        if self.scripted.fault is not None:
+            raise self.scripted.fault
         return self._killed or self.scripted.exit
 
-    async def end(self) -> None:
-        left = self._ends - trio.current_time()
-        if left <= 0:
-            return
-        if self.scripted.obeys:
-            self._killed = Exit(signal=15)
-        else:
-            await trio.sleep(min(left, self._grace))
-            self._killed = Exit(signal=9) if left > self._grace else None
-        self._ends = trio.current_time()
+    async def end(self) -> Rung | None:
+        """Go up the ladder to the rung that the script yields to, and return that. Raises ``Escaped``."""
+        if self._ends <= trio.current_time():
+            if self.scripted.leaves:
+                self._on_rung(Rung.KILL)
+            return None
+        for rung, seconds in self._waits.items():
+            if rung is Rung.TERM and self.hurried.is_set():
+                continue
+            self._on_rung(rung)
+            if rung is self.scripted.yields_to:
+                self._killed = Exit(signal=15 if rung is Rung.TERM else 9)
+                self._ends = trio.current_time()
+                return rung
+            with trio.move_on_after(min(seconds, self._ends - trio.current_time())):
+                await (self.hurried if rung is Rung.TERM else trio.Event()).wait()
+            if self._ends <= trio.current_time():
+                return rung
+        raise Escaped("killed processes of the command still live in cgroup `/fake`: 4711")
 
 
 class Printed:

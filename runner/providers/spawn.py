@@ -10,17 +10,18 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
 import subprocess  # noqa: TID251  # the one place
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
 from runner.errors import Escaped, RunnerError
 from runner.model import Exit
-from runner.ports.provider import KILL_GRACE, ExecResult, Writer
+from runner.ports import provider as ports
+from runner.ports.provider import KILL_GRACE, ExecResult, Process, Writer
 
 _PIPE_BYTES = 1 << 20  # a talkative command is not stopped by a reader that is briefly busy
 _READ_BYTES = 1 << 18
@@ -74,12 +75,12 @@ class Reader:
 class Child:
     """A child process of ours with pipes for its three streams. Its spawner calls ``aclose`` once it has ended."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], stdin: int, stdout: int, stderr: int) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], stdin: trio.abc.Stream, stdout: int, stderr: int) -> None:
         self._popen = popen
         self._pidfd = os.pidfd_open(popen.pid)
         self._waiting = trio.Lock()
         self.pid = popen.pid
-        self.stdin = trio.lowlevel.FdStream(stdin)
+        self.stdin = stdin
         self.stdout = Reader(stdout)
         self.stderr = Reader(stderr)
 
@@ -110,12 +111,14 @@ def spawn(
     cwd: str | None = None,
     uid: int | None = None,
     pass_fds: Collection[int] = (),
+    channel: bool = False,
 ) -> Child:
     """Start a command in a session of its own, with exactly this environment.
 
-    ``uid`` is also its only group; ``None`` keeps ours. Raises ``OSError`` when it cannot be started.
+    ``uid`` is also its only group; ``None`` keeps ours. With ``channel`` its standard input is a socket, on which
+    it can answer. Raises ``OSError`` when it cannot be started.
     """
-    pipes = [os.pipe() for _ in range(3)]
+    pipes = [_socket_pair() if channel else os.pipe(), os.pipe(), os.pipe()]
     ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
     theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
     for fd in ours[1:]:
@@ -141,35 +144,30 @@ def spawn(
         raise
     finally:
         _close(theirs)
-    return Child(popen, *ours)
+    stdin = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=ours[0]))) if channel else None
+    return Child(popen, stdin or trio.lowlevel.FdStream(ours[0]), *ours[1:])
 
 
-class Piped(Protocol):
-    """A command whose output can be had without waiting for its end."""
-
-    @property
-    def stdin(self) -> Writer: ...
-    @property
-    def stdout(self) -> Reader: ...
-    @property
-    def stderr(self) -> Reader: ...
-
-    async def wait(self) -> Exit: ...
+def _socket_pair() -> tuple[int, int]:
+    theirs, ours = socket.socketpair()
+    return theirs.detach(), ours.detach()
 
 
-async def run(starting: AbstractAsyncContextManager[Piped], *, stdin: bytes, keep_bytes: int) -> ExecResult:
+async def run(starting: AbstractAsyncContextManager[Process], *, stdin: bytes, keep_bytes: int) -> ExecResult:
     """``Workspace.run``, given what ``Workspace.exec`` returned."""
     kept = _Kept(keep_bytes), _Kept(keep_bytes)
-    async with starting as process:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_feed, process.stdin, stdin)
-            nursery.start_soon(_read, process.stdout, kept[0])
-            nursery.start_soon(_read, process.stderr, kept[1])
-            with suppress(RunnerError):  # said again below, outside the nursery, which would wrap it
-                await process.wait()
-            # A descendant may hold the pipes open for ever; what the command itself wrote is in them already.
-            nursery.cancel_scope.cancel()
-        ended = await process.wait()
+    ended, failure = Exit(), None
+    async with trio.open_nursery() as nursery:
+        try:
+            async with starting as process:
+                nursery.start_soon(_feed, process.stdin, stdin)
+                nursery.start_soon(_read, process.stdout, kept[0])
+                nursery.start_soon(_read, process.stderr, kept[1])
+                ended = await process.wait()
+        except RunnerError as error:
+            failure = error  # raised below, outside the nursery, which would wrap it
+    if failure is not None:
+        raise failure
     return ExecResult(ended, kept[0].value, kept[1].value, cut=kept[0].cut or kept[1].cut)
 
 
@@ -196,17 +194,14 @@ class _Kept:
 
 
 async def _feed(writer: Writer, stdin: bytes) -> None:
-    with suppress(trio.BrokenResourceError):  # it stopped listening, which is its right
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # it stopped listening, which is its right
         await writer.send_all(stdin)
-    await writer.aclose()
+        await writer.aclose()
 
 
-async def _read(reader: Reader, keep: _Kept) -> None:
-    try:
-        while chunk := await reader.receive_some(_READ_BYTES):
-            keep.add(chunk)
-    finally:
-        keep.add(reader.receive_waiting())
+async def _read(reader: ports.Reader, keep: _Kept) -> None:
+    while chunk := await reader.receive_some(_READ_BYTES):
+        keep.add(chunk)
 
 
 def descendants(pid: int) -> Iterator[int]:

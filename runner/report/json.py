@@ -34,6 +34,9 @@ def record_document(record: RunRecord) -> Json:
                 "started": step.started,
                 "ended": step.ended,
                 "outcome": plain(step.outcome),
+                "stopped": [
+                    {"at": at, "rung": reached.rung.value, "reason": reached.reason.value} for at, reached in step.rungs
+                ],
             }
             for name, step in record.steps.items()
         ],

@@ -8,7 +8,7 @@ from pathlib import Path
 from runner.errors import printable
 from runner.model import IsolationClass, Status
 from runner.record import RunRecord, StepRecord
-from runner.report.words import MARKS, duration, isolation
+from runner.report.words import MARKS, duration, isolation, rung
 
 WIDEST = 1_000  # characters of a line
 
@@ -52,6 +52,8 @@ def isolation_line(record: RunRecord) -> str:
 def _step(name: str, step: StepRecord) -> Iterator[str]:
     message = step.outcome.message if step.outcome else ""
     yield f"  {MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {message}".rstrip()
+    if step.rungs:
+        yield f"      {', '.join(dict.fromkeys(rung(reached) for _, reached in step.rungs))}"
     if step.outcome is not None and not step.outcome.ok:
         yield from (f"      {detail}" for detail in step.outcome.details[:20])
         more = len(step.outcome.details) - 20

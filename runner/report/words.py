@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Iterator
 
-from runner.model import Isolation, Limits, Status
+from runner.events import RungReached
+from runner.model import Isolation, Limits, Rung, Status
 
 MARKS = {
     Status.PENDING: "·",
@@ -16,6 +18,8 @@ MARKS = {
     Status.CANCELLED: "!",
     Status.UNKNOWN: "?",
 }
+
+_RUNGS = {Rung.TERM: "TERM", Rung.KILL: "KILL", Rung.SANDBOX: "sandbox killed"}
 
 
 def duration(seconds: float | None) -> str:
@@ -62,6 +66,12 @@ def isolation(seen: Isolation) -> str:
         network = "no interface" if seen.interfaces in ((), ("lo",)) else f"interfaces {', '.join(seen.interfaces)}"
     shared = f", shares {', '.join(seen.shared_namespaces)} with the host" if seen.shared_namespaces else ""
     return f"uid {seen.uid}, {network}, {limits(seen.limits)}{shared}"
+
+
+def rung(reached: RungReached, left: float = 0.0) -> str:
+    """What was done to end a command, which has ``left`` seconds of its grace."""
+    until = f", {math.ceil(left)}s until KILL" if left > 0 else ""
+    return f"{_RUNGS[reached.rung]} ({reached.reason.value}){until}"
 
 
 def columns(text: str) -> int:

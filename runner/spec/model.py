@@ -130,7 +130,7 @@ class VerifySpec:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One incident run, complete. ``origins`` maps a step kind or field to the manifest line that decided it;
+    """One incident run, complete. ``origins`` maps a step kind, feature or field to the manifest line that decided it;
     ``group`` is the document's name, shared by the members of a matrix; ``outputs`` maps names to files,
     ``protected`` paths to the lines that ask for them.
     """

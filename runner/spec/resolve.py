@@ -170,7 +170,8 @@ def resolve(
     checkout, branch = _pinned(needs.checkout, facts.commits.get(name))
     policies = tuple(_policy(selected, document) for document in selected.policies)
     findings += _ceilings(selected, needs.providers, policies)
-    task = TaskContext(**run.task.model_dump()) if run.task else TaskContext()
+    demands = _demands(selected, settings)
+    task = TaskContext(**dict(run.task)) if run.task else TaskContext()
     spec = RunSpec(
         name=name,
         origin=selected.run.origin(),
@@ -192,7 +193,7 @@ def resolve(
             IsolationClass.NAMESPACES if untrusted else IsolationClass.NONE,
         ),
         limits=_limits(selected, settings),
-        demands=_demands(selected, settings),
+        demands=demands,
         best_effort=workspace.resource_limits.enforcement == "best_effort",
         setup=tuple(_argv(c) for c in workspace.setup_commands),
         setup_timeout_seconds=workspace.setup.timeout,
@@ -205,10 +206,10 @@ def resolve(
         message=run.snapshot.message if run.snapshot and run.snapshot.message else DEFAULT_MESSAGE,
         snapshot_branch=run.snapshot.branch if run.snapshot else None,
         wants_snapshot=run.snapshot is not None,
-        timeouts=agent.timeouts.model_dump(),
+        timeouts=dict(agent.timeouts),
         deadline_seconds=run.timeout,
         stop_budget_seconds=agent.stop_budget,
-        origins=_origins(selected),
+        origins=_origins(selected) | {demand.feature.value: demand.origin for demand in demands},
         needs=selected.needs,
         group=selected.group,
         max_parallel=run.matrix.max_parallel if run.matrix else None,
@@ -279,7 +280,7 @@ def _checkout(selected: Selected) -> Checkout | None:
     path = Path(os.path.realpath(directory / source.path)) if source.path is not None else None
     return resolve_checkout(
         RepoSource(source.type, source.url, path, source.branch, source.depth, source.include_dirty),
-        TaskContext(**task.model_dump()) if task else TaskContext(),
+        TaskContext(**dict(task)) if task else TaskContext(),
     )
 
 

@@ -1,7 +1,7 @@
 """Step kinds: a folder each, ``plan.py`` (pure: does this run need it, and with what) and ``run.py`` (does it).
 
 ``plan.py`` has ``NEEDS``, for each thing to wait for the kinds that can stand for it, best first, of which
-the first one present counts; and ``plan(spec, facts) -> Step | None``. ``run.py`` has
-``async perform(body, run) -> Outcome``: what went wrong with the work is an outcome, what went wrong with
-the platform is raised.
+the first one present counts; and ``plan(spec, facts, needs) -> Step | None``, where ``needs`` are those that
+do. ``run.py`` has ``async perform(body, run) -> Outcome``: what went wrong with the work is an outcome, what
+went wrong with the platform is raised.
 """

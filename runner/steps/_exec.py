@@ -1,16 +1,24 @@
-"""Running a command with its output kept in files: bounded, streams apart, the end never lost."""
+"""Running a command with its output kept in files: bounded, streams apart, the end never lost.
+
+What had to be done to end it, and what the kernel killed in it, become events of the step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 import trio
 
-from runner.model import Exit
+from runner import events as ev
+from runner.errors import WorkspaceLost
+from runner.model import Exit, Rung, StopReason
 from runner.ports.provider import Process, Reader, Workspace, Writer
+from runner.steps._run import Emit, Run
 
 MAX_LOG = 64 << 20  # bytes of a stream that are kept from its beginning
 TAIL = 64 << 10  # bytes that are kept from its end when it was cut
@@ -41,22 +49,66 @@ class LogFile:
         del self._tail[:-TAIL]
 
     def close(self) -> None:
-        if dropped := self._cut - len(self._tail):
-            self._file.write(b"\n[runner: %d bytes cut here]\n" % dropped)
-        self._file.write(self._tail)
-        self._file.close()
+        with self._file:
+            if dropped := self._cut - len(self._tail):
+                self._file.write(b"\n[runner: %d bytes cut here]\n" % dropped)
+            self._file.write(self._tail)
 
 
 @contextmanager
 def open_logs(directory: Path, step: str) -> Iterator[tuple[LogFile, LogFile]]:
     """The two log files of a step, appended to when it has several commands."""
     directory.mkdir(parents=True, exist_ok=True)
-    out, err = LogFile(directory / f"{step}.stdout"), LogFile(directory / f"{step}.stderr")
-    try:
+    with closing(LogFile(directory / f"{step}.stdout")) as out, closing(LogFile(directory / f"{step}.stderr")) as err:
         yield out, err
-    finally:
-        out.close()
-        err.close()
+
+
+async def run_command(
+    run: Run,
+    workspace: Workspace,
+    argv: Sequence[str],
+    logs: tuple[LogFile, LogFile],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    seconds: float = math.inf,
+) -> Exit:
+    """``run_logged`` for the step under way of a run.
+
+    Every rung of ending it is an event by the time this call ends, and the ladder does not wait for the journal.
+    Raises ``trio.TooSlowError`` when it was stopped after ``seconds``.
+    """
+    underway = run.underway
+    assert underway is not None  # the engine performs steps only
+    deadline = trio.current_time() + seconds
+    send, receive = trio.open_memory_channel[ev.Event](math.inf)
+
+    def on_rung(rung: Rung, ended: bool) -> None:
+        reached = underway.explain(rung, deadline)
+        send.send_nowait(replace(reached, reason=StopReason.LEFT_RUNNING) if ended else reached)
+        if rung is Rung.SANDBOX:
+            run.retire()
+
+    def on_oom(count: int) -> None:
+        send.send_nowait(ev.OomKilled(underway.step, count))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_emit_all, receive, run.emit)
+        with send, trio.move_on_at(deadline):
+            try:
+                return await run_logged(workspace, argv, logs, env=env, stdin=stdin, on_rung=on_rung, on_oom=on_oom)
+            except* WorkspaceLost:
+                underway.end_unknown = True
+                run.retire()
+                raise
+    raise trio.TooSlowError
+
+
+async def _emit_all(events: trio.MemoryReceiveChannel[ev.Event], emit: Emit) -> None:
+    """In order, and all of them whatever is cancelled; ends when the other end of the channel is closed."""
+    with trio.CancelScope(shield=True):
+        async for event in events:
+            await emit(event)
 
 
 async def run_logged(
@@ -66,16 +118,28 @@ async def run_logged(
     *,
     env: Mapping[str, str] | None = None,
     stdin: bytes = b"",
+    on_rung: Callable[[Rung, bool], None] = lambda rung, ended: None,
+    on_oom: Callable[[int], None] = lambda count: None,
 ) -> Exit:
-    """Run a command to its end. Cancelling stops its whole tree and keeps what it prints, also while it is stopped."""
-    async with trio.open_nursery() as nursery:
-        copied = trio.Event()
-        async with workspace.exec(argv, env=env) as process:
-            nursery.start_soon(_feed, process.stdin, stdin)
-            nursery.start_soon(_copy_both, process, logs, copied)
-            exit = await process.wait()
-            with trio.move_on_after(DRAIN):
-                await copied.wait()
+    """Run a command to its end. Cancelling stops its whole tree and keeps what it prints, also while it is stopped.
+
+    ``on_rung`` is told each rung of ending it, and whether the command itself had ended by then; ``on_oom`` at the end
+    how many processes the kernel killed for want of memory, if any. Raises ``WorkspaceLost`` in a group.
+    """
+    exit: Exit | None = None
+    process: Process | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            copied = trio.Event()
+            async with workspace.exec(argv, env=env, on_rung=lambda rung: on_rung(rung, exit is not None)) as process:
+                nursery.start_soon(_feed, process.stdin, stdin)
+                nursery.start_soon(_copy_both, process, logs, copied)
+                exit = await process.wait()
+                with trio.move_on_after(DRAIN):
+                    await copied.wait()
+    finally:
+        if process is not None and process.oom_kills:
+            on_oom(process.oom_kills)
     return exit
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import trio
 
+from runner import events as ev
 from runner import trees
-from runner.errors import InputChanged, PlatformError
-from runner.model import Feature, Handle, Mount, Receipt
+from runner.errors import InputChanged, PlatformError, WorkspaceLost
+from runner.model import Feature, Handle, Mount, Receipt, Rung
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent
 from runner.ports.git import Author, Git, Snapshot
@@ -26,6 +27,7 @@ from runner.steps._disk import ScanResult
 from runner.steps._shape import Shape
 
 Emit = Callable[..., Awaitable[None]]
+Explain = Callable[[Rung, float], ev.RungReached]
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,19 @@ class Ports:
 
 
 @dataclass
+class Underway:
+    """The step that is being performed.
+
+    ``explain`` says why a rung of ending its command was reached, given the command's own deadline (trio time).
+    ``end_unknown``: the sandbox was lost while a command ran, so nobody knows what that did.
+    """
+
+    step: str
+    explain: Explain
+    end_unknown: bool = False
+
+
+@dataclass
 class Sandbox:
     workspace: Workspace
     shape: object
@@ -85,6 +100,7 @@ class Run:
         self.ports = ports
         self.emit = emit
         self._services = services  # outlives work, so that settling finds its sandboxes' services alive
+        self.underway: Underway | None = None
         self.provider: Provider | None = None
         self.probe: Probe | None = None
         self.handle: Handle | None = None
@@ -159,15 +175,25 @@ class Run:
             if sandbox is not None:
                 sandbox.closed.set()
 
+    def retire(self) -> None:
+        """Begin to end the open sandbox, if there is one: no further command runs in it."""
+        if self._sandbox is not None:
+            self._sandbox.closing.set()
+
     async def close(self) -> None:
-        """End the open sandbox and every process in it. Raises what went wrong with it since it was opened."""
+        """End the open sandbox and every process in it. Raises what went wrong with it since it was opened.
+
+        A lost one is as ended as can be: that is a warning, for a command that it took along has raised already.
+        """
         if self._sandbox is None:
             return
         sandbox = self._sandbox
         sandbox.closing.set()
         await sandbox.closed.wait()
         self._sandbox = None
-        if sandbox.failure is not None:
+        if isinstance(sandbox.failure, WorkspaceLost):
+            await self.emit(ev.Warned(sandbox.failure.code, sandbox.failure.message))
+        elif sandbox.failure is not None:
             raise sandbox.failure
 
     # --- values ---

@@ -35,9 +35,5 @@ def mounts_of(shape: Shape, spec: RunSpec) -> tuple[Mounted, ...]:
         *_ALWAYS,
         *(Mounted(path, False, spec.origins["incident"]) for path in incident),
         *(Mounted(path, False, spec.protected[path]) for path in shape.protected),
-        *(Mounted(path, False, _origin(spec, Feature.TOOLCHAINS)) for path in shape.toolchains),
+        *(Mounted(path, False, spec.origins[Feature.TOOLCHAINS]) for path in shape.toolchains),
     )
-
-
-def _origin(spec: RunSpec, feature: Feature) -> str:
-    return next(demand.origin for demand in spec.demands if demand.feature is feature)

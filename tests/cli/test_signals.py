@@ -56,6 +56,12 @@ def ended(project: Project, process: subprocess.Popen[str]) -> tuple[int, dict[s
     return process.returncode, json.loads((run / "run.json").read_text()), out + err
 
 
+def said(text: str, where: str) -> list[str]:
+    """What was said about ending a step's command while it was done, without how long it had."""
+    lines = [line.removeprefix(f"work: {where}: ").partition(",")[0] for line in text.splitlines()]
+    return [line for line in lines if line.startswith(("TERM (", "KILL (", "sandbox killed ("))]
+
+
 def saved(project: Project, record: dict[str, Any]) -> bool:
     return "+work" in (project.directory(record) / "work.patch").read_text()
 
@@ -111,6 +117,7 @@ def test_a_second_signal_takes_no_grace_and_says_what_is_left(project: Project, 
 
     assert time.monotonic() - began < 3
     assert code == 130, text
+    assert said(text, "agent") == ["TERM (signal)", "KILL (second signal)"]
     assert [left.split()[0] for left in record["left"]] == ["workspace"]
     assert f"LEFT BEHIND  {record['left'][0]}" in text
     assert processes_of(project.home) == []
@@ -132,22 +139,33 @@ def test_no_process_of_a_sandbox_outlives_a_killed_runner(project: Project) -> N
     shutil.rmtree(project.home / "state")
 
 
+AT_RUN, AT_STEP = "agent: stopped at the run's deadline", "agent: stopped at its deadline of 1s"
+KILL_BUDGET = "KILL (stop budget)"
+
+
 @pytest.mark.slow
 @pytest.mark.scenario("BEY-06")
 @pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize(
-    ("agent", "timeouts", "run", "seconds", "message"),
+    ("agent", "timeouts", "run", "seconds", "message", "rungs"),
     [
-        (OBEDIENT, "", "timeout: 2s", 5, "agent: stopped at the run's deadline"),
-        (STUBBORN, "stop_budget: 4s", "timeout: 2s", 7, "agent: stopped at the run's deadline"),
-        (OBEDIENT, "timeouts: {agent: 1s}", "", 5, "agent: stopped at its deadline of 1s"),
-        (STUBBORN, "timeouts: {agent: 1s}", "", 15, "agent: stopped at its deadline of 1s"),
-        (STUBBORN, "timeouts: {agent: 1s}\nstop_budget: 4s", "timeout: 3s", 9, "agent: stopped at its deadline of 1s"),
+        (OBEDIENT, "", "timeout: 2s", 5, AT_RUN, ["TERM (run deadline)"]),
+        (STUBBORN, "stop_budget: 4s", "timeout: 2s", 7, AT_RUN, ["TERM (run deadline)", KILL_BUDGET]),
+        (OBEDIENT, "timeouts: {agent: 1s}", "", 5, AT_STEP, ["TERM (step deadline)"]),
+        (STUBBORN, "timeouts: {agent: 1s}", "", 15, AT_STEP, ["TERM (step deadline)", "KILL (step deadline)"]),
+        (
+            STUBBORN,
+            "timeouts: {agent: 1s}\nstop_budget: 4s",
+            "timeout: 3s",
+            9,
+            AT_STEP,
+            ["TERM (step deadline)", KILL_BUDGET],
+        ),
     ],
     ids=["run", "run, ignoring TERM", "step", "step, ignoring TERM", "step and then run, ignoring TERM"],
 )
 def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
-    project: Project, agent: str, timeouts: str, run: str, seconds: float, message: str
+    project: Project, agent: str, timeouts: str, run: str, seconds: float, message: str, rungs: list[str]
 ) -> None:
     project.script(f"{WORK}; {agent}", workspace=REPOSITORY, agent=timeouts, run=run)
     began = time.monotonic()
@@ -158,7 +176,26 @@ def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
     assert time.monotonic() - began < seconds
     assert code == 124, text
     assert (record["outcome"]["reason"], record["outcome"]["message"]) == ("timeout", message)
+    assert said(text, "agent") == rungs
     assert processes_of(project.home) == []
+    assert saved(project, record)
+    assert record["left"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("repository")
+def test_after_one_signal_all_is_over_within_the_stop_budget(project: Project) -> None:
+    """As of a CI that sends TERM, and KILL when its own patience is over."""
+    project.script(f"{WORK}; {STUBBORN}", workspace=REPOSITORY, agent="stop_budget: 6s")
+    process = started(project, "agent")
+
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    code, record, text = ended(project, process)
+
+    assert 3 <= time.monotonic() - began < 6
+    assert code == 130, text
+    assert said(text, "agent") == ["TERM (signal)", KILL_BUDGET]
     assert saved(project, record)
     assert record["left"] == []
 
@@ -182,4 +219,20 @@ def test_a_hook_that_never_ends_leaves_half_of_the_stop_budget_to_save_and_tear_
     assert step(record, "post_hook")["outcome"]["reason"] == "timeout"
     assert saved(project, record)
     assert record["left"] == []
+    assert processes_of(project.home) == []
+
+
+@pytest.mark.slow
+def test_what_a_command_leaves_running_is_killed_and_said(project: Project) -> None:
+    """In a pid namespace of its own it is gone with the command, and the kernel tells nobody."""
+    project.script("setsid sleep 1000 & echo done", provider="process")
+
+    code, record, text = ended(project, project.start("apply", str(project.folder)))
+
+    assert code == 0, text
+    assert said(text, "agent") == ["KILL (left running)"]
+    (stopped,) = step(record, "agent")["stopped"]
+    assert (stopped["rung"], stopped["reason"]) == ("kill", "left running")
+    shown = project.runner("runs", "show", "last").out.splitlines()
+    assert shown[[line.split()[1] for line in shown].index("agent") + 1] == "      KILL (left running)"
     assert processes_of(project.home) == []

@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from runner.errors import CleanUpIncomplete, ProtectedLink, ProviderFailed, WorkspaceLost
-from runner.model import Exit, Feature, Handle, IsolationClass, Limits, Mount
+from runner.model import Exit, Feature, Handle, IsolationClass, Limits, Mount, Rung
 from runner.ports.provider import Opening, Process, Provider, Workspace, WorkspaceRequest
 from runner.providers.fake import Fake, Scripted
 from runner.providers.local import Local
@@ -30,9 +30,10 @@ MIB = 1 << 20
 
 _FAKE = "nothing is executed"
 _HOST = "commands see this host"
+_UNTOLD = "the kernel ends what is left with the pid namespace, and tells nobody"
 GAPS: dict[str, dict[str, str]] = {
-    "local": {},
-    ORDINARY: {},
+    "local": {"test_what_a_command_leaves_running_is_killed_and_told": _UNTOLD},
+    ORDINARY: {"test_what_a_command_leaves_running_is_killed_and_told": _UNTOLD},
     "process": {
         "test_protected_paths_are_read_only_in_place_and_the_rest_is_writable": _HOST,
         "test_writing_a_protected_file_fails_and_changes_nothing": _HOST,
@@ -50,19 +51,21 @@ GAPS: dict[str, dict[str, str]] = {
 
 NAMES = count()
 OURS = f".{os.getpid()}"  # the fraction of every long sleep, to tell those of a suite beside us
+LEAVES = f"setsid sleep 1240{OURS} >/dev/null 2>&1 & sleep 0.1"
 
 
 def _scripted(argv: Sequence[str]) -> Scripted:
     """Just enough for the checks that are about the port and not about processes."""
     known = {
         ("true",): Scripted(),
+        ("sh", "-c", LEAVES): Scripted(leaves=True),
         ("sh", "-c", "exit 7"): Scripted(Exit(code=7)),
         ("no-such-command",): Scripted(Exit(code=127)),
         ("sh", "-c", "kill -9 $$"): Scripted(Exit(signal=9)),
         ("sh", "-c", "echo out; echo err >&2"): Scripted(stdout=b"out\n", stderr=b"err\n"),
         ("sh", "-c", "echo ready; exec sleep 60"): Scripted(stdout=b"ready\n", seconds=60),
         ("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"): Scripted(
-            stdout=b"ready\n", seconds=60, obeys=False
+            stdout=b"ready\n", seconds=60, yields_to=Rung.KILL
         ),
     }
     return known[tuple(argv)]
@@ -77,6 +80,9 @@ FAKE_PASSES = {
     "test_output_over_the_bound_is_cut_and_says_so",
     "test_leaving_the_block_ends_an_obedient_command_at_once",
     "test_a_command_that_ignores_term_is_killed_after_the_grace",
+    "test_each_rung_of_ending_a_command_is_told",
+    "test_what_a_command_leaves_running_is_killed_and_told",
+    "test_a_command_that_is_being_stopped_is_killed_when_its_sandbox_closes",
     "test_a_workspace_is_found_by_its_nonce_only",
     "test_a_command_that_does_not_read_its_input_is_no_error",
     "test_destroying_twice_is_no_error",
@@ -159,7 +165,7 @@ def _host(home: Path) -> set[str]:
             words = Path(f"/proc/{pid}/cmdline").read_bytes() + os.readlink(f"/proc/{pid}/cwd").encode()
         except OSError:
             continue
-        if str(home).encode() in words or re.fullmatch(rb"sleep\x00123\d%s\x00.*" % OURS.encode(), words):
+        if str(home).encode() in words or re.fullmatch(rb"sleep\x0012[34]\d%s\x00.*" % OURS.encode(), words):
             found.add(f"process {pid}")
     return found
 
@@ -360,13 +366,41 @@ async def test_a_command_that_ignores_term_is_killed_after_the_grace(place: Plac
     assert GRACE <= trio.current_time() - start < GRACE + 3
 
 
+@pytest.mark.parametrize(
+    ("script", "rungs"),
+    [
+        ("echo ready; exec sleep 60", [Rung.TERM]),
+        ("trap '' TERM; echo ready; while :; do sleep 1; done", [Rung.TERM, Rung.KILL]),
+    ],
+    ids=["obedient", "ignoring TERM"],
+)
+async def test_each_rung_of_ending_a_command_is_told(place: Place, script: str, rungs: list[Rung]) -> None:
+    told: list[Rung] = []
+    async with place.open() as workspace:
+        async with workspace.exec(["sh", "-c", script], on_rung=told.append) as process:
+            await read_until(process, b"ready")
+        assert told == rungs
+        async with workspace.exec(["true"], on_rung=told.append) as process:
+            await process.wait()
+        assert told == rungs
+
+
+async def test_what_a_command_leaves_running_is_killed_and_told(place: Place) -> None:
+    told: list[Rung] = []
+    async with place.open() as workspace:
+        async with workspace.exec(["sh", "-c", LEAVES], on_rung=told.append) as process:
+            await process.wait()
+        assert told == [Rung.KILL]
+
+
 async def test_a_command_that_is_being_stopped_is_killed_when_its_sandbox_closes(place: Place) -> None:
     script = "trap '' TERM; echo ready; while :; do sleep 1; done"
     stopping, over = trio.CancelScope(), trio.Event()
+    told: list[Rung] = []
 
     async def command(workspace: Workspace, task_status: trio.TaskStatus[None]) -> None:
         with stopping:
-            async with workspace.exec(["sh", "-c", script]) as process:
+            async with workspace.exec(["sh", "-c", script], on_rung=told.append) as process:
                 await read_until(process, b"ready")
                 task_status.started()
                 await trio.sleep_forever()
@@ -379,6 +413,7 @@ async def test_a_command_that_is_being_stopped_is_killed_when_its_sandbox_closes
             await trio.sleep(0.2)
             assert not over.is_set()
         await over.wait()
+    assert told == [Rung.TERM, Rung.KILL]
 
 
 async def test_a_daemon_with_a_session_of_its_own_is_gone_after_the_block(place: Place) -> None:
@@ -724,6 +759,25 @@ async def test_memory_over_the_limit_ends_the_offender_and_says_why(
 
     assert offender.exit.oom
     assert (child.exit, child.stdout) == (Exit(code=0), b"alive\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "kills"),
+    [("true", 0), ("tail /dev/zero; tail /dev/zero; true", 2)],
+    ids=["none", "of two children"],
+)
+async def test_kills_for_memory_are_counted_also_when_the_command_goes_on(
+    limited: Callable[[Limits], Awaitable[Place]], script: str, kills: int
+) -> None:
+    place = await limited(Limits(memory_bytes=64 * MIB))
+    async with place.open() as workspace:
+        async with workspace.exec(["sh", "-c", "tail /dev/zero"]) as before:
+            await before.wait()
+        async with workspace.exec(["sh", "-c", script]) as process:
+            assert (await process.wait()).ok
+            assert process.oom_kills == kills
+
+    assert process.oom_kills == kills
 
 
 async def test_a_fork_bomb_stays_under_its_limit(limited: Callable[[Limits], Awaitable[Place]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,3 +52,14 @@ def test_the_canonical_form_is_the_plain_form_with_sorted_keys_and_no_white_spac
 def test_what_has_no_json_form_has_no_canonical_one(value: object) -> None:
     with pytest.raises(TypeError, match="has no JSON form"):
         canonical(value)
+
+
+def test_writing_leaves_nothing_for_the_collector() -> None:
+    """The texts of a large plan are hundreds of megabytes."""
+    value = (MOUNT, {"a": [MOUNT]})
+    canonical(value)
+    gc.collect()
+
+    canonical(value)
+
+    assert gc.collect() == 0

@@ -26,7 +26,7 @@ class Body:
     shape: Shape
 
 
-def plan(spec: RunSpec, facts: Facts) -> Step:
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     must = tuple(d.feature for d in spec.demands if d.written and not spec.best_effort)
     shape = shape_of(spec, facts)
     return Step(
@@ -34,7 +34,7 @@ def plan(spec: RunSpec, facts: Facts) -> Step:
         kind="agent",
         what=f"{spec.agent}: {spec.script.name}",
         phase="work",
-        needs=(),
+        needs=needs,
         deadline_seconds=spec.timeouts["agent"],
         origin=spec.origins["agent"],
         body=Body(spec.agent, spec.system, spec.user, spec.prompt, spec.env, must, shape),

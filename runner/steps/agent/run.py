@@ -8,7 +8,7 @@ from runner.model import Feature, Isolation, Limits, Outcome
 from runner.ports.agent import Ended
 from runner.ports.provider import Workspace
 from runner.spec import template
-from runner.steps._exec import open_logs, run_logged
+from runner.steps._exec import open_logs, run_command
 from runner.steps._run import Run, write_new
 from runner.steps.agent.plan import Body
 
@@ -22,9 +22,12 @@ async def perform(body: Body, run: Run) -> Outcome:
     write_new(run.places.directory / "prompt-sent.md", prompt)
     env = run.variables(workspace.paths) | run.fill_all(body.env)
     argv = await run.ports.sub_runner(body.agent, _standard(body, run, workspace))
-    with open_logs(run.places.logs, STEP) as logs:
-        exit = await run_logged(workspace, argv, logs, env=env, stdin=prompt)
-    # Killing one command's tree is best effort among processes of one user; killing the sandbox is not.
+    try:
+        with open_logs(run.places.logs, STEP) as logs:
+            exit = await run_command(run, workspace, argv, logs, env=env, stdin=prompt)
+    finally:
+        # Killing one command's tree is best effort among processes of one user; killing the sandbox is not.
+        run.retire()
     await run.close()
     out, err = (log.path for log in logs)
     return run.ports.agent(body.agent).judge(Ended(exit, out, err))

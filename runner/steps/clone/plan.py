@@ -22,7 +22,7 @@ class Body:
     include_dirty: bool
 
 
-def plan(spec: RunSpec, facts: Facts) -> Step | None:
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     checkout = spec.checkout
     if checkout is None:
         return None
@@ -39,7 +39,7 @@ def plan(spec: RunSpec, facts: Facts) -> Step | None:
         kind="clone",
         what=what,
         phase="work",
-        needs=(),
+        needs=needs,
         deadline_seconds=spec.timeouts["clone"],
         origin=spec.origins["clone"],
         body=Body(checkout.path, checkout.commit, spec.branch, checkout.depth, checkout.include_dirty),

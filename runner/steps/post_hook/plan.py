@@ -22,7 +22,7 @@ class Body:
     shape: Shape
 
 
-def plan(spec: RunSpec, facts: Facts) -> Step | None:
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.post_hooks:
         return None
     shape = shape_of(spec, facts)
@@ -31,7 +31,7 @@ def plan(spec: RunSpec, facts: Facts) -> Step | None:
         kind="post_hook",
         what="; ".join(command_words(c) for c in spec.post_hooks),
         phase="work",
-        needs=(),
+        needs=needs,
         deadline_seconds=spec.timeouts["post_hook"],
         origin=spec.origins["post_hook"],
         body=Body(spec.env, spec.post_hooks, shape),

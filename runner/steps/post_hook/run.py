@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.model import Outcome, succeeded
-from runner.steps._exec import open_logs, run_logged
+from runner.steps._exec import open_logs, run_command
 from runner.steps._run import Run
 from runner.steps.post_hook.plan import Body
 from runner.steps.setup.plan import command_words
@@ -15,7 +15,7 @@ async def perform(body: Body, run: Run) -> Outcome:
     env = run.variables(workspace.paths) | run.fill_all(body.env)
     with open_logs(run.places.logs, "post_hook") as logs:
         for argv in body.commands:
-            exit = await run_logged(workspace, argv, logs, env=env)
+            exit = await run_command(run, workspace, argv, logs, env=env)
             if not exit.ok:
                 warnings.append(f"post-hook `{command_words(argv)}` {exit}")
     await run.close()

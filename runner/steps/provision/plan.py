@@ -25,14 +25,14 @@ class Body:
     files: tuple[tuple[str, str, bool], ...]
 
 
-def plan(spec: RunSpec, facts: Facts) -> Step:
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     must = tuple(d.feature for d in spec.demands if d.written and not spec.best_effort)
     return Step(
         id="provision",
         kind="provision",
         what=", then ".join(spec.providers),
         phase="work",
-        needs=(),
+        needs=needs,
         deadline_seconds=spec.timeouts["provision"],
         origin=spec.origins["provision"],
         body=Body(

@@ -20,13 +20,13 @@ class Body:
     incident: Path | None
 
 
-def plan(spec: RunSpec, facts: Facts) -> Step:
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="save",
         kind="save",
         what="receipt and patch",
         phase="settle",
-        needs=(),
+        needs=needs,
         deadline_seconds=spec.stop_budget_seconds,
         origin=spec.origins["settle"],
         body=Body(spec.message, spec.policies, spec.incident),

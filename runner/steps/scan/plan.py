@@ -15,7 +15,7 @@ class Body:
     policies: tuple[PolicySpec, ...]
 
 
-def plan(spec: RunSpec, facts: Facts) -> Step:
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     patterns = len({p for policy in spec.policies for p in policy.forbidden_patterns})
     size = min(policy.max_file_size for policy in spec.policies)
     return Step(
@@ -23,7 +23,7 @@ def plan(spec: RunSpec, facts: Facts) -> Step:
         kind="scan",
         what=f"{patterns} forbidden patterns, {size:,} bytes a file",
         phase="work",
-        needs=(),
+        needs=needs,
         deadline_seconds=spec.timeouts["scan"],
         origin=spec.origins["scan"],
         body=Body(spec.policies),

@@ -25,7 +25,7 @@ def command_words(command: Command) -> str:
     return command[2] if command[:2] == ("sh", "-c") and len(command) == 3 else shlex.join(command)
 
 
-def plan(spec: RunSpec, facts: Facts) -> Step | None:
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.setup:
         return None
     shape = shape_of(spec, facts)
@@ -34,7 +34,7 @@ def plan(spec: RunSpec, facts: Facts) -> Step | None:
         kind="setup",
         what="; ".join(command_words(c) for c in spec.setup),
         phase="work",
-        needs=(),
+        needs=needs,
         deadline_seconds=spec.timeouts["setup"],
         origin=spec.origins["setup"],
         body=Body(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, shape),

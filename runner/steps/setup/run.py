@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from runner.model import Outcome, Reason, failed, succeeded
-from runner.steps._exec import open_logs, run_logged
+from runner.steps._exec import open_logs, run_command
 from runner.steps._run import Run
 from runner.steps.setup.plan import Body, command_words
 
@@ -20,9 +20,9 @@ async def perform(body: Body, run: Run) -> Outcome:
     env = run.variables(workspace.paths)
     with open_logs(run.places.logs, "setup") as logs:
         for position, argv in enumerate(body.commands, start=1):
-            with trio.move_on_after(body.command_seconds) as scope:
-                exit = await run_logged(workspace, argv, logs, env=env)
-            if scope.cancelled_caught:
+            try:
+                exit = await run_command(run, workspace, argv, logs, env=env, seconds=body.command_seconds)
+            except trio.TooSlowError:
                 return _partial(body, position, f"timed out after {body.command_seconds:g}s")
             if not exit.ok:
                 return _partial(body, position, str(exit))

@@ -17,7 +17,7 @@ class Body:
     policies: tuple[PolicySpec, ...]
 
 
-def plan(spec: RunSpec, facts: Facts) -> Step | None:
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     needs_tree = spec.verify is not None and spec.verify.needs_tree
     if spec.checkout is None and not spec.wants_snapshot and not needs_tree:
         return None
@@ -26,7 +26,7 @@ def plan(spec: RunSpec, facts: Facts) -> Step | None:
         kind="snapshot",
         what=f"branch {spec.snapshot_branch} (not pushed)" if spec.snapshot_branch else "private commit",
         phase="work",
-        needs=(),
+        needs=needs,
         deadline_seconds=spec.timeouts["snapshot"],
         origin=spec.origins["snapshot"],
         body=Body(spec.message, spec.snapshot_branch, spec.policies),

@@ -15,13 +15,13 @@ class Body:
     pass
 
 
-def plan(spec: RunSpec, facts: Facts) -> Step:
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="teardown",
         kind="teardown",
         what="processes, sandbox, files",
         phase="settle",
-        needs=(),
+        needs=needs,
         deadline_seconds=spec.stop_budget_seconds,
         origin=spec.origins["settle"],
         body=Body(),

@@ -21,7 +21,7 @@ class Body:
     shape: Shape
 
 
-def plan(spec: RunSpec, facts: Facts) -> Step | None:
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     verify = spec.verify or VerifySpec((), (), (), None, ())
     outputs = tuple(spec.outputs.values())
     if spec.verify is None and not outputs:
@@ -39,7 +39,7 @@ def plan(spec: RunSpec, facts: Facts) -> Step | None:
         kind="verify",
         what=what or f"{len(outputs)} outputs",
         phase="work",
-        needs=(),
+        needs=needs,
         deadline_seconds=spec.timeouts["verify"],
         origin=spec.origins["verify"],
         body=Body(verify, outputs, shape),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from runner.ports.git import Entry
 from runner.ports.provider import Opening, Workspace
 from runner.spec.model import ReportCheck, VerifySpec
 from runner.steps._disk import read_beneath
-from runner.steps._exec import LogFile, open_logs, run_logged
+from runner.steps._exec import LogFile, open_logs, run_command
 from runner.steps._run import Run
 from runner.steps.setup.plan import command_words
 from runner.steps.verify.plan import Body
@@ -119,17 +120,16 @@ async def _run_commands(
 ) -> None:
     env = run.variables(workspace.paths)
     for argv in verify.setup:
-        exit = await run_logged(workspace, argv, logs, env=env)
+        exit = await run_command(run, workspace, argv, logs, env=env)
         results.add(exit.ok, f"`{command_words(argv)}` {exit}")
         if not exit.ok:
             return
     for check in verify.commands:
         words = command_words(check.argv)
-        limit = check.timeout_seconds
-        with trio.CancelScope() as scope:
-            scope.deadline = trio.current_time() + limit if limit else float("inf")
-            exit = await run_logged(workspace, check.argv, logs, env=env)
-        if scope.cancelled_caught:
+        limit = check.timeout_seconds or math.inf
+        try:
+            exit = await run_command(run, workspace, check.argv, logs, env=env, seconds=limit)
+        except trio.TooSlowError:
             results.add(False, f"`{words}` timed out after {limit:g}s")
             continue
         wanted = "" if check.exit == 0 else f", wanted {check.exit}"

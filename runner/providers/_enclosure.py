@@ -1,0 +1,125 @@
+"""One run of bubblewrap: its process on the host, and below it the sandbox's own first process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from runner.errors import Escaped, ProviderFailed
+from runner.ports.provider import KILL_GRACE
+from runner.providers import _bwrap, _cgroup, spawn
+from runner.providers._mounts import Places, open_linkless
+from runner.providers._whereabouts import in_group
+
+
+@dataclass(frozen=True)
+class Shell:
+    """bubblewrap, as the user that commands run as can reach it; ``uid`` is ``None`` for our own."""
+
+    bwrap: str
+    uid: int | None
+
+
+def open_shell(places: Places, uid: int | None) -> Shell:
+    folder, name = _bwrap.binary()
+    return Shell(f"{places.add(open_linkless(folder)).path}/{name}", uid)
+
+
+class Enclosure:
+    """A sandbox for one program. Its starter calls ``begin``, and ``close`` in the end."""
+
+    def __init__(self, child: spawn.Child, status: spawn.Reader, gate: int, group: _cgroup.Group) -> None:
+        self.child = child
+        self.init: int | None = None  # on the host; what else lives inside is below it
+        self.killed = False
+        self._status = status
+        self._gate = gate
+        self._group = group
+        self._said = b""
+        self._init_pidfd: int | None = None
+
+    async def begin(self) -> None:
+        """Learn the sandbox's first process, which waits at the gate, put it under the limits, and let it go."""
+        try:
+            while not self._said.endswith(b"\n") and (said := await self._status.receive_some(1024)):
+                self._said += said
+            self.init = self.report().child
+            if self.init is not None:
+                self._init_pidfd = os.pidfd_open(self.init)
+                self._group.join(self.init)
+        except ProcessLookupError:
+            pass  # set-up failed already, and ``complaint`` says why
+        finally:
+            os.close(self._gate)  # end of file opens it
+
+    def report(self) -> _bwrap.Report:
+        self._said += self._status.receive_waiting()
+        return _bwrap.read_report(self._said)
+
+    def complaint(self) -> str:
+        """What bubblewrap has said, if it is that which speaks."""
+        self.child.stderr.look_ahead()
+        return _bwrap.words_of(self.child.stderr.head)
+
+    def kill(self) -> None:
+        if not self.child.ended:
+            self.killed = True
+            self.child.kill()
+
+    async def close(self) -> None:
+        """Wait until nothing of it lives, which must have been killed or have ended. Raises ``Escaped``."""
+        with trio.move_on_after(KILL_GRACE) as patience:
+            await self.child.wait()
+            if self._init_pidfd is not None:
+                # The sandbox's first process is gone only when all others of its pid namespace are.
+                await trio.lowlevel.wait_readable(self._init_pidfd)
+        if self._init_pidfd is not None:
+            os.close(self._init_pidfd)
+        await self.child.aclose()
+        await self._status.aclose()
+        if patience.cancelled_caught:
+            living = [self.child.pid, *(spawn.descendants(self.init) if self.init is not None else ())]
+            raise Escaped(f"killed processes still live{in_group(living[-1])}: {', '.join(map(str, living))}")
+
+
+def enclose(
+    shell: Shell,
+    recipe: _bwrap.Recipe,
+    group: _cgroup.Group,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str = "/",
+    options: Sequence[str] = (),
+    channel: bool = False,
+) -> Enclosure:
+    """Start a program in a sandbox; ``options`` are more of bubblewrap's. ``channel`` as for ``spawn.spawn``.
+
+    Raises ``ProviderFailed``.
+    """
+    status, their_status = os.pipe()
+    their_gate, gate = os.pipe()
+    arguments = os.memfd_create("arguments")
+    words = recipe.arguments(env=env or {}, cwd=cwd, status=their_status, gate=their_gate)
+    os.write(arguments, words)
+    os.lseek(arguments, 0, os.SEEK_SET)
+    theirs = (arguments, their_status, their_gate)
+    try:
+        child = spawn.spawn(
+            [shell.bwrap, "--args", str(arguments), *options, "--", *argv],
+            env={},
+            uid=shell.uid,
+            pass_fds=(*theirs, *recipe.descriptors),
+            channel=channel,
+        )
+    except OSError as error:
+        os.close(status)
+        os.close(gate)
+        raise ProviderFailed(f"bubblewrap cannot be started: {error}") from error
+    finally:
+        for fd in theirs:
+            os.close(fd)
+    return Enclosure(child, spawn.Reader(status), gate, group)

@@ -1,0 +1,168 @@
+"""A workspace whose commands are run by a guest: what all providers that have one share."""
+
+from __future__ import annotations
+
+import posixpath
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import trio
+
+from runner.errors import WorkspaceLost
+from runner.guest.client import Command, Guest, open_guest
+from runner.guest.framing import Request, Shield
+from runner.model import Exit, Isolation, IsolationClass, Rung
+from runner.ports.provider import KILL_GRACE, ExecResult, Paths, Reader, Writer
+from runner.providers import _cgroup, _readback, spawn
+
+NO_GUEST = "this installation was made without a compiler"
+OOM_SCORE = 1000  # whatever a command is, it is the better victim: without the guest all statuses are lost
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a guest cannot tell about the sandbox that it is in. ``uid`` is the host's."""
+
+    provider: str
+    isolation: IsolationClass
+    uid: int
+    paths: Paths
+    env: Mapping[str, str]
+    group: _cgroup.Group
+    grace: float
+
+
+@asynccontextmanager
+async def open_workspace(
+    stream: trio.abc.Stream, around: Surroundings, *, what: str, kill_sandbox: Callable[[], None]
+) -> AsyncIterator[GuestWorkspace]:
+    """The workspace of a guest that was started with the other end of ``stream`` as its channel."""
+    streams = [stream]
+
+    async def connect() -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        if not streams:
+            raise WorkspaceLost(f"the guest of {what} has ended")
+        return streams.pop()
+
+    async with open_guest(connect, what=what, kill_sandbox=kill_sandbox) as guest:
+        workspace = GuestWorkspace(guest, around)
+        try:
+            yield workspace
+        finally:
+            with trio.CancelScope(shield=True):
+                await workspace.kill()
+
+
+class GuestWorkspace:
+    """An open workspace with a guest in it."""
+
+    def __init__(self, guest: Guest, around: Surroundings) -> None:
+        self._guest = guest
+        self._around = around
+        self._stopping: set[Counted] = set()
+
+    @property
+    def paths(self) -> Paths:
+        return self._around.paths
+
+    async def kill(self) -> None:
+        """End the grace of commands that are being stopped, and wait until they are."""
+        self._guest.hurry()
+        with trio.move_on_after(KILL_GRACE):
+            for command in tuple(self._stopping):
+                await command.over.wait()
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_rung: Callable[[Rung], None] | None = None,
+    ) -> AbstractAsyncContextManager[Counted]:
+        around = self._around
+        place = posixpath.join(around.paths.workspace, cwd) if cwd else around.paths.workspace
+        words = {**around.env, **(env or {}), "PWD": place}
+        return self._exec(Request(argv, words, place, oom_score_adj=OOM_SCORE), on_rung)
+
+    @asynccontextmanager
+    async def _exec(self, request: Request, on_rung: Callable[[Rung], None] | None) -> AsyncIterator[Counted]:
+        counted = Counted(self._around.group)
+        try:
+            async with self._guest.exec(request, grace=self._around.grace, on_rung=on_rung) as counted.command:
+                try:
+                    yield counted
+                finally:
+                    self._stopping.add(counted)
+        finally:
+            self._stopping.discard(counted)
+            counted.count()
+            counted.over.set()
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        keep_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        return await spawn.run(self.exec(argv, env=env, cwd=cwd), stdin=stdin, keep_bytes=keep_bytes)
+
+    async def effective(self) -> Isolation:
+        around = self._around
+        async with self.exec(["/bin/sh", "-c", _readback.SCRIPT]) as process:
+            text = await _readback.receive(process.stdout)
+            await process.stdin.aclose()
+            await process.wait()
+        outside = _readback.Outside(_readback.namespaces(), around.uid, around.group.limits())
+        seen = _readback.read_back(
+            text, outside, provider=around.provider, isolation=around.isolation, workspace=around.paths.workspace
+        )
+        return replace(seen, notes=(*seen.notes, *_weaknesses(self._guest.shield)))
+
+
+class Counted:
+    """A command, and what the kernel killed in its sandbox for want of memory since it began."""
+
+    command: Command
+
+    def __init__(self, group: _cgroup.Group) -> None:
+        self._group = group
+        self._before = group.oom_kills()
+        self.oom_kills = 0
+        self.over = trio.Event()  # set when the block around the command has ended
+
+    @property
+    def stdin(self) -> Writer:
+        return self.command.stdin
+
+    @property
+    def stdout(self) -> Reader:
+        return self.command.stdout
+
+    @property
+    def stderr(self) -> Reader:
+        return self.command.stderr
+
+    async def wait(self) -> Exit:
+        ended = await self.command.wait()
+        self.count()
+        killed = ended.signal == signal.SIGKILL or ended.code == 128 + signal.SIGKILL  # a shell's word for its child
+        return replace(ended, oom=True) if self.oom_kills and killed else ended
+
+    def count(self) -> None:
+        self.oom_kills = self._group.oom_kills() - self._before
+
+
+def _weaknesses(shield: Shield) -> tuple[str, ...]:
+    notes = []
+    if not shield & Shield.SIGNALS:
+        notes.append("commands of one user can signal each other and the guest: no Landlock with signal scope here")
+    if not shield & Shield.INIT:
+        notes.append("the guest can be killed from outside its workspace, which ends every command in it")
+    return tuple(notes)

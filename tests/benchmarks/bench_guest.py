@@ -1,0 +1,142 @@
+"""Commands through a guest, beside a plain spawn on the host and a plain pipe.
+
+Run: ``python tests/benchmarks/bench_guest.py``, as root and as an ordinary user. Targets: a trivial command in an
+open workspace at most 3 times a plain spawn (median), 1,000 at once complete, output at least 0.5 of a pipe, an idle
+workspace under 1 MiB in the runner; 100 obedient commands gone in 0.5 s, stubborn ones in grace and 1 s.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import trio
+
+from runner.ports.provider import Opening, Provider, Workspace, WorkspaceRequest
+from runner.providers.local import Local
+from runner.providers.process import OnHost
+
+ROUNDS = 400
+MIB = 1 << 20
+FLOOD = ["head", "-c", str(1024 * MIB), "/dev/zero"]
+GRACE = 1.0
+
+
+async def median(action: Callable[[], Awaitable[object]], other: Callable[[], object]) -> tuple[float, float]:
+    """Wall seconds of each, in turns."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        await action()
+        middle = time.perf_counter()
+        other()
+        times[0].append(middle - start)
+        times[1].append(time.perf_counter() - middle)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def plain() -> None:
+    subprocess.run(["/bin/true"], stdin=subprocess.DEVNULL, capture_output=True, check=True)
+
+
+async def one(workspace: Workspace) -> None:
+    assert (await workspace.run(["/bin/true"])).exit.ok
+
+
+async def many(workspace: Workspace, count: int) -> float:
+    start = time.perf_counter()
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(one, workspace)
+    return time.perf_counter() - start
+
+
+async def flood(workspace: Workspace) -> float:
+    """MB/s of standard output."""
+    start, size = time.perf_counter(), 0
+    async with workspace.exec(FLOOD) as process:
+        while chunk := await process.stdout.receive_some(MIB):
+            size += len(chunk)
+    return size / (time.perf_counter() - start) / 1e6
+
+
+async def pipe() -> float:
+    start, size = time.perf_counter(), 0
+    with subprocess.Popen(FLOOD, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        async with trio.lowlevel.FdStream(os.dup(child.stdout.fileno())) as stream:
+            while chunk := await stream.receive_some(MIB):
+                size += len(chunk)
+    return size / (time.perf_counter() - start) / 1e6
+
+
+async def stop(workspace: Workspace, script: str, count: int) -> float:
+    """Seconds from cancelling ``count`` running commands until all are gone."""
+    running = 0
+
+    async def command() -> None:
+        nonlocal running
+        async with workspace.exec(["sh", "-c", script]) as process:
+            await process.stdout.receive_some(10)
+            running += 1
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(command)
+        while running < count:
+            await trio.sleep(0.01)
+        start = time.perf_counter()
+        nursery.cancel_scope.cancel()
+    return time.perf_counter() - start
+
+
+def resident() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def idle(provider: Provider, count: int) -> float:
+    """MiB of the runner for each open workspace in which nothing happens."""
+    handles = [await provider.create(WorkspaceRequest(f"idle{n}", "run", "nonce")) for n in range(count)]
+    async with AsyncExitStack() as stack:
+        for handle in handles[:3]:
+            await stack.enter_async_context(provider.open(handle, Opening()))
+        before = resident()
+        for handle in handles[3:]:
+            await one(await stack.enter_async_context(provider.open(handle, Opening())))
+        used = resident() - before
+    for handle in handles:
+        await provider.destroy(handle)
+    return used / (count - 3) / MIB
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for provider in (Local(Path(folder), grace=GRACE), OnHost(Path(folder), grace=GRACE)):
+            handle = await provider.create(WorkspaceRequest("bench", "run", "nonce"))
+            async with provider.open(handle, Opening()) as workspace:
+                ours, host = await median(lambda w=workspace: one(w), plain)
+                print(f"{provider.name}: /bin/true {ours * 1e3:.2f} ms; ", end="")
+                print(f"plain spawn {host * 1e3:.2f} ms: {ours / host:.2f}")
+                print(f"  100 at once in {await many(workspace, 100):.2f} s, ", end="")
+                print(f"1,000 in {await many(workspace, 1000):.2f} s")
+                rates = [(await flood(workspace), await pipe()) for _ in range(5)]
+                ours, host = (statistics.median(rate) for rate in zip(*rates, strict=True))
+                print(f"  stdout {ours:.0f} MB/s, a pipe {host:.0f} MB/s: {ours / host:.2f}")
+                print(f"  cancel of 100: obedient {await stop(workspace, 'echo; exec sleep 60', 100):.2f} s, ", end="")
+                stubborn = await stop(workspace, "trap '' TERM; echo; sleep 60", 100)
+                print(f"ignoring TERM grace and {stubborn - GRACE:.2f} s")
+            await provider.destroy(handle)
+            print(f"  idle workspace: {await idle(provider, 103):.3f} MiB")
+
+
+if __name__ == "__main__":
+    trio.run(main)

@@ -1,0 +1,58 @@
+"""Which steps a run has, in which order, and what each of them waits for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.app.planning import Request, make_plan
+from runner.settings import Settings
+from tests.situations import document
+
+SCRIPT = "script: {files: [{path: run.sh, content: 'true'}]}"
+CLONE = "repo_source: {type: local, path: .}"
+SETUP = "setup_commands: ['true']"
+HOOKS = "post_hooks: ['true']"
+
+
+@pytest.mark.parametrize(
+    ("agent", "workspace", "run", "steps"),
+    [
+        pytest.param("", "", "", "provision agent<provision scan<agent save teardown<save", id="the least"),
+        pytest.param(
+            HOOKS,
+            f"{CLONE}, {SETUP}",
+            "verify: {commands: [{run: 'true'}]}",
+            "provision clone<provision setup<clone agent<setup post_hook<agent scan<agent,post_hook snapshot<scan"
+            " verify<snapshot save teardown<save",
+            id="all",
+        ),
+        pytest.param(
+            "",
+            SETUP,
+            "verify: {report: {path: report.md}}",
+            "provision setup<provision agent<setup scan<agent verify<scan save teardown<save",
+            id="no repository",
+        ),
+        pytest.param(
+            "",
+            CLONE,
+            "",
+            "provision clone<provision agent<clone scan<agent snapshot<scan save teardown<save",
+            id="no setup",
+        ),
+    ],
+)
+async def test_each_step_stands_after_the_best_that_is_there_of_what_it_can_wait_for(
+    tmp_path: Path, agent: str, workspace: str, run: str, steps: str
+) -> None:
+    fields = ", ".join(filter(None, ["enabled: true", workspace]))
+    types = document("AgentType", "fixer", f"agent: script\n{SCRIPT}\n{agent}\nworkspace: {{{fields}}}")
+    runs = document("IncidentRun", "fix", f"agent_type: fixer\n{run}")
+    (tmp_path / "all.runner.yaml").write_text(f"{types}---\n{runs}")
+
+    planned = await make_plan(tmp_path, Settings.from_env({}), Request(offline=True))
+
+    (only,) = planned.plan.runs
+    assert steps.split() == [step.id + "<" * bool(step.needs) + ",".join(step.needs) for step in only.steps]

@@ -1,0 +1,64 @@
+"""One run of a project by the engine, with its clock, signals and journal in the test's hand."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+
+from runner import events as ev
+from runner.agents import command_of
+from runner.agents.script import agent
+from runner.app.facts import open_provider
+from runner.app.planning import make_plan
+from runner.engine.run import Control, carry_out
+from runner.git import open_git
+from runner.ids import run_id
+from runner.record import RunRecord
+from runner.settings import Settings, shipped
+from runner.steps._run import Places, Ports
+from runner.store.memory import MemoryStore
+from tests.situations import Project
+
+Watch = Callable[[ev.Recorded, Control], None]
+
+
+class Machine:
+    """What runs of one test share: settings, ports, a store in memory whose times are ``now``, else just numbers."""
+
+    def __init__(self, project: Project, now: Callable[[], int] | None = None) -> None:
+        self.project = project
+        self.settings = Settings.from_env({"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin"})
+        self.settings.home.mkdir(parents=True, exist_ok=True)
+        self.store = MemoryStore(now=now or itertools.count(1).__next__)
+        self.ports = Ports(
+            provider=lambda name: open_provider(name, self.settings),
+            git=open_git(self.settings),
+            agent=lambda name: agent,
+            sub_runner=lambda name, env: command_of(shipped("runners") / f"{name}.sh", env),
+            nonce=self.store.nonce,
+            now=lambda: 1_000_000,
+        )
+
+    async def run(self, watch: Watch = lambda recorded, control: None) -> RunRecord:
+        """Carry the project's run out; ``watch`` sees each event once it is durable, and may stop the run."""
+        planned = await make_plan(self.project.folder, self.settings)
+        control = Control(planned.plan.runs[0].stop_budget_seconds)
+
+        async def append(run: str, events: Sequence[ev.Event]) -> Sequence[ev.Recorded]:
+            recorded = await self.store.append(run, events)
+            for one in recorded:
+                watch(one, control)
+            return recorded
+
+        places = Places(self.settings.home, run_id(secrets.token_bytes(8)))
+        places.logs.mkdir(parents=True)
+        return await carry_out(
+            planned.plan.runs[0],
+            planned.plan.digest,
+            id=places.run,
+            places=places,
+            ports=self.ports,
+            append=append,
+            control=control,
+        )

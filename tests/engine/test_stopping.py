@@ -1,0 +1,407 @@
+"""Every rung of ending a command is an event with the true reason, at the exact time. On the fake and its clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from runner import events as ev
+from runner import trees
+from runner.engine.run import Control
+from runner.errors import WorkspaceLost
+from runner.model import Exit, Handle, Outcome, Reason, Rung, Status, StopReason
+from runner.ports.provider import Opening
+from runner.providers.fake import Fake, Played, Scripted, Stage
+from runner.record import RunRecord
+from runner.store.memory import MemoryStore
+from tests.engine.machine import Machine
+from tests.situations import Project
+
+TERM, KILL, SANDBOX = Rung
+STEP, RUN = StopReason.STEP_DEADLINE, StopReason.RUN_DEADLINE
+SIGNAL, SECOND = StopReason.SIGNAL, StopReason.SECOND_SIGNAL
+
+FOREVER = 1e6
+OBEDIENT = Scripted(seconds=FOREVER)
+STUBBORN = Scripted(seconds=FOREVER, yields_to=KILL)
+STUCK = Scripted(seconds=FOREVER, yields_to=SANDBOX)
+IMMORTAL = Scripted(seconds=FOREVER, yields_to=None)
+LOST = Scripted(seconds=50, fault=WorkspaceLost("the guest has ended"))
+
+LATE: dict[str, Any] = {"workspace": "setup_commands: [wait]", "others": {"wait": Scripted(seconds=5)}}
+
+Reached = tuple[str, Rung, StopReason, float, float]
+
+
+class Clock:
+    """Time jumps while a command runs or the journal writes, and stands still for the threads in between."""
+
+    def __init__(self, clock: MockClock) -> None:
+        self._clock = clock
+        self._users = 0
+
+    @contextmanager
+    def jumping(self) -> Iterator[None]:
+        self._users += 1
+        self._clock.autojump_threshold = 0
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self._clock.autojump_threshold = 0 if self._users else math.inf
+
+
+class Timed(Fake):
+    """A fake that notes when its rungs begin, and how often it was opened. A command goes by its last word."""
+
+    def __init__(self, home: Path, clock: Clock, agent: Scripted, others: Mapping[str, Scripted]) -> None:
+        super().__init__(home, lambda argv: others.get(argv[-1], agent))
+        self.clock = clock
+        self.begun: list[tuple[Rung, float]] = []
+        self.openings = 0
+
+    @asynccontextmanager
+    async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Any]:
+        self.openings += 1
+        async with super().open(handle, opening) as stage:
+            yield TimedStage(stage, self)
+
+
+class TimedStage:
+    def __init__(self, stage: Stage, provider: Timed) -> None:
+        self._stage, self._provider = stage, provider
+        self.paths, self.effective = stage.paths, stage.effective
+
+    @asynccontextmanager
+    async def exec(
+        self, argv: Sequence[str], *, env: Mapping[str, str], on_rung: Callable[[Rung], None]
+    ) -> AsyncIterator[Played]:
+        def noted(rung: Rung) -> None:
+            self._provider.begun.append((rung, trio.current_time()))
+            on_rung(rung)
+
+        with self._provider.clock.jumping():
+            async with self._stage.exec(argv, on_rung=noted) as process:
+                yield process
+
+
+class SlowJournal(MemoryStore):
+    """It takes half a minute to write a rung down."""
+
+    def __init__(self, now: Callable[[], int], clock: Clock) -> None:
+        super().__init__(now)
+        self._clock = clock
+
+    async def append(self, run: str, events: Sequence[ev.Event]) -> list[ev.Recorded]:
+        if isinstance(events[0], ev.RungReached):
+            with self._clock.jumping():
+                await trio.sleep(30)
+        return await super().append(run, events)
+
+
+@dataclass
+class Ended:
+    """``rungs`` of all steps: the step, what was done, why, how long after the agent's start, and the grace it left."""
+
+    record: RunRecord
+    rungs: list[Reached]
+    begun: list[tuple[Rung, float]]  # as the provider did them, in seconds after the agent's start
+    events: list[ev.Event]
+    openings: int
+
+    def outcome(self, step: str) -> Outcome | None:
+        return self.record.steps[step].outcome
+
+
+class Stopping:
+    """Runs of an agent and other scripted commands that are stopped in some way."""
+
+    def __init__(self, project: Project, clock: MockClock) -> None:
+        self.project = project
+        self.clock = Clock(clock)
+        self.machine = Machine(project, now)
+
+    async def run(
+        self,
+        agent: Scripted,
+        *,
+        type: str = "",
+        workspace: str = "",
+        run: str = "",
+        signals: Sequence[float] = (),
+        others: Mapping[str, Scripted] | None = None,
+        disk_full: bool = False,
+    ) -> Ended:
+        """``signals`` are seconds after the agent's start; ``disk_full`` is so for what the agent prints."""
+        self.project.script("", workspace=workspace, agent=type, run=run)
+        fake = Timed(self.machine.settings.home, self.clock, agent, others or {})
+        self.machine.ports = replace(self.machine.ports, provider=lambda name: fake)
+        start = 0.0
+
+        async def send(control: Control) -> None:
+            for at in signals:
+                await trio.sleep_until(start + at)
+                control.stop()
+
+        def watch(recorded: ev.Recorded, control: Control) -> None:
+            nonlocal start
+            if recorded.event == ev.StepStarted("agent"):
+                start = recorded.at / 1e6
+                nursery.start_soon(send, control)
+                if disk_full:
+                    logs = self.machine.settings.home / "runs" / recorded.run / "logs"
+                    (logs / "agent.stdout").symlink_to("/dev/full")
+
+        async with trio.open_nursery() as nursery:
+            record = await self.machine.run(watch)
+            nursery.cancel_scope.cancel()
+        history = await self.machine.store.events(record.id)
+        rungs = [(r.event, r.at / 1e6 - start) for r in history if isinstance(r.event, ev.RungReached)]
+        return Ended(
+            record,
+            [(event.step, event.rung, event.reason, at, event.grace_seconds) for event, at in rungs],
+            [(rung, at - start) for rung, at in fake.begun],
+            [recorded.event for recorded in history],
+            fake.openings,
+        )
+
+
+def now() -> int:
+    return round(trio.current_time() * 1e6)
+
+
+@pytest.fixture
+def stopping(project: Project, mock_clock: MockClock) -> Stopping:
+    return Stopping(project, mock_clock)
+
+
+@pytest.mark.parametrize(
+    ("agent", "settings", "rungs", "code"),
+    [
+        pytest.param(
+            OBEDIENT, {"type": "timeouts: {agent: 100s}"}, [("agent", TERM, STEP, 100, 10)], 124, id="step deadline"
+        ),
+        pytest.param(
+            STUBBORN,
+            {"type": "timeouts: {agent: 100s}"},
+            [("agent", TERM, STEP, 100, 10), ("agent", KILL, STEP, 110, 0)],
+            124,
+            id="step deadline, ignoring TERM",
+        ),
+        pytest.param(
+            STUBBORN,
+            {"run": "timeout: 60s", **LATE},
+            [("agent", TERM, RUN, 55, 10), ("agent", KILL, RUN, 65, 0)],
+            124,
+            id="run deadline",
+        ),
+        pytest.param(
+            STUBBORN,
+            {"signals": [20]},
+            [("agent", TERM, SIGNAL, 20, 10), ("agent", KILL, SIGNAL, 30, 0)],
+            130,
+            id="signal",
+        ),
+        pytest.param(
+            STUBBORN,
+            {"signals": [20], "type": "stop_budget: 8s"},
+            [("agent", TERM, SIGNAL, 20, 4), ("agent", KILL, StopReason.STOP_BUDGET, 24, 0)],
+            130,
+            id="signal and a small stop budget",
+        ),
+        pytest.param(
+            STUBBORN,
+            {"signals": [104], "type": "timeouts: {agent: 100s}"},
+            [("agent", TERM, STEP, 100, 10), ("agent", KILL, STEP, 110, 0)],
+            130,
+            id="signal after the step deadline",
+        ),
+        pytest.param(
+            STUBBORN,
+            {"run": "timeout: 104s", "type": "timeouts: {agent: 100s}\nstop_budget: 8s"},
+            [("agent", TERM, STEP, 100, 8), ("agent", KILL, StopReason.STOP_BUDGET, 108, 0)],
+            124,
+            id="run deadline after the step deadline, and a small stop budget",
+        ),
+        pytest.param(
+            STUCK,
+            {"type": "timeouts: {agent: 100s}"},
+            [("agent", TERM, STEP, 100, 10), ("agent", KILL, STEP, 110, 0), ("agent", SANDBOX, STEP, 115, 0)],
+            124,
+            id="step deadline, ignoring KILL",
+        ),
+        pytest.param(
+            IMMORTAL,
+            {"type": "timeouts: {agent: 100s}"},
+            [("agent", TERM, STEP, 100, 10), ("agent", KILL, STEP, 110, 0), ("agent", SANDBOX, STEP, 115, 0)],
+            4,
+            id="step deadline, ignoring everything",
+        ),
+        pytest.param(
+            Scripted(leaves=True),
+            {},
+            [("agent", KILL, StopReason.LEFT_RUNNING, 0, 0)],
+            0,
+            id="left running",
+        ),
+        pytest.param(Scripted(seconds=5), {}, [], 0, id="ended by itself"),
+        pytest.param(LOST, {}, [], 4, id="lost"),
+    ],
+)
+async def test_each_rung_has_its_time_and_its_reason(
+    stopping: Stopping,
+    mock_clock: MockClock,
+    agent: Scripted,
+    settings: dict[str, Any],
+    rungs: list[Reached],
+    code: int,
+) -> None:
+    ended = await stopping.run(agent, **settings)
+
+    assert ended.rungs == rungs
+    assert ended.record.exit_code == code
+    kinds = [type(event) for event in ended.events]
+    last = max((i for i, kind in enumerate(kinds) if kind is ev.RungReached), default=0)
+    assert last < ended.events.index(ev.StepEnded("agent", ended.outcome("agent") or Outcome(Status.UNKNOWN)))
+    assert ended.record.receipt is not None
+    assert kinds.count(ev.RunEnded) == 1
+
+
+async def test_a_second_signal_takes_what_is_left_of_the_grace(stopping: Stopping, mock_clock: MockClock) -> None:
+    ended = await stopping.run(STUBBORN, signals=[20, 23])
+
+    assert ended.rungs == [("agent", TERM, SIGNAL, 20, 10), ("agent", KILL, SECOND, 23, 0)]
+    assert ended.record.exit_code == 130
+    assert [left.split()[0] for left in ended.record.left] == ["workspace"]
+    trees.remove(stopping.project.home / "state")
+
+
+async def test_what_is_left_when_everything_was_tried_is_named(stopping: Stopping, mock_clock: MockClock) -> None:
+    ended = await stopping.run(IMMORTAL, type="timeouts: {agent: 100s}")
+
+    (overdue,) = [event for event in ended.events if isinstance(event, ev.Overdue)]
+    assert overdue == ev.Overdue("agent", "killed processes of the command still live in cgroup `/fake`: 4711")
+    assert ended.record.warnings == [("provider.escaped", f"agent: {overdue.detail}")]
+
+
+async def test_a_command_s_own_deadline_is_told_from_its_step_s(stopping: Stopping, mock_clock: MockClock) -> None:
+    ended = await stopping.run(
+        Scripted(),
+        workspace="setup_commands: [hang]\nsetup: {timeout: 5s, on_failure: warn}",
+        others={"hang": STUBBORN},
+    )
+
+    reasons = [(step, rung, reason) for step, rung, reason, _, _ in ended.rungs]
+    assert reasons == [("setup", TERM, StopReason.COMMAND_DEADLINE), ("setup", KILL, StopReason.COMMAND_DEADLINE)]
+    assert ended.begun[1][1] - ended.begun[0][1] == 10
+    assert ended.record.status is Status.SUCCEEDED
+
+
+async def test_a_hook_that_settling_has_no_time_for_is_killed_for_the_stop_budget(
+    stopping: Stopping, mock_clock: MockClock
+) -> None:
+    ended = await stopping.run(
+        OBEDIENT, type="post_hooks: [hang]\nstop_budget: 20s", signals=[20], others={"hang": STUBBORN}
+    )
+
+    (agent, *hook) = ended.rungs
+    assert agent == ("agent", TERM, SIGNAL, 20, 10)
+    # Its step and its sandbox end at one moment, so TERM is without grace, or not even sent.
+    assert hook[-1] == ("post_hook", KILL, StopReason.STOP_BUDGET, 30, 0)
+    assert hook[:-1] in ([], [("post_hook", TERM, StopReason.STOP_BUDGET, 30, 0)])
+    assert ended.outcome("post_hook") == Outcome(
+        Status.FAILED, Reason.TIMEOUT, "stopped when the stop budget was used up"
+    )
+    assert ended.record.receipt is not None
+
+
+async def test_a_log_that_can_not_be_written_stops_the_command_as_a_failure(
+    stopping: Stopping, mock_clock: MockClock
+) -> None:
+    ended = await stopping.run(replace(OBEDIENT, stdout=b"too much"), disk_full=True)
+
+    outcome = ended.outcome("agent")
+    assert outcome == Outcome(Status.FAILED, Reason.PLATFORM, "host.refused: No space left on device")
+    assert ended.rungs == [("agent", TERM, StopReason.FAILURE, 0, 10)]
+
+
+async def test_a_slow_journal_delays_no_rung_and_loses_none(stopping: Stopping, mock_clock: MockClock) -> None:
+    stopping.machine.store = SlowJournal(now, stopping.clock)
+
+    ended = await stopping.run(STUBBORN, type="timeouts: {agent: 100s}")
+
+    assert ended.begun == [(TERM, 100), (KILL, 110)]
+    assert ended.rungs == [("agent", TERM, STEP, 130, 10), ("agent", KILL, STEP, 160, 0)]
+    assert ended.record.steps["agent"].ended == ended.record.steps["agent"].rungs[-1][0]
+
+
+@pytest.mark.parametrize("lost", ["agent", "setup", "post_hook", "verify"])
+async def test_a_sandbox_lost_under_a_command_leaves_its_outcome_unknown_and_its_work_saved(
+    stopping: Stopping, mock_clock: MockClock, repository: Path, lost: str
+) -> None:
+    commands = {lost: LOST}
+    ended = await stopping.run(
+        commands.pop("agent", Scripted()),
+        type="post_hooks: [post_hook]",
+        workspace="repo_source: {type: local, path: repo}\nsetup_commands: [setup]",
+        run="verify: {commands: [{run: verify}]}",
+        others={"setup": Scripted(), "post_hook": Scripted(), "verify": Scripted()} | commands,
+    )
+
+    outcome = ended.outcome(lost)
+    assert outcome is not None
+    assert (outcome.status, outcome.reason) == (Status.UNKNOWN, Reason.UNKNOWN)
+    assert outcome.message == "the sandbox was lost while a command ran in it: the guest has ended"
+    assert (ended.record.status, ended.record.exit_code) == (Status.UNKNOWN, 4)
+    assert ended.record.receipt is not None
+    assert ended.record.effects == {}
+
+
+async def test_nothing_runs_in_a_sandbox_that_was_lost(stopping: Stopping, mock_clock: MockClock) -> None:
+    """A hook follows its agent also then: in a new opening."""
+    ended = await stopping.run(LOST, type="post_hooks: [hook]", others={"hook": Scripted()})
+
+    assert ended.outcome("post_hook") == Outcome(Status.SUCCEEDED, message="1 hook")
+    assert ended.openings == 2
+
+
+async def test_nothing_runs_in_the_sandbox_of_an_agent_that_was_stopped(
+    stopping: Stopping, mock_clock: MockClock
+) -> None:
+    ended = await stopping.run(
+        OBEDIENT, type="timeouts: {agent: 100s}\npost_hooks: [hook]", others={"hook": Scripted()}
+    )
+
+    assert ended.openings == 2
+
+
+async def test_a_workspace_that_can_not_be_opened_is_the_platform_s_failure(
+    stopping: Stopping, mock_clock: MockClock
+) -> None:
+    """No command ran, so nothing about it is unknown."""
+    fake = Fake(stopping.machine.settings.home, faults={"open": WorkspaceLost("it is gone")})
+    stopping.project.script("")
+    stopping.machine.ports = replace(stopping.machine.ports, provider=lambda name: fake)
+
+    record = await stopping.machine.run()
+
+    assert record.outcome == Outcome(Status.FAILED, Reason.PLATFORM, "agent: provider.workspace-lost: it is gone")
+    assert record.receipt is not None
+
+
+async def test_a_kill_for_memory_is_an_event_whatever_the_exit_status_says(
+    stopping: Stopping, mock_clock: MockClock
+) -> None:
+    ended = await stopping.run(Scripted(Exit(code=0), oom_kills=2))
+
+    assert [event for event in ended.events if isinstance(event, ev.OomKilled)] == [ev.OomKilled("agent", 2)]
+    assert ended.record.warnings == [("step.oom", "agent: out of memory, the kernel killed 2 processes")]
+    assert ended.record.status is Status.SUCCEEDED

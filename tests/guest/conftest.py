@@ -1,0 +1,60 @@
+"""The guest program as compiled from this tree, and a host that talks to it."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from runner.guest import build
+from tests.guest.driver import Host, eventually, inherited, marked
+
+SOURCE = Path(build.__file__).parent
+
+
+@pytest.fixture(scope="session")
+def reachable() -> Iterator[Path]:
+    """A folder that other users can reach: some tests start the guest as one."""
+    with TemporaryDirectory(prefix="guest-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def sanitized(reachable: Path) -> Path:
+    """An ordinary program that ends with an error when it does what C does not allow."""
+    checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    words = ("cc", "-std=gnu11", "-DHOSTED", "-g", "-O1", *checks, SOURCE / "guest.c", "-o", reachable / "sanitized")
+    subprocess.run(words, check=True)
+    return reachable / "sanitized"
+
+
+@pytest.fixture(scope="session", params=["as installed", pytest.param("sanitized", marks=pytest.mark.nightly)])
+def program(request: pytest.FixtureRequest, reachable: Path) -> Path:
+    if request.param == "sanitized":
+        found: Path = request.getfixturevalue("sanitized")
+        return found
+    compiler = build.system_compiler()
+    assert compiler is not None, "the CI installs one"
+    build.compile_guest(compiler, SOURCE, reachable / "guest")
+    return reachable / "guest"
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """For ``MARK`` in the environment of commands: no process that has it outlives the test by more than a second."""
+    mark = secrets.token_hex(8)
+    yield mark
+    eventually(lambda: not marked(mark), 1)
+
+
+@pytest.fixture
+def guest(program: Path, mark: str) -> Iterator[Host]:
+    """A guest that was started by us; commands carry the mark."""
+    with inherited(program) as host:
+        host.mark = mark
+        yield host
