@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache
 from hashlib import sha256
 from operator import attrgetter
 from pathlib import Path
@@ -22,8 +22,6 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 BUILT_IN = "built-in"  # the origin of what nobody can choose
 DEFAULTS = "defaults"  # the origin of what manifests/defaults decides
-
-_KEPT = 64  # graphs that are not made again: most runs of a plan have steps of the same kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +135,8 @@ def run_document(run: RunPlan) -> dict[str, Json]:
 
 def graph_of(steps: tuple[Step, ...]) -> Graph:
     """The graph of some steps; needs on steps outside are dropped, since those ended in an earlier phase."""
-    return _graph(tuple((step.id, step.needs) for step in steps))
-
-
-@lru_cache(_KEPT)
-def _graph(nodes: tuple[tuple[str, tuple[str, ...]], ...]) -> Graph:
-    inside = {id for id, _ in nodes}
-    return Graph({id: [need for need in needs if need in inside] for id, needs in nodes})
+    inside = {step.id for step in steps}
+    return Graph({step.id: [need for need in step.needs if need in inside] for step in steps})
 
 
 def _longest(steps: tuple[Step, ...]) -> tuple[tuple[str, ...], float]:
