@@ -164,20 +164,20 @@ class Link:
 
     async def _converse(self, stream: trio.abc.Stream) -> None:
         """One connection until it is lost. Raises ``Violation``, and ``WorkspaceLost`` for a guest that is silent."""
-        self._begin()
+        self._greet()
         violation: Violation | None = None
         with self._greeting:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._send, stream, nursery.cancel_scope)
                 violation = await self._receive(stream)
                 nursery.cancel_scope.cancel()
+        self.outbox.close()
         if violation:
             raise violation
         if self._greeting.cancelled_caught:
             raise WorkspaceLost(f"the guest of {self._what} did not answer within {_GREETING:.0f}s")
 
-    def _begin(self) -> None:
-        self.outbox.close()
+    def _greet(self) -> None:
         self._allowed = _AT_FIRST
         self._greeting = trio.CancelScope(deadline=trio.current_time() + _GREETING)
         self._before = self._last_relayed

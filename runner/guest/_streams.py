@@ -38,7 +38,7 @@ class Bell:
 
 
 class Outbox:
-    """What is to be sent, most urgent first: acknowledgements, other small frames, then streams in turn.
+    """What is to be sent: small frames in their order, acknowledgements, then streams in turn.
 
     Takes nothing while it is closed: what was said to a lost connection is found again in the state of the channels.
     """
@@ -47,6 +47,7 @@ class Outbox:
         self._open = False
         self._frames: deque[bytes] = deque()
         self._acknowledging: dict[Incoming, None] = {}
+        self._overdue = False  # an acknowledgement does not wait for something else to be sent
         self._streams: OrderedDict[Outgoing, None] = OrderedDict()
         self._filled = Bell()
         self._emptied = Bell()
@@ -69,10 +70,11 @@ class Outbox:
             self._filled.ring()
         return self._open
 
-    def acknowledge(self, stream: Incoming, *, at_once: bool) -> None:
+    def acknowledge(self, stream: Incoming, *, overdue: bool) -> None:
         if self._open:
             self._acknowledging[stream] = None
-            if at_once:
+            if overdue:
+                self._overdue = True
                 self._filled.ring()
 
     def leave(self, stream: Incoming) -> None:
@@ -91,9 +93,11 @@ class Outbox:
         return batch
 
     def _collect(self) -> bytes:
-        parts = [stream.acknowledgement() for stream in self._acknowledging]
-        parts += self._frames
+        if not (self._overdue or self._frames or self._streams):
+            return b""
+        parts = [*self._frames, *(stream.acknowledgement() for stream in self._acknowledging)]
         self._acknowledging.clear()
+        self._overdue = False
         self._frames.clear()
         self._emptied.ring()
         size = 0
@@ -199,7 +203,7 @@ class Incoming:
 
     def _passed_on(self) -> None:
         if not self._finished and (ahead := self._position - self._told):
-            self._outbox.acknowledge(self, at_once=ahead >= _STEP)
+            self._outbox.acknowledge(self, overdue=ahead >= _STEP)
 
     async def complete(self) -> None:
         """Now that its writers are gone, take what they have left, whether or not anybody reads it meanwhile."""

@@ -16,6 +16,8 @@ from runner.guest.framing import MAX_RELAYED, Request, Shield
 from runner.model import Rung
 from runner.ports.provider import KILL_GRACE
 
+_LEFT_GRACE = 1.0  # seconds for the rest of a tree that was sent TERM, once its main process has obeyed
+
 __all__ = ["Command", "Guest", "Listener", "Relayed", "open_guest"]
 
 
@@ -90,17 +92,18 @@ class Guest:
         """Start a command and own its process tree for the length of the block.
 
         What is left of the tree when the block ends, or is cancelled, is ended: TERM and ``grace`` seconds when the
-        main process still runs, KILL, and after ``KILL_GRACE`` the whole sandbox. ``on_rung`` is told of each that is
-        needed, as it begins. Raises ``ProviderFailed`` when it cannot be started, ``WorkspaceLost``, and ``Escaped``
-        when even the sandbox does not end.
+        main process still runs (one second for the others once it has obeyed), KILL, and after ``KILL_GRACE`` the
+        whole sandbox. ``on_rung`` is told of each that is needed, as it begins. Raises ``ProviderFailed`` when it
+        cannot be started, ``WorkspaceLost``, and ``Escaped`` when even the sandbox does not end.
         """
         id = self.link.new_id()
         word = request.argv[0]
+        name = f"`{printable(word)}` in `{printable(request.cwd)}` of {self._what}"
         try:
             asking = framing.execute(id, request)
         except ValueError as error:
-            raise ProviderFailed(f"`{printable(word)}` cannot be started in {self._what}: {error}") from error
-        command = Command(self.link.outbox, id, asking, f"`{printable(word)}` in {self._what}", word)
+            raise ProviderFailed(f"{name} cannot be started: {error}") from error
+        command = Command(self.link.outbox, id, asking, name, word)
         self.link.ask(command)
         try:
             await command.started()
@@ -110,7 +113,7 @@ class Guest:
 
     @asynccontextmanager
     async def listen(self, port: int, serve: Callable[[Relayed], Awaitable[None]]) -> AsyncIterator[Listener]:
-        """Listen on the workspace's loopback for the length of the block. Port 0 takes any, which ``Listener.port`` says.
+        """Listen on the workspace's loopback for the length of the block; port 0 takes any (see ``Listener.port``).
 
         ``serve`` gets each connection, in a task of the guest's; the connection is closed when that returns, and reset
         when it raises or when the block ends. A connection that breaks, or a lost guest, ends ``serve`` quietly.
@@ -123,9 +126,11 @@ class Guest:
             await listener.started()
             yield listener
         finally:
-            for scope in listener.scopes:
-                scope.cancel()
-            await self._end(listener, 0, None)
+            try:
+                await self._end(listener, 0, None)
+            finally:
+                for scope in listener.scopes:  # there are no new ones now
+                    scope.cancel()
 
     async def _end(self, asked: Asked, grace: float, on_rung: Callable[[Rung], None] | None) -> None:
         asked.cancel()
@@ -143,7 +148,10 @@ class Guest:
             asked.send_signal(signal.SIGTERM)
             with trio.move_on_after(0 if self._hurried else grace) as scope:
                 self._graces.add(scope)
-                await _over(asked)
+                while asked.runs:
+                    await asked.changed.wait()
+                with trio.move_on_after(_LEFT_GRACE):
+                    await _over(asked)
             self._graces.discard(scope)
         if not asked.over:
             tell(Rung.KILL)

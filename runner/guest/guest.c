@@ -242,6 +242,7 @@ static void drop(struct channel *channel)
         channel->says_reset = false;
     channel->says_state = channel->says_open = channel->says_in = false;
     channel->dead = true;
+    commands -= channel->kind != RELAYED;
     has_to_say(channel);
 }
 
@@ -257,7 +258,7 @@ static void let_go(struct channel *channel)
     while (*at != channel)
         at = &(*at)->next;
     *at = channel->next;
-    *(channel->kind == RELAYED ? &relayed : &commands) -= 1;
+    relayed -= channel->kind == RELAYED; /* not before: while there is no link, none of these goes */
     channel->next = spare_channels;
     spare_channels = channel;
     if (!accepting) {
@@ -419,12 +420,16 @@ static u32 kill_strangers(void)
     return strangers;
 }
 
+static bool reap_children(int options);
+
 /* Ending takes a whole pid namespace along. Without one, each supervisor sees its control socket close and ends its
- * tree; the orphans of a supervisor that was killed are ours, and theirs become ours. */
+ * tree, and we end after them: what a supervisor that was killed leaves becomes ours. */
 static void end_of_life(void)
 {
-    while (kill_strangers() && !shield.init && SYS(wait4, -1, 0, 0, 0) > 0)
-        ;
+    each_channel(drop);
+    do
+        kill_strangers();
+    while (!shield.init && reap_children(0));
     quit(0);
 }
 
@@ -695,16 +700,19 @@ static void child_ended(u32 pid, int status)
         }
 }
 
-static void reap_children(void)
+/* WNOHANG, or wait for one. False when there are none left. */
+static bool reap_children(int options)
 {
     u8 drained[1024];
     int status;
+    long pid;
     SYS(read, children, drained, sizeof drained);
-    for (long pid; (pid = SYS(wait4, -1, &status, WNOHANG | WUNTRACED, 0)) > 0;)
+    for (; (pid = SYS(wait4, -1, &status, options | WUNTRACED, 0)) > 0; options = WNOHANG)
         if ((status & 0xff) == 0x7f)
             SYS(kill, pid, SIGCONT); /* nobody stops a supervisor */
         else
             child_ended((u32)pid, status);
+    return pid == 0;
 }
 
 /* --- the relay --- */
@@ -863,9 +871,10 @@ static bool hear_signal(struct channel *channel, u32 serial, u32 number)
         hang_up(&channel->port[STDIN]);
         channel->phase = GONE;
         channel->says_state = true;
-    } else if (channel->port[CONTROL].fd >= 0
-               && SYS(sendto, channel->port[CONTROL].fd, &number, 4, MSG_NOSIGNAL | MSG_DONTWAIT) == -EAGAIN)
-        return true; /* its supervisor is stopped: the host asks again, or ends the workspace */
+    } else if (number == SIGKILL)
+        SYS(shutdown, channel->port[CONTROL].fd, SHUT_WR); /* however much it has to hear before */
+    else if (SYS(sendto, channel->port[CONTROL].fd, &number, 4, MSG_NOSIGNAL | MSG_DONTWAIT) == -EAGAIN)
+        return true; /* it is stopped, or busy with others: the host asks again, or kills */
     channel->serial = serial;
     channel->says_state |= channel->phase == RUNNING || channel->phase == EXITED; /* a final state is the last one */
     has_to_say(channel);
@@ -1050,7 +1059,7 @@ static int run(const char *path)
             if (events[i].data.u64 > 1)
                 happened((struct channel *)(uintptr_t)(events[i].data.u64 & ~7ull), (int)(events[i].data.u64 & 7));
             else if (events[i].data.u64)
-                reap_children();
+                reap_children(WNOHANG);
             else if (link >= 0)
                 hear_link();
     }

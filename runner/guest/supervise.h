@@ -375,7 +375,7 @@ static void supervise(const struct request *request, size_t size, const struct s
         if (ready[0].returned) {
             long n = SYS(recvfrom, CONTROL, &signal, sizeof signal, MSG_DONTWAIT);
             if (n == 0 || (n < 0 && n != -EAGAIN && n != -EINTR))
-                signal = SIGKILL; /* the guest is gone */
+                signal = SIGKILL; /* the guest says so, or is gone */
             else if (n == sizeof signal && signal != SIGKILL)
                 signal_tree(signal);
         }

@@ -132,10 +132,11 @@ class Workspace(Protocol):
         """Start a command and own its whole process tree for the length of the block.
 
         Leaving the block with the command still running, and cancelling, are the same: TERM to the
-        tree, ``STOP_GRACE`` seconds, KILL, at most ``KILL_GRACE`` more. What still lives then may cost the
-        whole sandbox, with ``KILL_GRACE`` again: the workspace is lost, and this block ends all the same.
-        After that ``Escaped`` is raised and names pids, and the control group where there is one. Nothing of the
-        tree survives the block otherwise. What a command leaves behind when it has ended gets KILL at once.
+        tree, ``STOP_GRACE`` seconds (at most one for the others once the main process has obeyed), KILL, at
+        most ``KILL_GRACE`` more. What still lives then may cost the whole sandbox, with ``KILL_GRACE`` again: the
+        workspace is lost, and this block ends all the same. After that ``Escaped`` is raised and names pids, and the
+        control group where there is one. Nothing of the tree survives the block otherwise. What a command leaves
+        behind when it has ended gets KILL at once.
 
         ``on_rung`` is called as each rung begins, synchronously and at most once a rung. A rung that finds
         nothing alive is not told. ``env`` is added to the opening's. No terminal, no descriptors but 0, 1 and 2.

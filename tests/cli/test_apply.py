@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from runner.model import Feature
+from runner.providers._cgroup import missing
 from tests.situations import Project, document, git, step
 
 
@@ -439,3 +441,24 @@ def test_a_local_source_that_can_not_be_one_is_a_clear_error(project: Project, p
     assert "error[git.source]" in done.err
     assert path in done.err
     assert "all.runner.yaml:" in done.err
+
+
+@pytest.mark.scenario("LIF-17", only="local")
+@pytest.mark.skipif(Feature.MEMORY in missing(), reason="no writable cgroup for memory")
+@pytest.mark.parametrize("provider", ["local", "process"])
+def test_memory_over_the_limit_kills_the_offender_and_is_recorded_while_the_step_goes_on(
+    project: Project, provider: str
+) -> None:
+    project.script(
+        "tail /dev/zero; tail /dev/zero; echo alive", provider=provider, workspace="resource_limits: {memory: 64M}"
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("agent") == "alive\n"
+    message = "agent: out of memory, the kernel killed 2 processes"
+    assert record["warnings"] == [{"code": "step.oom", "message": message}]
+    assert f"work: warning: {message}" in done.out.splitlines()
+    events = [json.loads(line) for line in (project.directory(record) / "events.jsonl").read_text().splitlines()]
+    assert [(e["step"], e["count"]) for e in events if e["type"] == "OomKilled"] == [("agent", 2)]

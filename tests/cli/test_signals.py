@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -176,7 +178,7 @@ def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
     assert time.monotonic() - began < seconds
     assert code == 124, text
     assert (record["outcome"]["reason"], record["outcome"]["message"]) == ("timeout", message)
-    assert said(text, "agent") == rungs
+    assert said(text, "agent")[: len(rungs)] == rungs  # a daemon may have needed more than its command
     assert processes_of(project.home) == []
     assert saved(project, record)
     assert record["left"] == []
@@ -223,9 +225,9 @@ def test_a_hook_that_never_ends_leaves_half_of_the_stop_budget_to_save_and_tear_
 
 
 @pytest.mark.slow
-def test_what_a_command_leaves_running_is_killed_and_said(project: Project) -> None:
-    """In a pid namespace of its own it is gone with the command, and the kernel tells nobody."""
-    project.script("setsid sleep 1000 & echo done", provider="process")
+@pytest.mark.parametrize("provider", ["local", "process"])
+def test_what_a_command_leaves_running_is_killed_and_said(project: Project, provider: str) -> None:
+    project.script("setsid sleep 1000 & echo done", provider=provider)
 
     code, record, text = ended(project, project.start("apply", str(project.folder)))
 
@@ -235,4 +237,26 @@ def test_what_a_command_leaves_running_is_killed_and_said(project: Project) -> N
     assert (stopped["rung"], stopped["reason"]) == ("kill", "left running")
     shown = project.runner("runs", "show", "last").out.splitlines()
     assert shown[[line.split()[1] for line in shown].index("agent") + 1] == "      KILL (left running)"
+    assert processes_of(project.home) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("repository")
+def test_an_agent_whose_sandbox_is_killed_is_unknown_and_its_work_saved(project: Project) -> None:
+    hanging(project, "agent")
+    process = started(project, "agent")
+
+    for pid, words in processes_of(project.home):
+        if "bwrap" in words:
+            with suppress(ProcessLookupError):  # it went with the one before
+                os.kill(pid, signal.SIGKILL)
+    code, record, text = ended(project, process)
+
+    assert code == 4, text
+    outcome = step(record, "agent")["outcome"]
+    assert (outcome["status"], outcome["reason"]) == ("unknown", "unknown")
+    assert outcome["message"].startswith("the sandbox was lost while a command ran in it: ")
+    assert "UNKNOWN work" in text
+    assert saved(project, record)
+    assert record["left"] == []
     assert processes_of(project.home) == []

@@ -84,31 +84,41 @@ class Out:
         return self.acked + len(self.kept)
 
 
-class Played:
+class Channel:
+    """What has streams. Each ``says_*`` is a frame to be sent."""
+
+    def __init__(self, guest: FakeGuest, id: int, *outs: int) -> None:
+        self.guest = guest
+        self.id = id
+        self.stdin = Into()
+        self.outs = {number: Out() for number in outs}
+        self.says_in = False
+
+    def pass_on(self, offset: int) -> None:
+        self.says_in = self.says_in or offset > self.stdin.passed
+        self.stdin.passed = offset
+        self.guest.change()
+
+
+class Played(Channel):
     """A command. Its script sets what it is deaf to, and whether it leaves something behind that only KILL ends."""
 
     def __init__(self, guest: FakeGuest, id: int, request: bytes) -> None:
-        self.guest = guest
-        self.id = id
+        super().__init__(guest, id, STDOUT, STDERR)
         self.cwd, self.argv, self.env = words_of(request)
-        self.stdin = Into()
-        self.outs = {STDOUT: Out(), STDERR: Out()}
         self.state = State(Phase.RUNNING, pid=1000 + id)
         self.signals: list[int] = []
         self.deaf: set[int] = set()
         self.leaves = False
         self.scope = trio.CancelScope()
         self.says_state = True
-        self.says_in = False
 
     async def read(self, size: int = 1 << 16) -> bytes:
         while not self.stdin.unread and not self.stdin.ended:
             await self.guest.changed()
         chunk = bytes(self.stdin.unread[:size])
         del self.stdin.unread[:size]
-        self.stdin.passed = self.stdin.got - len(self.stdin.unread) + (self.stdin.ended and not self.stdin.unread)
-        self.says_in = True
-        self.guest.change()
+        self.pass_on(self.stdin.got - len(self.stdin.unread) + (self.stdin.ended and not self.stdin.unread))
         return chunk
 
     async def write(self, content: bytes, stream: int = STDOUT) -> None:
@@ -136,17 +146,13 @@ class Played:
         self.guest.change()
 
 
-class Inside:
-    """A connection that was made inside, as a program there has it: ``received`` is what came, ``closed`` its end."""
+class Inside(Channel):
+    """A connection that was made inside, as a program there has it."""
 
     def __init__(self, guest: FakeGuest, id: int, listener: int) -> None:
-        self.guest = guest
-        self.id = id
+        super().__init__(guest, id, STDOUT)
         self.listener = listener
-        self.stdin = Into()
-        self.outs = {STDOUT: Out()}
         self.says_open = True
-        self.says_in = False
         self.reset = False
 
     def send(self, content: bytes, *, end: bool = False) -> None:
@@ -171,6 +177,7 @@ class FakeGuest:
         self._nursery = nursery
         self._play = play
         self._event = trio.Event()
+        self._connection = trio.CancelScope()
         self.commands: dict[int, Played] = {}
         self.played: list[Played] = []
         self.ports: dict[int, bytes] = {}
@@ -193,7 +200,8 @@ class FakeGuest:
         return made
 
     async def serve(self, stream: trio.abc.Stream) -> None:
-        """One connection, until it is lost."""
+        """One connection, until it is lost or there is another."""
+        self._connection.cancel()
         self._heard_ready = self._said_ready = False
         self._pongs: list[bytes] = []
         self._states = list(self.ports.values())
@@ -203,10 +211,13 @@ class FakeGuest:
         for inside in self.relayed.values():
             inside.says_open = inside.says_in = True
         async with stream, trio.open_nursery() as nursery:
+            self._connection = nursery.cancel_scope
             nursery.start_soon(self._write, stream, nursery.cancel_scope)
             parser = Parser()
             try:
                 while chunk := await stream.receive_some(1 << 18):
+                    if self._connection is not nursery.cancel_scope:
+                        break
                     for frame in parser.feed(bytes(chunk)):
                         self._hear(frame)
                     self.change()
@@ -243,7 +254,7 @@ class FakeGuest:
             self._said_ready = True
         return said
 
-    def _say_streams(self, channel: Played | Inside) -> list[bytes]:
+    def _say_streams(self, channel: Channel) -> list[bytes]:
         said = []
         if channel.says_in:
             broken = channel.stdin.broken
@@ -286,7 +297,8 @@ class FakeGuest:
                 for known in (self.commands, self.ports, self.relayed):
                     known.pop(frame.id, None)
             case Type.RESET if isinstance(channel, Inside):
-                channel.reset = True
+                channel.reset = not (channel.stdin.ended and channel.outs[STDOUT].end_acked)
+                self.change()
                 del self.relayed[frame.id]
             case Type.PING:
                 self._pongs.append(framing.frame(Type.PONG, payload=bytes(frame.payload)))
@@ -346,7 +358,7 @@ def _acknowledge(out: Out, acked: int) -> None:
     out.acked = acked
 
 
-def _take(channel: Played | Inside | None, frame: Frame) -> None:
+def _take(channel: Channel | None, frame: Frame) -> None:
     if channel is None or channel.stdin.broken:
         return
     stdin, at = channel.stdin, framing.read_offset(frame.payload)
@@ -360,5 +372,4 @@ def _take(channel: Played | Inside | None, frame: Frame) -> None:
         stdin.got += len(new)
         assert stdin.got - stdin.passed <= WINDOW
     if isinstance(channel, Inside):
-        channel.stdin.passed = stdin.got + stdin.ended
-        channel.says_in = True
+        channel.pass_on(stdin.got + stdin.ended)

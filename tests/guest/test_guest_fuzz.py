@@ -1,6 +1,6 @@
 """Whatever a host sends, the guest goes on or ends by itself: under sanitizers, with nothing left behind.
 
-Each case is a seed. Commands are harmless ones, and a root that runs this is another user inside, with a limit on processes.
+Each case is a seed. Commands are harmless; when root runs this, they are another user's, with a limit on processes.
 """
 
 from __future__ import annotations

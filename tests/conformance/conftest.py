@@ -1,0 +1,128 @@
+"""A provider of each kind and a fresh workspace for each check, and the gaps that are known, with their reasons."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from runner.model import Feature, Handle, Limits
+from runner.ports.provider import Provider, WorkspaceRequest
+from tests.conformance.places import BARE_LOCAL, BARE_PROCESS, FAKE, GRACE, KINDS, PROCESS, Place, make, on_host
+from tests.guest.driver import marked
+
+_FAKE = "nothing is executed"
+_HOST = "commands see this host"
+_UNTOLD = "the kernel ends what is left with the pid namespace, and tells nobody"
+_HOST_GAPS = dict.fromkeys(
+    (
+        "test_protected_paths_are_read_only_in_place_and_the_rest_is_writable",
+        "test_writing_a_protected_file_fails_and_changes_nothing",
+        "test_a_protected_path_that_does_not_exist_is_no_error_and_cannot_be_created",
+        "test_moving_the_parent_of_a_protected_path_away_fails",
+        "test_a_protected_path_that_is_a_link_is_refused",
+        "test_a_stand_in_that_a_crash_left_is_removed",
+        "test_nothing_is_reachable_without_network",
+        "test_the_host_cannot_be_seen",
+        "test_isolation_read_back_is_what_holds",
+        "test_a_read_only_mount_cannot_be_written",
+        "test_paths_are_the_same_on_every_provider_with_mounts",
+    ),
+    _HOST,
+)
+GAPS: dict[str, dict[str, str]] = {
+    PROCESS: _HOST_GAPS,
+    BARE_PROCESS: _HOST_GAPS,
+    BARE_LOCAL: {"test_what_a_command_leaves_running_is_killed_and_told": _UNTOLD},
+}
+
+FAKE_PASSES = {
+    "test_it_is_available_and_gives_a_reason_for_every_gap",
+    "test_a_command_ends_with_its_own_status",
+    "test_a_command_that_is_not_there_ends_with_127",
+    "test_a_signal_is_told_from_success",
+    "test_output_and_errors_are_separate",
+    "test_output_over_the_bound_is_cut_and_says_so",
+    "test_leaving_the_block_ends_an_obedient_command_at_once",
+    "test_a_command_that_ignores_term_is_killed_after_the_grace",
+    "test_each_rung_of_ending_a_command_is_told",
+    "test_what_a_command_leaves_running_is_killed_and_told",
+    "test_a_command_that_is_being_stopped_is_killed_when_its_sandbox_closes",
+    "test_a_workspace_is_found_by_its_nonce_only",
+    "test_a_command_that_does_not_read_its_input_is_no_error",
+    "test_destroying_twice_is_no_error",
+    "test_destroying_a_half_made_workspace_removes_the_rest",
+    "test_directories_without_a_record_are_left_and_named",
+    "test_destroying_leaves_nothing_of_a_hostile_tree",
+    "test_a_handle_that_points_elsewhere_is_refused",
+    "test_a_lost_workspace_is_said_so",
+    "test_an_id_that_is_a_path_is_refused",
+    "test_making_a_workspace_again_is_refused_and_leaves_the_first",
+    "test_what_the_host_wrote_belongs_to_the_workspace_after_give",
+}
+
+NAMES = count()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every check is for every kind, unless its module has ``KINDS`` of its own."""
+    if "provider" in metafunc.fixturenames:
+        metafunc.parametrize("provider", getattr(metafunc.module, "KINDS", KINDS), indirect=True)
+
+
+@pytest.fixture
+async def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Provider:
+    name = request.node.originalname
+    gap = GAPS.get(request.param, {}).get(name)
+    if request.param == FAKE and name not in FAKE_PASSES:
+        gap = _FAKE
+    if gap:
+        request.applymarker(pytest.mark.xfail(reason=gap, strict=True))
+    made = make(request.param, tmp_path, GRACE)
+    probe = await made.probe()
+    if not probe.available:
+        pytest.skip(f"{probe.reason}; {probe.hint}")
+    return made
+
+
+@pytest.fixture
+async def place(request: pytest.FixtureRequest, provider: Provider, tmp_path: Path) -> AsyncIterator[Place]:
+    """A fresh workspace; afterwards an outside look finds nothing of it."""
+    before = on_host(tmp_path)
+    nonce = "nonce-of-this-store"
+    handle = await provider.create(WorkspaceRequest(f"check-{os.getpid()}-{next(NAMES)}-", "run-1", nonce))
+    made = Place(request.node.callspec.params["provider"], provider, tmp_path, handle, nonce)
+    yield made
+    assert marked(made.mark) == []
+    if handle.tree.exists() or handle.private.exists():
+        await provider.destroy(handle)
+    assert not handle.tree.exists()
+    assert not handle.private.exists()
+    assert [p.name for p in (tmp_path / "sandboxes").iterdir() if handle.id in p.name] == []
+    assert on_host(tmp_path) == before
+
+
+@pytest.fixture
+async def limited(
+    request: pytest.FixtureRequest, provider: Provider, tmp_path: Path
+) -> AsyncIterator[Callable[[Limits], Awaitable[Place]]]:
+    """Makes workspaces with limits; afterwards an outside look finds nothing of them."""
+    made: list[Handle] = []
+    kind = request.node.callspec.params["provider"]
+
+    async def make(limits: Limits) -> Place:
+        missing = (await provider.probe()).missing
+        if {Feature.MEMORY, Feature.CPU, Feature.PIDS} & set(missing) and kind != FAKE:
+            pytest.skip(str(missing))
+        name = f"check-{os.getpid()}-{next(NAMES)}-"
+        made.append(await provider.create(WorkspaceRequest(name, "run-1", "nonce", limits)))
+        return Place(kind, provider, tmp_path, made[-1], "nonce")
+
+    yield make
+    for handle in made:
+        assert marked(handle.id) == []
+        await provider.destroy(handle)
+    assert on_host(tmp_path) == set()

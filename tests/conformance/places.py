@@ -1,0 +1,141 @@
+"""The providers that the suite judges, the place that a check runs in, and how it looks at it from outside."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from runner.model import Exit, Handle, Rung
+from runner.ports.provider import Opening, Process, Provider, Workspace
+from runner.providers.fake import Fake, Scripted
+from runner.providers.local import Local
+from runner.providers.process import OnHost
+
+GRACE = 0.4
+MIB = 1 << 20
+OURS = f".{os.getpid()}"  # the fraction of every long sleep, to tell those of a suite beside us
+
+LOCAL, ORDINARY, PROCESS, FAKE = "local", "local as an ordinary user", "process", "fake"  # ordinary: who runs the suite
+BARE_LOCAL, BARE_PROCESS = "local without a guest", "process without a guest"
+GUESTS = (LOCAL, ORDINARY, PROCESS)
+INSTALLED = (*GUESTS, FAKE)
+KINDS = (*INSTALLED, BARE_LOCAL, BARE_PROCESS)
+
+LEAVES = f"setsid sleep 1240{OURS} >/dev/null 2>&1 & sleep 0.1"
+STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1; done"
+
+_LANDLOCK_VERSION = 444, None, 0, 1
+
+
+def make(kind: str, home: Path, grace: float) -> Provider:
+    kinds: Mapping[str, Callable[[], Provider]] = {
+        LOCAL: lambda: Local(home, grace=grace),
+        ORDINARY: lambda: Local(home, grace=grace, own_users=False),
+        PROCESS: lambda: OnHost(home, grace=grace),
+        FAKE: lambda: Fake(home, _scripted, grace=grace),
+        BARE_LOCAL: lambda: Local(home, grace=grace, guest=False),
+        BARE_PROCESS: lambda: OnHost(home, grace=grace, guest=False),
+    }
+    return kinds[kind]()
+
+
+def _scripted(argv: Sequence[str]) -> Scripted:
+    """Just enough for the checks that are about the port and not about processes."""
+    known = {
+        ("true",): Scripted(),
+        ("sh", "-c", LEAVES): Scripted(leaves=True),
+        ("sh", "-c", "exit 7"): Scripted(Exit(code=7)),
+        ("no-such-command",): Scripted(Exit(code=127)),
+        ("sh", "-c", "kill -9 $$"): Scripted(Exit(signal=9)),
+        ("sh", "-c", "echo out; echo err >&2"): Scripted(stdout=b"out\n", stderr=b"err\n"),
+        ("sh", "-c", "echo ready; exec sleep 60"): Scripted(stdout=b"ready\n", seconds=60),
+        ("sh", "-c", STUBBORN): Scripted(stdout=b"ready\n", seconds=60, yields_to=Rung.KILL),
+    }
+    return known[tuple(argv)]
+
+
+@dataclass
+class Place:
+    """``mark`` is for ``MARK`` in the environment of commands whose whole trees are looked for from outside."""
+
+    kind: str
+    provider: Provider
+    home: Path
+    handle: Handle
+    nonce: str
+
+    @property
+    def mark(self) -> str:
+        return self.handle.id
+
+    def open(self, opening: Opening | None = None) -> AbstractAsyncContextManager[Workspace]:
+        return self.provider.open(self.handle, opening or Opening())
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.handle.tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+
+async def shell(workspace: Workspace, text: str) -> str:
+    """What a shell prints, both streams; it must not fail to start."""
+    result = await workspace.run(["sh", "-c", f"{{ {text}\n}} 2>&1"])
+    return result.stdout.decode()
+
+
+async def read_until(process: Process, text: bytes) -> bytes:
+    seen = b""
+    with trio.fail_after(10):
+        while text not in seen:
+            chunk = await process.stdout.receive_some(4096)
+            assert chunk, f"the command ended after {seen!r}"
+            seen += chunk
+    return seen
+
+
+@asynccontextmanager
+async def took_at_most(seconds: float) -> AsyncIterator[None]:
+    start = trio.current_time()
+    yield
+    assert trio.current_time() - start < seconds
+
+
+def cmdline(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def sleepers(seconds: int) -> list[str]:
+    """Processes of ours that sleep so long."""
+    words = f"sleep\0{seconds}{OURS}\0".encode()
+    return [pid for pid in filter(str.isdigit, os.listdir("/proc")) if cmdline(pid) == words]
+
+
+def on_host(home: Path) -> set[str]:
+    """Processes, mounts and control groups of workspaces, as an outsider sees them."""
+    found = {line for line in Path("/proc/1/mountinfo").read_text().splitlines() if str(home) in line}
+    groups = (name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names)  # others come and go meanwhile
+    found |= {name for name in groups if name.startswith(f"runner-check-{os.getpid()}-")}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes() + os.readlink(f"/proc/{pid}/cwd").encode()
+        except OSError:
+            continue
+        if str(home).encode() in words or re.fullmatch(rb"sleep\x0012[34]\d%s\x00.*" % OURS.encode(), words):
+            found.add(f"process {pid}")
+    return found
+
+
+def scopes_signals() -> bool:
+    """Whether this kernel's Landlock can keep a command's signals in its own tree."""
+    return int(ctypes.CDLL(None).syscall(*_LANDLOCK_VERSION)) >= 6

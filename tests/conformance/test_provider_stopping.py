@@ -1,0 +1,199 @@
+"""How commands end that do not end by themselves, on every provider: nothing of a tree outlives its block."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from runner.model import Exit, Rung
+from runner.ports.provider import Opening, Workspace
+from tests.conformance.places import (
+    GRACE,
+    LEAVES,
+    OURS,
+    STUBBORN,
+    Place,
+    make,
+    read_until,
+    sleepers,
+    took_at_most,
+)
+from tests.guest.driver import marked
+
+
+async def test_leaving_the_block_ends_an_obedient_command_at_once(place: Place) -> None:
+    command = ["sh", "-c", "echo ready; exec sleep 60"]
+    async with place.open() as workspace, took_at_most(GRACE), workspace.exec(command) as process:
+        await read_until(process, b"ready")
+
+
+async def test_cancelling_lets_a_command_finish_in_its_own_words(place: Place) -> None:
+    kept = b""
+    with trio.move_on_after(10) as scope:
+        async with place.open() as workspace:
+            script = "trap 'echo bye > told; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
+            async with workspace.exec(["sh", "-c", script]) as process:
+                kept = await read_until(process, b"ready")
+                scope.cancel()
+                await trio.sleep_forever()
+
+    assert scope.cancelled_caught
+    assert kept == b"ready\n"
+    assert (place.handle.tree / "told").read_text() == "bye\n"
+
+
+async def test_a_command_that_ignores_term_is_killed_after_the_grace(place: Place) -> None:
+    async with place.open() as workspace:
+        start = trio.current_time()
+        async with workspace.exec(["sh", "-c", STUBBORN]) as process:
+            await read_until(process, b"ready")
+
+    assert GRACE <= trio.current_time() - start < GRACE + 3
+
+
+@pytest.mark.parametrize(
+    ("script", "rungs"),
+    [
+        ("echo ready; exec sleep 60", [Rung.TERM]),
+        (STUBBORN, [Rung.TERM, Rung.KILL]),
+    ],
+    ids=["obedient", "ignoring TERM"],
+)
+async def test_each_rung_of_ending_a_command_is_told(place: Place, script: str, rungs: list[Rung]) -> None:
+    told: list[Rung] = []
+    async with place.open() as workspace:
+        async with workspace.exec(["sh", "-c", script], on_rung=told.append) as process:
+            await read_until(process, b"ready")
+        assert told == rungs
+        async with workspace.exec(["true"], on_rung=told.append) as process:
+            await process.wait()
+        assert told == rungs
+
+
+async def test_what_a_command_leaves_running_is_killed_and_told(place: Place) -> None:
+    told: list[Rung] = []
+    async with place.open() as workspace:
+        async with workspace.exec(["sh", "-c", LEAVES], on_rung=told.append) as process:
+            await process.wait()
+        assert told == [Rung.KILL]
+
+
+async def test_a_command_that_is_being_stopped_is_killed_when_its_sandbox_closes(place: Place) -> None:
+    script = STUBBORN
+    stopping, over = trio.CancelScope(), trio.Event()
+    told: list[Rung] = []
+
+    async def command(workspace: Workspace, task_status: trio.TaskStatus[None]) -> None:
+        with stopping:
+            async with workspace.exec(["sh", "-c", script], on_rung=told.append) as process:
+                await read_until(process, b"ready")
+                task_status.started()
+                await trio.sleep_forever()
+        over.set()
+
+    async with trio.open_nursery() as nursery, took_at_most(5):
+        async with make(place.kind, place.home, grace=7).open(place.handle, Opening()) as workspace:
+            await nursery.start(command, workspace)
+            stopping.cancel()
+            await trio.sleep(0.2)
+            assert not over.is_set()
+        await over.wait()
+    assert told == [Rung.TERM, Rung.KILL]
+
+
+LISTENER = """
+listen() { trap 'echo $0 >> told; exit' TERM; echo up; while :; do sleep 0.05; done; }
+"""
+
+
+async def test_term_reaches_the_whole_tree(place: Place) -> None:
+    listen = "trap 'echo $0 >> told; exit' TERM; echo up; while :; do sleep 0.05; done"
+    script = """
+        sh -c "$1" child &
+        (sh -c "$1" grandchild; true) &
+        setsid sh -c "$1" session &
+        (setsid sh -c "$1" daemon &)
+        trap '' TERM
+        until [ "$(wc -l < told)" = 4 ]; do sleep 0.05; done
+    """
+    place.write("told", "").chmod(0o666)
+    async with place.open() as workspace, workspace.exec(["sh", "-c", script, "sh", listen]) as process:
+        await read_until(process, b"up\nup\nup\nup\n")
+
+    told = (place.handle.tree / "told").read_text().split()
+    assert sorted(told) == ["child", "daemon", "grandchild", "session"]
+
+
+RENAMED = (
+    "import os, time; open('/proc/self/comm', 'w').write(') S 1 ('); print('renamed', flush=True); time.sleep(1000)"
+)
+TREES = {
+    "children": "sleep 1000 & sleep 1000 &",
+    "sessions that hold the pipes": "setsid sleep 1000 & setsid sleep 1000 &",
+    "double-forked": "(setsid sleep 1000 > /dev/null 2>&1 &)",
+    "daemons of daemons": "setsid sh -c '(setsid sh -c \"(setsid sleep 1000 &); sleep 1000\" &); sleep 1000' &",
+    "renamed": f'python3 -SIc "{RENAMED}" | {{ read x; echo renamed; cat; }} &',
+    "stopped": "sh -c 'kill -STOP $$' & until grep -q '^State:.T' /proc/$!/status; do sleep 0.01; done",
+    "forking for ever": "f() { sleep 0.01; f & }; f &",
+}
+
+
+async def test_no_kind_of_tree_outlives_its_block(place: Place) -> None:
+    """All ignore TERM, and are stopped at the same time."""
+    before, after = {}, {}
+
+    async def one(workspace: Workspace, number: int, name: str) -> None:
+        mark = f"{place.mark}{number}."
+        script = f"trap '' TERM; {TREES[name]}\necho ready; exec sleep 1000"
+        async with workspace.exec(["sh", "-c", script], env={"MARK": mark}) as process:
+            await read_until(process, b"ready")
+            before[name] = len(marked(mark)) > 1
+        after[name] = marked(mark)
+
+    async with place.open() as workspace, trio.open_nursery() as nursery, took_at_most(GRACE + 4):
+        for number, name in enumerate(TREES):
+            nursery.start_soon(one, workspace, number, name)
+
+    assert before == dict.fromkeys(TREES, True)
+    assert after == dict.fromkeys(TREES, [])
+
+
+async def test_ending_one_command_leaves_the_daemons_of_another(place: Place) -> None:
+    argv = ["sh", "-c", "(setsid sleep 1000 >/dev/null 2>&1 &); setsid sleep 1000 & echo ready; exec sleep 1000"]
+    first, second = (f"{place.mark}{name}." for name in ("first", "second"))
+    async with place.open() as workspace:
+        async with workspace.exec(argv, env={"MARK": first}) as process:
+            await read_until(process, b"ready")
+            async with workspace.exec(argv, env={"MARK": second}) as other:
+                await read_until(other, b"ready")
+            assert marked(second) == []
+            assert len(marked(first)) >= 3
+        assert marked(first) == []
+
+
+async def test_a_daemon_that_outlives_its_command_is_gone_after_the_block(place: Place) -> None:
+    async with place.open() as workspace:
+        assert (await workspace.run(["sh", "-c", f"setsid sleep 1235{OURS} >/dev/null 2>&1 & sleep 0.1"])).exit.ok
+        assert sleepers(1235) == []
+
+
+async def test_ending_one_command_leaves_the_others(place: Place) -> None:
+    async with place.open() as workspace, workspace.exec(["cat"]) as other:
+        await workspace.run(["sh", "-c", f"setsid sleep 1236{OURS} >/dev/null 2>&1 &"])
+        await other.stdin.send_all(b"still here")
+        assert await read_until(other, b"here") == b"still here"
+
+
+async def test_a_grandchild_that_holds_the_pipes_does_not_hold_the_end(place: Place) -> None:
+    async with place.open() as workspace, took_at_most(5):
+        result = await workspace.run(["sh", "-c", f"sleep 1237{OURS} & echo done"])
+
+    assert result.stdout == b"done\n"
+
+
+async def test_a_hostile_number_of_children_is_gone_after_the_block(place: Place) -> None:
+    script = f"i=0; while [ $i -lt 200 ]; do setsid sleep 1238{OURS} & i=$((i+1)); done; echo ready; wait"
+    async with place.open() as workspace:
+        async with workspace.exec(["sh", "-c", script]) as process:
+            await read_until(process, b"ready")
+        assert sleepers(1238) == []
