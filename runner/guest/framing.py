@@ -19,14 +19,15 @@ more; on a relayed connection either side gives it up with it, and the channel i
 knows the ``STATE`` of each command and listener, ``OPEN`` of each relayed connection, and of each stream 0 its
 ``ACK``, or ``RESET`` if it reads no more. The host answers with ``ACK`` of each other stream and with what the
 guest's list shows to have been lost: requests, signals with a serial above the one in ``STATE``, ``FORGET``.
-After the other side's ``READY`` a sender starts again from what is acknowledged. So bytes that were received and
-not yet passed on come twice: their receiver drops them by their offset. The nonces in ``HELLO`` stay the same
+After the other side's ``READY`` a sender starts again from what is acknowledged, or further. So bytes that were
+received and not yet passed on may come twice: their receiver drops them by their offset. The nonces in ``HELLO`` stay the same
 for the lives of the guest and of the host's client; a changed one is another guest.
 
 *Commands.* ``EXEC`` in pieces (``stream`` 1 marks the last, and nothing comes between them) starts a command.
-Its ``STATE`` goes upwards through ``Phase``, each once a connection: ``EXITED`` is its main process, ``GONE`` that
-no process of its tree is left. ``SIGNAL`` goes to the whole tree; the guest repeats signal 9 until nothing
-is left, and keeps a status until ``FORGET``, which is allowed once the phase is final.
+Its ``STATE`` goes upwards through ``Phase``, each once a connection and again when a signal was carried out:
+``EXITED`` is its main process, ``GONE`` that no process of its tree is left. ``SIGNAL`` goes to the whole tree; the guest
+repeats signal 9 until nothing is left, and keeps a status until ``FORGET``, which is allowed once the phase is
+final. What was on its way when a side let a channel go is no violation.
 
 *Relay.* ``LISTEN`` makes the guest listen on the workspace's loopback; signal 9 ends that. Each connection there
 is ``OPEN`` with the listener's id; the host answers with data or with ``RESET``, and says ``FORGET`` once
@@ -39,7 +40,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum, IntFlag
+from enum import STRICT, IntEnum, IntFlag
 
 VERSION = 1
 HEADER = struct.Struct("<IBBHI")
@@ -102,7 +103,7 @@ class Stage(IntEnum):
     LISTEN = 6
 
 
-class Mark(IntFlag):
+class Mark(IntFlag, boundary=STRICT):
     """``TAMPERED``: the command's supervisor was killed from inside. ``UNKNOWN``: and its status was lost with it."""
 
     NONE = 0
@@ -110,7 +111,7 @@ class Mark(IntFlag):
     UNKNOWN = 2
 
 
-class Shield(IntFlag):
+class Shield(IntFlag, boundary=STRICT):
     """What stands between commands and the guest, said in its ``HELLO``."""
 
     NONE = 0
@@ -267,7 +268,10 @@ def read_hello(payload: bytes | memoryview) -> Hello:
     version, shield, nonce = _HELLO.unpack(payload)
     if version != VERSION:
         raise Violation(f"the other side speaks version {version}, not {VERSION}")
-    return Hello(nonce, Shield(shield))
+    try:
+        return Hello(nonce, Shield(shield))
+    except ValueError as error:
+        raise Violation("the guest claims a shield that is not known") from error
 
 
 def read_offset(payload: bytes | memoryview) -> int:

@@ -69,6 +69,7 @@ class Into:
         self.got = 0
         self.ended = self.broken = False
         self.passed = 0
+        self.next = 0  # on this connection
 
 
 class Out:
@@ -207,9 +208,12 @@ class FakeGuest:
         self._states = list(self.ports.values())
         self._pieces = b""
         for command in self.commands.values():
-            command.says_state = command.says_in = True
+            command.says_state = True
         for inside in self.relayed.values():
-            inside.says_open = inside.says_in = True
+            inside.says_open = True
+        for channel in [*self.commands.values(), *self.relayed.values()]:
+            channel.says_in = True
+            channel.stdin.next = channel.stdin.passed
         async with stream, trio.open_nursery() as nursery:
             self._connection = nursery.cancel_scope
             nursery.start_soon(self._write, stream, nursery.cancel_scope)
@@ -366,7 +370,8 @@ def _take(channel: Channel | None, frame: Frame) -> None:
         assert at == stdin.got
         stdin.ended = True
     else:
-        assert stdin.passed <= at <= stdin.got
+        assert stdin.next <= at <= stdin.got
+        stdin.next = at + len(frame.payload) - 8
         new = bytes(frame.payload[8 + stdin.got - at :])
         stdin.unread += new
         stdin.got += len(new)

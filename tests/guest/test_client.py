@@ -137,6 +137,11 @@ async def leaves_a_daemon(command: Played) -> int:
     return 0
 
 
+async def obeys_but_leaves_a_daemon(command: Played) -> int:
+    command.leaves = True
+    return await obeys(command)
+
+
 async def prints(command: Played) -> int:
     await command.write(CONTENT[: WINDOW + PIPE])
     return await obeys(command)
@@ -367,7 +372,7 @@ async def test_a_command_that_is_not_started_is_a_failure_of_the_provider(
         raise Refused(stage, number)
 
     async with opened_place(play) as place:
-        with pytest.raises(ProviderFailed, match=f"^`command` in workspace `w` cannot be started: {words}$"):
+        with pytest.raises(ProviderFailed, match=f"^`command` in `/` of workspace `w` cannot be started: {words}$"):
             async with place.exec() as command:
                 await command.wait()
         await place.client.ping()
@@ -387,6 +392,9 @@ async def test_a_request_that_cannot_be_sent_is_a_failure_of_the_provider() -> N
 LADDER = [
     pytest.param(obeys, [(Rung.TERM, 0)], 0, Exit(signal=15), id="obeys"),
     pytest.param(ignores_term, [(Rung.TERM, 0), (Rung.KILL, GRACE)], GRACE, Exit(signal=9), id="ignores TERM"),
+    pytest.param(
+        obeys_but_leaves_a_daemon, [(Rung.TERM, 0), (Rung.KILL, 1)], 1, Exit(signal=15), id="obeys but leaves a daemon"
+    ),
     pytest.param(leaves_a_daemon, [(Rung.KILL, 0)], 0, Exit(code=0), id="leaves a daemon"),
     pytest.param(ends, [], 0, Exit(code=0), id="has ended"),
 ]
@@ -425,7 +433,7 @@ async def test_what_cannot_be_killed_costs_the_sandbox(autojump_clock: MockClock
 
 async def test_what_outlives_the_sandbox_has_escaped(autojump_clock: MockClock) -> None:
     async with opened_place(cannot_be_killed, kill=lambda: None) as place:
-        with pytest.raises(Escaped, match=r"^`command` in workspace `w` \(process 1001 there\) still lives"):
+        with pytest.raises(Escaped, match=r"^`command` in `/` of workspace `w` \(process 1001 there\) still lives"):
             async with place.exec():
                 pass
 
