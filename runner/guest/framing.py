@@ -20,14 +20,14 @@ knows the ``STATE`` of each command and listener, ``OPEN`` of each relayed conne
 ``ACK``, or ``RESET`` if it reads no more. The host answers with ``ACK`` of each other stream and with what the
 guest's list shows to have been lost: requests, signals with a serial above the one in ``STATE``, ``FORGET``.
 After the other side's ``READY`` a sender starts again from what is acknowledged, or further. So bytes that were
-received and not yet passed on may come twice: their receiver drops them by their offset. The nonces in ``HELLO`` stay the same
-for the lives of the guest and of the host's client; a changed one is another guest.
+received and not yet passed on may come twice: their receiver drops them by their offset. The nonces in ``HELLO``
+stay the same for the lives of the guest and of the host's client; a changed one is another guest.
 
 *Commands.* ``EXEC`` in pieces (``stream`` 1 marks the last, and nothing comes between them) starts a command.
 Its ``STATE`` goes upwards through ``Phase``, each once a connection and again when a signal was carried out:
-``EXITED`` is its main process, ``GONE`` that no process of its tree is left. ``SIGNAL`` goes to the whole tree; the guest
-repeats signal 9 until nothing is left, and keeps a status until ``FORGET``, which is allowed once the phase is
-final. What was on its way when a side let a channel go is no violation.
+``EXITED`` is its main process, ``GONE`` that no process of its tree is left. ``SIGNAL`` goes to the whole tree;
+the guest repeats signal 9 until nothing is left, and keeps a status until ``FORGET``, which is allowed once the
+phase is final. What was on its way when a side let a channel go is no violation.
 
 *Relay.* ``LISTEN`` makes the guest listen on the workspace's loopback; signal 9 ends that. Each connection there
 is ``OPEN`` with the listener's id; the host answers with data or with ``RESET``, and says ``FORGET`` once

@@ -227,3 +227,17 @@ def _hand_on(parent: Path, controllers: set[str]) -> None:
     for pid in (parent / "cgroup.procs").read_text().split():
         (aside / "cgroup.procs").write_text(pid)
     control.write_text(" ".join(f"+{controller}" for controller in sorted(controllers)))
+
+
+def in_group(pid: int) -> str:
+    """Where a process is, for a person, as in `` in cgroup `/runner-w` ``; empty if that is our own, or it has ended."""
+    try:
+        groups = _groups(str(pid)) - _groups("self")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return f" in cgroup {', '.join(f'`{group}`' for group in sorted(groups))}" if groups else ""
+
+
+def _groups(pid: str) -> set[str]:
+    lines = Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines()
+    return {line.split(":", 2)[2] for line in lines}

@@ -12,7 +12,6 @@ from runner.errors import Escaped, ProviderFailed
 from runner.ports.provider import KILL_GRACE
 from runner.providers import _bwrap, _cgroup, spawn
 from runner.providers._mounts import Places, open_linkless
-from runner.providers._whereabouts import in_group
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Enclosure:
         await self._status.aclose()
         if patience.cancelled_caught:
             living = [self.child.pid, *(spawn.descendants(self.init) if self.init is not None else ())]
-            raise Escaped(f"killed processes still live{in_group(living[-1])}: {', '.join(map(str, living))}")
+            raise Escaped(f"killed processes still live{_cgroup.in_group(living[-1])}: {', '.join(map(str, living))}")
 
 
 def enclose(

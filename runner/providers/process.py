@@ -32,7 +32,6 @@ from runner.providers._directories import Directories
 from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
 from runner.providers._mounts import can_stage
 from runner.providers._opening import Room, open_room
-from runner.providers._whereabouts import in_group
 from runner.settings import Settings
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -279,7 +278,7 @@ class Marked:
     async def begin(self) -> None:
         if self._group.needed:
             self._group.join(self.pid)
-            self._in_group = in_group(self.pid)
+            self._in_group = _cgroup.in_group(self.pid)
             await self.stdin.send_all(b"\n")
 
     async def wait(self) -> Exit:
