@@ -230,7 +230,7 @@ def _hand_on(parent: Path, controllers: set[str]) -> None:
 
 
 def in_group(pid: int) -> str:
-    """Where a process is, for a person, as in `` in cgroup `/runner-w` ``; empty if that is our own, or it has ended."""
+    """Where a process is, for people: as in `` in cgroup `/runner-w` ``; empty if that is our own, or it has ended."""
     try:
         groups = _groups(str(pid)) - _groups("self")
     except (FileNotFoundError, ProcessLookupError):
