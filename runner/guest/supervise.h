@@ -1,7 +1,7 @@
 /* The supervisor of one command: it owns the command's process tree, and nothing else.
  *
- * It is a subreaper, so whatever the tree loses as a parent becomes its child. It never reads about strangers:
- * killing its direct children again and again until there are none ends every tree, whatever forks meanwhile.
+ * It is a subreaper, so whatever the tree loses as a parent becomes its child. Killing its direct children again
+ * and again until there are none ends every tree that does not fork faster; one that does is killed as a whole, again and again.
  * When the guest closes its end of the control socket, or the half towards us, it does that and ends. It cannot be
  * dumped or traced, and the command's signals do not reach it where Landlock can scope them.
  */
@@ -157,7 +157,7 @@ static void signal_member(u32 pid, u32 parent, void *context)
     SYS(close, fd);
 }
 
-/* Every process of the tree once; one that is forked meanwhile may be missed, which is why KILL is not done so. */
+/* Every process of the tree once; one that is forked meanwhile may be missed, which is why KILL does not rely on it. */
 static void signal_tree(u32 signal)
 {
     static struct family family;
@@ -354,7 +354,7 @@ static bool reap(int control, i32 command, int options)
 /* Descriptors 0 to 2 are the command's, 3 is the control socket; there are no others. */
 static void supervise(const struct request *request, size_t size, const struct shield *shield)
 {
-    enum { CONTROL = 3, IN = 1 /* POLLIN */, HANGUP = 0x2000 /* POLLRDHUP */ };
+    enum { CONTROL = 3, IN = 1 /* POLLIN */, HANGUP = 0x2000 /* POLLRDHUP */, PATIENCE = 16 /* passes */ };
     u64 child_signal = 1ull << (SIGCHLD - 1);
     int reports = (int)SYS(signalfd4, -1, &child_signal, 8, O_CLOEXEC | O_NONBLOCK);
     struct { int fd; short events, returned; } ready[2] = {{CONTROL, IN | HANGUP, 0}, {reports, IN, 0}};
@@ -367,9 +367,11 @@ static void supervise(const struct request *request, size_t size, const struct s
     for (int fd = 0; fd < CONTROL; fd++)
         SYS(close, fd);
     bool ending = false;
-    while (reap(CONTROL, (i32)command, WNOHANG)) {
+    for (u32 passes = 0; reap(CONTROL, (i32)command, WNOHANG);) {
         if (ending) {
             each_child(kill_child);
+            if (passes++ >= PATIENCE)
+                signal_tree(SIGKILL);
             if (!reap(CONTROL, (i32)command, 0))
                 break;
             continue;
