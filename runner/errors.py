@@ -281,6 +281,10 @@ class DefaultsDropped(Advice):
     code = "policy.defaults-dropped"
 
 
+class NetworkIgnored(Advice):
+    code = "policy.network-ignored"
+
+
 # --- policy ----------------------------------------------------------------------------------------
 
 
@@ -351,6 +355,30 @@ class UrlUnsupported(InputError):
     code = "git.url-unsupported"
 
 
+class BadUrl(InputError):
+    code = "git.url"
+
+
+class RemoteRedirects(InputError):
+    code = "git.redirect"
+
+
+class RemoteDenied(PlatformError):
+    code = "git.denied"
+
+
+class RemoteUnreachable(PlatformError):
+    code = "git.unreachable"
+
+
+class RemoteOverLimit(LeaseError):
+    code, http_status = "git.over-limit", 429
+
+
+class NoRepository(NotFoundError):
+    code = "git.no-repository"
+
+
 class UnknownCommit(NotFoundError):
     code = "git.unknown-commit"
 
@@ -365,6 +393,70 @@ class CheckoutDiffers(PlatformError):
 
 class GitFailed(PlatformError):
     code = "git.failed"
+
+
+class GitMissing(PlatformError):
+    code = "git.missing"
+
+
+# --- delivery --------------------------------------------------------------------------------------
+
+
+class NothingPublished(NotFoundError):
+    code = "deliver.nothing-published"
+
+
+class Withheld(PolicyError):
+    code = "deliver.withheld"
+
+
+class PatchChanged(DamagedError):
+    code = "deliver.patch-changed"
+
+
+class BranchTaken(InputError):
+    code = "deliver.branch-taken"
+
+
+class BaseMissing(InputError):
+    code = "deliver.base-missing"
+
+
+class PatchConflict(InputError):
+    code = "deliver.conflict"
+
+
+class WouldOverwrite(InputError):
+    code = "deliver.would-overwrite"
+
+
+class UnsafePath(PolicyError):
+    code = "deliver.unsafe-path"
+
+
+class ApplyInterrupted(LeaseError):
+    code = "deliver.interrupted"
+
+
+class BadRemote(InputError):
+    code = "deliver.remote"
+
+
+class DefaultBranch(PolicyError):
+    code = "deliver.default-branch"
+
+
+class PushRejected(PolicyError):
+    code = "deliver.rejected"
+
+
+class PushTimedOut(PlatformError):
+    code = "deliver.timeout"
+    exit_code = 124
+
+
+class TargetExists(InputError):
+    code = "deliver.exists"
 
 
 # --- agents ----------------------------------------------------------------------------------------

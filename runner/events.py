@@ -92,6 +92,13 @@ class EffectGone(Event):
 
 
 @dataclass(frozen=True)
+class BaseTaken(Event):
+    """The checkout is there: ``commit`` is what the work will be compared with."""
+
+    commit: str
+
+
+@dataclass(frozen=True)
 class ProviderChosen(Event):
     provider: str
     isolation: IsolationClass

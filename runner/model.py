@@ -86,6 +86,8 @@ class Isolation:
 
 
 class Status(StrEnum):
+    """``LOST`` is never written: it is how a run looks whose runner has died before its end."""
+
     PENDING = "pending"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -93,6 +95,7 @@ class Status(StrEnum):
     SKIPPED = "skipped"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
+    LOST = "lost"
 
     @property
     def ended(self) -> bool:

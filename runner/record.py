@@ -47,6 +47,7 @@ class RunRecord:
     refused: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[tuple[str, str]] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
+    base: str | None = None
     snapshot: ev.SnapshotPublished | None = None
     receipt: Receipt | None = None
     effects: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class RunRecord:
         return None if self.ended is None else (self.ended - self.started) / 1e6
 
 
-def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR0912  # one arm an event type
+def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR0912, PLR0915  # one arm an event type
     """Advance a record by one event, in place. A record belongs to whoever folds it."""
     match recorded.event:
         case ev.RunStarted() as started:
@@ -81,6 +82,9 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.effects[kind, name] = place
         case ev.EffectGone(kind=kind, name=name):
             record.effects.pop((kind, name), None)
+            record.left = tuple(what for what in record.left if not f"{what} ".startswith(f"{kind} {name} "))
+        case ev.BaseTaken(commit=commit):
+            record.base = commit
         case ev.ProviderChosen(provider=provider, isolation=isolation):
             record.provider, record.isolation = provider, isolation
         case ev.ProviderRefused(provider=provider, reason=reason):

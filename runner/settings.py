@@ -18,6 +18,11 @@ _SIZE = re.compile(r"(\d{1,15})([KMGT]?)(i?[bB]?)")
 _CPU = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(m?)")
 _DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?")
 
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+_CERTIFICATES = ("SSL_CERT_FILE", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH")
+_PERSON = ("GIT_CONFIG_GLOBAL", "GIT_SSH_COMMAND", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
+_REACH = ("HOME", "SSH_AUTH_SOCK", *_CERTIFICATES, *_PROXIES, *(name.upper() for name in _PROXIES))
+
 
 def parse_size(text: str) -> int:
     """Bytes of ``512M``, ``4G``, ``2g`` or a bare number; units are powers of 1024. Raises ``ValueError``."""
@@ -56,8 +61,12 @@ class Settings:
     default_disk: int
     max_workspaces: int
     providers: tuple[str, ...] | None
+    run_retention: float  # seconds after a run's end
     sources: Mapping[str, str]
+    git_credentials: str  # what servers get that are reached by https: ``none``, or what the user's ``netrc`` has
     environment: Mapping[str, str]
+    reach: Mapping[str, str]  # how the network and its servers are reached from here; for git only
+    person: Mapping[str, str]  # where git and ssh find what is the user's; only for what the user pushes
     ci: Mapping[str, str]  # what a CI says of the job; never handed on to a process
 
     @classmethod
@@ -71,8 +80,12 @@ class Settings:
             default_disk=read("WORKSPACE_DEFAULT_DISK", parse_size, 10 << 30),
             max_workspaces=read("WORKSPACE_MAX", _positive, 10),
             providers=read("WORKSPACE_PROVIDERS", _words, None),
+            run_retention=read("RUN_RETENTION", parse_duration, 30 * 86_400.0),
+            git_credentials=read("RUNNER_GIT_CREDENTIALS", _credentials, "none"),
             sources=read.sources,
             environment={name: env[name] for name in ("PATH", "LANG", "TERM", "NO_COLOR", "CI") if name in env},
+            reach={name: env[name] for name in _REACH if env.get(name)},
+            person={name: env[name] for name in (*_PERSON, *_REACH, "PATH") if env.get(name)},
             ci={name: value for name, value in env.items() if name.startswith(("GITHUB_", "CI_"))},
         )
 
@@ -84,7 +97,9 @@ class Settings:
             "WORKSPACE_DEFAULT_MEMORY": self.default_memory,
             "WORKSPACE_DEFAULT_DISK": self.default_disk,
             "WORKSPACE_MAX": self.max_workspaces,
+            "RUNNER_GIT_CREDENTIALS": self.git_credentials,
             "WORKSPACE_PROVIDERS": ", ".join(self.providers) if self.providers else "(manifests/defaults)",
+            "RUN_RETENTION": f"{self.run_retention:g}s",
         }
         return tuple((name, str(value), self.sources[name]) for name, value in values.items())
 
@@ -103,6 +118,12 @@ class _Reader:
             return parse(text)
         except ValueError as error:
             raise UsageError(f"`{name}` is `{text}`", hint=f"it takes {error}") from None
+
+
+def _credentials(text: str) -> str:
+    if text not in ("none", "netrc"):
+        raise ValueError("none or netrc")
+    return text
 
 
 def _positive(text: str) -> int:

@@ -5,13 +5,14 @@ Blocking; call it in a worker thread, and only while nothing runs in the tree.
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from secrets import token_hex
+from typing import BinaryIO
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -39,10 +40,9 @@ def remove(top: Path) -> list[str]:
     path matters, and a few descriptors are enough.
     """
     try:
-        os.chmod(top, 0o700)
+        fd = _entered(top)
     except FileNotFoundError:
         return []
-    fd = os.open(top, _FLAGS)
     left: list[str] = []
     number = 0
     unguessed = token_hex(8)
@@ -54,11 +54,15 @@ def remove(top: Path) -> list[str]:
                 if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
                     os.unlink(name, dir_fd=fd)
                     continue
-                for inner in _empty(fd, name):
-                    number += 1
-                    raised = f".{unguessed}-{number}"
-                    os.rename(f"{name}/{inner}", raised, src_dir_fd=fd, dst_dir_fd=fd)
-                    waiting.append(raised)
+                within = _entered(name, fd)
+                try:
+                    for inner in _empty(within):
+                        number += 1
+                        raised = f".{unguessed}-{number}"
+                        os.rename(inner, raised, src_dir_fd=within, dst_dir_fd=fd)
+                        waiting.append(raised)
+                finally:
+                    os.close(within)
                 os.rmdir(name, dir_fd=fd)
             except OSError as error:
                 left.append(f"{os.path.join(top, name)!r}: {error.strerror}")
@@ -69,19 +73,24 @@ def remove(top: Path) -> list[str]:
     return left
 
 
-def _empty(top: int, name: str) -> Iterator[str]:
+def _empty(fd: int) -> Iterator[str]:
     """Unlink everything in a directory but its directories, and make those ready to be moved."""
-    os.chmod(name, 0o700, dir_fd=top)
-    fd = os.open(name, _FLAGS, dir_fd=top)
+    for entry in list(os.scandir(fd)):
+        if entry.is_dir(follow_symlinks=False):
+            os.close(_entered(entry.name, fd))
+            yield entry.name
+        else:
+            os.unlink(entry.name, dir_fd=fd)
+
+
+def _entered(name: Path | str, above: int | None = None) -> int:
+    """A descriptor of a directory, made its owner's to change first. ``chmod`` by name would follow a link."""
+    found = os.open(name, os.O_PATH | _FLAGS, dir_fd=above)
     try:
-        for entry in list(os.scandir(fd)):
-            if entry.is_dir(follow_symlinks=False):
-                os.chmod(entry.name, 0o700, dir_fd=fd)
-                yield entry.name
-            else:
-                os.unlink(entry.name, dir_fd=fd)
+        os.chmod(f"/proc/self/fd/{found}", 0o700)
+        return os.open(".", _FLAGS, dir_fd=found)
     finally:
-        os.close(fd)
+        os.close(found)
 
 
 def give(top: Path, uid: int) -> None:
@@ -172,21 +181,34 @@ class _Copier:
         size = entry.stat(follow_symlinks=False).st_size
         if self._files == MAX_COPY_FILES or self._bytes + size > MAX_COPY_BYTES:
             return f"over the limit of {MAX_COPY_FILES} files or {MAX_COPY_BYTES >> 20} MiB"
-        self._files, self._bytes = self._files + 1, self._bytes + size
-        _copy_file(entry.name, source, to)
+        self._files += 1
+        self._bytes += _copy_file(entry.name, source, to, MAX_COPY_BYTES - self._bytes)
         return None
 
 
-def _copy_file(name: str, source: int, to: int) -> None:
-    """Through a new file renamed into place, so that a reader never sees half of it."""
+def _copy_file(name: str, source: int, to: int, limit: int) -> int:
+    """Through a new file renamed into place, so that a reader never sees half of it; how many bytes it has."""
     half = f".{token_hex(8)}"
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=source)
     with open(descriptor, "rb") as reading:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "changed while it was copied")
         made = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=to)
-        with open(made, "wb") as writing:
-            shutil.copyfileobj(reading, writing, 1 << 20)
-    try:
-        os.rename(half, name, src_dir_fd=to, dst_dir_fd=to)
-    except OSError:
-        os.unlink(half, dir_fd=to)
-        raise
+        try:
+            with open(made, "wb") as writing:
+                size = _copy_bytes(reading, writing, limit)
+            os.rename(half, name, src_dir_fd=to, dst_dir_fd=to)
+        except OSError:
+            os.unlink(half, dir_fd=to)
+            raise
+    return size
+
+
+def _copy_bytes(reading: BinaryIO, writing: BinaryIO, limit: int) -> int:
+    size = 0
+    while chunk := reading.read(1 << 20):
+        size += len(chunk)
+        if size > limit:
+            raise OSError(errno.EFBIG, "grew while it was copied")
+        writing.write(chunk)
+    return size

@@ -27,7 +27,7 @@ LAYERS = [  # top first; rooms in one set do not import each other
     {"record", "plan"},
     {"events"},
     {"model", "plugins", "settings", "trees"},
-    {"errors", "ids"},
+    {"errors", "ids", "beneath"},
     {"__init__"},
 ]
 

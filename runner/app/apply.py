@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -18,6 +19,8 @@ from runner.app.attach import follow
 from runner.app.facts import open_provider
 from runner.app.planning import Planned
 from runner.artifacts.layout import RunFiles
+from runner.artifacts.owner import is_held
+from runner.beneath import read_beneath
 from runner.engine.execute import execute
 from runner.engine.run import Append, Control, carry_out, pass_over
 from runner.errors import Attached, HostRefused, RunExists, RunnerError, StoreFailed, leaf
@@ -31,7 +34,6 @@ from runner.ports.sink import Sink
 from runner.ports.store import Store
 from runner.record import RunRecord
 from runner.settings import Settings, shipped
-from runner.steps._disk import read_beneath
 from runner.steps._run import Places, Ports
 from runner.steps.verify.run import MAX_OUTPUT
 from runner.store.sqlite import open_store
@@ -70,6 +72,15 @@ async def apply(
     ``advise`` hears of it.
     The first signal ends the work of all runs, which then settle; a second ends settling.
     """
+    make_home(settings)
+    async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
+        with plainly():
+            ports = ports_of(settings, store.nonce)
+            return await apply_all(planned, settings, store, ports, sinks, key=key, advise=advise)
+
+
+def ports_of(settings: Settings, nonce: str) -> Ports:
+    """What runs of the store with this ``nonce`` reach the world through."""
     import runner.agents
 
     def agent(name: str) -> Agent:
@@ -79,22 +90,18 @@ async def apply(
     async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
         return await command_of(shipped("runners") / f"{name}.sh", env)
 
-    make_home(settings)
-    async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
-        ports = Ports(
-            provider=lambda name: open_provider(name, settings),
-            git=open_git(settings),
-            agent=agent,
-            sub_runner=sub_runner,
-            nonce=store.nonce,
-            now=now_microseconds,
-        )
-        with _plainly():
-            return await _apply_all(planned, settings, store, ports, sinks, key=key, advise=advise)
+    return Ports(
+        provider=lambda name: open_provider(name, settings),
+        git=open_git(settings),
+        agent=agent,
+        sub_runner=sub_runner,
+        nonce=nonce,
+        now=now_microseconds,
+    )
 
 
 @contextmanager
-def _plainly() -> Iterator[None]:
+def plainly() -> Iterator[None]:
     """What the host refuses comes out of nurseries as one error; a reader that has gone as ``BrokenPipeError``."""
     try:
         yield
@@ -108,16 +115,17 @@ def _plainly() -> Iterator[None]:
         raise error from group
 
 
-async def _apply_all(
+async def apply_all(
     planned: Planned,
     settings: Settings,
     store: Store,
     ports: Ports,
     sinks: Sequence[Sink],
     *,
-    key: str | None,
-    advise: Callable[[RunnerError], None],
+    key: str | None = None,
+    advise: Callable[[RunnerError], None] = _silent,
 ) -> list[RunRecord]:
+    """``apply`` with a store and ports that are there already."""
     plans = {plan.name: plan for plan in planned.plan.runs}
     controls = {plan.name: Control(plan.stop_budget_seconds) for plan in planned.plan.runs}
     records: dict[str, RunRecord] = {}
@@ -152,7 +160,8 @@ async def _apply_all(
             except RunExists as taken:
                 files.discard()
                 advise(Attached(f"{taken.message}: attached to it, nothing is started"))
-                record = await follow(taken.run, store, sinks, control, now_microseconds)
+                held = partial(is_held, Places(settings.home, taken.run).directory)
+                record = await follow(taken.run, store, sinks, control, now=now_microseconds, is_held=held)
             records[name] = record
 
     async with trio.open_nursery() as signals:

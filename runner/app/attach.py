@@ -15,15 +15,24 @@ from runner.record import RunRecord, fold
 POLL = 0.2  # seconds between looks at the journal
 
 
-async def follow(run: str, store: Store, sinks: Sequence[Sink], control: Control, now: Callable[[], int]) -> RunRecord:
+async def follow(
+    run: str,
+    store: Store,
+    sinks: Sequence[Sink],
+    control: Control,
+    *,
+    now: Callable[[], int],
+    is_held: Callable[[], bool],
+) -> RunRecord:
     """Hand every event of a run to the sinks, from its first to its last, and return its record.
 
-    Raises ``RunUnfinished`` when it has not ended by its deadline and stop budget, as one that was killed, and when
-    ``control`` stops the waiting; the run itself goes on.
+    Raises ``RunUnfinished`` when it has lost its runner, which ``is_held`` tells, when it has not ended by its
+    deadline and stop budget, and when ``control`` stops the waiting; the run itself goes on.
     """
     record, seen = RunRecord(run), 0
     with control.work:
         while True:
+            lives = is_held()  # asked before the journal: who has let go has written the end
             for recorded in await store.events(run, after=seen):
                 fold(record, recorded)
                 seen = recorded.seq
@@ -31,6 +40,8 @@ async def follow(run: str, store: Store, sinks: Sequence[Sink], control: Control
                     sink(recorded)
             if record.ended is not None:
                 return record
+            if not lives:
+                raise RunUnfinished(f"run `{run}` has lost its runner", hint=f"run `runner recover {run}`")
             if now() > record.started + (record.deadline_seconds + control.stop_budget_seconds + POLL) * 1e6:
                 break
             await trio.sleep(POLL)

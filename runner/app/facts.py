@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import runner.providers
 from runner import plugins
-from runner.errors import BadValue, RunnerError, StalePlan, UnknownCommit, UnknownPlugin, nearest, shown
+from runner.errors import BadValue, NoRepository, RunnerError, StalePlan, UnknownCommit, UnknownPlugin, nearest, shown
+from runner.manifest import repository
+from runner.model import Checkout
 from runner.settings import Settings
-from runner.spec.model import CommitFact, ContextFile, Facts
+from runner.spec.model import CommitFact, ContextFile, Facts, PolicyFile
 from runner.spec.resolve import Wanted
 
 if TYPE_CHECKING:
@@ -56,8 +58,10 @@ async def gather(
     """
     probes: dict[str, Probe] = {}
     commits: dict[str, CommitFact] = {}
+    seen: dict[tuple[Checkout, CommitFact | None], CommitFact] = {}
     files: dict[str, dict[str, ContextFile]] = {}
     incidents: dict[str, dict[str, object]] = {}
+    policies: dict[str, PolicyFile] = {}
     missing: dict[str, RunnerError] = {}
     for want in wanted:
         with _noting(missing, f"{want.run}/providers"):
@@ -67,7 +71,12 @@ async def gather(
                     probes[name] = _still(await provider.probe(), pinned)
         if want.checkout is not None and not offline:
             with _noting(missing, f"{want.run}/checkout"):
-                commits[want.run] = await _commit(want, git, pinned)
+                known = pinned.commits.get(want.run) if pinned is not None else None
+                if (want.checkout, known) not in seen:
+                    seen[want.checkout, known] = await _commit(want.checkout, git, known)
+                commits[want.run] = seen[want.checkout, known]
+                if file := await policy_file(want.checkout, git, commits[want.run].commit):
+                    policies[want.run] = file
         if want.script is not None:
             with _noting(missing, f"{want.run}/script", want.script_name):
                 files[f"{want.run}/script"] = {want.script_name: context_file(want.script)}
@@ -79,7 +88,7 @@ async def gather(
             missing[f"{want.run}/toolchain"] = BadValue(
                 f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path"
             )
-    return Facts(probes, commits, files, incidents, missing, offline)
+    return Facts(probes, commits, files, incidents, missing, offline, policies)
 
 
 @contextmanager
@@ -115,20 +124,42 @@ def _still(found: Probe, pinned: Facts | None) -> Probe:
     return planned
 
 
-async def _commit(want: Wanted, git: Git, pinned: Facts | None) -> CommitFact:
-    assert want.checkout is not None
-    path = want.checkout.path
-    assert path is not None
-    source = await git.inspect(path)
-    known = pinned.commits.get(want.run) if pinned is not None else None
+async def _commit(checkout: Checkout, git: Git, known: CommitFact | None) -> CommitFact:
+    """What a checkout means; one that is ``known`` must still be there."""
+    try:
+        if checkout.url is not None:
+            return await _commit_of_url(checkout.url, checkout, git, known)
+        return await _commit_of_path(checkout, git, known)
+    except (UnknownCommit, NoRepository) as error:
+        if known is None:
+            raise
+        raise StalePlan(f"the commit that was planned is gone: {error.message}", hint="plan again") from error
+
+
+async def policy_file(checkout: Checkout, git: Git, commit: str) -> PolicyFile | None:
+    """The policy that a commit of a local repository holds; what others wrote into the work tree does not count."""
+    if checkout.path is None:  # nothing of a server's is here yet
+        return None
+    content = await git.read_file(checkout.path, commit, repository.FILE, limit=repository.FILE_BYTES)
+    return None if content is None else PolicyFile(commit, content)
+
+
+async def _commit_of_url(url: str, checkout: Checkout, git: Git, known: CommitFact | None) -> CommitFact:
+    if known is None:
+        tip = await git.look_up(url, branch=checkout.branch, commit=checkout.commit)
+        return CommitFact(tip.commit, tip.branch, dirty=False)
+    await git.fetch_url(url, known.commit, into=None, depth=checkout.depth)  # no server can say that it has a commit
+    return known
+
+
+async def _commit_of_path(checkout: Checkout, git: Git, known: CommitFact | None) -> CommitFact:
+    assert checkout.path is not None
+    source = await git.inspect(checkout.path)
     if known is not None:
-        try:
-            await git.resolve(source.top, branch=None, commit=known.commit)
-        except UnknownCommit as error:
-            raise StalePlan(f"the commit that was planned is gone: {error.message}", hint="plan again") from error
+        await git.resolve(source.top, branch=None, commit=known.commit)
         return known
-    commit = await git.resolve(source.top, branch=want.checkout.branch, commit=want.checkout.commit)
-    return CommitFact(commit, want.checkout.branch or source.branch or "work", source.dirty)
+    commit = await git.resolve(source.top, branch=checkout.branch, commit=checkout.commit)
+    return CommitFact(commit, checkout.branch or source.branch or "work", source.dirty)
 
 
 def read_file(path: Path, limit: int, flags: int = 0) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from runner.artifacts.owner import is_held
 from runner.errors import StoreDamaged, UnknownRun, nearest
+from runner.model import Status
 from runner.ports.store import RunRow
 from runner.record import RunRecord, replay
 from runner.settings import Settings
@@ -21,19 +23,27 @@ class Past:
 
 
 async def list_runs(settings: Settings) -> list[RunRow]:
+    """Every run, newest first; ``lost`` is the status of one whose runner has died before its end."""
     async with open_reader(settings.home / "state.db") as store:
-        return await store.runs()
+        rows = await store.runs()
+        suspects = {row.id for row in rows if row.ended is None and not is_held(settings.home / "runs" / row.id)}
+        if suspects:  # asked again, for a runner writes the end before it lets go
+            rows = await store.runs()
+        return [replace(r, status=Status.LOST) if r.id in suspects and r.ended is None else r for r in rows]
 
 
 async def find_run(settings: Settings, run: str) -> Past:
-    """The run that a unique prefix or ``last`` means. Raises ``UnknownRun``."""
+    """The run that a unique prefix or ``last`` means, also when it is lost. Raises ``UnknownRun``."""
     async with open_reader(settings.home / "state.db") as store:
         row = await store.find(run)
+        lives = is_held(settings.home / "runs" / row.id)
         history = await store.events(row.id)
     try:
         record = replay(row.id, history)
     except KeyError as error:
         raise StoreDamaged(f"the events of run `{row.id}` do not fit together", hint="run `runner recover`") from error
+    if record.ended is None and not lives:
+        record.status = Status.LOST
     return Past(record, settings.home / "runs" / row.id)
 
 

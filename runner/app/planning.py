@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner.app.facts import gather
 from runner.compiler import compile_plan
-from runner.errors import Rejected, RunnerError, UrlUnsupported
+from runner.errors import Rejected, RunnerError
 from runner.git import open_git
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.incident_run import Task
@@ -64,7 +64,7 @@ async def make_plan(
         want, complaints = wanted(selected, settings)
         complaints += untrusted_faults(selected, want) if request.untrusted else []
         wants.append(want)
-        findings += [c for c in complaints if not (request.offline and isinstance(c, UrlUnsupported))]
+        findings += complaints
     _reject(findings)
     facts = await gather(wants, settings, open_git(settings), pinned=pinned, offline=request.offline)
     specs: list[RunSpec] = []

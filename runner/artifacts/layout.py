@@ -1,15 +1,19 @@
-"""A run's directory: ``plan.json``, ``events.jsonl`` as they happen, ``run.json`` and the report at the end.
+"""A run's directory: ``plan.json``, ``events.jsonl`` as they happen, the report and ``run.json`` at the end.
 
-The journal is the truth; these are copies that can be read, archived and deleted without the product.
+The journal is the truth; these are copies that can be read, archived and deleted without the product. ``run.json``
+comes last and at once: where it is, everything is.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from shutil import rmtree
 from typing import TextIO
 
+from runner.artifacts.owner import claim
 from runner.events import Recorded, RunEnded, as_json
 from runner.plan.model import FORMAT, RunPlan, run_document
 from runner.record import RunRecord
@@ -20,11 +24,11 @@ ESCAPED = "backslashreplace"  # of a name that is not UTF-8: in JSON, its bytes 
 
 
 class RunFiles:
-    """Writes one run's files; as a sink, it appends each event."""
+    """Writes one run's files; as a sink, it appends each event. Holds the run until its record is written."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.mkdir(parents=True, mode=0o700)
+        self._held = claim(directory)
         (directory / "logs").mkdir()
         self._events: TextIO = (directory / "events.jsonl").open("x", encoding="utf-8", errors=ESCAPED)
 
@@ -32,6 +36,7 @@ class RunFiles:
         """Remove the directory of a run that never started."""
         self._events.close()
         rmtree(self.directory)
+        os.close(self._held)
 
     def write_plan(self, plan: RunPlan, digest: str) -> None:
         document = {"format": FORMAT, "digest": digest, "runs": [run_document(plan)]}
@@ -44,9 +49,31 @@ class RunFiles:
             self._events.close()
 
     def write_record(self, record: RunRecord) -> None:
-        _write(self.directory / "run.json", json.dumps(record_document(record), indent=1, ensure_ascii=False))
-        _write(self.directory / "report.txt", render_run(record, self.directory))
+        _write_end(self.directory, record)
+        os.close(self._held)
+
+
+def write_copies(directory: Path, history: Iterable[Recorded], record: RunRecord) -> None:
+    """The files of a run that has ended, from its journal; those that its runner could not write any more."""
+    lines = [json.dumps(as_json(recorded), ensure_ascii=False) for recorded in history]
+    _write(directory / "events.jsonl", "\n".join(lines))
+    _write_end(directory, record)
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether the files of a run are all there, and say that nothing of it was left behind."""
+    try:
+        return not json.loads((directory / "run.json").read_text(encoding="utf-8"))["left"]
+    except FileNotFoundError:
+        return False
+
+
+def _write_end(directory: Path, record: RunRecord) -> None:
+    _write(directory / "report.txt", render_run(record, directory))
+    _write(directory / "run.json", json.dumps(record_document(record), indent=1, ensure_ascii=False))
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8", errors=ESCAPED)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text + "\n", encoding="utf-8", errors=ESCAPED)
+    part.replace(path)

@@ -25,8 +25,9 @@ def open_git(settings: Settings) -> Git:
     program = shutil.which("git", path=path)
     if program and _run.version(program) >= OLDEST:
         from runner.git.binary import Binary
+        from runner.git.remote import Reach
 
-        return Binary(program)
+        return Binary(program, Reach.of(settings, path))
     from runner.git.dulwich import Dulwich
 
     return Dulwich()

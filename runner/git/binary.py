@@ -17,58 +17,29 @@ from pathlib import Path
 from typing import IO
 
 import trio
+from trio.from_thread import check_cancelled
 
-from runner.errors import CheckoutDiffers, GitFailed, HostileTree
+from runner.errors import CheckoutDiffers, GitFailed, HostileTree, RemoteOverLimit, RunnerError
 from runner.git import disk, source
+from runner.git._profile import environment
 from runner.git._run import Ended, run
-from runner.git.common import Common, in_thread, refuse
+from runner.git.common import Common, Seen, in_thread, refuse
+from runner.git.mirror import Mirror
+from runner.git.remote import NOWHERE, Reach, Remotes
 from runner.git.tree import check_branch, check_commit_id, check_names, commit_object, hasher, shown
-from runner.ports.git import Entry, Snapshot, Snapshotting
+from runner.ports.git import Entry, Snapshot, Snapshotting, Tip
 
-_SETTINGS = {
-    "core.attributesFile": os.devnull,
-    "core.excludesFile": os.devnull,
-    "core.hooksPath": os.devnull,
-    "core.fsmonitor": "false",
-    "core.autocrlf": "false",
-    "core.symlinks": "true",
-    "core.ignoreCase": "false",
-    "core.protectHFS": "true",
-    "core.protectNTFS": "true",
-    "gc.auto": "0",
-    "protocol.version": "2",  # a server of version 2 gives any object that it has
-    "fetch.fsckObjects": "true",
-    # Old histories are full of these, and they harm nobody.
-    "fetch.fsck.badTimezone": "ignore",
-    "fetch.fsck.missingSpaceBeforeDate": "ignore",
-    "fetch.fsck.missingSpaceBeforeEmail": "ignore",
-    "fetch.fsck.missingNameBeforeEmail": "ignore",
-    "fetch.fsck.zeroPaddedFilemode": "ignore",
-    "fetch.fsck.zeroPaddedDate": "ignore",
-}
-_ENVIRONMENT = {
-    "HOME": os.devnull,
-    "LC_ALL": "C",
-    "GIT_ALLOW_PROTOCOL": "file",
-    "GIT_ATTR_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_NO_LAZY_FETCH": "1",
-    "GIT_NO_REPLACE_OBJECTS": "1",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_CONFIG_COUNT": str(len(_SETTINGS)),
-    **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(_SETTINGS)},
-    **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_SETTINGS.values())},
-}
+_ENVIRONMENT = environment({})
 _LEAST_SHARE = 2000  # files to check out at once; a process costs as much as a hundred files
 
 
 class Binary(Common):
     name = "git"
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, reach: Reach = NOWHERE) -> None:
         self._program = program
+        self._reach = reach
+        self._remotes = Remotes(program, reach)
 
     async def fetch(self, path: Path, commit: str, *, into: Path, depth: int | None) -> None:
         check_commit_id(commit)
@@ -94,11 +65,69 @@ class Binary(Common):
         _check("fetch", ended)
         await in_thread(check_names, await self.leaves(into, commit))
 
-    async def check_out(self, repository: Path, commit: str, *, into: Path, branch: str) -> None:
+    async def look_up(self, url: str, *, branch: str | None, commit: str | None) -> Tip:
+        self.check_names(branch, commit)
+        return await self._remotes.look_up(url, branch=branch, commit=commit)
+
+    async def fetch_url(self, url: str, commit: str, *, into: Path | None, depth: int | None) -> None:
+        check_commit_id(commit)
+        mirror = Mirror.of(self._reach.mirrors, url, depth)
+        async with mirror.held():
+            if not await in_thread(mirror.has, commit):
+                await self._renew(mirror, url, commit, depth)
+            if into is not None:
+                await in_thread(mirror.give, commit, into)
+
+    async def _renew(self, mirror: Mirror, url: str, commit: str, depth: int | None) -> None:
+        """Fetch a commit into a mirror. One that git can not work with is thrown away, and made anew once."""
+        empty = await in_thread(mirror.prepare, like=commit)
+        try:
+            await self._fill(mirror, url, commit, depth, empty=empty)
+        except RunnerError as error:
+            damaged = isinstance(error, GitFailed)
+            if empty or damaged:
+                await in_thread(mirror.remove)
+            if empty or not damaged:
+                raise
+            await self._renew(mirror, url, commit, depth)
+
+    async def _fill(self, mirror: Mirror, url: str, commit: str, depth: int | None, *, empty: bool) -> None:
+        await self._remotes.fetch(mirror.repository, url, commit, depth=depth)
+        await self.check_commit(mirror.repository, commit)
+        exact = mirror.repository
+        if not empty:
+            exact = mirror.copy
+            await self._cut_out(mirror.repository, commit, into=exact)
+        leaves = await self.leaves(exact, commit)
+        self._check_size(url, leaves)
+        await in_thread(check_names, leaves)
+        await in_thread(mirror.keep, exact, commit)
+
+    async def _cut_out(self, repository: Path, commit: str, *, into: Path) -> None:
+        """Make the bare repository ``into`` with exactly what is reachable from a commit of ours, packed as it is."""
+        await in_thread(disk.make_private, into, like=commit)
+        reachable = await self._git(repository, "rev-list", "--end-of-options", commit)
+        words = ("--quiet", "--revs", "--window=0", "--delta-base-offset")
+        await self._git(
+            repository, "pack-objects", *words, str(into / "objects" / "pack" / "pack"), stdin=commit.encode() + b"\n"
+        )
+        await in_thread(disk.cut_history, repository, into, frozenset(reachable.stdout.split()))
+
+    def _check_size(self, url: str, leaves: Sequence[Entry]) -> None:
+        bounds = self._reach.bounds
+        size = sum(leaf.size for leaf in leaves)
+        if len(leaves) > bounds.tree_entries or size > bounds.tree_bytes:
+            raise RemoteOverLimit(
+                f"`{url}` holds {len(leaves):,} files of {size >> 20:,} MiB, which is more than is taken"
+            )
+
+    async def check_out(
+        self, repository: Path, commit: str, *, into: Path, branch: str, origin: str | None = None
+    ) -> None:
         check_branch(branch)
         await self.check_commit(repository, commit)
         await in_thread(disk.check_empty, into)
-        await in_thread(disk.make_own, into / ".git", repository, commit, branch=branch)
+        await in_thread(disk.make_own, into / ".git", repository, commit, branch=branch, origin=origin)
         # The index is made as ours, so that the first snapshot knows the files, and then copied.
         index = repository / "index"
         await in_thread(_unlock, index)
@@ -111,23 +140,15 @@ class Binary(Common):
 
     async def snapshot(self, repository: Path, tree: Path, base: str | None, wanted: Snapshotting) -> Snapshot:
         seen = await self.look(repository, tree, base, wanted)
-        present = {each.path for each in seen.found}
         index = repository / "index"
-        zero = b"0" * len(base or "0" * 40)
         await in_thread(_unlock, index)
-        listed = await self._git(repository, "ls-files", "-z", index=index)
-        gone = set(listed.stdout.split(b"\0")[:-1]) - present
-        lines = [b"0 %s\t%s\0" % (zero, path) for path in gone]
-        lines += [b"%o %s 0\t%s\0" % (leaf.mode, leaf.id.encode(), leaf.path) for leaf in seen.kept]
+        # Git would open what it has looked at by its path, which by then may lead anywhere.
+        lines = await in_thread(_store, repository, tree, seen, like=base or "0" * 40)
         await self._git(repository, "update-index", "-z", "--index-info", index=index, stdin=b"".join(lines))
-        paths = b"".join(path + b"\0" for path in sorted(present))
-        await self._git(
-            repository, "update-index", "-z", "--add", "--replace", "--stdin", tree=tree, index=index, stdin=paths
-        )
         made = (await self._git(repository, "write-tree", index=index)).stdout.decode().strip()
         body = commit_object(made, base, wanted)
         stored = await self._git(repository, "hash-object", "-t", "commit", "-w", "--stdin", stdin=body)
-        return Snapshot(stored.stdout.decode().strip(), made, base, len(present) + len(seen.kept), seen.left_out)
+        return Snapshot(stored.stdout.decode().strip(), made, base, len(seen.found) + len(seen.kept), seen.left_out)
 
     async def patch(self, repository: Path, base: str | None, commit: str, to: Path) -> int:
         await self.check_commit(repository, commit)
@@ -190,6 +211,10 @@ class Binary(Common):
         ended = await self._git(git, "ls-tree", "-r", "-z", "-l", "--full-tree", "--end-of-options", commit)
         return [_leaf(row) for row in ended.stdout.split(b"\0")[:-1]]
 
+    async def leaf(self, git: Path, commit: str, path: bytes) -> Entry | None:
+        ended = await self._git(git, "ls-tree", "-z", "-l", "--full-tree", "--end-of-options", commit, path)
+        return next((_leaf(row) for row in ended.stdout.split(b"\0")[:-1]), None)
+
     async def blobs(self, repository: Path, ids: Sequence[str]) -> list[bytes]:
         ended = await self._git(repository, "cat-file", "--batch", stdin="".join(f"{id}\n" for id in ids).encode())
         output = BytesIO(ended.stdout)
@@ -238,6 +263,25 @@ def _check(verb: str, ended: Ended, accept: tuple[int, ...] = (0,)) -> Ended:
 def _unlock(index: Path) -> None:
     """Remove the lock of a call that was killed; a repository of ours has one user at a time."""
     index.with_name("index.lock").unlink(missing_ok=True)
+
+
+def _store(repository: Path, tree: Path, seen: Seen, *, like: str) -> list[bytes]:
+    """Store what is new, and say in the words of ``update-index --index-info`` where the index is to differ."""
+    index = source.read_index(repository / "index", like=like)
+    stored = {entry.sha.decode() for entry in index.entries.values()}
+    gone = index.entries.keys() - {each.path for each in seen.found}
+    lines = [b"0 %s\t%s\0" % (b"0" * len(like), path) for path in gone]
+    lines += [b"%o %s 0\t%s\0" % (leaf.mode, leaf.id.encode(), leaf.path) for leaf in seen.kept]
+    with disk.Directories(tree) as directories:
+        for each in seen.found:
+            check_cancelled()
+            known = index.entries.get(each.path)
+            id = index.vouched(each) or (disk.identify(directories, each, like=like) if known else "")
+            if id not in stored:
+                id = disk.store(repository / "objects", directories, each, like=like)
+            if known is None or (known.mode, known.sha.decode()) != (each.mode, id):
+                lines.append(b"%o %s 0\t%s\0" % (each.mode, id.encode(), each.path))
+    return lines
 
 
 def _leaf(row: bytes) -> Entry:

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import trio
 
-from runner.errors import BadRef, CheckoutDiffers, GitFailed, UnknownCommit
+from runner.errors import BadRef, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
 from runner.git import disk, source
 from runner.git.ignore import IgnoreRules
 from runner.git.tree import (
@@ -58,16 +58,29 @@ class Common(ABC):
     @abstractmethod
     async def blobs(self, repository: Path, ids: Sequence[str]) -> list[bytes]: ...
 
+    @abstractmethod
+    async def leaf(self, git: Path, commit: str, path: bytes) -> Entry | None:
+        """What a commit has at one path, a directory included."""
+
+    async def read_file(self, path: Path, commit: str, name: str, *, limit: int) -> bytes | None:
+        place = await in_thread(source.find, path)
+        await self.check_commit(place.git, commit)
+        found = await self.leaf(place.common, commit, name.encode())
+        if found is None:
+            return None
+        if not _is_file(found):
+            raise HostileTree(f"`{name}` of {commit[:12]} is not a regular file")
+        if found.size > limit:
+            raise HostileTree(f"`{name}` of {commit[:12]} has {found.size} bytes, more than {limit}")
+        return (await self.blobs(place.common, [found.id]))[0]
+
     async def inspect(self, path: Path) -> Source:
         place = await in_thread(source.find, path)
         head, changed = await self._uncommitted(place)
         return Source(place.top, head, await self.current_branch(place.git), bool(changed))
 
     async def resolve(self, path: Path, *, branch: str | None, commit: str | None) -> str:
-        if branch is not None:
-            check_branch(branch)
-        if commit is not None and not is_commit_id(commit):
-            raise BadRef(f"`{commit}` is not a full commit id", hint="a commit is 40 or 64 lower-case hex digits")
+        self.check_names(branch, commit)
         place = await in_thread(source.find, path)
         if commit is not None:
             await self.check_commit(place.git, commit)
@@ -77,6 +90,13 @@ class Common(ABC):
             wanted = "commit yet" if branch is None else f"branch `{branch}`"
             raise UnknownCommit(f"`{place.top}` has no {wanted}")
         return found
+
+    def check_names(self, branch: str | None, commit: str | None) -> None:
+        """Raise ``BadRef`` for what is outside the grammar."""
+        if branch is not None:
+            check_branch(branch)
+        if commit is not None and not is_commit_id(commit):
+            raise BadRef(f"`{commit}` is not a full commit id", hint="a commit is 40 or 64 lower-case hex digits")
 
     async def add_dirty(self, path: Path, *, into: Path) -> int:
         place = await in_thread(source.find, path)
@@ -124,7 +144,11 @@ class Common(ABC):
 
 
 def _is_ignore_file(leaf: Entry) -> bool:
-    return leaf.path.rpartition(b"/")[2] == b".gitignore" and leaf.mode in (FILE, EXECUTABLE)
+    return leaf.path.rpartition(b"/")[2] == b".gitignore" and _is_file(leaf)
+
+
+def _is_file(leaf: Entry) -> bool:
+    return leaf.mode in (FILE, EXECUTABLE)
 
 
 def _look(tree: Path, leaves: Sequence[Entry], rules: IgnoreRules, wanted: Snapshotting) -> Seen:

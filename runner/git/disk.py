@@ -10,6 +10,8 @@ import errno
 import os
 import shutil
 import stat
+import tempfile
+import zlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -164,6 +166,29 @@ def identify(directories: Directories, found: Found, *, like: str) -> str:
     return digest.hexdigest()
 
 
+def store(objects: Path, directories: Directories, found: Found, *, like: str) -> str:
+    """Stream a file into a loose object, and name it by what was read."""
+    size = found.stat.st_size
+    digest = hasher(size, like=like)
+    deflate = zlib.compressobj(1)
+    length = 0
+    with tempfile.NamedTemporaryFile(dir=objects, prefix="tmp_obj_", delete=False) as file:
+        file.write(deflate.compress(b"blob %d\0" % size))
+        for chunk in read(directories, found.path):
+            check_cancelled()
+            digest.update(chunk)
+            file.write(deflate.compress(chunk))
+            length += len(chunk)
+        file.write(deflate.flush())
+    if length != size:
+        raise GitFailed(f"`{os.fsdecode(found.path)}` changed while it was read")
+    id = digest.hexdigest()
+    target = objects / id[:2] / id[2:]
+    target.parent.mkdir(exist_ok=True)
+    Path(file.name).replace(target)
+    return id
+
+
 def write(directories: Directories, path: bytes, mode: int, content: Iterable[bytes]) -> os.stat_result:
     """Make a new file or link, and the directories above it, with git's modes whatever the umask."""
     folder, _, name = path.rpartition(b"/")
@@ -270,15 +295,35 @@ def make_private(repository: Path, *, like: str) -> None:
     (repository / "info" / "attributes").write_text(_ATTRIBUTES)
 
 
-def make_own(git: Path, repository: Path, commit: str, *, branch: str) -> None:
-    """Make an agent's ``.git``: copies of the objects of ``repository``, one branch, no remote."""
+def make_own(git: Path, repository: Path, commit: str, *, branch: str, origin: str | None) -> None:
+    """Make an agent's ``.git``: copies of the objects of ``repository``, and one branch.
+
+    With a URL as ``origin`` that branch follows the one of its name there; else there is no remote.
+    """
     _make_git_dir(git, bare=False, branch=branch, like=commit)
     shutil.copytree(repository / "objects", git / "objects", dirs_exist_ok=True, copy_function=_copy)
     with suppress(FileNotFoundError):
         shutil.copyfile(repository / "shallow", git / "shallow")
-    ref = git / "refs" / "heads" / branch
+    _write_ref(git / "refs" / "heads" / branch, commit)
+    if origin is not None:
+        _write_ref(git / "refs" / "remotes" / "origin" / branch, commit)
+        with (git / "config").open("a") as config:
+            config.write(
+                f'[remote "origin"]\n\turl = "{origin}"\n\tfetch = "+refs/heads/*:refs/remotes/origin/*"\n'
+                f'[branch "{branch}"]\n\tremote = origin\n\tmerge = "refs/heads/{branch}"\n'
+            )
+
+
+def _write_ref(ref: Path, commit: str) -> None:
     ref.parent.mkdir(parents=True, exist_ok=True)
     ref.write_text(commit + "\n")
+
+
+def cut_history(source: Path, target: Path, commits: frozenset[bytes]) -> None:
+    """Say in ``target``, which has these ``commits``, where the history of ``source`` is cut."""
+    with suppress(FileNotFoundError):
+        cut = commits.intersection((source / "shallow").read_bytes().split())
+        (target / "shallow").write_bytes(b"".join(id + b"\n" for id in sorted(cut)))
 
 
 def _copy(source: str, target: str) -> str:

@@ -1,13 +1,12 @@
 """The adapter over dulwich: for hosts without git. The same results, several times slower.
 
 It uses the library's object store, refs and index, never its porcelain, and reads no configuration.
-Only SHA-1 repositories; blobs are read whole, one at a time.
+Only SHA-1 repositories on this host; blobs are read whole, one at a time.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from dulwich.pack import generate_unpacked_objects
 from dulwich.refs import DiskRefsContainer, Ref
 from trio.from_thread import check_cancelled
 
-from runner.errors import BadSource, CheckoutDiffers, GitFailed, HostileTree
+from runner.errors import BadSource, CheckoutDiffers, GitFailed, HostileTree, UrlUnsupported
 from runner.git import disk, source
 from runner.git.common import Common, Seen, in_thread, refuse
 from runner.git.patches import write_change
@@ -35,11 +34,10 @@ from runner.git.tree import (
     check_commit_id,
     check_names,
     commit_object,
-    hasher,
     parents,
 )
 from runner.ids import is_commit_id
-from runner.ports.git import Entry, Snapshot, Snapshotting
+from runner.ports.git import Entry, Snapshot, Snapshotting, Tip
 
 _TREE = 0o040000
 _COMMIT_TYPE = 1
@@ -57,6 +55,9 @@ class Dulwich(Common):
     async def leaves(self, git: Path, commit: str) -> list[Entry]:
         return await in_thread(_leaves, git, commit)
 
+    async def leaf(self, git: Path, commit: str, path: bytes) -> Entry | None:
+        return await in_thread(_leaf, git, commit, path)
+
     async def blobs(self, repository: Path, ids: Sequence[str]) -> list[bytes]:
         return await in_thread(_blobs, repository, ids)
 
@@ -68,11 +69,19 @@ class Dulwich(Common):
         await in_thread(_transfer, place.common, commit, into, depth)
         check_names(await in_thread(_leaves, into, commit, strict=True))
 
-    async def check_out(self, repository: Path, commit: str, *, into: Path, branch: str) -> None:
+    async def look_up(self, url: str, *, branch: str | None, commit: str | None) -> Tip:
+        raise _needs_git(url)
+
+    async def fetch_url(self, url: str, commit: str, *, into: Path | None, depth: int | None) -> None:
+        raise _needs_git(url)
+
+    async def check_out(
+        self, repository: Path, commit: str, *, into: Path, branch: str, origin: str | None = None
+    ) -> None:
         check_branch(branch)
         leaves = await self.all_leaves(repository, commit)
         await in_thread(disk.check_empty, into)
-        await in_thread(disk.make_own, into / ".git", repository, commit, branch=branch)
+        await in_thread(disk.make_own, into / ".git", repository, commit, branch=branch, origin=origin)
         await in_thread(_write, repository, leaves, into, index=into / ".git" / "index")
         head = await self.find_commit(into / ".git", "HEAD")
         if head != commit:
@@ -95,6 +104,10 @@ class Dulwich(Common):
         await in_thread(_write, repository, leaves, into, index=None)
         refuse(into, commit, await self.compare(repository, commit, into))
         return leaves
+
+
+def _needs_git(url: str) -> UrlUnsupported:
+    return UrlUnsupported(f"`{url}` can not be cloned without git", hint="install git")
 
 
 @contextmanager
@@ -156,6 +169,22 @@ def _leaves(git: Path, commit: str, *, strict: bool = False) -> list[Entry]:
                 size = 0 if mode == GITLINK else len(store.get_raw(id)[1])
                 found.append(Entry(path, _canonical(mode), id.decode(), size))
     return found
+
+
+def _leaf(git: Path, commit: str, path: bytes) -> Entry | None:
+    with _objects(git) as store:
+        head = store[_id(commit)]
+        assert isinstance(head, Commit)
+        mode, id = _TREE, head.tree
+        for name in path.split(b"/"):
+            tree = store[id] if mode & 0o170000 == _TREE else None
+            if not isinstance(tree, Tree) or name not in tree:
+                return None
+            mode, id = tree[name]
+        if mode & 0o170000 == _TREE:
+            return Entry(path, _TREE, id.decode(), 0)
+        size = 0 if mode == GITLINK else len(store.get_raw(id)[1])
+        return Entry(path, _canonical(mode), id.decode(), size)
 
 
 def _check_tree(tree: Tree) -> None:
@@ -239,7 +268,7 @@ def _store(repository: Path, tree: Path, seen: Seen) -> str:
                 check_cancelled()
                 id = disk.identify(directories, each, like="0" * 40)
                 if _id(id) not in store:
-                    id = _store_blob(repository / "objects", directories, each)
+                    id = disk.store(repository / "objects", directories, each, like="0" * 40)
                 leaves.append((each.path, each.mode, id))
         trees = {folder: Tree() for folder in (b"", *parents(path for path, _, _ in leaves))}
         for path, mode, id in leaves:
@@ -251,29 +280,6 @@ def _store(repository: Path, tree: Path, seen: Seen) -> str:
                 folder, _, name = path.rpartition(b"/")
                 trees[folder].add(name, _TREE, trees[path].id)
         return trees[b""].id.decode()
-
-
-def _store_blob(objects: Path, directories: disk.Directories, found: disk.Found) -> str:
-    """Stream a file into a loose object, and name it by what was read."""
-    size = found.stat.st_size
-    digest = hasher(size, like="0" * 40)
-    deflate = zlib.compressobj(1)
-    read = 0
-    with tempfile.NamedTemporaryFile(dir=objects, prefix="tmp_obj_", delete=False) as file:
-        file.write(deflate.compress(b"blob %d\0" % size))
-        for chunk in disk.read(directories, found.path):
-            check_cancelled()
-            digest.update(chunk)
-            file.write(deflate.compress(chunk))
-            read += len(chunk)
-        file.write(deflate.flush())
-    if read != size:
-        raise GitFailed(f"`{os.fsdecode(found.path)}` changed while it was read")
-    id = digest.hexdigest()
-    target = objects / id[:2] / id[2:]
-    target.parent.mkdir(exist_ok=True)
-    Path(file.name).replace(target)
-    return id
 
 
 def _store_commit(repository: Path, body: bytes) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dulwich.index import IndexEntry, UnsupportedIndexFormat, read_index_dict
-from dulwich.object_format import SHA1, SHA256, ObjectFormat
+from dulwich.object_format import SHA1, SHA256
 
 from runner.errors import BadSource
 from runner.git import disk
@@ -101,7 +101,7 @@ def uncommitted(place: Place, head: Sequence[Entry]) -> list[bytes]:
     """The paths whose files differ from HEAD's leaves: changed, deleted, or untracked and not ignored."""
     if place.bare:
         return []
-    index = _index(place, SHA256 if head and len(head[0].id) == 64 else SHA1)
+    index = read_index(place.git / "index", like=head[0].id if head else "0" * 40)
     committed = {leaf.path: leaf for leaf in head}
     known = index.entries
     submodules = {leaf.path for leaf in head if leaf.mode == GITLINK}
@@ -120,8 +120,8 @@ def uncommitted(place: Place, head: Sequence[Entry]) -> list[bytes]:
 
 
 @dataclass(frozen=True)
-class _Index:
-    """A user's index; ``written`` is its own time, in nanoseconds."""
+class SeenIndex:
+    """What git saw of a work tree; ``written`` is the index's own time, in nanoseconds."""
 
     entries: Mapping[bytes, IndexEntry]
     written: int
@@ -131,26 +131,33 @@ class _Index:
 
         As in git, a file changed no earlier than the index was written proves nothing.
         """
+        return self.vouched(found) == leaf.id
+
+    def vouched(self, found: disk.Found) -> str | None:
+        """The id of a file's content, if git saw it and the file has not been touched since."""
         known = self.entries.get(found.path)
-        if known is None or known.sha.decode() != leaf.id:
-            return False
+        if known is None:
+            return None
         now = found.stat
-        return (
+        untouched = (
             now.st_mtime_ns < self.written
             and (known.mtime, known.ctime) == (divmod(now.st_mtime_ns, 10**9), divmod(now.st_ctime_ns, 10**9))
             and (known.size, known.ino) == (now.st_size & 0xFFFFFFFF, now.st_ino & 0xFFFFFFFF)
         )
+        return known.sha.decode() if untouched else None
 
 
-def _index(place: Place, ids: ObjectFormat) -> _Index:
+def read_index(path: Path, *, like: str) -> SeenIndex:
+    """An index with ids ``like`` this one; empty when there is none. Raises ``BadSource``."""
+    ids = SHA256 if len(like) == 64 else SHA1
     try:
-        with (place.git / "index").open("rb") as file:
+        with path.open("rb") as file:
             entries, written = read_index_dict(file, object_format=ids), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
-        return _Index({}, 0)
+        return SeenIndex({}, 0)
     except (AssertionError, ValueError, UnsupportedIndexFormat, struct.error) as error:
-        raise BadSource(f"the index of `{place.top}` cannot be read: {error}") from error
-    return _Index({path: e for path, e in entries.items() if isinstance(e, IndexEntry)}, written)
+        raise BadSource(f"the index `{path}` cannot be read: {error}") from error
+    return SeenIndex({path: e for path, e in entries.items() if isinstance(e, IndexEntry)}, written)
 
 
 def _ignore_file(directories: disk.Directories, folder: bytes) -> bytes | None:
@@ -169,7 +176,7 @@ def _exclude_file(place: Place) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def _differs(directories: disk.Directories, found: disk.Found, index: _Index, leaf: Entry | None) -> bool:
+def _differs(directories: disk.Directories, found: disk.Found, index: SeenIndex, leaf: Entry | None) -> bool:
     if leaf is None or leaf.mode != found.mode:
         return True
     return not index.vouches(found, leaf) and disk.identify(directories, found, like=leaf.id) != leaf.id

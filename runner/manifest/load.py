@@ -338,11 +338,17 @@ def load_value(model: type[Model], name: str, raw: bytes) -> tuple[Model | None,
 
     Raises ``BadEncoding`` and ``OverBudget``.
     """
+    value, _, found = load_tree(model, name, raw)
+    return value, found
+
+
+def load_tree(model: type[Model], name: str, raw: bytes) -> tuple[Model | None, Tree | None, list[RunnerError]]:
+    """As ``load_value``, with where each value is written."""
     trees, found = text.parse(name, raw)
     if found or len(trees) != 1 or not isinstance(trees[0].data, dict):
-        return None, found or [BadValue(f"`{shown(name)}` does not hold one mapping")]
+        return None, None, found or [BadValue(f"`{shown(name)}` does not hold one mapping")]
     value, found = _validated(model, trees[0].data, trees[0], ())
-    return cast("Model | None", value), found
+    return cast("Model | None", value), trees[0], found
 
 
 # pydantic's error type: what was expected, and a hint

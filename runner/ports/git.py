@@ -38,6 +38,14 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Tip:
+    """What a name means on a server: a commit, and the branch that a checkout of it is on."""
+
+    commit: str
+    branch: str
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """A commit built from a tree on disk. ``ignored`` counts entries left out by the base's ignore rules."""
 
@@ -94,6 +102,12 @@ class Git(Protocol):
         sees it) and ``UnknownCommit`` for what is not there.
         """
 
+    async def read_file(self, path: Path, commit: str, name: str, *, limit: int) -> bytes | None:
+        """A regular file of a commit of the repository at ``path``; ``None`` when the commit has no such path.
+
+        Raises ``HostileTree`` for a link, a directory, and a file of more than ``limit`` bytes.
+        """
+
     async def fetch(self, path: Path, commit: str, *, into: Path, depth: int | None) -> None:
         """Make the bare private repository ``into`` with ``commit`` and its history to ``depth``.
 
@@ -102,11 +116,30 @@ class Git(Protocol):
         normalisation is ignored).
         """
 
-    async def check_out(self, repository: Path, commit: str, *, into: Path, branch: str) -> None:
+    async def look_up(self, url: str, *, branch: str | None, commit: str | None) -> Tip:
+        """Ask a server what to check out; with neither, its default branch. A commit given is taken at its word.
+
+        Raises ``BadUrl`` and ``BadRef`` before anything is asked; ``UrlUnsupported`` where a program is missing;
+        ``UnknownCommit`` for a branch that is not there; ``NoRepository``, ``RemoteDenied`` (it wants credentials,
+        or is not the known host), ``RemoteRedirects``; ``RemoteUnreachable`` after several tries;
+        ``RemoteOverLimit`` for a server that is too slow or says too much.
+        """
+
+    async def fetch_url(self, url: str, commit: str, *, into: Path | None, depth: int | None) -> None:
+        """Make the bare private repository ``into`` with exactly ``commit`` and its history to ``depth``.
+
+        Objects are checked, and kept here for the next time; with ``None`` they are only kept. A commit that was kept
+        is not asked for again. Safe against any number of callers at once. Raises what ``look_up`` raises, of which
+        ``UnknownCommit`` means that the server does not give this commit, and ``HostileTree`` as ``fetch`` does.
+        """
+
+    async def check_out(
+        self, repository: Path, commit: str, *, into: Path, branch: str, origin: str | None = None
+    ) -> None:
         """Fill the empty directory ``into`` with ``commit`` and give it a ``.git`` of its own.
 
-        That ``.git`` has ``branch`` checked out at ``commit``, the same history and no remote, and shares
-        no file with ours.
+        That ``.git`` has ``branch`` checked out at ``commit``, the same history, and shares no file with ours. With a
+        URL as ``origin`` it has that remote, whose branch of this name is followed; else no remote.
         Afterwards HEAD is compared with ``commit``; raises ``CheckoutDiffers``.
         """
 

@@ -192,6 +192,13 @@ class Provider(Protocol):
     async def list_owned(self, nonce: str) -> list[Handle]:
         """Every workspace of this store on this provider, dead or alive. Foreign nonces are not seen."""
 
+    async def evict(self, handle: Handle) -> None:
+        """End all that runs in the workspace, for one whose runner has died; its files stay. Idempotent.
+
+        Also what was started from elsewhere on this host, such as another control group. Raises ``Escaped`` and
+        ``CleanUpIncomplete``.
+        """
+
     async def destroy(self, handle: Handle) -> None:
         """Remove the workspace and all that runs in it. Idempotent; also for one that was half made.
 

@@ -153,6 +153,15 @@ def find_group(workspace: str) -> Group:
     return Group({c: directory for c, directory in named.items() if directory.is_dir()})
 
 
+def find_left(workspace: str) -> Group:
+    """Those groups wherever on this host they are: whoever cleans up may itself be in another group."""
+    name = f"runner-{workspace}"
+    mounts = (line.split(" ") for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    points = [words[4] for words in mounts if words[words.index("-") + 1] in ("cgroup", "cgroup2")]
+    found = [Path(top, name) for point in points for top, inner, _ in os.walk(point) if name in inner]
+    return Group({str(directory): directory for directory in found})
+
+
 @asynccontextmanager
 async def open_group(workspace: str, limits: Limits) -> AsyncIterator[Group]:
     """The control groups for ``limits``, gone with the block. Raises ``ProviderFailed`` where they cannot be had."""

@@ -181,14 +181,18 @@ def can_stage() -> bool:
 def _stage(_thread: int) -> Path:
     _check(_libc.unshare(_CLONE_NEWNS), "unshare")
     _mount(None, Path("/"), None, _MS_REC | _MS_SLAVE)
-    place = _claim(Path("/run" if os.access("/run", os.W_OK) else "/tmp"))
+    place = _claim(_parent())
     _mount("tmpfs", place, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0711")
     atexit.register(_leave, place, os.getpid())
     return place
 
 
-def _claim(parent: Path) -> Path:
-    """A fresh directory, locked as long as this process lives; those that a killed one left are removed."""
+def sweep() -> None:
+    """Remove the directories of stages whose processes have died; the mounts went with them."""
+    _sweep(_parent())
+
+
+def _sweep(parent: Path) -> None:
     for other in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # held, or removed by another
             held = os.open(other, os.O_RDONLY | os.O_DIRECTORY)
@@ -197,6 +201,15 @@ def _claim(parent: Path) -> Path:
                 other.rmdir()
             finally:
                 os.close(held)
+
+
+def _parent() -> Path:
+    return Path("/run" if os.access("/run", os.W_OK) else "/tmp")
+
+
+def _claim(parent: Path) -> Path:
+    """A fresh directory, locked as long as this process lives; those that a killed one left are removed."""
+    _sweep(parent)
     while True:
         place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY)

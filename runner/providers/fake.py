@@ -92,6 +92,9 @@ class Fake:
         await self._reach("list_owned")
         return self._directories.owned(nonce)
 
+    async def evict(self, handle: Handle) -> None:
+        await self._reach("evict")
+
     async def destroy(self, handle: Handle) -> None:
         await self._reach("destroy")
         self._directories.destroy(handle)

@@ -146,11 +146,18 @@ class Local:
     async def list_owned(self, nonce: str) -> list[Handle]:
         return await trio.to_thread.run_sync(self._directories.owned, nonce)
 
+    async def evict(self, handle: Handle) -> None:
+        self._directories.check(handle)
+        await self._end(handle, _cgroup.find_left(handle.id))
+
     async def destroy(self, handle: Handle) -> None:
         self._directories.check(handle)
-        await _cgroup.find_group(handle.id).remove()
-        await spawn.kill_all(lambda pid: self._runs_in(pid, handle), what=f"workspace `{handle.id}`")
+        await self._end(handle, _cgroup.find_group(handle.id))
         await trio.to_thread.run_sync(self._directories.destroy, handle)
+
+    async def _end(self, handle: Handle, group: _cgroup.Group) -> None:
+        await group.remove()
+        await spawn.kill_all(lambda pid: self._runs_in(pid, handle), what=f"workspace `{handle.id}`")
 
     def _runs_in(self, pid: int, handle: Handle) -> bool:
         if self._own_users:

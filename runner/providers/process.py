@@ -137,6 +137,11 @@ class OnHost:
     async def list_owned(self, nonce: str) -> list[Handle]:
         return await trio.to_thread.run_sync(self._directories.owned, nonce)
 
+    async def evict(self, handle: Handle) -> None:
+        self._directories.check(handle)
+        await _cgroup.find_left(handle.id).remove()
+        await self._kill_left(handle)
+
     async def destroy(self, handle: Handle) -> None:
         self._directories.check(handle)
         await _cgroup.find_group(handle.id).remove()

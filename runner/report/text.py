@@ -30,6 +30,8 @@ def _lines(record: RunRecord, directory: Path, brief: bool) -> Iterator[str]:
     yield f"  isolation  {isolation_line(record)}"
     if record.outcome is not None and record.outcome.message:
         yield f"  because    {record.outcome.message}"
+    if record.status is Status.LOST:
+        yield f"  because    its runner has died; `runner recover {record.id}` saves its work and cleans up"
     for _, message in record.warnings:
         yield f"  warning    {message}"
     for name, step in record.steps.items():

@@ -17,6 +17,7 @@ MARKS = {
     Status.SKIPPED: "-",
     Status.CANCELLED: "!",
     Status.UNKNOWN: "?",
+    Status.LOST: "?",
 }
 
 _RUNGS = {Rung.TERM: "TERM", Rung.KILL: "KILL", Rung.SANDBOX: "sandbox killed"}

@@ -1,17 +1,32 @@
-"""Which code a run starts from."""
+"""Which code a run starts from, and which URLs may name it."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from runner.errors import BadUrl, shown
 from runner.model import Checkout
+
+URL_DEPTH = 1  # commits of history from a URL, unless a manifest says how many
+
+_USER = r"[A-Za-z0-9_][\w.-]*"
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
+_PATH = r"(?!-)[\w~+@=,.-]+(?:/[\w~+@=,.-]+)*/?"
+_PORT = r"(?::[0-9]{1,5})?"
+_URL = re.compile(
+    rf"https://{_HOST}{_PORT}/{_PATH}|ssh://(?:{_USER}@)?{_HOST}{_PORT}/{_PATH}|(?:{_USER}@)?{_HOST}:/?{_PATH}",
+    re.ASCII,
+)
+_SECRET = re.compile(r"https?://[^/]*@|ssh://[^/@]*:[^/]*@")
+_URL_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
 class RepoSource:
-    """The agent type's side. ``path`` is absolute; ``depth`` ``None`` means the whole history."""
+    """The agent type's side. ``path`` is absolute; ``depth`` ``None`` means all of a path, ``URL_DEPTH`` of a URL."""
 
     type: Literal["task_context", "fixed", "local", "none"]
     url: str | None = None
@@ -43,7 +58,7 @@ def resolve_checkout(source: RepoSource, task: TaskContext) -> Checkout | None:
         case "none":
             return None
         case "fixed":
-            return Checkout(url=source.url, branch=source.branch, depth=source.depth)
+            return Checkout(url=source.url, branch=source.branch, depth=source.depth or URL_DEPTH)
         case "local":
             return Checkout(
                 path=source.path, branch=source.branch, depth=source.depth, include_dirty=source.include_dirty
@@ -55,5 +70,27 @@ def resolve_checkout(source: RepoSource, task: TaskContext) -> Checkout | None:
                 url=task.repository_url,
                 branch=task.branch or source.branch,
                 commit=task.commit,
-                depth=source.depth,
+                depth=source.depth or URL_DEPTH,
             )
+
+
+def judge_url(url: str) -> BadUrl | None:
+    """Why git is not given a URL, if it is not: an allow-list of https and ssh, names without escapes.
+
+    Nothing of a URL that holds a password is repeated.
+    """
+    if _SECRET.match(url):
+        hint = "use an ssh URL and your own keys, or https and RUNNER_GIT_CREDENTIALS=netrc"
+        return BadUrl("a URL holds no user name or password, since everyone sees it", hint=hint)
+    parts = url.split("://")[-1].replace(":", "/").split("/")
+    if len(url) > _URL_CHARACTERS or ".." in parts or "." in parts or not _URL.fullmatch(url):
+        return BadUrl(
+            f"`{shown(url)}` is not a URL that is cloned",
+            hint="https://HOST/PATH, ssh://USER@HOST/PATH or USER@HOST:PATH; a directory is `type: local` and `path`",
+        )
+    return None
+
+
+def uses_keys(url: str, credentials: str) -> bool:
+    """Whether what identifies the user of this host is shown to the server."""
+    return not url.startswith("https://") or credentials != "none"

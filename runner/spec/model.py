@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,12 +38,21 @@ class CommitFact:
 
 
 @dataclass(frozen=True)
+class PolicyFile:
+    """A repository's own policy, as the commit that a run starts from has it."""
+
+    commit: str
+    content: bytes
+
+
+@dataclass(frozen=True)
 class Facts:
     """What was true on this host when the plan was made. Keys of ``files`` are names shown to people.
 
     ``missing`` maps a wanted thing to why it could not be had, so that resolving reports it at its place;
     with any of it there is no plan.
-    ``open`` Facts have no probes and no commits: nobody looked.
+    ``policies`` has the runs whose repository has a policy of its own.
+    ``open`` Facts have no probes, no commits and no policies: nobody looked.
     """
 
     probes: Mapping[str, Probe]
@@ -51,6 +61,7 @@ class Facts:
     incidents: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     missing: Mapping[str, RunnerError] = field(default_factory=dict)
     open: bool = False
+    policies: Mapping[str, PolicyFile] = field(default_factory=dict)
 
     def pinned(self) -> dict[str, object]:
         """What the digest covers: everything but host paths."""
@@ -62,6 +73,7 @@ class Facts:
                 for group, files in self.files.items()
             },
             "open": self.open,
+            "policies": {run: sha256(file.content).hexdigest() for run, file in self.policies.items()},
         }
 
 

@@ -11,13 +11,13 @@ from pydantic import BaseModel
 
 from runner.errors import (
     BadRef,
+    BadUrl,
     BadValue,
-    DefaultsDropped,
     PathEscape,
+    Place,
     ProviderForbidden,
     RunnerError,
     Untrusted,
-    UrlUnsupported,
     WorkspaceDisabled,
     shown,
 )
@@ -33,19 +33,21 @@ from runner.policy.protected import check_protected, unite
 from runner.policy.toolchains import check_toolchain
 from runner.settings import Settings
 from runner.spec import template
-from runner.spec.checkout import RepoSource, TaskContext, resolve_checkout
+from runner.spec.checkout import RepoSource, TaskContext, judge_url, resolve_checkout, uses_keys
 from runner.spec.model import (
     Command,
     CommandCheck,
     CommitFact,
     Demand,
     Facts,
+    PolicyFile,
     PolicySpec,
     ReportCheck,
     RunSpec,
     ScriptSpec,
     VerifySpec,
 )
+from runner.spec.repository import OwnPolicy, dropped, read_own, with_own
 from runner.spec.select import Selected, project_root
 
 Outputs = Mapping[str, tuple[tuple[str, ...], bool]]
@@ -64,14 +66,18 @@ class Wanted:
     script_name: str
     incident: Path | None
     toolchains: tuple[str, ...]
+    uses_keys: bool  # the repository is reached with the ssh keys or the netrc of this host's user
 
 
 def wanted(selected: Selected, settings: Settings) -> tuple[Wanted, list[RunnerError]]:
     """What must be looked up before this run can be resolved."""
     findings: list[RunnerError] = []
     checkout = _checkout(selected)
-    if checkout is not None and checkout.url is not None:
-        findings.append(_url_unsupported(selected, checkout.url))
+    if checkout is not None and checkout.url is not None and (fault := judge_url(checkout.url)):
+        at = _source_place(selected)
+        if "@" in checkout.url:
+            at = replace(at, text="")  # the line may hold a password
+        findings.append(BadUrl(fault.message, at=at, hint=fault.hint))
     agent = selected.agent
     script = None
     if agent.script is not None and agent.script.path is not None:
@@ -88,23 +94,19 @@ def wanted(selected: Selected, settings: Settings) -> tuple[Wanted, list[RunnerE
             agent.script.path if agent.script is not None and agent.script.path is not None else "",
             incident,
             tuple(agent.workspace.toolchains),
+            checkout is not None and checkout.url is not None and uses_keys(checkout.url, settings.git_credentials),
         ),
         findings,
     )
 
 
-def _url_unsupported(selected: Selected, url: str) -> UrlUnsupported:
-    written = selected.agent_type.wrote("workspace", "repo_source", "url")
-    at = (
-        selected.agent_type.place("workspace", "repo_source", "url")
-        if written
-        else selected.run.place("task", "repository_url")
-    )
-    return UrlUnsupported(
-        f"`{url}` can not be cloned: this version takes local repositories only",
-        at=at,
-        hint="clone it yourself and write repo_source: {type: local, path: DIRECTORY}",
-    )
+def _source_place(selected: Selected) -> Place:
+    """The manifest line that says what is cloned."""
+    source = selected.agent.workspace.repo_source
+    if source.type == "task_context" and selected.spec.task is not None:
+        return selected.run.place("task", "repository_url")
+    keys = ("workspace", "repo_source", "url") if source.type == "fixed" else ("workspace", "repo_source")
+    return selected.agent_type.place(*keys)
 
 
 def _inside(
@@ -138,6 +140,8 @@ def untrusted_faults(selected: Selected, want: Wanted) -> list[RunnerError]:
 
     if want.toolchains:
         refuse("mount directories of the host", "toolchains")
+    if want.uses_keys:
+        refuse("reach a repository with your keys", "repo_source")
     source = want.checkout.path if want.checkout is not None else None
     if source is not None and not source.is_relative_to(project_root(selected, types)):
         refuse(f"take its code from `{source}`", "repo_source")
@@ -168,7 +172,8 @@ def resolve(
     findings += _missing(selected, facts)
     findings += [finding for document in selected.documents for finding in complaints(document)]
     checkout, branch = _pinned(needs.checkout, facts.commits.get(name))
-    policies = tuple(_policy(selected, document) for document in selected.policies)
+    policies, own, faults = policies_of(selected.policies, facts.policies.get(name), untrusted=untrusted)
+    findings += faults
     findings += _ceilings(selected, needs.providers, policies)
     demands = _demands(selected, settings)
     task = TaskContext(**dict(run.task)) if run.task else TaskContext()
@@ -209,7 +214,7 @@ def resolve(
         timeouts=dict(agent.timeouts),
         deadline_seconds=run.timeout,
         stop_budget_seconds=agent.stop_budget,
-        origins=_origins(selected) | {demand.feature.value: demand.origin for demand in demands},
+        origins=_origins(selected, own) | {demand.feature.value: demand.origin for demand in demands},
         needs=selected.needs,
         group=selected.group,
         max_parallel=run.matrix.max_parallel if run.matrix else None,
@@ -296,16 +301,14 @@ def _missing(selected: Selected, facts: Facts) -> list[RunnerError]:
     agent, run = selected.agent_type, selected.run
     places: dict[str, tuple[Document, tuple[str | int, ...]]] = {
         f"{name}/providers": (agent, ("workspace", "providers")),
-        f"{name}/checkout": (agent, ("workspace", "repo_source")),
         f"{name}/script": (agent, ("script",)),
         f"{name}/incident": (run, selected.incident_keys),
         f"{name}/toolchain": (agent, ("workspace", "toolchains")),
     }
-    return [
-        type(error)(error.message, at=document.place(*keys), hint=error.hint)
-        for key, (document, keys) in places.items()
-        if (error := facts.missing.get(key))
-    ]
+    found = {key: document.place(*keys) for key, (document, keys) in places.items() if key in facts.missing}
+    if f"{name}/checkout" in facts.missing:
+        found[f"{name}/checkout"] = _source_place(selected)
+    return [type(error := facts.missing[key])(error.message, at=at, hint=error.hint) for key, at in found.items()]
 
 
 def complaints(document: Document) -> list[RunnerError]:
@@ -352,8 +355,23 @@ def _templated(spec: BaseModel) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("snapshot", "branch"), (spec.snapshot and spec.snapshot.branch) or ""
 
 
-def _policy(selected: Selected, document: Document) -> PolicySpec:
-    spec = selected.policy(document)
+def policies_of(
+    documents: Sequence[Document], file: PolicyFile | None, *, untrusted: bool
+) -> tuple[tuple[PolicySpec, ...], OwnPolicy | None, list[RunnerError]]:
+    """What holds when these policies do, with the repository's own if there is one, which is returned as well."""
+    policies = tuple(_policy(document) for document in documents)
+    if file is None:
+        return policies, None, []
+    own, found = read_own(file)
+    if own is None:
+        return policies, None, found
+    policies, more = with_own(policies, own, untrusted=untrusted)
+    return policies, own, found + more
+
+
+def _policy(document: Document) -> PolicySpec:
+    spec = document.spec
+    assert isinstance(spec, PolicyKindSpec)
     return PolicySpec(
         document.name,
         document.origin(),
@@ -389,12 +407,7 @@ def dropped_defaults(selected: Selected, defaults: Mapping[str, Document]) -> li
     for document in selected.policies:
         gone = [p for p in built_in if p not in selected.policy(document).forbidden_patterns]
         if gone and document.wrote("forbidden_patterns"):
-            more = (
-                f" and {len(gone) - 1} more default{'s' * (len(gone) > 2)} are" if len(gone) > 1 else ", a default, is"
-            )
-            findings.append(
-                DefaultsDropped(f"`{gone[0]}`{more} not in this list", at=document.place("forbidden_patterns"))
-            )
+            findings.append(dropped(gone, at=document.place("forbidden_patterns")))
     return findings
 
 
@@ -486,7 +499,7 @@ def _verify(run: IncidentRunSpec) -> VerifySpec | None:
     )
 
 
-def _origins(selected: Selected) -> dict[str, str]:
+def _origins(selected: Selected, own: OwnPolicy | None) -> dict[str, str]:
     run, types = selected.run, selected.agent_type
     origins = {
         "provision": types.origin("workspace", "providers"),
@@ -502,4 +515,6 @@ def _origins(selected: Selected) -> dict[str, str]:
         **{f"timeouts.{step}": types.origin("timeouts", step) for step in type(selected.agent.timeouts).model_fields},
     }
     origins["scan"] = selected.policies[-1].origin("forbidden_patterns")
+    if own is not None and own.written.forbiddenPatterns is not None:
+        origins["scan"] = own.line("forbiddenPatterns")
     return origins

@@ -1,8 +1,6 @@
-"""What is on disk below a root that an agent could write: the scan of a whole tree, and reads of single files.
+"""What is on disk below a root that an agent could write: the scan of a whole tree.
 
-Everything is reached from a descriptor of the root with ``openat2``, so no link is followed, no mount
-point crossed and nothing outside opened, whatever is renamed meanwhile; where the kernel or a seccomp
-filter refuses it, name by name with ``O_NOFOLLOW``. All calls block: use a thread.
+Everything is reached as ``runner.beneath`` says, and no file is opened. All calls block: use a thread.
 """
 
 from __future__ import annotations
@@ -10,25 +8,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from runner import beneath
 from runner.model import Violation
 from runner.policy.paths import PathPolicy, State, fold, matcher, oversized, printable
-
-if TYPE_CHECKING:
-    import ctypes
-
-_OPENAT2 = 437  # the same on every architecture
-_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 1, 2, 4, 8
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
-_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _CHUNK = 1_000  # entries of one directory held at a time, so that a wide one costs no memory
 _SETID = stat.S_ISUID | stat.S_ISGID
@@ -37,7 +25,6 @@ _GIT = ".git"
 _UNOPENED = {errno.EXDEV: "mount", errno.ENAMETOOLONG: "scan-limit"}  # any other error: unreadable
 
 RawPath = bytes
-Opener = Callable[[int, str, int], int]
 
 
 @dataclass(frozen=True)
@@ -73,7 +60,7 @@ def scan(
     limits or ``should_stop`` (asked every 1,000 entries) ended the walk. No file is opened. Raises
     ``OSError`` when ``root`` cannot be opened, and whatever ``should_stop`` raises.
     """
-    with _opened(root) as top:
+    with beneath.opened(root) as top:
         walk = _Walk(top, policy, limit_entries, limit_violations, should_stop)
         walk.run(frozenset(skip_top))
     return ScanResult(
@@ -84,34 +71,6 @@ def scan(
         truncated=walk.truncated,
         offending=frozenset(walk.offending),
     )
-
-
-def open_beneath(root: Path, relative: str) -> int:
-    """A descriptor of the file ``relative`` to ``root``, read-only, non-blocking, reached through no link.
-
-    Raises ``OSError`` as ``open`` does; ``ELOOP`` or ``ENOTDIR`` for a link on the way, ``EXDEV`` for a
-    path that is absolute or holds ``..``.
-    """
-    if relative.startswith("/") or ".." in relative.split("/"):
-        raise OSError(errno.EXDEV, "the path leaves its root", relative)
-    with _opened(root) as top:
-        return _opener()(top, relative, _READ)
-
-
-def read_beneath(root: Path, relative: str, limit: int) -> bytes:
-    """The regular file ``relative`` to ``root``. Raises as ``open_beneath``; ``EFBIG`` above ``limit`` bytes."""
-    descriptor = open_beneath(root, relative)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", relative)
-        text = bytearray()
-        while len(text) <= limit and (chunk := os.read(descriptor, min(1 << 20, limit + 1 - len(text)))):
-            text += chunk
-    finally:
-        os.close(descriptor)
-    if len(text) > limit:
-        raise OSError(errno.EFBIG, f"longer than {limit} bytes", relative)
-    return bytes(text)
 
 
 class _Stopped(Exception):
@@ -149,7 +108,7 @@ class _Walk:
         self._entries = 0
         self._top = top
         self._device = os.fstat(top).st_dev
-        self._open = _opener()
+        self._open = beneath.opener()
         self._max_file_size = policy.max_file_size
         self._forbidden = matcher(policy.forbidden)
         self._limit_entries, self._limit_violations = limit_entries, limit_violations
@@ -177,7 +136,7 @@ class _Walk:
 
     @contextmanager
     def _listing(self, path: str) -> Iterator[tuple[int, Iterator[os.DirEntry[str]]]]:
-        descriptor = self._open(self._top, path or ".", _LIST)
+        descriptor = self._open(self._top, path or ".", beneath.DIRECTORY)
         try:
             if os.fstat(descriptor).st_dev != self._device:
                 raise OSError(errno.EXDEV, path)
@@ -262,55 +221,3 @@ def _leaves(depth: int, target: str) -> bool:
     names = [name for name in target.split("/") if name not in ("", ".")]
     climbed = next((at for at, name in enumerate(names) if name != ".."), len(names))
     return target.startswith("/") or climbed > depth or ".." in names[climbed:]
-
-
-@contextmanager
-def _opened(root: Path) -> Iterator[int]:
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@cache
-def _opener() -> Opener:
-    """How this kernel opens a relative path below a descriptor without following a link."""
-    with _opened(Path("/")) as top:
-        try:
-            os.close(open_in_kernel(top, ".", _LIST))
-        except OSError:  # ENOSYS before Linux 5.6, EPERM under older seccomp profiles
-            return open_by_name
-    return open_in_kernel
-
-
-def open_in_kernel(top: int, relative: str, flags: int) -> int:
-    """``openat2``, which refuses links, mount points and leaving in one step."""
-    import ctypes  # 10 ms that only a run needs
-
-    how = struct.pack("QQQ", flags, 0, _NO_XDEV | _NO_MAGICLINKS | _NO_SYMLINKS | _BENEATH)
-    descriptor: int = _libc().syscall(_OPENAT2, top, os.fsencode(relative), how, ctypes.c_size_t(len(how)))
-    if descriptor < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), relative)
-    return descriptor
-
-
-def open_by_name(top: int, relative: str, flags: int) -> int:
-    """The same in steps; a mount of the same file system is not noticed."""
-    *above, last = relative.split("/")
-    holder = os.dup(top)
-    try:
-        for name in above:
-            below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=holder)
-            os.close(holder)
-            holder = below
-        return os.open(last, flags, dir_fd=holder)
-    finally:
-        os.close(holder)
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    import ctypes
-
-    return ctypes.CDLL(None, use_errno=True)

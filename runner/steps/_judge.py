@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import trio
 
 from runner import events as ev
-from runner.model import Violation
+from runner.model import Outcome, Reason, Violation, failed
 from runner.policy.paths import PathPolicy, compose, printable
 from runner.ports.git import Change, Snapshot, Snapshotting
 from runner.spec.model import PolicySpec
@@ -21,17 +21,35 @@ def policy_of(specs: Sequence[PolicySpec]) -> PathPolicy:
 
 async def scan_tree(run: Run, step: str, specs: Sequence[PolicySpec]) -> ScanResult:
     """Scan the tree on disk, remember what offends, and say so."""
+    result = await _scan(run, specs)
+    run.scan, run.offending = result, result.offending
+    if result.violations:
+        await run.emit(ev.ViolationsFound(step, result.violations))
+    return result
+
+
+async def scan_checkout(run: Run, step: str, specs: Sequence[PolicySpec]) -> tuple[Violation, ...]:
+    """As ``scan_tree``, before anything runs in the tree: that it is clean now says nothing of later."""
+    violations = (await scan_tree(run, step, specs)).violations
+    if not violations:
+        run.scan = None
+    return violations
+
+
+def broken(violations: Sequence[Violation], where: str = "") -> Outcome:
+    """How a step ends that found violations."""
+    text = f"{len(violations)} violation{'s' * (len(violations) != 1)}{where}: {violations[0]}"
+    return failed(Reason.POLICY, text, details=tuple(str(v) for v in violations))
+
+
+async def _scan(run: Run, specs: Sequence[PolicySpec]) -> ScanResult:
     _, handle = run.require()
 
     def stopping() -> bool:
         trio.from_thread.check_cancelled()
         return False
 
-    result = await trio.to_thread.run_sync(lambda: scan(handle.tree, policy_of(specs), should_stop=stopping))
-    run.scan, run.offending = result, result.offending
-    if result.violations:
-        await run.emit(ev.ViolationsFound(step, result.violations))
-    return result
+    return await trio.to_thread.run_sync(lambda: scan(handle.tree, policy_of(specs), should_stop=stopping))
 
 
 async def commit_tree(

@@ -42,10 +42,23 @@ def a_repository_without_the_branch(folder: Path) -> Path:
     return Path("fix.runner.yaml")
 
 
+def a_repository_that_allows_network(folder: Path) -> Path:
+    (folder / ".agentgate").mkdir()
+    (folder / ".agentgate" / "policy.yaml").write_text("# ours\nallowNetwork: true\n")
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "first")
+    spec = "agent: script\nscript: {files: []}\nworkspace: {enabled: true, repo_source: {type: local, path: .}}"
+    documents = [document("AgentType", "fixer", spec), document("IncidentRun", "fix", "agent_type: fixer")]
+    (folder / "fix.runner.yaml").write_text("---\n".join(documents))
+    return Path("fix.runner.yaml")
+
+
 SITUATIONS: dict[str, Callable[[Path], Path]] = {
     "git.unknown-commit": a_repository_without_the_branch,
     "manifest.path-escape": a_link_out,
     "manifest.unreadable": a_fifo,
+    "policy.network-ignored": a_repository_that_allows_network,
 }
 BY_HOST = {  # what only a look outside can show
     "git.source",
@@ -53,14 +66,21 @@ BY_HOST = {  # what only a look outside can show
     "plan.not-enforced",
     "plan.unenforceable",
     "policy.isolation",
+    "policy.network-ignored",
     "policy.untrusted",
 }
 ELSEWHERE = {
     "agent.": "what a sub-runner prints",
     "cli.": "what a command line says",
     "git.checkout-differs": "what git does",
+    "git.denied": "what a server says",
     "git.failed": "what git does",
     "git.hostile-tree": "what a repository holds",
+    "git.no-repository": "what a server says",
+    "git.over-limit": "what a server sends",
+    "git.redirect": "what a server says",
+    "git.unreachable": "what a network does",
+    "git.url-unsupported": "what a host lacks",
     "host.": "what a host forbids",
     "init.": "what is in the way of new files",
     "manifest.not-convertible": "an older version: tests/cases/convert/refused.txt",

@@ -307,19 +307,31 @@ def test_a_snapshot_for_what_is_no_branch_is_refused(project: Project, branch: s
         "--upload-pack=touch pwned",
         "ssh://-oProxyCommand=touch",
         "https://e.org/..%2f",
+        "http://e.org/x",
         '"https://e.org/\\nx"',
     ],
 )
-def test_a_repository_by_url_is_refused(project: Project, url: str) -> None:
+def test_a_url_outside_the_grammar_is_refused(project: Project, url: str) -> None:
     """Case 39."""
     quoted = url if url.startswith('"') else json.dumps(url)
     worker(workspace=f"repo_source: {{type: fixed, url: {quoted}}}")(project)
 
     said = refused(project, "apply", project.folder)
 
-    assert (said.code, said.errors) == (2, ["git.url-unsupported"])
+    assert (said.code, said.errors) == (2, ["git.url"])
     assert "= hint:" in said.err
     assert not (project.folder / "pwned").exists()
+
+
+@pytest.mark.parametrize("verb", ["validate", "plan", "apply"])
+def test_a_password_in_a_url_is_refused_and_not_shown(project: Project, verb: str) -> None:
+    """Case 47."""
+    worker(workspace="repo_source: {type: fixed, url: 'https://me:hunter2@e.org/x'}")(project)
+
+    said = refused(project, verb, project.folder)
+
+    assert (said.code, said.errors) == (2, ["git.url"])
+    assert "hunter2" not in said.err
 
 
 @pytest.mark.parametrize("branch", ["--upload-pack=x", "-b", "a..b", "@{-1}", "x.lock", "x\\r"])

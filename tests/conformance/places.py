@@ -14,9 +14,11 @@ import trio
 
 from runner.model import Exit, Handle, Rung
 from runner.ports.provider import Opening, Process, Provider, Workspace
+from runner.providers import spawn
 from runner.providers.fake import Fake, Scripted
 from runner.providers.local import Local
 from runner.providers.process import OnHost
+from tests.guest.driver import alive, pids
 
 GRACE = 0.4
 MIB = 1 << 20
@@ -119,6 +121,18 @@ def sleepers(seconds: int) -> list[str]:
     """Processes of ours that sleep so long."""
     words = f"sleep\0{seconds}{OURS}\0".encode()
     return [pid for pid in filter(str.isdigit, os.listdir("/proc")) if cmdline(pid) == words]
+
+
+def living_of(*users: int) -> list[int]:
+    """The living processes of some of this host's users."""
+
+    def belongs(pid: int) -> bool:
+        try:
+            return spawn.user(pid) in users and alive(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    return list(filter(belongs, pids()))
 
 
 def on_host(home: Path) -> set[str]:

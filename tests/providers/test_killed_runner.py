@@ -1,33 +1,46 @@
-"""What is left when the runner itself is killed: no process, and nothing that ``destroy`` cannot remove."""
+"""What is left when the runner itself is killed: no process, and nothing that cannot be removed."""
 
 from __future__ import annotations
 
 import os
-import signal
+import secrets
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import trio
 
-from runner.ports.provider import Provider
-from runner.providers.local import Local
-from runner.providers.process import OnHost
+from runner.ports.provider import WorkspaceRequest
+from tests.conformance.places import GUESTS, LOCAL, living_of, make
+from tests.guest.driver import alive, descendants, marked
 
 RUNNER = """
 import sys, trio
 from pathlib import Path
 from runner.ports.provider import Opening, WorkspaceRequest
-from runner.providers.{module} import {name}
+from tests.conformance.places import make
+
+_, kind, home, mark, stopping = sys.argv
+SCRIPT = "trap '' TERM; (setsid sleep 4321 >/dev/null 2>&1 &); setsid sleep 4321 & sleep 4321 & echo ready; wait"
+
+async def stubborn(workspace, task_status):
+    async with workspace.exec(["sh", "-c", SCRIPT], env={"MARK": mark}) as process:
+        await process.stdout.receive_some(100)
+        task_status.started()
+        await trio.sleep_forever()
 
 async def main():
-    provider = {name}(Path(sys.argv[1]))
-    handle = await provider.create(WorkspaceRequest("left-{module}", "run", "nonce"))
-    async with provider.open(handle, Opening(protected={protected})) as workspace:
-        script = "(setsid sleep 4321 >/dev/null 2>&1 &) ; echo ready; exec sleep 4321"
-        async with workspace.exec(["sh", "-c", script]) as process:
-            await process.stdout.receive_some(100)
+    provider = make(kind, Path(home), grace=10)
+    handle = await provider.create(WorkspaceRequest(mark, "run", "nonce"))
+    async with provider.open(handle, Opening()) as workspace, trio.open_nursery() as nursery:
+        for _ in range(5):
+            await nursery.start(stubborn, workspace)
+        if stopping:
+            nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(0.1)
             print("ready", flush=True)
             await trio.sleep_forever()
 
@@ -35,37 +48,76 @@ trio.run(main)
 """
 
 
-@pytest.mark.parametrize(("provider", "protected"), [(Local, ("AGENTS.md",)), (OnHost, ())], ids=["local", "process"])
-async def test_a_killed_runner_s_workspace_is_found_and_removed_with_all_that_runs_in_it(
-    tmp_path: Path, provider: type[Local] | type[OnHost], protected: tuple[str, ...]
+@pytest.mark.scenario("BEY-06")
+@pytest.mark.parametrize("stopping", ["", "stopping"], ids=["running", "being stopped"])
+@pytest.mark.parametrize("kind", GUESTS)
+async def test_nothing_lives_a_second_after_the_runner_was_killed_and_what_is_left_is_found_and_removed(
+    tmp_path: Path, kind: str, stopping: str
 ) -> None:
-    module = provider.__module__.rpartition(".")[2]
-    program = RUNNER.format(module=module, name=provider.__name__, protected=protected)
-    command = [sys.executable, "-c", program, str(tmp_path)]
+    """Twenty processes of five commands ignore TERM, ten of them in sessions of their own, five without a parent."""
+    mark = secrets.token_hex(8)
+    command = [sys.executable, "-c", RUNNER, kind, str(tmp_path), mark, stopping]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as runner:
-        assert runner.stdout is not None
-        assert runner.stdout.readline() == b"ready\n"
-        runner.send_signal(signal.SIGKILL)
-
-    successor: Provider = provider(tmp_path)
-    (left,) = await successor.list_owned("nonce")
-    await successor.destroy(left)
-
-    assert not left.tree.exists()
-    with trio.fail_after(5):
-        while _sleepers():
-            await trio.sleep(0.01)
-
-
-def _sleepers() -> list[str]:
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x004321\x00":
-                found.append(pid)
-        except OSError:
-            continue
-    return found
+            assert runner.stdout is not None
+            assert runner.stdout.readline() == b"ready\n"
+            family = descendants(runner.pid)
+            assert len(marked(mark)) == 20
+            assert set(marked(mark)) < set(family)
+        finally:
+            start = time.monotonic()
+            runner.kill()
+    while left := [pid for pid in family if alive(pid)] or marked(mark):
+        assert time.monotonic() - start < 1, left
+        await trio.sleep(0.01)
+    print(f"nothing lived after {time.monotonic() - start:.3f} s")
+
+    successor = make(kind, tmp_path, grace=10)
+    (handle,) = await successor.list_owned("nonce")
+    await successor.destroy(handle)
+    assert not handle.tree.exists()
+
+
+OPENERS = """
+import os, random, signal, sys, time, trio
+from pathlib import Path
+from runner.ports.provider import Opening
+from runner.providers.local import Local
+
+_, home, nonce = sys.argv
+provider = Local(Path(home))
+(handle,) = trio.run(provider.list_owned, nonce)
+
+async def opening():
+    async with provider.open(handle, Opening()):
+        await trio.sleep_forever()
+
+for _ in range(50):
+    runner = os.fork()
+    if not runner:
+        trio.run(opening)
+    while not Path(f"/proc/{runner}/task/{runner}/children").read_text():
+        time.sleep(0.0005)
+    time.sleep(random.uniform(0, 0.02))
+    os.kill(runner, signal.SIGKILL)
+    os.waitpid(runner, 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-06")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a workspace a user of its own, by whom to find it all")
+async def test_nothing_lives_a_second_after_a_runner_was_killed_while_it_opened(tmp_path: Path) -> None:
+    mark = secrets.token_hex(8)
+    provider = make(LOCAL, tmp_path, grace=10)
+    handle = await provider.create(WorkspaceRequest(mark, "run", mark))
+    command = [sys.executable, "-c", OPENERS, str(tmp_path), mark]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
+    await trio.sleep(1)
+
+    left = living_of(handle.uid)
+    await provider.destroy(handle)
+    assert left == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root stages mounts")

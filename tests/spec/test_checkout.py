@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from runner.model import Checkout
-from runner.spec.checkout import RepoSource, TaskContext, resolve_checkout
+from runner.spec.checkout import RepoSource, TaskContext, judge_url, resolve_checkout
 
 URL, OTHER = "https://git.example.org/org/repo", "https://git.example.org/org/other"
 
@@ -18,25 +18,25 @@ URL, OTHER = "https://git.example.org/org/repo", "https://git.example.org/org/ot
         pytest.param(
             RepoSource("task_context", branch="main"),
             TaskContext(URL, "develop"),
-            Checkout(URL, branch="develop"),
+            Checkout(URL, branch="develop", depth=1),
             id="the task's branch wins",
         ),
         pytest.param(
             RepoSource("task_context", branch="main"),
             TaskContext(URL),
-            Checkout(URL, branch="main"),
+            Checkout(URL, branch="main", depth=1),
             id="the agent type's branch is the fallback",
         ),
         pytest.param(
-            RepoSource("task_context", depth=1),
+            RepoSource("task_context", depth=50),
             TaskContext(URL, commit="a" * 40),
-            Checkout(URL, commit="a" * 40, depth=1),
+            Checkout(URL, commit="a" * 40, depth=50),
             id="the task's commit",
         ),
         pytest.param(
             RepoSource("fixed", url=URL, branch="main"),
             TaskContext(OTHER, "develop", commit="a" * 40),
-            Checkout(URL, branch="main"),
+            Checkout(URL, branch="main", depth=1),
             id="fixed ignores the task's repository, and its branch and commit with it",
         ),
         pytest.param(
@@ -49,3 +49,80 @@ URL, OTHER = "https://git.example.org/org/repo", "https://git.example.org/org/ot
 )
 def test_what_to_clone(source: RepoSource, task: TaskContext, checkout: Checkout | None) -> None:
     assert resolve_checkout(source, task) == checkout
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://git.example.org/org/repo",
+        "https://git.example.org:8443/~me/repo.git/",
+        "https://[::1]/a",
+        "https://localhost/a_b/c.d-e+f@2",
+        "ssh://git@git.example.org/org/repo",
+        "ssh://git.example.org:2222/~/repo",
+        "git@git.example.org:org/repo.git",
+        "git.example.org:/srv/repo",
+    ],
+)
+def test_a_url_that_is_cloned(url: str) -> None:
+    assert judge_url(url) is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "x",
+        "/srv/repo",
+        "./repo",
+        "../repo",
+        "http://git.example.org/org/repo",
+        "git://git.example.org/org/repo",
+        "ftp://git.example.org/org/repo",
+        "HTTPS://git.example.org/org/repo",
+        "file:///etc",
+        "ext::sh -c touch% pwned",
+        "fd::17",
+        "--upload-pack=touch pwned",
+        "-oProxyCommand=x:repo",
+        "git@-oProxyCommand=x:repo",
+        "-x@git.example.org:repo",
+        "ssh://-oProxyCommand=touch",
+        "ssh://-oProxyCommand=touch/x",
+        "ssh://git@-x/repo",
+        "git@git.example.org:-x",
+        "git@git.example.org:a/-x:y",
+        "https://e.org/..%2f",
+        "https://e.org/a/../b",
+        "https://e.org/./b",
+        "git@e.org:../b",
+        "https://e.org/a b",
+        "https://e.org/a\n",
+        "https://e.org/a?b",
+        "https://e.org/a#b",
+        "https://e.org/",
+        "https:///a",
+        "https://e.org:port/a",
+        "https://e.örg/a",
+        "https://e.org//a",
+        "https://e.org/" + "a" * 2000,
+    ],
+)
+def test_a_url_that_is_not_cloned(url: str) -> None:
+    """Case 39."""
+    fault = judge_url(url)
+
+    assert fault is not None
+    assert fault.hint
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://me:hunter2@e.org/a", "https://hunter2@e.org/a", "ssh://me:hunter2@e.org/a", "http://hunter2@e.org/a"],
+)
+def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
+    """Case 47."""
+    fault = judge_url(url)
+
+    assert fault is not None
+    assert "hunter2" not in fault.message + (fault.hint or "")

@@ -1,4 +1,4 @@
-"""``runner runs list|show|logs|patch``: what happened, from the journal. A RUN is a unique prefix or ``last``."""
+"""``runner runs``: what happened, from the journal, and the way out for it. A RUN is a unique prefix or ``last``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.cli.verbs import _deliver
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,20 +16,26 @@ if TYPE_CHECKING:
     from runner.app.history import Past
     from runner.ports.store import RunRow
 
-SUMMARY = "what happened: list, show, logs, patch"
+SUMMARY = "what happened: list, show, logs; its work: patch, branch, apply, push; its evidence: export"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     listing = verbs.add_parser("list", help="every run, newest first", allow_abbrev=False)
     listing.add_argument("--output", choices=("text", "json"), default="text")
-    for name, summary in (("show", "the report of a run"), ("logs", "what its steps printed"), ("patch", "its work")):
-        verb = verbs.add_parser(name, help=summary, allow_abbrev=False)
+
+    def add(name: str, summary: str) -> ArgumentParser:
+        verb: ArgumentParser = verbs.add_parser(name, help=summary, allow_abbrev=False)
         verb.add_argument("run", metavar="RUN", help="an id, its beginning, or `last`")
+        return verb
+
+    for name, summary in (("show", "the report of a run"), ("logs", "what its steps printed"), ("patch", "its work")):
+        verb = add(name, summary)
         if name == "show":
             verb.add_argument("--output", choices=("text", "json"), default="text")
         if name == "logs":
             verb.add_argument("step", nargs="?", metavar="STEP", help="only this step")
+    _deliver.add_arguments(add)
 
 
 def main(args: Namespace, out: Output) -> int:
@@ -43,6 +50,8 @@ def main(args: Namespace, out: Output) -> int:
         return 0
     past = trio.run(partial(history.find_run, settings, args.run))
     match args.what:
+        case what if what in _deliver.VERBS:
+            _deliver.deliver(past, args, settings, out)
         case "show":
             _show(past, args.output, out)
         case "logs":

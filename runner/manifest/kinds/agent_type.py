@@ -112,7 +112,12 @@ class RepoSource(Shape):
     url: Text | None = Field(None, description="The repository to clone, with `fixed`.")
     path: Text | None = Field(None, description="The repository's directory relative to the manifest, with `local`.")
     branch: Text | None = Field(None, description="The branch to check out; with `task_context`, if the task has none.")
-    depth: int | None = Field(None, ge=1, le=(1 << 31) - 1, description="How many commits of history; left out, all.")
+    depth: int | None = Field(
+        None,
+        ge=1,
+        le=(1 << 31) - 1,
+        description="How many commits of history; left out, one of a URL and all of a directory.",
+    )
     include_dirty: bool = Field(False, description="Whether uncommitted files are copied too, with `local`.")
 
     @model_validator(mode="after")

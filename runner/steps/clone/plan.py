@@ -6,20 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.plan.model import Step
-from runner.spec.model import Facts, RunSpec
+from runner.spec.model import Facts, PolicySpec, RunSpec
 
 NEEDS = (("provision",),)
 
 
 @dataclass(frozen=True)
 class Body:
-    """``path`` and ``commit`` are ``None`` only in an open plan."""
+    """Either ``path`` or ``url``; ``commit`` is ``None`` only in an open plan."""
 
     path: Path | None
+    url: str | None
     commit: str | None
     branch: str
     depth: int | None
     include_dirty: bool
+    policies: tuple[PolicySpec, ...]
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
@@ -27,7 +29,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if checkout is None:
         return None
     if checkout.commit is not None and not facts.open:
-        what = f"{checkout.commit[:12]} = {spec.branch}, private clone"
+        of = f" of {checkout.url}, pinned" if checkout.url else ""
+        what = f"{checkout.commit[:12]} = {spec.branch}{of}, private clone"
     else:
         what = f"{checkout.commit or checkout.branch or 'HEAD'} of {checkout.url or checkout.path}, not pinned"
     if checkout.depth:
@@ -42,5 +45,13 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["clone"],
         origin=spec.origins["clone"],
-        body=Body(checkout.path, checkout.commit, spec.branch, checkout.depth, checkout.include_dirty),
+        body=Body(
+            checkout.path,
+            checkout.url,
+            checkout.commit,
+            spec.branch,
+            checkout.depth,
+            checkout.include_dirty,
+            spec.policies,
+        ),
     )

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+from runner import events as ev
+from runner.manifest.repository import FILE
 from runner.model import Outcome, succeeded
 from runner.ports.git import Snapshotting
+from runner.steps._judge import broken, scan_checkout
 from runner.steps._run import Run
 from runner.steps.clone.plan import Body
 
+STEP = "clone"
+
 
 async def perform(body: Body, run: Run) -> Outcome:
-    assert body.path is not None  # only closed plans are carried out
-    assert body.commit is not None
+    assert body.commit is not None  # only closed plans are carried out
     git = run.ports.git
     provider, handle = run.require()
     repository = run.places.repository
-    await git.fetch(body.path, body.commit, into=repository, depth=body.depth)
+    if body.url is not None:
+        await git.fetch_url(body.url, body.commit, into=repository, depth=body.depth)
+    else:
+        assert body.path is not None
+        await git.fetch(body.path, body.commit, into=repository, depth=body.depth)
     run.cloned(body.commit)
-    await git.check_out(repository, body.commit, into=handle.tree, branch=body.branch)
+    await git.check_out(repository, body.commit, into=handle.tree, branch=body.branch, origin=body.url)
     message = f"{body.commit[:12]} on {body.branch}"
-    if body.include_dirty:
+    count = 0
+    if body.include_dirty and body.path is not None:
         count = await git.add_dirty(body.path, into=handle.tree)
+    if violations := await scan_checkout(run, STEP, body.policies):
+        return broken(violations, " before anything ran")
+    if body.include_dirty:
         # What was uncommitted before the agent came is not the agent's work, so it belongs to the base.
         wanted = Snapshotting("uncommitted files", run.author())
         run.cloned((await git.snapshot(repository, handle.tree, body.commit, wanted)).commit)
         message += f" with {count} uncommitted"
     await provider.give(handle)
-    return succeeded(message)
+    assert run.base is not None
+    await run.emit(ev.BaseTaken(run.base))
+    # Nothing of a server's was here when the run was planned.
+    unread = body.url is not None and (handle.tree / FILE).is_file()
+    warning = f"`{FILE}` of `{body.url}` is not in force: it is read from local repositories only"
+    return succeeded(message, warnings=(warning,) * unread)

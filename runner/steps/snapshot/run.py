@@ -5,8 +5,9 @@ from __future__ import annotations
 from runner import events as ev
 from runner.errors import BadRef, shown
 from runner.ids import BRANCH_HINT, is_branch
-from runner.model import Outcome, Reason, failed, succeeded
-from runner.steps._judge import commit_tree
+from runner.manifest import repository
+from runner.model import Outcome, succeeded
+from runner.steps._judge import broken, commit_tree
 from runner.steps._run import Run
 from runner.steps.snapshot.plan import Body
 
@@ -19,8 +20,7 @@ async def perform(body: Body, run: Run) -> Outcome:
         raise BadRef(f"`{shown(branch)}` is not a branch name", hint=BRANCH_HINT)
     snapshot, changes, violations = await commit_tree(run, STEP, body.policies, run.fill(body.message))
     if violations:
-        text = f"{len(violations)} violation{'s' * (len(violations) != 1)}: {violations[0]}"
-        return failed(Reason.POLICY, text, details=tuple(str(v) for v in violations))
+        return broken(violations)
     run.snapshot = snapshot
     await run.emit(
         ev.SnapshotPublished(
@@ -28,4 +28,6 @@ async def perform(body: Body, run: Run) -> Outcome:
         )
     )
     left_out = f", {snapshot.ignored} ignored" if snapshot.ignored else ""
-    return succeeded(f"{snapshot.commit[:12]}, {len(changes)} changed{left_out}")
+    touched = any(change.path == repository.FILE.encode() for change in changes)
+    warnings = (f"the work changes `{repository.FILE}`, which holds only once it is committed where runs start",)
+    return succeeded(f"{snapshot.commit[:12]}, {len(changes)} changed{left_out}", warnings=warnings * touched)

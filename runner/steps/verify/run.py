@@ -12,13 +12,13 @@ import trio
 
 from runner import events as ev
 from runner import trees
+from runner.beneath import read_beneath
 from runner.errors import CheckoutDiffers, CleanUpIncomplete, RunnerError
 from runner.model import Mount, Outcome, Reason, failed, succeeded
 from runner.policy.paths import PathPolicy, matcher, printable
 from runner.ports.git import Entry
 from runner.ports.provider import Opening, Workspace
 from runner.spec.model import ReportCheck, VerifySpec
-from runner.steps._disk import read_beneath
 from runner.steps._exec import LogFile, open_logs, run_command
 from runner.steps._run import Run
 from runner.steps.setup.plan import command_words

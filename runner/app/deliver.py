@@ -1,0 +1,189 @@
+"""Delivery: what a run published, into the user's hands. Always a command of its own, never a part of a run.
+
+Only a snapshot that was published is delivered: work that broke policy stays where it is. The agent's own commits are
+not: a branch has the runner's commit of the work on top of the base. Nothing of this is recorded in the run, which has
+ended; cancelling a delivery leaves its target as it was, but for a push, of which the remote may have heard.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from hashlib import file_digest
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TypeVar
+
+import trio
+
+from runner import trees
+from runner.app.history import Past, patch_of
+from runner.artifacts.export import Exported, export
+from runner.errors import (
+    HostRefused,
+    NothingPublished,
+    PatchChanged,
+    PushTimedOut,
+    RunUnfinished,
+    UsageError,
+    Withheld,
+    leaf,
+)
+from runner.events import SnapshotPublished
+from runner.git.common import in_thread
+from runner.git.deliver import Applied, Branched, Pushed, open_delivery
+from runner.model import Status
+from runner.settings import Settings
+
+PUSH_SECONDS = 300.0
+
+_FATAL = (signal.SIGINT, signal.SIGTERM)
+
+T = TypeVar("T")
+
+
+def run_cancellable(work: Callable[[], Awaitable[T]]) -> T:
+    """Run some work; SIGINT and SIGTERM cancel it, and then it raises ``KeyboardInterrupt``.
+
+    What the host refuses comes out as ``HostRefused``.
+    """
+
+    async def watched() -> T:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_watch, nursery.cancel_scope)
+            result = await work()
+            nursery.cancel_scope.cancel()
+            return result
+        raise KeyboardInterrupt
+
+    try:
+        return trio.run(watched)
+    except BaseExceptionGroup as group:
+        error = leaf(group)
+        raise (HostRefused.of(error) if isinstance(error, OSError) else error) from group
+
+
+async def _watch(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
+    with trio.open_signal_receiver(*_FATAL) as received:
+        task_status.started()
+        async for _ in received:
+            scope.cancel()
+
+
+async def make_branch(past: Past, settings: Settings, *, into: Path | None, name: str | None) -> Branched:
+    """See ``Delivery.branch``; by default in the repository that the run was cloned from, under the run's own name."""
+    snapshot, repository = _published(past, settings)
+    delivery = open_delivery(settings)
+    place = into or _source_or_refuse(past)
+    return await delivery.branch(repository, snapshot.commit, into=place, name=name or branch_of(past, snapshot))
+
+
+async def apply_patch(past: Past, settings: Settings, *, into: Path | None, check: bool) -> Applied:
+    """See ``Delivery.apply``. Raises ``PatchChanged`` when the patch is not the one that the run wrote."""
+    snapshot, _ = _published(past, settings)
+    delivery = open_delivery(settings)
+    place = into or _source_or_refuse(past)
+    if not snapshot.changed:
+        return Applied(place, (), present=True)
+    patch = patch_of(past)
+    await in_thread(_check_patch, past, patch)
+    with _scratch(settings, past) as scratch:
+        return await delivery.apply(patch, snapshot.base, into=place, scratch=scratch, check=check)
+
+
+async def push(past: Past, settings: Settings, *, to: str, branch: str | None, seconds: float = PUSH_SECONDS) -> Pushed:
+    """See ``Delivery.push``; bounded by ``seconds``, after which it raises ``PushTimedOut``."""
+    snapshot, repository = _published(past, settings)
+    delivery = open_delivery(settings)
+    url = await delivery.remote_url(to, repository=source_of(past))
+    with trio.move_on_after(seconds):
+        return await delivery.push(
+            repository,
+            snapshot.commit,
+            url=url,
+            branch=branch or branch_of(past, snapshot),
+            explicit=branch is not None,
+            person=settings.person,
+        )
+    raise PushTimedOut(
+        f"`{url}` took more than {seconds:g}s", hint="push again: it says so if the work had arrived after all"
+    )
+
+
+async def export_run(past: Past, *, to: Path) -> Exported:
+    """See ``export``."""
+    name, at = f"run-{past.record.id}", past.record.started // 1_000_000
+    return await trio.to_thread.run_sync(partial(export, past.directory, to, name=name, at=at))
+
+
+def branch_of(past: Past, snapshot: SnapshotPublished) -> str:
+    """The branch that the manifest asks for, else one of the run's own."""
+    return snapshot.branch or f"runner/{past.record.id}"
+
+
+def source_of(past: Past) -> Path | None:
+    """The local repository that a run was cloned from, as its plan says; ``None`` for a URL, or no repository."""
+    try:
+        steps = json.loads((past.directory / "plan.json").read_text(encoding="utf-8"))["runs"][0]["steps"]
+    except FileNotFoundError:
+        return None
+    path = next((step["body"]["path"] for step in steps if step["kind"] == "clone"), None)
+    return Path(path) if path is not None else None
+
+
+def _source_or_refuse(past: Past) -> Path:
+    source = source_of(past)
+    if source is None:
+        raise UsageError(f"run `{past.record.id}` was not cloned from a repository here", hint="name one: --into PATH")
+    return source
+
+
+def _published(past: Past, settings: Settings) -> tuple[SnapshotPublished, Path]:
+    """What a run published, and the private repository that has it."""
+    record = past.record
+    if record.ended is None:
+        lost = record.status is Status.LOST
+        hint = "its runner has died: run `runner recover`" if lost else "wait for its end"
+        raise RunUnfinished(f"run `{record.id}` has not ended", hint=hint)
+    if record.violations or (record.receipt is not None and record.receipt.withheld):
+        raise _withheld(past)
+    repository = settings.home / "snapshots" / f"{record.id}.git"
+    if record.snapshot is None:
+        raise NothingPublished(f"run `{record.id}` published no snapshot", hint=f"runner runs show {record.id}")
+    if not repository.is_dir():
+        raise NothingPublished(f"the repository of run `{record.id}` is not there any more: `{repository}`")
+    return record.snapshot, repository
+
+
+def _withheld(past: Past) -> Withheld:
+    record = past.record
+    named = "; ".join(str(violation) for violation in record.violations[:5])
+    more = len(record.violations) - 5
+    receipt = record.receipt
+    rest = f"the work without them: {past.directory / receipt.patch}" if receipt is not None and receipt.patch else None
+    return Withheld(
+        f"run `{record.id}` broke policy, so nothing of it is delivered: {named}" + (f"; {more} more" * (more > 0)),
+        hint=rest or f"runner runs show {record.id}",
+    )
+
+
+def _check_patch(past: Past, patch: Path) -> None:
+    assert past.record.receipt is not None  # or there was no patch
+    with patch.open("rb") as file:
+        if file_digest(file, "sha256").hexdigest() != past.record.receipt.patch_sha256:
+            raise PatchChanged(f"`{patch}` is not the patch that the run wrote", hint="take the work as a branch")
+
+
+@contextmanager
+def _scratch(settings: Settings, past: Past) -> Iterator[Path]:
+    """A directory for copies, of nobody else; removed afterwards."""
+    folder = settings.home / "tmp"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    scratch = Path(mkdtemp(prefix=f"{past.record.id}-apply-", dir=folder))
+    try:
+        yield scratch
+    finally:
+        trees.remove(scratch)

@@ -1,0 +1,179 @@
+"""``runner recover``: every run of a store that has lost its runner is ended, and nothing of it is left on the host.
+
+Safe beside living runs and beside itself: a run is only touched by who holds its directory, as its runner did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import trio
+
+from runner import events as ev
+from runner import trees
+from runner.app.apply import now_microseconds, plainly, ports_of
+from runner.app.facts import provider_names
+from runner.artifacts.layout import is_finished, write_copies
+from runner.artifacts.owner import is_held, take
+from runner.engine.recover import Recovered, Saving, belongings, recover, saving_of, unsaved
+from runner.errors import Escaped, RunnerError, RunUnfinished, StoreDamaged
+from runner.model import Handle
+from runner.ports.store import RunRow, Store
+from runner.providers import _mounts, spawn
+from runner.record import RunRecord, replay
+from runner.settings import Settings
+from runner.steps._run import Places, Ports
+from runner.store.sqlite import open_store
+
+DAMAGED = "move it away: `runs/*/events.jsonl` beside it keep the history, and `sandboxes` names what was not removed"
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What became of the runs that had lost their runner, or would with ``dry_run``; ``strays`` never were runs."""
+
+    runs: tuple[Recovered, ...]
+    strays: tuple[str, ...]
+    dry_run: bool
+
+    @property
+    def clean(self) -> bool:
+        return not any(run.left for run in self.runs)
+
+
+async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -> Recovery:
+    """Recover one run of this ``RUNNER_HOME``, or all. Raises ``UnknownRun``, ``RunUnfinished`` for one that lives."""
+    path = settings.home / "state.db"
+    if run is None and not path.exists():
+        return Recovery((), (), dry_run)
+    try:
+        async with open_store(path, now=now_microseconds, entropy=secrets.token_bytes) as store:
+            with plainly():
+                ports = ports_of(settings, store.nonce)
+                return await recover_runs(settings, store, ports, provider_names(), run, dry_run=dry_run)
+    except StoreDamaged as error:
+        raise StoreDamaged(error.message, hint=DAMAGED) from error
+
+
+async def recover_runs(
+    settings: Settings, store: Store, ports: Ports, providers: Sequence[str], run: str | None, *, dry_run: bool
+) -> Recovery:
+    """``recover_store`` with a store and ports that are there already."""
+    rows = [await store.find(run)] if run is not None else await store.runs()
+    owned = await _owned(ports, providers)
+    done: list[Recovered] = []
+    for row in reversed(rows):  # the oldest first
+        places = Places(settings.home, row.id)
+        if row.ended is not None and _is_whole(row, places, owned):
+            continue
+        async with _holding(places.directory, dry_run) as held:
+            if held:
+                done += await _recover(row, places, store, ports, dry_run)
+            elif run is not None:
+                raise RunUnfinished(f"run `{row.id}` has a runner, which lives", hint=f"runner runs show {row.id}")
+    strays = await _strays(settings.home, {row.id for row in rows}, store, dry_run) if run is None else []
+    if not dry_run:
+        _mounts.sweep()
+    return Recovery(tuple(done), tuple(strays), dry_run)
+
+
+def _is_whole(row: RunRow, places: Places, owned: Sequence[Handle]) -> bool:
+    """Whether nothing is left to do for a run that has ended."""
+    copied = is_finished(places.directory) or not places.directory.exists()
+    return copied and not any(handle.id.startswith(f"{row.id}-") for handle in owned)
+
+
+async def _owned(ports: Ports, providers: Sequence[str]) -> list[Handle]:
+    return [handle for name in providers for handle in await ports.provider(name).list_owned(ports.nonce)]
+
+
+@asynccontextmanager
+async def _holding(directory: Path, dry_run: bool) -> AsyncIterator[bool]:
+    """Hold a run that nobody holds; whether it could be had. A dry run only looks."""
+    if dry_run:
+        yield not is_held(directory)
+        return
+    held = await trio.to_thread.run_sync(take, directory)
+    try:
+        yield held is not None
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+async def _recover(row: RunRow, places: Places, store: Store, ports: Ports, dry_run: bool) -> list[Recovered]:
+    try:
+        history = await store.events(row.id)
+        record = replay(row.id, history)
+    except (StoreDamaged, KeyError) as error:
+        message = error.message if isinstance(error, RunnerError) else "its events do not fit together"
+        return [Recovered(row.id, row.name, row.status, left=(message,))]
+    if dry_run:
+        return [_foreseen(record, places)]
+    escaped = await _kill_helpers(places)
+
+    async def append(run: str, events: Sequence[ev.Event]) -> Sequence[ev.Recorded]:
+        return await store.append(run, events)
+
+    recovered = await recover(record, _saving(record, places), places=places, ports=ports, append=append)
+    news = await store.events(row.id, after=len(history))
+    if news or not is_finished(places.directory):
+        await trio.to_thread.run_sync(write_copies, places.directory, [*history, *news], record)
+    return [replace(recovered, left=(*escaped, *recovered.left))]
+
+
+def _saving(record: RunRecord, places: Places) -> Saving | str:
+    try:
+        document = json.loads((places.directory / "plan.json").read_text(encoding="utf-8"))
+        if document["digest"] != record.plan:
+            return "`plan.json` is not the plan of this run"
+        return saving_of(document)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        return f"`plan.json` can not be used: {error}"
+
+
+def _foreseen(record: RunRecord, places: Places) -> Recovered:
+    """What recovering would do."""
+    workspaces = [f"workspace {name} {place}" for (kind, name), place in record.effects.items() if kind == "workspace"]
+    saved = "its work" if unsaved(record) else None
+    paths = [str(path) for path in belongings(record, places)]
+    status = "unknown" if record.ended is None else record.status.value
+    return Recovered(record.id, record.name, status, saved, (*workspaces, *paths))
+
+
+async def _kill_helpers(places: Places) -> tuple[str, ...]:
+    """End what the runner had started on the host itself, git on the run's repository and a sub-runner; what lives."""
+    git = f"GIT_DIR={places.repository}".encode()
+    run = f"RUN_ID={places.run}".encode()
+
+    def belongs(pid: int) -> bool:
+        words = spawn.environment(pid).split(b"\0")
+        return git in words or (run in words and any(word.startswith(b"AGENT_SCRIPT=") for word in words))
+
+    try:
+        await spawn.kill_all(belongs, what=f"run `{places.run}`")
+    except Escaped as error:
+        return (error.message,)
+    return ()
+
+
+async def _strays(home: Path, known: set[str], store: Store, dry_run: bool) -> list[str]:
+    """Directories of runs that were never started, because their runner died before the first event."""
+    found = []
+    for directory in _unknown(home, known):
+        async with _holding(directory, dry_run) as held:
+            if held and not await store.events(directory.name):
+                found.append(str(directory))
+                if not dry_run:
+                    await trio.to_thread.run_sync(trees.remove, directory)
+    return found
+
+
+def _unknown(home: Path, known: set[str]) -> list[Path]:
+    return [path for path in sorted(home.glob("runs/*")) if path.name not in known and path.is_dir()]

@@ -1,0 +1,83 @@
+"""``runner runs branch|apply|push|export``: what a run published, where the user wants it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.cli.output import Output
+
+if TYPE_CHECKING:
+    from runner.app.history import Past
+    from runner.settings import Settings
+
+VERBS = ("branch", "apply", "push", "export")
+
+
+def add_arguments(add: Callable[[str, str], ArgumentParser]) -> None:
+    """Add the four verbs; ``add`` makes the parser of one from its name and summary."""
+    branch = add("branch", "its snapshot as a new branch of a repository")
+    branch.add_argument("--into", metavar="PATH", type=Path, help="a repository; the one it was cloned from")
+    branch.add_argument("--name", metavar="BRANCH", help="the branch of the manifest, or runner/RUN")
+    apply = add("apply", "its patch onto the work tree of a checkout: all of it, or nothing")
+    apply.add_argument("--into", metavar="PATH", type=Path, help="a checkout; the one it was cloned from")
+    apply.add_argument("--check", action="store_true", help="only say whether it would go")
+    push = add("push", "its snapshot to a branch of a remote, never over the commits of others")
+    push.add_argument("--to", metavar="URL|REMOTE", required=True, help="a URL, or a remote of that repository")
+    push.add_argument("--branch", metavar="BRANCH", help="the branch of the manifest, or runner/RUN")
+    export = add("export", "its evidence as a folder or an archive, with checksums")
+    export.add_argument("--to", metavar="FILE.tar.gz|DIR", type=Path, required=True, help="a place with nothing there")
+    for parser in (branch, apply, push, export):
+        parser.add_argument("--output", choices=("text", "json"), default="text")
+
+
+def deliver(past: Past, args: Namespace, settings: Settings, out: Output) -> None:
+    from runner.app.deliver import run_cancellable
+    from runner.errors import printable
+    from runner.plan.model import plain_fields
+
+    does = {"branch": _branch, "apply": _apply, "push": _push, "export": _export}[args.what]
+    value, text = run_cancellable(partial(does, past, args, settings))
+    if args.output == "json":
+        out.json({"run": past.record.id, "status": past.record.status.value, **plain_fields(value)})
+        return
+    out.line(printable(text, 1000))
+    if past.record.exit_code:
+        out.line(f"note: the run itself ended {past.record.status.value}")
+
+
+async def _branch(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
+    from runner.app.deliver import make_branch
+
+    done = await make_branch(past, settings, into=args.into, name=args.name)
+    word = "is now" if done.made else "was already"
+    return done, f"branch {done.branch} of {done.repository} {word} at {done.commit[:12]}"
+
+
+async def _apply(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
+    from runner.app.deliver import apply_patch
+
+    done = await apply_patch(past, settings, into=args.into, check=args.check)
+    if done.present:
+        return done, f"nothing to do: {done.checkout} has all of the work"
+    count = f"{len(done.paths)} file{'s' * (len(done.paths) != 1)}"
+    return done, f"{count} of {done.checkout} {'would change' if args.check else 'changed, not committed'}"
+
+
+async def _push(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
+    from runner.app.deliver import push
+
+    done = await push(past, settings, to=args.to, branch=args.branch)
+    moved = f"{done.before[:12]} -> {done.commit[:12]}" if done.before else f"new, at {done.commit[:12]}"
+    return done, f"branch {done.branch} of {done.url}: {moved if done.moved else f'was already at {done.commit[:12]}'}"
+
+
+async def _export(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
+    from runner.app.deliver import export_run
+
+    done = await export_run(past, to=args.to)
+    left = f"; left out: {', '.join(done.left_out[:5])}" if done.left_out else ""
+    return done, f"{done.files} files, {done.size} bytes in {done.to}{left}"

@@ -1,0 +1,55 @@
+"""``runner recover [RUN]``: end the runs whose runner has died; exit 7 when something could not be removed."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from runner.cli.output import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from runner.app.recover import Recovery
+
+SUMMARY = "end runs whose runner has died: save their work, remove what they left"
+LEFT = 7
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", help="only this one: an id, its beginning, or `last`")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    parser.add_argument("--output", choices=("text", "json"), default="text")
+
+
+def main(args: Namespace, out: Output) -> int:
+    from functools import partial
+
+    import trio
+
+    from runner.app.recover import recover_store
+    from runner.errors import printable
+    from runner.plan.model import plain_fields
+    from runner.settings import current
+
+    recovery = trio.run(partial(recover_store, current(), args.run, dry_run=args.dry_run))
+    if args.output == "json":
+        out.json({**plain_fields(recovery), "clean": recovery.clean})
+    else:
+        for line in _lines(recovery):
+            out.line(printable(line, 1_000))
+    return 0 if recovery.clean else LEFT
+
+
+def _lines(recovery: Recovery) -> Iterator[str]:
+    would = "would be " if recovery.dry_run else ""
+    for run in recovery.runs:
+        yield f"{run.run} {run.name}: {would}{run.outcome}"
+        if run.saved is not None:
+            yield f"  {would}saved    {run.saved}"
+        yield from (f"  {would}removed  {what}" for what in run.removed)
+        yield from (f"  kept     {what}" for what in run.kept)
+        yield from (f"  LEFT BEHIND  {what}" for what in run.left)
+    yield from (f"{would}removed  {what} (never started)" for what in recovery.strays)
+    if not recovery.runs and not recovery.strays:
+        yield "nothing to recover"

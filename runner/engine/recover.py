@@ -1,0 +1,290 @@
+"""Ending a run whose runner has died, from its journal alone: nothing of it is run again.
+
+Every part can be killed and done again. What was made outside the store is found by the intents in the journal;
+an effect is struck off only after its absence. First what runs is ended, then the work is saved as the run's own
+plan says, then everything is removed, and the terminal event comes last. The caller holds the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from runner import events as ev
+from runner import trees
+from runner.engine.run import Append, exit_code
+from runner.errors import HostRefused, RunnerError, leaf
+from runner.model import Handle, IsolationClass, Limits, Outcome, Reason, Status, failed, succeeded
+from runner.plan.model import RunPlan
+from runner.ports.git import Snapshot
+from runner.ports.provider import Provider
+from runner.record import RunRecord, fold
+from runner.spec.model import PolicySpec
+from runner.steps._run import Places, Ports, Run
+from runner.steps.save.plan import Body
+from runner.steps.save.run import perform as save
+
+KILLED = Outcome(Status.UNKNOWN, Reason.UNKNOWN, "its runner died while it ran")
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What of a plan saving needs. ``inputs`` are the incident's files in the tree, ``base`` is the cloned commit.
+
+    ``base`` is ``None`` without a checkout, and when files that were not committed came with it.
+    """
+
+    plan: RunPlan
+    body: Body
+    inputs: tuple[str, ...]
+    base: str | None
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What became of a lost run, or would: ``kept`` is evidence, ``left`` is what could not be removed and why."""
+
+    run: str
+    name: str
+    outcome: str
+    saved: str | None = None
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+def saving_of(document: Mapping[str, Any]) -> Saving:
+    """Of a ``plan.json``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for one that another version wrote."""
+    (run,) = document["runs"]
+    bodies = {step["kind"]: step["body"] for step in run["steps"]}
+    clone, provision = bodies.get("clone"), bodies["provision"]
+    plan = RunPlan(
+        name=run["name"],
+        group=run["group"],
+        needs=(),
+        max_parallel=None,
+        outputs={},
+        origin=run["origin"],
+        providers=tuple(run["providers"]),
+        isolation=IsolationClass[run["isolation"].upper()],
+        limits=Limits(**run["limits"]),
+        commit=run["commit"],
+        deadline_seconds=run["deadline_seconds"],
+        stop_budget_seconds=run["stop_budget_seconds"],
+        policies=tuple(run["policies"]),
+        notes=(),
+        values=run["values"],
+        steps=(),
+    )
+    # The output stays with the run: by now the incident may have the output of a later one.
+    body = Body(bodies["save"]["message"], tuple(map(_policy, bodies["save"]["policies"])), incident=None)
+    inputs = tuple(name for name, _ in provision["incident"]) if provision["inputs_in_tree"] else ()
+    return Saving(plan, body, inputs, clone["commit"] if clone and not clone["include_dirty"] else None)
+
+
+def _policy(written: Mapping[str, Any]) -> PolicySpec:
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in written.items()}
+    return PolicySpec(**{**values, "min_isolation": IsolationClass[values["min_isolation"].upper()]})
+
+
+def has_work(record: RunRecord) -> bool:
+    """Whether there may be work that nobody has saved: the agent's tree was complete, so steps may have run in it."""
+    if record.receipt is not None:
+        return False
+    kinds = {step.kind: step.status for step in record.steps.values()}
+    return kinds.get("clone", kinds.get("provision")) is Status.SUCCEEDED
+
+
+def belongings(record: RunRecord, places: Places) -> list[Path]:
+    """What of a run is removed with it, as far as it is there: temporary directories, and a repository without work."""
+    found = [*places.home.glob(f"tmp/{record.id}-*"), *places.home.glob(f"sandboxes/.{record.id}-*.part")]
+    kept = record.snapshot is not None or (record.receipt is not None and record.receipt.commit is not None)
+    if kept:
+        found += places.repository.glob("tmp*")  # an index that git was using
+    elif not unsaved(record):
+        found += places.home.glob(f"snapshots/{record.id}.git")
+    return sorted(found)
+
+
+def unsaved(record: RunRecord) -> bool:
+    """Whether there is a workspace with work in it that is nowhere else."""
+    return has_work(record) and any(kind == "workspace" for kind, _ in record.effects)
+
+
+async def recover(
+    record: RunRecord, saving: Saving | str, *, places: Places, ports: Ports, append: Append
+) -> Recovered:
+    """End a run that has lost its runner, and return what became of it.
+
+    Of one that has ended, what was kept or left then is saved and removed now; it does not end again.
+
+    ``saving`` may be the reason why its work can not be saved by its plan; then its tree is kept.
+    Raises what the store raises. Cancelling leaves the rest for the next time.
+    """
+    ending = _Ending(record, saving, places, ports, append)
+    running = [name for name, step in record.steps.items() if step.status is Status.RUNNING]
+    await ending.emit(*(ev.StepEnded(name, KILLED) for name in running))
+    for kind, name in list(record.effects):
+        if kind == "workspace":
+            await ending.workspace(name, record.effects[kind, name])
+    await ending.paths()
+    if record.ended is None:
+        left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
+        outcome = Outcome(Status.UNKNOWN, Reason.UNKNOWN, _because(record))
+        await ending.emit(ev.RunEnded(outcome, exit_code(outcome), left))
+    return ending.result()
+
+
+def _because(record: RunRecord) -> str:
+    during = [name for name, step in record.steps.items() if step.outcome == KILLED]
+    return f"its runner died while {', '.join(during)} ran" if during else "its runner died"
+
+
+class _Ending:
+    """The ending of one run."""
+
+    def __init__(self, record: RunRecord, saving: Saving | str, places: Places, ports: Ports, append: Append) -> None:
+        self._record, self._saving, self._places, self._ports = record, saving, places, ports
+        self._append = append
+        self._removed: list[str] = []
+        self._kept: list[str] = []
+        self._left: list[str] = []
+        self._unwritten: RunnerError | None = None  # why the journal takes no more: then nothing goes on
+
+    async def emit(self, *events: ev.Event) -> None:
+        if not events:
+            return
+        with trio.CancelScope(shield=True):
+            try:
+                written = await self._append(self._record.id, events)
+            except RunnerError as error:
+                self._unwritten = error
+                raise
+            for recorded in written:
+                fold(self._record, recorded)
+
+    def result(self) -> Recovered:
+        record, receipt = self._record, self._record.receipt
+        saved = None if receipt is None else receipt.patch or "no change"
+        return Recovered(
+            record.id,
+            record.name,
+            record.status.value,
+            saved,
+            tuple(self._removed),
+            tuple(self._kept),
+            tuple(self._left),
+        )
+
+    async def workspace(self, name: str, place: str) -> None:
+        """End what runs in a workspace, save its work, and remove it; unless the work could not be saved."""
+        try:
+            await self._workspace(name, place)
+        except* (RunnerError, OSError) as group:
+            if self._unwritten is not None:
+                raise self._unwritten from group
+            self._left.append(f"workspace {name} {place}: {_words(group)}")
+
+    async def _workspace(self, name: str, place: str) -> None:
+        provider = self._ports.provider(place)
+        for handle in await provider.list_owned(self._ports.nonce):
+            if handle.id != name:
+                continue
+            await provider.evict(handle)
+            if has_work(self._record):
+                outcome = await self._step("save", partial(self._save, provider, handle))
+                if self._record.receipt is None:
+                    self._kept.append(f"{handle.tree}: {outcome.message}")
+                    return
+            outcome = await self._step("teardown", partial(_tear_down, provider, handle))
+            if not outcome.ok:
+                self._left.append(f"workspace {name} {place}: {outcome.message}")
+                return
+            self._removed.append(f"workspace {name} {place}")
+        await self.emit(ev.EffectGone("", "workspace", name))
+
+    async def _step(self, kind: str, perform: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """Perform the run's step of a kind once more. A failure is an outcome, as it is in a run."""
+        unfinished = self._record.ended is None
+        names = [name for name, step in self._record.steps.items() if step.kind == kind and unfinished]
+        await self.emit(*(ev.StepStarted(name) for name in names))
+        try:
+            outcome = await perform()
+        except* (RunnerError, OSError) as group:
+            if self._unwritten is not None:
+                raise self._unwritten from group
+            outcome = failed(Reason.PLATFORM, _words(group))
+        await self.emit(*(ev.StepEnded(name, outcome) for name in names))
+        return outcome
+
+    async def _save(self, provider: Provider, handle: Handle) -> Outcome:
+        saving, record = self._saving, self._record
+        if isinstance(saving, str):
+            return failed(Reason.PLATFORM, saving)
+        base = record.base or saving.base
+        if base is None and any(step.kind == "clone" for step in record.steps.values()):
+            return failed(Reason.PLATFORM, "the journal does not say what the work is to be compared with")
+        await trio.to_thread.run_sync(trees.remove, self._places.directory / "output")  # half a copy of it
+        async with trio.open_nursery() as services:
+            run = Run(
+                id=record.id,
+                plan=saving.plan,
+                places=self._places,
+                ports=self._ports,
+                emit=self._emit_news,
+                services=services,
+            )
+            run.provider, run.handle, run.inputs = provider, handle, saving.inputs
+            if base is not None:
+                run.cloned(base)
+            if snapshot := record.snapshot:
+                run.snapshot = Snapshot(
+                    snapshot.commit, snapshot.tree, snapshot.base, snapshot.entries, snapshot.ignored
+                )
+            return await save(saving.body, run)
+
+    async def _emit_news(self, *events: ev.Event) -> None:
+        """All but violations that a step before has found."""
+        known = set(self._record.violations)
+        await self.emit(*(e for e in events if not (isinstance(e, ev.ViolationsFound) and known >= {*e.violations})))
+
+    async def paths(self) -> None:
+        """Remove what is the runner's own, and strike off the checkout."""
+        for path in belongings(self._record, self._places):
+            left = await trio.to_thread.run_sync(remove, path)
+            if left:
+                self._left.append(f"{path}: {left}")
+            else:
+                self._removed.append(str(path))
+        for kind, name in list(self._record.effects):
+            if kind == "checkout" and not (self._places.checkout.parent / name).exists():
+                await self.emit(ev.EffectGone("", kind, name))
+
+
+async def _tear_down(provider: Provider, handle: Handle) -> Outcome:
+    await provider.destroy(handle)
+    return succeeded("nothing left")
+
+
+def remove(path: Path) -> str | None:
+    """Remove a tree or a file; why not, when something of it stays."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            return next(iter(trees.remove(path)), None)
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+def _words(group: BaseExceptionGroup[RunnerError | OSError]) -> str:
+    error = leaf(group)
+    if isinstance(error, OSError):
+        error = HostRefused.of(error)
+    assert isinstance(error, RunnerError)
+    return error.message

@@ -1,0 +1,177 @@
+"""Whole runs on repositories by URL, with git's own back end behind https on the loopback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.git.servers import Handler, Https, https
+from tests.situations import Project, git, step
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """`org/repo` with main, develop and feature/auth; each has a file of its name."""
+    path = tmp_path / "served" / "org" / "repo"
+    path.mkdir(parents=True)
+    git(path, "init", "-q", "-b", "main")
+    for branch in ("main", "develop", "feature/auth"):
+        git(path, "checkout", "-q", "-B", branch)
+        (path / branch.replace("/", "-")).write_text(f"{branch}\n")
+        git(path, "add", "-A")
+        git(path, "commit", "-qm", branch)
+    git(path, "checkout", "-q", "main")
+    other = path.with_name("other")
+    subprocess.run(["git", "clone", "-q", str(path), str(other)], check=True)
+    return path
+
+
+@pytest.fixture
+def server(served: Path, tmp_path: Path, project: Project) -> Iterator[Https]:
+    with https(tmp_path / "served", tmp_path) as server:
+        project.env |= server.env
+        yield server
+
+
+@pytest.mark.scenario("CFG-11")
+@pytest.mark.slow
+def test_the_branch_of_a_task_is_cloned_and_the_agent_reads_the_task(
+    project: Project, server: Https, served: Path
+) -> None:
+    url = f"{server.url}/org/repo"
+    project.script(
+        """
+        git rev-parse HEAD --abbrev-ref HEAD; git remote get-url origin; git rev-parse --abbrev-ref '@{upstream}'
+        cat feature-auth
+        tr -d ' \n"' < /run/runner/task.json; echo
+        echo $RUNNER_TASK_PULL_REQUEST_NUMBER $RUNNER_TASK_BASE_BRANCH $RUNNER_TASK_BRANCH $RUNNER_TASK_REPOSITORY_URL
+        """,
+        run=f"""
+        task: {{repository_url: "{url}", branch: feature/auth, pull_request_number: 42, base_branch: main}}
+        """,
+    )
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    head = git(served, "rev-parse", "feature/auth")
+    said = project.logs("agent").splitlines()
+    assert said[:5] == [head, "feature/auth", url, "origin/feature/auth", "feature/auth"]
+    assert all(field in said[5] for field in ("base_branch:main", "pull_request_number:42", "branch:feature/auth"))
+    assert said[6] == f"42 main feature/auth {url}"
+    assert f"{head[:12]} on feature/auth" in step(record, "clone")["outcome"]["message"]
+
+
+@pytest.mark.scenario("CFG-12")
+@pytest.mark.parametrize(
+    ("task", "expected"), [(", branch: develop", "develop"), ("", "feature/auth")], ids=["of the task", "the fallback"]
+)
+def test_a_task_branch_wins_over_the_agent_types(
+    project: Project, server: Https, served: Path, task: str, expected: str
+) -> None:
+    project.script(
+        "git rev-parse --abbrev-ref HEAD; git rev-parse HEAD",
+        workspace="repo_source: {type: task_context, branch: feature/auth}",
+        run=f"task: {{repository_url: '{server.url}/org/repo'{task}}}",
+    )
+
+    done, _ = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("agent").split() == [expected, git(served, "rev-parse", expected)]
+
+
+@pytest.mark.scenario("CFG-03")
+def test_a_fixed_repository_is_cloned_whatever_the_task_says(project: Project, server: Https, served: Path) -> None:
+    project.script(
+        "git remote get-url origin; git rev-parse --abbrev-ref HEAD; git rev-list --count HEAD",
+        workspace=f"repo_source: {{type: fixed, url: '{server.url}/org/repo'}}",
+        run=f"task: {{repository_url: '{server.url}/org/other', branch: develop, commit: {'a' * 40}}}",
+    )
+
+    done, _ = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("agent").split() == [f"{server.url}/org/repo", "main", "1"]
+    assert not any("other" in path for path in server.server.seen)
+
+
+def test_a_plan_shows_and_pins_what_a_url_means(project: Project, server: Https, served: Path) -> None:
+    project.env["COLUMNS"] = "240"
+    project.script("git rev-parse HEAD", workspace=f"repo_source: {{type: fixed, url: '{server.url}/org/repo'}}")
+    planned = git(served, "rev-parse", "main")
+    file = project.folder / "plan.json"
+
+    shown = project.runner("plan", str(project.folder), "--save", str(file))
+    git(served, "commit", "-q", "--allow-empty", "-m", "moved")
+    done = project.runner("apply", str(file))
+
+    assert f"{planned[:12]} = main of {server.url}/org/repo, pinned" in shown.out
+    assert "depth 1" in shown.out
+    assert done.code == 0, done.out + done.err
+    assert project.logs("agent").strip() == planned
+
+
+def test_a_plan_whose_commit_is_gone_is_stale(project: Project, server: Https, served: Path) -> None:
+    project.script("true", workspace=f"repo_source: {{type: fixed, url: '{server.url}/org/repo'}}")
+    file = project.folder / "plan.json"
+    project.runner("plan", str(project.folder), "--save", str(file))
+    shutil.rmtree(served)
+    served.mkdir()
+    git(served, "init", "-q", "-b", "main")
+    git(served, "commit", "-q", "--allow-empty", "-m", "another history")
+
+    done = project.runner("apply", str(file))
+
+    assert (done.code, "error[plan.stale]" in done.err) == (2, True)
+    assert json.loads(project.runner("runs", "list", "--output", "json").out) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "branch", "code", "error"),
+    [("org/nothing", "main", 6, "git.no-repository"), ("org/repo", "mian", 6, "git.unknown-commit")],
+)
+def test_what_a_server_does_not_have_is_said_at_its_line(
+    project: Project, server: Https, path: str, branch: str, code: int, error: str
+) -> None:
+    project.script("true", run=f"task: {{repository_url: '{server.url}/{path}', branch: {branch}}}")
+
+    done = project.runner("plan", str(project.folder))
+
+    assert (done.code, f"error[{error}]" in done.err) == (code, True)
+    assert "task: {repository_url" in done.err
+
+
+def test_a_server_that_refuses_is_a_platform_error_at_once(project: Project, server: Https) -> None:
+    """Case 46."""
+
+    def refuse(handler: Handler) -> bool:
+        handler.start(401, WWW_Authenticate='Basic realm="x"')
+        return True
+
+    server.server.answer = refuse
+    project.script("true", run=f"task: {{repository_url: '{server.url}/org/repo'}}")
+
+    done = project.runner("plan", str(project.folder), timeout=20)
+
+    assert (done.code, "error[git.denied]" in done.err) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("url", "credentials"), [("git@localhost:org/repo", ""), ("https://localhost:1/org/repo", "netrc")]
+)
+def test_a_manifest_of_a_fork_uses_no_keys(project: Project, url: str, credentials: str) -> None:
+    project.env["RUNNER_GIT_CREDENTIALS"] = credentials
+    project.script("true", workspace=f"repo_source: {{type: fixed, url: '{url}'}}")
+
+    done = project.runner("plan", str(project.folder), "--untrusted")
+
+    assert (done.code, "error[policy.untrusted]" in done.err) == (3, True)
+    assert "with your keys" in done.err

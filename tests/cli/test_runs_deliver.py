@@ -1,0 +1,358 @@
+"""``runs branch|apply|push|export`` as a person uses them: after real runs, into real repositories."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.bad import say
+from tests.everything import everything
+from tests.situations import Project, git
+
+LOCAL = "repo_source: {type: local, path: repo}"
+WORK = "echo better > README; mkdir lib; echo new > lib/new; echo note > $RUNNER_OUTPUT/note"
+
+
+def lives(pid: str) -> bool:
+    """Whether a process runs, a second from now at the latest; one that nobody has buried yet does not."""
+    status = Path("/proc", pid, "stat")
+    for _ in range(100):
+        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture
+def published(project: Project, repository: Path) -> dict[str, Any]:
+    """A run that changed a file, made another, and published both."""
+    project.script(WORK, workspace=LOCAL, run="snapshot: {}")
+    done, record = project.apply()
+    assert done.code == 0, done.out + done.err
+    return record
+
+
+def test_the_branch_of_a_run_is_made_once_and_nothing_else_changes(
+    project: Project, repository: Path, published: dict[str, Any]
+) -> None:
+    commit, branch = published["snapshot"]["commit"], f"runner/{published['id']}"
+    (repository / "README").write_text("mine\n")
+    status = git(repository, "status", "--short", "--branch")
+
+    said = say(project, "runs", "branch", "last")
+    again = say(project, "runs", "branch", "last", "--output", "json")
+
+    assert (said.code, said.out) == (0, f"branch {branch} of {repository} is now at {commit[:12]}\n")
+    assert json.loads(again.out) == {
+        "run": published["id"],
+        "status": "succeeded",
+        "repository": str(repository),
+        "branch": branch,
+        "commit": commit,
+        "made": False,
+    }
+    assert git(repository, "rev-parse", branch) == commit
+    assert git(repository, "status", "--short", "--branch") == status
+
+
+def test_a_branch_goes_into_another_clone_under_another_name(
+    project: Project, repository: Path, published: Any
+) -> None:
+    git(project.folder, "clone", "-q", str(repository), "other")
+
+    assert say(project, "runs", "branch", "last", "--into", "other", "--name", "fix").code == 0
+
+    assert git(project.folder / "other", "show", "fix:lib/new") == "new"
+
+
+def test_a_taken_branch_is_bad_input(project: Project, repository: Path, published: Any) -> None:
+    said = say(project, "runs", "branch", "last", "--name", "main")
+
+    assert (said.code, said.errors) == (2, ["deliver.branch-taken"])
+
+
+def test_a_patch_is_checked_then_applied_then_refused(project: Project, repository: Path, published: Any) -> None:
+    before = everything(repository)
+    checked = say(project, "runs", "apply", "last", "--check")
+    assert (checked.code, checked.out) == (0, f"2 files of {repository} would change\n")
+    assert everything(repository) == before
+
+    applied = say(project, "runs", "apply", "last", "--output", "json")
+
+    assert applied.code == 0
+    assert json.loads(applied.out)["paths"] == ["README", "lib/new"]
+    assert git(repository, "status", "--short", "-uall").split("\n") == ["M README", "?? lib/new"]
+    after = everything(repository)
+    said = say(project, "runs", "apply", "last")
+    assert (said.code, said.errors) == (2, ["deliver.would-overwrite"])
+    assert everything(repository) == after
+    assert not list((project.home / "state" / "tmp").iterdir())
+
+
+def test_a_checkout_that_can_not_be_written_to_is_said_so(project: Project, repository: Path, published: Any) -> None:
+    (repository / ".git" / "runner-apply").write_text("in the way\n")
+
+    said = say(project, "runs", "apply", "last")
+
+    assert (said.code, said.errors) == (4, ["host.refused"])
+    assert git(repository, "status", "--short") == ""
+
+
+def test_a_patch_that_was_edited_is_not_applied(project: Project, repository: Path, published: Any) -> None:
+    with (project.directory(published) / "work.patch").open("a") as patch:
+        patch.write("\n")
+
+    said = say(project, "runs", "apply", "last")
+
+    assert (said.code, said.errors) == (7, ["deliver.patch-changed"])
+    assert git(repository, "status", "--short") == ""
+
+
+def test_an_apply_that_was_killed_is_undone_by_the_next(project: Project, repository: Path) -> None:
+    """By SIGKILL, between the first file and the last."""
+    project.script("for n in $(seq 300); do mkdir -p d$n; echo $n > d$n/f; done", workspace=LOCAL, run="snapshot: {}")
+    done, record = project.apply()
+    assert done.code == 0, done.out + done.err
+    before = everything(repository, without=(".git/runner-apply",))
+    folder = repository / ".git" / "runner-apply"
+
+    for _ in range(5):
+        process = project.start("runs", "apply", "last")
+        while process.poll() is None and not (repository / "d150").exists():
+            os.sched_yield()
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if (folder / "journal.json").exists():
+            break
+        shutil.rmtree(folder, ignore_errors=True)
+        git(repository, "clean", "-qfd")
+    else:
+        pytest.fail("the apply was never caught in the middle")
+    assert everything(repository, without=(".git/runner-apply",)) != before
+
+    assert say(project, "runs", "apply", "last", "--check").errors == ["deliver.interrupted"]
+    assert say(project, "runs", "apply", "last").code == 0
+
+    assert len(list(repository.glob("d*/f"))) == 300
+    assert not folder.exists()
+    git(repository, "add", "-A")
+    assert git(repository, "write-tree") == record["snapshot"]["tree"]
+    shutil.rmtree(project.home / "state" / "tmp")  # copies of the apply that was killed
+
+
+def test_a_push_by_the_name_of_a_remote(project: Project, repository: Path, published: Any) -> None:
+    git(project.folder, "clone", "-q", "--bare", str(repository), "remote.git")
+    git(repository, "remote", "add", "origin", str(project.folder / "remote.git"))
+
+    first = say(project, "runs", "push", "last", "--to", "origin")
+    again = say(project, "runs", "push", "last", "--to", "origin", "--output", "json")
+
+    assert first.code == 0, first.err
+    assert "new, at" in first.out
+    assert json.loads(again.out)["moved"] is False
+    assert git(project.folder / "remote.git", "show", f"runner/{published['id']}:README") == "better"
+
+
+def test_the_default_branch_is_pushed_to_only_by_name(project: Project, repository: Path) -> None:
+    project.script(WORK, workspace=LOCAL, run="snapshot: {branch: main}")
+    assert project.apply()[0].code == 0
+    git(project.folder, "clone", "-q", "--bare", str(repository), "remote.git")
+    url = f"file://{project.folder}/remote.git"
+
+    refused = say(project, "runs", "push", "last", "--to", url)
+    named = say(project, "runs", "push", "last", "--to", url, "--branch", "main")
+
+    assert (refused.code, refused.errors) == (3, ["deliver.default-branch"])
+    assert named.code == 0
+    assert git(project.folder / "remote.git", "show", "main:README") == "better"
+
+
+def test_a_signal_ends_a_push_and_its_processes(project: Project, repository: Path, published: Any) -> None:
+    fake = project.folder / "bin"
+    fake.mkdir()
+    (fake / "ssh").write_text(f"#!/bin/sh\necho $$ > {project.folder}/pid\nsleep 600\n")
+    (fake / "ssh").chmod(0o755)
+    project.env["PATH"] = f"{fake}:{os.environ['PATH']}"
+    process = project.start("runs", "push", "last", "--to", "git@host.example:shop")
+    while not (project.folder / "pid").exists() or not (project.folder / "pid").read_text():
+        os.sched_yield()
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(20) == 130
+    process.communicate()
+    assert not lives((project.folder / "pid").read_text().strip())
+
+
+NOT_DELIVERED: dict[str, tuple[str, str | None, str, int, str]] = {
+    "policy broken": (WORK, "allowed_paths: ['lib/**']", "snapshot: {}", 3, "deliver.withheld"),
+    "an agent that failed": (f"{WORK}; exit 1", None, "snapshot: {}", 6, "deliver.nothing-published"),
+}
+
+
+@pytest.mark.parametrize(("script", "policy", "run", "exit_code", "code"), NOT_DELIVERED.values(), ids=NOT_DELIVERED)
+def test_only_what_was_published_is_delivered(
+    project: Project, repository: Path, script: str, policy: str | None, run: str, exit_code: int, code: str
+) -> None:
+    project.script(script, workspace=LOCAL, run=run, policy=policy)
+    _, record = project.apply()
+    before = everything(repository)
+
+    for verb in (("branch",), ("apply",), ("push", "--to", "/nowhere")):
+        said = say(project, "runs", verb[0], "last", *verb[1:])
+        assert (said.code, said.errors) == (exit_code, [code])
+    assert everything(repository) == before
+    if code == "deliver.withheld":
+        assert "README: not-allowed" in said.err
+        assert str(project.directory(record) / "withheld.patch") in said.err
+
+
+def test_a_run_without_a_change_has_nothing_to_apply(project: Project, repository: Path) -> None:
+    project.script("true", workspace=LOCAL, run="snapshot: {}")
+    assert project.apply()[0].code == 0
+
+    said = say(project, "runs", "apply", "last")
+
+    assert (said.code, said.out) == (0, f"nothing to do: {repository} has all of the work\n")
+
+
+def test_work_from_nothing_needs_a_place_to_go(project: Project) -> None:
+    project.script("echo x > made", run="snapshot: {}")
+    assert project.apply()[0].code == 0
+    git(project.folder, "init", "-q", "-b", "main", "empty")
+
+    assert say(project, "runs", "apply", "last").errors == ["cli.usage"]
+    assert say(project, "runs", "branch", "last", "--into", "empty", "--name", "work").code == 0
+    assert say(project, "runs", "apply", "last", "--into", "empty").code == 0
+
+    assert git(project.folder / "empty", "show", "work:made") == "x"
+    assert (project.folder / "empty" / "made").read_text() == "x\n"
+
+
+def test_without_the_git_program_it_is_said_so(project: Project, repository: Path, published: Any) -> None:
+    project.env["PATH"] = "/nowhere"
+
+    done = project.runner("runs", "branch", "last")
+
+    assert done.code == 4
+    assert "error[git.missing]" in done.err
+
+
+def test_a_repository_of_a_run_that_is_gone_is_not_found(project: Project, repository: Path, published: Any) -> None:
+    shutil.rmtree(project.home / "state" / "snapshots")
+
+    assert say(project, "runs", "branch", "last").errors == ["deliver.nothing-published"]
+
+
+# --- export ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def odd(project: Project) -> dict[str, Any]:
+    """A run with outputs of odd names, and with a link and a FIFO among its files."""
+    project.script(
+        r"cd $RUNNER_OUTPUT; mkdir -p a/b; echo 1 > a/b/c; echo 2 > 'with\slash'; echo 3 > line;"
+        " head -c 3000000 /dev/zero > big"
+    )
+    done, record = project.apply()
+    assert done.code == 0, done.out + done.err
+    files = project.directory(record)
+    os.rename(files / "output" / "line", files / "output" / "a\nline")
+    (files / "output" / os.fsdecode(b"raw\xff")).write_text("4\n")
+    (files / "output" / "secret").symlink_to("/etc/passwd")
+    (files / "output" / "etc").symlink_to("/etc")
+    os.mkfifo(files / "logs" / "fifo")
+    return record
+
+
+def test_a_folder_has_the_evidence_with_checksums_that_hold(project: Project, odd: dict[str, Any]) -> None:
+    said = say(project, "runs", "export", "last", "--to", "out", "--output", "json")
+
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["left_out"] == ["logs/fifo", "output/etc", "output/secret"]
+    out = project.folder / "out"
+    found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert found > {"run.json", "plan.json", "events.jsonl", "report.txt", "SHA256SUMS", "output/a/b/c"}
+    checked = subprocess.run(["sha256sum", "--check", "--quiet", "--strict", "SHA256SUMS"], cwd=out, check=False)
+    assert checked.returncode == 0
+    assert len((out / "SHA256SUMS").read_bytes().splitlines()) == len(found) - 1
+    assert not any(path.is_symlink() for path in out.rglob("*"))
+
+
+def test_an_archive_is_the_same_every_time(project: Project, odd: dict[str, Any]) -> None:
+    one, two = project.folder / "one.tar.gz", project.folder / "two.tgz"
+    assert say(project, "runs", "export", "last", "--to", one).code == 0
+    for path in project.directory(odd).rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            os.utime(path, (1, 1))
+    assert say(project, "runs", "export", "last", "--to", two).code == 0
+
+    assert one.read_bytes() == two.read_bytes()
+    assert one.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(one) as tar:
+        members = tar.getmembers()
+    *names, last = [member.name for member in members]
+    assert names == sorted(names, key=os.fsencode)
+    assert last == f"run-{odd['id']}/SHA256SUMS"
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.isreg()) for m in members} == {(odd["started"] // 10**6, 0, 0, "", True)}
+
+
+def test_an_archive_unpacks_to_what_its_checksums_say(project: Project, odd: dict[str, Any]) -> None:
+    say(project, "runs", "export", "last", "--to", "one.tar.gz")
+    subprocess.run(["tar", "-xzf", "one.tar.gz"], cwd=project.folder, check=True)
+    out = project.folder / f"run-{odd['id']}"
+
+    assert subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=out, check=False).returncode == 0
+    big = hashlib.sha256(bytes(3_000_000)).hexdigest()
+    assert f"{big}  output/big\n" in (out / "SHA256SUMS").read_text(errors="surrogateescape")
+
+
+@pytest.mark.parametrize("name", ["there", "there.tar.gz", "link", "link.tar.gz"])
+def test_an_export_overwrites_nothing(project: Project, odd: dict[str, Any], name: str) -> None:
+    (project.folder / "there").mkdir()
+    (project.folder / "there.tar.gz").write_text("mine\n")
+    (project.folder / "link").symlink_to("nowhere")
+    (project.folder / "link.tar.gz").symlink_to("nowhere.tar.gz")
+    before = everything(project.folder)
+
+    said = say(project, "runs", "export", "last", "--to", name)
+
+    assert (said.code, said.errors) == (2, ["deliver.exists"])
+    assert everything(project.folder) == before
+
+
+@pytest.mark.parametrize("name", ["full/out", "full/out.tar.gz"])
+def test_an_export_that_the_disk_does_not_take_leaves_nothing(project: Project, odd: dict[str, Any], name: str) -> None:
+    """On a file system of one megabyte."""
+    files = project.directory(odd)
+    (files / "output" / "noise").write_bytes(os.urandom(3_000_000))
+    full = project.folder / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", full], check=True)
+    try:
+        said = say(project, "runs", "export", "last", "--to", name)
+        left = list(full.iterdir())
+    finally:
+        subprocess.run(["umount", full], check=True)
+
+    assert (said.code, said.errors, left) == (4, ["host.refused"], [])
+
+
+def test_the_evidence_of_a_withheld_run_can_be_exported(project: Project, repository: Path) -> None:
+    project.script(WORK, workspace=LOCAL, run="snapshot: {}", policy="allowed_paths: ['lib/**']")
+    project.apply()
+
+    assert say(project, "runs", "export", "last", "--to", "e.tar.gz").code == 0
+
+    assert gzip.decompress((project.folder / "e.tar.gz").read_bytes()).count(b"withheld.patch") >= 1

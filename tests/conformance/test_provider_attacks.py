@@ -1,0 +1,79 @@
+"""What a hostile command can do to the guest, its supervisor or another command, on every provider with a guest."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from runner.model import Exit
+from runner.ports.provider import Workspace
+from tests.conformance.places import GUESTS, PROCESS, Place, read_until, scopes_signals
+
+KINDS = GUESTS
+
+SIGNALLED = "commands of one user can signal each other and the guest: no Landlock with signal scope here"
+KILLABLE = "the guest can be killed from outside its workspace, which ends every command in it"
+
+# Prints what works, of what should not, on the first process and on its own supervisor.
+LOOK = """
+import ctypes, os, resource
+libc = ctypes.CDLL(None)
+class Vector(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+buffer = ctypes.create_string_buffer(8)
+here, there = Vector(ctypes.addressof(buffer), 8), Vector(0x400000, 8)
+def attempt(name, act, *words):
+    try:
+        if act(*words) != -1: print(name, words)
+    except OSError: pass
+for pid in (1, os.getppid()):
+    attempt("attach", libc.ptrace, 16, pid, 0, 0)
+    attempt("read", libc.process_vm_readv, pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+    attempt("limit", resource.prlimit, pid, resource.RLIMIT_CPU, (1, 1))
+    for name in ("mem", "environ", *(f"fd/{fd}" for fd in range(130))):
+        attempt("open", os.open, f"/proc/{pid}/{name}", os.O_RDONLY)
+for fd in range(3, 101): attempt("write", os.write, fd, b"x")
+os._exit(11)
+"""
+
+
+async def test_the_notes_say_what_does_not_stand_between(place: Place) -> None:
+    async with place.open() as workspace:
+        notes = (await workspace.effective()).notes
+
+    assert (SIGNALLED not in notes) == scopes_signals()
+    assert (KILLABLE in notes) == (place.kind == PROCESS)
+
+
+async def test_nobody_looks_into_the_guest_or_writes_to_what_is_its_own(place: Place) -> None:
+    async with place.open() as workspace:
+        done = await workspace.run(["python3", "-uSIc", LOOK])
+        assert (await workspace.run(["true"])).exit.ok
+
+    assert (done.exit, done.stdout, done.stderr) == (Exit(code=11), b"", b"")
+
+
+@pytest.mark.parametrize("attack", ["-9 $PPID", "-STOP $PPID", "-9 1", "-STOP 1", "-9 -$PPID", "-9 -1"])
+async def test_no_signal_of_a_command_reaches_the_guest_or_another_command(place: Place, attack: str) -> None:
+    async with place.open() as workspace:
+        if SIGNALLED in (await workspace.effective()).notes:
+            await _attack_without_scope(place, workspace, attack)
+            return
+        async with workspace.exec(["sh", "-c", "echo ready; read x; exit 3"]) as other:
+            await read_until(other, b"ready")
+            attacker = await workspace.run(["sh", "-c", f"kill {attack}; exit 11"])
+            await other.stdin.send_all(b"go on\n")
+            with trio.fail_after(5):
+                assert await other.wait() == Exit(code=3)
+        assert (await workspace.run(["true"])).exit.ok
+
+    assert attacker.exit == Exit(code=11)
+
+
+async def _attack_without_scope(place: Place, workspace: Workspace, attack: str) -> None:
+    """Of the attacker's and other commands' ends nothing is promised then, and on ``process`` nothing at all."""
+    if place.kind != PROCESS:
+        async with workspace.exec(["sh", "-c", f"kill {attack}; exit 11"]) as attacker:
+            with trio.fail_after(15):
+                await attacker.wait()
+        assert (await workspace.run(["true"])).exit.ok

@@ -1,0 +1,128 @@
+"""What a guest adds, on every provider that has one: very many commands, an end when it is lost, and the relay."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import trio
+
+from runner.errors import WorkspaceLost
+from runner.guest.client import Relayed
+from runner.model import Exit
+from runner.ports.provider import Workspace
+from tests.conformance.places import GUESTS, MIB, PROCESS, STUBBORN, Place, read_until
+from tests.guest.driver import descendants, marked
+
+KINDS = GUESTS
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.nightly)])
+async def test_very_many_commands_at_once_end_with_their_own_status(place: Place, count: int) -> None:
+    """None ends before all run."""
+    running, all_run, ended = 0, trio.Event(), {}
+
+    async def one(workspace: Workspace, number: int) -> None:
+        nonlocal running
+        async with workspace.exec(["sh", "-c", "read status; exit $status"]) as process:
+            running += 1
+            if running == count:
+                all_run.set()
+            await all_run.wait()
+            await process.stdin.send_all(b"%d\n" % (number % 251))
+            ended[number] = await process.wait()
+
+    async with place.open() as workspace, trio.open_nursery() as nursery:
+        for number in range(count):
+            nursery.start_soon(one, workspace, number)
+
+    assert ended == {number: Exit(code=number % 251) for number in range(count)}
+
+
+# --- a lost guest -----------------------------------------------------------------------------------
+
+
+def _first(place: Place) -> int:
+    """The guest of the only open workspace, as seen from outside: below bubblewrap where there is one."""
+    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants(os.getpid())}
+    assert ("bwrap" in names.values()) == (place.kind != PROCESS)
+    return next(pid for pid, name in names.items() if name != "bwrap")
+
+
+@pytest.mark.scenario("BEY-06")
+async def test_everything_ends_with_a_lost_guest_within_a_second_and_the_workspace_opens_again(place: Place) -> None:
+    daemon = f'(setsid sh -c "{STUBBORN}" >/dev/null 2>&1 &)'
+    lost = 0
+
+    async def command(workspace: Workspace, task_status: trio.TaskStatus[None]) -> None:
+        nonlocal lost
+        argv = ["sh", "-c", f"{daemon}; {STUBBORN}"]
+        async with workspace.exec(argv, env={"MARK": place.mark}) as process:
+            await read_until(process, b"ready")
+            task_status.started()
+            with pytest.raises(WorkspaceLost):
+                await process.wait()
+            lost += 1
+
+    async with place.open() as workspace:
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                await nursery.start(command, workspace)
+            assert len(marked(place.mark)) >= 10
+            start = trio.current_time()
+            os.kill(_first(place), signal.SIGKILL)
+        with pytest.raises(WorkspaceLost):
+            await workspace.run(["true"])
+    assert trio.current_time() - start < 1
+    assert lost == 5
+    assert marked(place.mark) == []
+
+    async with place.open() as workspace:
+        assert (await workspace.run(["true"])).exit.ok
+
+
+# --- relay ------------------------------------------------------------------------------------------
+
+
+async def _echo(connection: Relayed) -> None:
+    while chunk := await connection.receive_some(1 << 16):
+        await connection.send_all(chunk)
+
+
+# So many connections at once, each with so many bytes, and its own end before the echo's is awaited.
+CLIENT = """
+import os, socket, sys, threading
+port, count, size = map(int, sys.argv[1:])
+good, all_open = [], threading.Barrier(count)
+def talk():
+    body = os.urandom(size)
+    with socket.create_connection(("127.0.0.1", port)) as end:
+        all_open.wait()
+        def send():
+            end.sendall(body)
+            end.shutdown(socket.SHUT_WR)
+        sender = threading.Thread(target=send)
+        sender.start()
+        with end.makefile("rb") as reader:
+            good.append(reader.read() == body)
+        sender.join()
+threads = [threading.Thread(target=talk) for _ in range(count)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(good.count(True))
+"""
+
+
+@pytest.mark.parametrize(("count", "size"), [(200, 1000), (3, 16 * MIB)], ids=["many", "large"])
+async def test_connections_to_the_workspace_s_own_loopback_are_served_from_outside(
+    place: Place, count: int, size: int
+) -> None:
+    async with place.open() as workspace, workspace._guest.listen(0, _echo) as listener:
+        interfaces = (await workspace.effective()).interfaces
+        with trio.fail_after(30):
+            done = await workspace.run(["python3", "-SIc", CLIENT, str(listener.port), str(count), str(size)])
+
+    assert (done.exit, done.stdout, done.stderr) == (Exit(code=0), b"%d\n" % count, b"")
+    assert interfaces == (None if place.kind == PROCESS else ("lo",))

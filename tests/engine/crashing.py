@@ -1,0 +1,148 @@
+"""A program that starts runs and recoveries of one project, each in a fork, and kills them at a chosen commit.
+
+One request a line, as JSON; the answer is how the fork ended and how many commits it began. A fork costs
+milliseconds where a new interpreter costs half a second. The parent never has a thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import secrets
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from runner.app.apply import apply_all, make_home, now_microseconds, plainly, ports_of
+from runner.app.planning import Planned, Request, make_plan
+from runner.app.recover import recover_runs
+from runner.errors import RunnerError
+from runner.ports.store import Store
+from runner.providers.fake import Fake, Scripted
+from runner.providers.local import Local
+from runner.settings import Settings
+from runner.store.sqlite import open_store
+
+FAULTS = {"ENOSPC": sqlite3.SQLITE_FULL, "EIO": sqlite3.SQLITE_IOERR}
+SECONDS = 60  # until a fork is given up
+
+
+def main() -> None:
+    planned = _planned(Path(sys.argv[1]))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        code = _fork(lambda request=request: trio.run(_perform, planned, request))
+        count = Path(request["home"], "commits")
+        print(json.dumps({"code": code, "commits": len(count.read_bytes()) if count.exists() else 0}), flush=True)
+
+
+def _planned(folder: Path) -> Planned:
+    """Made in a fork, because planning starts threads, and a fork of a process with threads cannot be trusted."""
+    reading, writing = os.pipe()
+
+    def plan() -> int:
+        planned = trio.run(make_plan, folder, _settings(folder / "unused"))
+        with open(writing, "wb") as pipe:
+            pickle.dump((planned.plan, planned.facts), pipe)
+        return 0
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(plan())
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        plan_, facts = pickle.load(pipe)
+    os.waitpid(pid, 0)
+    return Planned(plan_, facts, folder, (), Request(), {}, {})
+
+
+def _fork(action: Callable[[], int]) -> int:
+    """The exit code, or the negative number of the signal that ended it."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(SECONDS)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 99
+        try:
+            code = action()
+        except RunnerError as error:
+            code = error.exit_code
+        finally:
+            if code == 99:
+                sys.excepthook(*sys.exc_info())
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+async def _perform(planned: Planned, request: dict[str, Any]) -> int:
+    settings = _settings(Path(request["home"]))
+    make_home(settings)
+    hook = _hook(Path(request["home"]) / "commits", request)
+    async with open_store(
+        settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes, hook=hook
+    ) as store:
+        with plainly():
+            return await _in_store(planned, request, settings, store)
+
+
+async def _in_store(planned: Planned, request: dict[str, Any], settings: Settings, store: Store) -> int:
+    ports = replace(ports_of(settings, store.nonce), provider=lambda name: _provider(request, settings))
+    if request["what"] == "apply":
+        records = await apply_all(planned, settings, store, ports, [])
+        return max(record.exit_code or 0 for record in records)
+    recovery = await recover_runs(settings, store, ports, [request["provider"]], None, dry_run=False)
+    return 0 if recovery.clean else 7
+
+
+def _settings(home: Path) -> Settings:
+    return Settings.from_env({"RUNNER_HOME": str(home / "state"), "PATH": os.environ["PATH"]})
+
+
+def _provider(request: dict[str, Any], settings: Settings) -> Fake | Local:
+    if request["provider"] == "local":
+        return Local(settings.home)
+
+    def play(argv: Sequence[str]) -> Scripted:
+        """Whatever is run leaves work behind, and a witness of it outside."""
+        for tree in settings.home.glob("projects/default/workspaces/*"):
+            (tree / "made").write_text("work\n")
+            (settings.home.parent / "witness").touch()
+        return Scripted()
+
+    return Fake(settings.home, play)
+
+
+def _hook(count: Path, request: dict[str, Any]) -> Callable[[str], None]:
+    """Die, or fail, at the point ``point`` of the ``at``-th commit; with ``until`` also at those up to that one."""
+    calls = itertools.count(1)
+    count.unlink(missing_ok=True)
+
+    def hook(point: str) -> None:
+        if point == "before":
+            with count.open("ab") as file:
+                file.write(b".")
+        if point != request.get("point"):
+            return
+        number = next(calls)
+        if not request["at"] <= number <= request.get("until", request["at"]):
+            return
+        if fault := request.get("fault"):
+            error = sqlite3.OperationalError(fault)
+            error.sqlite_errorcode = FAULTS[fault]
+            raise error
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+if __name__ == "__main__":
+    main()

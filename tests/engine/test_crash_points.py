@@ -1,0 +1,255 @@
+"""A runner that is killed anywhere loses nothing and, once recovered, leaves nothing: looked at from outside.
+
+Each append of a whole run is a place to die, before it, half-way through it and after it, on a fake and on a real
+sandbox; and so is each append of the recovery.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.situations import git, leftovers
+
+POINTS = ("before", "torn", "after")
+KILLED = -signal.SIGKILL
+
+WHOLE = """
+apiVersion: runner/v1
+kind: AgentType
+metadata: {name: worker}
+spec:
+  agent: script
+  script: {path: agent.sh}
+  workspace:
+    enabled: true
+    providers: [process]
+    repo_source: {type: local, path: repo}
+    setup_commands: [["true"]]
+  post_hooks: [["true"]]
+---
+apiVersion: runner/v1
+kind: IncidentRun
+metadata: {name: work}
+spec:
+  agent_type: worker
+  verify: {commands: [{run: "true"}]}
+"""
+
+
+@dataclass
+class Crashing:
+    """The program ``crashing`` over one project, and homes for its runs."""
+
+    process: subprocess.Popen[str]
+    provider: str
+    folder: Path
+    numbers: Iterator[int]
+
+    def home(self) -> Path:
+        home = self.folder / f"home-{next(self.numbers)}"
+        home.mkdir()
+        return home
+
+    def ask(self, what: str, home: Path, **where: object) -> tuple[int, int]:
+        """How an ``apply`` or ``recover`` ended, and how many commits it began."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        request = {"what": what, "home": str(home), "provider": self.provider, **where}
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        answer = json.loads(self.process.stdout.readline())
+        return answer["code"], answer["commits"]
+
+
+@pytest.fixture(scope="module", params=["fake", "local"])
+def crashing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
+    folder = tmp_path_factory.mktemp("crashing")
+    repository = folder / "project" / "repo"
+    repository.mkdir(parents=True)
+    git(repository, "init", "-q", "-b", "main")
+    (repository / "README").write_text("hello\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "first")
+    provider = {"fake": "process", "local": "local"}[request.param]
+    (folder / "project" / "all.runner.yaml").write_text(WHOLE.replace("[process]", f"[{provider}]"))
+    (folder / "project" / "agent.sh").write_text("echo work > made\n")
+    command = [sys.executable, "-m", "tests.engine.crashing", str(folder / "project")]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield Crashing(process, request.param, folder, count(1))
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def assert_whole(home: Path, recovered: int) -> None:
+    """A home after recovery: each run ended once, its work is with the user, and nothing of it is on the host."""
+    assert recovered == 0
+    assert leftovers(home) == []
+    with closing(sqlite3.connect(home / "state" / "state.db")) as store:
+        runs = {run for (run,) in store.execute("SELECT id FROM runs")}
+        assert store.execute("SELECT count(*) FROM runs WHERE ended IS NULL").fetchone() == (0,)
+        assert store.execute("SELECT count(*) FROM agent_workspaces").fetchone() == (0,)
+        events = list(store.execute("SELECT run, type, body FROM events ORDER BY run, seq"))
+    assert {path.name for path in (home / "state" / "runs").glob("*")} == runs
+    assert not groups_of(runs)
+    for run in runs:
+        assert_ended(home, run, [(kind, json.loads(body)) for of, kind, body in events if of == run])
+
+
+def assert_ended(home: Path, run: str, events: list[tuple[str, dict[str, Any]]]) -> None:
+    kinds = [kind for kind, _ in events]
+    directory = home / "state" / "runs" / run
+    assert kinds.count("RunEnded") == 1
+    ended = json.loads((directory / "run.json").read_text())
+    assert ended["status"] == events[kinds.index("RunEnded")][1]["outcome"]["status"]
+    assert ended["left"] == []
+    assert [json.loads(line)["type"] for line in (directory / "events.jsonl").read_text().splitlines()] == kinds
+    open_steps = {body["step"] for kind, body in events if kind == "StepStarted"}
+    assert open_steps == {body["step"] for kind, body in events if kind == "StepEnded" and body["step"] in open_steps}
+    assert len([1 for kind, body in events if kind == "StepStarted" and body["step"] == "agent"]) <= 1
+    agents = [body["outcome"]["status"] for kind, body in events if kind == "StepEnded" and body["step"] == "agent"]
+    if agents == ["succeeded"] or (home / "witness").exists():
+        assert "+work" in (directory / "work.patch").read_text()
+
+
+def groups_of(runs: set[str]) -> list[str]:
+    return [
+        f"{top}/{name}"
+        for top, names, _ in os.walk("/sys/fs/cgroup")
+        for name in names
+        if name.startswith("runner-") and name.removeprefix("runner-").partition("-")[0] in runs
+    ]
+
+
+def commits(crashing: Crashing, until: str = "RunEnded") -> int:
+    """How many appends an undisturbed run makes, each with a time of its own, ``until`` an event's beginning."""
+    home = crashing.home()
+    code, _ = crashing.ask("apply", home)
+    assert code == 0
+    assert_whole(home, 0)
+    (run,) = (home / "state" / "runs").iterdir()
+    lines = (run / "events.jsonl").read_text().splitlines()
+    shutil.rmtree(home)
+    last = next(i for i, line in enumerate(lines) if until in line)
+    return len({json.loads(line)["at"] for line in lines[: last + 1]})
+
+
+AGENT_ENDED = '"type": "StepEnded", "step": "agent"'
+
+
+def kill_and_recover(crashing: Crashing, point: str, at: int, *recoveries: tuple[str, int]) -> bool:
+    """Whether the run was killed there, and each recovery as well; then everything is recovered and looked at."""
+    home = crashing.home()
+    reached = crashing.ask("apply", home, point=point, at=at)[0] == KILLED
+    for inner, number in recoveries:
+        reached &= crashing.ask("recover", home, point=inner, at=number)[0] == KILLED
+    assert_whole(home, crashing.ask("recover", home)[0])
+    shutil.rmtree(home)
+    return reached
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-10", only="local")
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_that_is_killed_at_any_append_is_recovered_whole(crashing: Crashing, point: str) -> None:
+    places = range(1, commits(crashing) + 1)
+    if crashing.provider == "local":  # each is the same append; the others are for the night
+        places = places[POINTS.index(point) :: 4]
+
+    for at in places:
+        assert kill_and_recover(crashing, point, at), at
+
+
+@pytest.mark.slow
+def test_a_recovery_that_is_killed_at_any_append_is_done_by_the_next(crashing: Crashing) -> None:
+    stride = {"fake": 1, "local": 5}[crashing.provider]
+    ended = commits(crashing, AGENT_ENDED)
+    for point in POINTS:
+        number = 1
+        while kill_and_recover(crashing, "after", ended, (point, number)):
+            number += stride
+        assert number > stride
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crashing", ["local"], indirect=True)
+def test_recoveries_at_once_do_it_once(crashing: Crashing) -> None:
+    ended = commits(crashing, AGENT_ENDED)
+    home = crashing.home()
+    assert crashing.ask("apply", home, point="after", at=ended)[0] == KILLED
+
+    several = [recover_command(home) for _ in range(4)]
+
+    assert [process.communicate()[0] != "" and process.returncode for process in several] == [0] * 4
+    assert_whole(home, 0)
+    assert crashing.ask("recover", home) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crashing", ["fake"], indirect=True)
+def test_what_could_not_be_removed_is_named_and_done_by_a_later_recovery(crashing: Crashing) -> None:
+    """The command knows no provider `fake`: to it, that is one which cannot be reached any more."""
+    ended = commits(crashing, AGENT_ENDED)
+    home = crashing.home()
+    assert crashing.ask("apply", home, point="after", at=ended)[0] == KILLED
+
+    out, _ = (first := recover_command(home)).communicate()
+
+    assert first.returncode == 7
+    assert "LEFT BEHIND  workspace " in out
+    assert crashing.ask("recover", home)[0] == 0
+    assert leftovers(home) == []
+    (run,) = (home / "state" / "runs").iterdir()
+    assert (run / "work.patch").exists()
+    assert json.loads((run / "run.json").read_text())["left"] == []
+    assert (run / "events.jsonl").read_text().count("RunEnded") == 1
+
+
+def recover_command(home: Path) -> subprocess.Popen[str]:
+    env = {"PATH": os.environ["PATH"], "RUNNER_HOME": str(home / "state")}
+    command = [sys.executable, "-m", "runner", "recover"]
+    return subprocess.Popen(command, env=env, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["ENOSPC", "EIO"])
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("stride", [16, pytest.param(1, marks=pytest.mark.nightly)], ids=["some", "all"])
+def test_a_write_that_fails_loses_and_doubles_no_end(
+    crashing: Crashing, fault: str, lasting: bool, stride: int
+) -> None:
+    until = {"until": 1_000} if lasting else {}
+    for point in ("torn", "after") if fault == "EIO" else ("torn",):
+        for at in range(1 + lasting, commits(crashing) + 1, stride):
+            home = crashing.home()
+            code, _ = crashing.ask("apply", home, point=point, at=at, fault=fault, **until)
+            assert code in (0, 4)
+            crashing.ask("recover", home, point=point, at=1, fault=fault)
+            assert_whole(home, crashing.ask("recover", home)[0])
+            shutil.rmtree(home)
+
+
+@pytest.mark.nightly
+def test_a_thousand_random_kills_leave_nothing(crashing: Crashing) -> None:
+    seeded = random.Random(crashing.provider)
+    total = commits(crashing)
+
+    for _ in range(500):
+        recoveries = [(seeded.choice(POINTS), seeded.randint(1, 8)) for _ in range(seeded.randint(0, 2))]
+        kill_and_recover(crashing, seeded.choice(POINTS), seeded.randint(1, total), *recoveries)

@@ -1,0 +1,27 @@
+"""All of a folder in one value, for tests that say that nothing has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+
+def everything(top: Path, *, without: tuple[str, ...] = ()) -> dict[str, str]:
+    """Each path below ``top``, ``.git`` included, with its mode and a hash of its content."""
+    found = {}
+    for folder, folders, files in os.walk(top):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            relative = str(path.relative_to(top))
+            if relative.startswith(without):
+                continue
+            status = path.lstat()
+            content = b""
+            if stat.S_ISREG(status.st_mode):
+                content = path.read_bytes()
+            elif stat.S_ISLNK(status.st_mode):
+                content = os.fsencode(path.readlink())
+            found[relative] = f"{status.st_mode:o} {hashlib.sha256(content).hexdigest()}"
+    return found
