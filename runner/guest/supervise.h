@@ -1,7 +1,7 @@
 /* The supervisor of one command: it owns the command's process tree, and nothing else.
  *
  * It is a subreaper, so whatever the tree loses as a parent becomes its child. Killing its direct children again
- * and again until there are none ends every tree that does not fork faster; one that does is killed as a whole, again and again.
+ * and again until there are none ends every tree that does not fork faster; one that does is killed as a whole.
  * When the guest closes its end of the control socket, or the half towards us, it does that and ends. It cannot be
  * dumped or traced, and the command's signals do not reach it where Landlock can scope them.
  */
@@ -126,7 +126,7 @@ static void kill_child(u32 pid, u32 parent, void *context)
 }
 
 struct family {
-    u32 signal, count;
+    u32 count;
     u32 members[8192]; /* us first, then descendants, nearest first */
 };
 
@@ -138,36 +138,40 @@ static bool is_member(struct family *family, u32 pid)
     return false;
 }
 
-static void signal_member(u32 pid, u32 parent, void *context)
+static void add_member(u32 pid, u32 parent, void *context)
 {
     struct family *family = context;
     if (family->count == sizeof family->members / sizeof *family->members)
         return;
-    if (!is_member(family, parent) || is_member(family, pid))
-        return;
+    if (is_member(family, parent) && !is_member(family, pid))
+        family->members[family->count++] = pid;
+}
+
+static void signal_member(struct family *family, u32 pid, u32 signal)
+{
     int fd = (int)SYS(pidfd_open, pid, 0);
     if (fd == -ENOSYS)
-        SYS(kill, pid, family->signal);
+        SYS(kill, pid, signal);
     if (fd < 0)
         return;
-    if (is_member(family, parent_of(pid))) { /* asked again now that the pid cannot become another's */
-        SYS(pidfd_send_signal, fd, family->signal, 0, 0);
-        family->members[family->count++] = pid;
-    }
+    if (is_member(family, parent_of(pid))) /* asked again now that the pid cannot become another's */
+        SYS(pidfd_send_signal, fd, signal, 0, 0);
     SYS(close, fd);
 }
 
-/* Every process of the tree once; one that is forked meanwhile may be missed, which is why KILL does not rely on it. */
+/* Every process that the tree has now, once. What one of them starts as its answer is left alone: it may be saving work.
+ * So one that is forked meanwhile may be missed, which is why KILL does not rely on it. */
 static void signal_tree(u32 signal)
 {
     static struct family family;
-    family.signal = signal;
     family.count = 1;
     family.members[0] = (u32)SYS(getpid, 0);
     for (u32 before = 0; before != family.count;) {
         before = family.count;
-        each_process(signal_member, &family);
+        each_process(add_member, &family);
     }
+    for (u32 i = 1; i < family.count; i++)
+        signal_member(&family, family.members[i], signal);
 }
 
 /* --- becoming the command --- */

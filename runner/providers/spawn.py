@@ -26,6 +26,7 @@ from runner.ports.provider import KILL_GRACE, ExecResult, Process, Writer
 _PIPE_BYTES = 1 << 20  # a talkative command is not stopped by a reader that is briefly busy
 _READ_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 12
+_QUIET_LOOKS = 5
 
 
 class Reader:
@@ -274,13 +275,18 @@ def processes() -> list[int]:
 async def kill_all(belongs: Callable[[int], bool], *, what: str) -> None:
     """Kill every process of this host that belongs, and those that it starts meanwhile. Raises ``Escaped``."""
     reached: list[int] = []
+    quiet = 0  # looks in a row that found nothing; one is enough if nothing on this host was started during it
     with trio.move_on_after(KILL_GRACE):
-        while reached := signal_where(  # noqa: ASYNC110  # what was forked meanwhile is only found by looking again
+        while quiet < _QUIET_LOOKS:
+            before = newest()
             # A zombie holds nothing, and is its parent's to reap.
-            processes(),
-            signal.SIGKILL,
-            lambda pid: belongs(pid) and _stat(pid)[0] != "Z",
-        ):
+            reached = signal_where(processes(), signal.SIGKILL, lambda pid: belongs(pid) and _stat(pid)[0] != "Z")
+            if reached:
+                quiet = 0
+            elif newest() == before:
+                break
+            else:
+                quiet += 1
             await trio.sleep(0.005)
     if reached:
         raise Escaped(f"killed processes of {what} still live: {', '.join(map(str, reached))}")

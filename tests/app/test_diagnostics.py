@@ -72,10 +72,12 @@ BY_HOST = {  # what only a look outside can show
 ELSEWHERE = {
     "agent.": "what a sub-runner prints",
     "cli.": "what a command line says",
+    "deliver.": "what a checkout or a remote holds",
     "git.checkout-differs": "what git does",
     "git.denied": "what a server says",
     "git.failed": "what git does",
     "git.hostile-tree": "what a repository holds",
+    "git.missing": "what a host lacks",
     "git.no-repository": "what a server says",
     "git.over-limit": "what a server sends",
     "git.redirect": "what a server says",
