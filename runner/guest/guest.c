@@ -1066,15 +1066,28 @@ static int run(const char *path)
     }
 }
 
-#ifdef HOSTED
-int main(int argc, char **argv)
+/* `guest`, `guest PATH`, or `guest - DESCRIPTOR PROGRAM WORDS...` outside of a workspace. */
+static int start_up(int argc, char **argv, char **env)
 {
+    if (argc > 3 && argv[1][0] == '-') {
+        int control = 0;
+        for (const char *c = argv[2]; *c; c++)
+            control = control * 10 + (*c - '0');
+        guard(control, argv + 3, env);
+    }
     return run(argc > 1 ? argv[1] : NULL);
+}
+
+#ifdef HOSTED
+int main(int argc, char **argv, char **env)
+{
+    return start_up(argc, argv, env);
 }
 #else
 __attribute__((used)) void begin(long *stack)
 {
-    quit(run(stack[0] > 1 ? (const char *)stack[2] : NULL));
+    char **argv = (char **)(stack + 1);
+    quit(start_up((int)stack[0], argv, argv + stack[0] + 1));
 }
 __asm__(".globl _start\n_start:\n" ENTRY);
 #endif

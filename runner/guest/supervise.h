@@ -355,28 +355,18 @@ static bool reap(int control, i32 command, int options)
     }
 }
 
-/* Descriptors 0 to 2 are the command's, 3 is the control socket; there are no others. */
-static void supervise(const struct request *request, size_t size, const struct shield *shield)
+/* Until nothing of the tree is left. It is ended once the other end of the control socket closes its half. */
+static void watch_over(int control, i32 command, int reports)
 {
-    enum { CONTROL = 3, IN = 1 /* POLLIN */, HANGUP = 0x2000 /* POLLRDHUP */, PATIENCE = 16 /* passes */ };
-    u64 child_signal = 1ull << (SIGCHLD - 1);
-    int reports = (int)SYS(signalfd4, -1, &child_signal, 8, O_CLOEXEC | O_NONBLOCK);
-    struct { int fd; short events, returned; } ready[2] = {{CONTROL, IN | HANGUP, 0}, {reports, IN, 0}};
-    SYS(prctl, PR_SET_CHILD_SUBREAPER, 1);
-    long command = reports < 0 ? reports : SYS(clone, SIGCHLD);
-    if (command == 0)
-        become(request, size, shield, CONTROL);
-    if (command < 0)
-        refuse(CONTROL, FORK, command);
-    for (int fd = 0; fd < CONTROL; fd++)
-        SYS(close, fd);
+    enum { IN = 1 /* POLLIN */, HANGUP = 0x2000 /* POLLRDHUP */, PATIENCE = 16 /* passes */ };
+    struct { int fd; short events, returned; } ready[2] = {{control, IN | HANGUP, 0}, {reports, IN, 0}};
     bool ending = false;
-    for (u32 passes = 0; reap(CONTROL, (i32)command, WNOHANG);) {
+    for (u32 passes = 0; reap(control, command, WNOHANG);) {
         if (ending) {
             each_child(kill_child);
             if (passes++ >= PATIENCE)
                 signal_tree(SIGKILL);
-            if (!reap(CONTROL, (i32)command, 0))
+            if (!reap(control, command, 0))
                 break;
             continue;
         }
@@ -384,13 +374,55 @@ static void supervise(const struct request *request, size_t size, const struct s
         u32 signal;
         if (ready[0].returned & HANGUP)
             ending = true; /* whatever else there is to hear */
-        else if (ready[0].returned && SYS(recvfrom, CONTROL, &signal, sizeof signal, MSG_DONTWAIT) == sizeof signal)
+        else if (ready[0].returned && SYS(recvfrom, control, &signal, sizeof signal, MSG_DONTWAIT) == sizeof signal)
             signal_tree(signal);
         if (ready[1].returned) {
             u8 drained[128];
             SYS(read, reports, drained, sizeof drained);
         }
     }
-    tell(CONTROL, 'G', 0, 0);
+    tell(control, 'G', 0, 0);
     quit(0);
+}
+
+static int hear_children(void)
+{
+    u64 child_signal = 1ull << (SIGCHLD - 1);
+    SYS(prctl, PR_SET_CHILD_SUBREAPER, 1);
+    SYS(rt_sigprocmask, SIG_BLOCK, &child_signal, 0, 8);
+    return (int)SYS(signalfd4, -1, &child_signal, 8, O_CLOEXEC | O_NONBLOCK);
+}
+
+/* Descriptors 0 to 2 are the command's, 3 is the control socket; there are no others. */
+static void supervise(const struct request *request, size_t size, const struct shield *shield)
+{
+    enum { CONTROL = 3 };
+    int reports = hear_children();
+    long command = reports < 0 ? reports : SYS(clone, SIGCHLD);
+    if (command == 0)
+        become(request, size, shield, CONTROL);
+    if (command < 0)
+        refuse(CONTROL, FORK, command);
+    for (int fd = 0; fd < CONTROL; fd++)
+        SYS(close, fd);
+    watch_over(CONTROL, (i32)command, reports);
+}
+
+/* Run a program with our descriptors and end its tree with the control socket: for one that ties itself to the life of its
+ * parent only when it has been running for a while. */
+static void guard(int control, char **argv, char **env)
+{
+    int reports = hear_children();
+    long program = reports < 0 ? reports : SYS(clone, SIGCHLD);
+    if (program == 0) {
+        SYS(close, control);
+        SYS(rt_sigprocmask, SIG_UNBLOCK, &every_signal, 0, 8);
+        SYS(execve, argv[0], argv, env);
+    }
+    if (program <= 0)
+        quit(1);
+    SYS(dup3, control, 0, O_CLOEXEC);
+    SYS(dup3, reports, 1, O_CLOEXEC);
+    SYS(close_range, 2, ~0u, 0);
+    watch_over(0, (i32)program, 1);
 }

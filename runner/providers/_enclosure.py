@@ -5,33 +5,42 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from socket import socket, socketpair
 
 import trio
 
 from runner.errors import Escaped, ProviderFailed
 from runner.ports.provider import KILL_GRACE
 from runner.providers import _bwrap, _cgroup, spawn
-from runner.providers._mounts import Places, open_linkless
+from runner.providers._mounts import Place, Places, open_linkless
 
 
 @dataclass(frozen=True)
 class Shell:
-    """bubblewrap, as the user that commands run as can reach it; ``uid`` is ``None`` for our own."""
+    """bubblewrap, as the user that commands run as can reach it; ``uid`` is ``None`` for our own.
+
+    With a ``guard``, the guest's program, bubblewrap ends with us from its first moment on: by itself it does so only
+    once its namespaces are made.
+    """
 
     bwrap: str
     uid: int | None
+    guard: str | None = None
 
 
-def open_shell(places: Places, uid: int | None) -> Shell:
+def open_shell(places: Places, uid: int | None, guard: Place | None = None) -> Shell:
     folder, name = _bwrap.binary()
-    return Shell(f"{places.add(open_linkless(folder)).path}/{name}", uid)
+    return Shell(f"{places.add(open_linkless(folder)).path}/{name}", uid, guard.path if guard else None)
 
 
 class Enclosure:
     """A sandbox for one program. Its starter calls ``begin``, and ``close`` in the end."""
 
-    def __init__(self, child: spawn.Child, status: spawn.Reader, gate: int, group: _cgroup.Group) -> None:
+    def __init__(
+        self, child: spawn.Child, status: spawn.Reader, gate: int, group: _cgroup.Group, lifeline: socket | None
+    ) -> None:
         self.child = child
+        self._lifeline = lifeline
         self.init: int | None = None  # on the host; what else lives inside is below it
         self.killed = False
         self._status = status
@@ -66,7 +75,10 @@ class Enclosure:
     def kill(self) -> None:
         if not self.child.ended:
             self.killed = True
-            self.child.kill()
+            if self._lifeline:
+                self._lifeline.close()
+            else:
+                self.child.kill()
 
     async def close(self) -> None:
         """Wait until nothing of it lives, which must have been killed or have ended. Raises ``Escaped``."""
@@ -77,6 +89,8 @@ class Enclosure:
                 await trio.lowlevel.wait_readable(self._init_pidfd)
         if self._init_pidfd is not None:
             os.close(self._init_pidfd)
+        if self._lifeline:
+            self._lifeline.close()
         await self.child.aclose()
         await self._status.aclose()
         if patience.cancelled_caught:
@@ -105,10 +119,12 @@ def enclose(
     words = recipe.arguments(env=env or {}, cwd=cwd, status=their_status, gate=their_gate)
     os.write(arguments, words)
     os.lseek(arguments, 0, os.SEEK_SET)
-    theirs = (arguments, their_status, their_gate)
+    lifeline, their_lifeline = socketpair() if shell.guard else (None, None)
+    guard = [shell.guard, "-", str(their_lifeline.fileno())] if shell.guard and their_lifeline else []
+    theirs = [arguments, their_status, their_gate, *([their_lifeline.detach()] if their_lifeline else [])]
     try:
         child = spawn.spawn(
-            [shell.bwrap, "--args", str(arguments), *options, "--", *argv],
+            [*guard, shell.bwrap, "--args", str(arguments), *options, "--", *argv],
             env={},
             uid=shell.uid,
             pass_fds=(*theirs, *recipe.descriptors),
@@ -117,8 +133,10 @@ def enclose(
     except OSError as error:
         os.close(status)
         os.close(gate)
+        if lifeline:
+            lifeline.close()
         raise ProviderFailed(f"bubblewrap cannot be started: {error}") from error
     finally:
         for fd in theirs:
             os.close(fd)
-    return Enclosure(child, spawn.Reader(status), gate, group)
+    return Enclosure(child, spawn.Reader(status), gate, group, lifeline)

@@ -66,9 +66,11 @@ class Local:
                 missing[Feature.GUEST] = NO_GUEST
             uid = self._directories.handle("probe", Limits()).uid if self._own_users else None
             with open_places(uid) as places:
-                recipe, shell = _bwrap.Recipe(_bwrap.ENV), open_shell(places, uid)
-                if program:
-                    recipe.show(places.add(open_linkless(program.path)), _GUEST)
+                recipe = _bwrap.Recipe(_bwrap.ENV)
+                guest = places.add(open_linkless(program.path)) if program else None
+                if guest:
+                    recipe.show(guest, _GUEST)
+                shell = open_shell(places, uid, guest)
                 paths = replace(PATHS, workspace="/")
                 async with self._start(recipe, shell, _cgroup.Group({}), paths, "the probe") as workspace:
                     await workspace.run(["true"])
@@ -88,9 +90,11 @@ class Local:
         async with open_room(handle, opening, staged=self._own_users) as room:
             with open_guards(room.tree_fd, opening.protected) as guards:
                 recipe = _recipe(handle, opening, room, guards)
-                shell = open_shell(room.places, handle.uid if self._own_users else None)
-                if program := self._program():
-                    recipe.show(room.add(program.path), _GUEST)
+                program = self._program()
+                guest = room.add(program.path) if program else None
+                if guest:
+                    recipe.show(guest, _GUEST)
+                shell = open_shell(room.places, handle.uid if self._own_users else None, guest)
                 async with (
                     _cgroup.open_group(handle.id, handle.limits) as group,
                     self._start(recipe, shell, group, PATHS, f"workspace `{handle.id}`") as workspace,
