@@ -1,4 +1,4 @@
-"""A ``/bin/true`` with its output in files, beside the least that starts the same: what our way costs a step.
+"""A ``/bin/true`` with its output in files, without a guest, beside the least that starts the same.
 
 Run: ``python tests/benchmarks/bench_steps.py``, as root and as an ordinary user. Medians of wall and CPU (ours
 and the children's) a command; asserts nothing. The target is a ratio of 1.3 to the floor above it: for
@@ -19,7 +19,8 @@ import trio
 
 from runner import trees
 from runner.ports.provider import Opening, Workspace, WorkspaceRequest
-from runner.providers.local import Local, Sandbox
+from runner.providers._confined import Sandbox
+from runner.providers.local import Local
 from runner.providers.process import OnHost
 from runner.steps._exec import open_logs, run_logged
 
@@ -97,9 +98,9 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         for title, provider in {
-            "process": OnHost(home),
-            "local": Local(home),
-            "local without a user of its own": Local(home, own_users=False),
+            "process": OnHost(home, guest=False),
+            "local": Local(home, guest=False),
+            "local without a user of its own": Local(home, own_users=False, guest=False),
         }.items():
             handle = await provider.create(WorkspaceRequest(f"bench{len(title)}", "run", "nonce"))
             async with provider.open(handle, Opening()) as workspace:
