@@ -22,7 +22,7 @@ from tests.situations import Project, leftovers
 @pytest.fixture
 def machine(project: Project, repository: Path) -> Machine:
     project.script(
-        "echo made > made; (setsid sleep 1000 &) ; sleep 0.1",
+        "echo made > made; (setsid sleep 1000 >/dev/null 2>&1 &) ; sleep 0.1",
         workspace="repo_source: {type: local, path: repo}\nsetup_commands: [echo ready]",
         agent="post_hooks: [echo hook]",
         run="verify: {files: {required: [made]}, commands: [{run: [cat, made]}]}",
