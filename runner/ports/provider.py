@@ -195,8 +195,8 @@ class Provider(Protocol):
     async def evict(self, handle: Handle) -> None:
         """End all that runs in the workspace, for one whose runner has died; its files stay. Idempotent.
 
-        Also what was started from elsewhere on this host, such as another control group. Raises ``Escaped`` and
-        ``CleanUpIncomplete``.
+        Also what was started from elsewhere on this host, such as another control group; and what the provider itself
+        had put into the tree, as stand-ins for missing protected paths. Raises ``Escaped`` and ``CleanUpIncomplete``.
         """
 
     async def destroy(self, handle: Handle) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from runner.errors import ProtectedLink
 from runner.providers._mounts import open_name
@@ -109,6 +110,14 @@ def _remove_stand_in(parent: int, name: str) -> None:
             os.rmdir(name, dir_fd=parent)
         else:
             os.unlink(name, dir_fd=parent)
+
+
+def remove_stand_ins(tree: Path) -> None:
+    """Remove what an opening whose runner was killed has left in a tree. Nothing may run in it any more."""
+    for _, directories, files, parent in os.fwalk(tree) if tree.is_dir() else ():
+        for name in (*directories, *files):
+            with suppress(OSError):  # a directory that is not empty is none
+                _remove_stand_in(parent, name)
 
 
 def _is_stand_in(found: os.stat_result) -> bool:

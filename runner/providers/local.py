@@ -27,7 +27,7 @@ from runner.providers._enclosure import Shell, enclose, open_shell
 from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
 from runner.providers._mounts import open_linkless, open_places
 from runner.providers._opening import Room, open_room
-from runner.providers._protected import Guard, Kind, open_guards
+from runner.providers._protected import Guard, Kind, open_guards, remove_stand_ins
 from runner.settings import Settings
 
 PATHS = Paths(_bwrap.WORKSPACE, "/output", "/incident", "/run/runner", _bwrap.HOME)
@@ -153,6 +153,7 @@ class Local:
     async def evict(self, handle: Handle) -> None:
         self._directories.check(handle)
         await self._end(handle, _cgroup.find_left(handle.id))
+        await trio.to_thread.run_sync(remove_stand_ins, handle.tree)
 
     async def destroy(self, handle: Handle) -> None:
         self._directories.check(handle)

@@ -25,6 +25,7 @@ _HOST_GAPS = dict.fromkeys(
         "test_moving_the_parent_of_a_protected_path_away_fails",
         "test_a_protected_path_that_is_a_link_is_refused",
         "test_a_stand_in_that_a_crash_left_is_removed",
+        "test_evicting_removes_the_stand_ins_of_a_killed_opening_and_nothing_else",
         "test_nothing_is_reachable_without_network",
         "test_the_host_cannot_be_seen",
         "test_isolation_read_back_is_what_holds",

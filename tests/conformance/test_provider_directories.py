@@ -189,6 +189,21 @@ async def test_a_stand_in_that_a_crash_left_is_removed(place: Place) -> None:
     assert not (place.handle.tree / "AGENTS.md").exists()
 
 
+async def test_evicting_removes_the_stand_ins_of_a_killed_opening_and_nothing_else(place: Place) -> None:
+    """Regression: the patch of a recovered run had the empty files that stood for missing protected paths."""
+    place.write("deep/AGENTS.md", "").chmod(0)
+    (place.handle.tree / "rules").mkdir(mode=0)
+    place.write("kept/file", "work")
+    (place.handle.tree / "kept").chmod(0)
+    place.write("empty", "")
+
+    await place.provider.evict(place.handle)
+
+    (place.handle.tree / "kept").chmod(0o755)
+    found = sorted(str(path.relative_to(place.handle.tree)) for path in place.handle.tree.rglob("*"))
+    assert found == ["deep", "empty", "kept", "kept/file"]
+
+
 async def test_a_workspace_is_found_by_its_nonce_only(place: Place) -> None:
     records = place.handle.private.parent
     (records / "decoy.json").write_text('{"provider": "elsewhere", "nonce": "nonce-of-this-store"}')
