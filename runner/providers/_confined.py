@@ -14,6 +14,7 @@ from runner.model import Exit, Isolation, IsolationClass, Rung
 from runner.ports.provider import KILL_GRACE, ExecResult, Paths
 from runner.providers import _bwrap, _cgroup, _readback, spawn
 from runner.providers._enclosure import Enclosure, Shell, enclose
+from runner.providers._running import Running
 
 
 class Sandbox:
@@ -31,8 +32,7 @@ class Sandbox:
         self._recipe = recipe
         self._shell = shell
         self._group = group
-        self._grace = grace
-        self._running: set[Confined] = set()
+        self._running = Running(grace)
 
     def exec(
         self,
@@ -52,26 +52,14 @@ class Sandbox:
         await trio.lowlevel.checkpoint_if_cancelled()
         enclosure = enclose(self._shell, self._recipe, self._group, argv, env=env, cwd=cwd)
         process = Confined(enclosure, self._group, on_rung)
-        self._running.add(process)
-        try:
+        async with self._running.own(process):
             with trio.move_on_after(KILL_GRACE, shield=True):  # milliseconds, unless the host hangs
                 await enclosure.begin()
             yield process
-        finally:
-            with trio.CancelScope(shield=True):
-                try:
-                    await process.end(self._grace)
-                finally:
-                    self._running.remove(process)
-                    process.over.set()
 
     async def kill(self) -> None:
         """End the grace of commands that are being stopped."""
-        for process in self._running:
-            process.kill()
-        with trio.move_on_after(KILL_GRACE):
-            for process in tuple(self._running):
-                await process.over.wait()
+        await self._running.kill()
 
     async def run(
         self,
@@ -103,7 +91,6 @@ class Confined:
         self._oom_kills_before = group.oom_kills()
         self.oom_kills = 0
         self._exit: Exit | None = None
-        self.over = trio.Event()  # set when the block around the command has ended
         self.stdin = enclosure.child.stdin
         self.stdout = enclosure.child.stdout
         self.stderr = enclosure.child.stderr

@@ -23,6 +23,7 @@ from runner.model import Exit, Isolation, IsolationClass, Rung
 from runner.ports.provider import KILL_GRACE, ExecResult
 from runner.providers import _cgroup, _readback, spawn
 from runner.providers._guest import Surroundings
+from runner.providers._running import Running
 
 _MARKED = resource.RLIMIT_MSGQUEUE
 
@@ -43,9 +44,8 @@ class Unconfined:
     def __init__(self, around: Surroundings) -> None:
         self._uid = around.uid if trees.can_give() else None
         self._group = around.group
-        self._grace = around.grace
+        self._running = Running(around.grace)
         self._env = around.env
-        self._running: set[Marked] = set()
         self.paths = around.paths
 
     def exec(
@@ -67,25 +67,13 @@ class Unconfined:
         with _marking() as mark:
             child = self._spawn(argv, {**self._env, **env, "PWD": cwd}, cwd)
         process = Marked(child, mark, os.geteuid() if self._uid is None else self._uid, self._group, on_rung)
-        self._running.add(process)
-        try:
+        async with self._running.own(process):
             await process.begin()
             yield process
-        finally:
-            with trio.CancelScope(shield=True):
-                try:
-                    await process.end(self._grace)
-                finally:
-                    self._running.remove(process)
-                    process.over.set()
 
     async def kill(self) -> None:
         """End the grace of commands that are being stopped."""
-        for process in self._running:
-            process.kill()
-        with trio.move_on_after(KILL_GRACE):
-            for process in tuple(self._running):
-                await process.over.wait()
+        await self._running.kill()
 
     def _spawn(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> spawn.Child:
         # The gate is a line on standard input: a shell's ``read`` takes no byte beyond it.
@@ -134,7 +122,6 @@ class Marked:
         self._oom_kills_before = group.oom_kills()
         self._in_group = ""
         self.oom_kills = 0
-        self.over = trio.Event()  # set when the block around the command has ended
         self.pid = child.pid
         self.stdin = child.stdin
         self.stdout = child.stdout
