@@ -277,12 +277,24 @@ class Attached(Advice):
     code = "run.attached"
 
 
+class NotResumable(InputError):
+    code = "run.not-resumable"
+
+
+class WorkMissing(DamagedError):
+    code = "run.work-missing"
+
+
 class DefaultsDropped(Advice):
     code = "policy.defaults-dropped"
 
 
 class NetworkIgnored(Advice):
     code = "policy.network-ignored"
+
+
+class ProtectedIgnored(Advice):
+    code = "policy.protected-ignored"
 
 
 # --- policy ----------------------------------------------------------------------------------------
@@ -313,6 +325,10 @@ class ProviderUnavailable(PlatformError):
 
 class ProviderFailed(PlatformError):
     code = "provider.failed"
+
+
+class ImageMissing(PlatformError):
+    code = "provider.image-missing"
 
 
 class WorkspaceLost(PlatformError):
@@ -414,6 +430,10 @@ class PatchChanged(DamagedError):
     code = "deliver.patch-changed"
 
 
+class CommitsDiffer(InputError):
+    code = "deliver.commits-differ"
+
+
 class BranchTaken(InputError):
     code = "deliver.branch-taken"
 
@@ -466,6 +486,44 @@ class SubRunnerContract(PlatformError):
     code = "agent.sub-runner"
 
 
+# --- leases ----------------------------------------------------------------------------------------
+
+
+class LeaseHeld(LeaseError):
+    code = "lease.held"
+
+
+class LeaseLost(LeaseError):
+    code = "lease.lost"
+
+
+class LeaseTakenOver(Advice):
+    code = "lease.taken-over"
+
+
+# --- workspaces ------------------------------------------------------------------------------------
+
+
+class WorkspaceState(LeaseError):
+    code = "workspace.state"
+
+
+class BadDirectory(InputError):
+    code = "workspace.directory"
+
+
+class UnsavedWork(InputError):
+    code = "workspace.unsaved"
+
+
+class ForbiddenFiles(PolicyError):
+    code = "workspace.forbidden-files"
+
+
+class ClockJumped(Advice):
+    code = "workspace.clock"
+
+
 # --- store -----------------------------------------------------------------------------------------
 
 
@@ -481,6 +539,18 @@ class RunExists(LeaseError):
     def __init__(self, message: str, *, run: str) -> None:
         super().__init__(message)
         self.run = run
+
+
+class UnknownWorkspace(NotFoundError):
+    code = "store.unknown-workspace"
+
+
+class UnknownProject(NotFoundError):
+    code = "store.unknown-project"
+
+
+class ProjectOwned(InputError):
+    code = "store.project-owned"
 
 
 class RunUnfinished(LeaseError):

@@ -23,6 +23,7 @@ from runner.model import (
     Status,
     StopReason,
     Violation,
+    WorkspaceStatus,
 )
 
 
@@ -35,7 +36,7 @@ class Event:
 class RunStarted(Event):
     """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order.
 
-    A store has one run of each ``key`` and name.
+    A store has one run of each ``key`` and name. ``resumes`` is the run that this one continues.
     """
 
     name: str
@@ -45,6 +46,7 @@ class RunStarted(Event):
     deadline_seconds: float
     attempt: int = 1
     key: str | None = None
+    resumes: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,15 @@ class PhaseEntered(Event):
 @dataclass(frozen=True)
 class StepStarted(Event):
     step: str
+
+
+@dataclass(frozen=True)
+class StepReused(Event):
+    """The step is not performed: what it did in ``from_run``, under the same content ``key``, is taken over."""
+
+    step: str
+    from_run: str
+    key: str
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,15 @@ class EffectDone(Event):
 
 
 @dataclass(frozen=True)
+class EffectEnding(Event):
+    """Durable before the effect is removed: from now on nothing begins with it."""
+
+    step: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
 class EffectGone(Event):
     """The effect was removed, and its absence was checked."""
 
@@ -92,10 +112,52 @@ class EffectGone(Event):
 
 
 @dataclass(frozen=True)
+class LeaseAcquired(Event):
+    """Exclusive use of a workspace for ``ttl_seconds``. ``over`` is the lease that it takes the place of, expired or,
+    with ``forced``, of a holder that is known to be dead."""
+
+    workspace: str
+    lease: str
+    holder: str
+    fence: int
+    ttl_seconds: float
+    over: str = ""
+    forced: bool = False
+
+
+@dataclass(frozen=True)
+class LeaseRefreshed(Event):
+    workspace: str
+    lease: str
+    ttl_seconds: float
+
+
+@dataclass(frozen=True)
+class LeaseReleased(Event):
+    workspace: str
+    lease: str
+
+
+@dataclass(frozen=True)
 class BaseTaken(Event):
     """The checkout is there: ``commit`` is what the work will be compared with."""
 
     commit: str
+
+
+@dataclass(frozen=True)
+class FilePlaced(Event):
+    """The runner is about to put a file of its own into the tree: no work of the agent's, whatever becomes of it."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ProtectedSeen(Event):
+    """What is at each protected path before the first command can reach it, as a digest; empty for nothing."""
+
+    content: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -129,7 +191,7 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class CancelRequested(Event):
-    """``reason`` is ``signal``, ``deadline`` or ``platform``."""
+    """``reason`` is ``signal``, ``deadline``, ``lease`` or ``platform``."""
 
     reason: str
 
@@ -181,6 +243,23 @@ class SnapshotPublished(Event):
 
 
 @dataclass(frozen=True)
+class CommitsTaken(Event):
+    """What the agent committed itself, ``count`` commits from the base to ``commit``, and the ``bundle`` that has them.
+
+    ``withheld`` says why there is none; ``violations`` are those of any of the commits.
+    """
+
+    count: int = 0
+    commit: str | None = None
+    tree: str | None = None
+    bundle: str | None = None
+    bundle_sha256: str | None = None
+    bundle_bytes: int = 0
+    withheld: str = ""
+    violations: tuple[Violation, ...] = ()
+
+
+@dataclass(frozen=True)
 class WorkSaved(Event):
     receipt: Receipt
 
@@ -195,6 +274,48 @@ class RunEnded(Event):
 
 
 @dataclass(frozen=True)
+class WorkspaceRequested(Event):
+    """Durable before a workspace is made that belongs to no run. ``path`` is a directory that it adopts."""
+
+    provider: str
+    project: str
+    persistent: bool
+    limits: Limits
+    ttl_seconds: float
+    max_age_seconds: float | None = None
+    path: str | None = None
+    inode: int | None = None
+    url: str | None = None
+    branch: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkspaceBecame(Event):
+    status: WorkspaceStatus
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class WorkspaceUsed(Event):
+    """Something was done in a workspace, so it lives ``ttl_seconds`` from now, but never beyond its greatest age."""
+
+    ttl_seconds: float
+    max_age_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class WorkspaceSaved(Event):
+    """What was unsaved in a workspace is kept; the receipt's patch is relative to where that is."""
+
+    receipt: Receipt
+
+
+@dataclass(frozen=True)
+class WorkspaceDiscarded(Event):
+    """Its user gave up what is unsaved in a workspace."""
+
+
+@dataclass(frozen=True)
 class Recorded:
     """A durable event: its run, its number there from 1, and when (microseconds since the epoch, UTC)."""
 
@@ -206,7 +327,7 @@ class Recorded:
 
 _TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasses__()}
 _VALUES = (Outcome, Isolation, Limits, Receipt, Violation)
-_ENUMS = (Status, Reason, Rung, StopReason, IsolationClass)
+_ENUMS = (Status, Reason, Rung, StopReason, IsolationClass, WorkspaceStatus)
 
 
 class UnknownEvent(ValueError):

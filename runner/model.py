@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from pathlib import Path
 
+DEFAULT_PROJECT = "default"  # of what belongs to no project
+
 
 class IsolationClass(IntEnum):
     """How much stands between an agent and the host; ordered, so that a floor is a comparison."""
@@ -85,6 +87,19 @@ class Isolation:
     notes: tuple[str, ...] = ()
 
 
+class WorkspaceStatus(StrEnum):
+    """What a workspace is to those who want to use it."""
+
+    CREATING = "creating"
+    PROVISIONING = "provisioning"
+    READY = "ready"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    DESTROYING = "destroying"
+    DESTROYED = "destroyed"
+    ERROR = "error"
+
+
 class Status(StrEnum):
     """``LOST`` is never written: it is how a run looks whose runner has died before its end."""
 
@@ -114,6 +129,7 @@ class Reason(StrEnum):
     VERIFY = "verify"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
+    LEASE = "lease"
     PLATFORM = "platform"
 
 
@@ -134,6 +150,7 @@ class StopReason(StrEnum):
     SIGNAL = "signal"
     SECOND_SIGNAL = "second signal"
     STOP_BUDGET = "stop budget"
+    LEASE_LOST = "lease lost"
     LEFT_RUNNING = "left running"
     FAILURE = "failure"
 
@@ -207,6 +224,8 @@ class Handle:
 
     ``tree`` is the checkout on this host. ``private`` holds what must not be in it (home, temporary
     files, inputs, output) and belongs to the same owner. ``uid`` is the host user that commands run as.
+    ``project_tree`` is the directory of ``project`` where commands see that whole, and ``None`` where they see
+    ``tree`` alone. An ``adopted`` tree was there before the workspace, and stays when it goes.
     """
 
     provider: str
@@ -215,6 +234,45 @@ class Handle:
     private: Path
     uid: int
     limits: Limits = field(default_factory=Limits)
+    project: str = DEFAULT_PROJECT
+    project_tree: Path | None = None
+    adopted: bool = False
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Exclusive use of a workspace: its one row. A free one has no ``id`` and no ``holder``, and keeps its ``fence``.
+
+    ``holder`` is a run's id, or says what else uses it. Times are microseconds since the epoch by the store's clock.
+    """
+
+    workspace: str
+    fence: int
+    id: str = ""
+    holder: str = ""
+    acquired: int = 0
+    refreshed: int = 0
+    expires: int = 0
+
+    def live(self, now: int) -> bool:
+        return bool(self.id) and now < self.expires
+
+
+@dataclass(frozen=True)
+class Fence:
+    """What a holder shows with everything that it writes: its lease, and the number that it was given."""
+
+    workspace: str
+    lease: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """How this host's wall clock stands to its time since boot: ``offset`` is their difference in microseconds."""
+
+    boot: str
+    offset: int
 
 
 @dataclass(frozen=True)

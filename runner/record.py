@@ -11,7 +11,10 @@ from runner.model import Isolation, IsolationClass, Outcome, Receipt, Status, Vi
 
 @dataclass
 class StepRecord:
-    """``rungs`` says what had to be done to end the step's commands, each with its time."""
+    """``rungs`` says what had to be done to end the step's commands, each with its time.
+
+    ``reused`` is the run in which the step was performed, when this one only took its result over.
+    """
 
     kind: str
     status: Status = Status.PENDING
@@ -19,6 +22,7 @@ class StepRecord:
     started: int | None = None
     ended: int | None = None
     rungs: list[tuple[int, ev.RungReached]] = field(default_factory=list)
+    reused: str | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -35,6 +39,7 @@ class RunRecord:
     name: str = ""
     plan: str = ""
     key: str | None = None
+    resumes: str | None = None
     status: Status = Status.PENDING
     phase: str = ""
     deadline_seconds: float = 0.0
@@ -47,8 +52,11 @@ class RunRecord:
     refused: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[tuple[str, str]] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
+    placed: dict[str, str] = field(default_factory=dict)
+    protected: dict[str, str] = field(default_factory=dict)
     base: str | None = None
     snapshot: ev.SnapshotPublished | None = None
+    commits: ev.CommitsTaken | None = None
     receipt: Receipt | None = None
     effects: dict[tuple[str, str], str] = field(default_factory=dict)
     cancelled_by: str | None = None
@@ -60,12 +68,17 @@ class RunRecord:
     def seconds(self) -> float | None:
         return None if self.ended is None else (self.ended - self.started) / 1e6
 
+    def unfinished(self) -> list[str]:
+        """The steps that have started and not ended."""
+        return [name for name, step in self.steps.items() if step.status is Status.RUNNING]
+
 
 def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR0912, PLR0915  # one arm an event type
     """Advance a record by one event, in place. A record belongs to whoever folds it."""
     match recorded.event:
         case ev.RunStarted() as started:
             record.name, record.plan, record.key = started.name, started.plan, started.key
+            record.resumes = started.resumes
             record.deadline_seconds = started.deadline_seconds
             record.status, record.started = Status.RUNNING, recorded.at
             record.steps = {step: StepRecord(kind) for step, kind in started.steps.items()}
@@ -74,6 +87,8 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.StepStarted(step=step):
             record.steps[step].status = Status.RUNNING
             record.steps[step].started = recorded.at
+        case ev.StepReused(step=step, from_run=run):
+            record.steps[step].reused = run
         case ev.StepEnded(step=step, outcome=outcome):
             record.steps[step].status, record.steps[step].outcome = outcome.status, outcome
             record.steps[step].ended = recorded.at
@@ -83,6 +98,15 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.EffectGone(kind=kind, name=name):
             record.effects.pop((kind, name), None)
             record.left = tuple(what for what in record.left if not f"{what} ".startswith(f"{kind} {name} "))
+        case ev.LeaseAcquired(workspace=workspace, lease=lease):
+            record.effects["lease", workspace] = lease
+        case ev.LeaseReleased(workspace=workspace):
+            record.effects.pop(("lease", workspace), None)
+            record.left = tuple(what for what in record.left if not f"{what} ".startswith(f"lease {workspace} "))
+        case ev.FilePlaced(path=path, sha256=sha256):
+            record.placed[path] = sha256
+        case ev.ProtectedSeen(content=content):
+            record.protected = content
         case ev.BaseTaken(commit=commit):
             record.base = commit
         case ev.ProviderChosen(provider=provider, isolation=isolation):
@@ -99,6 +123,8 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.violations += violations
         case ev.SnapshotPublished() as snapshot:
             record.snapshot = snapshot
+        case ev.CommitsTaken() as commits:
+            record.commits = commits
         case ev.WorkSaved(receipt=receipt):
             record.receipt = receipt
         case ev.RunEnded(outcome=outcome, exit_code=exit_code, left=left):
@@ -111,7 +137,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.warnings.append(("step.oom", f"{step}: out of memory, the kernel killed {killed}"))
         case ev.Overdue(step=step, detail=detail):
             record.warnings.append(("provider.escaped", f"{step}: {detail}"))
-        case ev.EffectDone():
+        case ev.EffectDone() | ev.EffectEnding() | ev.LeaseRefreshed():
             pass
 
 

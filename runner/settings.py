@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.errors import UsageError
@@ -17,6 +17,9 @@ from runner.errors import UsageError
 _SIZE = re.compile(r"(\d{1,15})([KMGT]?)(i?[bB]?)")
 _CPU = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(m?)")
 _DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?")
+_TOKEN = re.compile(
+    r"([A-Za-z0-9.-]+(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?)=(?:env:([A-Za-z_]\w*)|file:(/.+))", re.ASCII
+)
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _CERTIFICATES = ("SSL_CERT_FILE", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH")
@@ -52,6 +55,23 @@ def parse_duration(text: str) -> float:
 
 
 @dataclass(frozen=True)
+class Token:
+    """The secret for one https server (``host``, with its port if the URL has one), or the file that has it."""
+
+    host: str
+    place: str
+    path: Path | None
+    text: str = field(repr=False)
+
+    def read(self, limit: int) -> str:
+        """Its text, cut above ``limit`` bytes. Raises ``OSError`` and ``UnicodeDecodeError``."""
+        if self.path is None:
+            return self.text
+        with self.path.open("rb") as file:
+            return file.read(limit + 1).decode()
+
+
+@dataclass(frozen=True)
 class Settings:
     """What a server or a person's machine decides, with where each value came from in ``sources``."""
 
@@ -61,9 +81,13 @@ class Settings:
     default_disk: int
     max_workspaces: int
     providers: tuple[str, ...] | None
+    workspace_ttl: float  # seconds after a workspace's last use
+    workspace_max_age: float | None  # seconds after it was made
     run_retention: float  # seconds after a run's end
+    docker_host: str  # where the docker daemon is, as its own clients read it
     sources: Mapping[str, str]
-    git_credentials: str  # what servers get that are reached by https: ``none``, or what the user's ``netrc`` has
+    git_credentials: str  # what servers get that are reached by https: ``none``, ``netrc``, or where a token is
+    git_token: Token | None
     environment: Mapping[str, str]
     reach: Mapping[str, str]  # how the network and its servers are reached from here; for git only
     person: Mapping[str, str]  # where git and ssh find what is the user's; only for what the user pushes
@@ -80,8 +104,12 @@ class Settings:
             default_disk=read("WORKSPACE_DEFAULT_DISK", parse_size, 10 << 30),
             max_workspaces=read("WORKSPACE_MAX", _positive, 10),
             providers=read("WORKSPACE_PROVIDERS", _words, None),
+            workspace_ttl=read("WORKSPACE_TTL", parse_duration, 30 * 86_400.0),
+            workspace_max_age=read("WORKSPACE_MAX_AGE", parse_duration, None),
             run_retention=read("RUN_RETENTION", parse_duration, 30 * 86_400.0),
+            docker_host=read("DOCKER_HOST", lambda t: t, "unix:///var/run/docker.sock"),
             git_credentials=read("RUNNER_GIT_CREDENTIALS", _credentials, "none"),
+            git_token=_token(env),
             sources=read.sources,
             environment={name: env[name] for name in ("PATH", "LANG", "TERM", "NO_COLOR", "CI") if name in env},
             reach={name: env[name] for name in _REACH if env.get(name)},
@@ -99,7 +127,10 @@ class Settings:
             "WORKSPACE_MAX": self.max_workspaces,
             "RUNNER_GIT_CREDENTIALS": self.git_credentials,
             "WORKSPACE_PROVIDERS": ", ".join(self.providers) if self.providers else "(manifests/defaults)",
+            "WORKSPACE_TTL": f"{self.workspace_ttl:g}s",
+            "WORKSPACE_MAX_AGE": f"{self.workspace_max_age:g}s" if self.workspace_max_age else "(none)",
             "RUN_RETENTION": f"{self.run_retention:g}s",
+            "DOCKER_HOST": self.docker_host,
         }
         return tuple((name, str(value), self.sources[name]) for name, value in values.items())
 
@@ -121,9 +152,17 @@ class _Reader:
 
 
 def _credentials(text: str) -> str:
-    if text not in ("none", "netrc"):
-        raise ValueError("none or netrc")
+    if text not in ("none", "netrc") and not _TOKEN.fullmatch(text):
+        raise ValueError("none, netrc, HOST=env:NAME or HOST=file:/PATH")
     return text
+
+
+def _token(env: Mapping[str, str]) -> Token | None:
+    found = _TOKEN.fullmatch(env.get("RUNNER_GIT_CREDENTIALS", ""))
+    if found is None:
+        return None
+    host, name, path = found.groups()
+    return Token(host, f"`{name or path}`", Path(path) if path else None, env.get(name, "") if name else "")
 
 
 def _positive(text: str) -> int:

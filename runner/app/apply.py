@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -16,23 +17,27 @@ from runner import events as ev
 from runner import plugins
 from runner.agents import command_of
 from runner.app.attach import follow
+from runner.app.basis import basis_of
 from runner.app.facts import open_provider
 from runner.app.planning import Planned
+from runner.app.recorded import RECORD
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.owner import is_held
 from runner.beneath import read_beneath
 from runner.engine.execute import execute
 from runner.engine.run import Append, Control, carry_out, pass_over
-from runner.errors import Attached, HostRefused, RunExists, RunnerError, StoreFailed, leaf
+from runner.errors import Attached, HostRefused, RunExists, RunnerError, RunOver, StoreFailed, leaf
 from runner.git import open_git
 from runner.ids import run_id
-from runner.model import Status
+from runner.manifest.kinds.project import Spec as ProjectSpec
+from runner.manifest.load import DEFAULTS
+from runner.model import Fence, Status
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent
 from runner.ports.sink import Sink
-from runner.ports.store import Store
-from runner.record import RunRecord
+from runner.ports.store import ProjectRow, Store
+from runner.record import RunRecord, replay
 from runner.settings import Settings, shipped
 from runner.steps._run import Places, Ports
 from runner.steps.verify.run import MAX_OUTPUT
@@ -75,12 +80,12 @@ async def apply(
     make_home(settings)
     async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
         with plainly():
-            ports = ports_of(settings, store.nonce)
+            ports = ports_of(settings, store)
             return await apply_all(planned, settings, store, ports, sinks, key=key, advise=advise)
 
 
-def ports_of(settings: Settings, nonce: str) -> Ports:
-    """What runs of the store with this ``nonce`` reach the world through."""
+def ports_of(settings: Settings, store: Store) -> Ports:
+    """What runs of a store reach the world through."""
     import runner.agents
 
     def agent(name: str) -> Agent:
@@ -95,7 +100,8 @@ def ports_of(settings: Settings, nonce: str) -> Ports:
         git=open_git(settings),
         agent=agent,
         sub_runner=sub_runner,
-        nonce=nonce,
+        lease=store.lease,
+        nonce=store.nonce,
         now=now_microseconds,
     )
 
@@ -126,6 +132,7 @@ async def apply_all(
     advise: Callable[[RunnerError], None] = _silent,
 ) -> list[RunRecord]:
     """``apply`` with a store and ports that are there already."""
+    await _record_projects(planned, store)
     plans = {plan.name: plan for plan in planned.plan.runs}
     controls = {plan.name: Control(plan.stop_budget_seconds) for plan in planned.plan.runs}
     records: dict[str, RunRecord] = {}
@@ -137,15 +144,16 @@ async def apply_all(
         async with groups[plan.group], everything:
             places = Places(settings.home, run_id(secrets.token_bytes(8)))
             files = RunFiles(places.directory)
-            files.write_plan(plan, planned.plan.digest)
-            append = _appending(store, [files, *sinks])
+            append = appending(store, [files, *sinks])
             digest = planned.plan.digest
             try:
                 if blocker := _blocked(plan, records, control):
+                    files.write_plan(plan, digest, basis_of(planned, plan, {}))
                     record = await pass_over(plan, digest, id=places.run, append=append, reason=blocker, key=key)
                 else:
-                    values = {**plan.values, "outputs": outputs_for(plan, plans, records, settings)}
-                    ready = replace(plan, values=values)
+                    outputs = outputs_for(plan, plans, records, settings)
+                    files.write_plan(plan, digest, basis_of(planned, plan, outputs))
+                    ready = replace(plan, values={**plan.values, "outputs": outputs})
                     record = await carry_out(
                         ready,
                         digest,
@@ -157,6 +165,9 @@ async def apply_all(
                         key=key,
                     )
                 files.write_record(record)
+            except RunOver:
+                record = replay(places.run, await store.events(places.run))
+                files.write_record(record)
             except RunExists as taken:
                 files.discard()
                 advise(Attached(f"{taken.message}: attached to it, nothing is started"))
@@ -165,10 +176,20 @@ async def apply_all(
             records[name] = record
 
     async with trio.open_nursery() as signals:
-        await signals.start(_watch_signals, list(controls.values()))
+        await signals.start(watch_signals, list(controls.values()))
         await execute(Graph({name: plan.needs for name, plan in plans.items()}), one)
         signals.cancel_scope.cancel()
     return [records[name] for name in plans]
+
+
+async def _record_projects(planned: Planned, store: Store) -> None:
+    """Let the store know the projects of the manifests; those of a fork are nobody's here."""
+    for document in planned.documents.values():
+        spec = document.spec
+        if isinstance(spec, ProjectSpec) and document.file not in (DEFAULTS, RECORD) and not planned.request.untrusted:
+            root, manifest = (str(place.resolve()) for place in (document.directory / spec.root, Path(document.file)))
+            protected = tuple(spec.protected_paths)
+            await store.put_project(ProjectRow(document.name, root, spec.workspace_isolation, protected, manifest))
 
 
 def _blocked(plan: RunPlan, records: Mapping[str, RunRecord], control: Control) -> str | None:
@@ -199,9 +220,9 @@ def outputs_for(
     return found
 
 
-def _appending(store: Store, sinks: Sequence[Sink]) -> Append:
-    async def append(run: str, events: Sequence[ev.Event]) -> Sequence[ev.Recorded]:
-        recorded = await store.append(run, events)
+def appending(store: Store, sinks: Sequence[Sink]) -> Append:
+    async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
+        recorded = await store.append(run, events, fence=fence)
         for one in recorded:
             for sink in sinks:
                 sink(one)
@@ -210,7 +231,7 @@ def _appending(store: Store, sinks: Sequence[Sink]) -> Append:
     return append
 
 
-async def _watch_signals(controls: Sequence[Control], task_status: trio.TaskStatus[None]) -> None:
+async def watch_signals(controls: Sequence[Control], task_status: trio.TaskStatus[None]) -> None:
     with trio.open_signal_receiver(*FATAL, signal.SIGHUP) as received:
         task_status.started()
         async for number in received:

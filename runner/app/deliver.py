@@ -1,8 +1,9 @@
 """Delivery: what a run published, into the user's hands. Always a command of its own, never a part of a run.
 
-Only a snapshot that was published is delivered: work that broke policy stays where it is. The agent's own commits are
-not: a branch has the runner's commit of the work on top of the base. Nothing of this is recorded in the run, which has
-ended; cancelling a delivery leaves its target as it was, but for a push, of which the remote may have heard.
+Only a snapshot that was published is delivered: work that broke policy stays where it is. A branch has the runner's
+commit of the work on top of the base, or the agent's own commits when they come to the same. Nothing of this is
+recorded in the run, which has ended; cancelling a delivery leaves its target as it was, but for a push, of which the
+remote may have heard.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from runner import trees
 from runner.app.history import Past, patch_of
 from runner.artifacts.export import Exported, export
 from runner.errors import (
+    CommitsDiffer,
     HostRefused,
     NothingPublished,
     PatchChanged,
@@ -73,12 +75,18 @@ async def _watch(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) ->
             scope.cancel()
 
 
-async def make_branch(past: Past, settings: Settings, *, into: Path | None, name: str | None) -> Branched:
-    """See ``Delivery.branch``; by default in the repository that the run was cloned from, under the run's own name."""
+async def make_branch(
+    past: Past, settings: Settings, *, into: Path | None, name: str | None, commits: bool = False
+) -> Branched:
+    """See ``Delivery.branch``; by default in the repository that the run was cloned from, under the run's own name.
+
+    With ``commits`` it is made of the agent's own. Raises ``CommitsDiffer`` when they are not all of the work.
+    """
     snapshot, repository = _published(past, settings)
+    commit = _own_commits(past, snapshot) if commits else snapshot.commit
     delivery = open_delivery(settings)
     place = into or _source_or_refuse(past)
-    return await delivery.branch(repository, snapshot.commit, into=place, name=name or branch_of(past, snapshot))
+    return await delivery.branch(repository, commit, into=place, name=name or branch_of(past, snapshot))
 
 
 async def apply_patch(past: Past, settings: Settings, *, into: Path | None, check: bool) -> Applied:
@@ -156,6 +164,20 @@ def _published(past: Past, settings: Settings) -> tuple[SnapshotPublished, Path]
     if not repository.is_dir():
         raise NothingPublished(f"the repository of run `{record.id}` is not there any more: `{repository}`")
     return record.snapshot, repository
+
+
+def _own_commits(past: Past, snapshot: SnapshotPublished) -> str:
+    commits, run = past.record.commits, past.record.id
+    if commits is None:
+        raise NothingPublished(f"the agent of run `{run}` made no commits", hint=f"runner runs branch {run}")
+    if commits.commit is None or commits.withheld:
+        raise Withheld(f"the agent's commits of run `{run}` are not delivered: {commits.withheld}")
+    if commits.tree != snapshot.tree:
+        raise CommitsDiffer(
+            f"the agent of run `{run}` did not commit all of its work, or more than is published",
+            hint=f"take all of it as one commit: runner runs branch {run}",
+        )
+    return commits.commit
 
 
 def _withheld(past: Past) -> Withheld:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import runner.providers
 from runner import plugins
+from runner.beneath import read_beneath
 from runner.errors import BadValue, NoRepository, RunnerError, StalePlan, UnknownCommit, UnknownPlugin, nearest, shown
 from runner.manifest import repository
 from runner.model import Checkout
 from runner.settings import Settings
-from runner.spec.model import CommitFact, ContextFile, Facts, PolicyFile
+from runner.spec.model import AGENTS_FILE, CommitFact, ContextFile, Facts, PolicyFile
 from runner.spec.resolve import Wanted
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ async def gather(
     """
     probes: dict[str, Probe] = {}
     commits: dict[str, CommitFact] = {}
-    seen: dict[tuple[Checkout, CommitFact | None], CommitFact] = {}
+    seen: dict[tuple[Checkout, CommitFact | None], tuple[CommitFact, PolicyFile | None]] = {}
     files: dict[str, dict[str, ContextFile]] = {}
     incidents: dict[str, dict[str, object]] = {}
     policies: dict[str, PolicyFile] = {}
@@ -68,14 +69,14 @@ async def gather(
             for name in want.providers:
                 provider = open_provider(name, settings)
                 if not offline and name not in probes:
-                    probes[name] = _still(await provider.probe(), pinned)
+                    probes[name] = still(await provider.probe(), pinned)
         if want.checkout is not None and not offline:
             with _noting(missing, f"{want.run}/checkout"):
                 known = pinned.commits.get(want.run) if pinned is not None else None
                 if (want.checkout, known) not in seen:
-                    seen[want.checkout, known] = await _commit(want.checkout, git, known)
-                commits[want.run] = seen[want.checkout, known]
-                if file := await policy_file(want.checkout, git, commits[want.run].commit):
+                    seen[want.checkout, known] = await _looked_at(want.checkout, git, known)
+                commits[want.run], file = seen[want.checkout, known]
+                if file is not None:
                     policies[want.run] = file
         if want.script is not None:
             with _noting(missing, f"{want.run}/script", want.script_name):
@@ -84,6 +85,9 @@ async def gather(
             with _noting(missing, f"{want.run}/incident", want.incident.name):
                 files[f"{want.run}/incident"] = found = incident_files(want.incident)
                 incidents[want.run] = incident_document(found)
+        if want.project is not None:
+            with _noting(missing, f"{want.run}/agents", AGENTS_FILE):
+                files[f"{want.run}/agents"] = agents_file(want.project)
         if not offline and (gone := absent(want.toolchains)):
             missing[f"{want.run}/toolchain"] = BadValue(
                 f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path"
@@ -109,7 +113,7 @@ def absent(directories: Sequence[str]) -> list[str]:
     return [path for path in directories if os.path.realpath(path) != path.rstrip("/") or not os.path.isdir(path)]
 
 
-def _still(found: Probe, pinned: Facts | None) -> Probe:
+def still(found: Probe, pinned: Facts | None) -> Probe:
     """A provider as planned, if it can still do all that the plan counted on; stronger is fine, weaker is not."""
     planned = pinned.probes.get(found.provider) if pinned is not None else None
     if planned is None or not planned.available:
@@ -124,12 +128,11 @@ def _still(found: Probe, pinned: Facts | None) -> Probe:
     return planned
 
 
-async def _commit(checkout: Checkout, git: Git, known: CommitFact | None) -> CommitFact:
-    """What a checkout means; one that is ``known`` must still be there."""
+async def _looked_at(checkout: Checkout, git: Git, known: CommitFact | None) -> tuple[CommitFact, PolicyFile | None]:
+    """What a checkout means, and the policy that it brings; a commit that is ``known`` must still be there."""
     try:
-        if checkout.url is not None:
-            return await _commit_of_url(checkout.url, checkout, git, known)
-        return await _commit_of_path(checkout, git, known)
+        commit = await (_commit_of_path if checkout.url is None else _commit_of_url)(checkout, git, known)
+        return commit, await policy_file(checkout, git, commit.commit)
     except (UnknownCommit, NoRepository) as error:
         if known is None:
             raise
@@ -137,19 +140,24 @@ async def _commit(checkout: Checkout, git: Git, known: CommitFact | None) -> Com
 
 
 async def policy_file(checkout: Checkout, git: Git, commit: str) -> PolicyFile | None:
-    """The policy that a commit of a local repository holds; what others wrote into the work tree does not count."""
-    if checkout.path is None:  # nothing of a server's is here yet
-        return None
-    content = await git.read_file(checkout.path, commit, repository.FILE, limit=repository.FILE_BYTES)
+    """The policy that a commit holds; what others wrote into a work tree does not count."""
+    if checkout.url is not None:
+        content = await git.read_url(
+            checkout.url, commit, repository.FILE, depth=checkout.depth, limit=repository.FILE_BYTES
+        )
+    else:
+        assert checkout.path is not None
+        content = await git.read_file(checkout.path, commit, repository.FILE, limit=repository.FILE_BYTES)
     return None if content is None else PolicyFile(commit, content)
 
 
-async def _commit_of_url(url: str, checkout: Checkout, git: Git, known: CommitFact | None) -> CommitFact:
-    if known is None:
-        tip = await git.look_up(url, branch=checkout.branch, commit=checkout.commit)
-        return CommitFact(tip.commit, tip.branch, dirty=False)
-    await git.fetch_url(url, known.commit, into=None, depth=checkout.depth)  # no server can say that it has a commit
-    return known
+async def _commit_of_url(checkout: Checkout, git: Git, known: CommitFact | None) -> CommitFact:
+    """No server can say that it has a commit: reading the policy will tell."""
+    if known is not None:
+        return known
+    assert checkout.url is not None
+    tip = await git.look_up(checkout.url, branch=checkout.branch, commit=checkout.commit)
+    return CommitFact(tip.commit, tip.branch, dirty=False)
 
 
 async def _commit_of_path(checkout: Checkout, git: Git, known: CommitFact | None) -> CommitFact:
@@ -178,6 +186,19 @@ def context_file(path: Path) -> ContextFile:
     """A regular file's hash and size; a link is none. Raises ``OSError``."""
     content = read_file(path, MAX_FILE, os.O_NOFOLLOW)
     return ContextFile(path, sha256(content).hexdigest(), len(content))
+
+
+def agents_file(root: Path) -> dict[str, ContextFile]:
+    """The ``AGENTS.md`` of a project by its name, if it has one. Raises ``OSError``, and ``ValueError`` for a link."""
+    try:
+        content = read_beneath(root, AGENTS_FILE, MAX_FILE)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError("it is a symbolic link, and none is followed") from error
+        raise
+    return {AGENTS_FILE: ContextFile(root / AGENTS_FILE, sha256(content).hexdigest(), len(content))}
 
 
 def incident_files(directory: Path) -> dict[str, ContextFile]:

@@ -80,7 +80,7 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
         return Collection((), dry_run)
     async with open_store(path, now=now_microseconds, entropy=secrets.token_bytes) as store:
         with plainly():
-            ports = ports_of(settings, store.nonce)
+            ports = ports_of(settings, store)
             handles = [h for name in provider_names() for h in await ports.provider(name).list_owned(ports.nonce)]
             found = _look(settings, await store.runs(), handles, now_microseconds() / 1e6)
             shown = [k for k in found if k.verdict in (Verdict.STALE, Verdict.CLOCK) or k.kind == "temporary"]
@@ -101,7 +101,8 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
         verdict = Verdict.IN_USE if used else judge(age, settings.run_retention)
         return Kept(kind, path, run, verdict, age, _bytes(path) if verdict is Verdict.STALE else 0)
 
-    found = [kept("workspace", h.tree, h.id.rpartition("-")[0], _touched([h.tree])) for h in handles]
+    ours = [handle for handle in handles if not handle.adopted]
+    found = [kept("workspace", h.tree, h.id.rpartition("-")[0], _touched([h.tree])) for h in ours]
     found += [kept("temporary", p, p.name.partition("-")[0], _touched([p])) for p in sorted(home.glob("tmp/*"))]
     found += [kept("snapshot", p, p.stem, _touched([p])) for p in sorted(home.glob("snapshots/*.git"))]
     found += [kept("run", p, p.name, _touched([p])) for p in sorted(home.glob("runs/*")) if p.is_dir()]

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.app.facts import gather
+from runner.app.recorded import recorded_projects
 from runner.compiler import compile_plan
 from runner.errors import Rejected, RunnerError
 from runner.git import open_git
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.incident_run import Task
 from runner.manifest.load import DEFAULTS, Document, defaults, load
+from runner.model import Checkout
 from runner.plan.model import Plan
 from runner.settings import Settings
 from runner.spec.model import Facts, RunSpec
@@ -33,7 +35,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan with what it was made from, ``documents`` by kind and name; ``warnings`` stop nothing."""
+    """A plan with what it was made from, ``documents`` by kind and name; ``warnings`` stop nothing.
+
+    ``checkouts`` are what the runs ask for, before it is known which commits that means.
+    """
 
     plan: Plan
     facts: Facts
@@ -42,6 +47,7 @@ class Planned:
     request: Request
     documents: Mapping[str, Document]
     inputs: Mapping[str, object]
+    checkouts: Mapping[str, Checkout] = field(default_factory=dict)
 
 
 async def make_plan(
@@ -51,6 +57,8 @@ async def make_plan(
     request = request or Request()
     documents, findings = load(path)
     _reject(findings)
+    if not request.untrusted:  # whose projects are their own affair
+        documents += await recorded_projects(documents, settings)
     chosen, unresolved = select([_with_task(document, request.task) for document in documents], defaults())
     findings += unresolved
     if request.untrusted:
@@ -83,7 +91,8 @@ async def make_plan(
     findings += complaints
     _reject(findings)
     inputs = {"documents": documented, "settings": deciding, "facts": facts.pinned()}
-    return Planned(plan, facts, path, tuple(findings), request, written, inputs)
+    checkouts = {want.run: want.checkout for want in wants if want.checkout is not None}
+    return Planned(plan, facts, path, tuple(findings), request, written, inputs, checkouts)
 
 
 def _with_task(document: Document, task: Mapping[str, object]) -> Document:

@@ -121,7 +121,7 @@ async def _of_run(source: Source, settings: Settings) -> tuple[Sequence[Document
     selected = _chosen(chosen, source.run or "")
     want, faults = wanted(selected, settings)
     _reject(faults)
-    if want.checkout is None or want.checkout.path is None:
+    if want.checkout is None:
         return selected.policies, None
     only_code = replace(want, providers=(), script=None, incident=None, toolchains=())
     facts = await gather([only_code], settings, open_git(settings))

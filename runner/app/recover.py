@@ -23,7 +23,7 @@ from runner.artifacts.layout import is_finished, write_copies
 from runner.artifacts.owner import is_held, take
 from runner.engine.recover import Recovered, Saving, belongings, recover, saving_of, unsaved
 from runner.errors import Escaped, RunnerError, RunUnfinished, StoreDamaged
-from runner.model import Handle
+from runner.model import Fence, Handle
 from runner.ports.store import RunRow, Store
 from runner.providers import _mounts, spawn
 from runner.record import RunRecord, replay
@@ -55,7 +55,7 @@ async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -
     try:
         async with open_store(path, now=now_microseconds, entropy=secrets.token_bytes) as store:
             with plainly():
-                ports = ports_of(settings, store.nonce)
+                ports = ports_of(settings, store)
                 return await recover_runs(settings, store, ports, provider_names(), run, dry_run=dry_run)
     except StoreDamaged as error:
         raise StoreDamaged(error.message, hint=DAMAGED) from error
@@ -118,8 +118,8 @@ async def _recover(row: RunRow, places: Places, store: Store, ports: Ports, dry_
         return [_foreseen(record, places)]
     escaped = await _kill_helpers(places)
 
-    async def append(run: str, events: Sequence[ev.Event]) -> Sequence[ev.Recorded]:
-        return await store.append(run, events)
+    async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
+        return await store.append(run, events, fence=fence)
 
     recovered = await recover(record, _saving(record, places), places=places, ports=ports, append=append)
     news = await store.events(row.id, after=len(history))

@@ -60,9 +60,9 @@ async def make_saved_plan(file: Path, settings: Settings) -> Planned:
         hint = "plan again without --offline"
         raise OpenPlan(f"`{file}` is an open plan: made offline, its commits are not pinned", hint=hint)
     try:
-        commits = {name: _commit(**fact) for name, fact in content["pinned"]["commits"].items()}
-        probes = {name: _probe(fact) for name, fact in content["pinned"]["probes"].items()}
-        request, manifests = _request(**content["request"]), _text(content["manifests"])
+        commits = {name: commit_of(**fact) for name, fact in content["pinned"]["commits"].items()}
+        probes = {name: probe_of(fact) for name, fact in content["pinned"]["probes"].items()}
+        request, manifests = request_of(**content["request"]), _text(content["manifests"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _no_plan(file) from error
     planned = await make_plan(_beside(file, manifests), settings, request, pinned=Facts(probes, commits))
@@ -101,16 +101,16 @@ def _text(value: object) -> str:
     return value
 
 
-def _commit(commit: object, branch: object, dirty: object) -> CommitFact:
+def commit_of(commit: object, branch: object, dirty: object) -> CommitFact:
     return CommitFact(_text(commit), _text(branch), dirty is True)
 
 
-def _request(only: object, task: Mapping[str, object], offline: object, untrusted: object) -> Request:
+def request_of(only: object, task: Mapping[str, object], offline: object, untrusted: object) -> Request:
     chosen = None if only is None else _text(only)
     return Request(chosen, dict(task), offline is True, untrusted is True)
 
 
-def _probe(fact: dict[str, Any]) -> Probe:
+def probe_of(fact: dict[str, Any]) -> Probe:
     isolation = IsolationClass[fact["isolation"].upper()]
     missing = {Feature(name): reason for name, reason in fact["missing"].items()}
     return Probe(**{**fact, "isolation": isolation, "missing": missing})

@@ -25,6 +25,7 @@ from runner.ports.git import Snapshot
 from runner.ports.provider import Provider
 from runner.record import RunRecord, fold
 from runner.spec.model import PolicySpec
+from runner.steps._lease import Tenure
 from runner.steps._run import Places, Ports, Run
 from runner.steps.save.plan import Body
 from runner.steps.save.run import perform as save
@@ -127,12 +128,14 @@ async def recover(
     Raises what the store raises. Cancelling leaves the rest for the next time.
     """
     ending = _Ending(record, saving, places, ports, append)
-    running = [name for name, step in record.steps.items() if step.status is Status.RUNNING]
-    await ending.emit(*(ev.StepEnded(name, KILLED) for name in running))
+    if any(kind in ("lease", "workspace") for kind, _ in record.effects):
+        await ending.tenure.acquire(ending.emit, forced=True)  # the caller holds the run, so its old holder is dead
+    await ending.emit(*(ev.StepEnded(name, KILLED) for name in record.unfinished()))
     for kind, name in list(record.effects):
         if kind == "workspace":
             await ending.workspace(name, record.effects[kind, name])
     await ending.paths()
+    await ending.tenure.release(ending.emit)
     if record.ended is None:
         left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
         outcome = Outcome(Status.UNKNOWN, Reason.UNKNOWN, _because(record))
@@ -151,6 +154,7 @@ class _Ending:
     def __init__(self, record: RunRecord, saving: Saving | str, places: Places, ports: Ports, append: Append) -> None:
         self._record, self._saving, self._places, self._ports = record, saving, places, ports
         self._append = append
+        self.tenure = Tenure(f"{record.id}-1", f"the recovery of run {record.id}", ports.lease)
         self._removed: list[str] = []
         self._kept: list[str] = []
         self._left: list[str] = []
@@ -161,7 +165,7 @@ class _Ending:
             return
         with trio.CancelScope(shield=True):
             try:
-                written = await self._append(self._record.id, events)
+                written = await self._append(self._record.id, events, self.tenure.fence)
             except RunnerError as error:
                 self._unwritten = error
                 raise
@@ -201,6 +205,7 @@ class _Ending:
                 if self._record.receipt is None:
                     self._kept.append(f"{handle.tree}: {outcome.message}")
                     return
+            await self.emit(ev.EffectEnding("", "workspace", name))
             outcome = await self._step("teardown", partial(_tear_down, provider, handle))
             if not outcome.ok:
                 self._left.append(f"workspace {name} {place}: {outcome.message}")
@@ -238,8 +243,10 @@ class _Ending:
                 ports=self._ports,
                 emit=self._emit_news,
                 services=services,
+                tenure=self.tenure,
             )
             run.provider, run.handle, run.inputs = provider, handle, saving.inputs
+            run.placed, run.protected = record.placed, record.protected
             if base is not None:
                 run.cloned(base)
             if snapshot := record.snapshot:

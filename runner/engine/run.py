@@ -7,7 +7,7 @@ needed inside work; sandboxes and their services live in a nursery around both.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -16,14 +16,15 @@ import trio
 from runner import __version__
 from runner import events as ev
 from runner.engine.execute import execute
-from runner.errors import Escaped, HostRefused, RunnerError, WorkspaceLost, leaf
-from runner.model import Outcome, Reason, Rung, Status, StopReason, failed
+from runner.errors import Escaped, HostRefused, LeaseHeld, LeaseLost, RunnerError, WorkspaceLost, leaf
+from runner.model import Fence, Outcome, Reason, Rung, Status, StopReason, failed, succeeded
 from runner.plan.model import RunPlan, Step, graph_of
-from runner.ports.provider import STOP_GRACE
+from runner.ports.provider import KILL_GRACE, STOP_GRACE
 from runner.record import RunRecord, fold
-from runner.steps._run import Places, Ports, Run, Underway
+from runner.steps._lease import Tenure, keep
+from runner.steps._run import Places, Ports, Resumption, Run, Underway
 
-Append = Callable[[str, Sequence[ev.Event]], Awaitable[Sequence[ev.Recorded]]]
+Append = Callable[[str, Sequence[ev.Event], Fence | None], Awaitable[Sequence[ev.Recorded]]]
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Control:
     sandboxes: trio.CancelScope = field(default_factory=trio.CancelScope)
     requested_at: float | None = None  # trio time of the first signal
     insisted_at: float | None = None  # and of the second
+    lost_at: float | None = None  # when the run's lease ended, or was about to
 
     def stop(self) -> None:
         if self.requested_at is None:
@@ -50,6 +52,13 @@ class Control:
             self.insisted_at = trio.current_time()
             self.settle.cancel()
             self.sandboxes.cancel()
+
+    def lose(self) -> None:
+        """Somebody else may have the workspace soon: end the work while that is still ours to do."""
+        if self.lost_at is None:
+            self.lost_at = trio.current_time()
+            self.work.cancel()
+            self.bound(self.lost_at)
 
     def bound(self, ended: float) -> None:
         """Let the stop budget begin at ``ended``, unless it has begun already."""
@@ -67,36 +76,96 @@ async def carry_out(
     append: Append,
     control: Control,
     key: str | None = None,
+    resumption: Resumption | None = None,
 ) -> RunRecord:
     """Run one run to its one terminal event and return its record.
 
-    Raises ``RunExists`` when the store has a run of this name and ``key``; then nothing was started.
+    With a ``resumption`` it goes on with what an earlier run kept; the steps that are reused there are not performed.
+    Raises ``RunExists`` when the store has a run of this name and ``key``; then nothing was started. Raises
+    ``RunOver`` when somebody else has taken its workspace over and has ended the run.
 
     ``control`` is the only way to cancel it; cancelling the caller's scope ends work as well and still
     settles, within the run's stop budget. A bug in a step propagates after settling.
     """
-    record = RunRecord(id)
-
-    async def emit(*events: ev.Event) -> None:
-        # Shielded: a step that was cancelled still says so, and the store bounds its own waiting.
-        with trio.CancelScope(shield=True):
-            for recorded in await append(id, events):
-                fold(record, recorded)
-
+    journal = _Journal(RunRecord(id), append, control, Tenure(f"{id}-1", f"run {id}", ports.lease))
+    record, tenure = journal.record, journal.tenure
     kinds = {step.id: step.kind for step in plan.steps}
-    await emit(ev.RunStarted(plan.name, digest, __version__, kinds, plan.deadline_seconds, key=key))
-    with control.sandboxes:
-        async with trio.open_nursery() as services:
-            run = Run(id=id, plan=plan, places=places, ports=ports, emit=emit, services=services)
-            try:
-                await _work(_Stage(run, record, plan, control))
-            finally:
-                await _settle(_Stage(run, record, plan, control, settling=True))
-            services.cancel_scope.cancel()
+    resumes = resumption.run if resumption is not None else None
+    await journal.write(
+        ev.RunStarted(plan.name, digest, __version__, kinds, plan.deadline_seconds, key=key, resumes=resumes)
+    )
+    reused = resumption.reused if resumption is not None else {}
+    last: list[ev.Event] = []
+    try:
+        with control.sandboxes:
+            async with trio.open_nursery() as services:
+                run = Run(
+                    id=id,
+                    plan=plan,
+                    places=places,
+                    ports=ports,
+                    emit=journal.emit,
+                    services=services,
+                    tenure=tenure,
+                    kept=resumption.kept if resumption is not None else None,
+                )
+                services.start_soon(_keep_lease, journal, plan.stop_budget_seconds)
+                try:
+                    await _work(_Stage(run, record, plan, control, reused))
+                finally:
+                    await _settle(_Stage(run, record, plan, control, reused, settling=True))
+                services.cancel_scope.cancel()
+    except* LeaseLost:
+        # The workspace is another's now, and whatever of it is left. That this run has ended is still for us to say.
+        last += (ev.StepEnded(name, _LOST) for name in record.unfinished())
     outcome = _verdict(record, control)
     left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
-    await emit(ev.RunEnded(outcome, exit_code(outcome), left))
+    await journal.write(*last, ev.RunEnded(outcome, exit_code(outcome), left))
     return record
+
+
+_LOST = failed(Reason.LEASE, "its workspace was taken over by another")
+
+
+@dataclass
+class _Journal:
+    """What one run writes, and the record that it adds up to."""
+
+    record: RunRecord
+    append: Append
+    control: Control
+    tenure: Tenure
+
+    async def write(self, *events: ev.Event, fence: Fence | None = None) -> None:
+        """Shielded: a step that was cancelled still says so, and the store bounds its own waiting."""
+        with trio.CancelScope(shield=True):
+            for recorded in await self.append(self.record.id, events, fence):
+                fold(self.record, recorded)
+
+    async def emit(self, *events: ev.Event) -> None:
+        """``write`` behind the lease's fence.
+
+        A refusal means that the holder was away for longer than its lease: whatever runs is ended. What has happened
+        meanwhile is written all the same if nobody else has had the workspace since. Raises ``LeaseLost`` if so.
+        """
+        try:
+            await self.write(*events, fence=self.tenure.fence)
+        except LeaseLost as refusal:
+            if self.tenure.fence is None:
+                raise
+            self.control.lose()
+            self.control.sandboxes.cancel()
+            await self.tenure.reacquire(self.write)
+            await self.write(ev.Warned(refusal.code, refusal.message), *events, fence=self.tenure.fence)
+
+
+async def _keep_lease(journal: _Journal, stop_budget_seconds: float) -> None:
+    async def warn(message: str) -> None:
+        await journal.emit(ev.Warned("lease.refresh-failed", message))
+
+    await keep(journal.tenure, journal.write, margin=stop_budget_seconds + KILL_GRACE, warn=warn)
+    if journal.tenure.fence is not None:
+        journal.control.lose()
 
 
 async def pass_over(plan: RunPlan, digest: str, *, id: str, append: Append, reason: str, key: str | None) -> RunRecord:
@@ -107,7 +176,7 @@ async def pass_over(plan: RunPlan, digest: str, *, id: str, append: Append, reas
         ev.RunStarted(plan.name, digest, __version__, kinds, plan.deadline_seconds, key=key),
         ev.RunEnded(Outcome(Status.SKIPPED, message=reason), 1),
     )
-    for recorded in await append(id, events):
+    for recorded in await append(id, events, None):
         fold(record, recorded)
     return record
 
@@ -128,6 +197,8 @@ async def _settle(stage: _Stage) -> None:
         settle.shield = True
         if control.requested_at is not None:
             await stage.run.emit(ev.CancelRequested("signal"))
+        elif control.lost_at is not None:
+            await stage.run.emit(ev.CancelRequested("lease"))
         elif control.work.cancel_called:
             await stage.run.emit(ev.CancelRequested("deadline"))
         await stage.run.emit(ev.PhaseEntered("settle"))
@@ -154,6 +225,7 @@ class _Stage:
     record: RunRecord
     plan: RunPlan
     control: Control
+    reused: Mapping[str, tuple[str, str]]
     deadline: float = math.inf
     settling: bool = False
 
@@ -169,13 +241,14 @@ class _Stage:
         if blocker := self._blocked(step):
             await self.run.emit(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
             return
-        await self.run.emit(ev.StepStarted(step.id))
+        reused = [ev.StepReused(step.id, *self.reused[step.id])] if step.id in self.reused else []
+        await self.run.emit(ev.StepStarted(step.id), *reused)
         outcome: Outcome | None = None
         stops = _Stops(step, self.control, trio.current_time() + step.deadline_seconds, self.deadline, self.settling)
         self.run.underway = underway = Underway(step.id, stops.explain)
         try:
             with trio.CancelScope(deadline=min(stops.own, stops.outer)):
-                outcome = await _perform(step, self.run)
+                outcome = await (_take_over(step, self.run, reused[0].from_run) if reused else _perform(step, self.run))
         except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
             outcome = _broken(group, end_unknown=underway.end_unknown)
             if isinstance(error := leaf(group), Escaped):
@@ -227,6 +300,8 @@ class _Stops:
                 return failed(Reason.TIMEOUT, "stopped at the run's deadline")
             case StopReason.STOP_BUDGET:
                 return failed(Reason.TIMEOUT, "stopped when the stop budget was used up")
+            case StopReason.LEASE_LOST:
+                return failed(Reason.LEASE, "stopped because the lease of its workspace was ending")
             case _:
                 return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped")
 
@@ -237,7 +312,8 @@ class _Stops:
         else:
             signal = (_moment(self.control.requested_at), StopReason.SIGNAL)
             outer = (self.outer, StopReason.RUN_DEADLINE)
-        moments = (signal, (self.own, StopReason.STEP_DEADLINE), outer, (command, StopReason.COMMAND_DEADLINE))
+        lost = (_moment(self.control.lost_at), StopReason.LEASE_LOST)
+        moments = (signal, lost, (self.own, StopReason.STEP_DEADLINE), outer, (command, StopReason.COMMAND_DEADLINE))
         at, reason = min(moments, key=lambda moment: moment[0])  # the first of equal ones
         return reason if at <= trio.current_time() else StopReason.FAILURE
 
@@ -255,7 +331,8 @@ def _broken(group: ExceptionGroup[RunnerError | OSError], *, end_unknown: bool) 
     if end_unknown and isinstance(error, WorkspaceLost):
         message = f"the sandbox was lost while a command ran in it: {error.message}"
         return Outcome(Status.UNKNOWN, Reason.UNKNOWN, message, details=details)
-    return failed(Reason.PLATFORM, f"{error.code}: {error.message}", details=details)
+    reason = Reason.LEASE if isinstance(error, LeaseHeld | LeaseLost) else Reason.PLATFORM
+    return failed(reason, f"{error.code}: {error.message}", details=details)
 
 
 async def _perform(step: Step, run: Run) -> Outcome:
@@ -264,10 +341,19 @@ async def _perform(step: Step, run: Run) -> Outcome:
     return outcome
 
 
+async def _take_over(step: Step, run: Run, of: str) -> Outcome:
+    module = import_module(f"runner.steps.{step.kind}.run")
+    if hasattr(module, "take_over"):
+        await module.take_over(step.body, run)
+    return succeeded(f"as in run {of}")
+
+
 def _verdict(record: RunRecord, control: Control) -> Outcome:
     """The run's outcome: the first step that went wrong decides, and a signal says why."""
     if control.requested_at is not None:
         return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal")
+    if control.lost_at is not None:
+        return failed(Reason.LEASE, "the lease of its workspace could not be kept")
     for name, step in record.steps.items():
         if step.outcome is not None and not step.outcome.ok:
             return Outcome(step.outcome.status, step.outcome.reason, f"{name}: {step.outcome.message}")
@@ -290,5 +376,7 @@ def exit_code(outcome: Outcome) -> int:
             return 3
         case Reason.PLATFORM | Reason.UNKNOWN:
             return 4
+        case Reason.LEASE:
+            return 5
         case _:
             return 1

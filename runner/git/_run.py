@@ -17,6 +17,11 @@ import trio
 STOP_GRACE = 2.0  # seconds between SIGTERM and SIGKILL; git removes its lock files on SIGTERM
 WORDS_BYTES = 4096  # how much of git's own words is kept
 
+Limits = tuple[int, int]  # bytes of memory, and of a file that is written
+
+# KiB, and blocks of 512 bytes a file; without the trap git would die of a file's size and not say so.
+_LIMITED = """trap '' XFSZ && ulimit -v "$1" && ulimit -f "$2" && shift 2 && exec "$@\""""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -25,16 +30,23 @@ class Ended:
     words: str
 
 
+def limited(memory: int, size: int) -> list[str]:
+    """Words before a command that bound what it takes, in bytes."""
+    return ["/bin/sh", "-c", _LIMITED, "sh", str(memory >> 10), str(size >> 9)]
+
+
 async def run(
     argv: Sequence[str | bytes],
     *,
     env: Mapping[str, str],
     stdin: bytes = b"",
     stdout: IO[bytes] | None = None,
+    inherited: Sequence[int] = (),
 ) -> Ended:
     """Run a command to its end; ``stdout`` takes the output unread, else it is returned.
 
-    Files are made with the usual modes whatever the umask. Cancelling ends the command's whole group.
+    ``inherited`` are descriptors that it has beside the usual three. Files are made with the usual modes whatever the
+    umask. Cancelling ends the command's whole group.
     """
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         source.write(stdin)
@@ -50,6 +62,7 @@ async def run(
             cwd="/",
             umask=0o022,
             start_new_session=True,
+            pass_fds=tuple(inherited),
         )
         output.seek(0)
         errors.seek(0)

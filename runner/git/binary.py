@@ -22,12 +22,12 @@ from trio.from_thread import check_cancelled
 from runner.errors import CheckoutDiffers, GitFailed, HostileTree, RemoteOverLimit, RunnerError
 from runner.git import disk, source
 from runner.git._profile import environment
-from runner.git._run import Ended, run
+from runner.git._run import Ended, Limits, limited, run
 from runner.git.common import Common, Seen, in_thread, refuse
 from runner.git.mirror import Mirror
 from runner.git.remote import NOWHERE, Reach, Remotes
 from runner.git.tree import check_branch, check_commit_id, check_names, commit_object, hasher, shown
-from runner.ports.git import Entry, Snapshot, Snapshotting, Tip
+from runner.ports.git import Authored, Entry, Snapshot, Snapshotting, Tip
 
 _ENVIRONMENT = environment({})
 _LEAST_SHARE = 2000  # files to check out at once; a process costs as much as a hundred files
@@ -36,17 +36,22 @@ _LEAST_SHARE = 2000  # files to check out at once; a process costs as much as a 
 class Binary(Common):
     name = "git"
 
-    def __init__(self, program: str, reach: Reach = NOWHERE) -> None:
+    def __init__(
+        self, program: str, reach: Reach = NOWHERE, *, objects: Path | None = None, limits: Limits | None = None
+    ) -> None:
+        """``objects`` takes the place of the object directory of every repository; ``limits`` bound each git."""
         self._program = program
+        self._words = [program] if limits is None else [*limited(*limits), program]
         self._reach = reach
         self._remotes = Remotes(program, reach)
+        self._environment = _ENVIRONMENT if objects is None else _ENVIRONMENT | {"GIT_OBJECT_DIRECTORY": str(objects)}
 
     async def fetch(self, path: Path, commit: str, *, into: Path, depth: int | None) -> None:
         check_commit_id(commit)
         place = await in_thread(source.find, path)
         await self.check_commit(place.git, commit)
         await in_thread(disk.make_private, into, like=commit)
-        ended = await self._run(
+        ended = await self.on(
             into,
             "fetch",
             "--quiet",
@@ -69,14 +74,24 @@ class Binary(Common):
         self.check_names(branch, commit)
         return await self._remotes.look_up(url, branch=branch, commit=commit)
 
-    async def fetch_url(self, url: str, commit: str, *, into: Path | None, depth: int | None) -> None:
+    async def fetch_url(self, url: str, commit: str, *, into: Path, depth: int | None) -> None:
+        async with self._mirror(url, commit, depth) as mirror:
+            await in_thread(mirror.give, commit, into)
+
+    async def read_url(self, url: str, commit: str, name: str, *, depth: int | None, limit: int) -> bytes | None:
+        async with self._mirror(url, commit, depth) as mirror:
+            ready = Binary(self._program, objects=mirror.ready(commit))
+            return await ready.file(mirror.repository, commit, name, limit=limit)
+
+    @asynccontextmanager
+    async def _mirror(self, url: str, commit: str, depth: int | None) -> AsyncIterator[Mirror]:
+        """The mirror of a URL, held, and with a commit ready."""
         check_commit_id(commit)
         mirror = Mirror.of(self._reach.mirrors, url, depth)
         async with mirror.held():
             if not await in_thread(mirror.has, commit):
                 await self._renew(mirror, url, commit, depth)
-            if into is not None:
-                await in_thread(mirror.give, commit, into)
+            yield mirror
 
     async def _renew(self, mirror: Mirror, url: str, commit: str, depth: int | None) -> None:
         """Fetch a commit into a mirror. One that git can not work with is thrown away, and made anew once."""
@@ -156,7 +171,7 @@ class Binary(Common):
             await self.check_commit(repository, base)
         old = base or hasher(0, like=commit, kind=b"tree").hexdigest()
         with to.open("xb") as file:
-            ended = await self._run(
+            ended = await self.on(
                 repository,
                 "diff-tree",
                 "-r",
@@ -197,6 +212,17 @@ class Binary(Common):
         refuse(into, commit, wrong)
         return leaves
 
+    async def quarantine(self, repository: Path, bundle: bytes, base: str, *, into: Path) -> Sequence[Authored]:
+        from runner.git.quarantine import unpack
+
+        return await unpack(self._program, repository, bundle, base, into)
+
+    async def accept(self, repository: Path, quarantine: Path, base: str, commit: str, *, to: Path) -> str:
+        from runner.git.quarantine import accept
+
+        await accept(self._program, repository, quarantine, base, commit, to=to)
+        return (await self._git(repository, "rev-parse", "--verify", f"{commit}^{{tree}}")).stdout.decode().strip()
+
     async def find_commit(self, git: Path, name: str) -> str | None:
         ended = await self._git(
             git, "rev-parse", "--verify", "--quiet", "--end-of-options", name + "^{commit}", accept=(0, 1, 128)
@@ -234,10 +260,10 @@ class Binary(Common):
         stdin: bytes = b"",
         accept: tuple[int, ...] = (0,),
     ) -> Ended:
-        ended = await self._run(git, *argv, tree=tree, index=index, stdin=stdin)
+        ended = await self.on(git, *argv, tree=tree, index=index, stdin=stdin)
         return _check(str(argv[0]), ended, accept)
 
-    async def _run(
+    async def on(
         self,
         git: Path,
         *argv: str | bytes,
@@ -246,12 +272,13 @@ class Binary(Common):
         stdin: bytes = b"",
         stdout: IO[bytes] | None = None,
     ) -> Ended:
-        env = _ENVIRONMENT | {"GIT_DIR": str(git)}
+        """Run git on a repository, to whatever end."""
+        env = self._environment | {"GIT_DIR": str(git)}
         if tree is not None:
             env["GIT_WORK_TREE"] = str(tree)
         if index is not None:
             env["GIT_INDEX_FILE"] = str(index)
-        return await run([self._program, *argv], env=env, stdin=stdin, stdout=stdout)
+        return await run([*self._words, *argv], env=env, stdin=stdin, stdout=stdout)
 
 
 def _check(verb: str, ended: Ended, accept: tuple[int, ...] = (0,)) -> Ended:

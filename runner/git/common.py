@@ -65,14 +65,18 @@ class Common(ABC):
     async def read_file(self, path: Path, commit: str, name: str, *, limit: int) -> bytes | None:
         place = await in_thread(source.find, path)
         await self.check_commit(place.git, commit)
-        found = await self.leaf(place.common, commit, name.encode())
+        return await self.file(place.common, commit, name, limit=limit)
+
+    async def file(self, git: Path, commit: str, name: str, *, limit: int) -> bytes | None:
+        """As ``Git.read_file``, of a git directory that has the commit."""
+        found = await self.leaf(git, commit, name.encode())
         if found is None:
             return None
         if not _is_file(found):
             raise HostileTree(f"`{name}` of {commit[:12]} is not a regular file")
         if found.size > limit:
             raise HostileTree(f"`{name}` of {commit[:12]} has {found.size} bytes, more than {limit}")
-        return (await self.blobs(place.common, [found.id]))[0]
+        return (await self.blobs(git, [found.id]))[0]
 
     async def inspect(self, path: Path) -> Source:
         place = await in_thread(source.find, path)

@@ -135,7 +135,7 @@ class Delivery(Binary):
         if await self.current_branch(place.git) == name:
             raise _taken(f"`{name}` is what HEAD of `{place.top}` waits for")
         settings = [word for key, value in _RECEIVING.items() for word in ("-c", f"{key}={value}")]
-        ended = await self._run(
+        ended = await self.on(
             repository,
             "push",
             "--porcelain",
@@ -234,7 +234,7 @@ class Delivery(Binary):
         await in_thread(disk.make_private, scratch / "git", like=head or "0" * 40)
         tree = scratch / "tree"
         tree.mkdir()
-        listed = await self._on(scratch, "--numstat", "-z", patch)
+        listed = await self._apply_to(scratch, "--numstat", "-z", patch)
         _check("apply --numstat", listed)
         paths = sorted({row.split(b"\t", 2)[2] for row in listed.stdout.split(b"\0")[:-1]})
         dirty = await self._staged(place, head, paths)
@@ -246,9 +246,9 @@ class Delivery(Binary):
                 hint="commit or stash first, then apply again",
             )
         names = tuple(shown(path) for path in paths)
-        ended = await self._on(scratch, patch)
+        ended = await self._apply_to(scratch, patch)
         if ended.code:
-            if not (await self._on(scratch, "--check", "--reverse", patch)).code:
+            if not (await self._apply_to(scratch, "--check", "--reverse", patch)).code:
                 return Applied(place.top, names, present=True), []
             raise PatchConflict(
                 f"the patch does not fit `{place.top}`: {_conflicts(ended.words)}",
@@ -268,10 +268,10 @@ class Delivery(Binary):
         wanted = {path: b"%o %s 0" % (leaf.mode, leaf.id.encode()) for path, leaf in committed.items()}
         return _Staged(committed, {path for path in paths if index.get(path) != wanted.get(path)})
 
-    async def _on(self, scratch: Path, *argv: str | Path) -> Ended:
+    async def _apply_to(self, scratch: Path, *argv: str | Path) -> Ended:
         """``git apply`` on the copies."""
         words = [os.fspath(word) for word in argv]
-        return await self._run(
+        return await self.on(
             scratch / "git", "-C", str(scratch / "tree"), "apply", "--whitespace=nowarn", *words, tree=scratch / "tree"
         )
 

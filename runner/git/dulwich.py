@@ -20,7 +20,7 @@ from dulwich.pack import generate_unpacked_objects
 from dulwich.refs import DiskRefsContainer, Ref
 from trio.from_thread import check_cancelled
 
-from runner.errors import BadSource, CheckoutDiffers, GitFailed, HostileTree, UrlUnsupported
+from runner.errors import BadSource, CheckoutDiffers, GitFailed, GitMissing, HostileTree, UrlUnsupported
 from runner.git import disk, source
 from runner.git.common import Common, Seen, in_thread, refuse
 from runner.git.patches import write_change
@@ -37,7 +37,7 @@ from runner.git.tree import (
     parents,
 )
 from runner.ids import is_commit_id
-from runner.ports.git import Entry, Snapshot, Snapshotting, Tip
+from runner.ports.git import Authored, Entry, Snapshot, Snapshotting, Tip
 
 _TREE = 0o040000
 _COMMIT_TYPE = 1
@@ -72,8 +72,17 @@ class Dulwich(Common):
     async def look_up(self, url: str, *, branch: str | None, commit: str | None) -> Tip:
         raise _needs_git(url)
 
-    async def fetch_url(self, url: str, commit: str, *, into: Path | None, depth: int | None) -> None:
+    async def fetch_url(self, url: str, commit: str, *, into: Path, depth: int | None) -> None:
         raise _needs_git(url)
+
+    async def read_url(self, url: str, commit: str, name: str, *, depth: int | None, limit: int) -> bytes | None:
+        raise _needs_git(url)
+
+    async def quarantine(self, repository: Path, bundle: bytes, base: str, *, into: Path) -> Sequence[Authored]:
+        raise _only_git()
+
+    async def accept(self, repository: Path, quarantine: Path, base: str, commit: str, *, to: Path) -> str:
+        raise _only_git()
 
     async def check_out(
         self, repository: Path, commit: str, *, into: Path, branch: str, origin: str | None = None
@@ -104,6 +113,10 @@ class Dulwich(Common):
         await in_thread(_write, repository, leaves, into, index=None)
         refuse(into, commit, await self.compare(repository, commit, into))
         return leaves
+
+
+def _only_git() -> GitMissing:
+    return GitMissing("commits of an agent are taken over by the git program only", hint="install git")
 
 
 def _needs_git(url: str) -> UrlUnsupported:

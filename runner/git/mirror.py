@@ -44,7 +44,7 @@ class Mirror:
     def copy(self) -> Path:
         return self.path / "copy"
 
-    def _ready(self, commit: str) -> Path:
+    def ready(self, commit: str) -> Path:
         return self.path / "ready" / commit
 
     @asynccontextmanager
@@ -62,7 +62,7 @@ class Mirror:
 
     def has(self, commit: str) -> bool:
         """Whether a commit is ready. A mirror that holds it damaged is thrown away."""
-        packs = self._ready(commit) / "pack"
+        packs = self.ready(commit) / "pack"
         if not packs.is_dir():
             return False
         files = [*packs.glob("*.pack"), *packs.glob("*.idx")]
@@ -85,7 +85,7 @@ class Mirror:
 
     def keep(self, repository: Path, commit: str) -> None:
         """Make ready what ``repository`` holds, which is one commit and its history; older ones go."""
-        ready = self._ready(commit)
+        ready = self.ready(commit)
         new = self.path / "new"
         trees.remove(new)
         _link(repository, repository / "objects" / "pack", new, new / "pack")
@@ -96,7 +96,7 @@ class Mirror:
 
     def give(self, commit: str, into: Path) -> None:
         """Make the private repository ``into`` with a commit that is ready."""
-        ready = self._ready(commit)
+        ready = self.ready(commit)
         disk.make_private(into, like=commit)
         _link(ready, ready / "pack", into, into / "objects" / "pack")
         os.utime(ready)

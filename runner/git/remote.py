@@ -1,7 +1,7 @@
 """Repositories by URL, reached by the git binary: what a server says of a name, and one commit out of it.
 
 A server is hostile until git has checked its objects. It gets no credentials but those that the user
-gave for it (ssh keys; a netrc when the settings say so), is left when it redirects, and has bounds in time,
+gave for it (ssh keys; a netrc or a token when the settings say so), is left when it redirects, and has bounds in time,
 memory and bytes. Its own words (``remote: ...``) decide nothing. Only what a network does by chance is tried again.
 """
 
@@ -12,7 +12,7 @@ import random
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +32,12 @@ from runner.errors import (
     printable,
 )
 from runner.git._profile import environment
-from runner.git._run import Ended, run
+from runner.git._run import Ended, Limits, limited, run
+from runner.git._secret import lent
 from runner.ids import is_branch, is_commit_id
 from runner.ports.git import Tip
-from runner.settings import Settings
-from runner.spec.checkout import judge_url
+from runner.settings import Settings, Token
+from runner.spec.checkout import host_of, judge_url
 
 _SSH = (
     "BatchMode=yes",
@@ -49,8 +50,6 @@ _SSH = (
     "ConnectTimeout=20",
     "ServerAliveInterval=10",
 )
-# KiB, and blocks of 512 bytes a file; without the trap git would die of a file's size and not say so.
-_LIMITED = """trap '' XFSZ && ulimit -v "$1" && ulimit -f "$2" && shift 2 && exec "$@\""""
 _OWN_WORDS = re.compile(r"^remote:.*(\n|$)", re.MULTILINE)
 
 
@@ -72,11 +71,12 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Reach:
-    """What of this host is used to reach a server: mirrors, ssh, proxies, certificates, and a netrc if wanted."""
+    """What of this host is used to reach a server: mirrors, ssh, proxies, certificates, a netrc or token if wanted."""
 
     mirrors: Path
     environment: Mapping[str, str]
     ssh: str | None
+    token: Token | None = None
     bounds: Bounds = Bounds()
 
     @classmethod
@@ -88,7 +88,7 @@ class Reach:
             found.setdefault("GIT_SSL_CAINFO", host["SSL_CERT_FILE"])
         if settings.git_credentials == "netrc":
             found["HOME"] = host.get("HOME", os.devnull)
-        return cls(settings.home / "mirrors", found, shutil.which("ssh", path=path))
+        return cls(settings.home / "mirrors", found, shutil.which("ssh", path=path), settings.git_token)
 
 
 NOWHERE = Reach(Path(os.devnull), {}, None)  # of an adapter that is for this host's repositories only
@@ -99,15 +99,13 @@ class Remotes:
         self._program = program
         self._reach = reach
         self._bounds = reach.bounds
-        self._environment = environment(
-            {
-                "http.followRedirects": "false",
-                "http.lowSpeedLimit": "1000",
-                "http.lowSpeedTime": str(reach.bounds.stall_seconds),
-                "transfer.bundleURI": "false",
-            }
-        )
-        self._environment |= {"GIT_ALLOW_PROTOCOL": "https:ssh", "GIT_SSH_VARIANT": "ssh", **reach.environment}
+        self._settings = {
+            "http.followRedirects": "false",
+            "http.lowSpeedLimit": "1000",
+            "http.lowSpeedTime": str(reach.bounds.stall_seconds),
+            "transfer.bundleURI": "false",
+        }
+        self._environment = {"GIT_ALLOW_PROTOCOL": "https:ssh", "GIT_SSH_VARIANT": "ssh", **reach.environment}
         if reach.ssh is not None:
             words = [reach.ssh, *(word for option in _SSH for word in ("-o", option))]
             self._environment["GIT_SSH_COMMAND"] = shlex.join(words)
@@ -156,7 +154,7 @@ class Remotes:
             raise RemoteOverLimit(f"`{url}` has not sent {commit} within {bounds.fetch_seconds:g}s")
 
     async def _asked(
-        self, url: str, before: tuple[str, ...], after: tuple[str, ...], *, git: Path, limits: tuple[int, int]
+        self, url: str, before: tuple[str, ...], after: tuple[str, ...], *, git: Path, limits: Limits
     ) -> Ended:
         """Ask a server. Some only redirect to the address that ends in ``.git``: that one is tried as well."""
         if fault := judge_url(url):
@@ -174,13 +172,10 @@ class Remotes:
             raise _redirects(url) from None
 
     async def _insisting(
-        self, url: str, before: tuple[str, ...], after: tuple[str, ...], *, git: Path, limits: tuple[int, int]
+        self, url: str, before: tuple[str, ...], after: tuple[str, ...], *, git: Path, limits: Limits
     ) -> Ended:
-        memory, size = limits
-        limited = ("/bin/sh", "-c", _LIMITED, "sh", str(memory >> 10), str(size >> 9))
         for pause in (*self._bounds.retries, None):
-            env = self._environment | {"GIT_DIR": str(git)}
-            ended = await run([*limited, self._program, *before, url, *after], env=env)
+            ended = await self._run([*limited(*limits), self._program, *before, url, *after], url, git)
             if ended.code == 0:
                 break
             error = judge_end(url, ended)
@@ -188,6 +183,15 @@ class Remotes:
                 raise error
             await trio.sleep(pause * random.uniform(0.5, 1.5))
         return ended
+
+    async def _run(self, argv: Sequence[str], url: str, git: Path) -> Ended:
+        token, host = self._reach.token, host_of(url)
+        env = self._environment | {"GIT_DIR": str(git)}
+        if token is None or host is None or token.host.lower() != host.lower():
+            return await run(argv, env=environment(self._settings) | env)
+        with lent(token, host) as (descriptor, helper):
+            own = environment(self._settings | {"credential.helper": helper})
+            return await run(argv, env=own | env, inherited=(descriptor,))
 
 
 def _advertised(output: bytes) -> tuple[dict[str, str], str | None]:
@@ -209,7 +213,7 @@ def _redirects(url: str) -> RemoteRedirects:
 
 
 def _denied(url: str) -> RemoteDenied:
-    hint = "use an ssh URL and your own keys, or https and RUNNER_GIT_CREDENTIALS=netrc"
+    hint = "use an ssh URL and your own keys, or https and RUNNER_GIT_CREDENTIALS"
     return RemoteDenied(f"`{url}` is not open to us: it wants other credentials", hint=hint)
 
 

@@ -66,6 +66,15 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Authored:
+    """A commit of somebody else: what it has otherwise than each of its parents, and the targets of its new links."""
+
+    commit: str
+    changes: tuple[Change, ...]
+    links: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True)
 class Author:
     name: str
     email: str
@@ -125,13 +134,16 @@ class Git(Protocol):
         ``RemoteOverLimit`` for a server that is too slow or says too much.
         """
 
-    async def fetch_url(self, url: str, commit: str, *, into: Path | None, depth: int | None) -> None:
+    async def fetch_url(self, url: str, commit: str, *, into: Path, depth: int | None) -> None:
         """Make the bare private repository ``into`` with exactly ``commit`` and its history to ``depth``.
 
-        Objects are checked, and kept here for the next time; with ``None`` they are only kept. A commit that was kept
-        is not asked for again. Safe against any number of callers at once. Raises what ``look_up`` raises, of which
-        ``UnknownCommit`` means that the server does not give this commit, and ``HostileTree`` as ``fetch`` does.
+        Objects are checked, and kept here for the next time. A commit that was kept is not asked for again. Safe
+        against any number of callers at once. Raises what ``look_up`` raises, of which ``UnknownCommit`` means that
+        the server does not give this commit, and ``HostileTree`` as ``fetch`` does.
         """
+
+    async def read_url(self, url: str, commit: str, name: str, *, depth: int | None, limit: int) -> bytes | None:
+        """As ``read_file``, of a commit on a server; it is fetched and kept as by ``fetch_url``, and errors are the same."""
 
     async def check_out(
         self, repository: Path, commit: str, *, into: Path, branch: str, origin: str | None = None
@@ -175,3 +187,17 @@ class Git(Protocol):
 
     async def compare(self, repository: Path, commit: str, tree: Path) -> Mapping[bytes, str]:
         """Differences of a directory from a commit: path to ``missing``, ``extra``, ``mode`` or ``content``."""
+
+    async def quarantine(self, repository: Path, bundle: bytes, base: str, *, into: Path) -> Sequence[Authored]:
+        """Unpack a bundle from ``base`` to HEAD into the new directory ``into``; its commits, HEAD last.
+
+        The repository does not change. Raises ``HostileTree`` for a bundle with another ref, objects that git refuses,
+        names as in ``fetch``, new submodules, and commits that are not built on ``base``; ``RemoteOverLimit`` for too
+        many commits; ``GitMissing`` where only the library is.
+        """
+
+    async def accept(self, repository: Path, quarantine: Path, base: str, commit: str, *, to: Path) -> str:
+        """Make what is in a quarantine a part of the repository, and the file ``to`` a bundle of exactly that.
+
+        Returns the id of the commit's tree. The commits have been judged, ``commit`` is the last of them.
+        """

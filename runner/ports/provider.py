@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
-from runner.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, Mount, Rung
+from runner.model import DEFAULT_PROJECT, Exit, Feature, Handle, Isolation, IsolationClass, Limits, Mount, Rung
 
 STOP_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 KILL_GRACE = 5.0  # a process in uninterruptible sleep must not hold the run
@@ -41,12 +42,23 @@ class Probe:
 
 @dataclass(frozen=True)
 class WorkspaceRequest:
-    """A workspace to make. ``id`` is decided by the caller and durable before the call (intent first)."""
+    """A workspace to make. ``id`` is decided by the caller and durable before the call (intent first).
+
+    ``shared``: commands see the directory of their ``project`` whole, with the trees of all its workspaces; a project
+    has either such workspaces or others at a time. ``tree`` is a directory that is there already and becomes the
+    workspace's in place: absolute, reached through no link, of a user that commands may run as. It is *adopted*: it
+    keeps its owner, ``destroy`` leaves it, and it is never ``shared``. ``image`` is the id of the system that commands
+    see, for a provider that needs one.
+    """
 
     id: str
     run: str
     nonce: str
     limits: Limits = field(default_factory=Limits)
+    project: str = DEFAULT_PROJECT
+    shared: bool = False
+    tree: Path | None = None
+    image: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,9 @@ class Opening:
     """The shape of one sandbox: computed when it is opened, after the clone.
 
     The workspace's own tree is at ``/workspace`` (read-only with ``tree_writable`` false: writes then
-    go to a throw-away layer that no later opening sees), its home at ``/home/agent``. With
+    go to a throw-away layer that no later opening sees), its home at ``/home/agent``. Of a shared workspace the
+    project is at ``/workspace`` and the tree at ``/workspace/workspaces/ID``, unless ``tree`` or ``tree_writable``
+    ask for another tree than its own: that one is seen alone. With
     ``fresh_home`` the home is empty and is thrown away too. ``protected`` are paths relative to the
     tree: present ones are read-only and cannot be moved, missing ones cannot be created. ``tree``
     replaces the handle's tree by another host directory (verify: the clean checkout).
@@ -175,7 +189,7 @@ class Provider(Protocol):
         """Health and capabilities as found, never remembered from a configuration. Starts nothing lasting."""
 
     async def create(self, request: WorkspaceRequest) -> Handle:
-        """Make the empty workspace. Raises ``ProviderFailed``; then nothing of it is left."""
+        """Make the workspace, empty unless it is adopted. Raises ``ProviderFailed``; then nothing of it is left."""
 
     def open(self, handle: Handle, opening: Opening) -> AbstractAsyncContextManager[Workspace]:
         """Start a sandbox on a workspace; it is gone, with every process in it, when the block ends.
@@ -187,7 +201,7 @@ class Provider(Protocol):
         """
 
     async def give(self, handle: Handle) -> None:
-        """Make the files that the host wrote into the workspace belong to the workspace's user."""
+        """Make the files that the host wrote into the workspace belong to its user; an adopted tree is left alone."""
 
     async def list_owned(self, nonce: str) -> list[Handle]:
         """Every workspace of this store on this provider, dead or alive. Foreign nonces are not seen."""
@@ -200,7 +214,7 @@ class Provider(Protocol):
         """
 
     async def destroy(self, handle: Handle) -> None:
-        """Remove the workspace and all that runs in it. Idempotent; also for one that was half made.
+        """Remove the workspace, but no adopted tree, and all that runs in it. Idempotent; also when half made.
 
         Raises ``CleanUpIncomplete`` naming what is left. Never follows a link out of the workspace.
         """

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runner.events import Event, Recorded
+from runner.model import DEFAULT_PROJECT, Anchor, Fence, Lease, Limits, WorkspaceStatus
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run as listings show it. Times are microseconds since the epoch, UTC."""
+    """A run as listings show it. Times are microseconds since the epoch, UTC; ``resumes`` is the run it continues."""
 
     id: str
     name: str
@@ -20,6 +21,50 @@ class RunRow:
     plan: str
     created: int
     ended: int | None
+    resumes: str | None = None
+
+
+@dataclass(frozen=True)
+class ProjectRow:
+    """What is known of a project beside its manifests; ``root`` is a directory of this host.
+
+    ``manifest`` is the file that it comes from, which alone changes it from then on; ``None`` for one that was
+    made by a command. ``updated`` is set by the store: microseconds since the epoch, UTC.
+    """
+
+    name: str
+    root: str
+    workspace_isolation: bool
+    protected_paths: tuple[str, ...] = ()
+    manifest: str | None = None
+    updated: int = 0
+
+
+@dataclass(frozen=True)
+class WorkspaceRow:
+    """A workspace as it stands. Times are microseconds since the epoch, UTC.
+
+    ``run`` is the run that made it, and will remove it, if one did. ``path`` is a directory that it has adopted, with
+    its ``inode`` then. ``base`` is the commit that its work is compared with, ``snapshot`` what was last saved of it.
+    ``expires`` is ``None`` for one that lives until it is destroyed.
+    """
+
+    id: str
+    provider: str
+    status: WorkspaceStatus
+    created: int
+    used: int
+    expires: int | None = None
+    persistent: bool = False
+    project: str = DEFAULT_PROJECT
+    run: str | None = None
+    path: str | None = None
+    inode: int | None = None
+    url: str | None = None
+    branch: str | None = None
+    base: str | None = None
+    limits: Limits | None = None
+    snapshot: str | None = None
 
 
 class Store(Protocol):
@@ -27,14 +72,48 @@ class Store(Protocol):
     def nonce(self) -> str:
         """This store's identity, put on everything that runs of it create."""
 
-    async def append(self, run: str, events: Sequence[Event]) -> list[Recorded]:
+    async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
         """Make events durable, all or none, and return them as recorded; numbers have no gaps.
+
+        With a ``fence`` they are written only by who still has that lease, by this store's clock, in the same
+        transaction; else ``LeaseLost``. A ``LeaseAcquired`` that comes second raises ``LeaseHeld``.
 
         Returning means that they survive a kill and a power cut. Appends of concurrent callers share
         one commit. A cancelled caller's events may or may not be there, never in part.
         Raises ``StoreFailed`` (disk full, I/O), ``StoreBusy``, and ``RunExists`` for a ``RunStarted`` whose key
         and name another run has.
         """
+
+    async def append_to_workspace(
+        self, workspace: str, events: Sequence[Event], *, fence: Fence | None = None
+    ) -> list[Recorded]:
+        """``append`` for what happens to a workspace outside of any run: a journal of its own, numbered from 1.
+
+        Raises ``WorkspaceState`` for a change that is none of ``lifecycle.workspace``.
+        """
+
+    async def lease(self, workspace: str) -> Lease:
+        """The lease of a workspace, which may be free."""
+
+    async def leases(self) -> list[Lease]:
+        """Every lease that somebody has, expired ones as well, the oldest first."""
+
+    async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
+        """The events of a workspace's own journal, whose ``run`` is the workspace's id."""
+
+    async def workspaces(self) -> list[WorkspaceRow]:
+        """Every workspace that is there, newest first, those of runs as well."""
+
+    async def workspace(self, id: str) -> WorkspaceRow:
+        """The workspace whose id starts with ``id``. Raises ``UnknownWorkspace``."""
+
+    async def anchor(self) -> Anchor | None:
+        """How this host's clock was seen the last time, if it was."""
+
+    async def set_anchor(self, anchor: Anchor) -> None: ...
+
+    async def newest(self) -> int:
+        """When the newest event of any journal was written; 0 when there is none."""
 
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
         """The events of a run in order, those numbered above ``after``."""
@@ -44,3 +123,12 @@ class Store(Protocol):
 
     async def find(self, run: str) -> RunRow:
         """The run whose id starts with ``run``, or the newest for ``last``. Raises ``UnknownRun``."""
+
+    async def put_project(self, project: ProjectRow) -> ProjectRow:
+        """Make or change the record of a project. Raises ``ProjectOwned`` for one of a manifest, without another."""
+
+    async def projects(self) -> list[ProjectRow]:
+        """Every project, by name."""
+
+    async def project(self, name: str) -> ProjectRow:
+        """Raises ``UnknownProject``, with near misses."""

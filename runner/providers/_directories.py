@@ -2,7 +2,8 @@
 
 The record is written first and removed last, so whatever was half made is found again. Where we are
 root, tree and private directories belong to a uid that only this workspace has, below directories
-that nobody else can enter.
+that nobody else can enter. Workspaces that see their project whole have one uid together: they may add to the
+project's directory, but the names in its ``workspaces`` stay ours, since we go by them.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from runner import trees
-from runner.errors import CleanUpIncomplete, ProviderFailed
-from runner.model import Handle, Limits
+from runner.errors import CleanUpIncomplete, ProtectedLink, ProviderFailed
+from runner.model import DEFAULT_PROJECT, Handle, Limits
 from runner.ports.provider import WorkspaceRequest
+from runner.providers._mounts import open_linkless
 
 PRIVATE = ("home", "tmp", "output", "runner")
+WORKSPACES = "workspaces"  # of a project's directory
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -36,82 +40,192 @@ class Directories:
         self._provider = provider
         self._records = self.home / "sandboxes"
 
-    def handle(self, id: str, limits: Limits) -> Handle:
-        tree = self.home / "projects" / "default" / "workspaces" / id
-        return Handle(self._provider, id, tree, self._records / id, self._uid(id), limits)
+    def handle(
+        self,
+        id: str,
+        limits: Limits,
+        *,
+        project: str = DEFAULT_PROJECT,
+        shared: bool = False,
+        adopted: tuple[Path, int] | None = None,
+    ) -> Handle:
+        """The places of a workspace; ``adopted`` is a tree that was there before, and whose it is."""
+        directory = self.home / "projects" / project
+        own = (directory / WORKSPACES / id, self._uid(f"{self.home}/projects/{project}" if shared else id))
+        tree, uid = adopted or own
+        whole = directory if shared else None
+        return Handle(self._provider, id, tree, self._records / id, uid, limits, project, whole, adopted is not None)
+
+    def has_own_user(self, handle: Handle) -> bool:
+        """Whether nothing else runs as the handle's user."""
+        return self.own_users and handle.project_tree is None and not handle.adopted
 
     def create(self, request: WorkspaceRequest, fill: Callable[[Path], None] = lambda private: None) -> Handle:
         """Make the directories of a workspace; ``fill`` adds a provider's own to the private one.
 
         Raises ``ProviderFailed``, and leaves an existing workspace as it is.
         """
-        if not _ID.fullmatch(request.id):
-            raise ProviderFailed(f"`{request.id}` is not a workspace id")
-        handle = self.handle(request.id, request.limits)
+        for word, what in ((request.id, "a workspace id"), (request.project, "the name of a project")):
+            if not _ID.fullmatch(word):
+                raise ProviderFailed(f"`{word}` is not {what}")
+        if request.tree is not None and request.shared:
+            raise ProviderFailed(f"`{request.tree}` is not in its project's directory, so it cannot share that")
+        adopted = (request.tree, self._owner(request.tree)) if request.tree is not None else None
+        handle = self.handle(
+            request.id, request.limits, project=request.project, shared=request.shared, adopted=adopted
+        )
         try:
-            for parent in (self._records, handle.tree.parent):
-                parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-            self._write_record(request)
+            self._records.mkdir(mode=0o711, parents=True, exist_ok=True)
+            self._write_record(request, handle)
         except OSError as error:
             raise ProviderFailed(f"workspace `{request.id}` cannot be recorded: {error}") from error
         try:
-            for directory in (handle.tree, handle.private, *(handle.private / name for name in PRIVATE)):
-                directory.mkdir(mode=0o700)
-                trees.own(directory, handle.uid)
+            self._check_neighbours(handle)
+            self._make(handle)
             fill(handle.private)
         except OSError as error:
             self.destroy(handle)
             raise ProviderFailed(f"workspace `{request.id}` cannot be made: {error}") from error
+        except ProviderFailed:
+            self.destroy(handle)
+            raise
         return handle
+
+    def _make(self, handle: Handle) -> None:
+        places = [handle.private, *(handle.private / name for name in PRIVATE)]
+        if not handle.adopted:
+            self._make_project(handle.tree.parent, handle)
+            places.append(handle.tree)
+        for directory in places:
+            directory.mkdir(mode=0o700)
+            trees.own(directory, handle.uid)
+
+    def _make_project(self, workspaces: Path, handle: Handle) -> None:
+        """Its directory, as its workspaces see it: in a shared one they make what they like beside ``workspaces``."""
+        workspaces.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if self.own_users:
+            shared = handle.project_tree is not None
+            for directory, mode in ((workspaces, 0o750), (workspaces.parent, 0o1770)):
+                os.chown(directory, -1, handle.uid if shared else os.getgid())
+                directory.chmod(mode if shared else 0o711)
+
+    def _owner(self, tree: Path) -> int:
+        """The user of a directory that is to be adopted. Raises ``ProviderFailed`` for one that cannot be."""
+        if not tree.is_absolute() or self.home.is_relative_to(tree) or tree.is_relative_to(self.home):
+            raise ProviderFailed(f"`{tree}` cannot become a workspace", hint="name a directory outside RUNNER_HOME")
+        try:
+            fd = open_linkless(tree)
+        except (OSError, ProtectedLink) as error:
+            raise ProviderFailed(f"`{tree}` cannot become a workspace: {error}") from error
+        try:
+            os.listdir(f"/proc/self/fd/{fd}")
+            uid = os.fstat(fd).st_uid
+        except OSError as error:
+            raise ProviderFailed(f"`{tree}` cannot become a workspace: {error.strerror}") from error
+        finally:
+            os.close(fd)
+        if self.own_users and uid == 0:
+            raise ProviderFailed(f"`{tree}` belongs to root, and commands never run as root", hint="chown it")
+        if not self.own_users and uid != os.getuid():
+            raise ProviderFailed(f"`{tree}` belongs to user {uid}, and commands run as {os.getuid()}")
+        return uid
+
+    def _check_neighbours(self, handle: Handle) -> None:
+        """Refuse a workspace that another one would be within reach of, against what was promised to that.
+
+        Asked when the record is there: of two that come at once, both see the other.
+        """
+        for path in sorted(self._records.glob("*.json")):
+            if path.stem == handle.id or not (record := _read(path)):
+                continue
+            other = self._recorded(path.stem, record)
+            if handle.adopted and other.adopted and _overlap(handle.tree, other.tree):
+                raise ProviderFailed(f"`{other.tree}` is the workspace `{other.id}` already")
+            apart = (other.project_tree is None) != (handle.project_tree is None)
+            if other.project == handle.project and apart and not (handle.adopted or other.adopted):
+                how = "sees itself alone" if other.project_tree is None else "sees the whole project"
+                raise ProviderFailed(
+                    f"workspace `{other.id}` of project `{handle.project}` {how}, and this one would not",
+                    hint="a project is isolated or not: first let that workspace end",
+                )
+
+    def _recorded(self, id: str, record: dict[str, Any]) -> Handle:
+        adopted = record.get("adopted")
+        return self.handle(
+            id,
+            Limits(**record.get("limits", {})),
+            project=record.get("project", DEFAULT_PROJECT),
+            shared=record.get("shared", False),
+            adopted=(Path(adopted[0]), adopted[1]) if adopted else None,
+        )
 
     def owned(self, nonce: str) -> list[Handle]:
         found = []
         for path in sorted(self._records.glob("*.json")):
             record = _read(path)
             if record.get("provider") == self._provider and record.get("nonce") == nonce:
-                found.append(self.handle(path.stem, Limits(**record["limits"])))
+                found.append(self._recorded(path.stem, record))
         return found
 
     def give(self, handle: Handle) -> None:
         self.check(handle)
-        for top in (handle.tree, handle.private):
+        for top in (handle.private,) if handle.adopted else (handle.tree, handle.private):
             trees.give(top, handle.uid)
 
     def destroy(self, handle: Handle) -> None:
         """Remove a workspace; one that is gone is no error. Raises ``CleanUpIncomplete``, ``ProviderFailed``."""
         self.check(handle)
         record = self._record(handle.id)
+        places = (handle.private,) if handle.adopted else (handle.tree, handle.private)
         if not record.exists():
-            left = [str(path) for path in (handle.tree, handle.private) if path.exists()]
+            left = [str(path) for path in places if path.exists()]
             if left:
                 raise CleanUpIncomplete(f"nothing says whose {left} are", hint="remove them by hand")
             return
         if _read(record).get("provider") != self._provider:
             raise ProviderFailed(f"workspace `{handle.id}` belongs to another provider")
         try:
-            left = trees.remove(handle.tree) + trees.remove(handle.private)
+            left = [what for place in places for what in trees.remove(place)]
         except OSError as error:
             left = [str(error)]
         if left:
             raise CleanUpIncomplete(f"{len(left)} entries of workspace `{handle.id}` remain, such as {left[0]}")
         record.unlink()
 
+    def owner(self, handle: Handle) -> tuple[str, str] | None:
+        """The run and the store that a workspace was made for; ``None`` when there is none any more."""
+        record = _read(self._record(handle.id))
+        return (record["run"], record["nonce"]) if record else None
+
     def check(self, handle: Handle) -> None:
-        """Refuse a handle that does not name the places that its id stands for."""
-        if not _ID.fullmatch(handle.id) or handle != self.handle(handle.id, handle.limits):
+        """Refuse a handle that does not name the places that its id stands for, as recorded while it exists."""
+        if not _ID.fullmatch(handle.id) or handle != replace(self._known(handle), limits=handle.limits):
             raise ProviderFailed(f"`{handle.id}` at `{handle.tree}` is not a workspace of `{self._provider}` here")
 
-    def _uid(self, id: str) -> int:
+    def _known(self, handle: Handle) -> Handle:
+        if record := _read(self._record(handle.id)):
+            return self._recorded(handle.id, record)
+        return self.handle(
+            handle.id,
+            handle.limits,
+            project=handle.project if _ID.fullmatch(handle.project) else DEFAULT_PROJECT,
+            shared=handle.project_tree is not None,
+            adopted=(handle.tree, handle.uid) if handle.adopted else None,
+        )
+
+    def _uid(self, of: str) -> int:
         if not self.own_users:
             return os.getuid()
-        return trees.FIRST_UID + int.from_bytes(sha256(id.encode()).digest()[:3])
+        return trees.FIRST_UID + int.from_bytes(sha256(os.fsencode(of)).digest()[:3])
 
     def _record(self, id: str) -> Path:
         return self._records / f"{id}.json"
 
-    def _write_record(self, request: WorkspaceRequest) -> None:
+    def _write_record(self, request: WorkspaceRequest, handle: Handle) -> None:
         record = {"provider": self._provider, "run": request.run, "nonce": request.nonce}
-        body = json.dumps({**record, "limits": asdict(request.limits)})
+        place = {"project": request.project, "shared": request.shared}
+        adopted = {"adopted": (str(handle.tree), handle.uid)} if handle.adopted else {}
+        body = json.dumps({**record, "limits": asdict(request.limits), **place, **adopted})
         part = self._records / f".{request.id}.part"
         try:
             with open(part, "w") as file:
@@ -128,7 +242,12 @@ class Directories:
             os.close(directory)
 
 
-def _read(record: Path):  # type: ignore[no-untyped-def]  # JSON of ours, or nothing
+def _overlap(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+def _read(record: Path) -> dict[str, Any]:
+    """A record of ours, or nothing."""
     try:
         found = json.loads(record.read_text())
     except (OSError, ValueError):

@@ -88,6 +88,9 @@ class Places(Protocol):
         Raises ``OSError`` where that cannot be had.
         """
 
+    def open(self, place: Place) -> int:
+        """An ``O_PATH`` descriptor of it; the caller closes it."""
+
     def close(self) -> None: ...
 
 
@@ -113,6 +116,9 @@ class Passed:
 
     def layer(self, lower: Place, upper: Place) -> Place:
         raise PermissionError(errno.EPERM, "an ordinary user cannot mount")
+
+    def open(self, place: Place) -> int:
+        return open_linkless(Path(place.path))
 
     def close(self) -> None:
         for fd in self._descriptors:
@@ -143,6 +149,9 @@ class Staged:
         options = f"lowerdir={lower.path},upperdir={upper.path}/files,workdir={upper.path}/work"
         _mount("overlay", target, "overlay", _MS_NOSUID | _MS_NODEV, options)
         return Place(str(target), "bind", str(target))
+
+    def open(self, place: Place) -> int:
+        return open_linkless(Path(place.path))
 
     def _target(self, *, directory: bool) -> Path:
         target = self._root / str(len(self._targets))

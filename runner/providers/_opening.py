@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,21 @@ from runner import trees
 from runner.errors import ProviderFailed, WorkspaceLost
 from runner.model import Handle
 from runner.ports.provider import Opening
-from runner.providers._mounts import Place, Places, open_linkless, open_places
+from runner.providers._directories import WORKSPACES
+from runner.providers._mounts import Place, Places, open_linkless
 
 
 @dataclass(frozen=True)
 class Room:
-    """What every opening has, where commands of the workspace's user can reach it. ``tree_fd`` is the tree, open."""
+    """What every opening has, where commands of the workspace's user can reach it. ``tree_fd`` is the tree, open.
+
+    ``project`` is there when commands see it whole, and ``tree_path`` is where they find the tree then as well.
+    """
 
     places: Places
+    project: Place | None
     tree: Place
+    tree_path: str
     tree_fd: int
     home: Place
     tmp: Place
@@ -40,10 +46,12 @@ class Room:
 
 
 @asynccontextmanager
-async def open_room(handle: Handle, opening: Opening, *, staged: bool) -> AsyncIterator[Room]:
+async def open_room(
+    handle: Handle, opening: Opening, opening_places: AbstractContextManager[Places]
+) -> AsyncIterator[Room]:
     """Prepare an opening; what is thrown away with it is gone when the block ends.
 
-    ``staged``: commands run as the handle's own user, who cannot walk to the places of this host.
+    ``opening_places`` is where its sources are put; it is entered and left here.
     Raises ``WorkspaceLost`` when the workspace is not there, ``ProviderFailed`` when the host refuses.
     """
     scratch = handle.private / "opening"
@@ -54,14 +62,18 @@ async def open_room(handle: Handle, opening: Opening, *, staged: bool) -> AsyncI
     except OSError as error:
         raise ProviderFailed(f"workspace `{handle.id}` cannot be opened: {error}") from error
     try:
-        with open_places(handle.uid if staged else None) as places:
+        with opening_places as places:
             add = partial(_add, places)
             tree = await _open_tree(handle, opening, scratch, places)
-            tree_fd = open_linkless(Path(tree.path))
+            tree_fd = places.open(tree)
+            whole = handle.project_tree if opening.tree is None and opening.tree_writable else None
+            project = add(whole) if whole else None
             try:
                 yield Room(
                     places=places,
+                    project=project,
                     tree=tree,
+                    tree_path=f"{project.path}/{WORKSPACES}/{handle.id}" if project else tree.path,
                     tree_fd=tree_fd,
                     home=add((scratch if opening.fresh_home else handle.private) / "home"),
                     tmp=add(handle.private / "tmp"),

@@ -17,6 +17,7 @@ from runner.errors import Escaped, RunnerError, WorkspaceLost
 from runner.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, Rung
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, ExecResult, Opening, Paths, Probe, WorkspaceRequest
 from runner.providers._directories import Directories
+from runner.providers._mounts import open_places
 from runner.providers._opening import Room, open_room
 from runner.settings import Settings
 
@@ -76,7 +77,7 @@ class Fake:
     @asynccontextmanager
     async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Stage]:
         await self._reach("open")
-        async with open_room(handle, opening, staged=False) as room:
+        async with open_room(handle, opening, open_places(None)) as room:
             stage = Stage(room, self)
             try:
                 yield stage
@@ -116,7 +117,7 @@ class Stage:
         self._provider = provider
         self._lost = False
         self._running: set[Played] = set()
-        self.paths = Paths(room.tree.path, room.output.path, "/incident", room.runner.path, room.home.path)
+        self.paths = Paths(room.tree_path, room.output.path, "/incident", room.runner.path, room.home.path)
 
     def exec(
         self,

@@ -8,9 +8,11 @@ and bubblewrap with them: it is never root itself.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,14 +28,12 @@ from runner.providers._directories import Directories
 from runner.providers._enclosure import Shell, enclose, open_shell
 from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
 from runner.providers._mounts import open_linkless, open_places
-from runner.providers._opening import Room, open_room
-from runner.providers._protected import Guard, Kind, open_guards, remove_stand_ins
+from runner.providers._opening import open_room
+from runner.providers._protected import open_guards, remove_stand_ins
+from runner.providers._shown import ENV, PATHS, show_all, workspace_path, write_system_files
 from runner.settings import Settings
 
-PATHS = Paths(_bwrap.WORKSPACE, "/output", "/incident", "/run/runner", _bwrap.HOME)
-
 _GUEST = "/run/guest"
-_EMPTY = {Kind.MISSING_FILE: "nothing", Kind.MISSING_DIRECTORY: "nowhere"}
 
 
 def provider(settings: Settings) -> Local:
@@ -66,7 +66,7 @@ class Local:
                 missing[Feature.GUEST] = NO_GUEST
             uid = self._directories.handle("probe", Limits()).uid if self._own_users else None
             with open_places(uid) as places:
-                recipe = _bwrap.Recipe(_bwrap.ENV)
+                recipe = _bwrap.Recipe(ENV)
                 guest = places.add(open_linkless(program.path)) if program else None
                 if guest:
                     recipe.show(guest, _GUEST)
@@ -82,14 +82,19 @@ class Local:
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         _cgroup.check(request.limits, self.name)
-        return await trio.to_thread.run_sync(self._directories.create, request, _bwrap.write_system_files)
+        return await trio.to_thread.run_sync(
+            self._directories.create, request, partial(write_system_files, uid=_bwrap.UID)
+        )
 
     @asynccontextmanager
     async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
-        async with open_room(handle, opening, staged=self._own_users) as room:
+        async with open_room(handle, opening, open_places(handle.uid if self._own_users else None)) as room:
             with open_guards(room.tree_fd, opening.protected) as guards:
-                recipe = _recipe(handle, opening, room, guards)
+                paths = replace(PATHS, workspace=workspace_path(handle, room))
+                recipe = _bwrap.Recipe({**ENV, **opening.env})
+                recipe.show(room.tmp, "/tmp", writable=True)
+                show_all(recipe, handle, opening, room, guards)
                 program = self._program()
                 guest = room.add(program.path) if program else None
                 if guest:
@@ -97,7 +102,7 @@ class Local:
                 shell = open_shell(room.places, handle.uid if self._own_users else None, guest)
                 async with (
                     _cgroup.open_group(handle.id, handle.limits) as group,
-                    self._start(recipe, shell, group, PATHS, f"workspace `{handle.id}`") as workspace,
+                    self._start(recipe, shell, group, paths, f"workspace `{handle.id}`") as workspace,
                 ):
                     yield workspace
 
@@ -165,27 +170,8 @@ class Local:
         await spawn.kill_all(lambda pid: self._runs_in(pid, handle), what=f"workspace `{handle.id}`")
 
     def _runs_in(self, pid: int, handle: Handle) -> bool:
-        if self._own_users:
-            return spawn.user(pid) == handle.uid
-        # Our own uid runs much else; only a sandbox of this workspace has its temporary directory mounted.
-        return spawn.user(pid) == handle.uid and f"/sandboxes/{handle.id}/tmp " in spawn.mounts(pid)
-
-
-def _recipe(handle: Handle, opening: Opening, room: Room, guards: Sequence[Guard]) -> _bwrap.Recipe:
-    recipe = _bwrap.Recipe({**_bwrap.ENV, **opening.env})
-    recipe.show(room.tree, _bwrap.WORKSPACE, writable=True)
-    for guard in guards:
-        empty = _EMPTY.get(guard.kind)
-        place = room.add(handle.private / "system" / empty) if empty else room.places.add(os.dup(guard.source))
-        recipe.show(place, f"{_bwrap.WORKSPACE}/{guard.path}", writable=guard.kind is Kind.ANCESTOR)
-    recipe.show(room.home, PATHS.home, writable=True)
-    recipe.show(room.tmp, "/tmp", writable=True)
-    recipe.show(room.output, PATHS.output, writable=True)
-    recipe.show(room.runner, PATHS.runner)
-    for name in _bwrap.SYSTEM_FILES:
-        recipe.show(room.add(handle.private / "system" / name), f"/etc/{name}")
-    for toolchain in opening.toolchains:
-        recipe.show(room.add(Path(toolchain)), toolchain)
-    for mount in sorted(opening.mounts, key=lambda mount: mount.target):
-        recipe.show(room.add(mount.source), mount.target, writable=mount.writable)
-    return recipe
+        if spawn.user(pid) != handle.uid:
+            return False
+        # A user with more than this workspace runs much else; only in a sandbox of it this is temporary.
+        mounted = rf"/sandboxes/{re.escape(handle.id)}/tmp (/newroot)?/tmp "
+        return self._directories.has_own_user(handle) or re.search(mounted, spawn.mounts(pid)) is not None

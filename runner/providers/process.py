@@ -24,7 +24,7 @@ from runner.providers import _cgroup, spawn
 from runner.providers._directories import Directories
 from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
 from runner.providers._marked import open_unconfined
-from runner.providers._mounts import can_stage
+from runner.providers._mounts import can_stage, open_places
 from runner.providers._opening import Room, open_room
 from runner.settings import Settings
 
@@ -78,7 +78,7 @@ class OnHost:
         if other := [mount.target for mount in opening.mounts if mount.target not in _PLACES]:
             raise ProviderFailed(f"`process` has no mounts, so nothing can be at `{other[0]}`")
         async with (
-            open_room(handle, opening, staged=self._root and can_stage()) as room,
+            open_room(handle, opening, open_places(handle.uid if self._root and can_stage() else None)) as room,
             _cgroup.open_group(handle.id, handle.limits) as group,
         ):
             around = self._surroundings(handle, opening, room, group)
@@ -96,13 +96,15 @@ class OnHost:
     def _surroundings(self, handle: Handle, opening: Opening, room: Room, group: _cgroup.Group) -> Surroundings:
         shown = {mount.target: room.add(mount.source).path for mount in opening.mounts}
         paths = Paths(
-            workspace=room.tree.path,
+            workspace=room.tree_path,
             output=shown.get("/output", room.output.path),
             incident=shown.get("/incident", "/incident"),
             runner=room.runner.path,
             home=room.home.path,
         )
         env = {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": room.home.path, "TMPDIR": room.tmp.path, **opening.env}
+        if not self._directories.has_own_user(handle):
+            env["RUNNER_PRIVATE"] = f"{handle.private}/"  # by which its processes are told from others of their user
         uid = handle.uid if self._root else os.geteuid()
         return Surroundings(self.name, IsolationClass.NONE, uid, paths, env, group, self._grace)
 
@@ -149,11 +151,11 @@ class OnHost:
         await trio.to_thread.run_sync(self._directories.destroy, handle)
 
     async def _kill_left(self, handle: Handle) -> None:
-        """End whatever lives on: as root all of the workspace's own user, else what has its home in the workspace."""
+        """End whatever lives on: all of the workspace's own user, else what has its home in the workspace."""
         home = f"={handle.private}/".encode()
 
         def belongs(pid: int) -> bool:
-            if self._root:
+            if self._directories.has_own_user(handle):
                 return spawn.user(pid) == handle.uid
             return spawn.owner(pid) == handle.uid and home in spawn.environment(pid)
 

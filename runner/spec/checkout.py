@@ -80,7 +80,7 @@ def judge_url(url: str) -> BadUrl | None:
     Nothing of a URL that holds a password is repeated.
     """
     if _SECRET.match(url):
-        hint = "use an ssh URL and your own keys, or https and RUNNER_GIT_CREDENTIALS=netrc"
+        hint = "use an ssh URL and your own keys, or https and RUNNER_GIT_CREDENTIALS"
         return BadUrl("a URL holds no user name or password, since everyone sees it", hint=hint)
     parts = url.split("://")[-1].replace(":", "/").split("/")
     if len(url) > _URL_CHARACTERS or ".." in parts or "." in parts or not _URL.fullmatch(url):
@@ -92,5 +92,11 @@ def judge_url(url: str) -> BadUrl | None:
 
 
 def uses_keys(url: str, credentials: str) -> bool:
-    """Whether what identifies the user of this host is shown to the server."""
-    return not url.startswith("https://") or credentials != "none"
+    """Whether what identifies the user of this host is shown to the server, with this ``RUNNER_GIT_CREDENTIALS``."""
+    host = host_of(url)
+    return host is None or credentials == "netrc" or credentials.partition("=")[0].lower() == host.lower()
+
+
+def host_of(url: str) -> str | None:
+    """The host of an https URL as written, with its port; ``None`` for ssh."""
+    return url.split("/")[2] if url.startswith("https://") else None

@@ -16,6 +16,8 @@ from runner.spec.checkout import TaskContext
 if TYPE_CHECKING:
     from runner.ports.provider import Probe
 
+AGENTS_FILE = "AGENTS.md"  # at the root of a project: what it tells every agent
+
 Command = tuple[str, ...]  # an argv; a string in a manifest became ("sh", "-c", string)
 
 
@@ -89,6 +91,11 @@ class PolicySpec:
     providers: tuple[str, ...] | None
     min_isolation: IsolationClass
 
+    @property
+    def ceilings(self) -> tuple[object, ...]:
+        """What it says of files."""
+        return self.allowed_paths, self.forbidden_patterns, self.max_file_size
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -144,7 +151,8 @@ class VerifySpec:
 class RunSpec:
     """One incident run, complete. ``origins`` maps a step kind, feature or field to the manifest line that decided it;
     ``group`` is the document's name, shared by the members of a matrix; ``outputs`` maps names to files,
-    ``protected`` paths to the lines that ask for them.
+    ``protected`` paths to the lines that ask for them. Workspaces of a ``shared`` project see it whole, so that
+    what the project protects is ``unprotected``.
     """
 
     name: str
@@ -168,6 +176,9 @@ class RunSpec:
     setup: tuple[Command, ...]
     setup_timeout_seconds: float
     setup_may_fail: bool
+    project: str
+    shared: bool
+    unprotected: tuple[str, ...]
     protected: Mapping[str, str]
     toolchains: tuple[str, ...]
     post_hooks: tuple[Command, ...]

@@ -15,8 +15,10 @@ from runner.errors import (
     BadValue,
     PathEscape,
     Place,
+    ProtectedIgnored,
     ProviderForbidden,
     RunnerError,
+    Unenforceable,
     Untrusted,
     WorkspaceDisabled,
     shown,
@@ -26,8 +28,8 @@ from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.kinds.project import Spec as ProjectSpec
-from runner.manifest.load import Document
-from runner.model import Checkout, Feature, IsolationClass, Limits
+from runner.manifest.load import DEFAULTS, Document
+from runner.model import DEFAULT_PROJECT, Checkout, Feature, IsolationClass, Limits
 from runner.policy.paths import check_pattern
 from runner.policy.protected import check_protected, unite
 from runner.policy.toolchains import check_toolchain
@@ -48,7 +50,7 @@ from runner.spec.model import (
     VerifySpec,
 )
 from runner.spec.repository import OwnPolicy, dropped, read_own, with_own
-from runner.spec.select import Selected, project_root
+from runner.spec.select import Selected, project_root, repository_root
 
 Outputs = Mapping[str, tuple[tuple[str, ...], bool]]
 
@@ -65,6 +67,7 @@ class Wanted:
     script: Path | None
     script_name: str
     incident: Path | None
+    project: Path | None  # the root of the run's project, where an AGENTS.md may be
     toolchains: tuple[str, ...]
     uses_keys: bool  # the repository is reached with the ssh keys or the netrc of this host's user
 
@@ -93,6 +96,7 @@ def wanted(selected: Selected, settings: Settings) -> tuple[Wanted, list[RunnerE
             script,
             agent.script.path if agent.script is not None and agent.script.path is not None else "",
             incident,
+            project_root(selected, selected.project) if selected.project else None,
             tuple(agent.workspace.toolchains),
             checkout is not None and checkout.url is not None and uses_keys(checkout.url, settings.git_credentials),
         ),
@@ -145,6 +149,16 @@ def untrusted_faults(selected: Selected, want: Wanted) -> list[RunnerError]:
     source = want.checkout.path if want.checkout is not None else None
     if source is not None and not source.is_relative_to(project_root(selected, types)):
         refuse(f"take its code from `{source}`", "repo_source")
+    if selected.project is None:
+        return findings
+    root = project_root(selected, selected.project)
+    if not root.is_relative_to(repository_root(selected.project.directory)):
+        message = f"an untrusted manifest may not have `{root}` for its project"
+        findings.append(Untrusted(message, at=selected.project.place("root"), hint="apply it without --untrusted"))
+    if _shares(selected):
+        message = "an untrusted manifest may not see a project with the workspaces of others"
+        at = selected.project.place("workspace_isolation")
+        findings.append(Untrusted(message, at=at, hint="write workspace_isolation: true"))
     return findings
 
 
@@ -170,6 +184,7 @@ def resolve(
         )
     needs, _ = wanted(selected, settings)
     findings += _missing(selected, facts)
+    findings += _sharing(selected)
     findings += [finding for document in selected.documents for finding in complaints(document)]
     checkout, branch = _pinned(needs.checkout, facts.commits.get(name))
     policies, own, faults = policies_of(selected.policies, facts.policies.get(name), untrusted=untrusted)
@@ -203,6 +218,9 @@ def resolve(
         setup=tuple(_argv(c) for c in workspace.setup_commands),
         setup_timeout_seconds=workspace.setup.timeout,
         setup_may_fail=workspace.setup.on_failure == "warn",
+        project=selected.project.name if selected.project else DEFAULT_PROJECT,
+        shared=_shares(selected),
+        unprotected=_unprotected(selected),
         protected=_protected(selected),
         toolchains=tuple(workspace.toolchains),
         post_hooks=tuple(_argv(c) for c in (*agent.post_hooks, *run.post_hooks)),
@@ -256,8 +274,34 @@ def _templates(
     return findings
 
 
+def _shares(selected: Selected) -> bool:
+    project = selected.project_spec
+    return project is not None and not project.workspace_isolation
+
+
+def _unprotected(selected: Selected) -> tuple[str, ...]:
+    project = selected.project_spec
+    return tuple(project.protected_paths) if project and _shares(selected) else ()
+
+
+def _sharing(selected: Selected) -> Iterator[RunnerError]:
+    """What is protected in workspaces that see their whole project: there, everything stays writable."""
+    project, types = selected.project, selected.agent_type
+    if project is None or not _shares(selected):
+        return
+    hint = "write workspace_isolation: true in the project, or protect nothing"
+    if paths := _unprotected(selected):
+        message = f"project `{project.name}` is not isolated, so {', '.join(paths)} can be written"
+        yield ProtectedIgnored(message, at=project.place("protected_paths"), hint=hint)
+    if selected.agent.workspace.protected_paths:
+        message = f"workspaces of project `{project.name}` see it whole, and nothing in it is protected"
+        yield Unenforceable(message, at=types.place("workspace", "protected_paths"), hint=hint)
+
+
 def _protected(selected: Selected) -> dict[str, str]:
     """The project's and the agent type's together, since both hold; each with the manifest line that asks for it."""
+    if _shares(selected):
+        return {}
     project, types = selected.project_spec, selected.agent_type
     lines: dict[str, str] = {}
     if selected.project and project:
@@ -306,6 +350,8 @@ def _missing(selected: Selected, facts: Facts) -> list[RunnerError]:
         f"{name}/toolchain": (agent, ("workspace", "toolchains")),
     }
     found = {key: document.place(*keys) for key, (document, keys) in places.items() if key in facts.missing}
+    if f"{name}/agents" in facts.missing and selected.project is not None:
+        found[f"{name}/agents"] = selected.project.place("root")
     if f"{name}/checkout" in facts.missing:
         found[f"{name}/checkout"] = _source_place(selected)
     return [type(error := facts.missing[key])(error.message, at=at, hint=error.hint) for key, at in found.items()]
@@ -512,6 +558,7 @@ def _origins(selected: Selected, own: OwnPolicy | None) -> dict[str, str]:
         "settle": types.origin("stop_budget"),
         "deadline": run.origin("timeout"),
         "incident": run.origin(*selected.incident_keys),
+        "project": selected.project.origin("workspace_isolation") if selected.project else DEFAULTS,
         **{f"timeouts.{step}": types.origin("timeouts", step) for step in type(selected.agent.timeouts).model_fields},
     }
     origins["scan"] = selected.policies[-1].origin("forbidden_patterns")

@@ -16,7 +16,6 @@ from runner.errors import (
     NothingToRun,
     RequiresRunner,
     RunnerError,
-    Unenforceable,
     UnknownReference,
     nearest,
 )
@@ -212,12 +211,6 @@ def _policies(
 def _project_faults(project: Document) -> Iterator[RunnerError]:
     spec = project.spec
     assert isinstance(spec, ProjectSpec)
-    if not spec.workspace_isolation:
-        yield Unenforceable(
-            f"project `{project.name}` mounts itself whole into its workspaces, and no provider here does that",
-            at=project.place("workspace_isolation"),
-            hint="write workspace_isolation: true",
-        )
     if spec.requires_runner is not None and (complaint := version_complaint(spec.requires_runner, __version__)):
         yield RequiresRunner(complaint, at=project.place("requires_runner"))
 

@@ -192,7 +192,7 @@ class _Walk:
                 self._pending.append((path, below, self._forbidding(place, entry)))
         elif entry.is_symlink():
             target = os.readlink(entry.name, dir_fd=place.descriptor)
-            if _leaves(path.count("/"), target):
+            if leaves_tree(path.count("/"), target):
                 self._add(path, "link-outside", printable(target))
         else:
             kind = stat.filemode(entry.stat(follow_symlinks=False).st_mode)[0]
@@ -212,7 +212,7 @@ class _Walk:
             raise _Stopped(f"{self._limit_violations} violations, and perhaps more")
 
 
-def _leaves(depth: int, target: str) -> bool:
+def leaves_tree(depth: int, target: str) -> bool:
     """Whether a link ``depth`` directories below the root may lead out of it.
 
     A ``..`` behind a name counts as leaving: that name may itself be a link, and then ``..`` goes up from

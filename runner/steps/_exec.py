@@ -18,7 +18,8 @@ from runner import events as ev
 from runner.errors import WorkspaceLost
 from runner.model import Exit, Rung, StopReason
 from runner.ports.provider import Process, Reader, Workspace, Writer
-from runner.steps._run import Emit, Run
+from runner.steps._lease import Emit
+from runner.steps._run import Run
 
 MAX_LOG = 64 << 20  # bytes of a stream that are kept from its beginning
 TAIL = 64 << 10  # bytes that are kept from its end when it was cut

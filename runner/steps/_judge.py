@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import trio
 
@@ -11,6 +12,7 @@ from runner.model import Outcome, Reason, Violation, failed
 from runner.policy.paths import PathPolicy, compose, printable
 from runner.ports.git import Change, Snapshot, Snapshotting
 from runner.spec.model import PolicySpec
+from runner.steps._content import digests
 from runner.steps._disk import ScanResult, scan
 from runner.steps._run import Run
 
@@ -21,7 +23,7 @@ def policy_of(specs: Sequence[PolicySpec]) -> PathPolicy:
 
 async def scan_tree(run: Run, step: str, specs: Sequence[PolicySpec]) -> ScanResult:
     """Scan the tree on disk, remember what offends, and say so."""
-    result = await _scan(run, specs)
+    result = _with(await _scan(run, specs), await _changed(run))
     run.scan, run.offending = result, result.offending
     if result.violations:
         await run.emit(ev.ViolationsFound(step, result.violations))
@@ -45,11 +47,37 @@ def broken(violations: Sequence[Violation], where: str = "") -> Outcome:
 async def _scan(run: Run, specs: Sequence[PolicySpec]) -> ScanResult:
     _, handle = run.require()
 
-    def stopping() -> bool:
-        trio.from_thread.check_cancelled()
-        return False
+    skipped = (".git", *run.placed)
+    return await trio.to_thread.run_sync(
+        lambda: scan(handle.tree, policy_of(specs), skip_top=skipped, should_stop=_stopping)
+    )
 
-    return await trio.to_thread.run_sync(lambda: scan(handle.tree, policy_of(specs), should_stop=stopping))
+
+def _stopping() -> bool:
+    trio.from_thread.check_cancelled()
+    return False
+
+
+async def _changed(run: Run) -> tuple[Violation, ...]:
+    """Protected paths that are not what they were when the first command could reach them."""
+    _, handle = run.require()
+    before = run.protected
+    if not before:
+        return ()
+    now = await trio.to_thread.run_sync(lambda: digests(handle.tree, before, should_stop=_stopping))
+    return tuple(
+        Violation(path.rstrip("/"), "protected-changed", "" if now[path] else "it is gone")
+        for path in before
+        if now[path] != before[path]
+    )
+
+
+def _with(result: ScanResult, more: tuple[Violation, ...]) -> ScanResult:
+    return replace(
+        result,
+        violations=result.violations + more,
+        offending=result.offending | {violation.path.encode() for violation in more},
+    )
 
 
 async def commit_tree(
@@ -58,7 +86,8 @@ async def commit_tree(
     """Commit what is on disk but for what offends; changes that break policy offend from then on."""
     _, handle = run.require()
     repository = await run.repository()
-    wanted = Snapshotting(message, run.author(), run.offending | {name.encode() for name in run.inputs})
+    foreign = {name.encode() for name in (*run.inputs, *run.placed)}
+    wanted = Snapshotting(message, run.author(), run.offending | foreign)
     git = run.ports.git
     snapshot = await git.snapshot(repository, handle.tree, run.base, wanted)
     changes = await git.changes(repository, run.base, snapshot.commit)

@@ -16,17 +16,18 @@ import trio
 from runner import events as ev
 from runner import trees
 from runner.errors import InputChanged, PlatformError, WorkspaceLost
-from runner.model import Feature, Handle, Mount, Receipt, Rung
+from runner.model import Feature, Handle, Lease, Mount, Receipt, Rung
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent
 from runner.ports.git import Author, Git, Snapshot
 from runner.ports.provider import Opening, Paths, Probe, Provider, Workspace
 from runner.spec import template
 from runner.spec.model import ContextFile
+from runner.steps._content import digests
 from runner.steps._disk import ScanResult
+from runner.steps._lease import Emit, Tenure
 from runner.steps._shape import Shape
 
-Emit = Callable[..., Awaitable[None]]
 Explain = Callable[[Rung, float], ev.RungReached]
 
 
@@ -53,6 +54,10 @@ class Places:
     def checkout(self) -> Path:
         return self.home / "tmp" / f"{self.run}-verify"
 
+    @property
+    def quarantine(self) -> Path:
+        return self.home / "tmp" / f"{self.run}-commits"
+
 
 @dataclass(frozen=True)
 class Ports:
@@ -62,8 +67,33 @@ class Ports:
     git: Git
     agent: Callable[[str], Agent]
     sub_runner: Callable[[str, Mapping[str, str]], Awaitable[list[str]]]
+    lease: Callable[[str], Awaitable[Lease]]  # of a workspace, by the store
     nonce: str
     now: Callable[[], int]  # microseconds since the epoch
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an earlier run has left for this one to go on with: its work, a commit on ``base``, and its output.
+
+    ``snapshot`` is what it published, if that is taken over.
+    """
+
+    repository: Path
+    commit: str
+    base: str | None
+    output: Path
+    snapshot: ev.SnapshotPublished | None
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """The run that this one continues. ``reused`` maps steps that are not performed to the run in which they were, and
+    their content keys; without any, nothing is ``kept``."""
+
+    run: str
+    reused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    kept: Kept | None = None
 
 
 @dataclass
@@ -92,19 +122,32 @@ class Run:
     """What the steps of one run share. Belongs to one task at a time: steps of a run follow each other."""
 
     def __init__(
-        self, *, id: str, plan: RunPlan, places: Places, ports: Ports, emit: Emit, services: trio.Nursery
+        self,
+        *,
+        id: str,
+        plan: RunPlan,
+        places: Places,
+        ports: Ports,
+        emit: Emit,
+        services: trio.Nursery,
+        tenure: Tenure,
+        kept: Kept | None = None,
     ) -> None:
         self.id = id
         self.plan = plan
         self.places = places
         self.ports = ports
         self.emit = emit
+        self.tenure = tenure
+        self.kept = kept
         self._services = services  # outlives work, so that settling finds its sandboxes' services alive
         self.underway: Underway | None = None
         self.provider: Provider | None = None
         self.probe: Probe | None = None
         self.handle: Handle | None = None
         self.inputs: tuple[str, ...] = ()  # the incident's files, when they lie in the tree
+        self.placed: dict[str, str] = {}  # files of the runner's own in the tree, with the digest of each
+        self.protected: dict[str, str] = {}  # what was there before any command, as ``_content.digests`` tells it
         self.base: str | None = None
         self.scan: ScanResult | None = None
         self.offending: frozenset[bytes] = frozenset()
@@ -115,7 +158,7 @@ class Run:
 
     @property
     def workspace_id(self) -> str:
-        return f"{self.id}-1"
+        return self.tenure.workspace
 
     def attach(self, provider: Provider, probe: Probe, handle: Handle | None) -> None:
         """The workspace's provider from the intent on, its handle once it is made."""
@@ -127,10 +170,17 @@ class Run:
         return self.provider, self.handle
 
     async def repository(self) -> Path:
-        """The run's private repository; made empty when nothing, or half of something, was cloned into it."""
+        """The run's private repository; when nothing, or half of something, was cloned into it, made anew.
+
+        It then has the work that was kept for this run, or is empty.
+        """
         if not self._repository:
+            git, kept = self.ports.git, self.kept
             await trio.to_thread.run_sync(trees.remove, self.places.repository)
-            await self.ports.git.empty(self.places.repository)
+            if kept is not None:
+                await git.fetch(kept.repository, kept.commit, into=self.places.repository, depth=None)
+            else:
+                await git.empty(self.places.repository)
             self._repository = True
         return self.places.repository
 
@@ -150,11 +200,15 @@ class Run:
         protects = self.probe is not None and self.probe.enforces(Feature.PROTECTED_PATHS)
         inputs = shape.inputs if protects else ()  # copies anyway, so a provider that cannot is no danger to them
         mounts = (Mount(handle.private / "incident", "/incident"),) if shape.incident else ()
+        if shape.protected and not self.protected:
+            self.protected = await trio.to_thread.run_sync(digests, handle.tree, shape.protected)
+            await self.emit(ev.ProtectedSeen(self.protected))
         return await self.open_as(Opening(mounts, (*shape.protected, *inputs), shape.toolchains), shape)
 
     async def open_as(self, opening: Opening, shape: object) -> Workspace:
         """Close what is open and start a sandbox on the run's workspace."""
         await self.close()
+        self.tenure.require()
         sandbox: Sandbox = await self._services.start(self._keep, opening, shape)
         self._sandbox = sandbox
         return sandbox.workspace

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from runner.model import Feature
 from runner.plan.model import BUILT_IN, Mounted
-from runner.spec.model import Facts, RunSpec
+from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec
 
-_ALWAYS = (Mounted("/workspace", True, BUILT_IN), Mounted("/output", True, BUILT_IN))
+_OUTPUT = Mounted("/output", True, BUILT_IN)
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,17 @@ def shape_of(spec: RunSpec, facts: Facts) -> Shape:
     return Shape(tuple(spec.protected), spec.toolchains, spec.incident is not None, inputs)
 
 
+def agents_file(spec: RunSpec, facts: Facts) -> ContextFile | None:
+    """The project's, if it has one."""
+    return facts.files.get(f"{spec.name}/agents", {}).get(AGENTS_FILE)
+
+
 def mounts_of(shape: Shape, spec: RunSpec) -> tuple[Mounted, ...]:
     """What commands see under which name, with the manifest line that asked for it."""
     incident = ("/incident", *shape.inputs) if shape.incident else shape.inputs
     return (
-        *_ALWAYS,
+        Mounted("/workspace", True, spec.origins["project"] if spec.shared else BUILT_IN),
+        _OUTPUT,
         *(Mounted(path, False, spec.origins["incident"]) for path in incident),
         *(Mounted(path, False, spec.protected[path]) for path in shape.protected),
         *(Mounted(path, False, spec.origins[Feature.TOOLCHAINS]) for path in shape.toolchains),

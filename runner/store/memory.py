@@ -8,9 +8,13 @@ from itertools import count
 
 from runner.errors import RunOver, StoreFailed
 from runner.events import Event, Recorded, RunEnded, RunStarted, decode, encode
-from runner.model import Status
-from runner.ports.store import RunRow
+from runner.lifecycle.lease import LeaseEvent, advance, check, free
+from runner.lifecycle.workspace import fold, named
+from runner.model import Anchor, Fence, Lease, Status
+from runner.ports.store import ProjectRow, RunRow, WorkspaceRow
+from runner.store._projects import find_project, owned
 from runner.store._runs import find_run, run_exists
+from runner.store._workspaces import find_workspace
 
 
 class MemoryStore:
@@ -21,9 +25,15 @@ class MemoryStore:
         self._journal: dict[str, list[Recorded]] = {}
         self._rows: dict[str, RunRow] = {}
         self._keys: dict[tuple[str, str], str] = {}
+        self._projects: dict[str, ProjectRow] = {}
+        self._leases: dict[str, Lease] = {}
+        self._of_workspaces: dict[str, list[Recorded]] = {}
+        self._workspaces: dict[str, WorkspaceRow] = {}
+        self._anchor: Anchor | None = None
 
-    async def append(self, run: str, events: Sequence[Event]) -> list[Recorded]:
+    async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
         at, rows = self._now(), dict(self._rows)
+        leases, workspaces = self._leased(events, fence, at), self._folded(run, events, at)
         for event in events:
             _project(rows, run, at, event)
         keyed = [event for event in events if isinstance(event, RunStarted) and event.key is not None]
@@ -31,13 +41,67 @@ class MemoryStore:
             holder = self._keys.get((str(started.key), started.name), run)
             if holder != run:
                 raise run_exists(holder, started)
-        history = self._journal.setdefault(run, [])
-        stored = [decode(*encode(event)) for event in events]  # what a file would give back, or fail on
-        recorded = [Recorded(run, seq, at, event) for seq, event in zip(count(len(history) + 1), stored, strict=False)]
-        self._rows = rows
+        recorded = self._written(self._journal.setdefault(run, []), run, at, events)
+        self._rows, self._leases, self._workspaces = rows, leases, workspaces
         self._keys |= {(str(started.key), started.name): run for started in keyed}
-        history += recorded
         return recorded
+
+    async def append_to_workspace(
+        self, workspace: str, events: Sequence[Event], *, fence: Fence | None = None
+    ) -> list[Recorded]:
+        at = self._now()
+        leases, workspaces = self._leased(events, fence, at), self._folded(workspace, events, at)
+        recorded = self._written(self._of_workspaces.setdefault(workspace, []), workspace, at, events)
+        self._leases, self._workspaces = leases, workspaces
+        return recorded
+
+    def _written(self, history: list[Recorded], owner: str, at: int, events: Sequence[Event]) -> list[Recorded]:
+        stored = [decode(*encode(event)) for event in events]  # what a file would give back, or fail on
+        first = len(history) + 1
+        history += [Recorded(owner, seq, at, event) for seq, event in zip(count(first), stored, strict=False)]
+        return history[first - 1 :]
+
+    def _leased(self, events: Sequence[Event], fence: Fence | None, at: int) -> dict[str, Lease]:
+        leases = dict(self._leases)
+        if fence is not None:
+            check(leases.get(fence.workspace, free(fence.workspace)), fence, at)
+        for event in events:
+            if isinstance(event, LeaseEvent):
+                leases[event.workspace] = advance(leases.get(event.workspace, free(event.workspace)), event, at)
+        return leases
+
+    def _folded(self, owner: str, events: Sequence[Event], at: int) -> dict[str, WorkspaceRow]:
+        rows = dict(self._workspaces)
+        for event in events:
+            if id := named(owner, event):
+                row = fold(rows.pop(id, None), owner, at, event)
+                rows |= {id: row} if row is not None else {}
+        return rows
+
+    async def lease(self, workspace: str) -> Lease:
+        return self._leases.get(workspace, free(workspace))
+
+    async def leases(self) -> list[Lease]:
+        return sorted((row for row in self._leases.values() if row.id), key=lambda row: (row.acquired, row.workspace))
+
+    async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
+        return self._of_workspaces.get(workspace, [])[after:]
+
+    async def workspaces(self) -> list[WorkspaceRow]:
+        return sorted(self._workspaces.values(), key=lambda row: (-row.created, row.id))
+
+    async def workspace(self, id: str) -> WorkspaceRow:
+        return find_workspace(await self.workspaces(), id)
+
+    async def anchor(self) -> Anchor | None:
+        return self._anchor
+
+    async def set_anchor(self, anchor: Anchor) -> None:
+        self._anchor = anchor
+
+    async def newest(self) -> int:
+        journals = (*self._journal.values(), *self._of_workspaces.values())
+        return max((journal[-1].at for journal in journals if journal), default=0)
 
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
         return self._journal.get(run, [])[after:]
@@ -48,10 +112,23 @@ class MemoryStore:
     async def find(self, run: str) -> RunRow:
         return find_run(await self.runs(), run)
 
+    async def put_project(self, project: ProjectRow) -> ProjectRow:
+        known = self._projects.get(project.name)
+        if known is not None and known.manifest is not None and project.manifest is None:
+            raise owned(known)
+        self._projects[project.name] = replace(project, updated=self._now())
+        return self._projects[project.name]
+
+    async def projects(self) -> list[ProjectRow]:
+        return [self._projects[name] for name in sorted(self._projects)]
+
+    async def project(self, name: str) -> ProjectRow:
+        return find_project(await self.projects(), name)
+
 
 def _project(rows: dict[str, RunRow], run: str, at: int, event: Event) -> None:
     if isinstance(event, RunStarted) and run not in rows:
-        rows[run] = RunRow(run, event.name, Status.RUNNING, None, event.plan, at, None)
+        rows[run] = RunRow(run, event.name, Status.RUNNING, None, event.plan, at, None, event.resumes)
     if run not in rows:
         raise StoreFailed(f"run `{run}` has not started")
     if isinstance(event, RunEnded):

@@ -9,7 +9,6 @@ same store open.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -22,12 +21,13 @@ from typing import TypeVar
 import trio
 
 from runner import __version__
-from runner.errors import RunnerError, RunOver, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew
+from runner.errors import LeaseError, RunnerError, RunOver, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew
 from runner.events import (
-    EffectDone,
     EffectGone,
-    EffectIntended,
     Event,
+    LeaseAcquired,
+    LeaseRefreshed,
+    LeaseReleased,
     Recorded,
     RunEnded,
     RunStarted,
@@ -36,9 +36,19 @@ from runner.events import (
     decode,
     encode,
 )
-from runner.model import Status
-from runner.ports.store import RunRow
+from runner.model import Anchor, Fence, Lease, Status
+from runner.ports.store import ProjectRow, RunRow, WorkspaceRow
+from runner.store._leases import check_fence, forget_lease, read_lease, read_leases, write_lease
+from runner.store._projects import find_project, read_projects, write_project
 from runner.store._runs import find_run, run_exists
+from runner.store._workspaces import (
+    find_workspace,
+    project_workspace,
+    read_anchor,
+    read_newest,
+    read_workspaces,
+    write_anchor,
+)
 
 BUSY_MILLISECONDS = 5_000
 _WAIT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"
@@ -63,13 +73,27 @@ T = TypeVar("T")
 Hook = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class _Journal:
+    """A table of events, and the column that says whose they are."""
+
+    table: str
+    owner: str
+
+
+_OF_RUNS = _Journal("events", "run")
+_OF_WORKSPACES = _Journal("workspace_events", "workspace")
+
+
 @dataclass
 class _Append:
     """A caller's wish and, once it has been written or refused, the answer."""
 
-    run: str
+    owner: str
     events: Sequence[Event]
     rows: list[tuple[str, str]]
+    fence: Fence | None
+    journal: _Journal
     answer: list[Recorded] | RunnerError | None = None
 
 
@@ -82,24 +106,54 @@ class Reader:
         self._limiter = trio.CapacityLimiter(1)
 
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
-        return await self._in_thread(lambda: self._read_events(run, after))
+        return await self._in_thread(lambda: self._read_events(_OF_RUNS, run, after))
+
+    async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
+        return await self._in_thread(lambda: self._read_events(_OF_WORKSPACES, workspace, after))
+
+    async def lease(self, workspace: str) -> Lease:
+        return await self._in_thread(lambda: read_lease(self._connection, workspace))
+
+    async def leases(self) -> list[Lease]:
+        return await self._in_thread(lambda: read_leases(self._connection))
+
+    async def workspaces(self) -> list[WorkspaceRow]:
+        return await self._in_thread(lambda: read_workspaces(self._connection))
+
+    async def workspace(self, id: str) -> WorkspaceRow:
+        return find_workspace(await self.workspaces(), id)
+
+    async def anchor(self) -> Anchor | None:
+        return await self._in_thread(lambda: read_anchor(self._connection))
+
+    async def newest(self) -> int:
+        return await self._in_thread(lambda: read_newest(self._connection))
 
     async def runs(self) -> list[RunRow]:
-        columns = "id, name, status, exit_code, plan, created, ended"
+        first = "SELECT body FROM events WHERE run = runs.id AND seq = 1"
+        resumes = f"(SELECT CASE WHEN json_valid(body) THEN json_extract(body, '$.resumes') END FROM ({first}))"
+        columns = f"id, name, status, exit_code, plan, created, ended, {resumes}"
         query = f"SELECT {columns} FROM runs ORDER BY created DESC, rowid DESC"
         return await self._in_thread(lambda: [RunRow(*row) for row in self._connection.execute(query)])
 
     async def find(self, run: str) -> RunRow:
         return find_run(await self.runs(), run)
 
-    def _read_events(self, run: str, after: int) -> list[Recorded]:
-        query = "SELECT seq, at, type, body FROM events WHERE run = ? AND seq > ? ORDER BY seq"
+    async def projects(self) -> list[ProjectRow]:
+        return await self._in_thread(lambda: read_projects(self._connection))
+
+    async def project(self, name: str) -> ProjectRow:
+        return find_project(await self.projects(), name)
+
+    def _read_events(self, journal: _Journal, owner: str, after: int) -> list[Recorded]:
+        query = f"SELECT seq, at, type, body FROM {journal.table} WHERE {journal.owner} = ? AND seq > ? ORDER BY seq"
         recorded = []
-        for seq, at, name, body in self._connection.execute(query, (run, after)):
+        for seq, at, name, body in self._connection.execute(query, (owner, after)):
             try:
-                recorded.append(Recorded(run, seq, at, decode(name, body)))
+                recorded.append(Recorded(owner, seq, at, decode(name, body)))
             except (UnknownEvent, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise _damaged(self._path, f"event {seq} of run {run} (`{name}`) cannot be read") from error
+                what = f"event {seq} of {journal.owner} {owner} (`{name}`) cannot be read"
+                raise _damaged(self._path, what) from error
         return recorded
 
     async def _in_thread(self, action: Callable[[], T]) -> T:
@@ -121,8 +175,24 @@ class SqliteStore(Reader):
         self._writing: trio.Event | None = None  # set when the commit under way has ended
         self._refusal: RunnerError | None = None  # once there is one, this connection writes no more
 
-    async def append(self, run: str, events: Sequence[Event]) -> list[Recorded]:
-        wish = _Append(run, events, [encode(event) for event in events])
+    async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
+        return await self._append(_OF_RUNS, run, events, fence)
+
+    async def put_project(self, project: ProjectRow) -> ProjectRow:
+        return await self._in_thread(lambda: write_project(self._connection, project, self._now()))
+
+    async def append_to_workspace(
+        self, workspace: str, events: Sequence[Event], *, fence: Fence | None = None
+    ) -> list[Recorded]:
+        return await self._append(_OF_WORKSPACES, workspace, events, fence)
+
+    async def set_anchor(self, anchor: Anchor) -> None:
+        await self._in_thread(lambda: write_anchor(self._connection, anchor))
+
+    async def _append(
+        self, journal: _Journal, owner: str, events: Sequence[Event], fence: Fence | None
+    ) -> list[Recorded]:
+        wish = _Append(owner, events, [encode(event) for event in events], fence, journal)
         self._backlog.append(wish)
         while wish.answer is None:
             if self._writing is None:
@@ -175,17 +245,22 @@ class SqliteStore(Reader):
         except (sqlite3.IntegrityError, UnicodeEncodeError) as error:
             self._connection.execute("ROLLBACK TO append")
             answer = _keeper(self._connection, wish) or _refused(wish, error)
+        except LeaseError as refusal:
+            self._connection.execute("ROLLBACK TO append")
+            answer = refusal
         self._connection.execute("RELEASE append")
         return answer
 
     def _insert(self, wish: _Append) -> list[Recorded]:
-        run, at = wish.run, self._now()
-        query = "SELECT coalesce(max(seq), 0) + 1 FROM events WHERE run = ?"
+        run, at, journal = wish.owner, self._now(), wish.journal
+        if wish.fence is not None:
+            check_fence(self._connection, wish.fence, at)
+        query = f"SELECT coalesce(max(seq), 0) + 1 FROM {journal.table} WHERE {journal.owner} = ?"
         (first,) = self._connection.execute(query, (run,)).fetchone()
         for event in wish.events:
             _project(self._connection, run, at, event)
         rows = [(run, seq, at, name, body) for seq, (name, body) in zip(count(first), wish.rows, strict=False)]
-        self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
+        self._connection.executemany(f"INSERT INTO {journal.table} VALUES (?, ?, ?, ?, ?)", rows)
         return [Recorded(run, seq, at, event) for seq, event in zip(count(first), wish.events, strict=False)]
 
     def _roll_back(self, error: RunnerError) -> None:
@@ -331,7 +406,10 @@ def _back_up(connection: sqlite3.Connection, to: Path) -> None:
 
 def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) -> None:
     """Bring the other tables to what the journal will say."""
+    project_workspace(connection, run, at, event)
     match event:
+        case EffectGone(kind="workspace", name=name):
+            forget_lease(connection, name)
         case RunStarted(name=name, plan=plan, key=key):
             connection.execute(
                 "INSERT INTO runs (id, name, status, plan, created, key) VALUES (?, ?, ?, ?, ?, ?)"
@@ -348,19 +426,11 @@ def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) ->
                 "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
                 (run, commit, tree, base, branch, at),
             )
-        case EffectIntended(kind="workspace", name=name, place=provider):
-            connection.execute(
-                "INSERT INTO agent_workspaces (id, container_type, provider, provider_workspace_id, lifecycle, status,"
-                " created_at, last_used_at, metadata) VALUES (?, 'agent_workspace', ?, ?, 'ephemeral', 'creating', ?,"
-                " ?, ?) ON CONFLICT (id) DO UPDATE SET provider = excluded.provider, status = excluded.status",
-                (name, provider, name, at, at, json.dumps({"run": run})),
-            )
-        case EffectDone(kind="workspace", name=name):
-            connection.execute(
-                "UPDATE agent_workspaces SET status = 'ready', last_used_at = ? WHERE id = ?", (at, name)
-            )
-        case EffectGone(kind="workspace", name=name):
-            connection.execute("DELETE FROM agent_workspaces WHERE id = ?", (name,))
+        case LeaseAcquired() | LeaseRefreshed():
+            write_lease(connection, event, at)
+        case LeaseReleased():
+            write_lease(connection, event, at)
+            forget_lease(connection, event.workspace)
 
 
 def _keeper(connection: sqlite3.Connection, wish: _Append) -> RunnerError | None:
@@ -368,17 +438,17 @@ def _keeper(connection: sqlite3.Connection, wish: _Append) -> RunnerError | None
     for event in wish.events:
         if isinstance(event, RunStarted) and event.key is not None:
             query = "SELECT id FROM runs WHERE key = ? AND name = ? AND id <> ?"
-            for (run,) in connection.execute(query, (event.key, event.name, wish.run)):
+            for (run,) in connection.execute(query, (event.key, event.name, wish.owner)):
                 return run_exists(run, event)
     return None
 
 
 def _refused(wish: _Append, error: Exception) -> RunnerError:
     if getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_UNIQUE":
-        return RunOver(f"run `{wish.run}` has ended already")
+        return RunOver(f"run `{wish.owner}` has ended already")
     if getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_FOREIGNKEY":
-        return StoreFailed(f"run `{wish.run}` has not started")
-    return StoreFailed(f"events of run `{wish.run}` cannot be stored: {error}")
+        return StoreFailed(f"run `{wish.owner}` has not started")
+    return StoreFailed(f"events of run `{wish.owner}` cannot be stored: {error}")
 
 
 def _damaged(path: Path, what: str) -> StoreDamaged:

@@ -85,6 +85,7 @@ ELSEWHERE = {
     "git.url-unsupported": "what a host lacks",
     "host.": "what a host forbids",
     "init.": "what is in the way of new files",
+    "lease.": "who else uses a workspace",
     "manifest.not-convertible": "an older version: tests/cases/convert/refused.txt",
     "manifest.rejected": "the name of a whole report",
     "manifest.unwritable": "what a host forbids",

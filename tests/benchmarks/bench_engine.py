@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import count, pairwise
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
+from types import SimpleNamespace
 from typing import cast
 
 import trio
@@ -20,7 +21,7 @@ import trio
 from runner.engine.execute import execute
 from runner.engine.run import Control, carry_out
 from runner.events import Event, Recorded
-from runner.model import IsolationClass, Limits
+from runner.model import Fence, IsolationClass, Limits
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan, Step
 from runner.steps._run import Places, Ports
@@ -75,12 +76,12 @@ def whole(needs: Needs) -> float:
     """CPU microseconds a step of a run: events, record, deadlines and outcomes; appends keep nothing."""
     plan, number = run_plan(needs), count(1)
 
-    async def append(run: str, events: Sequence[Event]) -> Sequence[Recorded]:
+    async def append(run: str, events: Sequence[Event], fence: Fence | None) -> Sequence[Recorded]:
         return [Recorded(run, next(number), 0, event) for event in events]
 
     async def run() -> None:
         places = Places(Path("/nonexistent"), "bench")
-        ports = cast(Ports, None)  # nothing is reached
+        ports = cast(Ports, SimpleNamespace(lease=None))  # nothing is reached
         await carry_out(plan, "", id="bench", places=places, ports=ports, append=append, control=Control(30))
 
     began = time.process_time()

@@ -19,27 +19,33 @@ HOOKS = "post_hooks: ['true']"
 @pytest.mark.parametrize(
     ("agent", "workspace", "run", "steps"),
     [
-        pytest.param("", "", "", "provision agent<provision scan<agent save teardown<save", id="the least"),
+        pytest.param(
+            "",
+            "",
+            "",
+            "lease provision<lease agent<provision scan<agent save teardown<save release<teardown",
+            id="the least",
+        ),
         pytest.param(
             HOOKS,
             f"{CLONE}, {SETUP}",
             "verify: {commands: [{run: 'true'}]}",
-            "provision clone<provision setup<clone agent<setup post_hook<agent scan<agent,post_hook snapshot<scan"
-            " verify<snapshot save teardown<save",
+            "lease provision<lease clone<provision setup<clone agent<setup post_hook<agent scan<agent,post_hook snapshot<scan"
+            " verify<snapshot save teardown<save release<teardown",
             id="all",
         ),
         pytest.param(
             "",
             SETUP,
             "verify: {report: {path: report.md}}",
-            "provision setup<provision agent<setup scan<agent verify<scan save teardown<save",
+            "lease provision<lease setup<provision agent<setup scan<agent verify<scan save teardown<save release<teardown",
             id="no repository",
         ),
         pytest.param(
             "",
             CLONE,
             "",
-            "provision clone<provision agent<clone scan<agent snapshot<scan save teardown<save",
+            "lease provision<lease clone<provision agent<clone scan<agent snapshot<scan save teardown<save release<teardown",
             id="no setup",
         ),
     ],

@@ -95,7 +95,7 @@ async def _perform(planned: Planned, request: dict[str, Any]) -> int:
 
 
 async def _in_store(planned: Planned, request: dict[str, Any], settings: Settings, store: Store) -> int:
-    ports = replace(ports_of(settings, store.nonce), provider=lambda name: _provider(request, settings))
+    ports = replace(ports_of(settings, store), provider=lambda name: _provider(request, settings))
     if request["what"] == "apply":
         records = await apply_all(planned, settings, store, ports, [])
         return max(record.exit_code or 0 for record in records)

@@ -14,6 +14,7 @@ from runner.app.planning import make_plan
 from runner.engine.run import Control, carry_out
 from runner.git import open_git
 from runner.ids import run_id
+from runner.model import Fence
 from runner.record import RunRecord
 from runner.settings import Settings, shipped
 from runner.steps._run import Places, Ports
@@ -36,6 +37,7 @@ class Machine:
             git=open_git(self.settings),
             agent=lambda name: agent,
             sub_runner=lambda name, env: command_of(shipped("runners") / f"{name}.sh", env),
+            lease=self.store.lease,
             nonce=self.store.nonce,
             now=lambda: 1_000_000,
         )
@@ -45,8 +47,8 @@ class Machine:
         planned = await make_plan(self.project.folder, self.settings)
         control = Control(planned.plan.runs[0].stop_budget_seconds)
 
-        async def append(run: str, events: Sequence[ev.Event]) -> Sequence[ev.Recorded]:
-            recorded = await self.store.append(run, events)
+        async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
+            recorded = await self.store.append(run, events, fence=fence)
             for one in recorded:
                 watch(one, control)
             return recorded

@@ -75,7 +75,7 @@ async def test_a_second_stop_gives_settling_up_and_says_what_is_left(machine: Ma
         record = await machine.run(stop)
 
     assert record.exit_code == 130
-    assert [left.split()[0] for left in record.left] == ["workspace"]
+    assert [left.split()[0] for left in record.left] == ["lease", "workspace"]
     provider = open_provider("local", machine.settings)
     for handle in await provider.list_owned(machine.ports.nonce):
         await provider.destroy(handle)

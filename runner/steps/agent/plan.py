@@ -26,6 +26,11 @@ class Body:
     shape: Shape
 
 
+def inputs(body: Body) -> dict[str, object]:
+    prompt = {"system": body.system, "user": body.user, "run": body.prompt}
+    return {"agent": body.agent, "prompt": prompt, "env": body.env, "mounts": body.shape}
+
+
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     must = tuple(d.feature for d in spec.demands if d.written and not spec.best_effort)
     shape = shape_of(spec, facts)

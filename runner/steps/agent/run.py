@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import trio
+
 from runner import events as ev
+from runner import trees
 from runner.errors import IsolationMismatch
 from runner.model import Feature, Isolation, Limits, Outcome
 from runner.ports.agent import Ended
 from runner.ports.provider import Workspace
 from runner.spec import template
 from runner.steps._exec import open_logs, run_command
+from runner.steps._regain import regain_tree
 from runner.steps._run import Run, write_new
 from runner.steps.agent.plan import Body
 
@@ -31,6 +35,16 @@ async def perform(body: Body, run: Run) -> Outcome:
     await run.close()
     out, err = (log.path for log in logs)
     return run.ports.agent(body.agent).judge(Ended(exit, out, err))
+
+
+async def take_over(body: Body, run: Run) -> None:
+    """Without a clone, the tree comes back here; the output does in any case."""
+    assert run.kept is not None
+    provider, handle = run.require()
+    if run.base is None:
+        await regain_tree(run)
+    await trio.to_thread.run_sync(trees.copy_out, run.kept.output, handle.private / "output")
+    await provider.give(handle)
 
 
 async def _read_back(body: Body, run: Run, workspace: Workspace) -> None:

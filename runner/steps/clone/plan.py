@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.plan.model import Step
-from runner.spec.model import Facts, PolicySpec, RunSpec
+from runner.spec.model import AGENTS_FILE, ContextFile, Facts, PolicySpec, RunSpec
+from runner.steps._shape import agents_file
 
 NEEDS = (("provision",),)
 
 
 @dataclass(frozen=True)
 class Body:
-    """Either ``path`` or ``url``; ``commit`` is ``None`` only in an open plan."""
+    """Either ``path`` or ``url``; ``commit`` is ``None`` only in an open plan.
+
+    ``agents_file`` is the project's, for a tree that has none of its own.
+    """
 
     path: Path | None
     url: str | None
@@ -22,6 +26,18 @@ class Body:
     depth: int | None
     include_dirty: bool
     policies: tuple[PolicySpec, ...]
+    agents_file: ContextFile | None
+
+
+def inputs(body: Body) -> dict[str, object]:
+    return {
+        "base commit": body.commit,
+        "branch": body.branch,
+        "url": body.url,
+        "depth": body.depth,
+        "uncommitted files": body.include_dirty,
+        AGENTS_FILE: body.agents_file.sha256 if body.agents_file else None,
+    }
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
@@ -53,5 +69,6 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
             checkout.depth,
             checkout.include_dirty,
             spec.policies,
+            None if spec.shared else agents_file(spec, facts),
         ),
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from runner import events as ev
-from runner.manifest.repository import FILE
 from runner.model import Outcome, succeeded
 from runner.ports.git import Snapshotting
+from runner.steps._agents_file import place_in_tree
 from runner.steps._judge import broken, scan_checkout
+from runner.steps._regain import regain_tree
 from runner.steps._run import Run
 from runner.steps.clone.plan import Body
 
@@ -36,10 +37,18 @@ async def perform(body: Body, run: Run) -> Outcome:
         wanted = Snapshotting("uncommitted files", run.author())
         run.cloned((await git.snapshot(repository, handle.tree, body.commit, wanted)).commit)
         message += f" with {count} uncommitted"
+    await place_in_tree(run, body.agents_file)
     await provider.give(handle)
     assert run.base is not None
     await run.emit(ev.BaseTaken(run.base))
-    # Nothing of a server's was here when the run was planned.
-    unread = body.url is not None and (handle.tree / FILE).is_file()
-    warning = f"`{FILE}` of `{body.url}` is not in force: it is read from local repositories only"
-    return succeeded(message, warnings=(warning,) * unread)
+    return succeeded(message)
+
+
+async def take_over(body: Body, run: Run) -> None:
+    """The tree is that of the kept work at once, so that it is never taken for work that undid it."""
+    await regain_tree(run)
+    await place_in_tree(run, body.agents_file)
+    assert run.kept is not None
+    assert run.kept.base is not None  # work on a clone has one
+    run.cloned(run.kept.base)
+    await run.emit(ev.BaseTaken(run.kept.base))

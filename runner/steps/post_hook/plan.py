@@ -22,6 +22,10 @@ class Body:
     shape: Shape
 
 
+def inputs(body: Body) -> dict[str, object]:
+    return {"commands": body.commands, "env": body.env, "mounts": body.shape}
+
+
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.post_hooks:
         return None

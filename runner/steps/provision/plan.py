@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.model import Feature, IsolationClass, Limits
+from runner.model import DEFAULT_PROJECT, Feature, IsolationClass, Limits
 from runner.plan.model import Step
 from runner.spec.model import ContextFile, Facts, RunSpec
+from runner.steps._shape import agents_file
 
-NEEDS: tuple[tuple[str, ...], ...] = ()
+NEEDS = (("lease",),)
+ANEW = True
 
 
 @dataclass(frozen=True)
 class Body:
-    """``must`` are the features without which a provider of the chain is refused when it is opened."""
+    """``must`` are the features without which a provider of the chain is refused when it is opened.
+
+    ``agents_file`` is for the project's directory when that is ``shared``, else for the tree.
+    """
 
     providers: tuple[str, ...]
     isolation: IsolationClass
@@ -23,6 +28,19 @@ class Body:
     inputs_in_tree: bool
     script: ContextFile | None
     files: tuple[tuple[str, str, bool], ...]
+    project: str
+    shared: bool
+    unprotected: tuple[str, ...]
+    agents_file: ContextFile | None
+
+
+def inputs(body: Body) -> dict[str, object]:
+    return {
+        "isolation": (body.isolation, body.must),
+        "limits": body.limits,
+        "files": body.files,
+        "project": (body.project, body.shared),
+    }
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
@@ -30,7 +48,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="provision",
         kind="provision",
-        what=", then ".join(spec.providers),
+        what=f"{', then '.join(spec.providers)}{_place(spec)}",
         phase="work",
         needs=needs,
         deadline_seconds=spec.timeouts["provision"],
@@ -44,5 +62,16 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             spec.checkout is None,
             facts.files.get(f"{spec.name}/script", {}).get(spec.script.name),
             spec.script.files,
+            spec.project,
+            spec.shared,
+            spec.unprotected,
+            agents_file(spec, facts) if spec.shared or spec.checkout is None else None,
         ),
     )
+
+
+def _place(spec: RunSpec) -> str:
+    """What commands see at ``/workspace`` and where they start, of a run that has a project."""
+    if spec.shared:
+        return f"; project {spec.project} whole, starting in /workspace/workspaces/ID"
+    return f"; alone in project {spec.project}" if spec.project != DEFAULT_PROJECT else ""

@@ -9,9 +9,10 @@ from shlex import quote
 import trio
 
 from runner import events as ev
-from runner.errors import PlatformError, ProviderUnavailable
+from runner.errors import PlatformError, ProtectedIgnored, ProviderUnavailable
 from runner.model import Feature, Handle, Limits, Outcome, succeeded
 from runner.ports.provider import Probe, Provider, WorkspaceRequest
+from runner.steps._agents_file import place_in_project, place_in_tree
 from runner.steps._run import Run, read_input, write_new
 from runner.steps.provision.plan import Body
 
@@ -27,6 +28,9 @@ async def perform(body: Body, run: Run) -> Outcome:
         reason = _unfit(body, probe) or await _create(body, run, provider, probe)
         if reason is None:
             await _fill(body, run)
+            if body.unprotected:
+                message = f"project `{body.project}` is not isolated, so {', '.join(body.unprotected)} can be written"
+                await run.emit(ev.Warned(ProtectedIgnored.code, message))
             return succeeded(f"{name}, isolation {probe.isolation.word}")
         refused.append(f"`{name}`: {reason}")
         await run.emit(ev.ProviderRefused(name, reason))
@@ -45,7 +49,8 @@ def _unfit(body: Body, probe: Probe) -> str | None:
 async def _create(body: Body, run: Run, provider: Provider, probe: Probe) -> str | None:
     """Make the workspace; why not, when it could not be made."""
     name = run.workspace_id
-    request = WorkspaceRequest(name, run.id, run.ports.nonce, _enforceable(body.limits, probe))
+    limits = _enforceable(body.limits, probe)
+    request = WorkspaceRequest(name, run.id, run.ports.nonce, limits, body.project, body.shared)
     run.attach(provider, probe, None)
     await run.emit(ev.EffectIntended(STEP, "workspace", name, provider.name))
     try:
@@ -73,6 +78,10 @@ async def _fill(body: Body, run: Run) -> None:
     await trio.to_thread.run_sync(_write_inputs, body, run, handle)
     if body.inputs_in_tree:
         run.inputs = tuple(name for name, _ in body.incident)
+    if body.shared:
+        await place_in_project(run, body.agents_file)
+    else:
+        await place_in_tree(run, body.agents_file)
     await provider.give(handle)
 
 

@@ -12,6 +12,7 @@ from runner import events as ev
 from runner import trees
 from runner.model import Outcome, Reason, Receipt, failed, succeeded
 from runner.ports.git import Snapshot
+from runner.steps._agents_file import changed
 from runner.steps._judge import commit_tree, scan_tree
 from runner.steps._run import Run
 from runner.steps.save.plan import Body
@@ -25,6 +26,7 @@ async def perform(body: Body, run: Run) -> Outcome:
         return succeeded("nothing to save")
     await run.close()
     outputs, warnings = await trio.to_thread.run_sync(_deliver_output, body, run)
+    warnings += await trio.to_thread.run_sync(changed, run)
     scan = run.scan or await scan_tree(run, STEP, body.policies)
     if scan.truncated:
         text = "the scan was cut short, so nothing of this tree can be let out; it is kept as it is"

@@ -15,6 +15,10 @@ class Body:
     policies: tuple[PolicySpec, ...]
 
 
+def inputs(body: Body) -> dict[str, object]:
+    return {"policy": [policy.ceilings for policy in body.policies]}
+
+
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     patterns = len({p for policy in spec.policies for p in policy.forbidden_patterns})
     size = min(policy.max_file_size for policy in spec.policies)

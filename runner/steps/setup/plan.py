@@ -25,6 +25,10 @@ def command_words(command: Command) -> str:
     return command[2] if command[:2] == ("sh", "-c") and len(command) == 3 else shlex.join(command)
 
 
+def inputs(body: Body) -> dict[str, object]:
+    return {"commands": body.commands, "on_failure": body.may_fail, "mounts": body.shape}
+
+
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.setup:
         return None

@@ -6,21 +6,31 @@ from dataclasses import dataclass
 
 from runner.plan.model import Step
 from runner.spec.model import Facts, PolicySpec, RunSpec
+from runner.steps._shape import Shape, shape_of
 
 NEEDS = (("scan",),)
 
 
 @dataclass(frozen=True)
 class Body:
+    """``commits`` is the shape in which the agent's own are bundled; ``None`` when they can not start at the base."""
+
     message: str
     branch: str | None
     policies: tuple[PolicySpec, ...]
+    commits: Shape | None
+
+
+def inputs(body: Body) -> dict[str, object]:
+    policy = [policy.ceilings for policy in body.policies]
+    return {"policy": policy, "message": body.message, "branch": body.branch}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     needs_tree = spec.verify is not None and spec.verify.needs_tree
     if spec.checkout is None and not spec.wants_snapshot and not needs_tree:
         return None
+    commits = spec.checkout is not None and not spec.checkout.include_dirty
     return Step(
         id="snapshot",
         kind="snapshot",
@@ -29,5 +39,5 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["snapshot"],
         origin=spec.origins["snapshot"],
-        body=Body(spec.message, spec.snapshot_branch, spec.policies),
+        body=Body(spec.message, spec.snapshot_branch, spec.policies, shape_of(spec, facts) if commits else None),
     )

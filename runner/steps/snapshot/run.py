@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runner import events as ev
 from runner.errors import BadRef, shown
 from runner.ids import BRANCH_HINT, is_branch
 from runner.manifest import repository
 from runner.model import Outcome, succeeded
-from runner.steps._judge import broken, commit_tree
+from runner.ports.git import Snapshot
+from runner.steps._commits import take_commits
+from runner.steps._judge import broken, commit_tree, policy_of
 from runner.steps._run import Run
 from runner.steps.snapshot.plan import Body
 
@@ -15,9 +19,7 @@ STEP = "snapshot"
 
 
 async def perform(body: Body, run: Run) -> Outcome:
-    branch = run.fill(body.branch) if body.branch else None
-    if branch is not None and not is_branch(branch):
-        raise BadRef(f"`{shown(branch)}` is not a branch name", hint=BRANCH_HINT)
+    branch = _branch(body, run)
     snapshot, changes, violations = await commit_tree(run, STEP, body.policies, run.fill(body.message))
     if violations:
         return broken(violations)
@@ -27,7 +29,24 @@ async def perform(body: Body, run: Run) -> Outcome:
             snapshot.commit, snapshot.tree, run.base, branch, snapshot.entries, snapshot.ignored, len(changes)
         )
     )
+    commits = await take_commits(run, body.commits, policy_of(body.policies)) if body.commits is not None else ""
     left_out = f", {snapshot.ignored} ignored" if snapshot.ignored else ""
     touched = any(change.path == repository.FILE.encode() for change in changes)
     warnings = (f"the work changes `{repository.FILE}`, which holds only once it is committed where runs start",)
-    return succeeded(f"{snapshot.commit[:12]}, {len(changes)} changed{left_out}", warnings=warnings * touched)
+    return succeeded(f"{snapshot.commit[:12]}, {len(changes)} changed{left_out}{commits}", warnings=warnings * touched)
+
+
+async def take_over(body: Body, run: Run) -> None:
+    """The same commit is published again; its branch is named after this run, if it is named after any."""
+    assert run.kept is not None
+    assert run.kept.snapshot is not None  # published when the step succeeded
+    old = run.kept.snapshot
+    run.snapshot = Snapshot(old.commit, old.tree, old.base, old.entries, old.ignored)
+    await run.emit(replace(old, branch=_branch(body, run)))
+
+
+def _branch(body: Body, run: Run) -> str | None:
+    branch = run.fill(body.branch) if body.branch else None
+    if branch is not None and not is_branch(branch):
+        raise BadRef(f"`{shown(branch)}` is not a branch name", hint=BRANCH_HINT)
+    return branch

@@ -19,6 +19,7 @@ async def perform(body: Body, run: Run) -> Outcome:
     await run.close()
     if run.handle is not None and run.receipt is None:
         return failed(Reason.PLATFORM, f"the work was not saved, so `{run.handle.tree}` is kept")
+    await run.emit(ev.EffectEnding(STEP, "workspace", run.workspace_id))
     # Asked of the provider, not remembered: making it may have been cancelled half-way.
     for handle in await run.provider.list_owned(run.ports.nonce):
         if handle.id == run.workspace_id:

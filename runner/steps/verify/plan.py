@@ -21,6 +21,17 @@ class Body:
     shape: Shape
 
 
+def inputs(body: Body) -> dict[str, object]:
+    verify = body.verify
+    return {
+        "commands": (verify.setup, [(check.argv, check.exit) for check in verify.commands]),
+        "files": (verify.required, verify.forbidden),
+        "report": verify.report,
+        "outputs": body.outputs,
+        "toolchains": body.shape.toolchains,
+    }
+
+
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     verify = spec.verify or VerifySpec((), (), (), None, ())
     outputs = tuple(spec.outputs.values())

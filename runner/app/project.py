@@ -1,0 +1,55 @@
+"""Projects as a store knows them: made by a command, or by a manifest that was applied, which then owns its record."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner.app.apply import make_home, now_microseconds
+from runner.errors import BadName, ProtectedIgnored, RunnerError, UsageError, shown
+from runner.ids import is_name
+from runner.policy.protected import check_protected, unite
+from runner.ports.store import ProjectRow
+from runner.settings import Settings
+from runner.store.sqlite import open_reader, open_store
+
+
+async def create_project(settings: Settings, project: ProjectRow) -> ProjectRow:
+    """Make a project, or change one that a command has made. Raises ``ProjectOwned``."""
+    make_home(settings)
+    async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
+        return await store.put_project(project)
+
+
+def new_project(
+    name: str, root: Path, *, isolated: bool, protected: Sequence[str]
+) -> tuple[ProjectRow, list[RunnerError]]:
+    """A project as asked for, and what there is to say about it.
+
+    Raises ``BadName``, and ``UsageError`` for a root that is no directory and paths that cannot be protected.
+    """
+    if not is_name(name):
+        raise BadName(f"`{shown(name)}` can not name a project", hint="small letters, digits, `-` and `.`")
+    if not root.is_dir():
+        raise UsageError(f"`{shown(str(root))}` is not a directory")
+    for path in protected:
+        if complaint := check_protected(path):
+            raise UsageError(f"--protected: `{shown(path)}` {complaint}")
+    advice: list[RunnerError] = []
+    if protected and not isolated:
+        message = f"project `{name}` is not isolated, so {', '.join(protected)} can be written"
+        advice.append(ProtectedIgnored(message, hint="--workspace-isolation"))
+    return ProjectRow(name, str(root.resolve()), isolated, unite(protected)), advice
+
+
+async def list_projects(settings: Settings) -> list[ProjectRow]:
+    """By name."""
+    async with open_reader(settings.home / "state.db") as store:
+        return await store.projects()
+
+
+async def get_project(settings: Settings, name: str) -> ProjectRow:
+    """Raises ``UnknownProject``."""
+    async with open_reader(settings.home / "state.db") as store:
+        return await store.project(name)

@@ -1,0 +1,236 @@
+"""``runner resume``: a run that ended before its end is continued as a new run, at the first step that has to be run.
+
+The manifests are planned anew, since what was wrong may have been corrected there. What each step rests on is compared
+by content with what it rested on then, so that nothing that succeeded is done twice and nothing stale is taken over.
+A branch that has moved meanwhile is no change as long as the work is gone on with: that stays on its base.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import trio
+
+from runner.app.apply import appending, now_microseconds, plainly, ports_of, watch_signals
+from runner.app.basis import Basis, basis_of, keys_of, made_anew, read_basis
+from runner.app.facts import still
+from runner.app.history import Past, find_run
+from runner.app.planning import Planned, make_plan
+from runner.artifacts.layout import RunFiles
+from runner.artifacts.owner import looking
+from runner.engine.run import Control, carry_out
+from runner.errors import NotResumable, RunnerError, RunOver, RunUnfinished, WorkMissing, nearest
+from runner.git import open_git
+from runner.ids import run_id
+from runner.lifecycle.resume import SCAN, Decided, Earlier, decide
+from runner.model import Status
+from runner.plan.keys import digests
+from runner.plan.model import Json, RunPlan, plain
+from runner.ports.sink import Sink
+from runner.ports.store import Store
+from runner.record import RunRecord, replay
+from runner.settings import Settings
+from runner.spec.model import Facts
+from runner.steps._run import Kept, Places, Ports, Resumption
+from runner.store.sqlite import open_store
+
+
+@dataclass(frozen=True)
+class Resuming:
+    """What resuming a run means: each step that works, with why; ``notes`` change nothing."""
+
+    run: str
+    plan: RunPlan
+    planned: Planned
+    steps: tuple[Decided, ...]
+    keys: Mapping[str, str]
+    notes: tuple[str, ...]
+    outputs: Mapping[str, object]
+    resumption: Resumption
+
+    def document(self) -> dict[str, Json]:
+        steps: list[Json] = [
+            {"step": s.step, "reused": s.run is not None, "run": s.run, "key": self.keys[s.step], "reason": s.reason}
+            for s in self.steps
+        ]
+        return {"run": self.run, "name": self.plan.name, "notes": list(self.notes), "steps": steps}
+
+
+async def resume(resuming: Resuming, settings: Settings, sinks: Sequence[Sink]) -> RunRecord:
+    """Continue a run and return the record of the new one. Signals stop it as they stop ``apply``."""
+    async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
+        with plainly():
+            return await resume_run(resuming, settings, store, ports_of(settings, store), sinks)
+
+
+async def resume_run(
+    resuming: Resuming, settings: Settings, store: Store, ports: Ports, sinks: Sequence[Sink]
+) -> RunRecord:
+    """``resume`` with a store and ports that are there already."""
+    plan, digest = resuming.plan, resuming.planned.plan.digest
+    control = Control(plan.stop_budget_seconds)
+    places = Places(settings.home, run_id(secrets.token_bytes(8)))
+    files = RunFiles(places.directory)
+    files.write_plan(plan, digest, basis_of(resuming.planned, plan, resuming.outputs))
+    async with trio.open_nursery() as signals:
+        await signals.start(watch_signals, [control])
+        try:
+            record = await carry_out(
+                replace(plan, values={**plan.values, "outputs": resuming.outputs}),
+                digest,
+                id=places.run,
+                places=places,
+                ports=ports,
+                append=appending(store, [files, *sinks]),
+                control=control,
+                resumption=resuming.resumption,
+            )
+        except RunOver:
+            record = replay(places.run, await store.events(places.run))
+        files.write_record(record)
+        signals.cancel_scope.cancel()
+    return record
+
+
+@asynccontextmanager
+async def considered(past: Past, path: Path | None, settings: Settings) -> AsyncIterator[Resuming]:
+    """What resuming a run that did not succeed means; what it would go on with stays there during the block.
+
+    ``path`` is where its manifests are now, if not where they were. Raises ``NotResumable``, ``RunUnfinished``,
+    ``WorkMissing``, ``StalePlan`` for a provider that has become weaker, and what planning raises.
+    """
+    _check_ended(past.record)
+    basis = read_basis(past.directory, past.record)
+    source = await _source(past, settings)
+    with _looking(source):
+        before = basis if source is past else read_basis(source.directory, source.record)
+        earlier = Earlier(source.record.id, before.keys, source.record.steps, _lacking(source.record))
+        continued = _Continued(past.record, basis, earlier, before)
+        resuming = await _choose(continued, path or basis.manifests, settings)
+        if resuming.resumption.reused:
+            kept = await _kept(source, resuming, settings)
+            resuming = replace(resuming, resumption=replace(resuming.resumption, kept=kept))
+        yield resuming
+
+
+def _check_ended(record: RunRecord) -> None:
+    if record.ended is None:
+        lost = record.status is Status.LOST
+        what = "has lost its runner" if lost else "has not ended"
+        hint = f"run `runner recover {record.id}` first" if lost else f"runner runs show {record.id}"
+        raise RunUnfinished(f"run `{record.id}` {what}", hint=hint)
+    if record.status is Status.SKIPPED:
+        because = record.outcome.message if record.outcome is not None else ""
+        raise NotResumable(f"run `{record.id}` never started: {because}", hint="`runner apply` starts it anew")
+
+
+async def _source(past: Past, settings: Settings) -> Past:
+    """The run whose work is gone on with: the newest that did some, or that took all of it over."""
+    while past.record.resumes is not None and not _has_work(past.record):
+        past = await find_run(settings, past.record.resumes)
+    return past
+
+
+def _has_work(record: RunRecord) -> bool:
+    names = list(record.steps)
+    before = [record.steps[name] for name in names[: names.index(SCAN)]]
+    if any(step.started is not None and step.kind == "agent" and step.reused is None for step in before):
+        return True
+    return all(step.status is Status.SUCCEEDED for step in before) and _lacking(record) is None
+
+
+def _lacking(record: RunRecord) -> str | None:
+    """Why the work of a run can not be gone on with."""
+    receipt = record.receipt
+    if receipt is None or receipt.commit is None:
+        return "its work was not saved"
+    if receipt.withheld:
+        return f"what was saved lacks {len(receipt.left_out)} files that broke policy"
+    return None
+
+
+@contextmanager
+def _looking(past: Past) -> Iterator[None]:
+    try:
+        with looking(past.directory) as free:
+            if not free:
+                raise RunUnfinished(f"another process is at run `{past.record.id}`", hint="try again when it is done")
+            yield
+    except FileNotFoundError as error:
+        hint = "`runner apply` starts it anew"
+        raise WorkMissing(f"the files of run `{past.record.id}` are not there any more", hint=hint) from error
+
+
+@dataclass(frozen=True)
+class _Continued:
+    """The run that is continued, and ``earlier`` with its basis ``before``, whose work is gone on with."""
+
+    record: RunRecord
+    basis: Basis
+    earlier: Earlier
+    before: Basis
+
+
+async def _choose(run: _Continued, path: Path, settings: Settings) -> Resuming:
+    """Plan what the manifests say now; but on the base that the work has, if the work can be gone on with there."""
+    request = replace(run.basis.request, only=run.basis.group, offline=False)
+    planned = await make_plan(path, settings, request)
+    resuming = _decided(run, planned)
+    name, base = run.record.name, run.before.commit
+    found, asked = planned.facts.commits.get(name), plain(planned.checkouts.get(name))
+    if resuming.resumption.reused or found is None or base is None or found == base or asked != run.before.checkout:
+        return resuming
+    held = await make_plan(path, settings, request, pinned=Facts({}, {name: base}))
+    on_base = _decided(run, held)
+    if not on_base.resumption.reused:
+        return resuming
+    note = f"{base.branch} is at {found.commit[:12]} by now; the work stays on {base.commit[:12]}"
+    return replace(on_base, notes=(note,))
+
+
+def _decided(run: _Continued, planned: Planned) -> Resuming:
+    plan = _member(run.record.name, planned)
+    _check_needs(plan, run.basis)
+    for name, probe in run.before.probes.items():
+        if name in planned.facts.probes:
+            still(planned.facts.probes[name], Facts({name: probe}))
+    outputs, works = run.basis.outputs, plan.phase("work")
+    keys = keys_of(plan, planned.facts, outputs)
+    steps = decide(plan, keys, {step.id for step in works if made_anew(step)}, run.earlier)
+    ids = digests(works, keys)
+    reused = {step.step: (step.run, ids[step.step]) for step in steps if step.run is not None}
+    return Resuming(run.record.id, plan, planned, steps, ids, (), outputs, Resumption(run.record.id, reused))
+
+
+def _member(name: str, planned: Planned) -> RunPlan:
+    runs = {plan.name: plan for plan in planned.plan.runs}
+    if name not in runs:
+        raise NotResumable(f"`{planned.path}` has no run `{name}` any more", hint=nearest(name, runs))
+    return runs[name]
+
+
+def _check_needs(plan: RunPlan, basis: Basis) -> None:
+    if new := [need for need in plan.needs if need not in basis.needs]:
+        message = f"run `{plan.name}` needs `{new[0]}` by now, whose outputs it has not"
+        raise NotResumable(message, hint="`runner apply` starts both anew")
+
+
+async def _kept(source: Past, resuming: Resuming, settings: Settings) -> Kept:
+    """What is gone on with, once it is known to be there. Raises ``WorkMissing``."""
+    record = source.record
+    assert record.receipt is not None  # or nothing would be reused
+    assert record.receipt.commit is not None
+    repository, output = Places(settings.home, record.id).repository, source.directory / "output"
+    hint = "`runner apply` starts it anew"
+    if not (repository.is_dir() and output.is_dir()):
+        raise WorkMissing(f"the work of run `{record.id}` is not there any more", hint=hint)
+    try:
+        await open_git(settings).entries(repository, record.receipt.commit)
+    except RunnerError as error:
+        raise WorkMissing(f"the work of run `{record.id}` is damaged: {error.message}", hint=hint) from error
+    snapshot = record.snapshot if "snapshot" in resuming.resumption.reused else None
+    return Kept(repository, record.receipt.commit, record.base, output, snapshot)

@@ -1,0 +1,1 @@
+"""Pure rules about time and state; the moment is always an argument."""

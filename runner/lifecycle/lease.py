@@ -1,0 +1,65 @@
+"""Who may use a workspace, and until when: the one row of each, and what an event makes of it.
+
+A lease ends by release or by its time, on the store's clock. Its fence rises with every acquisition and never falls,
+so that whoever was away too long is known by an old number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runner.errors import LeaseHeld, LeaseLost
+from runner.events import LeaseAcquired, LeaseRefreshed, LeaseReleased
+from runner.model import Fence, Lease
+
+TTL = 3_600.0  # seconds
+REFRESH = 300.0  # seconds between refreshes
+RETRY = (5.0, 10.0, 20.0, 40.0, 60.0)  # seconds to the next try after a failed one; the last repeats
+
+LeaseEvent = LeaseAcquired | LeaseRefreshed | LeaseReleased
+
+
+def free(workspace: str) -> Lease:
+    """The row of a workspace that nobody has leased yet."""
+    return Lease(workspace, 0)
+
+
+def advance(row: Lease, event: LeaseEvent, at: int) -> Lease:
+    """What the row is after an event at the moment ``at``.
+
+    Raises ``LeaseHeld`` for an acquisition that comes second or while the lease is live, unless it is forced (its
+    holder is known to be dead); ``LeaseLost`` for a refresh or release by anybody but the holder.
+    """
+    match event:
+        case LeaseAcquired():
+            if row.live(at) and not event.forced:
+                raise held(row)
+            if row.fence + 1 != event.fence:
+                raise LeaseHeld(
+                    f"the lease of workspace `{row.workspace}` has changed hands meanwhile", hint="try again"
+                )
+            expires = at + round(event.ttl_seconds * 1e6)
+            return Lease(row.workspace, event.fence, event.lease, event.holder, at, at, expires)
+        case LeaseRefreshed():
+            check(row, Fence(row.workspace, event.lease, row.fence), at)
+            return replace(row, refreshed=at, expires=at + round(event.ttl_seconds * 1e6))
+        case LeaseReleased():
+            if row.id != event.lease:
+                raise lost(row, event.lease)
+            return Lease(row.workspace, row.fence)
+
+
+def check(row: Lease, fence: Fence, at: int) -> None:
+    """Refuse what a holder writes after its lease has ended. Raises ``LeaseLost``."""
+    if (row.id, row.fence) != (fence.lease, fence.number) or not row.live(at):
+        raise lost(row, fence.lease)
+
+
+def held(row: Lease) -> LeaseHeld:
+    hint = "wait, or `runner lease show`; `runner lease break --yes` ends what runs in it"
+    return LeaseHeld(f"workspace `{row.workspace}` is in use by {row.holder}", hint=hint)
+
+
+def lost(row: Lease, lease: str) -> LeaseLost:
+    who = f"{row.holder} has it now" if row.holder and row.id != lease else "it has ended"
+    return LeaseLost(f"the lease of workspace `{row.workspace}` was lost: {who}")

@@ -1,0 +1,39 @@
+"""When a workspace has had its time, and whether this host's clock may be believed about it.
+
+Times are microseconds since the epoch by the store's clock.
+"""
+
+from __future__ import annotations
+
+from runner.model import Anchor
+
+STEADY = 300.0  # seconds that a wall clock may move against the time since boot
+
+
+def expiry(created: int, used: int, *, ttl_seconds: float, max_age_seconds: float | None) -> int:
+    """The moment at which a workspace ends that was last used at ``used``; its age is counted from ``created``."""
+    by_use = used + round(ttl_seconds * 1e6)
+    return by_use if max_age_seconds is None else min(by_use, created + round(max_age_seconds * 1e6))
+
+
+def expired(expires: int | None, now: int) -> bool:
+    return expires is not None and expires <= now
+
+
+def why_unsteady(before: Anchor | None, seen: Anchor, *, newest: int, now: int) -> str | None:
+    """Why nothing may be removed for its age now; ``None`` when the clock has been steady.
+
+    ``before`` is what was seen the last time. ``newest`` is the time of the newest event.
+    """
+    if now < newest:
+        return f"the clock is {_seconds(newest - now)} behind the newest event"
+    if before is None or before.boot != seen.boot:
+        return None
+    moved = seen.offset - before.offset
+    if abs(moved) <= STEADY * 1e6:
+        return None
+    return f"the clock was set {'forward' if moved > 0 else 'back'} by {_seconds(abs(moved))} since the last look"
+
+
+def _seconds(microseconds: int) -> str:
+    return f"{microseconds / 1e6:,.0f} s"

@@ -1,0 +1,125 @@
+"""What a workspace that outlives runs may become, and the row that its events add up to.
+
+Both stores write what ``fold`` returns, in the transaction that keeps the event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from runner.errors import WorkspaceState
+from runner.events import (
+    BaseTaken,
+    EffectDone,
+    EffectEnding,
+    EffectGone,
+    EffectIntended,
+    Event,
+    WorkspaceBecame,
+    WorkspaceRequested,
+    WorkspaceSaved,
+    WorkspaceUsed,
+)
+from runner.lifecycle.ttl import expiry
+from runner.model import Limits
+from runner.model import WorkspaceStatus as S
+from runner.ports.store import WorkspaceRow
+
+NEXT: Mapping[S, frozenset[S]] = {
+    S.CREATING: frozenset({S.PROVISIONING, S.DESTROYING, S.ERROR}),
+    S.PROVISIONING: frozenset({S.READY, S.DESTROYING, S.ERROR}),
+    S.READY: frozenset({S.STOPPING, S.DESTROYING, S.ERROR}),
+    S.STOPPING: frozenset({S.STOPPED, S.DESTROYING, S.ERROR}),
+    S.STOPPED: frozenset({S.READY, S.DESTROYING, S.ERROR}),
+    S.DESTROYING: frozenset({S.DESTROYED, S.ERROR}),
+    S.DESTROYED: frozenset(),
+    S.ERROR: frozenset({S.DESTROYING}),
+}
+UNFINISHED = frozenset({S.CREATING, S.PROVISIONING, S.STOPPING, S.DESTROYING})  # somebody is at it, or died over it
+
+
+def advance(workspace: str, status: S, to: S) -> S:
+    """The status after a change. Raises ``WorkspaceState`` for one that there is not."""
+    if to not in NEXT[status]:
+        raise WorkspaceState(f"workspace `{workspace}` is {status}, and cannot become {to}", hint=HINTS[status])
+    return to
+
+
+HINTS: Mapping[S, str] = {
+    S.CREATING: "wait, or `runner recover` when whoever makes it has died",
+    S.PROVISIONING: "wait, or `runner recover` when whoever makes it has died",
+    S.READY: "it is ready as it is",
+    S.STOPPING: "wait, or `runner recover` when whoever stops it has died",
+    S.STOPPED: "`runner workspace resume` makes it ready again",
+    S.DESTROYING: "`runner workspace destroy` finishes that",
+    S.DESTROYED: "make another",
+    S.ERROR: "`runner workspace destroy` removes it",
+}
+
+
+def fold(row: WorkspaceRow | None, owner: str, at: int, event: Event) -> WorkspaceRow | None:
+    """The row after an event at the moment ``at`` of the journal of ``owner``; ``None`` when there is none.
+
+    Raises ``WorkspaceState``.
+    """
+    match event:
+        case WorkspaceRequested():
+            return _requested(owner, at, event)
+        case EffectIntended(kind="workspace", name=name, place=provider):
+            row = row or WorkspaceRow(name, provider, S.CREATING, at, at, run=owner)
+            return replace(row, provider=provider, status=S.CREATING)
+        case EffectGone(kind="workspace"):
+            return None
+    return row and _changed(row, at, event)
+
+
+def _changed(row: WorkspaceRow, at: int, event: Event) -> WorkspaceRow | None:
+    match event:
+        case EffectDone(kind="workspace"):
+            return replace(row, status=S.READY, used=at)
+        case EffectEnding(kind="workspace"):
+            return replace(row, status=S.DESTROYING)
+        case WorkspaceBecame(status=to):
+            return None if advance(row.id, row.status, to) is S.DESTROYED else replace(row, status=to)
+        case WorkspaceUsed(ttl_seconds=ttl, max_age_seconds=most):
+            expires = None if row.persistent else expiry(row.created, at, ttl_seconds=ttl, max_age_seconds=most)
+            return replace(row, used=at, expires=expires)
+        case WorkspaceSaved(receipt=receipt):
+            return replace(row, snapshot=receipt.commit)
+        case BaseTaken(commit=commit):
+            return replace(row, base=commit)
+    return row
+
+
+def named(owner: str, event: Event) -> str | None:
+    """The workspace that an event of somebody's journal is about, if it changes a row."""
+    match event:
+        case EffectIntended(kind="workspace", name=name) | EffectDone(kind="workspace", name=name):
+            return name
+        case EffectEnding(kind="workspace", name=name) | EffectGone(kind="workspace", name=name):
+            return name
+        case WorkspaceRequested() | WorkspaceBecame() | WorkspaceUsed() | WorkspaceSaved():
+            return owner
+        case BaseTaken():
+            return owner  # of a run's journal there is no workspace of that name
+    return None
+
+
+def _requested(workspace: str, at: int, event: WorkspaceRequested) -> WorkspaceRow:
+    ttl, most = event.ttl_seconds, event.max_age_seconds
+    return WorkspaceRow(
+        workspace,
+        event.provider,
+        S.CREATING,
+        at,
+        at,
+        persistent=event.persistent,
+        expires=None if event.persistent else expiry(at, at, ttl_seconds=ttl, max_age_seconds=most),
+        project=event.project,
+        path=event.path,
+        inode=event.inode,
+        url=event.url,
+        branch=event.branch,
+        limits=event.limits if event.limits != Limits() else None,
+    )

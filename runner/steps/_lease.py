@@ -1,0 +1,93 @@
+"""A run's exclusive use of its workspace, from the first step to the last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from runner.errors import LeaseLost, RunnerError
+from runner.events import LeaseAcquired, LeaseRefreshed, LeaseReleased
+from runner.lifecycle.lease import REFRESH, RETRY, TTL, lost
+from runner.model import Fence, Lease
+
+Emit = Callable[..., Awaitable[None]]
+
+
+class Tenure:
+    """A lease while it is had. ``fence`` goes with everything that its holder writes; ``None`` before and after.
+
+    ``until`` is the moment (trio time) from which on somebody else may have it, reckoned from before it was asked for.
+    """
+
+    def __init__(self, workspace: str, holder: str, read: Callable[[str], Awaitable[Lease]]) -> None:
+        self.workspace, self.holder = workspace, holder
+        self.fence: Fence | None = None
+        self.until = -math.inf
+        self.began = trio.Event()
+        self._read = read
+
+    async def acquire(self, emit: Emit, *, forced: bool = False) -> Lease:
+        """Take the lease and return what there was before: a free one, an expired one, with ``forced`` a dead holder's.
+
+        Whoever takes a lease over ends what still runs in the workspace before anything else: from here on the old
+        holder can write nothing, so what it starts now is the last. Raises ``LeaseHeld``.
+        """
+        before = await self._read(self.workspace)
+        fence = Fence(self.workspace, f"{self.workspace}.{before.fence + 1}", before.fence + 1)
+        asked = trio.current_time()
+        await emit(LeaseAcquired(self.workspace, fence.lease, self.holder, fence.number, TTL, before.id, forced))
+        self.fence, self.until = fence, asked + TTL
+        self.began.set()
+        return before
+
+    async def reacquire(self, emit: Emit) -> None:
+        """Take an own lease again that has expired. Raises ``LeaseLost`` when somebody else has had it since."""
+        assert self.fence is not None
+        row = await self._read(self.workspace)
+        if row.id != self.fence.lease:
+            raise lost(row, self.fence.lease)
+        self.fence = None
+        await self.acquire(emit)
+
+    async def refresh(self, emit: Emit) -> None:
+        assert self.fence is not None
+        asked = trio.current_time()
+        await emit(LeaseRefreshed(self.workspace, self.fence.lease, TTL))
+        self.until = asked + TTL
+
+    async def release(self, emit: Emit) -> None:
+        """Let go. Nothing may be written for the workspace afterwards. Raises ``LeaseLost`` for one that was lost."""
+        if self.fence is not None:
+            lease, self.fence = self.fence.lease, None
+            await emit(LeaseReleased(self.workspace, lease))
+
+    def require(self) -> None:
+        """Raise ``LeaseLost`` unless nobody else can have the workspace now."""
+        if trio.current_time() >= self.until:
+            raise LeaseLost(f"the lease of workspace `{self.workspace}` has ended")
+
+
+async def keep(tenure: Tenure, emit: Emit, *, margin: float, warn: Callable[[str], Awaitable[None]]) -> None:
+    """Refresh a lease until it is released. Returns ``margin`` seconds before it ends, or when it is lost.
+
+    A refresh that fails is tried again, and ``warn`` hears of it as soon as one succeeds. Cancel it with the holder.
+    """
+    await tenure.began.wait()
+    failures: list[str] = []
+    while tenure.fence is not None:
+        pause = RETRY[min(len(failures), len(RETRY)) - 1] if failures else REFRESH
+        await trio.sleep_until(min(trio.current_time() + pause, tenure.until - margin))
+        if tenure.fence is None or trio.current_time() >= tenure.until - margin:
+            return
+        try:
+            await tenure.refresh(emit)
+        except LeaseLost:
+            return
+        except RunnerError as error:
+            failures.append(error.message)
+            continue
+        if failures:
+            await warn(f"refreshing the lease failed {len(failures)} times, last: {failures[-1]}")
+            failures.clear()

@@ -1,0 +1,29 @@
+"""Let go of the workspace: the last thing that a run does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.plan.model import BUILT_IN, Step
+from runner.spec.model import Facts, RunSpec
+
+NEEDS = (("teardown",),)
+
+
+@dataclass(frozen=True)
+class Body:
+    pass
+
+
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
+    return Step(
+        id="release",
+        kind="release",
+        what="the lease",
+        phase="settle",
+        needs=needs,
+        deadline_seconds=spec.stop_budget_seconds,
+        origin=BUILT_IN,
+        body=Body(),
+        when="ended",
+    )

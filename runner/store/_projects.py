@@ -1,0 +1,58 @@
+"""The project records of a SQLite store, and who may change one."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import replace
+
+from runner.errors import ProjectOwned, UnknownProject, nearest, shown
+from runner.ports.store import ProjectRow
+
+_COLUMNS = "name, root, workspace_isolation, protected_paths, manifest, updated"
+
+
+def read_projects(connection: sqlite3.Connection) -> list[ProjectRow]:
+    """By name; none in a store of an older version, which a reader does not migrate."""
+    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'projects'").fetchone():
+        return []
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM projects ORDER BY name")
+    return [
+        ProjectRow(name, root, bool(isolated), tuple(json.loads(protected)), manifest, updated)
+        for name, root, isolated, protected, manifest, updated in rows
+    ]
+
+
+def write_project(connection: sqlite3.Connection, project: ProjectRow, at: int) -> ProjectRow:
+    """One statement, so that no other writer comes between. Raises ``ProjectOwned``."""
+    manifest = project.manifest and _text(project.manifest)
+    protected = json.dumps(project.protected_paths)
+    found = connection.execute(
+        f"INSERT INTO projects ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
+        " root = excluded.root, workspace_isolation = excluded.workspace_isolation,"
+        " protected_paths = excluded.protected_paths, manifest = excluded.manifest, updated = excluded.updated"
+        " WHERE projects.manifest IS NULL OR excluded.manifest IS NOT NULL RETURNING name",
+        (project.name, _text(project.root), project.workspace_isolation, protected, manifest, at),
+    ).fetchall()
+    if not found:
+        raise owned(find_project(read_projects(connection), project.name))
+    return replace(project, updated=at)
+
+
+def owned(project: ProjectRow) -> ProjectOwned:
+    hint = f"change `{project.manifest}`, and apply it"
+    return ProjectOwned(f"`{project.name}` is the project of a manifest", hint=hint)
+
+
+def find_project(rows: Sequence[ProjectRow], name: str) -> ProjectRow:
+    """The project of that name. Raises ``UnknownProject`` with near misses."""
+    for row in rows:
+        if row.name == name:
+            return row
+    raise UnknownProject(f"there is no project `{shown(name)}`", hint=nearest(name, [row.name for row in rows]))
+
+
+def _text(path: str) -> str:
+    """A path that SQLite takes, whatever bytes it has."""
+    return path.encode(errors="backslashreplace").decode()

@@ -1,0 +1,104 @@
+"""The rows of workspaces, and which of them a person means."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from runner.errors import UnknownWorkspace, shown
+from runner.events import Event
+from runner.lifecycle.workspace import fold, named
+from runner.model import DEFAULT_PROJECT, Anchor, Limits, WorkspaceStatus
+from runner.ports.store import WorkspaceRow
+
+_CANDIDATES = 8
+_COLUMNS = (
+    "id, provider, status, lifecycle, created_at, last_used_at, expires_at, repository_url, branch, resource_limits,"
+    " snapshot_id, metadata"
+)
+_WRITE = (
+    f"INSERT OR REPLACE INTO agent_workspaces ({_COLUMNS}, container_type, provider_workspace_id)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'agent_workspace', ?)"
+)
+
+
+def find_workspace(rows: Sequence[WorkspaceRow], text: str) -> WorkspaceRow:
+    """The workspace among ``rows`` whose id starts with ``text``.
+
+    Raises ``UnknownWorkspace``, which lists the candidates when there are several.
+    """
+    found = [row for row in rows if row.id == text] or [row for row in rows if row.id.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    if not found or not text:
+        raise UnknownWorkspace(f"there is no workspace `{shown(text)}`", hint="`runner workspace list` shows all")
+    candidates = ", ".join(row.id for row in found[:_CANDIDATES])
+    more = f", and {len(found) - _CANDIDATES} more" if len(found) > _CANDIDATES else ""
+    raise UnknownWorkspace(f"`{shown(text)}` may be any of {len(found)} workspaces", hint=f"one of: {candidates}{more}")
+
+
+def read_workspaces(connection: sqlite3.Connection) -> list[WorkspaceRow]:
+    query = f"SELECT {_COLUMNS} FROM agent_workspaces ORDER BY created_at DESC, id"
+    return [_row(values) for values in connection.execute(query)]
+
+
+def project_workspace(connection: sqlite3.Connection, owner: str, at: int, event: Event) -> None:
+    """Bring the row of the workspace that an event is about to what the journal will say. Raises ``WorkspaceState``."""
+    id = named(owner, event)
+    if id is None:
+        return
+    query = f"SELECT {_COLUMNS} FROM agent_workspaces WHERE id = ?"
+    found = connection.execute(query, (id,)).fetchone()
+    before = _row(found) if found is not None else None
+    after = fold(before, owner, at, event)
+    if after is None and before is not None:
+        connection.execute("DELETE FROM agent_workspaces WHERE id = ?", (id,))
+    elif after is not None and after != before:
+        connection.execute(_WRITE, _values(after))
+
+
+def _values(row: WorkspaceRow) -> tuple[str | int | None, ...]:
+    project = None if row.project == DEFAULT_PROJECT else row.project
+    more = {"run": row.run, "project": project, "path": row.path, "inode": row.inode, "base": row.base}
+    metadata = json.dumps({name: value for name, value in more.items() if value is not None})
+    limits = None if row.limits is None else json.dumps(asdict(row.limits))
+    times = (row.created, row.used, row.expires)
+    lifecycle = "persistent" if row.persistent else "ephemeral"
+    what = (row.id, row.provider, row.status.value, lifecycle, *times, row.url, row.branch, limits, row.snapshot)
+    return (*what, metadata, row.id)
+
+
+def _row(values: Sequence[Any]) -> WorkspaceRow:
+    id, provider, status, lifecycle, created, used, expires, url, branch, limits, snapshot, metadata = values
+    return WorkspaceRow(
+        id,
+        provider,
+        WorkspaceStatus(status),
+        created,
+        used,
+        expires=expires,
+        persistent=lifecycle == "persistent",
+        url=url,
+        branch=branch,
+        limits=None if limits is None else Limits(**json.loads(limits)),
+        snapshot=snapshot,
+        **json.loads(metadata),
+    )
+
+
+def read_anchor(connection: sqlite3.Connection) -> Anchor | None:
+    row = connection.execute("SELECT boot, difference FROM clock").fetchone()
+    return None if row is None else Anchor(*row)
+
+
+def write_anchor(connection: sqlite3.Connection, anchor: Anchor) -> None:
+    connection.execute("INSERT OR REPLACE INTO clock VALUES (1, ?, ?)", (anchor.boot, anchor.offset))
+
+
+def read_newest(connection: sqlite3.Connection) -> int:
+    query = "SELECT max(at) FROM (SELECT max(at) AS at FROM events UNION ALL SELECT max(at) FROM workspace_events)"
+    (newest,) = connection.execute(query).fetchone()
+    return int(newest or 0)
