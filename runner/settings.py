@@ -85,6 +85,7 @@ class Settings:
     workspace_max_age: float | None  # seconds after it was made
     run_retention: float  # seconds after a run's end
     docker_host: str  # where the docker daemon is, as its own clients read it
+    mirror_limit: int  # bytes on disk of all mirrors of servers' repositories together
     sources: Mapping[str, str]
     git_credentials: str  # what servers get that are reached by https: ``none``, ``netrc``, or where a token is
     git_token: Token | None
@@ -108,6 +109,7 @@ class Settings:
             workspace_max_age=read("WORKSPACE_MAX_AGE", parse_duration, None),
             run_retention=read("RUN_RETENTION", parse_duration, 30 * 86_400.0),
             docker_host=read("DOCKER_HOST", lambda t: t, "unix:///var/run/docker.sock"),
+            mirror_limit=read("RUNNER_MIRROR_LIMIT", parse_size, 10 << 30),
             git_credentials=read("RUNNER_GIT_CREDENTIALS", _credentials, "none"),
             git_token=_token(env),
             sources=read.sources,
@@ -125,6 +127,7 @@ class Settings:
             "WORKSPACE_DEFAULT_MEMORY": self.default_memory,
             "WORKSPACE_DEFAULT_DISK": self.default_disk,
             "WORKSPACE_MAX": self.max_workspaces,
+            "RUNNER_MIRROR_LIMIT": self.mirror_limit,
             "RUNNER_GIT_CREDENTIALS": self.git_credentials,
             "WORKSPACE_PROVIDERS": ", ".join(self.providers) if self.providers else "(manifests/defaults)",
             "WORKSPACE_TTL": f"{self.workspace_ttl:g}s",

@@ -139,8 +139,8 @@ def leftovers(home: Path) -> list[str]:
     found = [f"process {pid}: {text}" for pid, text in processes_of(home)]
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(home) in line]
     state = home / "state"
-    for folder in ("projects/default/workspaces", "sandboxes", "tmp"):
-        found += [str(path) for path in (state / folder).glob("*")]
+    for pattern in ("projects/*/workspaces/*", "sandboxes/*", "tmp/*"):
+        found += [str(path) for path in state.glob(pattern)]
     return found
 
 

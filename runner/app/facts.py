@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING
 import runner.providers
 from runner import plugins
 from runner.beneath import read_beneath
-from runner.errors import BadValue, NoRepository, RunnerError, StalePlan, UnknownCommit, UnknownPlugin, nearest, shown
+from runner.errors import (
+    BadValue,
+    ImageMissing,
+    NoRepository,
+    RunnerError,
+    StalePlan,
+    UnknownCommit,
+    UnknownPlugin,
+    nearest,
+    shown,
+)
 from runner.manifest import repository
 from runner.model import Checkout
 from runner.settings import Settings
@@ -50,7 +60,7 @@ def open_provider(name: str, settings: Settings) -> Provider:
 async def gather(
     wanted: Sequence[Wanted], settings: Settings, git: Git, *, pinned: Facts | None = None, offline: bool = False
 ) -> Facts:
-    """The Facts of some runs. With ``pinned`` its commits and probes are kept, as long as they still hold.
+    """The Facts of some runs. With ``pinned`` its commits, images and probes are kept, as long as they still hold.
 
     ``offline`` Facts are open: files beside the manifests are read, and nothing else is looked at.
 
@@ -58,6 +68,7 @@ async def gather(
     Raises ``StalePlan`` for a provider that became weaker.
     """
     probes: dict[str, Probe] = {}
+    images: dict[str, str] = {}
     commits: dict[str, CommitFact] = {}
     seen: dict[tuple[Checkout, CommitFact | None], tuple[CommitFact, PolicyFile | None]] = {}
     files: dict[str, dict[str, ContextFile]] = {}
@@ -70,6 +81,9 @@ async def gather(
                 provider = open_provider(name, settings)
                 if not offline and name not in probes:
                     probes[name] = still(await provider.probe(), pinned)
+        if want.base_image is not None and not offline:
+            with _noting(missing, f"{want.run}/image"):
+                images.update(await _image(want, settings, probes, pinned))
         if want.checkout is not None and not offline:
             with _noting(missing, f"{want.run}/checkout"):
                 known = pinned.commits.get(want.run) if pinned is not None else None
@@ -92,7 +106,7 @@ async def gather(
             missing[f"{want.run}/toolchain"] = BadValue(
                 f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path"
             )
-    return Facts(probes, commits, files, incidents, missing, offline, policies)
+    return Facts(probes, commits, files, incidents, missing, offline, policies, images)
 
 
 @contextmanager
@@ -106,6 +120,24 @@ def _noting(missing: dict[str, RunnerError], key: str, file: str = "") -> Iterat
         missing[key] = error
     except (OSError, ValueError) as error:
         missing[key] = BadValue(f"`{file}` can not be read: {getattr(error, 'strerror', None) or error}")
+
+
+async def _image(want: Wanted, settings: Settings, probes: Mapping[str, Probe], pinned: Facts | None) -> dict[str, str]:
+    """The id of a run's image, by the run; empty when no provider of the run that is there has images."""
+    from runner.ports.provider import Images
+
+    assert want.base_image is not None
+    known = pinned.images.get(want.run) if pinned is not None else None
+    for name in want.providers:
+        provider = open_provider(name, settings)
+        if isinstance(provider, Images) and name in probes and probes[name].available:
+            try:
+                return {want.run: await provider.image(known or want.base_image)}
+            except ImageMissing as error:
+                if known is None:
+                    raise
+                raise StalePlan(f"the image that was planned is gone: {error.message}", hint="plan again") from error
+    return {}
 
 
 def absent(directories: Sequence[str]) -> list[str]:

@@ -1,4 +1,5 @@
-"""``runner gc``: what ended runs have kept is removed when it is older than ``RUN_RETENTION``. The journal stays.
+"""``runner gc``: what ended runs have kept is removed when it is older than ``RUN_RETENTION``, and workspaces whose
+time is over. The journal stays.
 
 Never what an unfinished run owns, whether its runner lives or not: recovering comes first. An age that no clock
 can have gone through is a clock that jumped, and no reason to remove anything.
@@ -6,10 +7,9 @@ can have gone through is a clock that jumped, and no reason to remove anything.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,11 +17,15 @@ from pathlib import Path
 import trio
 
 from runner import events as ev
+from runner import trees
 from runner.app.apply import now_microseconds, plainly, ports_of
 from runner.app.facts import provider_names
+from runner.app.tenancy import Premises
+from runner.app.upkeep import Reaped, reap, unsteady
 from runner.artifacts.owner import is_held, take
 from runner.engine.recover import remove
 from runner.errors import RunnerError
+from runner.git import mirror
 from runner.model import Handle
 from runner.ports.store import RunRow, Store
 from runner.settings import Settings
@@ -33,9 +37,14 @@ _LONGEST = 10 * 365 * 86_400.0  # seconds
 
 class Verdict(StrEnum):
     STALE = "stale"
+    OVER_LIMIT = "over the limit"
     YOUNG = "young"
     IN_USE = "in use"
     CLOCK = "the clock has jumped"
+
+    @property
+    def goes(self) -> bool:
+        return self in (Verdict.STALE, Verdict.OVER_LIMIT)
 
 
 @dataclass(frozen=True)
@@ -53,18 +62,24 @@ class Kept:
 
 @dataclass(frozen=True)
 class Collection:
-    """``found`` holds everything that is stale or a temporary directory, and whatever has an impossible age."""
+    """``found`` holds everything that is stale or a temporary directory, and whatever has an impossible age.
+
+    ``reaped`` are the workspaces whose time is over. ``clock`` says why the clock was not believed; then nothing is
+    looked at.
+    """
 
     found: tuple[Kept, ...]
     dry_run: bool
+    reaped: tuple[Reaped, ...] = ()
+    clock: str | None = None
 
     @property
     def bytes(self) -> int:
-        return sum(kept.bytes for kept in self.found if kept.verdict is Verdict.STALE and kept.left is None)
+        return sum(kept.bytes for kept in self.found if kept.verdict.goes and kept.left is None)
 
     @property
     def clean(self) -> bool:
-        return all(kept.left is None for kept in self.found)
+        return all(kept.left is None for kept in self.found) and all(r.left is None or r.in_use for r in self.reaped)
 
 
 def judge(age_seconds: float, retention: float) -> Verdict:
@@ -81,16 +96,23 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
     async with open_store(path, now=now_microseconds, entropy=secrets.token_bytes) as store:
         with plainly():
             ports = ports_of(settings, store)
-            handles = [h for name in provider_names() for h in await ports.provider(name).list_owned(ports.nonce)]
+            premises = Premises(settings, store, ports)
+            if why := await unsteady(premises, dry_run=dry_run):
+                return Collection((), dry_run, clock=why)
+            own = {row.id for row in await store.workspaces() if row.run is None}
+            owned = [h for name in provider_names() for h in await ports.provider(name).list_owned(ports.nonce)]
+            handles = [handle for handle in owned if handle.id not in own]
             found = _look(settings, await store.runs(), handles, now_microseconds() / 1e6)
-            shown = [k for k in found if k.verdict in (Verdict.STALE, Verdict.CLOCK) or k.kind == "temporary"]
+            shown = [k for k in found if k.verdict.goes or k.verdict is Verdict.CLOCK or k.kind == "temporary"]
             done = shown if dry_run else [await _collected(kept, settings, handles, ports, store) for kept in shown]
-    return Collection(tuple(done), dry_run)
+            reaped = await reap(premises, dry_run=dry_run)
+    return Collection(tuple(done), dry_run, tuple(reaped))
 
 
 def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle], now: float) -> list[Kept]:
     """Everything that a run or a mirror keeps, a run's own directory after what else it has."""
     home, known = settings.home, {row.id: row for row in rows}
+    over = mirror.over_limit(home / "mirrors", settings.mirror_limit)
 
     def kept(kind: str, path: Path, run: str | None, touched: float) -> Kept:
         row = known.get(run) if run is not None else None
@@ -99,7 +121,9 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
         age = now - touched
         used = (row is not None and row.ended is None) or (run is not None and is_held(home / "runs" / run))
         verdict = Verdict.IN_USE if used else judge(age, settings.run_retention)
-        return Kept(kind, path, run, verdict, age, _bytes(path) if verdict is Verdict.STALE else 0)
+        if verdict is Verdict.YOUNG and path in over:
+            verdict = Verdict.OVER_LIMIT
+        return Kept(kind, path, run, verdict, age, trees.bytes_on_disk(path) if verdict.goes else 0)
 
     ours = [handle for handle in handles if not handle.adopted]
     found = [kept("workspace", h.tree, h.id.rpartition("-")[0], _touched([h.tree])) for h in ours]
@@ -107,34 +131,16 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
     found += [kept("snapshot", p, p.stem, _touched([p])) for p in sorted(home.glob("snapshots/*.git"))]
     found += [kept("run", p, p.name, _touched([p])) for p in sorted(home.glob("runs/*")) if p.is_dir()]
     mirrors = [p for p in sorted(home.glob("mirrors/*")) if p.is_dir()]
-    return found + [kept("mirror", p, None, _touched([p, *p.glob("ready/*")])) for p in mirrors]
+    return found + [kept("mirror", p, None, mirror.used_at(p)) for p in mirrors]
 
 
 def _touched(paths: Iterable[Path]) -> float:
     return max((path.lstat().st_mtime for path in paths), default=0.0)
 
 
-def _bytes(top: Path) -> int:
-    """What a tree takes on disk, links not followed."""
-    return sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in _entries(top))
-
-
-def _entries(top: Path) -> Iterator[os.DirEntry[str]]:
-    waiting = [str(top)]
-    while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    yield entry
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-        except OSError:  # a file, or a tree so deep that its path is too long: this is a figure, not a proof
-            continue
-
-
 async def _collected(kept: Kept, settings: Settings, handles: Sequence[Handle], ports: Ports, store: Store) -> Kept:
     """Remove one stale thing while nobody can begin to use it."""
-    if kept.verdict is not Verdict.STALE:
+    if not kept.verdict.goes:
         return kept
     lock = _lock(kept, settings.home)
     if lock is None:
@@ -162,10 +168,4 @@ def _lock(kept: Kept, home: Path) -> int | None:
     if kept.kind != "mirror":
         directory = home / "runs" / str(kept.run)
         return take(directory) if directory.is_dir() else os.open(home, os.O_RDONLY | os.O_DIRECTORY)
-    held = os.open(kept.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        return None
-    return held
+    return mirror.hold(kept.path)

@@ -19,11 +19,13 @@ from runner import events as ev
 from runner import trees
 from runner.app.apply import now_microseconds, plainly, ports_of
 from runner.app.facts import provider_names
+from runner.app.tenancy import Premises
+from runner.app.upkeep import Finished, finish_all, sweep
 from runner.artifacts.layout import is_finished, write_copies
 from runner.artifacts.owner import is_held, take
 from runner.engine.recover import Recovered, Saving, belongings, recover, saving_of, unsaved
 from runner.errors import Escaped, RunnerError, RunUnfinished, StoreDamaged
-from runner.model import Fence, Handle
+from runner.model import Fence
 from runner.ports.store import RunRow, Store
 from runner.providers import _mounts, spawn
 from runner.record import RunRecord, replay
@@ -36,15 +38,19 @@ DAMAGED = "move it away: `runs/*/events.jsonl` beside it keep the history, and `
 
 @dataclass(frozen=True)
 class Recovery:
-    """What became of the runs that had lost their runner, or would with ``dry_run``; ``strays`` never were runs."""
+    """What became of the runs that had lost their runner, or would with ``dry_run``; ``strays`` never were runs.
+
+    ``workspaces`` are those of no run that somebody had when he died.
+    """
 
     runs: tuple[Recovered, ...]
     strays: tuple[str, ...]
     dry_run: bool
+    workspaces: tuple[Finished, ...] = ()
 
     @property
     def clean(self) -> bool:
-        return not any(run.left for run in self.runs)
+        return not any(run.left for run in self.runs) and all(one.left is None for one in self.workspaces)
 
 
 async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -> Recovery:
@@ -56,7 +62,13 @@ async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -
         async with open_store(path, now=now_microseconds, entropy=secrets.token_bytes) as store:
             with plainly():
                 ports = ports_of(settings, store)
-                return await recover_runs(settings, store, ports, provider_names(), run, dry_run=dry_run)
+                recovery = await recover_runs(settings, store, ports, provider_names(), run, dry_run=dry_run)
+                if run is not None:
+                    return recovery
+                premises = Premises(settings, store, ports)
+                workspaces = await finish_all(premises, dry_run=dry_run)
+                strays = (*recovery.strays, *await sweep(premises, dry_run=dry_run))
+                return replace(recovery, workspaces=tuple(workspaces), strays=strays)
     except StoreDamaged as error:
         raise StoreDamaged(error.message, hint=DAMAGED) from error
 
@@ -66,11 +78,11 @@ async def recover_runs(
 ) -> Recovery:
     """``recover_store`` with a store and ports that are there already."""
     rows = [await store.find(run)] if run is not None else await store.runs()
-    owned = await _owned(ports, providers)
+    workspaces = await _workspaces(store, ports, providers)
     done: list[Recovered] = []
     for row in reversed(rows):  # the oldest first
         places = Places(settings.home, row.id)
-        if row.ended is not None and _is_whole(row, places, owned):
+        if row.ended is not None and _is_whole(row, places, workspaces):
             continue
         async with _holding(places.directory, dry_run) as held:
             if held:
@@ -83,14 +95,16 @@ async def recover_runs(
     return Recovery(tuple(done), tuple(strays), dry_run)
 
 
-def _is_whole(row: RunRow, places: Places, owned: Sequence[Handle]) -> bool:
+def _is_whole(row: RunRow, places: Places, workspaces: Sequence[str]) -> bool:
     """Whether nothing is left to do for a run that has ended."""
     copied = is_finished(places.directory) or not places.directory.exists()
-    return copied and not any(handle.id.startswith(f"{row.id}-") for handle in owned)
+    return copied and not any(workspace.startswith(f"{row.id}-") for workspace in workspaces)
 
 
-async def _owned(ports: Ports, providers: Sequence[str]) -> list[Handle]:
-    return [handle for name in providers for handle in await ports.provider(name).list_owned(ports.nonce)]
+async def _workspaces(store: Store, ports: Ports, providers: Sequence[str]) -> list[str]:
+    """Those that are there, and those that somebody has leased."""
+    owned = [handle.id for name in providers for handle in await ports.provider(name).list_owned(ports.nonce)]
+    return [*owned, *(lease.workspace for lease in await store.leases())]
 
 
 @asynccontextmanager
@@ -123,7 +137,7 @@ async def _recover(row: RunRow, places: Places, store: Store, ports: Ports, dry_
 
     recovered = await recover(record, _saving(record, places), places=places, ports=ports, append=append)
     news = await store.events(row.id, after=len(history))
-    if news or not is_finished(places.directory):
+    if record.ended is not None and (news or not is_finished(places.directory)):
         await trio.to_thread.run_sync(write_copies, places.directory, [*history, *news], record)
     return [replace(recovered, left=(*escaped, *recovered.left))]
 

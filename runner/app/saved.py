@@ -45,7 +45,11 @@ def _saved(planned: Planned, to: Path) -> dict[str, Json]:
         "manifests": os.path.relpath(planned.path.resolve(), to.resolve().parent),
         "request": plain(planned.request),
         "inputs": plain(planned.inputs),
-        "pinned": {"commits": plain(planned.facts.commits), "probes": plain(planned.facts.probes)},
+        "pinned": {
+            "commits": plain(planned.facts.commits),
+            "probes": plain(planned.facts.probes),
+            "images": plain(planned.facts.images),
+        },
     }
 
 
@@ -62,10 +66,11 @@ async def make_saved_plan(file: Path, settings: Settings) -> Planned:
     try:
         commits = {name: commit_of(**fact) for name, fact in content["pinned"]["commits"].items()}
         probes = {name: probe_of(fact) for name, fact in content["pinned"]["probes"].items()}
+        images = {name: _text(image) for name, image in content["pinned"]["images"].items()}
         request, manifests = request_of(**content["request"]), _text(content["manifests"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _no_plan(file) from error
-    planned = await make_plan(_beside(file, manifests), settings, request, pinned=Facts(probes, commits))
+    planned = await make_plan(_beside(file, manifests), settings, request, pinned=Facts(probes, commits, images=images))
     if planned.plan.digest != content["digest"]:
         raise _stale(file, content, planned)
     return planned

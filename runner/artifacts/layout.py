@@ -15,7 +15,7 @@ from typing import TextIO
 
 from runner.artifacts.owner import claim
 from runner.events import Recorded, RunEnded, as_json
-from runner.plan.model import FORMAT, RunPlan, run_document
+from runner.plan.model import FORMAT, Json, RunPlan, run_document
 from runner.record import RunRecord
 from runner.report.json import record_document
 from runner.report.text import render_run
@@ -38,8 +38,9 @@ class RunFiles:
         rmtree(self.directory)
         os.close(self._held)
 
-    def write_plan(self, plan: RunPlan, digest: str) -> None:
-        document = {"format": FORMAT, "digest": digest, "runs": [run_document(plan)]}
+    def write_plan(self, plan: RunPlan, digest: str, basis: Json) -> None:
+        """``basis`` is what the plan was made from, for a run that resumes this one."""
+        document = {"format": FORMAT, "digest": digest, "runs": [run_document(plan)], "basis": basis}
         _write(self.directory / "plan.json", json.dumps(document, indent=1, ensure_ascii=False))
 
     def __call__(self, recorded: Recorded) -> None:

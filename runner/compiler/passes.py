@@ -101,6 +101,23 @@ def _unenforced(draft: Draft, demand: Demand, name: str, probe: Probe) -> Runner
     return Unenforceable(text, at=demand.at, hint=hint)
 
 
+def demand_image(draft: Draft) -> Draft:
+    """A provider that makes workspaces of images must have been told which."""
+    if draft.spec.base_image is not None:
+        return draft
+    lost = [name for name, probe in _chain(draft) if probe.available and probe.needs_image]
+    return draft.found(
+        *(
+            Unenforceable(
+                f"`{name}` makes workspaces of an image, and none is named",
+                at=draft.spec.providers_at,
+                hint="name one that the daemon has as `workspace.base_image`",
+            )
+            for name in lost
+        )
+    )
+
+
 def demand_availability(draft: Draft) -> Draft:
     """At least one provider of the chain must be there; the others are refused one by one when their turn comes."""
     chain = _chain(draft)
@@ -118,6 +135,7 @@ PASSES: tuple[Pass, ...] = (
     bound_deadlines,  # after add_steps: it takes the steps that are there
     demand_isolation,
     demand_features,
+    demand_image,
     demand_availability,
 )
 
@@ -164,6 +182,8 @@ def _run_plan(draft: Draft) -> RunPlan:
         values={"task": task, **incident},
         steps=draft.steps,
         origins=spec.origins,
+        base_image=spec.base_image,
+        image=draft.facts.images.get(spec.name),
     )
 
 

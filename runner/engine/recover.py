@@ -8,7 +8,7 @@ plan says, then everything is removed, and the terminal event comes last. The ca
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import trio
 from runner import events as ev
 from runner import trees
 from runner.engine.run import Append, exit_code
-from runner.errors import HostRefused, RunnerError, leaf
+from runner.errors import HostRefused, LeaseHeld, RunnerError, leaf
 from runner.model import Handle, IsolationClass, Limits, Outcome, Reason, Status, failed, succeeded
 from runner.plan.model import RunPlan
 from runner.ports.git import Snapshot
@@ -125,11 +125,15 @@ async def recover(
     Of one that has ended, what was kept or left then is saved and removed now; it does not end again.
 
     ``saving`` may be the reason why its work can not be saved by its plan; then its tree is kept.
+    Nothing is done while another than the run, or a recovery of it, has the workspace's lease and it is live.
     Raises what the store raises. Cancelling leaves the rest for the next time.
     """
     ending = _Ending(record, saving, places, ports, append)
     if any(kind in ("lease", "workspace") for kind, _ in record.effects):
-        await ending.tenure.acquire(ending.emit, forced=True)  # the caller holds the run, so its old holder is dead
+        try:
+            await ending.lease()
+        except LeaseHeld as held:
+            return replace(ending.result(), left=(held.message,))
     await ending.emit(*(ev.StepEnded(name, KILLED) for name in record.unfinished()))
     for kind, name in list(record.effects):
         if kind == "workspace":
@@ -184,6 +188,15 @@ class _Ending:
             tuple(self._kept),
             tuple(self._left),
         )
+
+    async def lease(self) -> None:
+        """Take the lease, also from the run itself or another recovery of it: these are dead, for the caller holds it.
+
+        Raises ``LeaseHeld``.
+        """
+        row = await self._ports.lease(self.tenure.workspace)
+        dead = row.holder in (f"run {self._record.id}", self.tenure.holder)
+        await self.tenure.acquire(self.emit, forced=dead)
 
     async def workspace(self, name: str, place: str) -> None:
         """End what runs in a workspace, save its work, and remove it; unless the work could not be saved."""

@@ -148,15 +148,18 @@ class _Journal:
         A refusal means that the holder was away for longer than its lease: whatever runs is ended. What has happened
         meanwhile is written all the same if nobody else has had the workspace since. Raises ``LeaseLost`` if so.
         """
-        try:
-            await self.write(*events, fence=self.tenure.fence)
-        except LeaseLost as refusal:
-            if self.tenure.fence is None:
-                raise
-            self.control.lose()
-            self.control.sandboxes.cancel()
-            await self.tenure.reacquire(self.write)
-            await self.write(ev.Warned(refusal.code, refusal.message), *events, fence=self.tenure.fence)
+        fence = self.tenure.fence
+        with trio.CancelScope(shield=True):
+            try:
+                await self.write(*events, fence=fence)
+            except LeaseLost as refusal:
+                if fence is None:
+                    raise
+                self.control.lose()
+                self.control.sandboxes.cancel()
+                if await self.tenure.regain(fence, self.write):
+                    events = (ev.Warned(refusal.code, refusal.message), *events)
+                await self.write(*events, fence=self.tenure.fence)
 
 
 async def _keep_lease(journal: _Journal, stop_budget_seconds: float) -> None:

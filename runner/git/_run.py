@@ -19,8 +19,7 @@ WORDS_BYTES = 4096  # how much of git's own words is kept
 
 Limits = tuple[int, int]  # bytes of memory, and of a file that is written
 
-# KiB, and blocks of 512 bytes a file; without the trap git would die of a file's size and not say so.
-_LIMITED = """trap '' XFSZ && ulimit -v "$1" && ulimit -f "$2" && shift 2 && exec "$@\""""
+_LIMITED = """ulimit -v "$1" && ulimit -f "$2" && shift 2 && exec "$@\""""  # KiB, and blocks of 512 bytes a file
 
 
 @dataclass(frozen=True)
@@ -30,9 +29,14 @@ class Ended:
     words: str
 
 
-def limited(memory: int, size: int) -> list[str]:
-    """Words before a command that bound what it takes, in bytes."""
-    return ["/bin/sh", "-c", _LIMITED, "sh", str(memory >> 10), str(size >> 9)]
+def limited(limits: Limits, *, mortal: bool) -> list[str]:
+    """Words before a command that bound what it takes.
+
+    It dies of a file's size by SIGXFSZ (which ``ls-tree`` must, for it writes on), or gets an error and can say so.
+    """
+    memory, size = limits
+    trap = "" if mortal else "trap '' XFSZ && "
+    return ["/bin/sh", "-c", trap + _LIMITED, "sh", str(memory >> 10), str(size >> 9)]
 
 
 async def run(

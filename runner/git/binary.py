@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +25,7 @@ from runner.git import disk, source
 from runner.git._profile import environment
 from runner.git._run import Ended, Limits, limited, run
 from runner.git.common import Common, Seen, in_thread, refuse
-from runner.git.mirror import Mirror
+from runner.git.mirror import Mirror, shrink
 from runner.git.remote import NOWHERE, Reach, Remotes
 from runner.git.tree import check_branch, check_commit_id, check_names, commit_object, hasher, shown
 from runner.ports.git import Authored, Entry, Snapshot, Snapshotting, Tip
@@ -41,7 +42,7 @@ class Binary(Common):
     ) -> None:
         """``objects`` takes the place of the object directory of every repository; ``limits`` bound each git."""
         self._program = program
-        self._words = [program] if limits is None else [*limited(*limits), program]
+        self._words = [program] if limits is None else [*limited(limits, mortal=True), program]
         self._reach = reach
         self._remotes = Remotes(program, reach)
         self._environment = _ENVIRONMENT if objects is None else _ENVIRONMENT | {"GIT_OBJECT_DIRECTORY": str(objects)}
@@ -91,6 +92,7 @@ class Binary(Common):
         async with mirror.held():
             if not await in_thread(mirror.has, commit):
                 await self._renew(mirror, url, commit, depth)
+                await in_thread(shrink, self._reach.mirrors, self._reach.mirror_limit)
             yield mirror
 
     async def _renew(self, mirror: Mirror, url: str, commit: str, depth: int | None) -> None:
@@ -113,7 +115,9 @@ class Binary(Common):
         if not empty:
             exact = mirror.copy
             await self._cut_out(mirror.repository, commit, into=exact)
-        leaves = await self.leaves(exact, commit)
+        bounds = self._reach.bounds
+        reading = Binary(self._program, limits=(bounds.fetch_memory_bytes, bounds.listing_bytes))
+        leaves = await reading.leaves(exact, commit)  # a tree can name itself a billion times
         self._check_size(url, leaves)
         await in_thread(check_names, leaves)
         await in_thread(mirror.keep, exact, commit)
@@ -272,13 +276,16 @@ class Binary(Common):
         stdin: bytes = b"",
         stdout: IO[bytes] | None = None,
     ) -> Ended:
-        """Run git on a repository, to whatever end."""
+        """Run git on a repository, to whatever end but that of its limits: then it raises ``RemoteOverLimit``."""
         env = self._environment | {"GIT_DIR": str(git)}
         if tree is not None:
             env["GIT_WORK_TREE"] = str(tree)
         if index is not None:
             env["GIT_INDEX_FILE"] = str(index)
-        return await run([*self._words, *argv], env=env, stdin=stdin, stdout=stdout)
+        ended = await run([*self._words, *argv], env=env, stdin=stdin, stdout=stdout)
+        if ended.code == -signal.SIGXFSZ:
+            raise RemoteOverLimit(f"`git {argv[0]!s}` has more to say than is taken")
+        return ended
 
 
 def _check(verb: str, ended: Ended, accept: tuple[int, ...] = (0,)) -> Ended:

@@ -78,6 +78,10 @@ class Common(ABC):
             raise HostileTree(f"`{name}` of {commit[:12]} has {found.size} bytes, more than {limit}")
         return (await self.blobs(git, [found.id]))[0]
 
+    async def initialise(self, tree: Path, *, branch: str) -> None:
+        check_branch(branch)
+        await in_thread(disk.initialise, tree, branch)
+
     async def inspect(self, path: Path) -> Source:
         place = await in_thread(source.find, path)
         head, changed = await self._uncommitted(place)

@@ -16,11 +16,13 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
 from typing import Protocol, Self
 
 from trio.from_thread import check_cancelled
 
+from runner import trees
 from runner.errors import GitFailed, HostileTree
 from runner.git.tree import EXECUTABLE, FILE, LINK, blob_id, covers, hasher, is_hostile, parents, shown
 from runner.ports.git import Entry
@@ -312,6 +314,39 @@ def make_own(git: Path, repository: Path, commit: str, *, branch: str, origin: s
                 f'[remote "origin"]\n\turl = "{origin}"\n\tfetch = "+refs/heads/*:refs/remotes/origin/*"\n'
                 f'[branch "{branch}"]\n\tremote = origin\n\tmerge = "refs/heads/{branch}"\n'
             )
+
+
+def initialise(tree: Path, branch: str) -> None:
+    """Make the ``.git`` of a directory that others may write to, by descriptors only. Raises ``GitFailed``."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    half = f".git-{token_hex(8)}"
+    top = os.open(tree, flags)
+    try:
+        os.mkdir(half, 0o700, dir_fd=top)
+        inner = os.open(half, flags, dir_fd=top)
+        try:
+            if os.fstat(inner).st_uid != os.geteuid():
+                raise GitFailed(f"somebody else writes to `{tree}`")
+            _make_git_dir(Path(f"/proc/self/fd/{inner}"), bare=False, branch=branch, like="0" * 40)
+            _hand_over(inner, os.fstat(top))
+        finally:
+            os.close(inner)
+        os.rename(half, ".git", src_dir_fd=top, dst_dir_fd=top)
+    except OSError as error:
+        trees.remove(tree / half)
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise GitFailed(f"`{tree}` cannot be made a repository: {error.strerror}") from error
+    finally:
+        os.close(top)
+
+
+def _hand_over(directory: int, whose: os.stat_result) -> None:
+    """Give a tree that only we have written to the owner and group of another directory."""
+    for _, folders, files, parent in os.fwalk(".", dir_fd=directory):
+        for name in (*folders, *files):
+            os.chown(name, whose.st_uid, whose.st_gid, dir_fd=parent, follow_symlinks=False)
+    os.fchmod(directory, 0o755)
+    os.fchown(directory, whose.st_uid, whose.st_gid)
 
 
 def _write_ref(ref: Path, commit: str) -> None:

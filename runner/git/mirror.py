@@ -2,8 +2,9 @@
 
 ``repository`` has all that was ever fetched, so that the next fetch brings only what is new. ``ready/COMMIT``
 has the packs of exactly one commit and its history; a run gets them as hard links: packs are never changed, only
-unlinked, and no agent can reach them. Nobody borrows objects, so a mirror can go at any time. Whoever reads or
-writes one holds its lock. All but the lock blocks; adapters call it in a thread.
+unlinked, and no agent can reach them. Nobody borrows objects, so a mirror can go whenever nobody holds its lock, as
+whoever reads or writes one does; the longest unused ones go when all together take more than their limit. All but the
+lock blocks; adapters call it in a thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import trio
@@ -51,14 +53,15 @@ class Mirror:
     async def held(self) -> AsyncIterator[None]:
         """Exclude every other process and task; it is over when this process ends."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("wb") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    await trio.sleep(_POLL)
+        while True:
+            lock = hold(self.path)
+            if lock is not None:
+                break
+            await trio.sleep(_POLL)
+        try:
             yield
+        finally:
+            os.close(lock)
 
     def has(self, commit: str) -> bool:
         """Whether a commit is ready. A mirror that holds it damaged is thrown away."""
@@ -103,6 +106,40 @@ class Mirror:
 
     def remove(self) -> None:
         trees.remove(self.path)
+
+
+def hold(path: Path) -> int | None:
+    """A descriptor that keeps everybody else from the mirror at ``path`` until it is closed; ``None``: it is in use."""
+    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def used_at(path: Path) -> float:
+    """When a mirror was last used, in seconds since the epoch; 0 for one that is being removed or written."""
+    try:
+        return max(part.lstat().st_mtime for part in (path, *path.glob("ready/*")))
+    except FileNotFoundError:
+        return 0.0
+
+
+def over_limit(mirrors: Path, limit: int) -> list[Path]:
+    """Those that must go for the others to take ``limit`` bytes on disk at most, the longest unused ones."""
+    found = sorted((path for path in mirrors.glob("*") if path.is_dir()), key=used_at, reverse=True)
+    sums = accumulate(trees.bytes_on_disk(path) for path in found)
+    return [path for path, total in zip(found, sums, strict=True) if total > limit]
+
+
+def shrink(mirrors: Path, limit: int) -> None:
+    """Remove what is over the limit and in nobody's use."""
+    for path in over_limit(mirrors, limit):
+        if (lock := hold(path)) is not None:
+            trees.remove(path)
+            os.close(lock)
 
 
 def _link(source: Path, packs: Path, target: Path, into: Path) -> None:

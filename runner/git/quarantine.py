@@ -41,7 +41,6 @@ async def unpack(program: str, repository: Path, bundle: bytes, base: str, into:
     if ended.code:
         raise HostileTree(f"git refuses the objects of the bundle: {ended.words}")
     reading = Binary(program, objects=into, limits=(_MEMORY, _LISTING))
-    await reading.check_commit(repository, tip)
     _check("rev-list", await reading.on(repository, "rev-list", "--objects", "--quiet", tip, f"^{base}"))
     walk = ("rev-list", "--topo-order", "--reverse", "--parents", f"--max-count={COMMITS + 1}")
     listed = _check("rev-list", await reading.on(repository, *walk, tip, f"^{base}"))

@@ -64,6 +64,7 @@ class Bounds:
     fetch_memory_bytes: int = 8 << 30
     pack_bytes: int = 4 << 30
     tree_bytes: int = 10 << 30
+    listing_bytes: int = 256 << 20
     tree_entries: int = 500_000
     stall_seconds: int = 30
     retries: tuple[float, ...] = (1.0, 3.0)  # seconds before each, give or take half
@@ -77,6 +78,7 @@ class Reach:
     environment: Mapping[str, str]
     ssh: str | None
     token: Token | None = None
+    mirror_limit: int = 10 << 30  # bytes on disk
     bounds: Bounds = Bounds()
 
     @classmethod
@@ -88,7 +90,8 @@ class Reach:
             found.setdefault("GIT_SSL_CAINFO", host["SSL_CERT_FILE"])
         if settings.git_credentials == "netrc":
             found["HOME"] = host.get("HOME", os.devnull)
-        return cls(settings.home / "mirrors", found, shutil.which("ssh", path=path), settings.git_token)
+        ssh = shutil.which("ssh", path=path)
+        return cls(settings.home / "mirrors", found, ssh, settings.git_token, settings.mirror_limit)
 
 
 NOWHERE = Reach(Path(os.devnull), {}, None)  # of an adapter that is for this host's repositories only
@@ -175,7 +178,7 @@ class Remotes:
         self, url: str, before: tuple[str, ...], after: tuple[str, ...], *, git: Path, limits: Limits
     ) -> Ended:
         for pause in (*self._bounds.retries, None):
-            ended = await self._run([*limited(*limits), self._program, *before, url, *after], url, git)
+            ended = await self._run([*limited(limits, mortal=False), self._program, *before, url, *after], url, git)
             if ended.code == 0:
                 break
             error = judge_end(url, ended)

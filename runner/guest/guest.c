@@ -1,7 +1,8 @@
 /* The guest: runs commands inside a workspace for the runner outside. framing.py says the protocol.
  *
  * One process, one epoll loop, no threads, no allocation but pages. It is started as the first process of the
- * workspace with the channel as descriptor 0 (`guest`), or dials a Unix socket again and again (`guest PATH`). Each
+ * workspace with the channel as descriptor 0 (`guest`), or dials a Unix socket again and again (`guest PATH`), until
+ * nobody listens there any more. Each
  * command has a supervisor (supervise.h) that owns its process tree. Whatever comes from a command is
  * bytes in a ring; whatever is to be said to the host is a flag on a channel, composed when there is
  * room: so nothing inside can make the guest's memory grow beyond the rings of the commands that run.
@@ -446,10 +447,13 @@ static void dial(void)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     memcpy(address.sun_path, dialled, length_of(dialled));
     int fd = (int)SYS(socket, AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && SYS(connect, fd, &address, sizeof address) >= 0)
+    long error = fd < 0 ? fd : SYS(connect, fd, &address, sizeof address);
+    if (error >= 0)
         greet(fd);
     else if (fd >= 0)
         SYS(close, fd);
+    if (error == -ECONNREFUSED) /* whoever listened there has ended: a host that is only busy lets us wait */
+        end_of_life();
 }
 
 static void flush(void)

@@ -43,7 +43,7 @@ def advance(row: Lease, event: LeaseEvent, at: int) -> Lease:
         case LeaseRefreshed():
             check(row, Fence(row.workspace, event.lease, row.fence), at)
             return replace(row, refreshed=at, expires=at + round(event.ttl_seconds * 1e6))
-        case LeaseReleased():
+        case _:
             if row.id != event.lease:
                 raise lost(row, event.lease)
             return Lease(row.workspace, row.fence)

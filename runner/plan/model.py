@@ -59,7 +59,7 @@ class RunPlan:
     ``values`` is what templates may name besides ``run``. ``needs`` are names of runs that come first,
     ``group`` is shared by the members of a matrix, of which ``max_parallel`` run at once; ``outputs`` maps
     names to files in the run's output directory. ``origins`` maps features and ``timeouts.STEP`` to the
-    manifest lines that decided them."""
+    manifest lines that decided them. ``image`` is the id of what ``base_image`` means."""
 
     name: str
     group: str
@@ -78,6 +78,8 @@ class RunPlan:
     values: Mapping[str, object]
     steps: tuple[Step, ...]
     origins: Mapping[str, str] = field(default_factory=dict)
+    base_image: str | None = None
+    image: str | None = None
 
     def phase(self, phase: str) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.phase == phase)

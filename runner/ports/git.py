@@ -143,7 +143,7 @@ class Git(Protocol):
         """
 
     async def read_url(self, url: str, commit: str, name: str, *, depth: int | None, limit: int) -> bytes | None:
-        """As ``read_file``, of a commit on a server; it is fetched and kept as by ``fetch_url``, and errors are the same."""
+        """As ``read_file``, of a commit on a server. It is fetched and kept as ``fetch_url`` does, with its errors."""
 
     async def check_out(
         self, repository: Path, commit: str, *, into: Path, branch: str, origin: str | None = None
@@ -153,6 +153,12 @@ class Git(Protocol):
         That ``.git`` has ``branch`` checked out at ``commit``, the same history, and shares no file with ours. With a
         URL as ``origin`` it has that remote, whose branch of this name is followed; else no remote.
         Afterwards HEAD is compared with ``commit``; raises ``CheckoutDiffers``.
+        """
+
+    async def initialise(self, tree: Path, *, branch: str) -> None:
+        """Give a directory that has no ``.git`` one with nothing committed, which belongs to whom the directory does.
+
+        It is there as a whole or not at all; one that somebody else has made meanwhile stays.
         """
 
     async def add_dirty(self, path: Path, *, into: Path) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from runner.model import DEFAULT_PROJECT, Exit, Feature, Handle, Isolation, IsolationClass, Limits, Mount, Rung
 
@@ -25,7 +25,8 @@ class Probe:
     """A provider as found on this host.
 
     ``missing`` maps each feature that it cannot enforce here to the reason, in words for a person.
-    ``reason`` and ``hint`` say why it is unavailable, and the one command that would change it.
+    ``reason`` and ``hint`` say why it is unavailable, and the one command that would change it. With ``needs_image``
+    it makes workspaces of an image only.
     """
 
     provider: str
@@ -35,6 +36,7 @@ class Probe:
     versions: Mapping[str, str] = field(default_factory=dict)
     reason: str | None = None
     hint: str | None = None
+    needs_image: bool = False
 
     def enforces(self, feature: Feature) -> bool:
         return feature not in self.missing
@@ -217,4 +219,15 @@ class Provider(Protocol):
         """Remove the workspace, but no adopted tree, and all that runs in it. Idempotent; also when half made.
 
         Raises ``CleanUpIncomplete`` naming what is left. Never follows a link out of the workspace.
+        """
+
+
+@runtime_checkable
+class Images(Protocol):
+    """What a provider can do that has images."""
+
+    async def image(self, name: str) -> str:
+        """The id of the image that a name, a reference or an id stands for here; nothing is fetched.
+
+        Raises ``ImageMissing``, ``ProviderFailed``.
         """

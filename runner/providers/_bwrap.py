@@ -14,9 +14,6 @@ from runner.errors import ProviderFailed
 from runner.providers._mounts import Place
 
 UID = 1000  # inside; outside it is the workspace's own
-HOME = "/home/agent"
-WORKSPACE = "/workspace"
-ENV: Mapping[str, str] = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": HOME}
 
 # Never as root: nothing inside keeps a capability, and nobody inside can make a user namespace to get one.
 WALLS = (
@@ -33,22 +30,6 @@ _HINTS = {
     "unshare": "run as an ordinary user, or start the container with --cap-add SYS_ADMIN",
     "max_": "sudo sysctl -w user.max_user_namespaces=15000",
 }
-
-SYSTEM_FILES = {
-    "passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nagent:x:{UID}:{UID}:agent:{HOME}:/bin/sh\n",
-    "group": f"root:x:0:\nagent:x:{UID}:\n",
-    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
-}
-
-
-def write_system_files(private: Path) -> None:
-    """The few files of ``/etc`` that a sandbox needs, and the two empty entries that stand for missing ones."""
-    directory = private / "system"
-    directory.mkdir(mode=0o755)
-    for name, text in SYSTEM_FILES.items():
-        (directory / name).write_text(text)
-    (directory / "nothing").touch(mode=0o444)
-    (directory / "nowhere").mkdir(mode=0o555)
 
 
 def binary() -> tuple[Path, str]:

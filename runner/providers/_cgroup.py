@@ -81,6 +81,7 @@ class Group:
 
     def __init__(self, directories: Mapping[str, Path]) -> None:
         self._directories = directories
+        self._oom_kills = 0
         self.needed = bool(directories)
 
     def join(self, pid: int) -> None:
@@ -89,11 +90,13 @@ class Group:
             (directory / "cgroup.procs").write_text(str(pid))
 
     def oom_kills(self) -> int:
-        """How often the kernel has killed here for want of memory."""
-        if (directory := self._directories.get("memory")) is None:
-            return 0
-        counts = directory / ("memory.events" if _is_v2(directory) else "memory.oom_control")
-        return next((int(n) for word, n in map(str.split, counts.read_text().splitlines()) if word == "oom_kill"), 0)
+        """How often the kernel has killed here for want of memory; as last seen, once the group is gone."""
+        if directory := self._directories.get("memory"):
+            counts = directory / ("memory.events" if _is_v2(directory) else "memory.oom_control")
+            with suppress(OSError):  # removed, or on its way
+                words = map(str.split, counts.read_text().splitlines())
+                self._oom_kills = next((int(n) for word, n in words if word == "oom_kill"), 0)
+        return self._oom_kills
 
     def limits(self) -> Limits:
         """The ceilings as the kernel has them."""
@@ -151,6 +154,14 @@ def find_group(workspace: str) -> Group:
     parents = {**dict.fromkeys(sorted(hierarchies.v2_controllers), hierarchies.v2), **hierarchies.v1}
     named = {c: parent / f"runner-{workspace}" for c, parent in parents.items() if parent is not None}
     return Group({c: directory for c, directory in named.items() if directory.is_dir()})
+
+
+def group_of(pid: int, limits: Limits) -> Group:
+    """The control groups of another's making that keep a process within ``limits``. Raises ``OSError``."""
+    v1, v2 = locate(Path("/proc/self/mountinfo").read_text(), Path(f"/proc/{pid}/cgroup").read_text())
+    wanted = [controller for controller, value in _wanted(limits).items() if value is not None]
+    found = {controller: v1.get(controller, v2) for controller in wanted}
+    return Group({controller: directory for controller, directory in found.items() if directory is not None})
 
 
 def find_left(workspace: str) -> Group:

@@ -77,7 +77,7 @@ class Sandbox:
             text = await _readback.receive(process.stdout)
             outside = _readback.Outside(_readback.namespaces(), process.uid, self._group.limits())
         return _readback.read_back(
-            text, outside, provider="local", isolation=IsolationClass.NAMESPACES, workspace=_bwrap.WORKSPACE
+            text, outside, provider="local", isolation=IsolationClass.NAMESPACES, workspace=self.paths.workspace
         )
 
 

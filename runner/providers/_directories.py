@@ -21,6 +21,7 @@ from runner import trees
 from runner.errors import CleanUpIncomplete, ProtectedLink, ProviderFailed
 from runner.model import DEFAULT_PROJECT, Handle, Limits
 from runner.ports.provider import WorkspaceRequest
+from runner.providers._lent import why_not_lent
 from runner.providers._mounts import open_linkless
 
 PRIVATE = ("home", "tmp", "output", "runner")
@@ -32,11 +33,13 @@ class Directories:
     """The workspaces of one provider below one ``RUNNER_HOME``. Blocking; call it in a worker thread.
 
     ``own_users``: a workspace belongs to a user of its own, and not to us. By default where that is possible.
+    ``lends``: an opening shows the directory of another user as the workspace's own, see ``_lent``.
     """
 
-    def __init__(self, home: Path, provider: str, *, own_users: bool | None = None) -> None:
+    def __init__(self, home: Path, provider: str, *, own_users: bool | None = None, lends: bool = False) -> None:
         self.home = home.resolve()
         self.own_users = trees.can_give() if own_users is None else own_users
+        self._lends = lends
         self._provider = provider
         self._records = self.home / "sandboxes"
 
@@ -70,7 +73,7 @@ class Directories:
                 raise ProviderFailed(f"`{word}` is not {what}")
         if request.tree is not None and request.shared:
             raise ProviderFailed(f"`{request.tree}` is not in its project's directory, so it cannot share that")
-        adopted = (request.tree, self._owner(request.tree)) if request.tree is not None else None
+        adopted = (request.tree, self._owner(request.tree, request.id)) if request.tree is not None else None
         handle = self.handle(
             request.id, request.limits, project=request.project, shared=request.shared, adopted=adopted
         )
@@ -109,8 +112,9 @@ class Directories:
                 os.chown(directory, -1, handle.uid if shared else os.getgid())
                 directory.chmod(mode if shared else 0o711)
 
-    def _owner(self, tree: Path) -> int:
-        """The user of a directory that is to be adopted. Raises ``ProviderFailed`` for one that cannot be."""
+    def _owner(self, tree: Path, id: str) -> int:
+        """Whom commands run as in a directory that is to be adopted: its user, or if that is root another, to whom it
+        is lent. Raises ``ProviderFailed`` for one that cannot be adopted."""
         if not tree.is_absolute() or self.home.is_relative_to(tree) or tree.is_relative_to(self.home):
             raise ProviderFailed(f"`{tree}` cannot become a workspace", hint="name a directory outside RUNNER_HOME")
         try:
@@ -120,14 +124,21 @@ class Directories:
         try:
             os.listdir(f"/proc/self/fd/{fd}")
             uid = os.fstat(fd).st_uid
+            if self.own_users and uid == 0:
+                return self._lent(tree, fd, self._uid(id))
         except OSError as error:
             raise ProviderFailed(f"`{tree}` cannot become a workspace: {error.strerror}") from error
         finally:
             os.close(fd)
-        if self.own_users and uid == 0:
-            raise ProviderFailed(f"`{tree}` belongs to root, and commands never run as root", hint="chown it")
         if not self.own_users and uid != os.getuid():
             raise ProviderFailed(f"`{tree}` belongs to user {uid}, and commands run as {os.getuid()}")
+        return uid
+
+    def _lent(self, tree: Path, directory: int, uid: int) -> int:
+        why = why_not_lent(directory, uid) if self._lends else f"{self._provider} cannot map owners"
+        if why is not None:
+            text = f"`{tree}` belongs to root, as whom no command runs, and cannot be lent to another user: {why}"
+            raise ProviderFailed(text, hint="give it to an ordinary user with chown")
         return uid
 
     def _check_neighbours(self, handle: Handle) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -34,10 +34,9 @@ class Surroundings:
     grace: float
 
 
-@asynccontextmanager
-async def open_workspace(
+def open_workspace(
     stream: trio.abc.Stream, around: Surroundings, *, what: str, kill_sandbox: Callable[[], None]
-) -> AsyncIterator[GuestWorkspace]:
+) -> AbstractAsyncContextManager[GuestWorkspace]:
     """The workspace of a guest that was started with the other end of ``stream`` as its channel."""
     streams = [stream]
 
@@ -47,6 +46,18 @@ async def open_workspace(
             raise WorkspaceLost(f"the guest of {what} has ended")
         return streams.pop()
 
+    return open_reached(connect, around, what=what, kill_sandbox=kill_sandbox)
+
+
+@asynccontextmanager
+async def open_reached(
+    connect: Callable[[], Awaitable[trio.abc.Stream]],
+    around: Surroundings,
+    *,
+    what: str,
+    kill_sandbox: Callable[[], None],
+) -> AsyncIterator[GuestWorkspace]:
+    """The workspace of a guest whose connections ``connect`` gives, as for ``open_guest``."""
     async with open_guest(connect, what=what, kill_sandbox=kill_sandbox) as guest:
         workspace = GuestWorkspace(guest, around)
         try:

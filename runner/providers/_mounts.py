@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.errors import ProtectedLink
+from runner.providers._lent import lend
 
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 0x2, 0x4, 0x20
@@ -95,9 +96,12 @@ class Places(Protocol):
 
 
 @contextmanager
-def open_places(uid: int | None) -> Iterator[Places]:
-    """The places of one opening, gone with the block. ``uid`` is the user to stage for, ``None`` for ourselves."""
-    places = Passed() if uid is None else Staged(uid)
+def open_places(uid: int | None, lent: Path | None = None) -> Iterator[Places]:
+    """The places of one opening, gone with the block. ``uid`` is the user to stage for, ``None`` for ourselves.
+
+    ``lent`` is a directory of somebody else that he sees as his own.
+    """
+    places = Passed() if uid is None else Staged(uid, lent)
     try:
         yield places
     finally:
@@ -128,7 +132,9 @@ class Passed:
 class Staged:
     """For root: each source is bound below a directory that only ``uid`` can enter."""
 
-    def __init__(self, uid: int) -> None:
+    def __init__(self, uid: int, lent: Path | None = None) -> None:
+        self._uid = uid
+        self._lent = lent
         self._root = stage() / str(next(_numbers))
         self._root.mkdir(mode=0o500)
         os.chown(self._root, uid, uid)
@@ -138,11 +144,18 @@ class Staged:
         try:
             kept = os.fstatvfs(source).f_flag & (os.ST_RDONLY | os.ST_NOEXEC)
             target = self._target(directory=stat.S_ISDIR(os.fstat(source).st_mode))
+            if self._is_lent(source):
+                lend(source, self._uid, target)
+                return Place(str(target), "bind", str(target))
             _mount(f"/proc/self/fd/{source}", target, None, _MS_BIND | _MS_REC)
             _mount(None, target, None, _MS_REMOUNT | _MS_BIND | _MS_NOSUID | _MS_NODEV | kept)
         finally:
             os.close(source)
         return Place(str(target), "bind", str(target))
+
+    def _is_lent(self, source: int) -> bool:
+        found = os.fstat(source)
+        return self._lent is not None and found.st_uid != self._uid and os.path.samestat(found, self._lent.stat())
 
     def layer(self, lower: Place, upper: Place) -> Place:
         target = self._target(directory=True)

@@ -8,6 +8,7 @@ permission bit at all, which nothing that git checks out has, so one that a cras
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from enum import Enum
 from pathlib import Path
 
 from runner.errors import ProtectedLink
+from runner.providers._lent import acting_as
 from runner.providers._mounts import open_name
 
 
@@ -82,7 +84,13 @@ def _look(parent: int, name: str, path: str, *, last: bool, directory: bool) -> 
     try:
         fd = open_name(parent, name)
     except FileNotFoundError:
-        _make_stand_in(parent, name, directory=directory)
+        try:
+            _make_stand_in(parent, name, directory=directory)
+        except OSError as error:
+            if error.errno != errno.EOVERFLOW:
+                raise
+            with acting_as(os.fstat(parent).st_uid):  # of a directory that is lent, which does not know us
+                _make_stand_in(parent, name, directory=directory)
         return Guard(path, Kind.MISSING_DIRECTORY if directory else Kind.MISSING_FILE, open_name(parent, name))
     found = os.fstat(fd)
     if stat.S_ISLNK(found.st_mode):

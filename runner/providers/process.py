@@ -26,6 +26,7 @@ from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open
 from runner.providers._marked import open_unconfined
 from runner.providers._mounts import can_stage, open_places
 from runner.providers._opening import Room, open_room
+from runner.providers._shown import NO_IMAGE
 from runner.settings import Settings
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -52,6 +53,7 @@ class OnHost:
         missing = {
             **_cgroup.missing(),
             Feature.DISK: f"{self.name} has no disk quota",
+            Feature.BASE_IMAGE: NO_IMAGE,
             Feature.NETWORK_NONE: _NO_NAMESPACES,
             Feature.PROTECTED_PATHS: _NO_NAMESPACES,
         }

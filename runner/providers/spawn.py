@@ -7,13 +7,14 @@ so a recycled pid is never waited for or signalled.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import signal
 import socket
 import subprocess  # noqa: TID251  # the one place
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from pathlib import Path
 
 import trio
@@ -23,6 +24,7 @@ from runner.model import Exit
 from runner.ports import provider as ports
 from runner.ports.provider import KILL_GRACE, ExecResult, Process, Writer
 
+_CLONE_NEWUSER = 0x10000000
 _PIPE_BYTES = 1 << 20  # a talkative command is not stopped by a reader that is briefly busy
 _READ_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 12
@@ -147,6 +149,26 @@ def spawn(
         _close(theirs)
     stdin = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=ours[0]))) if channel else None
     return Child(popen, stdin or trio.lowlevel.FdStream(ours[0]), *ours[1:])
+
+
+@contextmanager
+def user_namespace(users: tuple[int, int], groups: tuple[int, int]) -> Iterator[int]:
+    """A user namespace with one user and one group, each as ``(inside, outside)``. Raises ``OSError``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter() -> None:
+        if libc.unshare(_CLONE_NEWUSER) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+
+    # It waits for the end of its input, which comes when we are done with it or have died.
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env={}, preexec_fn=enter) as keeper:
+        for kind, (inside, outside) in (("uid", users), ("gid", groups)):
+            Path(f"/proc/{keeper.pid}/{kind}_map").write_text(f"{inside} {outside} 1\n")
+        namespace = os.open(f"/proc/{keeper.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield namespace
+        finally:
+            os.close(namespace)
 
 
 def _socket_pair() -> tuple[int, int]:

@@ -17,6 +17,7 @@ def record_document(record: RunRecord) -> Json:
         "name": record.name,
         "plan": record.plan,
         "key": record.key,
+        "resumes": record.resumes,
         "status": record.status.value,
         "exit_code": record.exit_code,
         "outcome": plain(record.outcome),
@@ -31,6 +32,7 @@ def record_document(record: RunRecord) -> Json:
                 "id": name,
                 "kind": step.kind,
                 "status": step.status.value,
+                "reused": step.reused,
                 "started": step.started,
                 "ended": step.ended,
                 "outcome": plain(step.outcome),
@@ -44,6 +46,7 @@ def record_document(record: RunRecord) -> Json:
         "warnings": [{"code": code, "message": message} for code, message in record.warnings],
         "violations": plain(record.violations),
         "snapshot": plain(snapshot),
+        "commits": plain(record.commits),
         "receipt": plain(record.receipt),
         "left": list(record.left),
     }

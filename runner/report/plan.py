@@ -92,6 +92,9 @@ def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:
     }
     parts = [(run.origins.get(key, BUILT_IN), limits(one)) for key, one in single.items() if one != Limits()]
     network = ", ".join(sorted({step.network for step in run.steps}))
+    if run.base_image is not None:
+        pinned = f" at {run.image}" if run.image else ""
+        parts.append((run.origins.get("base image", BUILT_IN), f"image {run.base_image}{pinned}"))
     parts.append((run.origins.get("network none", BUILT_IN), f"network {network}"))
     return _together(parts)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runner.errors import printable
+from runner.events import CommitsTaken
 from runner.model import IsolationClass, Status
 from runner.record import RunRecord, StepRecord
 from runner.report.words import MARKS, duration, isolation, rung
@@ -27,6 +28,8 @@ def _lines(record: RunRecord, directory: Path, brief: bool) -> Iterator[str]:
     word = _WORDS.get(record.status, record.status.value.upper())
     taken = f" in {duration(record.seconds)}" if record.seconds is not None else ""
     yield f"{word} {record.name}{taken}   run {record.id}"
+    if record.resumes is not None:
+        yield f"  resumes    run {record.resumes}"
     yield f"  isolation  {isolation_line(record)}"
     if record.outcome is not None and record.outcome.message:
         yield f"  because    {record.outcome.message}"
@@ -67,6 +70,8 @@ def _places(record: RunRecord, directory: Path) -> Iterator[str]:
     if record.snapshot is not None:
         named = f" for branch {record.snapshot.branch}, not pushed" if record.snapshot.branch else ""
         yield f"  snapshot   {record.snapshot.commit[:12]}{named}"
+    if record.commits is not None:
+        yield f"  commits    {_commits(record.commits, directory)}"
     receipt = record.receipt
     if receipt is not None and receipt.patch is not None:
         held = " (WITHHELD: policy was broken)" if receipt.withheld else ""
@@ -74,3 +79,9 @@ def _places(record: RunRecord, directory: Path) -> Iterator[str]:
     if receipt is not None:
         yield from (f"  output     {path}" for path in receipt.outputs[:10])
     yield f"  evidence   {directory}"
+
+
+def _commits(commits: CommitsTaken, directory: Path) -> str:
+    if commits.bundle is None:
+        return f"the agent's own are WITHHELD: {commits.withheld}"
+    return f"{commits.count} of the agent's own: {directory / commits.bundle}"

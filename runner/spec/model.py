@@ -54,7 +54,8 @@ class Facts:
     ``missing`` maps a wanted thing to why it could not be had, so that resolving reports it at its place;
     with any of it there is no plan.
     ``policies`` has the runs whose repository has a policy of its own.
-    ``open`` Facts have no probes, no commits and no policies: nobody looked.
+    ``images`` has the id of the image of each run that names one.
+    ``open`` Facts have no probes, no commits, no images and no policies: nobody looked.
     """
 
     probes: Mapping[str, Probe]
@@ -64,12 +65,14 @@ class Facts:
     missing: Mapping[str, RunnerError] = field(default_factory=dict)
     open: bool = False
     policies: Mapping[str, PolicyFile] = field(default_factory=dict)
+    images: Mapping[str, str] = field(default_factory=dict)
 
     def pinned(self) -> dict[str, object]:
         """What the digest covers: everything but host paths."""
         return {
             "probes": self.probes,
             "commits": self.commits,
+            "images": self.images,
             "files": {
                 group: {name: {"sha256": f.sha256, "size": f.size} for name, f in files.items()}
                 for group, files in self.files.items()
@@ -169,6 +172,7 @@ class RunSpec:
     branch: str
     providers: tuple[str, ...]
     providers_at: Place
+    base_image: str | None
     isolation: IsolationClass
     limits: Limits
     demands: tuple[Demand, ...]

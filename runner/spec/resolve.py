@@ -69,6 +69,7 @@ class Wanted:
     incident: Path | None
     project: Path | None  # the root of the run's project, where an AGENTS.md may be
     toolchains: tuple[str, ...]
+    base_image: str | None
     uses_keys: bool  # the repository is reached with the ssh keys or the netrc of this host's user
 
 
@@ -98,6 +99,7 @@ def wanted(selected: Selected, settings: Settings) -> tuple[Wanted, list[RunnerE
             incident,
             project_root(selected, selected.project) if selected.project else None,
             tuple(agent.workspace.toolchains),
+            agent.workspace.base_image,
             checkout is not None and checkout.url is not None and uses_keys(checkout.url, settings.git_credentials),
         ),
         findings,
@@ -207,6 +209,7 @@ def resolve(
         branch=branch,
         providers=needs.providers,
         providers_at=types.place("workspace", "providers"),
+        base_image=workspace.base_image,
         isolation=max(
             IsolationClass[workspace.isolation.upper()],
             *(p.min_isolation for p in policies),
@@ -348,6 +351,7 @@ def _missing(selected: Selected, facts: Facts) -> list[RunnerError]:
         f"{name}/script": (agent, ("script",)),
         f"{name}/incident": (run, selected.incident_keys),
         f"{name}/toolchain": (agent, ("workspace", "toolchains")),
+        f"{name}/image": (agent, ("workspace", "base_image")),
     }
     found = {key: document.place(*keys) for key, (document, keys) in places.items() if key in facts.missing}
     if f"{name}/agents" in facts.missing and selected.project is not None:
@@ -505,6 +509,12 @@ def _demands(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
             project.place("protected_paths") if project else types.place("workspace", "protected_paths"),
         ),
         ("toolchains", Feature.TOOLCHAINS, workspace.toolchains, types.place("workspace", "toolchains")),
+        (
+            "base image",
+            Feature.BASE_IMAGE,
+            [workspace.base_image] if workspace.base_image else [],
+            types.place("workspace", "base_image"),
+        ),
     ):
         if values:
             demands.append(Demand(feature, f"{key} {', '.join(values)}", at, True))

@@ -38,10 +38,10 @@ async def place_in_project(run: Run, wanted: ContextFile | None) -> None:
     if wanted is None or handle.project_tree is None:
         return
     content = await trio.to_thread.run_sync(read_input, wanted)
-    await trio.to_thread.run_sync(_replace, handle.project_tree, content, handle.uid)
+    await trio.to_thread.run_sync(replace_in_project, handle.project_tree, content, handle.uid)
 
 
-def _replace(directory: Path, content: bytes, uid: int) -> None:
+def replace_in_project(directory: Path, content: bytes, uid: int) -> None:
     half = f".{AGENTS_FILE}.{token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with beneath.opened(directory) as fd:

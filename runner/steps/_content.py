@@ -23,21 +23,21 @@ class _Hash(Protocol):
     def update(self, data: bytes, /) -> None: ...
 
 
-def digests(root: Path, paths: Iterable[str], *, should_stop: Callable[[], bool] = lambda: False) -> dict[str, str]:
+def digests(root: Path, paths: Iterable[str], *, checkpoint: Callable[[], None] = lambda: None) -> dict[str, str]:
     """A digest of what is at each of some paths below ``root``; empty where there is nothing.
 
-    ``should_stop`` is asked at each entry, and may raise; what it returns is not looked at. What cannot be reached
-    without following a link, or be read, counts as it is found: the error is part of the digest.
+    ``checkpoint`` is called at each entry, and what it raises ends this. What cannot be reached without following a
+    link, or be read, counts as it is found: the error is part of the digest.
     """
     with beneath.opened(root) as top:
-        return {path: _Content(top, should_stop).digest(path.rstrip("/")) for path in paths}
+        return {path: _Content(top, checkpoint).digest(path.rstrip("/")) for path in paths}
 
 
 class _Content:
-    def __init__(self, top: int, should_stop: Callable[[], bool]) -> None:
+    def __init__(self, top: int, checkpoint: Callable[[], None]) -> None:
         self._top = top
         self._open = beneath.opener()
-        self._should_stop = should_stop
+        self._checkpoint = checkpoint
         self._left = MAX_READ
 
     def digest(self, path: str) -> str:
@@ -58,7 +58,7 @@ class _Content:
         waiting = [(path, found)]
         while waiting:
             here, found = waiting.pop()
-            self._should_stop()
+            self._checkpoint()
             hashed.update(f"{here!r} {found.st_mode:o} ".encode(errors="surrogateescape"))
             try:
                 waiting += reversed(self._entry(here, found, hashed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -64,7 +65,8 @@ async def _changed(run: Run) -> tuple[Violation, ...]:
     before = run.protected
     if not before:
         return ()
-    now = await trio.to_thread.run_sync(lambda: digests(handle.tree, before, should_stop=_stopping))
+    look = partial(digests, handle.tree, before, checkpoint=trio.from_thread.check_cancelled)
+    now = await trio.to_thread.run_sync(look)
     return tuple(
         Violation(path.rstrip("/"), "protected-changed", "" if now[path] else "it is gone")
         for path in before

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from runner.errors import LeaseLost, RunnerError
+from runner.errors import LeaseHeld, LeaseLost, RunnerError
 from runner.events import LeaseAcquired, LeaseRefreshed, LeaseReleased
 from runner.lifecycle.lease import REFRESH, RETRY, TTL, lost
 from runner.model import Fence, Lease
@@ -21,12 +21,15 @@ class Tenure:
     ``until`` is the moment (trio time) from which on somebody else may have it, reckoned from before it was asked for.
     """
 
-    def __init__(self, workspace: str, holder: str, read: Callable[[str], Awaitable[Lease]]) -> None:
-        self.workspace, self.holder = workspace, holder
+    def __init__(
+        self, workspace: str, holder: str, read: Callable[[str], Awaitable[Lease]], *, ttl: float = TTL
+    ) -> None:
+        self.workspace, self.holder, self._ttl = workspace, holder, ttl
         self.fence: Fence | None = None
         self.until = -math.inf
         self.began = trio.Event()
         self._read = read
+        self._regaining = trio.Lock()
 
     async def acquire(self, emit: Emit, *, forced: bool = False) -> Lease:
         """Take the lease and return what there was before: a free one, an expired one, with ``forced`` a dead holder's.
@@ -35,27 +38,39 @@ class Tenure:
         holder can write nothing, so what it starts now is the last. Raises ``LeaseHeld``.
         """
         before = await self._read(self.workspace)
-        fence = Fence(self.workspace, f"{self.workspace}.{before.fence + 1}", before.fence + 1)
-        asked = trio.current_time()
-        await emit(LeaseAcquired(self.workspace, fence.lease, self.holder, fence.number, TTL, before.id, forced))
-        self.fence, self.until = fence, asked + TTL
-        self.began.set()
+        await self._take(before, emit, forced=forced)
         return before
 
-    async def reacquire(self, emit: Emit) -> None:
-        """Take an own lease again that has expired. Raises ``LeaseLost`` when somebody else has had it since."""
-        assert self.fence is not None
-        row = await self._read(self.workspace)
-        if row.id != self.fence.lease:
-            raise lost(row, self.fence.lease)
-        self.fence = None
-        await self.acquire(emit)
+    async def regain(self, refused: Fence, emit: Emit) -> bool:
+        """Take an own lease again that has expired, so that ``refused`` is replaced; whether that was still to be done.
+
+        The old fence is kept until there is a new one: a holder never writes without. Raises ``LeaseLost`` when
+        somebody else has had the workspace since.
+        """
+        async with self._regaining:
+            row = await self._read(self.workspace)
+            if self.fence is None or row.id != self.fence.lease:
+                raise lost(row, refused.lease)
+            if self.fence != refused:
+                return False
+            try:
+                await self._take(row, emit)
+            except LeaseHeld as held:
+                raise LeaseLost(held.message) from held
+            return True
+
+    async def _take(self, before: Lease, emit: Emit, *, forced: bool = False) -> None:
+        fence = Fence(self.workspace, f"{self.workspace}.{before.fence + 1}", before.fence + 1)
+        asked = trio.current_time()
+        await emit(LeaseAcquired(self.workspace, fence.lease, self.holder, fence.number, self._ttl, before.id, forced))
+        self.fence, self.until = fence, asked + self._ttl
+        self.began.set()
 
     async def refresh(self, emit: Emit) -> None:
         assert self.fence is not None
         asked = trio.current_time()
-        await emit(LeaseRefreshed(self.workspace, self.fence.lease, TTL))
-        self.until = asked + TTL
+        await emit(LeaseRefreshed(self.workspace, self.fence.lease, self._ttl))
+        self.until = asked + self._ttl
 
     async def release(self, emit: Emit) -> None:
         """Let go. Nothing may be written for the workspace afterwards. Raises ``LeaseLost`` for one that was lost."""
@@ -83,11 +98,11 @@ async def keep(tenure: Tenure, emit: Emit, *, margin: float, warn: Callable[[str
             return
         try:
             await tenure.refresh(emit)
+            if failures:
+                await warn(f"refreshing the lease failed {len(failures)} times, last: {failures[-1]}")
         except LeaseLost:
             return
         except RunnerError as error:
             failures.append(error.message)
-            continue
-        if failures:
-            await warn(f"refreshing the lease failed {len(failures)} times, last: {failures[-1]}")
+        else:
             failures.clear()

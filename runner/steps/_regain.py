@@ -17,6 +17,7 @@ async def regain_tree(run: Run) -> None:
     _, handle = run.require()
     repository = await run.repository()
     await trio.to_thread.run_sync(_clear, handle.tree)
+    run.placed = {}  # went with the rest
     await run.ports.git.materialise(repository, run.kept.commit, handle.tree)
 
 

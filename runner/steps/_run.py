@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -201,7 +202,8 @@ class Run:
         inputs = shape.inputs if protects else ()  # copies anyway, so a provider that cannot is no danger to them
         mounts = (Mount(handle.private / "incident", "/incident"),) if shape.incident else ()
         if shape.protected and not self.protected:
-            self.protected = await trio.to_thread.run_sync(digests, handle.tree, shape.protected)
+            look = partial(digests, handle.tree, shape.protected, checkpoint=trio.from_thread.check_cancelled)
+            self.protected = await trio.to_thread.run_sync(look)
             await self.emit(ev.ProtectedSeen(self.protected))
         return await self.open_as(Opening(mounts, (*shape.protected, *inputs), shape.toolchains), shape)
 

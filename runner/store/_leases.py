@@ -33,7 +33,14 @@ def write_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int) -> N
     connection.execute(f"INSERT OR REPLACE INTO leases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
 
-def forget_lease(connection: sqlite3.Connection, workspace: str) -> None:
-    """Drop the free row of a workspace that is gone, whose id is never given again."""
-    query = "DELETE FROM leases WHERE workspace = ? AND id = '' AND workspace NOT IN (SELECT id FROM agent_workspaces)"
-    connection.execute(query, (workspace,))
+def forget_leases(connection: sqlite3.Connection) -> None:
+    """Drop the free rows of workspaces that are gone, whose ids are never given again.
+
+    While a run may still make its workspace the row stays: who comes next would get the number of a holder that was
+    away, and that one could write again.
+    """
+    run = "substr(workspace, 1, instr(workspace, '-') - 1)"
+    connection.execute(
+        "DELETE FROM leases WHERE id = '' AND workspace NOT IN (SELECT id FROM agent_workspaces)"
+        f" AND NOT EXISTS (SELECT 1 FROM runs WHERE id = {run} AND ended IS NULL)"
+    )

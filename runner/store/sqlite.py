@@ -23,7 +23,6 @@ import trio
 from runner import __version__
 from runner.errors import LeaseError, RunnerError, RunOver, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew
 from runner.events import (
-    EffectGone,
     Event,
     LeaseAcquired,
     LeaseRefreshed,
@@ -38,7 +37,7 @@ from runner.events import (
 )
 from runner.model import Anchor, Fence, Lease, Status
 from runner.ports.store import ProjectRow, RunRow, WorkspaceRow
-from runner.store._leases import check_fence, forget_lease, read_lease, read_leases, write_lease
+from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, write_lease
 from runner.store._projects import find_project, read_projects, write_project
 from runner.store._runs import find_run, run_exists
 from runner.store._workspaces import (
@@ -408,8 +407,6 @@ def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) ->
     """Bring the other tables to what the journal will say."""
     project_workspace(connection, run, at, event)
     match event:
-        case EffectGone(kind="workspace", name=name):
-            forget_lease(connection, name)
         case RunStarted(name=name, plan=plan, key=key):
             connection.execute(
                 "INSERT INTO runs (id, name, status, plan, created, key) VALUES (?, ?, ?, ?, ?, ?)"
@@ -421,6 +418,7 @@ def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) ->
                 "UPDATE runs SET status = ?, exit_code = ?, ended = ? WHERE id = ?",
                 (outcome.status, exit_code, at, run),
             )
+            forget_leases(connection)
         case SnapshotPublished(commit=commit, tree=tree, base=base, branch=branch):
             connection.execute(
                 "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -430,7 +428,7 @@ def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) ->
             write_lease(connection, event, at)
         case LeaseReleased():
             write_lease(connection, event, at)
-            forget_lease(connection, event.workspace)
+            forget_leases(connection)
 
 
 def _keeper(connection: sqlite3.Connection, wish: _Append) -> RunnerError | None:

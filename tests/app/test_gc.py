@@ -14,6 +14,7 @@ import trio
 
 from runner.app.gc import Verdict, judge
 from runner.artifacts.owner import claim
+from runner.git.mirror import hold
 from runner.ports.provider import WorkspaceRequest
 from runner.providers.process import OnHost
 from tests.situations import Project, leftovers
@@ -159,3 +160,31 @@ def test_a_mirror_goes_when_it_was_long_unused_and_nobody_holds_it(project: Proj
     assert found(project) == {"old": "stale"}
 
     assert [path.name for path in mirrors.iterdir() if path.is_dir()] == ["used"]
+
+
+def test_the_longest_unused_mirrors_go_when_all_are_over_their_limit(project: Project) -> None:
+    project.script("true")
+    project.apply()
+    mirrors = project.home / "state" / "mirrors"
+    for name, days in (("a", 3), ("b", 2), ("held", 4), ("c", 1)):
+        (mirrors / name / "ready" / "commit").mkdir(parents=True)
+        (mirrors / name / "repository").write_bytes(os.urandom(1 << 20))
+        os.link(mirrors / name / "repository", mirrors / name / "ready" / "commit" / "pack")
+        set_age(mirrors / name / "ready" / "commit", days)
+        set_age(mirrors / name, days)
+    project.env["RUNNER_MIRROR_LIMIT"] = "2600K"
+    lock = hold(mirrors / "held")
+    assert lock is not None
+
+    foreseen = found(project, "--dry-run")
+    done = project.runner("gc")
+    os.close(lock)
+
+    assert foreseen == {"a": "over the limit", "held": "over the limit"}
+    removed = next(
+        line for line in done.out.splitlines() if line.startswith(f"removed  mirror {mirrors / 'a'}  3.0d old")
+    )
+    assert removed.endswith("M, over RUNNER_MIRROR_LIMIT")
+    assert f"left alone  mirror {mirrors / 'held'}  4.0d old, in use" in done.out
+    assert sorted(path.name for path in mirrors.iterdir() if path.is_dir()) == ["b", "c", "held"]
+    assert "RUNNER_MIRROR_LIMIT        2662400  (environment)" in project.runner("doctor", "--settings").out

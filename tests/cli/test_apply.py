@@ -21,7 +21,7 @@ def test_repository_source_none_gives_an_empty_workspace(project: Project) -> No
 
     assert done.code == 0, done.out + done.err
     assert project.logs("agent") == "0\n"
-    assert [s["id"] for s in record["steps"]] == ["provision", "agent", "scan", "save", "teardown"]
+    assert [s["id"] for s in record["steps"]] == ["lease", "provision", "agent", "scan", "save", "teardown", "release"]
 
 
 @pytest.mark.scenario("CFG-13")
@@ -113,7 +113,7 @@ def test_without_setup_commands_the_agent_follows_the_checkout(
     done, record = project.apply()
 
     assert done.code == 0, done.out + done.err
-    assert [s["id"] for s in record["steps"]][:3] == ["provision", "clone", "agent"]
+    assert [s["id"] for s in record["steps"]][:4] == ["lease", "provision", "clone", "agent"]
     assert project.logs("agent") == "hello\n"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runner import trees
 from tests.git.servers import Handler, Https, https
 from tests.situations import Project, git, step
 
@@ -119,7 +120,9 @@ def test_a_plan_shows_and_pins_what_a_url_means(project: Project, server: Https,
     assert project.logs("agent").strip() == planned
 
 
-def test_a_plan_whose_commit_is_gone_is_stale(project: Project, server: Https, served: Path) -> None:
+def test_a_plan_whose_commit_is_gone_from_server_and_mirror_is_stale(
+    project: Project, server: Https, served: Path
+) -> None:
     project.script("true", workspace=f"repo_source: {{type: fixed, url: '{server.url}/org/repo'}}")
     file = project.folder / "plan.json"
     project.runner("plan", str(project.folder), "--save", str(file))
@@ -128,10 +131,65 @@ def test_a_plan_whose_commit_is_gone_is_stale(project: Project, server: Https, s
     git(served, "init", "-q", "-b", "main")
     git(served, "commit", "-q", "--allow-empty", "-m", "another history")
 
+    kept = project.runner("apply", str(file))
+    trees.remove(project.home / "state")
     done = project.runner("apply", str(file))
 
+    assert kept.code == 0, kept.out + kept.err
     assert (done.code, "error[plan.stale]" in done.err) == (2, True)
     assert json.loads(project.runner("runs", "list", "--output", "json").out) == []
+
+
+OWN = ".agentgate/policy.yaml"
+
+
+def own_policy(served: Path, text: str) -> str:
+    """A commit on main with a policy; its id."""
+    (served / OWN).parent.mkdir(exist_ok=True)
+    (served / OWN).write_text(text)
+    git(served, "add", "-A")
+    git(served, "commit", "-qm", "policy")
+    return git(served, "rev-parse", "HEAD")
+
+
+@pytest.mark.scenario("WSM-18", only="without allowNetwork")
+def test_the_policy_of_a_repository_by_url_is_in_force_as_its_pinned_commit_has_it(
+    project: Project, server: Https, served: Path
+) -> None:
+    commit = own_policy(served, "forbiddenPatterns: ['**/*.bak']\n")
+    project.env["COLUMNS"] = "240"
+    project.script("echo > .env", workspace=f"repo_source: {{type: fixed, url: '{server.url}/org/repo'}}")
+    file = project.folder / "plan.json"
+    shown = project.runner("plan", str(project.folder), "--save", str(file))
+    own_policy(served, "forbiddenPatterns: ['**/.env']\n")
+    changed = project.runner("plan", str(project.folder), "--against", str(file), "--exit-code")
+
+    done = project.runner("apply", str(file))
+
+    assert f"policy repository ({OWN} at {commit[:12]})" in " ".join(shown.out.split())
+    assert changed.code == 9
+    assert done.code == 0, done.out + done.err
+    record = json.loads(project.runner("runs", "show", "last", "--output", "json").out)
+    assert "not in force" not in json.dumps(record)
+    assert "+++ b/.env" in project.runner("runs", "patch", "last").out
+    assert project.runner("apply", str(project.folder)).code == 3
+
+
+def test_a_bad_policy_behind_a_url_is_said_at_its_place_and_offline_stays_open(
+    project: Project, server: Https, served: Path
+) -> None:
+    own_policy(served, "forbidenPatterns: ['**/*.pem']\n")
+    project.script("true", workspace=f"repo_source: {{type: fixed, url: '{server.url}/org/repo'}}")
+
+    offline, asked = project.runner("plan", str(project.folder), "--offline"), server.asked
+    planned = project.runner("plan", str(project.folder))
+    checked = project.runner("policy", "check", "x", "--run", "work", "--manifests", str(project.folder))
+
+    assert (offline.code, asked) == (0, 0)
+    for said in (planned, checked):
+        assert said.code == 2
+        assert "error[manifest.unknown-field]" in said.err
+        assert f"{OWN}:1:1" in said.err
 
 
 @pytest.mark.parametrize(

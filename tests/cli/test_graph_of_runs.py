@@ -174,7 +174,6 @@ def test_a_protected_path_shows_the_line_of_the_document_that_protects_it(
 @pytest.mark.parametrize(
     ("spec", "code"),
     [
-        pytest.param("{agent_type: w}", "plan.unenforceable", id="shared mounts are not built"),
         pytest.param(
             "{workspace_isolation: true, agent_type: w, requires_runner: '>=99'}",
             "manifest.requires-runner",

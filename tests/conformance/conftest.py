@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 
 from runner.model import Feature, Handle, Limits
 from runner.ports.provider import Provider, WorkspaceRequest
+from tests.conformance import dockerd
 from tests.conformance.places import BARE_LOCAL, BARE_PROCESS, FAKE, GRACE, KINDS, PROCESS, Place, make, on_host
 from tests.guest.driver import marked
 
@@ -31,6 +32,11 @@ _HOST_GAPS = dict.fromkeys(
         "test_isolation_read_back_is_what_holds",
         "test_a_read_only_mount_cannot_be_written",
         "test_paths_are_the_same_on_every_provider_with_mounts",
+        "test_a_shared_workspace_has_the_project_where_a_workspace_is_else",
+        "test_agents_of_a_project_cannot_change_which_workspaces_it_has",
+        "test_another_tree_than_its_own_is_seen_alone",
+        "test_an_isolated_workspace_sees_nothing_of_others_and_of_the_project",
+        "test_an_isolated_workspace_of_a_project_is_at_workspace_and_lies_in_the_project",
     ),
     _HOST,
 )
@@ -66,6 +72,13 @@ FAKE_PASSES = {
     "test_an_id_that_is_a_path_is_refused",
     "test_making_a_workspace_again_is_refused_and_leaves_the_first",
     "test_what_the_host_wrote_belongs_to_the_workspace_after_give",
+    "test_a_project_is_isolated_or_not_at_one_time",
+    "test_a_handle_of_another_project_or_shape_is_refused",
+    "test_a_project_whose_name_is_a_path_is_refused",
+    "test_giving_changes_no_owner_in_an_adopted_directory",
+    "test_a_directory_is_adopted_once_at_a_time",
+    "test_what_cannot_be_adopted_is_refused",
+    "test_a_directory_of_a_user_that_commands_do_not_run_as_is_refused",
 }
 
 NAMES = count()
@@ -75,6 +88,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every check is for every kind, unless its module has ``KINDS`` of its own."""
     if "provider" in metafunc.fixturenames:
         metafunc.parametrize("provider", getattr(metafunc.module, "KINDS", KINDS), indirect=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def docker_daemon() -> Iterator[None]:
+    yield
+    dockerd.leave()
 
 
 @pytest.fixture

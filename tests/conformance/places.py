@@ -7,17 +7,19 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
 
 from runner.model import Exit, Handle, Rung
-from runner.ports.provider import Opening, Process, Provider, Workspace
+from runner.ports.provider import Opening, Process, Provider, Workspace, WorkspaceRequest
 from runner.providers import spawn
+from runner.providers.docker import Docker
 from runner.providers.fake import Fake, Scripted
 from runner.providers.local import Local
 from runner.providers.process import OnHost
+from tests.conformance import dockerd
 from tests.guest.driver import alive, pids
 
 GRACE = 0.4
@@ -26,7 +28,8 @@ OURS = f".{os.getpid()}"  # the fraction of every long sleep, to tell those of a
 
 LOCAL, ORDINARY, PROCESS, FAKE = "local", "local as an ordinary user", "process", "fake"  # ordinary: who runs the suite
 BARE_LOCAL, BARE_PROCESS = "local without a guest", "process without a guest"
-GUESTS = (LOCAL, ORDINARY, PROCESS)
+DOCKER = "docker"
+GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER)
 INSTALLED = (*GUESTS, FAKE)
 KINDS = (*INSTALLED, BARE_LOCAL, BARE_PROCESS)
 
@@ -36,12 +39,20 @@ STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1; done"
 _LANDLOCK_VERSION = 444, None, 0, 1
 
 
+class OnTestImage(Docker):
+    """Every workspace on the one image that is there."""
+
+    async def create(self, request: WorkspaceRequest) -> Handle:
+        return await super().create(replace(request, image=dockerd.IMAGE))
+
+
 def make(kind: str, home: Path, grace: float) -> Provider:
     kinds: Mapping[str, Callable[[], Provider]] = {
         LOCAL: lambda: Local(home, grace=grace),
         ORDINARY: lambda: Local(home, grace=grace, own_users=False),
         PROCESS: lambda: OnHost(home, grace=grace),
         FAKE: lambda: Fake(home, _scripted, grace=grace),
+        DOCKER: lambda: OnTestImage(home, dockerd.host(), grace=grace),
         BARE_LOCAL: lambda: Local(home, grace=grace, guest=False),
         BARE_PROCESS: lambda: OnHost(home, grace=grace, guest=False),
     }

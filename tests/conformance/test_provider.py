@@ -18,7 +18,7 @@ import trio
 from runner.errors import ProviderFailed
 from runner.model import Exit, Feature, IsolationClass, Limits
 from runner.ports.provider import Opening, Provider, WorkspaceRequest
-from tests.conformance.places import GRACE, GUESTS, MIB, ORDINARY, OURS, Place, cmdline, read_until, shell
+from tests.conformance.places import DOCKER, GRACE, GUESTS, MIB, ORDINARY, OURS, Place, cmdline, read_until, shell
 from tests.guest.driver import marked
 
 
@@ -155,7 +155,7 @@ async def test_isolation_read_back_is_what_holds(place: Place) -> None:
     assert found.isolation is IsolationClass.NAMESPACES
     assert found.uid == place.handle.uid
     assert (found.capabilities, found.no_new_privileges) == ("none", True)
-    assert (found.shared_namespaces, found.interfaces) == ((), ("lo",))
+    assert (found.shared_namespaces, found.interfaces) == (("user",) if place.kind == DOCKER else (), ("lo",))
     assert found.read_only == ("/workspace/P", "/workspace/absent", "/workspace/missing")
 
 

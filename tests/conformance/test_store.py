@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 import trio
 
-from runner.errors import RunExists, RunnerError, RunOver, StoreFailed, UnknownRun
+from runner.errors import LeaseHeld, LeaseLost, RunExists, RunnerError, RunOver, StoreFailed, UnknownRun
 from runner.events import (
     EffectDone,
+    EffectGone,
     EffectIntended,
     Event,
+    LeaseAcquired,
+    LeaseRefreshed,
+    LeaseReleased,
     PhaseEntered,
     ProviderChosen,
     Recorded,
     RunEnded,
     RunStarted,
+    SnapshotPublished,
     StepEnded,
     StepStarted,
     ViolationsFound,
     Warned,
 )
-from runner.model import IsolationClass, Reason, Violation, failed, succeeded
+from runner.model import Fence, IsolationClass, Lease, Reason, Violation, failed, succeeded
 from runner.ports.store import RunRow, Store
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store
@@ -36,18 +41,17 @@ ENDED = RunEnded(succeeded("done"), 0)
 
 
 @asynccontextmanager
-async def open_kind(kind: str, folder: Path) -> AsyncIterator[Store]:
-    ticks = count(1_000)
+async def open_kind(kind: str, folder: Path, now: Callable[[], int]) -> AsyncIterator[Store]:
     if kind == "memory":
-        yield MemoryStore(lambda: next(ticks))
+        yield MemoryStore(now)
     else:
-        async with open_store(folder / "state.db", now=lambda: next(ticks), entropy=bytes) as store:
+        async with open_store(folder / "state.db", now=now, entropy=bytes) as store:
             yield store
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    async with open_kind(request.param, tmp_path) as opened:
+    async with open_kind(request.param, tmp_path, count(1_000).__next__) as opened:
         yield opened
 
 
@@ -216,3 +220,241 @@ async def test_an_empty_store_has_no_last_run(store: Store) -> None:
     assert await store.runs() == []
     with pytest.raises(UnknownRun):
         await store.find("last")
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+TTL = 60.0
+WHOLE = 60_000_000  # of that, in the store's microseconds
+
+
+@dataclass
+class Leasing:
+    """A store whose time stands still unless a test moves it, with a run `a` that has started."""
+
+    store: Store
+    at: int = 1_000
+
+    def acquiring(self, fence: int, holder: str = "run a", *, forced: bool = False) -> LeaseAcquired:
+        return LeaseAcquired("w", f"w.{fence}", holder, fence, TTL, forced=forced)
+
+    async def acquire(self, fence: int, holder: str = "run a", *, forced: bool = False) -> Fence:
+        event = self.acquiring(fence, holder, forced=forced)
+        await self.store.append_to_workspace("w", [event])
+        return Fence("w", event.lease, fence)
+
+    async def everything(self) -> tuple[object, ...]:
+        store = self.store
+        return await store.events("a"), await store.workspace_events("w"), await store.runs(), await store.leases()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def leasing(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Leasing]:
+    async with open_kind(request.param, tmp_path, lambda: leasing.at) as store:
+        leasing = Leasing(store)
+        await store.append("a", [STARTED])
+        yield leasing
+
+
+@pytest.mark.scenario("WSM-08")
+async def test_a_lease_says_whose_it_is_and_until_when(leasing: Leasing) -> None:
+    assert await leasing.store.lease("w") == Lease("w", 0)
+
+    await leasing.acquire(1)
+
+    assert await leasing.store.lease("w") == Lease("w", 1, "w.1", "run a", 1_000, 1_000, 1_000 + WHOLE)
+
+
+@pytest.mark.scenario("WSM-09")
+async def test_a_second_acquisition_is_refused_while_the_lease_is_live(leasing: Leasing) -> None:
+    await leasing.acquire(1)
+    leasing.at += WHOLE - 1
+    before = await leasing.everything()
+
+    with pytest.raises(LeaseHeld, match="`w` is in use by run a"):
+        await leasing.acquire(2, "run b")
+    with pytest.raises(LeaseHeld):
+        await leasing.store.append("a", [Warned("x.y", "not alone"), leasing.acquiring(2)])
+
+    assert await leasing.everything() == before
+
+
+@pytest.mark.scenario("WSM-10")
+async def test_a_released_workspace_is_had_by_the_next(leasing: Leasing) -> None:
+    fence = await leasing.acquire(1)
+
+    await leasing.store.append_to_workspace("w", [LeaseReleased("w", "w.1")], fence=fence)
+    with pytest.raises(LeaseLost):
+        await leasing.store.append_to_workspace("w", [LeaseReleased("w", "w.1")])
+
+    assert await leasing.store.leases() == []
+    assert (await leasing.store.lease("w")).holder == ""
+
+
+@pytest.mark.scenario("WSM-11")
+async def test_an_expired_lease_is_taken_over_once(leasing: Leasing) -> None:
+    await leasing.acquire(1)
+    leasing.at += WHOLE
+
+    await leasing.acquire(2, "run b")
+    with pytest.raises(LeaseHeld, match="run b"):
+        await leasing.acquire(2, "run c")
+
+    assert (await leasing.store.lease("w")).holder == "run b"
+
+
+async def test_a_dead_holders_lease_is_taken_by_force_once(leasing: Leasing) -> None:
+    await leasing.acquire(1)
+
+    await leasing.acquire(2, "run b", forced=True)
+    with pytest.raises(LeaseHeld, match="changed hands"):
+        await leasing.acquire(2, "run c", forced=True)
+
+    assert (await leasing.store.lease("w")).holder == "run b"
+
+
+@pytest.mark.scenario("WSM-12")
+async def test_a_refresh_extends_a_lease_that_is_live(leasing: Leasing) -> None:
+    await leasing.acquire(1)
+    leasing.at += WHOLE - 1
+    await leasing.store.append("a", [LeaseRefreshed("w", "w.1", TTL)])
+
+    extended = await leasing.store.lease("w")
+    leasing.at = extended.expires
+    with pytest.raises(LeaseLost, match="it has ended"):
+        await leasing.store.append("a", [LeaseRefreshed("w", "w.1", TTL)])
+
+    assert (extended.refreshed, extended.expires) == (WHOLE + 999, 2 * WHOLE + 999)
+    assert await leasing.store.lease("w") == extended
+
+
+async def expire(leasing: Leasing) -> None:
+    leasing.at += WHOLE
+
+
+async def be_taken_over(leasing: Leasing) -> None:
+    await leasing.acquire(2, "run b", forced=True)
+
+
+async def release(leasing: Leasing) -> None:
+    await leasing.store.append_to_workspace("w", [LeaseReleased("w", "w.1")])
+
+
+async def release_to_another(leasing: Leasing) -> None:
+    await release(leasing)
+    await leasing.acquire(2, "run b")
+
+
+GUARDED: dict[str, Event] = {
+    "record": StepEnded("agent", succeeded()),
+    "snapshot": SnapshotPublished("c" * 40, "t" * 40, None, None, 1, 0, 1),
+    "teardown": EffectGone("teardown", "workspace", "w"),
+    "refresh": LeaseRefreshed("w", "w.1", TTL),
+    "end": ENDED,
+}
+
+
+@pytest.mark.scenario("BEY-09")
+@pytest.mark.parametrize("ending", [expire, be_taken_over, release, release_to_another])
+@pytest.mark.parametrize("event", GUARDED.values(), ids=GUARDED)
+async def test_who_has_lost_its_lease_writes_nothing(
+    leasing: Leasing, ending: Callable[[Leasing], Awaitable[None]], event: Event
+) -> None:
+    store = leasing.store
+    await store.append("a", [EffectIntended("provision", "workspace", "w", "local")])
+    fence = await leasing.acquire(1)
+    await store.append("a", [StepStarted("agent")], fence=fence)
+    await ending(leasing)
+    before = await leasing.everything()
+
+    with pytest.raises(LeaseLost):
+        await store.append("a", [Warned("x.y", "not alone"), event], fence=fence)
+    with pytest.raises(LeaseLost):
+        await store.append_to_workspace("w", [Warned("x.y", "not alone"), event], fence=fence)
+
+    assert await leasing.everything() == before
+
+
+async def test_a_lease_stays_when_what_came_with_its_release_is_refused(leasing: Leasing) -> None:
+    await leasing.store.append("a", [ENDED])
+    fence = await leasing.acquire(1)
+    before = await leasing.everything()
+
+    with pytest.raises(RunOver):
+        await leasing.store.append("a", [LeaseReleased("w", "w.1"), ENDED], fence=fence)
+
+    assert await leasing.everything() == before
+
+
+async def test_a_refused_holder_harms_none_that_write_with_it(leasing: Leasing) -> None:
+    store = leasing.store
+    stale = await leasing.acquire(1)
+    live = await leasing.acquire(2, "run b", forced=True)
+    outcomes: list[str] = []
+
+    async def one(events: list[Event], fence: Fence | None) -> None:
+        try:
+            await store.append("a", events, fence=fence)
+            outcomes.append(f"{len(events)} written")
+        except RunnerError as error:
+            outcomes.append(error.code)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one, [Warned("x.y", "first")], live)
+        nursery.start_soon(one, [Warned("x.y", "old")], stale)
+        nursery.start_soon(one, [leasing.acquiring(3, "run c")], None)
+        nursery.start_soon(one, [Warned("x.y", "last"), LeaseRefreshed("w", "w.2", TTL)], live)
+
+    assert sorted(outcomes) == ["1 written", "2 written", "lease.held", "lease.lost"]
+    texts = [r.event.message for r in await store.events("a") if isinstance(r.event, Warned)]
+    assert sorted(texts) == ["first", "last"]
+
+
+async def test_of_many_who_want_a_lease_one_gets_it(leasing: Leasing) -> None:
+    got: list[int] = []
+
+    async def one(number: int) -> None:
+        with suppress(LeaseHeld):
+            await leasing.acquire(1, f"run {number}")
+            got.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(50):
+            nursery.start_soon(one, number)
+
+    assert [f"run {number}" for number in got] == [(await leasing.store.lease("w")).holder]
+    assert len(await leasing.store.workspace_events("w")) == 1
+
+
+async def test_numbers_of_leases_rise_while_somebody_may_hold_an_old_one(leasing: Leasing) -> None:
+    """A run with a lease and no workspace yet: after somebody has broken that, its old number stays bad."""
+    store = leasing.store
+    await store.append("a", [LeaseAcquired("a-1", "a-1.1", "run a", 1, TTL)])
+    await store.append_to_workspace("a-1", [LeaseAcquired("a-1", "a-1.2", "breaking", 2, TTL, forced=True)])
+    await store.append_to_workspace("a-1", [LeaseReleased("a-1", "a-1.2")])
+
+    assert await store.lease("a-1") == Lease("a-1", 2)
+    await store.append("a", [ENDED])
+    assert await store.leases() == []
+
+
+async def test_leases_are_listed_the_oldest_first_with_those_that_have_expired(leasing: Leasing) -> None:
+    for workspace in ("z", "w", "b"):
+        await leasing.store.append_to_workspace(workspace, [LeaseAcquired(workspace, f"{workspace}.1", "x", 1, TTL)])
+        leasing.at += WHOLE
+    await leasing.store.append_to_workspace("w", [LeaseReleased("w", "w.1")])
+
+    assert [row.workspace for row in await leasing.store.leases()] == ["z", "b"]
+
+
+async def test_a_workspace_has_a_journal_of_its_own(leasing: Leasing) -> None:
+    store = leasing.store
+    fence = await leasing.acquire(1)
+
+    (second,) = await store.append_to_workspace("w", [Warned("x.y", "text")], fence=fence)
+    (other,) = await store.append_to_workspace("v", [Warned("x.y", "text")])
+
+    assert (second.run, second.seq, other.seq) == ("w", 2, 1)
+    assert await store.workspace_events("w", after=1) == [second]
+    assert [type(r.event) for r in await store.workspace_events("w")] == [LeaseAcquired, Warned]
+    assert await store.events("w") == []

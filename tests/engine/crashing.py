@@ -1,4 +1,4 @@
-"""A program that starts runs and recoveries of one project, each in a fork, and kills them at a chosen commit.
+"""A program that starts, recovers and resumes runs of one project, each in a fork, and kills them at a chosen commit.
 
 One request a line, as JSON; the answer is how the fork ended and how many commits it began. A fork costs
 milliseconds where a new interpreter costs half a second. The parent never has a thread.
@@ -22,8 +22,10 @@ from typing import Any
 import trio
 
 from runner.app.apply import apply_all, make_home, now_microseconds, plainly, ports_of
+from runner.app.history import find_run
 from runner.app.planning import Planned, Request, make_plan
 from runner.app.recover import recover_runs
+from runner.app.resume import considered, resume_run
 from runner.errors import RunnerError
 from runner.ports.store import Store
 from runner.providers.fake import Fake, Scripted
@@ -99,6 +101,9 @@ async def _in_store(planned: Planned, request: dict[str, Any], settings: Setting
     if request["what"] == "apply":
         records = await apply_all(planned, settings, store, ports, [])
         return max(record.exit_code or 0 for record in records)
+    if request["what"] == "resume":
+        async with considered(await find_run(settings, request["run"]), None, settings) as resuming:
+            return (await resume_run(resuming, settings, store, ports, [])).exit_code or 0
     recovery = await recover_runs(settings, store, ports, [request["provider"]], None, dry_run=False)
     return 0 if recovery.clean else 7
 

@@ -105,6 +105,7 @@ def assert_whole(home: Path, recovered: int) -> None:
         runs = {run for (run,) in store.execute("SELECT id FROM runs")}
         assert store.execute("SELECT count(*) FROM runs WHERE ended IS NULL").fetchone() == (0,)
         assert store.execute("SELECT count(*) FROM agent_workspaces").fetchone() == (0,)
+        assert store.execute("SELECT * FROM leases").fetchall() == []
         events = list(store.execute("SELECT run, type, body FROM events ORDER BY run, seq"))
     assert {path.name for path in (home / "state" / "runs").glob("*")} == runs
     assert not groups_of(runs)
@@ -219,6 +220,50 @@ def test_what_could_not_be_removed_is_named_and_done_by_a_later_recovery(crashin
     assert (run / "work.patch").exists()
     assert json.loads((run / "run.json").read_text())["left"] == []
     assert (run / "events.jsonl").read_text().count("RunEnded") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("crashing", "stride"),
+    [
+        pytest.param("fake", 9, id="some"),
+        pytest.param("fake", 1, marks=pytest.mark.nightly, id="all"),
+        pytest.param("local", 2, marks=pytest.mark.nightly, id="local"),
+    ],
+    indirect=["crashing"],
+)
+def test_a_resumed_run_that_is_killed_anywhere_is_resumed_again_and_its_agent_not(
+    crashing: Crashing, stride: int
+) -> None:
+    verifying = commits(crashing, '"type": "StepStarted", "step": "verify"')
+    for point in POINTS if stride == 1 else ("after",):
+        at, reached = 1, True
+        while reached:
+            home = crashing.home()
+            assert crashing.ask("apply", home, point="after", at=verifying)[0] == KILLED
+            assert crashing.ask("recover", home)[0] == 0
+            reached = crashing.ask("resume", home, run="last", point=point, at=at)[0] == KILLED
+            if reached:
+                assert crashing.ask("recover", home)[0] == 0
+                assert crashing.ask("resume", home, run="last")[0] == 0
+            assert_resumed(home)
+            shutil.rmtree(home)
+            at += stride
+        assert at > 2 * stride
+
+
+def assert_resumed(home: Path) -> None:
+    """Of all runs, one performed the agent, and the last one has its work."""
+    assert leftovers(home) == []
+    with closing(sqlite3.connect(home / "state" / "state.db")) as store:
+        events = [(kind, json.loads(body)) for kind, body in store.execute("SELECT type, body FROM events")]
+        (last,) = store.execute("SELECT id FROM runs WHERE status = 'succeeded'").fetchone()
+    started, reused = (
+        [body for kind, body in events if kind == name and body["step"] == "agent"]
+        for name in ("StepStarted", "StepReused")
+    )
+    assert len(started) == len(reused) + 1
+    assert "+work" in (home / "state" / "runs" / last / "work.patch").read_text()
 
 
 def recover_command(home: Path) -> subprocess.Popen[str]:

@@ -238,6 +238,27 @@ async def test_a_mirror_keeps_few_commits_ready(server: Https, git: Binary, user
     assert len(list(ready.iterdir())) == 4
 
 
+async def test_mirrors_that_nobody_holds_go_when_all_are_over_their_limit(
+    server: Https, user: User, tmp_path: Path
+) -> None:
+    others = [user.top.with_name(name) for name in ("first", "second")]
+    for other in others:
+        shutil.copytree(user.top, other)
+    git = adapter(tmp_path, RUNNER_MIRROR_LIMIT="1", **server.env)
+    first, second, third = (Mirror.of(tmp_path / "state" / "mirrors", url(server, f"org/{name}"), 1)
+                            for name in ("first", "second", "repo"))  # fmt: skip
+
+    await git.fetch_url(url(server, "org/first"), tip(user), into=tmp_path / "p", depth=1)
+    async with first.held():
+        await git.fetch_url(url(server, "org/second"), tip(user), into=tmp_path / "q", depth=1)
+    there = [mirror.path.is_dir() for mirror in (first, second)]
+    await git.fetch_url(url(server), tip(user), into=tmp_path / "r", depth=1)
+
+    assert there == [True, True]
+    assert [mirror.path.is_dir() for mirror in (first, second, third)] == [False, False, True]
+    User(tmp_path / "p")("fsck", "--strict")
+
+
 async def test_a_checkout_follows_its_origin(server: Https, git: Binary, user: User, tmp_path: Path) -> None:
     commit = tip(user, "feature/auth")
     await git.fetch_url(url(server), commit, into=tmp_path / "p", depth=1)
@@ -549,6 +570,18 @@ async def test_a_tree_that_unpacks_to_too_much_is_refused(
 
     with pytest.raises(RemoteOverLimit, match="2 files of 2 MiB"):
         await adapter(tmp_path, bounds, **server.env).fetch_url(url(server), commit, into=tmp_path / "p", depth=1)
+
+
+async def test_a_tree_that_names_itself_a_billion_times_is_refused(server: Https, user: User, tmp_path: Path) -> None:
+    below = user("rev-parse", "HEAD:a")
+    for kind in ("100644", *["40000"] * 8):
+        below = user.tree(*((kind, below, b"%d" % n) for n in range(10)))
+    commit = user("commit-tree", below, "-m", "bomb")
+    user("update-ref", "refs/heads/bomb", commit)
+    git = adapter(tmp_path, replace(BOUNDS, listing_bytes=1 << 20), **server.env)
+
+    with trio.fail_after(20), pytest.raises(RemoteOverLimit):
+        await git.fetch_url(url(server), commit, into=tmp_path / "p", depth=1)
 
 
 @pytest.mark.slow

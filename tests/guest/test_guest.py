@@ -820,6 +820,21 @@ def test_commands_go_on_while_nobody_is_there(program: Path, tmp_path: Path) -> 
         assert host.connections == 2
 
 
+def test_everything_ends_when_nobody_listens_any_more(program: Path, tmp_path: Path) -> None:
+    place = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place))
+        listener.listen()
+        guest = subprocess.Popen([program, str(place)], env={})
+        host = Host(lambda: Wire(listener.accept()[0]))
+        host.start("sh", "-c", "trap '' TERM; setsid sleep 1000 & sleep 1000", env={"MARK": str(tmp_path)})
+        host.until(lambda: len(marked(str(tmp_path))) == 3)
+    host.hang_up()
+
+    assert guest.wait(2) == 0
+    eventually(lambda: not marked(str(tmp_path)), 1)
+
+
 def test_another_host_is_refused(program: Path, tmp_path: Path) -> None:
     with dialling(program, tmp_path) as host:
         command = host.start("sh", "-c", "read x; exit 2")

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from runner.ports.provider import WorkspaceRequest
-from tests.conformance.places import GUESTS, LOCAL, living_of, make
+from tests.conformance.places import DOCKER, GUESTS, LOCAL, living_of, make
 from tests.guest.driver import alive, descendants, marked
 
 RUNNER = """
@@ -56,12 +56,14 @@ async def test_nothing_lives_a_second_after_the_runner_was_killed_and_what_is_le
 ) -> None:
     """Twenty processes of five commands ignore TERM, ten of them in sessions of their own, five without a parent."""
     mark = secrets.token_hex(8)
+    successor = make(kind, tmp_path, grace=10)
     command = [sys.executable, "-c", RUNNER, kind, str(tmp_path), mark, stopping]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as runner:
         try:
             assert runner.stdout is not None
             assert runner.stdout.readline() == b"ready\n"
-            family = descendants(runner.pid)
+            (handle,) = await successor.list_owned("nonce")
+            family = living_of(handle.uid) if kind == DOCKER else descendants(runner.pid)
             assert len(marked(mark)) == 20
             assert set(marked(mark)) < set(family)
         finally:
@@ -72,8 +74,6 @@ async def test_nothing_lives_a_second_after_the_runner_was_killed_and_what_is_le
         await trio.sleep(0.01)
     print(f"nothing lived after {time.monotonic() - start:.3f} s")
 
-    successor = make(kind, tmp_path, grace=10)
-    (handle,) = await successor.list_owned("nonce")
     await successor.destroy(handle)
     assert not handle.tree.exists()
 

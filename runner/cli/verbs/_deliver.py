@@ -22,6 +22,7 @@ def add_arguments(add: Callable[[str, str], ArgumentParser]) -> None:
     branch = add("branch", "its snapshot as a new branch of a repository")
     branch.add_argument("--into", metavar="PATH", type=Path, help="a repository; the one it was cloned from")
     branch.add_argument("--name", metavar="BRANCH", help="the branch of the manifest, or runner/RUN")
+    branch.add_argument("--commits", action="store_true", help="the agent's own commits, not all of the work as one")
     apply = add("apply", "its patch onto the work tree of a checkout: all of it, or nothing")
     apply.add_argument("--into", metavar="PATH", type=Path, help="a checkout; the one it was cloned from")
     apply.add_argument("--check", action="store_true", help="only say whether it would go")
@@ -52,7 +53,7 @@ def deliver(past: Past, args: Namespace, settings: Settings, out: Output) -> Non
 async def _branch(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
     from runner.app.deliver import make_branch
 
-    done = await make_branch(past, settings, into=args.into, name=args.name)
+    done = await make_branch(past, settings, into=args.into, name=args.name, commits=args.commits)
     word = "is now" if done.made else "was already"
     return done, f"branch {done.branch} of {done.repository} {word} at {done.commit[:12]}"
 

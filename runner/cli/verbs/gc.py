@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
     from runner.app.gc import Collection
 
-SUMMARY = "remove what runs have kept for longer than RUN_RETENTION"
+SUMMARY = "remove what runs have kept for longer than RUN_RETENTION, and expired workspaces"
 LEFT = 7
+AGAIN = "if the clock is right now, run it again"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -27,7 +28,7 @@ def main(args: Namespace, out: Output) -> int:
     import trio
 
     from runner.app.gc import collect
-    from runner.errors import printable
+    from runner.errors import ClockJumped, printable
     from runner.plan.model import plain_fields
     from runner.settings import current
 
@@ -37,6 +38,8 @@ def main(args: Namespace, out: Output) -> int:
     else:
         for line in _lines(collection):
             out.line(printable(line, 1_000))
+    if collection.clock is not None:
+        out.findings([ClockJumped(f"nothing is removed: {collection.clock}", hint=AGAIN)])
     return 0 if collection.clean else LEFT
 
 
@@ -49,8 +52,15 @@ def _lines(collection: Collection) -> Iterator[str]:
         age = f"{kept.age_seconds / 86_400:.1f}d old"
         if kept.left is not None:
             yield f"LEFT BEHIND  {kept.kind} {kept.path}: {kept.left}"
-        elif kept.verdict is Verdict.STALE:
-            yield f"{removed}  {kept.kind} {kept.path}  {age}, {size(kept.bytes)}"
+        elif kept.verdict.goes:
+            over = ", over RUNNER_MIRROR_LIMIT" if kept.verdict is Verdict.OVER_LIMIT else ""
+            yield f"{removed}  {kept.kind} {kept.path}  {age}, {size(kept.bytes)}{over}"
         else:
             yield f"left alone  {kept.kind} {kept.path}  {age}, {kept.verdict.value}"
+    for reaped in collection.reaped:
+        if reaped.left is not None:
+            yield f"{'left alone' if reaped.in_use else 'LEFT BEHIND'}  workspace {reaped.workspace}: {reaped.left}"
+        else:
+            saved = f", its work is in {reaped.saved}" if reaped.saved else ""
+            yield f"{removed}  workspace {reaped.workspace} {reaped.tree}  expired{saved}"
     yield f"{size(collection.bytes)} {removed}"

@@ -51,5 +51,8 @@ def _lines(recovery: Recovery) -> Iterator[str]:
         yield from (f"  kept     {what}" for what in run.kept)
         yield from (f"  LEFT BEHIND  {what}" for what in run.left)
     yield from (f"{would}removed  {what} (never started)" for what in recovery.strays)
-    if not recovery.runs and not recovery.strays:
+    for one in recovery.workspaces:
+        yield f"workspace {one.workspace} {one.done}" + (f"; its work is in {one.saved}" if one.saved else "")
+        yield from [f"  LEFT BEHIND  {one.left}"] if one.left is not None else []
+    if not recovery.runs and not recovery.strays and not recovery.workspaces:
         yield "nothing to recover"

@@ -73,7 +73,8 @@ def _list(rows: list[RunRow], form: str, out: Output) -> None:
         return
     for row in rows:
         at = datetime.fromtimestamp(row.created / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-        out.line(f"{row.id}  {at}  {row.status:<10} {row.name}")
+        resumes = f"  resumes {row.resumes}" if row.resumes else ""
+        out.line(f"{row.id}  {at}  {row.status:<10} {row.name}{resumes}")
 
 
 def _show(past: Past, form: str, out: Output) -> None:

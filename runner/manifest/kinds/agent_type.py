@@ -177,6 +177,9 @@ class Workspace(Shape):
     network: Literal["none"] = Field(description="What the workspace may reach.")
     repo_source: RepoSource = Field(description="Where the code comes from.")
     checkout_on_start: bool = Field(description="Whether the code is cloned; without, the workspace starts empty.")
+    base_image: Text | None = Field(
+        None, description="The image whose system commands see, by a name or id that its provider has; never pulled."
+    )
     resource_limits: ResourceLimits = Field(description="Ceilings of the workspace.")
     setup_commands: list[Command] = Field(description="Commands that prepare the workspace, in order.")
     setup: Setup = Field(description="How setup commands are run.")

@@ -14,7 +14,7 @@ class Spec(Body):
 
     root: Text = Field(description="The project's directory, relative to the manifest; what runs refer to lies in it.")
     workspace_isolation: bool = Field(description="Whether a workspace sees itself alone, not its whole project.")
-    protected_paths: list[Text] = Field(description="Paths that no agent may change, besides those of its type.")
+    protected_paths: list[Text] = Field(description="Paths that no isolated agent may change, besides its type's.")
     agent_type: str | None = Field(None, description="The agent type of runs that name none.")
     policy: str | None = Field(None, description="A policy for every run, besides those of run and agent type.")
     requires_runner: str | None = Field(None, description="The versions of runner that it works with: `>=0.1,<2`.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from runner.model import DEFAULT_PROJECT, Feature, IsolationClass, Limits
 from runner.plan.model import Step
-from runner.spec.model import ContextFile, Facts, RunSpec
+from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec
 from runner.steps._shape import agents_file
 
 NEEDS = (("lease",),)
@@ -17,7 +17,7 @@ ANEW = True
 class Body:
     """``must`` are the features without which a provider of the chain is refused when it is opened.
 
-    ``agents_file`` is for the project's directory when that is ``shared``, else for the tree.
+    ``agents_file`` is for the project's directory when that is ``shared``, else for the tree. ``image`` is an id.
     """
 
     providers: tuple[str, ...]
@@ -32,6 +32,7 @@ class Body:
     shared: bool
     unprotected: tuple[str, ...]
     agents_file: ContextFile | None
+    image: str | None
 
 
 def inputs(body: Body) -> dict[str, object]:
@@ -40,6 +41,7 @@ def inputs(body: Body) -> dict[str, object]:
         "limits": body.limits,
         "files": body.files,
         "project": (body.project, body.shared),
+        "image": body.image,
     }
 
 
@@ -48,7 +50,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="provision",
         kind="provision",
-        what=f"{', then '.join(spec.providers)}{_place(spec)}",
+        what=f"{', then '.join(spec.providers)}{_place(spec, facts)}",
         phase="work",
         needs=needs,
         deadline_seconds=spec.timeouts["provision"],
@@ -66,12 +68,13 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             spec.shared,
             spec.unprotected,
             agents_file(spec, facts) if spec.shared or spec.checkout is None else None,
+            facts.images.get(spec.name),
         ),
     )
 
 
-def _place(spec: RunSpec) -> str:
+def _place(spec: RunSpec, facts: Facts) -> str:
     """What commands see at ``/workspace`` and where they start, of a run that has a project."""
-    if spec.shared:
-        return f"; project {spec.project} whole, starting in /workspace/workspaces/ID"
-    return f"; alone in project {spec.project}" if spec.project != DEFAULT_PROJECT else ""
+    whole, alone = "; project {} whole, starting in /workspace/workspaces/ID", "; alone in project {}"
+    words = whole if spec.shared else alone if spec.project != DEFAULT_PROJECT else ""
+    return words.format(spec.project) + (f", with its {AGENTS_FILE}" if agents_file(spec, facts) else "")

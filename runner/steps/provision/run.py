@@ -49,8 +49,8 @@ def _unfit(body: Body, probe: Probe) -> str | None:
 async def _create(body: Body, run: Run, provider: Provider, probe: Probe) -> str | None:
     """Make the workspace; why not, when it could not be made."""
     name = run.workspace_id
-    limits = _enforceable(body.limits, probe)
-    request = WorkspaceRequest(name, run.id, run.ports.nonce, limits, body.project, body.shared)
+    limits = enforceable(body.limits, probe)
+    request = WorkspaceRequest(name, run.id, run.ports.nonce, limits, body.project, body.shared, image=body.image)
     run.attach(provider, probe, None)
     await run.emit(ev.EffectIntended(STEP, "workspace", name, provider.name))
     try:
@@ -63,7 +63,7 @@ async def _create(body: Body, run: Run, provider: Provider, probe: Probe) -> str
     return None
 
 
-def _enforceable(limits: Limits, probe: Probe) -> Limits:
+def enforceable(limits: Limits, probe: Probe) -> Limits:
     """Defaults that this provider cannot enforce are left out; the plan said so."""
     return Limits(
         limits.cpus if probe.enforces(Feature.CPU) else None,

@@ -23,6 +23,7 @@ async def perform(body: Body, run: Run) -> Outcome:
     # Asked of the provider, not remembered: making it may have been cancelled half-way.
     for handle in await run.provider.list_owned(run.ports.nonce):
         if handle.id == run.workspace_id:
+            run.tenure.require()
             await run.provider.destroy(handle)
     await run.emit(ev.EffectGone(STEP, "workspace", run.workspace_id))
     return succeeded("nothing left")

@@ -1,0 +1,104 @@
+"""Who has which workspace, and ending that: for those who died at it, and by force for those who did not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from runner.app.tenancy import Premises, Tenancy, occupy, replace_lock
+from runner.artifacts.owner import is_held
+from runner.errors import LeaseHeld, LeaseTakenOver, UsageError, WorkspaceState
+from runner.events import Warned
+from runner.model import Lease
+
+
+@dataclass(frozen=True)
+class LeaseState:
+    """A lease as listings show it; ``state`` is ``live``, ``expired``, or ``dead`` when its holder is."""
+
+    id: str
+    workspace: str
+    holder: str
+    state: str
+    acquired: int
+    refreshed: int
+    expires: int
+    fence: int
+
+
+async def list_leases(premises: Premises) -> list[LeaseState]:
+    """Every lease that somebody has, or had when he died, the oldest first."""
+    return [_state(premises, lease) for lease in await premises.store.leases()]
+
+
+async def lease_of(premises: Premises, id: str) -> LeaseState | None:
+    """The lease of a workspace, ``None`` for a free one."""
+    lease = await premises.store.lease(id)
+    return _state(premises, lease) if lease.id else None
+
+
+async def release(premises: Premises, text: str) -> str:
+    """End the lease of a holder that is dead or whose time is over, and all that it left running.
+
+    Returns what was done. Raises ``LeaseHeld`` for one that lives.
+    """
+    row = await premises.store.workspace(text)
+    lease = await premises.store.lease(row.id)
+    if not lease.id:
+        return f"workspace {row.id} is free"
+    if row.run is not None:
+        hint = f"runner recover {row.run}"
+        if is_held(premises.settings.home / "runs" / row.run):
+            hint = f"wait, or `runner lease break {row.id} --yes`"
+        raise LeaseHeld(f"workspace `{row.id}` is in use by {lease.holder}", hint=hint)
+    async with occupy(premises, row, "release"):
+        pass
+    return f"workspace {row.id} is free; `{lease.holder}` had it"
+
+
+async def break_lease(premises: Premises, text: str, *, sure: bool) -> str:
+    """Take a workspace from a holder that may live, end what runs in it, and leave it free. Returns what was done.
+
+    The holder can write nothing of it from the first moment on. A run then ends by itself, at its next write. Raises
+    ``UsageError`` unless ``sure``, and ``WorkspaceState`` for a free one.
+    """
+    row = await premises.store.workspace(text)
+    lease = await premises.store.lease(row.id)
+    if not lease.id:
+        raise WorkspaceState(f"workspace `{row.id}` is free, there is nothing to break")
+    if not sure:
+        message = f"breaking the lease of workspace `{row.id}` kills all that `{lease.holder}` runs in it"
+        raise UsageError(message, hint=f"runner lease break {row.id} --yes")
+    tenancy = Tenancy(premises, row, f"break {os.getpid()}")
+    with trio.CancelScope(shield=True):
+        await tenancy.tenure.acquire(tenancy.write, forced=True)
+        advice = LeaseTakenOver(f"the lease of workspace `{row.id}` was broken, which `{lease.holder}` had")
+        await tenancy.write(Warned(advice.code, advice.message))
+        provider, handle = await premises.find(row)
+        if handle is not None:
+            await provider.evict(handle)
+        if row.run is None:
+            os.close(await trio.to_thread.run_sync(replace_lock, premises.lock(row.id)))
+        await tenancy.tenure.release(tenancy.write)
+    return f"workspace {row.id} is free; `{lease.holder}` had it" + (
+        f", and ends at its next write; `runner recover {row.run}` cleans up after it" if row.run is not None else ""
+    )
+
+
+def _state(premises: Premises, lease: Lease) -> LeaseState:
+    state = "live"
+    if not lease.live(premises.ports.now()):
+        state = "expired"
+    elif not is_held(_lock(premises, lease)):
+        state = "dead"
+    times = (lease.acquired, lease.refreshed, lease.expires)
+    return LeaseState(lease.id, lease.workspace, lease.holder, state, *times, lease.fence)
+
+
+def _lock(premises: Premises, lease: Lease) -> Path:
+    """What a holder keeps locked; a run, or whoever recovers it, has the run's directory."""
+    _, of_run, run = f" {lease.holder}".rpartition(" run ")
+    return premises.settings.home / "runs" / run if of_run else premises.lock(lease.workspace)

@@ -1,0 +1,219 @@
+"""Exclusive use of a workspace outside of runs: its lease, and the locks that tell whether whoever has that lives.
+
+Each holder keeps a lock of the operating system on an empty directory of the workspace for as long as it has the
+lease. A live lease whose lock is free belongs to a dead process, and is taken over at once; an expired one whose lock
+is held belongs to a process that sleeps, and gets a new lock, so that the old one means nothing any more. An adopted
+directory is locked as well, since another store may have adopted it too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from runner.app.apply import make_home, now_microseconds, plainly, ports_of
+from runner.artifacts.owner import take
+from runner.errors import LeaseHeld, LeaseLost, LeaseTakenOver, RunnerError, WorkspaceLost
+from runner.events import Event, Warned
+from runner.lifecycle.lease import TTL, held
+from runner.model import Handle, Lease
+from runner.ports.provider import KILL_GRACE, STOP_GRACE, Provider
+from runner.ports.store import Store, WorkspaceRow
+from runner.settings import Settings
+from runner.steps._lease import Tenure, keep
+from runner.steps._run import Ports
+from runner.store.sqlite import open_store
+
+PATIENCE = 2.0  # seconds for a holder that is about to come or go
+MARGIN = STOP_GRACE + 2 * KILL_GRACE  # seconds before a lease ends in which what runs is ended
+_PAUSE = 0.1
+
+
+def _silent(advice: RunnerError) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Premises:
+    """What verbs about workspaces work on; ``advise`` hears of what a person should know."""
+
+    settings: Settings
+    store: Store
+    ports: Ports
+    advise: Callable[[RunnerError], None] = _silent
+    lease_seconds: float = TTL
+
+    def folder(self, id: str) -> Path:
+        """What the runner keeps of a workspace and no command ever sees: its repository and its lock."""
+        return self.settings.home / "workspaces" / id
+
+    def lock(self, id: str) -> Path:
+        return self.folder(id) / "lease"
+
+    def repository(self, id: str) -> Path:
+        return self.folder(id) / "snapshot.git"
+
+    async def find(self, row: WorkspaceRow) -> tuple[Provider, Handle | None]:
+        """The provider of a workspace, and its handle if anything of it is there."""
+        provider = self.ports.provider(row.provider)
+        owned = await provider.list_owned(self.ports.nonce)
+        return provider, next((handle for handle in owned if handle.id == row.id), None)
+
+
+@asynccontextmanager
+async def open_premises(
+    settings: Settings, advise: Callable[[RunnerError], None] = _silent, *, lease_seconds: float = TTL
+) -> AsyncIterator[Premises]:
+    """The workspaces of a ``RUNNER_HOME``. Raises what opening its store raises."""
+    make_home(settings)
+    async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
+        with plainly():
+            yield Premises(settings, store, ports_of(settings, store), advise, lease_seconds)
+
+
+class Tenancy:
+    """A workspace that is had. ``write`` is refused with ``LeaseLost`` from the moment on at which it is another's."""
+
+    def __init__(self, premises: Premises, row: WorkspaceRow, holder: str) -> None:
+        self.premises, self.row = premises, row
+        self.tenure = Tenure(row.id, holder, premises.store.lease, ttl=premises.lease_seconds)
+
+    async def write(self, *events: Event) -> None:
+        await self.premises.store.append_to_workspace(self.row.id, events, fence=self.tenure.fence)
+
+    async def handle(self) -> tuple[Provider, Handle]:
+        """Raises ``WorkspaceLost`` when nothing of the workspace is there."""
+        provider, handle = await self.premises.find(self.row)
+        if handle is None:
+            raise WorkspaceLost(
+                f"nothing of workspace `{self.row.id}` is left", hint=f"runner workspace destroy {self.row.id}"
+            )
+        return provider, handle
+
+
+@asynccontextmanager
+async def occupy(
+    premises: Premises, row: WorkspaceRow, doing: str, *, intent: Event | None = None
+) -> AsyncIterator[Tenancy]:
+    """Have a workspace to oneself for the length of the block, which is cancelled in time when that cannot be kept.
+
+    ``intent`` becomes durable with the lease. When somebody had it who is dead or whose time is over, all that still
+    runs in the workspace is ended first, and ``advise`` hears of it. Raises ``LeaseHeld``, and ``LeaseLost`` at the end
+    of a block that was cut short.
+    """
+    tenancy = Tenancy(premises, row, f"{doing} {os.getpid()}")
+    with ExitStack() as locks:
+        before = await _acquire(tenancy, locks, intent)
+        try:
+            if before.id:
+                await _take_over(tenancy, before)
+            async with _kept(tenancy):
+                yield tenancy
+        finally:
+            with trio.CancelScope(shield=True):
+                await tenancy.tenure.release(tenancy.write)
+
+
+async def _acquire(tenancy: Tenancy, locks: ExitStack, intent: Event | None) -> Lease:
+    """Take the locks and then the lease; what that was before."""
+    premises, id = tenancy.premises, tenancy.row.id
+
+    async def emit(*events: Event) -> None:
+        await tenancy.write(*((intent,) if intent is not None else ()), *events)
+
+    give_up = trio.current_time() + PATIENCE
+    while True:
+        lock = await trio.to_thread.run_sync(take, premises.lock(id))
+        if lock is not None:
+            locks.callback(os.close, lock)
+            before = await premises.store.lease(id)
+            _lock_tree(tenancy.row, before, locks)
+            return await tenancy.tenure.acquire(emit, forced=bool(before.id))
+        before = await premises.store.lease(id)
+        if before.live(premises.ports.now()):
+            raise held(before)
+        if before.id:
+            _lock_tree(tenancy.row, before, locks)
+            before = await tenancy.tenure.acquire(emit)
+            locks.callback(os.close, await trio.to_thread.run_sync(replace_lock, premises.lock(id)))
+            return before
+        if trio.current_time() > give_up:
+            raise LeaseHeld(f"workspace `{id}` is in use by a process that has no lease of it", hint="try again")
+        await trio.sleep(_PAUSE)
+
+
+def replace_lock(lock: Path) -> int:
+    """A new lock in the place of one that is held; the directory that was there keeps its holder, and no name."""
+    new = lock.with_name(f"lease-{secrets.token_hex(8)}")
+    new.mkdir(mode=0o700)
+    descriptor = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    new.rename(lock)
+    return descriptor
+
+
+def _lock_tree(row: WorkspaceRow, before: Lease, locks: ExitStack) -> None:
+    """Lock an adopted directory, which another store may use. Raises ``LeaseHeld`` and ``WorkspaceLost``."""
+    if row.path is None:
+        return
+    try:
+        tree = os.open(row.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise WorkspaceLost(f"`{row.path}` cannot be opened: {error.strerror}") from error
+    locks.callback(os.close, tree)
+    found = os.fstat(tree)
+    if found.st_ino != row.inode:
+        hint = f"runner workspace delete {row.id}"
+        raise WorkspaceLost(f"`{row.path}` is not the directory that was adopted", hint=hint)
+    try:
+        fcntl.flock(tree, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not _is_held_by(found, before.holder):
+            raise LeaseHeld(f"`{row.path}` is in use by another store", hint="its RUNNER_HOME is another") from None
+
+
+def _is_held_by(tree: os.stat_result, holder: str) -> bool:
+    """Whether a directory is locked by the holder of an expired lease, who sleeps."""
+    place = f"{os.major(tree.st_dev):02x}:{os.minor(tree.st_dev):02x}:{tree.st_ino}"
+    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    pids = [words[4] for words in locks if words[1] == "FLOCK" and words[5] == place]
+    return bool(pids) and all(pid == holder.rpartition(" ")[2] for pid in pids)
+
+
+async def _take_over(tenancy: Tenancy, before: Lease) -> None:
+    why = "whose time was over" if not before.live(tenancy.premises.ports.now()) else "which is dead"
+    advice = LeaseTakenOver(f"the lease of workspace `{tenancy.row.id}` was taken over from `{before.holder}`, {why}")
+    tenancy.premises.advise(advice)
+    await tenancy.write(Warned(advice.code, advice.message))
+    provider, handle = await tenancy.premises.find(tenancy.row)
+    if handle is not None:
+        await provider.evict(handle)
+
+
+@asynccontextmanager
+async def _kept(tenancy: Tenancy) -> AsyncIterator[None]:
+    tenure = tenancy.tenure
+    scope = trio.CancelScope()
+
+    async def warn(message: str) -> None:
+        await tenancy.write(Warned("lease.refresh-failed", message))
+
+    async def watch() -> None:
+        margin = min(MARGIN, tenancy.premises.lease_seconds / 4)
+        await keep(tenure, tenancy.write, margin=margin, warn=warn)
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        with scope:
+            yield
+        nursery.cancel_scope.cancel()
+    if scope.cancelled_caught:
+        raise LeaseLost(f"the lease of workspace `{tenancy.row.id}` could not be kept")

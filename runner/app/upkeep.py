@@ -1,0 +1,146 @@
+"""What happens to workspaces without being asked: cut-off changes are finished, and what has had its time is removed.
+
+The clock decides only while it is steady: what it says of ages after a jump is no reason to remove anything.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from runner import trees
+from runner.app.apply import plainly
+from runner.app.tenancy import Premises, Tenancy, occupy
+from runner.app.workspaces import Removed, finish_destroy, finish_stop, tree_of
+from runner.artifacts.owner import is_held
+from runner.errors import LeaseError, RunnerError
+from runner.events import WorkspaceDiscarded
+from runner.lifecycle.ttl import expired, why_unsteady
+from runner.lifecycle.workspace import UNFINISHED
+from runner.model import Anchor, WorkspaceStatus
+from runner.ports.store import WorkspaceRow
+
+S = WorkspaceStatus
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Reaped:
+    """A workspace whose time is over, or would be; ``saved`` is where its work is kept, ``left`` why it stays."""
+
+    workspace: str
+    tree: Path
+    expired: int
+    saved: Path | None = None
+    left: str | None = None
+    in_use: bool = False
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A change to a workspace that was cut off, and finished now, or would be; ``left`` says why it was not."""
+
+    workspace: str
+    done: str
+    saved: Path | None = None
+    left: str | None = None
+
+
+def see_clock(now: int) -> Anchor:
+    """How a wall clock that shows ``now`` stands to the time since boot, sleep included."""
+    since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+    return Anchor(_BOOT.read_text().strip(), now - since_boot)
+
+
+async def unsteady(premises: Premises, *, dry_run: bool) -> str | None:
+    """Why ages mean nothing now, if so; the next call compares with what this one has seen."""
+    store, now = premises.store, premises.ports.now()
+    seen = see_clock(now)
+    why = why_unsteady(await store.anchor(), seen, newest=await store.newest(), now=now)
+    if not dry_run:
+        await store.set_anchor(seen)
+    return why
+
+
+async def reap(premises: Premises, *, dry_run: bool) -> list[Reaped]:
+    """Save and remove every workspace whose time is over and that nobody has; persistent ones have no end."""
+    found = []
+    for row in await premises.store.workspaces():
+        if row.run is None and row.status not in UNFINISHED and expired(_end(premises, row), premises.ports.now()):
+            reaped = Reaped(row.id, tree_of(premises.settings, row), _end(premises, row) or 0)
+            found.append(reaped if dry_run else await _reap(premises, row, reaped))
+    return found
+
+
+def _end(premises: Premises, row: WorkspaceRow) -> int | None:
+    """A greatest age that was set since counts as well."""
+    most = premises.settings.workspace_max_age
+    if row.expires is None or most is None:
+        return row.expires
+    return min(row.expires, row.created + round(most * 1e6))
+
+
+async def _reap(premises: Premises, row: WorkspaceRow, reaped: Reaped) -> Reaped:
+    try:
+        with plainly():
+            async with occupy(premises, row, "gc") as tenancy:
+                tenancy.row = await premises.store.workspace(row.id)
+                if tenancy.row.status in UNFINISHED or not expired(_end(premises, tenancy.row), premises.ports.now()):
+                    return Reaped(row.id, reaped.tree, reaped.expired, left="it is in use again", in_use=True)
+                removed = await finish_destroy(tenancy, discard=False, reason="its time was over")
+                return Reaped(row.id, reaped.tree, reaped.expired, removed.saved)
+    except RunnerError as error:
+        return Reaped(row.id, reaped.tree, reaped.expired, left=error.message, in_use=isinstance(error, LeaseError))
+
+
+async def finish_all(premises: Premises, *, dry_run: bool) -> list[Finished]:
+    """Finish what dead processes have begun with workspaces, and end what they left running there."""
+    found = []
+    for row in await premises.store.workspaces():
+        abandoned = row.status in UNFINISHED or (await premises.store.lease(row.id)).id
+        if row.run is None and abandoned and not is_held(premises.lock(row.id)):
+            done = Finished(row.id, f"was left {row.status}")
+            found.append(done if dry_run else await _finish(premises, row))
+    return found
+
+
+async def _finish(premises: Premises, row: WorkspaceRow) -> Finished:
+    try:
+        with plainly():
+            async with occupy(premises, row, "recover") as tenancy:
+                tenancy.row = await premises.store.workspace(row.id)
+                removed = await _as_begun(tenancy)
+                left = f"was left {row.status}"
+                if removed is None:
+                    return Finished(row.id, f"{left}, and is {(await premises.store.workspace(row.id)).status} now")
+                return Finished(row.id, f"{left}, and is gone now", removed.saved)
+    except RunnerError as error:
+        return Finished(row.id, f"was left {row.status}", left=error.message)
+
+
+async def _as_begun(tenancy: Tenancy) -> Removed | None:
+    match tenancy.row.status:
+        case S.CREATING | S.PROVISIONING:
+            return await finish_destroy(tenancy, discard=True, reason="whoever made it has died")
+        case S.DESTROYING:
+            history = await tenancy.premises.store.workspace_events(tenancy.row.id)
+            discard = any(isinstance(recorded.event, WorkspaceDiscarded) for recorded in history)
+            return await finish_destroy(tenancy, discard=discard)
+        case S.STOPPING:
+            await finish_stop(tenancy)
+    return None
+
+
+async def sweep(premises: Premises, *, dry_run: bool) -> list[str]:
+    """Remove what the runner kept of workspaces that are gone."""
+    known = {row.id for row in await premises.store.workspaces()}
+    found = []
+    for folder in sorted((premises.settings.home / "workspaces").glob("*")):
+        if folder.name not in known and not is_held(premises.lock(folder.name)):
+            found.append(str(folder))
+            if not dry_run:
+                await trio.to_thread.run_sync(trees.remove, folder)
+    return found

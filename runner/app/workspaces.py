@@ -1,0 +1,532 @@
+"""Workspaces that outlive runs: made, found, stopped, and removed only when what is in them is kept or given up.
+
+Every change is an event of the workspace's own journal, written by who has its lease; the intent comes first, so that
+whatever was cut off half-way can be finished by the next who comes, ``runner recover`` among them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import trio
+
+from runner import events as ev
+from runner import trees
+from runner.app.facts import agents_file, provider_names
+from runner.app.tenancy import Premises, Tenancy, occupy
+from runner.errors import (
+    BadDirectory,
+    BadSource,
+    ForbiddenFiles,
+    HostRefused,
+    NoRepository,
+    ProviderUnavailable,
+    Rejected,
+    RunnerError,
+    UnknownCommit,
+    UnknownPlugin,
+    UnknownWorkspace,
+    UnsavedWork,
+    UsageError,
+    WorkspaceState,
+    nearest,
+    printable,
+)
+from runner.lifecycle.workspace import HINTS
+from runner.manifest.load import defaults
+from runner.manifest.repository import FILE, FILE_BYTES
+from runner.model import DEFAULT_PROJECT, Feature, Handle, Limits, Receipt, Violation, WorkspaceStatus
+from runner.policy.paths import PathPolicy
+from runner.ports.git import Author, Snapshot, Snapshotting, Tip
+from runner.ports.provider import Probe, Provider, WorkspaceRequest
+from runner.ports.store import ProjectRow, Store, WorkspaceRow
+from runner.settings import Settings
+from runner.spec.model import AGENTS_FILE, PolicyFile
+from runner.spec.resolve import policies_of
+from runner.steps._agents_file import replace_in_project
+from runner.steps._disk import ScanResult, scan
+from runner.steps._judge import policy_of
+from runner.steps._run import read_input, write_new
+from runner.steps.provision.run import enforceable
+from runner.store.sqlite import open_reader
+
+BRANCH = "main"  # of a repository that the runner makes
+PATCH = "work.patch"
+_NAMED = 5  # files that an error names
+_CONTENT_RULES = ("forbidden:", "max-file-size")
+
+S = WorkspaceStatus
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A workspace to make: from the directory ``path`` in place, from a repository's ``url``, or empty."""
+
+    path: Path | None = None
+    url: str | None = None
+    branch: str | None = None
+    project: str | None = None
+    provider: str | None = None
+    persistent: bool = False
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What became of a workspace: ``receipt`` says what was kept in ``saved``. An adopted ``tree`` stays."""
+
+    workspace: str
+    saved: Path | None = None
+    receipt: Receipt | None = None
+    ignored: int = 0
+    tree: str | None = None
+
+
+# --- looking ---------------------------------------------------------------------------------------
+
+
+async def list_workspaces(settings: Settings) -> list[WorkspaceRow]:
+    """Every workspace, newest first, those of runs as well."""
+    async with open_reader(settings.home / "state.db") as store:
+        return await store.workspaces()
+
+
+async def find_by_path(settings: Settings, path: Path) -> WorkspaceRow:
+    """The workspace that a path is in, however it is named. Raises ``UnknownWorkspace``."""
+    async with open_reader(settings.home / "state.db") as store:
+        rows = await store.workspaces()
+    if row := _around(settings, rows, path):
+        return row
+    raise UnknownWorkspace(f"`{printable(str(path))}` is in no workspace", hint="`runner workspace list` shows all")
+
+
+def _around(settings: Settings, rows: Sequence[WorkspaceRow], path: Path) -> WorkspaceRow | None:
+    known = {(found.st_dev, found.st_ino): row for row in rows for found in _status(tree_of(settings, row))}
+    real = path.resolve()
+    for folder in (real, *real.parents):
+        for found in _status(folder):
+            if row := known.get((found.st_dev, found.st_ino)):
+                return row
+    return None
+
+
+def tree_of(settings: Settings, row: WorkspaceRow) -> Path:
+    """Where the files of a workspace are on this host."""
+    return Path(row.path) if row.path else settings.home / "projects" / row.project / "workspaces" / row.id
+
+
+def _status(path: Path) -> Iterator[os.stat_result]:
+    try:
+        yield path.stat()
+    except OSError:  # no such place, which is no place that anybody means
+        return
+
+
+async def own_workspace(store: Store, text: str) -> WorkspaceRow:
+    """The workspace that a person means. Raises ``UnknownWorkspace``, ``WorkspaceState`` for one that a run has."""
+    row = await store.workspace(text)
+    if row.run is not None:
+        hint = f"runner runs show {row.run}; `runner recover {row.run}` ends it if its runner has died"
+        raise WorkspaceState(f"workspace `{row.id}` belongs to run `{row.run}`, which removes it", hint=hint)
+    return row
+
+
+# --- making ----------------------------------------------------------------------------------------
+
+
+async def create(premises: Premises, wish: Wish) -> WorkspaceRow:
+    """Make a workspace, ready to be used. When it cannot be made, or this is cancelled, nothing of it is left.
+
+    Raises ``UsageError``, ``BadDirectory``, ``UnknownProject``, ``ProviderUnavailable``, ``ForbiddenFiles``, and what
+    provider and git raise.
+    """
+    if wish.path is not None and wish.url is not None:
+        raise UsageError("a workspace is made from a directory or from a URL", hint="leave one of them out")
+    if wish.branch is not None and wish.url is None:
+        raise UsageError("--branch is the branch of a --url")
+    path = _adoptable(premises.settings, wish.path, await premises.store.workspaces()) if wish.path else None
+    project = await premises.store.project(wish.project) if wish.project is not None else None
+    provider, probe = await _provider(premises, wish)
+    git = premises.ports.git
+    tip = await git.look_up(wish.url, branch=wish.branch, commit=None) if wish.url is not None else None
+    settings = premises.settings
+    pids = _shipped("resource_limits")["pids"]
+    limits = Limits(settings.default_cpus, settings.default_memory, settings.default_disk, pids)
+    requested = ev.WorkspaceRequested(
+        provider.name,
+        project.name if project else DEFAULT_PROJECT,
+        wish.persistent,
+        enforceable(limits, probe),
+        settings.workspace_ttl,
+        settings.workspace_max_age,
+        str(path) if path else None,
+        path.stat().st_ino if path else None,
+        wish.url,
+        tip.branch if tip else None,
+    )
+    id = str(UUID(bytes=secrets.token_bytes(16), version=4))
+    row = WorkspaceRow(id, provider.name, S.CREATING, 0, 0, path=requested.path, inode=requested.inode)
+    async with occupy(premises, row, "create", intent=requested) as tenancy:
+        tenancy.row = await premises.store.workspace(id)
+        try:
+            await _make(tenancy, provider, project, tip)
+        except BaseException as error:
+            with trio.CancelScope(shield=True):
+                await _end(tenancy, f"it could not be made: {error}" if isinstance(error, RunnerError) else "cancelled")
+            raise
+    return await premises.store.workspace(id)
+
+
+async def _make(tenancy: Tenancy, provider: Provider, project: ProjectRow | None, tip: Tip | None) -> None:
+    row, premises = tenancy.row, tenancy.premises
+    shared = project is not None and not project.workspace_isolation and row.path is None
+    request = WorkspaceRequest(
+        row.id,
+        "",
+        premises.ports.nonce,
+        row.limits or Limits(),
+        row.project,
+        shared,
+        Path(row.path) if row.path else None,
+    )
+    handle = await provider.create(request)
+    await tenancy.write(ev.WorkspaceBecame(S.PROVISIONING))
+    base = await _fill(tenancy, handle, tip)
+    if base is not None:
+        await tenancy.write(ev.BaseTaken(base))
+        tenancy.row = replace(row, base=base)
+    if row.path is None:
+        await validate(tenancy.premises, tenancy.row, handle)
+        if project is not None:
+            await _place_agents_file(tenancy, handle, Path(project.root))
+        await provider.give(handle)
+    await tenancy.write(ev.WorkspaceBecame(S.READY))
+
+
+async def _fill(tenancy: Tenancy, handle: Handle, tip: Tip | None) -> str | None:
+    """Bring the tree to what the workspace starts with; the commit that its work is compared with."""
+    row, git, repository = tenancy.row, tenancy.premises.ports.git, tenancy.premises.repository(tenancy.row.id)
+    if row.url is not None and tip is not None:
+        await git.fetch_url(row.url, tip.commit, into=repository, depth=1)
+        await git.check_out(repository, tip.commit, into=handle.tree, branch=tip.branch, origin=row.url)
+        return tip.commit
+    if not _has(handle.tree, ".git"):
+        await git.initialise(handle.tree, branch=BRANCH)
+    if not handle.adopted:
+        await git.empty(repository)
+        return None
+    try:
+        return await git.resolve(handle.tree, branch=None, commit=None)
+    except (BadSource, UnknownCommit):  # another user's, or nothing is committed yet
+        return None
+
+
+async def _place_agents_file(tenancy: Tenancy, handle: Handle, root: Path) -> None:
+    """Put the project's ``AGENTS.md``, if it has one, where commands look for it; never over another in the tree."""
+    try:
+        wanted = (await trio.to_thread.run_sync(agents_file, root)).get(AGENTS_FILE)
+    except (OSError, ValueError) as error:
+        raise HostRefused(f"`{root / AGENTS_FILE}` can not be copied: {error}") from error
+    if wanted is None:
+        return
+    content = await trio.to_thread.run_sync(read_input, wanted)
+    if handle.project_tree is not None:
+        await trio.to_thread.run_sync(replace_in_project, handle.project_tree, content, handle.uid)
+    elif not _has(handle.tree, AGENTS_FILE):
+        await tenancy.write(ev.FilePlaced(AGENTS_FILE, wanted.sha256))
+        await trio.to_thread.run_sync(write_new, handle.tree / AGENTS_FILE, content, 0o644)
+
+
+def _has(tree: Path, name: str) -> bool:
+    return os.path.lexists(tree / name)
+
+
+async def _provider(premises: Premises, wish: Wish) -> tuple[Provider, Probe]:
+    """The provider that is named, or the first of the chain that can do it. Raises ``ProviderUnavailable``."""
+    names = [wish.provider] if wish.provider else premises.settings.providers or _shipped("providers")
+    refused = []
+    for name in names:
+        if name not in provider_names():
+            raise UnknownPlugin(f"`{printable(name)}` is not a provider", hint=nearest(name, provider_names()))
+        provider = premises.ports.provider(name)
+        probe = await provider.probe()
+        if probe.available and (wish.path is None or probe.enforces(Feature.PROTECTED_PATHS)):
+            return provider, probe
+        refused.append(f"`{name}`: {probe.reason or 'it cannot keep commands from changing `.git`'}")
+    raise ProviderUnavailable(f"no provider could make the workspace: {'; '.join(refused)}", hint="see `runner doctor`")
+
+
+def _shipped(field: str) -> Any:
+    """What workspaces of agents have as well unless a manifest says otherwise."""
+    spec: Any = defaults()["AgentType"].data["spec"]
+    return spec["workspace"][field]
+
+
+def _adoptable(settings: Settings, path: Path, rows: Sequence[WorkspaceRow]) -> Path:
+    """The real path of a directory that may become a workspace in place. Raises ``BadDirectory``."""
+    real, told, home = path.resolve(), printable(str(path)), settings.home.resolve()
+    if not real.is_dir():
+        what = "is not a directory" if real.exists() else "does not exist"
+        raise BadDirectory(f"`{told}` {what}", hint="name a directory; without one, the workspace starts empty")
+    if real.is_relative_to(home) or home.is_relative_to(real):
+        what = "is in" if real.is_relative_to(home) else "contains"
+        raise BadDirectory(f"`{told}` {what} RUNNER_HOME, `{home}`", hint="set RUNNER_HOME to another place")
+    for row in rows:
+        if row.path is not None and _overlap(real, Path(row.path)):
+            hint = f"runner workspace show {row.id}"
+            raise BadDirectory(f"`{told}` is, is in or holds `{row.path}`, which is a workspace already", hint=hint)
+    if not os.path.lexists(real / ".git"):
+        _check_no_repository(real, told)
+    return real
+
+
+def _check_no_repository(real: Path, told: str) -> None:
+    if (real / "HEAD").is_file() and (real / "objects").is_dir():
+        raise BadDirectory(f"`{told}` is a bare repository", hint="name a work tree")
+    for folder in real.parents:
+        if os.path.lexists(folder / ".git"):
+            hint = f"name `{folder}`, or a directory that is in no repository"
+            raise BadDirectory(f"`{told}` is a part of the repository at `{folder}`", hint=hint)
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    """Whether two directories are one, or one of them is in the other, by whatever names."""
+
+    def chain(path: Path) -> set[tuple[int, int]]:
+        return {(found.st_dev, found.st_ino) for folder in (path, *path.parents) for found in _status(folder)}
+
+    return any(
+        (found.st_dev, found.st_ino) in chain(outer)
+        for inner, outer in ((one, other), (other, one))
+        for found in _status(inner)
+    )
+
+
+# --- judging ---------------------------------------------------------------------------------------
+
+
+async def policy_for(premises: Premises, row: WorkspaceRow) -> PathPolicy:
+    """What holds in a workspace: the built-in policy, and that of its base commit. Raises ``Rejected``."""
+    file = None
+    if row.base is not None:
+        place = Path(row.path) if row.path else premises.repository(row.id)
+        try:
+            content = await premises.ports.git.read_file(place, row.base, FILE, limit=FILE_BYTES)
+        except (BadSource, NoRepository, UnknownCommit) as error:
+            raise HostRefused(f"the policy of workspace `{row.id}` can not be read: {error.message}") from error
+        file = None if content is None else PolicyFile(row.base, content)
+    specs, _, findings = policies_of((defaults()["Policy"],), file, untrusted=False)
+    if any(finding.severity == "error" for finding in findings):
+        raise Rejected(findings)
+    return policy_of(specs)
+
+
+async def look_through(handle: Handle, policy: PathPolicy, *, without: Sequence[str] = ()) -> ScanResult:
+    """Everything in a tree that breaks policy or cannot be kept. Cancelling takes effect while it looks."""
+
+    def stopping() -> bool:
+        trio.from_thread.check_cancelled()
+        return False
+
+    skipped = (".git", *without)
+    try:
+        return await trio.to_thread.run_sync(lambda: scan(handle.tree, policy, skip_top=skipped, should_stop=stopping))
+    except OSError as error:
+        raise HostRefused.of(error) from error
+
+
+async def validate(premises: Premises, row: WorkspaceRow, handle: Handle) -> None:
+    """Raises ``ForbiddenFiles`` when there are files in a workspace that its policy forbids.
+
+    What else a scan finds, such as links out of the tree, does no harm before it is saved or published.
+    """
+    found = await look_through(handle, await policy_for(premises, row))
+    bad = [each for each in found.violations if each.rule.startswith(_CONTENT_RULES)]
+    if bad or found.truncated:
+        hint = "remove them, or allow them in .agentgate/policy.yaml of the commit that the workspace starts from"
+        raise ForbiddenFiles(
+            f"workspace `{row.id}` holds what policy forbids: {_names(bad or found.violations)}", hint=hint
+        )
+
+
+def _names(violations: Sequence[Violation]) -> str:
+    more = f", and {len(violations) - _NAMED} more" if len(violations) > _NAMED else ""
+    return ", ".join(map(str, violations[:_NAMED])) + more
+
+
+# --- stopping and resuming -------------------------------------------------------------------------
+
+
+async def stop(premises: Premises, text: str) -> WorkspaceRow:
+    """End what runs in a workspace and let nothing begin there; its files stay. A stopped one stays so."""
+    row = await own_workspace(premises.store, text)
+    if row.status is S.STOPPED:
+        return row
+    async with occupy(premises, row, "stop") as tenancy:
+        await finish_stop(tenancy)
+    return await premises.store.workspace(row.id)
+
+
+async def finish_stop(tenancy: Tenancy) -> None:
+    """End what runs in a workspace, also one whose stopping was cut off."""
+    if tenancy.row.status is not S.STOPPING:
+        await tenancy.write(ev.WorkspaceBecame(S.STOPPING))
+    provider, handle = await tenancy.handle()
+    await provider.evict(handle)
+    await tenancy.write(ev.WorkspaceBecame(S.STOPPED), use_of(tenancy.premises.settings))
+
+
+async def resume(premises: Premises, text: str) -> WorkspaceRow:
+    """Let a stopped workspace be used again. One that is ready is so already. Raises ``WorkspaceState``."""
+    row = await own_workspace(premises.store, text)
+    if row.status is S.READY:
+        return row
+    async with occupy(premises, row, "resume") as tenancy:
+        await tenancy.handle()
+        await tenancy.write(ev.WorkspaceBecame(S.READY), use_of(premises.settings))
+    return await premises.store.workspace(row.id)
+
+
+def use_of(settings: Settings) -> ev.WorkspaceUsed:
+    return ev.WorkspaceUsed(settings.workspace_ttl, settings.workspace_max_age)
+
+
+def require_ready(row: WorkspaceRow) -> None:
+    """Raises ``WorkspaceState``."""
+    if row.status is not S.READY:
+        raise WorkspaceState(f"workspace `{row.id}` is {row.status}", hint=HINTS[row.status])
+
+
+# --- removing --------------------------------------------------------------------------------------
+
+
+async def destroy(premises: Premises, text: str, *, discard: bool = False, reason: str = "") -> Removed:
+    """Save what is unsaved in a workspace and remove it; the files of an adopted directory stay.
+
+    Also finishes what was cut off. ``discard`` gives unsaved work up. Raises ``UnknownWorkspace``, ``LeaseHeld``, and
+    ``UnsavedWork`` when there is work that cannot be saved; then it stays as it is.
+    """
+    row = await own_workspace(premises.store, text)
+    async with occupy(premises, row, "destroy") as tenancy:
+        return await finish_destroy(tenancy, discard=discard, reason=reason)
+
+
+async def delete(premises: Premises, text: str, *, discard: bool = False) -> Removed:
+    """Forget an adopted directory; sweep any other workspace, unless there is unsaved work and no ``discard``."""
+    row = await own_workspace(premises.store, text)
+    async with occupy(premises, row, "delete") as tenancy:
+        _, handle = await premises.find(row)
+        if handle is not None and not handle.adopted and not discard:
+            work = await _work_of(tenancy, handle)
+            if work.changed or work.lost:
+                hint = f"`runner workspace destroy {row.id}` saves it first; --discard gives it up"
+                raise UnsavedWork(f"workspace `{row.id}` has {work}", hint=hint)
+        return await finish_destroy(tenancy, discard=True)
+
+
+async def finish_destroy(tenancy: Tenancy, *, discard: bool, reason: str = "") -> Removed:
+    """``destroy`` for who has the workspace."""
+    premises, row = tenancy.premises, tenancy.row
+    history = [recorded.event for recorded in await premises.store.workspace_events(row.id)]
+    settled = any(isinstance(event, ev.WorkspaceSaved | ev.WorkspaceDiscarded) for event in history)
+    provider, handle = await premises.find(row)
+    removed = Removed(row.id, tree=row.path)
+    begun = row.status is S.DESTROYING
+    if handle is not None and not handle.adopted and not (begun and settled):
+        if discard:
+            await tenancy.write(ev.WorkspaceDiscarded())
+        else:
+            work = await _work_of(tenancy, handle)
+            if work.lost:
+                hint = "remove it, or give all of it up with --discard"
+                raise UnsavedWork(f"workspace `{row.id}` has {work}", hint=hint)
+            if not begun:
+                await tenancy.write(ev.WorkspaceBecame(S.DESTROYING, reason))
+                begun = True
+            removed = await _save(tenancy, work)
+    if not begun:
+        await tenancy.write(ev.WorkspaceBecame(S.DESTROYING, reason))
+    if handle is not None:
+        await provider.destroy(handle)
+    await tenancy.write(ev.WorkspaceBecame(S.DESTROYED))
+    await trio.to_thread.run_sync(trees.remove, premises.folder(row.id))
+    return removed
+
+
+async def _end(tenancy: Tenancy, reason: str) -> None:
+    """Remove a workspace that was never ready."""
+    row = await tenancy.premises.store.workspace(tenancy.row.id)
+    tenancy.row = row
+    await finish_destroy(tenancy, discard=True, reason=reason)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a workspace has that is nowhere else: a snapshot of it, and what cannot be in one, with the reason."""
+
+    snapshot: Snapshot
+    changed: int
+    lost: tuple[Violation, ...]
+
+    def __str__(self) -> str:
+        if self.lost:
+            return f"unsaved work that can not be saved: {_names(self.lost)}"
+        return f"unsaved work: {self.changed} changed file{'s' * (self.changed != 1)}"
+
+
+async def _work_of(tenancy: Tenancy, handle: Handle) -> _Work:
+    """Nothing may run in the workspace."""
+    premises, row = tenancy.premises, tenancy.row
+    history = await premises.store.workspace_events(row.id)
+    placed = [recorded.event.path for recorded in history if isinstance(recorded.event, ev.FilePlaced)]
+    found = await look_through(handle, await policy_for(premises, row), without=placed)
+    git, repository = premises.ports.git, premises.repository(row.id)
+    author = Author("runner", "runner@localhost", premises.ports.now() // 1_000_000)
+    left_out = found.offending | {name.encode() for name in placed}
+    wanted = Snapshotting(f"unsaved work of workspace {row.id}", author, left_out)
+    snapshot = await git.snapshot(repository, handle.tree, row.base, wanted)
+    changes = await git.changes(repository, row.base, snapshot.commit)
+    return _Work(snapshot, len(changes), found.violations)
+
+
+async def _save(tenancy: Tenancy, work: _Work) -> Removed:
+    """Keep a snapshot, its repository and its patch, and say so durably; without a change there is only a receipt."""
+    premises, row = tenancy.premises, tenancy.row
+    commit = work.snapshot.commit
+    if not work.changed:
+        receipt = Receipt(commit, None, None, 0, 0)
+        await tenancy.write(ev.WorkspaceSaved(receipt))
+        return Removed(row.id, None, receipt, work.snapshot.ignored)
+    to = premises.settings.home / "saved" / row.id
+    repository = premises.repository(row.id)
+    await trio.to_thread.run_sync(partial(to.mkdir, mode=0o700, parents=True, exist_ok=True))
+    (to / PATCH).unlink(missing_ok=True)
+    size = await premises.ports.git.patch(repository, row.base, commit, to / PATCH)
+    digest = await trio.to_thread.run_sync(_sha256, to / PATCH)
+    await trio.to_thread.run_sync(_copy_repository, repository, to / repository.name)
+    receipt = Receipt(commit, PATCH, digest, size, work.changed)
+    await tenancy.write(ev.WorkspaceSaved(receipt))
+    return Removed(row.id, to, receipt, work.snapshot.ignored)
+
+
+def _copy_repository(source: Path, to: Path) -> None:
+    """By links: objects never change, and the original goes with the workspace."""
+    trees.remove(to)
+    for folder, _, files in os.walk(source):
+        target = to / Path(folder).relative_to(source)
+        target.mkdir(parents=True)
+        for name in files:
+            os.link(Path(folder, name), target / name)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,84 @@
+"""``runner lease``: who has which workspace, and how to end that."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from runner.cli.output import Output
+from runner.cli.verbs._premises import line, moment, on_premises
+
+if TYPE_CHECKING:
+    from runner.app.leases import LeaseState
+    from runner.app.tenancy import Premises
+    from runner.settings import Settings
+
+SUMMARY = "who has which workspace: list, show, release, break"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    listing = verbs.add_parser("list", help="every lease, the oldest first", allow_abbrev=False)
+    listing.add_argument("--output", choices=("text", "json"), default="text")
+    for name, summary in (
+        ("show", "the lease of one workspace"),
+        ("release", "end the lease of a holder that is dead, or whose time is over"),
+        ("break", "end a lease by force, and all that runs under it"),
+    ):
+        verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        verb.add_argument("workspace", metavar="WORKSPACE", help="an id, or its beginning")
+        if name == "show":
+            verb.add_argument("--output", choices=("text", "json"), default="text")
+        if name == "break":
+            verb.add_argument("--yes", action="store_true", help="what runs there may be killed")
+
+
+def main(args: Namespace, out: Output) -> int:
+    from runner.app import leases
+    from runner.settings import current
+
+    settings = current()
+    match args.what:
+        case "list":
+            _show(on_premises(settings, out, leases.list_leases), args.output, out)
+        case "show":
+            _show_one(args, settings, out)
+        case "release":
+            line(out, on_premises(settings, out, lambda premises: leases.release(premises, args.workspace)))
+        case _:
+            does = partial(leases.break_lease, text=args.workspace, sure=args.yes)
+            line(out, on_premises(settings, out, does))
+    return 0
+
+
+def _show(states: list[LeaseState], form: str, out: Output) -> None:
+    from runner.plan.model import plain
+
+    if form == "json":
+        out.json(plain(states))
+        return
+    for state in states:
+        until = f"{state.state}, until {moment(state.expires)}"
+        line(out, f"{state.workspace}  {state.holder}  {until}, last refreshed {moment(state.refreshed)}")
+
+
+def _show_one(args: Namespace, settings: Settings, out: Output) -> None:
+    from runner.app.leases import lease_of
+    from runner.plan.model import plain_fields
+
+    async def look(premises: Premises) -> tuple[str, LeaseState | None]:
+        row = await premises.store.workspace(args.workspace)
+        return row.id, await lease_of(premises, row.id)
+
+    id, state = on_premises(settings, out, look)
+    if args.output == "json":
+        out.json(None if state is None else plain_fields(state))
+        return
+    if state is None:
+        line(out, f"workspace {id} is free")
+        return
+    line(out, f"lease      {state.id}, number {state.fence}")
+    line(out, f"holder     {state.holder}, {state.state}")
+    for name, at in (("acquired", state.acquired), ("refreshed", state.refreshed), ("expires", state.expires)):
+        line(out, f"{name:<10} {moment(at)}")

@@ -1,0 +1,66 @@
+"""``runner project``: what the workspaces of a project have in common, without a manifest or as one said it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.cli.output import Output
+
+if TYPE_CHECKING:
+    from runner.ports.store import ProjectRow
+
+SUMMARY = "what the workspaces of a project have in common: create, get, list"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    create = verbs.add_parser("create", help="make a project, or change one that was made so", allow_abbrev=False)
+    create.add_argument("name", metavar="NAME")
+    create.add_argument("--root", metavar="DIR", type=Path, default=Path(), help="its directory; default: this one")
+    create.add_argument(
+        "--workspace-isolation", action="store_true", help="a workspace sees itself alone, not its whole project"
+    )
+    create.add_argument(
+        "--protected", metavar="PATH", action="append", default=[], help="a path that no agent may change"
+    )
+    get = verbs.add_parser("get", help="one project", allow_abbrev=False)
+    get.add_argument("name", metavar="NAME")
+    for verb in (create, get, verbs.add_parser("list", help="every project, by name", allow_abbrev=False)):
+        verb.add_argument("--output", choices=("text", "json"), default="text")
+
+
+def main(args: Namespace, out: Output) -> int:
+    import trio
+
+    from runner.app import project
+    from runner.plan.model import plain
+    from runner.settings import current
+
+    settings = current()
+    match args.what:
+        case "create":
+            isolated, protected = args.workspace_isolation, args.protected
+            wanted, advice = project.new_project(args.name, args.root, isolated=isolated, protected=protected)
+            found: ProjectRow | list[ProjectRow] = trio.run(project.create_project, settings, wanted)
+            out.findings(advice)
+        case "get":
+            found = trio.run(project.get_project, settings, args.name)
+        case _:
+            found = trio.run(project.list_projects, settings)
+    if args.output == "json":
+        out.json(plain(found))
+    else:
+        for row in found if isinstance(found, list) else [found]:
+            out.line(_line(row))
+    return 0
+
+
+def _line(row: ProjectRow) -> str:
+    from runner.errors import printable
+
+    parts = ["isolated" if row.workspace_isolation else "shared", row.root]
+    parts += [f"protected {', '.join(row.protected_paths)}"] if row.protected_paths else []
+    parts += [f"from {row.manifest}"] if row.manifest else []
+    return printable(f"{row.name}  {'  '.join(parts)}", 1_000)

@@ -1,0 +1,197 @@
+"""``runner workspace``: places for agents that outlive runs: made, used, stopped and removed."""
+
+from __future__ import annotations
+
+from argparse import REMAINDER, ArgumentParser, Namespace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.cli.output import Output
+from runner.cli.verbs._premises import line, moment, on_premises
+
+if TYPE_CHECKING:
+    from runner.app.tenancy import Premises
+    from runner.app.workspaces import Removed
+    from runner.ports.store import WorkspaceRow
+    from runner.settings import Settings
+
+SUMMARY = "places for agents that outlive runs: create, list, show, find, exec, stop, resume, destroy, delete"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+
+    def add(name: str, summary: str, *, output: bool = True) -> ArgumentParser:
+        verb: ArgumentParser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if output:
+            verb.add_argument("--output", choices=("text", "json"), default="text")
+        return verb
+
+    def add_one(name: str, summary: str, *, output: bool = True) -> ArgumentParser:
+        verb = add(name, summary, output=output)
+        verb.add_argument("id", metavar="ID", help="an id, or its beginning")
+        return verb
+
+    create = add("create", "make one: empty, from a directory in place, or from a repository")
+    create.add_argument("path", metavar="PATH", nargs="?", type=Path, help="a directory that becomes it in place")
+    create.add_argument("--url", metavar="URL", help="a repository to clone, its newest commit only")
+    create.add_argument("--branch", metavar="BRANCH", help="of the URL; its default branch")
+    create.add_argument("--project", metavar="NAME", help="a project, whose isolation and protected paths it gets")
+    create.add_argument("--provider", metavar="NAME", help="exactly this one, with no fallback")
+    create.add_argument("--persistent", action="store_true", help="never expires")
+    add("list", "every workspace, newest first")
+    add_one("show", "one workspace, and who has it")
+    find = add("find", "the workspace that a path is in")
+    find.add_argument("path", metavar="PATH", type=Path)
+    run = add_one("exec", "run a command in it: ID -- COMMAND [ARGUMENT...]", output=False)
+    run.add_argument("command", metavar="COMMAND", nargs=REMAINDER, help="after `--`")
+    add_one("stop", "end what runs in it; its files stay")
+    add_one("resume", "let a stopped one be used again")
+    for name, summary in (
+        ("destroy", "save what is unsaved, and remove it"),
+        ("delete", "forget or sweep it, unsaved"),
+    ):
+        add_one(name, summary).add_argument("--discard", action="store_true", help="give unsaved work up")
+
+
+def main(args: Namespace, out: Output) -> int:
+    from runner.settings import current
+
+    settings = current()
+    match args.what:
+        case "exec":
+            return _exec(args, settings, out)
+        case "list":
+            _list(args, settings, out)
+        case "find":
+            _find(args, settings, out)
+        case "show":
+            _show(args, settings, out)
+        case "destroy" | "delete":
+            _remove(args, settings, out)
+        case _:
+            _change(args, settings, out)
+    return 0
+
+
+def _exec(args: Namespace, settings: Settings, out: Output) -> int:
+    import trio
+
+    from runner.app.inside import execute
+    from runner.app.tenancy import open_premises
+    from runner.errors import UsageError
+
+    argv = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not argv:
+        raise UsageError("there is no command", hint=f"runner workspace exec {args.id} -- COMMAND")
+
+    async def whole() -> int:
+        async with open_premises(settings, lambda advice: out.findings([advice])) as premises:
+            return await execute(premises, args.id, argv, (0, 1, 2))
+
+    return trio.run(whole)
+
+
+def _list(args: Namespace, settings: Settings, out: Output) -> None:
+    import trio
+
+    from runner.app.workspaces import list_workspaces
+
+    rows = trio.run(list_workspaces, settings)
+    if args.output == "json":
+        out.json([_plain(row, settings) for row in rows])
+        return
+    for row in rows:
+        line(out, f"{row.id}  {moment(row.created)}  {row.status:<12} {row.provider:<8} {_from(row)}")
+
+
+def _find(args: Namespace, settings: Settings, out: Output) -> None:
+    import trio
+
+    from runner.app.workspaces import find_by_path
+
+    _print(trio.run(find_by_path, settings, args.path), args.output, settings, out)
+
+
+def _show(args: Namespace, settings: Settings, out: Output) -> None:
+    from runner.app.leases import LeaseState, lease_of
+
+    async def look(premises: Premises) -> tuple[WorkspaceRow, LeaseState | None]:
+        row = await premises.store.workspace(args.id)
+        return row, await lease_of(premises, row.id)
+
+    row, lease = on_premises(settings, out, look)
+    if args.output == "json":
+        from runner.plan.model import plain_fields
+
+        out.json({**_plain(row, settings), "lease": None if lease is None else plain_fields(lease)})
+        return
+    _print(row, args.output, settings, out)
+    line(
+        out, f"lease      {lease.holder}, {lease.state}, until {moment(lease.expires)}" if lease else "lease      free"
+    )
+
+
+def _change(args: Namespace, settings: Settings, out: Output) -> None:
+    from runner.app import workspaces
+
+    wish = partial(workspaces.Wish, project=getattr(args, "project", None))
+
+    async def change(premises: Premises) -> WorkspaceRow:
+        if args.what == "create":
+            asked = wish(args.path, args.url, args.branch, provider=args.provider, persistent=args.persistent)
+            return await workspaces.create(premises, asked)
+        return await (workspaces.stop if args.what == "stop" else workspaces.resume)(premises, args.id)
+
+    _print(on_premises(settings, out, change), args.output, settings, out)
+
+
+def _remove(args: Namespace, settings: Settings, out: Output) -> None:
+    from runner.app import workspaces
+    from runner.plan.model import plain_fields
+
+    does = workspaces.destroy if args.what == "destroy" else workspaces.delete
+    removed: Removed = on_premises(settings, out, lambda premises: does(premises, args.id, discard=args.discard))
+    if args.output == "json":
+        out.json(plain_fields(removed))
+        return
+    for told in _told(removed):
+        line(out, told)
+
+
+def _told(removed: Removed) -> list[str]:
+    kept = f", and {removed.tree} stays as it is" if removed.tree else ""
+    lines = [f"workspace {removed.workspace} is gone{kept}"]
+    if removed.saved is not None and removed.receipt is not None:
+        count = removed.receipt.changed
+        lines.append(f"saved: {count} changed file{'s' * (count != 1)} in {removed.saved}, as a patch and a commit")
+    if removed.ignored:
+        lines.append(f"not saved: {removed.ignored} that its ignore files name")
+    return lines
+
+
+def _print(row: WorkspaceRow, form: str, settings: Settings, out: Output) -> None:
+    if form == "json":
+        out.json(_plain(row, settings))
+        return
+    values = _plain(row, settings)
+    line(out, f"workspace  {row.id}")
+    for name in ("status", "provider", "project", "tree", "url", "branch", "base", "run"):
+        if values[name] is not None:
+            line(out, f"{name:<10} {values[name]}")
+    lasts = "until it is destroyed" if row.expires is None else f"until {moment(row.expires)}, unless it is used"
+    line(out, f"lasts      {lasts if row.run is None else 'as long as its run'}")
+
+
+def _plain(row: WorkspaceRow, settings: Settings) -> dict[str, Any]:
+    from runner.app.workspaces import tree_of
+    from runner.plan.model import plain_fields
+
+    return {**plain_fields(row), "tree": str(tree_of(settings, row)), "adopted": row.path is not None}
+
+
+def _from(row: WorkspaceRow) -> str:
+    if row.run is not None:
+        return f"run {row.run}"
+    return row.path or row.url or "empty"

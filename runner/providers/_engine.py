@@ -1,0 +1,121 @@
+"""Calls to a docker daemon: each in a thread, bounded in time, and with errors of ours."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import trio
+
+from runner.errors import ImageMissing, ProviderFailed
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+PATIENCE = 10.0  # seconds for what a daemon answers from memory
+_LONG_PATIENCE = 60.0  # for what it does on a busy host
+
+_T = TypeVar("_T")
+_CALLS = 20  # at a time; what was given up may hold a place for as long as its patience
+
+
+class Engine:
+    """A daemon at ``host``, as in ``DOCKER_HOST``; nothing is connected before the first call."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._limiter = trio.CapacityLimiter(_CALLS)
+
+    @property
+    def socket(self) -> Path:
+        """Raises ``ProviderFailed`` for a daemon that is reached in another way than by a socket of this host."""
+        scheme, _, path, *_ = urlsplit(self.host)
+        if scheme != "unix" or not path:
+            raise ProviderFailed(
+                f"`DOCKER_HOST` is `{self.host}`: a daemon must be on this host, whose directories it is to show",
+                hint="unset DOCKER_HOST, or run runner where that daemon runs",
+            )
+        return Path(path)
+
+    async def about(self) -> Mapping[str, Any]:
+        """What ``docker info`` says."""
+        return await self._call(lambda client: client.info(), PATIENCE)
+
+    async def image(self, name: str) -> Mapping[str, Any]:
+        """What ``docker image inspect`` says. Raises ``ImageMissing``."""
+        return await self._call(lambda client: client.inspect_image(name), PATIENCE)
+
+    async def start(self, name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make a container and start it; what ``docker inspect`` says of it then.
+
+        One that was made and does not start is left, and so may be what was made for a call that was cancelled.
+        """
+
+        def start(client: APIClient) -> Mapping[str, Any]:
+            made = client.create_container_from_config(dict(config), name)["Id"]
+            client.start(made)
+            inspected: Mapping[str, Any] = client.inspect_container(made)
+            return inspected
+
+        return await self._call(start, _LONG_PATIENCE)
+
+    async def remove(self, labels: Mapping[str, str], patience: float) -> None:
+        """Kill and remove the containers that carry all of these labels, with the volumes that are theirs alone."""
+        assert labels  # without any, it would be all
+
+        def remove(client: APIClient) -> None:
+            wanted = [f"{label}={value}" for label, value in labels.items()]
+            for container in client.containers(all=True, filters={"label": wanted}):
+                _remove(client, container["Id"])
+
+        await self._call(remove, patience)
+
+    async def _call(self, act: Callable[[APIClient], _T], patience: float) -> _T:
+        with trio.move_on_after(patience):
+            return await trio.to_thread.run_sync(self._act, act, limiter=self._limiter, abandon_on_cancel=True)
+        raise ProviderFailed(f"the docker daemon at `{self.host}` has not answered within {patience:.0f}s")
+
+    def _act(self, act: Callable[[APIClient], _T]) -> _T:
+        from docker import APIClient
+        from docker.errors import APIError, DockerException, ImageNotFound
+        from requests.exceptions import RequestException
+
+        try:
+            _reach(self.socket)
+            with closing(APIClient(f"unix://{self.socket}", timeout=int(_LONG_PATIENCE))) as client:
+                return act(client)
+        except ImageNotFound as error:
+            raise ImageMissing(_words(error), hint="docker pull it, or build it: runner pulls nothing") from error
+        except APIError as error:
+            raise ProviderFailed(f"docker refuses: {_words(error)}") from error
+        except (OSError, DockerException, RequestException) as error:
+            raise ProviderFailed(
+                f"the docker daemon at `{self.host}` cannot be reached: {error}", hint="sudo systemctl start docker"
+            ) from error
+
+
+def _reach(daemon: Path) -> None:
+    """Raises ``OSError`` when nobody listens there, which the client would wrap in many words, and leak a socket."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PATIENCE)
+        connection.connect(str(daemon))
+
+
+def _remove(client: APIClient, container: str) -> None:
+    from docker.errors import APIError, NotFound
+
+    try:
+        client.remove_container(container, force=True, v=True)
+    except NotFound:
+        pass
+    except APIError as error:
+        if error.status_code != 409:  # somebody else is removing it
+            raise
+
+
+def _words(error: Any) -> str:
+    return str(error.explanation or error).strip()

@@ -1,0 +1,225 @@
+"""A docker daemon of the tests' own, and a small image of this host's own programs.
+
+One daemon serves all workers of a session: the first that asks starts it, below a directory that they share, and the
+last that leaves ends it. It has a network namespace of its own: told to have no bridge, it would remove the host's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+import pytest
+from docker import APIClient
+from docker.errors import DockerException
+from requests.exceptions import RequestException
+
+IMAGE = "runner-tests:1"
+PATH = "/usr/local/bin:/usr/bin:/bin"
+
+_PROGRAMS = """
+    awk bash cat chmod cp cut date dirname env find grep head hostname id ln ls mkdir mktemp mount mv pwd python3 readlink rm
+    sed setsid sh sha256sum sleep sort tail tee test timeout touch tr true truncate umount uniq wc xargs
+""".split()
+_WITHOUT = ("__pycache__", "config-", "dist-packages", "ensurepip", "idlelib", "lib2to3", "site-packages", "test")
+_READY, _STOPPED = 60.0, 20.0  # seconds
+
+_held = ExitStack()
+_NAME = "RUNNER_TESTS_DOCKERD"  # for the processes that a test starts, too
+os.environ.setdefault(_NAME, os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))[:12])
+
+
+class Daemon:
+    """A docker daemon below ``root``, with other directories than any that runs here."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.socket = root / "docker.sock"
+        self.host = f"unix://{self.socket}"
+
+    def start(self) -> None:
+        """Start it and wait until it answers; it outlives us."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.root / "daemon.json").write_text("{}")
+        words = [
+            *(
+                "setsid",
+                "--fork",
+                "unshare",
+                "--net",
+                "dockerd",
+                "--config-file",
+                str(self.root / "daemon.json"),
+                "--host",
+                self.host,
+            ),
+            *("--data-root", str(self.root / "data"), "--exec-root", str(self.root / "exec")),
+            *("--pidfile", str(self.root / "pid"), "--log-level=warn"),
+            *("--bridge=none", "--iptables=false", "--ip-masq=false"),
+        ]
+        with (self.root / "log").open("ab") as log:
+            subprocess.run(words, check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + _READY
+        while not self.answers():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"dockerd does not start:\n{(self.root / 'log').read_text()[-4000:]}")
+            time.sleep(0.05)
+
+    @contextmanager
+    def client(self) -> Iterator[APIClient]:
+        with closing(APIClient(self.host, timeout=30)) as client:
+            yield client
+
+    def answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as connection:
+            try:
+                connection.connect(str(self.socket))
+                with closing(APIClient(self.host, version="1.41", timeout=5)) as client:
+                    return bool(client.ping())
+            except (OSError, DockerException, RequestException):
+                return False
+
+    def pids(self) -> list[int]:
+        """The daemon, and the one behind it that holds the containers."""
+        files = (self.root / "pid", self.root / "exec" / "containerd" / "containerd.pid")
+        return [int(file.read_text()) for file in files if file.exists()]
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the daemon alone; returns when one that it ends has ended."""
+        pid = self.pids()[0]
+        os.kill(pid, number)
+        _wait_until_gone([pid] if number in (signal.SIGKILL, signal.SIGTERM) else [])
+
+    def make_image(self) -> None:
+        with self.client() as client:
+            repository, _, tag = IMAGE.partition(":")
+            client.import_image_from_data(_root_file_system(), repository=repository, tag=tag)
+
+    def stop(self) -> None:
+        """End it and remove what it has left."""
+        pids = self.pids()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in pids[: 1 if number is signal.SIGTERM else None]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            _wait_until_gone(pids)
+        mounts = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        for point in sorted((point for point in mounts if point.startswith(f"{self.root}/")), reverse=True):
+            subprocess.run(["umount", "--lazy", point], check=False, stderr=subprocess.DEVNULL)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + _STOPPED
+    while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _root_file_system() -> bytes:
+    """Programs of this host with what they are linked to, and Python's library."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name in ("dev", "etc", "proc", "run", "sys", "tmp"):
+            directory = tarfile.TarInfo(name)
+            directory.type, directory.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(directory)
+        for name in ("bin", "lib", "lib64"):
+            if os.path.islink(f"/{name}"):
+                tar.add(f"/{name}", name)
+        found = {path for path in (shutil.which(program, path=PATH) for program in _PROGRAMS) if path}
+        library = _output(["python3", "-SIc", "import sysconfig; print(sysconfig.get_path('stdlib'))"]).strip()
+        modules = [str(module) for module in Path(library, "lib-dynload").glob("*.so")]
+        for path in sorted(found | set(_libraries([*found, *modules]))):
+            tar.add(os.path.realpath(path), _resolved(path))
+        tar.add(library, library.lstrip("/"), filter=_light)
+    return buffer.getvalue()
+
+
+def _light(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    name = entry.name.rpartition("/")[2]
+    return None if name.startswith(_WITHOUT) and entry.isdir() else entry
+
+
+def _resolved(path: str) -> str:
+    """The name of a file in an image in which the directories are links as they are here."""
+    return f"{os.path.realpath(os.path.dirname(path))}/{os.path.basename(path)}".lstrip("/")
+
+
+def _libraries(programs: list[str]) -> Iterator[str]:
+    for line in _output(["ldd", *programs]).splitlines():
+        yield from (word for word in line.split() if word.startswith("/") and not word.endswith(":"))
+
+
+def _output(words: list[str]) -> str:
+    return subprocess.run(words, check=False, capture_output=True, text=True, env={"PATH": PATH}).stdout
+
+
+def missing() -> str | None:
+    """Why there can be no daemon here; ``None`` when there can."""
+    if os.geteuid() != 0:
+        return "only root can start a docker daemon"
+    absent = [program for program in ("dockerd", "containerd", "runc") if shutil.which(program) is None]
+    return f"not installed: {', '.join(absent)}; apt install docker.io" if absent else None
+
+
+def host() -> str:
+    """The address of the session's daemon, which is started for the first that asks; ``leave`` must follow."""
+    return _daemon().host
+
+
+@cache
+def _daemon() -> Daemon:
+    if (why := missing()) is not None:
+        pytest.skip(why)
+    return _held.enter_context(shared(os.environ[_NAME]))
+
+
+def leave() -> None:
+    _held.close()
+
+
+@contextmanager
+def shared(name: str) -> Iterator[Daemon]:
+    """The daemon of all processes that give this name, with the image, for as long as one of them is in the block."""
+    daemon = Daemon(Path("/tmp", f"runner-dockerd-{name}"))
+    lock = daemon.root.with_suffix(".lock")
+    with _locked(lock, fcntl.LOCK_EX) as held:
+        if not daemon.answers():
+            daemon.start()
+            daemon.make_image()
+        fcntl.flock(held, fcntl.LOCK_SH)
+        try:
+            yield daemon
+        finally:
+            with suppress(BlockingIOError):  # another is in the block
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                daemon.stop()
+                lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[int]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, how)
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,92 @@
+"""What an event makes of a lease's row, and who may write: rules without a store."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.errors import LeaseHeld, LeaseLost, RunnerError
+from runner.events import LeaseAcquired, LeaseRefreshed, LeaseReleased
+from runner.lifecycle.lease import LeaseEvent, advance, check, free
+from runner.model import Fence, Lease
+
+SECOND = 1_000_000
+FREE = Lease("w", 4)
+HELD = Lease("w", 5, "w.5", "run a", 10 * SECOND, 20 * SECOND, 100 * SECOND)
+END = HELD.expires
+
+
+def acquired(fence: int, *, forced: bool = False) -> LeaseAcquired:
+    return LeaseAcquired("w", f"w.{fence}", "run b", fence, 60.0, forced=forced)
+
+
+@pytest.mark.scenario("WSM-08")
+@pytest.mark.parametrize(
+    ("row", "event", "at", "after"),
+    [
+        pytest.param(
+            free("w"), acquired(1), 7, Lease("w", 1, "w.1", "run b", 7, 7, 7 + 60 * SECOND), id="never leased"
+        ),
+        pytest.param(FREE, acquired(5), 7, Lease("w", 5, "w.5", "run b", 7, 7, 7 + 60 * SECOND), id="released before"),
+        pytest.param(
+            HELD, acquired(6), END, Lease("w", 6, "w.6", "run b", END, END, END + 60 * SECOND), id="taken over"
+        ),
+        pytest.param(
+            HELD,
+            acquired(6, forced=True),
+            7,
+            Lease("w", 6, "w.6", "run b", 7, 7, 7 + 60 * SECOND),
+            id="of a dead holder",
+        ),
+        pytest.param(
+            HELD,
+            LeaseRefreshed("w", "w.5", 60.0),
+            END - 1,
+            Lease("w", 5, "w.5", "run a", 10 * SECOND, END - 1, END - 1 + 60 * SECOND),
+            id="refreshed at the last moment",
+        ),
+        pytest.param(HELD, LeaseReleased("w", "w.5"), 7, Lease("w", 5), id="released"),
+        pytest.param(HELD, LeaseReleased("w", "w.5"), END, Lease("w", 5), id="released late, and nobody came"),
+    ],
+)
+def test_an_event_makes_a_row(row: Lease, event: LeaseEvent, at: int, after: Lease) -> None:
+    assert advance(row, event, at) == after
+
+
+@pytest.mark.parametrize(
+    ("row", "event", "at", "refusal", "words"),
+    [
+        pytest.param(HELD, acquired(6), END - 1, LeaseHeld, "is in use by run a", id="second, live to the last"),
+        pytest.param(HELD, acquired(5), END, LeaseHeld, "has changed hands meanwhile", id="second to take over"),
+        pytest.param(HELD, acquired(5, forced=True), 7, LeaseHeld, "changed hands", id="second to force"),
+        pytest.param(FREE, acquired(4), 7, LeaseHeld, "changed hands", id="an old number"),
+        pytest.param(FREE, acquired(6), 7, LeaseHeld, "changed hands", id="a number too high"),
+        pytest.param(HELD, LeaseRefreshed("w", "w.5", 60.0), END, LeaseLost, "it has ended", id="refreshed too late"),
+        pytest.param(HELD, LeaseRefreshed("w", "w.4", 60.0), 7, LeaseLost, "run a has it now", id="another's refresh"),
+        pytest.param(FREE, LeaseRefreshed("w", "w.4", 60.0), 7, LeaseLost, "it has ended", id="refreshed when free"),
+        pytest.param(HELD, LeaseReleased("w", "w.4"), 7, LeaseLost, "run a has it now", id="another's release"),
+        pytest.param(FREE, LeaseReleased("w", "w.4"), 7, LeaseLost, "it has ended", id="released twice"),
+    ],
+)
+def test_an_event_is_refused(row: Lease, event: LeaseEvent, at: int, refusal: type[RunnerError], words: str) -> None:
+    with pytest.raises(refusal, match=words):
+        advance(row, event, at)
+
+
+@pytest.mark.parametrize(
+    ("row", "fence", "at", "may"),
+    [
+        pytest.param(HELD, Fence("w", "w.5", 5), END - 1, True, id="the holder"),
+        pytest.param(HELD, Fence("w", "w.5", 5), END, False, id="expired"),
+        pytest.param(HELD, Fence("w", "w.4", 4), 7, False, id="an old holder"),
+        pytest.param(HELD, Fence("w", "w.5", 4), 7, False, id="an old number"),
+        pytest.param(HELD, Fence("w", "w.4", 5), 7, False, id="another lease"),
+        pytest.param(FREE, Fence("w", "w.4", 4), 7, False, id="released"),
+        pytest.param(FREE, Fence("w", "", 4), 7, False, id="no lease at all"),
+    ],
+)
+def test_only_the_holder_may_write_while_its_lease_lives(row: Lease, fence: Fence, at: int, may: bool) -> None:
+    if may:
+        check(row, fence, at)
+    else:
+        with pytest.raises(LeaseLost):
+            check(row, fence, at)

@@ -1,0 +1,48 @@
+"""Of any number of processes that want one workspace, one has it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import trio
+
+from runner.events import EffectIntended, LeaseAcquired, LeaseReleased, RunStarted, Warned
+from runner.store.sqlite import open_store
+
+PROCESSES = 50
+STARTED = RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("WSM-09")
+@pytest.mark.parametrize("rounds", [20, pytest.param(1_000, marks=pytest.mark.nightly)])
+async def test_of_fifty_processes_one_has_the_workspace_each_time(tmp_path: Path, rounds: int) -> None:
+    path = tmp_path / "state.db"
+    async with open_store(path, now=lambda: 0, entropy=os.urandom) as store:
+        await store.append("a", [STARTED, EffectIntended("provision", "workspace", "w", "local")])
+    command = [sys.executable, "-m", "tests.store.racing", str(path), str(rounds), str(PROCESSES)]
+
+    done = await trio.run_process(command, capture_stdout=True, cwd=Path(__file__).parents[2], stderr=subprocess.STDOUT)
+
+    answers = Counter(tuple(line.split(" ", 1)) for line in done.stdout.decode().splitlines())
+    tries: Counter[str] = Counter()
+    for number in range(rounds):
+        of_round = {
+            answer: answers[str(number), answer] for answer in ("owner", "held", "held refused", "owner refused")
+        }
+        tries.update(of_round)
+        assert sum(of_round.values()) == PROCESSES, "each one tried, and nobody wrote with an old lease"
+        assert of_round["owner"] + of_round["owner refused"] == 1, number
+        assert of_round["held refused"] + of_round["owner refused"] == number % 2
+    async with open_store(path, now=lambda: 0, entropy=os.urandom) as store:
+        history = [recorded.event for recorded in await store.workspace_events("w")]
+    taken = [event.fence for event in history if isinstance(event, LeaseAcquired)]
+    assert all(before < after for before, after in itertools.pairwise(taken))
+    assert [event.code for event in history if isinstance(event, Warned)] == ["x.owner"] * rounds
+    assert sum(isinstance(event, LeaseReleased) for event in history) == rounds // 2
