@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+
+from tests.conformance import dockerd
 
 pytest_plugins = ["tests.situations"]
 
@@ -16,6 +18,13 @@ CLAIMS = Path(__file__).parent / "scenarios.yaml"
 
 _passed: dict[str, set[str]] = defaultdict(set)
 _skipped: list[str] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def docker_daemon() -> Iterator[None]:
+    """It is started by the first test that wants it, in whatever room."""
+    yield
+    dockerd.leave()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

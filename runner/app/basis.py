@@ -16,6 +16,8 @@ from runner.ports.provider import Probe
 from runner.record import RunRecord
 from runner.spec.model import CommitFact, Facts
 
+ANEW = "`runner apply` starts it anew"
+
 
 @dataclass(frozen=True)
 class Basis:
@@ -47,12 +49,11 @@ def basis_of(planned: Planned, plan: RunPlan, outputs: Mapping[str, object]) -> 
 
 def read_basis(directory: Path, record: RunRecord) -> Basis:
     """The basis of a run. Raises ``WorkMissing`` when its ``plan.json`` is gone, damaged, or of another version."""
-    hint = "`runner apply` starts it anew"
     try:
         document = read_document(directory / "plan.json")
         (run,), basis = document["runs"], document["basis"]
         if document["digest"] != record.plan:
-            raise WorkMissing(f"`{directory / 'plan.json'}` is not the plan of run `{record.id}`", hint=hint)
+            raise WorkMissing(f"`{directory / 'plan.json'}` is not the plan of run `{record.id}`", hint=ANEW)
         return Basis(
             Path(basis["manifests"]),
             request_of(**basis["request"]),
@@ -65,10 +66,10 @@ def read_basis(directory: Path, record: RunRecord) -> Basis:
             {step: dict(values) for step, values in basis["keys"].items()},
         )
     except BadPlanFile as error:
-        raise WorkMissing(error.message, hint=hint) from error
+        raise WorkMissing(error.message, hint=ANEW) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"`{directory / 'plan.json'}` does not say what run `{record.id}` was made from"
-        raise WorkMissing(what, hint=hint) from error
+        raise WorkMissing(what, hint=ANEW) from error
 
 
 def keys_of(plan: RunPlan, facts: Facts, outputs: Mapping[str, object]) -> Keys:

@@ -7,21 +7,22 @@ A branch that has moved meanwhile is no change as long as the work is gone on wi
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
 
 from runner.app.apply import appending, now_microseconds, plainly, ports_of, watch_signals
-from runner.app.basis import Basis, basis_of, keys_of, made_anew, read_basis
+from runner.app.basis import ANEW, Basis, basis_of, keys_of, made_anew, read_basis
 from runner.app.facts import still
 from runner.app.history import Past, find_run
 from runner.app.planning import Planned, make_plan
 from runner.artifacts.layout import RunFiles
-from runner.artifacts.owner import looking
+from runner.artifacts.owner import take
 from runner.engine.run import Control, carry_out
 from runner.errors import NotResumable, RunnerError, RunOver, RunUnfinished, WorkMissing, nearest
 from runner.git import open_git
@@ -61,7 +62,10 @@ class Resuming:
 
 
 async def resume(resuming: Resuming, settings: Settings, sinks: Sequence[Sink]) -> RunRecord:
-    """Continue a run and return the record of the new one. Signals stop it as they stop ``apply``."""
+    """Continue a run and return the record of the new one. Signals stop it as they stop ``apply``.
+
+    Raises ``RunUnfinished`` while another process goes on with the same work, and ``WorkMissing``.
+    """
     async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
         with plainly():
             return await resume_run(resuming, settings, store, ports_of(settings, store), sinks)
@@ -71,34 +75,51 @@ async def resume_run(
     resuming: Resuming, settings: Settings, store: Store, ports: Ports, sinks: Sequence[Sink]
 ) -> RunRecord:
     """``resume`` with a store and ports that are there already."""
-    plan, digest = resuming.plan, resuming.planned.plan.digest
-    control = Control(plan.stop_budget_seconds)
-    places = Places(settings.home, run_id(secrets.token_bytes(8)))
-    files = RunFiles(places.directory)
-    files.write_plan(plan, digest, basis_of(resuming.planned, plan, resuming.outputs))
-    async with trio.open_nursery() as signals:
-        await signals.start(watch_signals, [control])
-        try:
-            record = await carry_out(
-                replace(plan, values={**plan.values, "outputs": resuming.outputs}),
-                digest,
-                id=places.run,
-                places=places,
-                ports=ports,
-                append=appending(store, [files, *sinks]),
-                control=control,
-                resumption=resuming.resumption,
-            )
-        except RunOver:
-            record = replay(places.run, await store.events(places.run))
-        files.write_record(record)
-        signals.cancel_scope.cancel()
-    return record
+    async with _holding(resuming.resumption.kept):
+        plan, digest = resuming.plan, resuming.planned.plan.digest
+        control = Control(plan.stop_budget_seconds)
+        places = Places(settings.home, run_id(secrets.token_bytes(8)))
+        files = RunFiles(places.directory)
+        files.write_plan(plan, digest, basis_of(resuming.planned, plan, resuming.outputs))
+        async with trio.open_nursery() as signals:
+            await signals.start(watch_signals, [control])
+            try:
+                record = await carry_out(
+                    replace(plan, values={**plan.values, "outputs": resuming.outputs}),
+                    digest,
+                    id=places.run,
+                    places=places,
+                    ports=ports,
+                    append=appending(store, [files, *sinks]),
+                    control=control,
+                    resumption=resuming.resumption,
+                )
+            except RunOver:
+                record = replay(places.run, await store.events(places.run))
+            files.write_record(record)
+            signals.cancel_scope.cancel()
+        return record
 
 
 @asynccontextmanager
-async def considered(past: Past, path: Path | None, settings: Settings) -> AsyncIterator[Resuming]:
-    """What resuming a run that did not succeed means; what it would go on with stays there during the block.
+async def _holding(kept: Kept | None) -> AsyncIterator[None]:
+    """Keep what is gone on with from being removed. Looked at before, it is looked at again once it is held."""
+    if kept is None:
+        yield
+        return
+    held = await trio.to_thread.run_sync(take, kept.directory)
+    if held is None:
+        run = kept.directory.name
+        raise RunUnfinished(f"another process is at run `{run}`", hint="try again when it is done")
+    try:
+        _check_kept(kept)
+        yield
+    finally:
+        os.close(held)
+
+
+async def consider(past: Past, path: Path | None, settings: Settings) -> Resuming:
+    """What resuming a run that did not succeed means; starts nothing.
 
     ``path`` is where its manifests are now, if not where they were. Raises ``NotResumable``, ``RunUnfinished``,
     ``WorkMissing``, ``StalePlan`` for a provider that has become weaker, and what planning raises.
@@ -106,15 +127,13 @@ async def considered(past: Past, path: Path | None, settings: Settings) -> Async
     _check_ended(past.record)
     basis = read_basis(past.directory, past.record)
     source = await _source(past, settings)
-    with _looking(source):
-        before = basis if source is past else read_basis(source.directory, source.record)
-        earlier = Earlier(source.record.id, before.keys, source.record.steps, _lacking(source.record))
-        continued = _Continued(past.record, basis, earlier, before)
-        resuming = await _choose(continued, path or basis.manifests, settings)
-        if resuming.resumption.reused:
-            kept = await _kept(source, resuming, settings)
-            resuming = replace(resuming, resumption=replace(resuming.resumption, kept=kept))
-        yield resuming
+    before = basis if source is past else read_basis(source.directory, source.record)
+    earlier = Earlier(source.record.id, before.keys, source.record.steps, _lacking(source.record))
+    resuming = await _choose(_Continued(past.record, basis, earlier, before), path or basis.manifests, settings)
+    if not resuming.resumption.reused:
+        return resuming
+    kept = await _kept(source, resuming, settings)
+    return replace(resuming, resumption=replace(resuming.resumption, kept=kept))
 
 
 def _check_ended(record: RunRecord) -> None:
@@ -125,7 +144,7 @@ def _check_ended(record: RunRecord) -> None:
         raise RunUnfinished(f"run `{record.id}` {what}", hint=hint)
     if record.status is Status.SKIPPED:
         because = record.outcome.message if record.outcome is not None else ""
-        raise NotResumable(f"run `{record.id}` never started: {because}", hint="`runner apply` starts it anew")
+        raise NotResumable(f"run `{record.id}` never started: {because}", hint=ANEW)
 
 
 async def _source(past: Past, settings: Settings) -> Past:
@@ -151,18 +170,6 @@ def _lacking(record: RunRecord) -> str | None:
     if receipt.withheld:
         return f"what was saved lacks {len(receipt.left_out)} files that broke policy"
     return None
-
-
-@contextmanager
-def _looking(past: Past) -> Iterator[None]:
-    try:
-        with looking(past.directory) as free:
-            if not free:
-                raise RunUnfinished(f"another process is at run `{past.record.id}`", hint="try again when it is done")
-            yield
-    except FileNotFoundError as error:
-        hint = "`runner apply` starts it anew"
-        raise WorkMissing(f"the files of run `{past.record.id}` are not there any more", hint=hint) from error
 
 
 @dataclass(frozen=True)
@@ -224,13 +231,20 @@ async def _kept(source: Past, resuming: Resuming, settings: Settings) -> Kept:
     record = source.record
     assert record.receipt is not None  # or nothing would be reused
     assert record.receipt.commit is not None
-    repository, output = Places(settings.home, record.id).repository, source.directory / "output"
-    hint = "`runner apply` starts it anew"
-    if not (repository.is_dir() and output.is_dir()):
-        raise WorkMissing(f"the work of run `{record.id}` is not there any more", hint=hint)
-    try:
-        await open_git(settings).entries(repository, record.receipt.commit)
-    except RunnerError as error:
-        raise WorkMissing(f"the work of run `{record.id}` is damaged: {error.message}", hint=hint) from error
+    repository = Places(settings.home, record.id).repository
     snapshot = record.snapshot if "snapshot" in resuming.resumption.reused else None
-    return Kept(repository, record.receipt.commit, record.base, output, snapshot)
+    kept = Kept(repository, record.receipt.commit, record.base, source.directory, snapshot, record.commits)
+    _check_kept(kept)
+    try:
+        await open_git(settings).entries(repository, kept.commit)
+    except RunnerError as error:
+        raise WorkMissing(f"the work of run `{record.id}` is damaged: {error.message}", hint=ANEW) from error
+    return kept
+
+
+def _check_kept(kept: Kept) -> None:
+    wanted = [kept.repository, kept.directory / "output"]
+    if kept.commits is not None and kept.commits.bundle is not None:
+        wanted.append(kept.directory / kept.commits.bundle)
+    if gone := [path for path in wanted if not path.exists()]:
+        raise WorkMissing(f"the work of run `{kept.directory.name}` is not there any more: `{gone[0]}`", hint=ANEW)

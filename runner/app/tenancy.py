@@ -114,8 +114,9 @@ async def occupy(
         try:
             if before.id:
                 await _take_over(tenancy, before)
-            async with _kept(tenancy):
-                yield tenancy
+            with plainly():
+                async with _kept(tenancy):
+                    yield tenancy
         finally:
             with trio.CancelScope(shield=True):
                 await tenancy.tenure.release(tenancy.write)

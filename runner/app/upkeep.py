@@ -6,13 +6,12 @@ The clock decides only while it is steady: what it says of ages after a jump is 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
 
 from runner import trees
-from runner.app.apply import plainly
 from runner.app.tenancy import Premises, Tenancy, occupy
 from runner.app.workspaces import Removed, finish_destroy, finish_stop, tree_of
 from runner.artifacts.owner import is_held
@@ -85,15 +84,14 @@ def _end(premises: Premises, row: WorkspaceRow) -> int | None:
 
 async def _reap(premises: Premises, row: WorkspaceRow, reaped: Reaped) -> Reaped:
     try:
-        with plainly():
-            async with occupy(premises, row, "gc") as tenancy:
-                tenancy.row = await premises.store.workspace(row.id)
-                if tenancy.row.status in UNFINISHED or not expired(_end(premises, tenancy.row), premises.ports.now()):
-                    return Reaped(row.id, reaped.tree, reaped.expired, left="it is in use again", in_use=True)
-                removed = await finish_destroy(tenancy, discard=False, reason="its time was over")
-                return Reaped(row.id, reaped.tree, reaped.expired, removed.saved)
+        async with occupy(premises, row, "gc") as tenancy:
+            tenancy.row = await premises.store.workspace(row.id)
+            if tenancy.row.status in UNFINISHED or not expired(_end(premises, tenancy.row), premises.ports.now()):
+                return replace(reaped, left="it is in use again", in_use=True)
+            removed = await finish_destroy(tenancy, discard=False, reason="its time was over")
+            return replace(reaped, saved=removed.saved)
     except RunnerError as error:
-        return Reaped(row.id, reaped.tree, reaped.expired, left=error.message, in_use=isinstance(error, LeaseError))
+        return replace(reaped, left=error.message, in_use=isinstance(error, LeaseError))
 
 
 async def finish_all(premises: Premises, *, dry_run: bool) -> list[Finished]:
@@ -108,17 +106,16 @@ async def finish_all(premises: Premises, *, dry_run: bool) -> list[Finished]:
 
 
 async def _finish(premises: Premises, row: WorkspaceRow) -> Finished:
+    left = f"was left {row.status}"
     try:
-        with plainly():
-            async with occupy(premises, row, "recover") as tenancy:
-                tenancy.row = await premises.store.workspace(row.id)
-                removed = await _as_begun(tenancy)
-                left = f"was left {row.status}"
-                if removed is None:
-                    return Finished(row.id, f"{left}, and is {(await premises.store.workspace(row.id)).status} now")
-                return Finished(row.id, f"{left}, and is gone now", removed.saved)
+        async with occupy(premises, row, "recover") as tenancy:
+            tenancy.row = await premises.store.workspace(row.id)
+            removed = await _as_begun(tenancy)
+        if removed is not None:
+            return Finished(row.id, f"{left}, and is gone now", removed.saved)
+        return Finished(row.id, f"{left}, and is {(await premises.store.workspace(row.id)).status} now")
     except RunnerError as error:
-        return Finished(row.id, f"was left {row.status}", left=error.message)
+        return Finished(row.id, left, left=error.message)
 
 
 async def _as_begun(tenancy: Tenancy) -> Removed | None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY
@@ -48,26 +47,16 @@ def take(directory: Path) -> int | None:
                 return None
 
 
-@contextmanager
-def looking(directory: Path) -> Iterator[bool]:
-    """Keep a directory from being taken while it is looked at; whether it could be, which others may do as well.
-
-    Raises ``FileNotFoundError``.
-    """
-    looking = os.open(directory, _FLAGS)
-    try:
-        yield _try(looking, fcntl.LOCK_SH)
-    finally:
-        os.close(looking)
-
-
 def is_held(directory: Path) -> bool:
     """Whether a process carries the run out, or recovers it, now."""
     try:
-        with looking(directory) as free:
-            return not free
+        looking = os.open(directory, _FLAGS)
     except FileNotFoundError:
         return False
+    try:
+        return not _try(looking, fcntl.LOCK_SH)
+    finally:
+        os.close(looking)
 
 
 def _try(descriptor: int, how: int) -> bool:

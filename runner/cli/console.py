@@ -56,7 +56,8 @@ class Lines:
     def _lines(self, record: RunRecord, event: ev.Event) -> Iterator[str]:
         match event:
             case ev.RunStarted():
-                yield f"run {record.id}, stops after {duration(record.deadline_seconds)} at the latest"
+                resumes = f", resumes run {record.resumes}" if record.resumes else ""
+                yield f"run {record.id}{resumes}, stops after {duration(record.deadline_seconds)} at the latest"
             case ev.IsolationObserved() | ev.ProviderChosen():
                 yield f"isolation {isolation_line(record)}"
             case ev.ProviderRefused(provider=provider, reason=reason):

@@ -129,11 +129,10 @@ async def recover(
     Raises what the store raises. Cancelling leaves the rest for the next time.
     """
     ending = _Ending(record, saving, places, ports, append)
-    if any(kind in ("lease", "workspace") for kind, _ in record.effects):
-        try:
-            await ending.lease()
-        except LeaseHeld as held:
-            return replace(ending.result(), left=(held.message,))
+    try:
+        await ending.lease()
+    except LeaseHeld as held:
+        return replace(ending.result(), left=(held.message,))
     await ending.emit(*(ev.StepEnded(name, KILLED) for name in record.unfinished()))
     for kind, name in list(record.effects):
         if kind == "workspace":
@@ -190,13 +189,15 @@ class _Ending:
         )
 
     async def lease(self) -> None:
-        """Take the lease, also from the run itself or another recovery of it: these are dead, for the caller holds it.
+        """Take the lease, if there is anything that needs it or that has it.
 
-        Raises ``LeaseHeld``.
+        Also from the run itself or another recovery of it: these are dead, for the caller holds it. Raises
+        ``LeaseHeld``.
         """
         row = await self._ports.lease(self.tenure.workspace)
-        dead = row.holder in (f"run {self._record.id}", self.tenure.holder)
-        await self.tenure.acquire(self.emit, forced=dead)
+        if row.id or any(kind in ("lease", "workspace") for kind, _ in self._record.effects):
+            dead = row.holder in (f"run {self._record.id}", self.tenure.holder)
+            await self.tenure.acquire(self.emit, forced=dead)
 
     async def workspace(self, name: str, place: str) -> None:
         """End what runs in a workspace, save its work, and remove it; unless the work could not be saved."""

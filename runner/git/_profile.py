@@ -16,6 +16,7 @@ _SETTINGS = {
     "core.protectHFS": "true",
     "core.protectNTFS": "true",
     "gc.auto": "0",
+    "checkout.workers": "2",
     "protocol.version": "2",  # a server of version 2 gives any object that it has
     "fetch.unpackLimit": "1",  # always a pack: one file with a checksum of its own
     "fetch.fsckObjects": "true",

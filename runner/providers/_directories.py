@@ -135,10 +135,13 @@ class Directories:
         return uid
 
     def _lent(self, tree: Path, directory: int, uid: int) -> int:
+        """Commands can leave programs of root there with the set-id bit, so no other user may get at them."""
         why = why_not_lent(directory, uid) if self._lends else f"{self._provider} cannot map owners"
+        if why is None and not any(parent.stat().st_mode & 0o011 == 0 for parent in tree.parents):
+            why = f"other users can enter `{tree.parent}`, and would find programs there that run as root"
         if why is not None:
             text = f"`{tree}` belongs to root, as whom no command runs, and cannot be lent to another user: {why}"
-            raise ProviderFailed(text, hint="give it to an ordinary user with chown")
+            raise ProviderFailed(text, hint=f"chown it to an ordinary user, or chmod 700 {tree.parent}")
         return uid
 
     def _check_neighbours(self, handle: Handle) -> None:

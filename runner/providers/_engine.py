@@ -16,18 +16,22 @@ from runner.errors import ImageMissing, ProviderFailed
 if TYPE_CHECKING:
     from docker import APIClient
 
-PATIENCE = 10.0  # seconds for what a daemon answers from memory
-_LONG_PATIENCE = 60.0  # for what it does on a busy host
+PATIENCE = 10.0  # seconds
 
 _T = TypeVar("_T")
+_START_FACTOR = 6
 _CALLS = 20  # at a time; what was given up may hold a place for as long as its patience
 
 
 class Engine:
-    """A daemon at ``host``, as in ``DOCKER_HOST``; nothing is connected before the first call."""
+    """A daemon at ``host``, as in ``DOCKER_HOST``.
 
-    def __init__(self, host: str) -> None:
+    ``patience`` is how long it may take, in seconds, for what it answers from memory; starting is given more.
+    """
+
+    def __init__(self, host: str, patience: float = PATIENCE) -> None:
         self.host = host
+        self._patience = patience
         self._limiter = trio.CapacityLimiter(_CALLS)
 
     @property
@@ -43,11 +47,11 @@ class Engine:
 
     async def about(self) -> Mapping[str, Any]:
         """What ``docker info`` says."""
-        return await self._call(lambda client: client.info(), PATIENCE)
+        return await self._call(lambda client: client.info(), self._patience)
 
     async def image(self, name: str) -> Mapping[str, Any]:
         """What ``docker image inspect`` says. Raises ``ImageMissing``."""
-        return await self._call(lambda client: client.inspect_image(name), PATIENCE)
+        return await self._call(lambda client: client.inspect_image(name), self._patience)
 
     async def start(self, name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make a container and start it; what ``docker inspect`` says of it then.
@@ -61,9 +65,9 @@ class Engine:
             inspected: Mapping[str, Any] = client.inspect_container(made)
             return inspected
 
-        return await self._call(start, _LONG_PATIENCE)
+        return await self._call(start, _START_FACTOR * self._patience)
 
-    async def remove(self, labels: Mapping[str, str], patience: float) -> None:
+    async def remove(self, labels: Mapping[str, str]) -> None:
         """Kill and remove the containers that carry all of these labels, with the volumes that are theirs alone."""
         assert labels  # without any, it would be all
 
@@ -72,7 +76,7 @@ class Engine:
             for container in client.containers(all=True, filters={"label": wanted}):
                 _remove(client, container["Id"])
 
-        await self._call(remove, patience)
+        await self._call(remove, self._patience)
 
     async def _call(self, act: Callable[[APIClient], _T], patience: float) -> _T:
         with trio.move_on_after(patience):
@@ -85,8 +89,8 @@ class Engine:
         from requests.exceptions import RequestException
 
         try:
-            _reach(self.socket)
-            with closing(APIClient(f"unix://{self.socket}", timeout=int(_LONG_PATIENCE))) as client:
+            _reach(self.socket, self._patience)
+            with closing(APIClient(f"unix://{self.socket}", timeout=self._patience * _START_FACTOR)) as client:
                 return act(client)
         except ImageNotFound as error:
             raise ImageMissing(_words(error), hint="docker pull it, or build it: runner pulls nothing") from error
@@ -98,10 +102,10 @@ class Engine:
             ) from error
 
 
-def _reach(daemon: Path) -> None:
+def _reach(daemon: Path, patience: float) -> None:
     """Raises ``OSError`` when nobody listens there, which the client would wrap in many words, and leak a socket."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(PATIENCE)
+        connection.settimeout(patience)
         connection.connect(str(daemon))
 
 

@@ -149,12 +149,12 @@ class Handed:
         target = self._namespace.do(make)
         return Place(str(target), "bind", str(target))
 
-    def add_memory(self, size_bytes: int) -> Place:
-        """An empty directory for files in memory, which count as that of whoever writes them."""
+    def add_memory(self, size_bytes: int, uid: int) -> Place:
+        """An empty directory of a user for files in memory, which count as that of whoever writes them."""
 
         def make() -> Path:
             target = self._target(directory=True)
-            _mount("tmpfs", target, "tmpfs", f"mode=0700,uid={self._uid},gid={self._uid},size={size_bytes}")
+            _mount("tmpfs", target, "tmpfs", f"mode=0755,uid={uid},gid={uid},size={size_bytes}")
             return target
 
         target = self._namespace.do(make)

@@ -37,6 +37,7 @@ from runner.settings import Settings
 
 _RUNTIME = "runc"
 _TMP, _TMP_BYTES = "/tmp", 1 << 30  # of memory, and within its limit
+_VOLUME_BYTES = 1 << 16  # for the places that ours are shown at; nobody inside is root
 _DISK = "docker has no disk quota"
 _CEILINGS = {Feature.CPU: "CpuCfsQuota", Feature.MEMORY: "MemoryLimit", Feature.PIDS: "PidsLimit"}
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -47,13 +48,13 @@ def provider(settings: Settings) -> Docker:
 
 
 class Docker:
-    """``host`` is the daemon, as in ``DOCKER_HOST``; ``grace`` as for ``Local``."""
+    """``host`` and ``patience`` as for ``Engine``, ``grace`` as for ``Local``."""
 
     name = "docker"
 
-    def __init__(self, home: Path, host: str, *, grace: float = STOP_GRACE) -> None:
+    def __init__(self, home: Path, host: str, *, grace: float = STOP_GRACE, patience: float = PATIENCE) -> None:
         self._directories = Directories(home, self.name)
-        self._engine = Engine(host)
+        self._engine = Engine(host, patience)
         self._grace = grace
 
     async def probe(self) -> Probe:
@@ -107,8 +108,8 @@ class Docker:
                 recipe = _container.Recipe()
                 image = self._image(handle)
                 for volume in image["volumes"]:  # else the daemon makes a writable one for each
-                    recipe.show(room.add(handle.private / "system" / "nowhere"), volume)
-                recipe.show(room.places.add_memory(_TMP_BYTES), _TMP, writable=True)
+                    recipe.show(room.places.add_memory(_VOLUME_BYTES, 0), volume, writable=True)
+                recipe.show(room.places.add_memory(_TMP_BYTES, handle.uid), _TMP, writable=True)
                 show_all(recipe, handle, opening, room, guards)
                 recipe.show(room.add(program.path), _container.GUEST)
                 room.places.seal(recipe.read_only)
@@ -133,7 +134,7 @@ class Docker:
         recipe.show(channel, _container.CHANNEL)
         with listener:
             try:
-                await self._engine.remove(self._labels(handle), PATIENCE)
+                await self._engine.remove(self._labels(handle))
                 name = f"runner-{handle.id}-{secrets.token_hex(4)}"
                 started = await self._engine.start(name, container.config(recipe))
                 with open_first(started["State"]["Pid"], started["Id"], listener, what) as first:
@@ -151,7 +152,7 @@ class Docker:
             finally:
                 with trio.CancelScope(shield=True), suppress(ProviderFailed):
                     # Nothing runs in it any more. What a daemon that is away does not remove, destroying will name.
-                    await self._engine.remove(self._labels(handle), PATIENCE)
+                    await self._engine.remove(self._labels(handle))
 
     def _image(self, handle: Handle) -> Mapping[str, Any]:
         """What ``create`` has learned of it. Raises ``WorkspaceLost``."""
@@ -193,7 +194,7 @@ class Docker:
             return
         await trio.to_thread.run_sync(remove_handed, handle.id, self._engine.socket)
         try:
-            await self._engine.remove(self._labels(handle), PATIENCE)
+            await self._engine.remove(self._labels(handle))
         except ProviderFailed as error:
             raise CleanUpIncomplete(
                 f"containers of workspace `{handle.id}` may remain: {error.message}", hint=error.hint

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import trio
 
 from runner import trees
-from runner.errors import HostRefused
+from runner.errors import HostRefused, WorkMissing
 from runner.steps._run import Run
 
 
@@ -19,6 +21,28 @@ async def regain_tree(run: Run) -> None:
     await trio.to_thread.run_sync(_clear, handle.tree)
     run.placed = {}  # went with the rest
     await run.ports.git.materialise(repository, run.kept.commit, handle.tree)
+
+
+async def regain_commits(run: Run) -> None:
+    """Take over what an earlier run took of the agent's own commits: the bundle, and what is in it."""
+    assert run.kept is not None
+    taken = run.kept.commits
+    if taken is None:
+        return
+    if taken.bundle is not None:
+        assert run.base is not None  # or there would be no bundle
+        git, quarantine, to = run.ports.git, run.places.quarantine, run.places.directory / taken.bundle
+        try:
+            content = await trio.to_thread.run_sync((run.kept.directory / taken.bundle).read_bytes)
+            authored = await git.quarantine(run.places.repository, content, run.base, into=quarantine)
+            if authored[-1].commit != taken.commit:
+                raise WorkMissing(f"`{run.kept.directory / taken.bundle}` is not the bundle that the run made")
+            await git.accept(run.places.repository, quarantine, run.base, taken.commit, to=to)
+        finally:
+            trees.remove(quarantine)
+        content = await trio.to_thread.run_sync(to.read_bytes)
+        taken = replace(taken, bundle_sha256=sha256(content).hexdigest(), bundle_bytes=len(content))
+    await run.emit(taken)
 
 
 def _clear(tree: Path) -> None:

@@ -75,16 +75,17 @@ class Ports:
 
 @dataclass(frozen=True)
 class Kept:
-    """What an earlier run has left for this one to go on with: its work, a commit on ``base``, and its output.
+    """What an earlier run has left for this one to go on with: its work, a commit on ``base``, and its ``directory``.
 
-    ``snapshot`` is what it published, if that is taken over.
+    ``snapshot`` is what it published, if that is taken over; ``commits`` what its agent committed itself.
     """
 
     repository: Path
     commit: str
     base: str | None
-    output: Path
+    directory: Path
     snapshot: ev.SnapshotPublished | None
+    commits: ev.CommitsTaken | None
 
 
 @dataclass(frozen=True)

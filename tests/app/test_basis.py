@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import ast
+import inspect
+from dataclasses import fields, replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import runner.steps
+from runner import plugins
 from runner.app.basis import keys_of, made_anew
 from runner.app.planning import Planned, make_plan
 from runner.plan.keys import differences
@@ -112,3 +117,27 @@ async def test_only_the_workspace_is_made_anew_in_any_case(project: Project, rep
 
     anew = [step.id for step in plan.plan.runs[0].phase("work") if made_anew(step)]
     assert anew == ["lease", "provision"]
+
+
+UNDECIDING = {  # fields that are no inputs: their content is, they follow from others, or say how long and where
+    "provision": {"providers", "incident", "inputs_in_tree", "script", "unprotected", "agents_file"},
+    "clone": {"path", "policies"},
+    "setup": {"command_seconds"},
+    "agent": {"must"},
+    "post_hook": set(),
+    "scan": set(),
+    "snapshot": {"commits"},
+    "verify": set(),
+}
+
+
+@pytest.mark.parametrize("kind", plugins.names(runner.steps))
+def test_every_field_of_a_body_decides_or_is_known_not_to(kind: str) -> None:
+    module = import_module(f"runner.steps.{kind}.plan")
+    if not hasattr(module, "inputs"):
+        assert kind not in UNDECIDING
+        return
+    tree = ast.parse(inspect.getsource(module.inputs))
+    read = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == "body"}
+
+    assert {field.name for field in fields(module.Body)} - read == UNDECIDING[kind]

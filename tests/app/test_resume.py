@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runner.artifacts.owner import take
 from runner.cli.main import main
 from runner.cli.output import Output
 from tests.situations import Done, Project, document, git, step
@@ -66,9 +68,19 @@ def explained(project: Project, run: str = "last") -> dict[str, str]:
 def test_a_run_is_continued_at_the_check_that_was_wrong(here: Here, repository: Path, provider: str) -> None:
     write(here, "test -f mode", provider=provider)
     failed, first = here.apply()
+    runs = here.runner("runs", "list").out
+    told = here.runner("resume", first["id"], "--explain")
+    untouched = here.runner("runs", "list").out
     write(here, "grep work made && grep once setup.txt && test ! -e .git", provider=provider)
 
     done, record = resume(here)
+
+    assert told.code == 0, told.err
+    assert f"  agent      taken over as in run {first['id']}   key sha256:" in told.out
+    assert "  provision  runs again: its workspace is gone\n" in told.out
+    assert "  verify     runs again: it did not succeed: 1 of 1 checks failed: " in told.out
+    assert told.out.endswith("Nothing started.\n")
+    assert runs == untouched
 
     assert (failed.code, done.code) == (1, 0), done.out + done.err
     assert record["resumes"] == first["id"] != record["id"]
@@ -84,22 +96,6 @@ def test_a_run_is_continued_at_the_check_that_was_wrong(here: Here, repository: 
     assert here.runner("runs", "branch", record["id"]).code == 0
     assert f"resumes {first['id']}" in here.runner("runs", "list").out
     assert f"resumes    run {first['id']}" in done.out
-
-
-@pytest.mark.slow
-def test_explaining_starts_nothing_and_says_of_each_step_why(here: Here, repository: Path) -> None:
-    write(here, "test -f mode")
-    _, first = here.apply()
-    runs = here.runner("runs", "list").out
-
-    told = here.runner("resume", first["id"], "--explain")
-
-    assert told.code == 0, told.err
-    assert f"  agent      taken over as in run {first['id']}   key sha256:" in told.out
-    assert "  provision  runs again: its workspace is gone\n" in told.out
-    assert "  verify     runs again: it did not succeed: 1 of 1 checks failed: " in told.out
-    assert told.out.endswith("Nothing started.\n")
-    assert here.runner("runs", "list").out == runs
 
 
 @pytest.mark.slow
@@ -141,7 +137,7 @@ def test_an_agent_that_failed_runs_again_from_the_base(here: Here, repository: P
     assert "different" in (here.directory(record) / "work.patch").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_work_that_policy_kept_back_is_done_again(here: Here, repository: Path) -> None:
     write(here, "true", script="echo work > made; echo key > secret.pem", policy="forbidden_patterns: ['*.pem']")
     failed, _ = here.apply()
@@ -218,6 +214,22 @@ def replace_in(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new))
+
+
+@pytest.mark.slow
+def test_work_that_another_process_is_at_is_left_to_it(here: Here) -> None:
+    here.script("true", run="verify: {report: {path: x, min_bytes: 1}}")
+    _, record = here.apply()
+    held = take(here.directory(record))
+    assert held is not None
+
+    busy = here.runner("resume", "last")
+    os.close(held)
+    free = here.runner("resume", "last")
+
+    assert (busy.code, "error[store.run-unfinished]: another process is at run" in busy.err) == (5, True)
+    assert free.code == 1
+    assert f"resumes    run {record['id']}" in free.out
 
 
 @pytest.mark.slow
@@ -315,7 +327,7 @@ def test_manifests_that_have_moved_are_named(here: Here, repository: Path) -> No
     here.folder.with_name("moved").rename(here.folder)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_provider_that_has_become_weaker_does_not_go_on(host_without_user_namespaces: Project) -> None:
     project = host_without_user_namespaces
     within, project.within = project.within, ()
@@ -340,3 +352,24 @@ def test_work_is_gone_on_with_when_its_run_came_to_its_deadline(here: Here, repo
     assert (late.code, done.code) == (124, 0), done.out + done.err
     assert first["cancelled_by"] == "deadline"
     assert step(record, "agent")["reused"] == first["id"]
+
+
+@pytest.mark.nightly
+def test_the_agents_own_commits_come_along_with_the_snapshot_that_they_came_to(here: Here, repository: Path) -> None:
+    commit = "git -c user.name=a -c user.email=a@b commit -qm mine"
+    agent = {"script": f"echo work > made; git add -A; {commit}", "workspace": "repo_source: {type: local, path: repo}"}
+    write(here, "exit 3", **agent)
+    _, first = here.apply()
+    write(here, "true", **agent)
+
+    done, record = resume(here)
+    branch = here.runner("runs", "branch", "last", "--commits", "--name", "own")
+    write(here, "true", **agent, policy="max_file_size: 1M")
+    again, other = resume(here, first["id"])
+
+    assert (done.code, again.code) == (0, 0), done.out + done.err + again.out + again.err
+    assert record["commits"]["commit"] == first["commits"]["commit"]
+    assert (here.directory(record) / record["commits"]["bundle"]).is_file()
+    assert branch.code == 0, branch.err
+    assert git(repository, "log", "-1", "--format=%H", "own") == first["commits"]["commit"]
+    assert other["commits"]["withheld"] == "this snapshot was made again, of what they came to"

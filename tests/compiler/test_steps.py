@@ -30,7 +30,8 @@ HOOKS = "post_hooks: ['true']"
             HOOKS,
             f"{CLONE}, {SETUP}",
             "verify: {commands: [{run: 'true'}]}",
-            "lease provision<lease clone<provision setup<clone agent<setup post_hook<agent scan<agent,post_hook snapshot<scan"
+            "lease provision<lease clone<provision setup<clone agent<setup post_hook<agent"
+            " scan<agent,post_hook snapshot<scan"
             " verify<snapshot save teardown<save release<teardown",
             id="all",
         ),
@@ -38,14 +39,16 @@ HOOKS = "post_hooks: ['true']"
             "",
             SETUP,
             "verify: {report: {path: report.md}}",
-            "lease provision<lease setup<provision agent<setup scan<agent verify<scan save teardown<save release<teardown",
+            "lease provision<lease setup<provision agent<setup scan<agent verify<scan save teardown<save"
+            " release<teardown",
             id="no repository",
         ),
         pytest.param(
             "",
             CLONE,
             "",
-            "lease provision<lease clone<provision agent<clone scan<agent snapshot<scan save teardown<save release<teardown",
+            "lease provision<lease clone<provision agent<clone scan<agent snapshot<scan save teardown<save"
+            " release<teardown",
             id="no setup",
         ),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from pathlib import Path
 
@@ -11,7 +11,6 @@ import pytest
 
 from runner.model import Feature, Handle, Limits
 from runner.ports.provider import Provider, WorkspaceRequest
-from tests.conformance import dockerd
 from tests.conformance.places import BARE_LOCAL, BARE_PROCESS, FAKE, GRACE, KINDS, PROCESS, Place, make, on_host
 from tests.guest.driver import marked
 
@@ -88,12 +87,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every check is for every kind, unless its module has ``KINDS`` of its own."""
     if "provider" in metafunc.fixturenames:
         metafunc.parametrize("provider", getattr(metafunc.module, "KINDS", KINDS), indirect=True)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def docker_daemon() -> Iterator[None]:
-    yield
-    dockerd.leave()
 
 
 @pytest.fixture

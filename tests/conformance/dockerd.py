@@ -28,10 +28,10 @@ from requests.exceptions import RequestException
 IMAGE = "runner-tests:1"
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
-_PROGRAMS = """
-    awk bash cat chmod cp cut date dirname env find grep head hostname id ln ls mkdir mktemp mount mv pwd python3 readlink rm
-    sed setsid sh sha256sum sleep sort tail tee test timeout touch tr true truncate umount uniq wc xargs
-""".split()
+_PROGRAMS = (
+    "awk bash cat chmod cp cut date dirname env find grep head hostname id ln ls mkdir mktemp mount mv pwd python3 "
+    "readlink rm sed setsid sh sha256sum sleep sort tail tee test timeout touch tr true truncate umount uniq wc xargs"
+)
 _WITHOUT = ("__pycache__", "config-", "dist-packages", "ensurepip", "idlelib", "lib2to3", "site-packages", "test")
 _READY, _STOPPED = 60.0, 20.0  # seconds
 
@@ -144,7 +144,7 @@ def _root_file_system() -> bytes:
         for name in ("bin", "lib", "lib64"):
             if os.path.islink(f"/{name}"):
                 tar.add(f"/{name}", name)
-        found = {path for path in (shutil.which(program, path=PATH) for program in _PROGRAMS) if path}
+        found = {path for path in (shutil.which(program, path=PATH) for program in _PROGRAMS.split()) if path}
         library = _output(["python3", "-SIc", "import sysconfig; print(sysconfig.get_path('stdlib'))"]).strip()
         modules = [str(module) for module in Path(library, "lib-dynload").glob("*.so")]
         for path in sorted(found | set(_libraries([*found, *modules]))):
@@ -182,11 +182,11 @@ def missing() -> str | None:
 
 def host() -> str:
     """The address of the session's daemon, which is started for the first that asks; ``leave`` must follow."""
-    return _daemon().host
+    return session().host
 
 
 @cache
-def _daemon() -> Daemon:
+def session() -> Daemon:
     if (why := missing()) is not None:
         pytest.skip(why)
     return _held.enter_context(shared(os.environ[_NAME]))
@@ -200,26 +200,32 @@ def leave() -> None:
 def shared(name: str) -> Iterator[Daemon]:
     """The daemon of all processes that give this name, with the image, for as long as one of them is in the block."""
     daemon = Daemon(Path("/tmp", f"runner-dockerd-{name}"))
-    lock = daemon.root.with_suffix(".lock")
-    with _locked(lock, fcntl.LOCK_EX) as held:
-        if not daemon.answers():
-            daemon.start()
-            daemon.make_image()
-        fcntl.flock(held, fcntl.LOCK_SH)
+    with _opened(daemon.root.with_suffix(".users")) as users:
+        with _changing(daemon):
+            fcntl.flock(users, fcntl.LOCK_SH)
+            if not daemon.answers():
+                daemon.start()
+                daemon.make_image()
         try:
             yield daemon
         finally:
-            with suppress(BlockingIOError):  # another is in the block
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with _changing(daemon), suppress(BlockingIOError):  # another is in the block
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 daemon.stop()
-                lock.unlink(missing_ok=True)
 
 
 @contextmanager
-def _locked(path: Path, how: int) -> Iterator[int]:
+def _changing(daemon: Daemon) -> Iterator[None]:
+    """Alone among those that start and stop it."""
+    with _opened(daemon.root.with_suffix(".lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, how)
         yield fd
     finally:
         os.close(fd)

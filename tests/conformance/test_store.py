@@ -185,6 +185,13 @@ async def test_runs_are_listed_newest_first_with_how_they_ended(store: Store) ->
     ]
 
 
+async def test_a_listed_run_says_which_one_it_continues(store: Store) -> None:
+    await store.append("a", [STARTED])
+    await store.append("b", [replace(STARTED, resumes="a")])
+
+    assert [row.resumes for row in await store.runs()] == ["a", None]
+
+
 @pytest.mark.parametrize(("text", "found"), [("abd", "abd1"), ("abc", "abc"), ("last", "zz"), ("zz", "zz")])
 async def test_a_run_is_found_by_a_prefix_or_last(store: Store, text: str, found: str) -> None:
     for run in ("abc", "abcd", "abd1", "zz"):

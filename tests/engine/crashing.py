@@ -15,6 +15,7 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from runner.app.apply import apply_all, make_home, now_microseconds, plainly, po
 from runner.app.history import find_run
 from runner.app.planning import Planned, Request, make_plan
 from runner.app.recover import recover_runs
-from runner.app.resume import considered, resume_run
+from runner.app.resume import consider, resume_run
 from runner.errors import RunnerError
 from runner.ports.store import Store
 from runner.providers.fake import Fake, Scripted
@@ -43,7 +44,7 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         code = _fork(lambda request=request: trio.run(_perform, planned, request))
-        count = Path(request["home"], "commits")
+        count = _count(request)
         print(json.dumps({"code": code, "commits": len(count.read_bytes()) if count.exists() else 0}), flush=True)
 
 
@@ -88,7 +89,7 @@ def _fork(action: Callable[[], int]) -> int:
 async def _perform(planned: Planned, request: dict[str, Any]) -> int:
     settings = _settings(Path(request["home"]))
     make_home(settings)
-    hook = _hook(Path(request["home"]) / "commits", request)
+    hook = _hook(_count(request), request)
     async with open_store(
         settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes, hook=hook
     ) as store:
@@ -102,8 +103,8 @@ async def _in_store(planned: Planned, request: dict[str, Any], settings: Setting
         records = await apply_all(planned, settings, store, ports, [])
         return max(record.exit_code or 0 for record in records)
     if request["what"] == "resume":
-        async with considered(await find_run(settings, request["run"]), None, settings) as resuming:
-            return (await resume_run(resuming, settings, store, ports, [])).exit_code or 0
+        resuming = await consider(await find_run(settings, request["run"]), None, settings)
+        return (await resume_run(resuming, settings, store, ports, [])).exit_code or 0
     recovery = await recover_runs(settings, store, ports, [request["provider"]], None, dry_run=False)
     return 0 if recovery.clean else 7
 
@@ -126,8 +127,16 @@ def _provider(request: dict[str, Any], settings: Settings) -> Fake | Local:
     return Fake(settings.home, play)
 
 
+def _count(request: dict[str, Any]) -> Path:
+    """In the home, unless that is on a disk which will be full."""
+    return Path(request.get("count", f"{request['home']}/commits"))
+
+
 def _hook(count: Path, request: dict[str, Any]) -> Callable[[str], None]:
-    """Die, or fail, at the point ``point`` of the ``at``-th commit; with ``until`` also at those up to that one."""
+    """Die, or fail, at the point ``point`` of the ``at``-th commit; with ``until`` also at those up to that one.
+
+    With ``ballast`` the disk that this file is on is filled to the last byte instead.
+    """
     calls = itertools.count(1)
     count.unlink(missing_ok=True)
 
@@ -140,6 +149,9 @@ def _hook(count: Path, request: dict[str, Any]) -> Callable[[str], None]:
         number = next(calls)
         if not request["at"] <= number <= request.get("until", request["at"]):
             return
+        if ballast := request.get("ballast"):
+            fill(Path(ballast))
+            return
         if fault := request.get("fault"):
             error = sqlite3.OperationalError(fault)
             error.sqlite_errorcode = FAULTS[fault]
@@ -147,6 +159,14 @@ def _hook(count: Path, request: dict[str, Any]) -> Callable[[str], None]:
         os.kill(os.getpid(), signal.SIGKILL)
 
     return hook
+
+
+def fill(ballast: Path) -> None:
+    with suppress(OSError), ballast.open("ab", buffering=0) as file:
+        for size in (1 << 16, 1 << 10, 1):
+            with suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,10 @@ def main(args: Namespace, out: Output) -> int:
     import trio
 
     from runner.app.history import find_run
-    from runner.app.resume import considered, resume
+    from runner.app.resume import consider, resume
     from runner.cli.console import open_console
     from runner.model import Status
+    from runner.report.text import render_run
     from runner.settings import current
 
     settings = current()
@@ -40,18 +41,16 @@ def main(args: Namespace, out: Output) -> int:
         if past.record.status is Status.SUCCEEDED:
             _show(past.record, args.output, out, [f"run {past.record.id} succeeded: there is nothing to resume"])
             return 0
-        async with considered(past, args.path, settings) as resuming:
-            out.findings(resuming.planned.warnings)
-            if args.explain:
-                _explain(resuming, args.output, out)
-                return 0
-            if args.output == "json":
-                record = await resume(resuming, settings, [])
-            else:
-                with open_console(out, "text") as sink:
-                    record = await resume(resuming, settings, [sink])
-        from runner.report.text import render_run
-
+        resuming = await consider(past, args.path, settings)
+        out.findings(resuming.planned.warnings)
+        if args.explain:
+            _explain(resuming, args.output, out)
+            return 0
+        if args.output == "json":
+            record = await resume(resuming, settings, [])
+        else:
+            with open_console(out, "text") as sink:
+                record = await resume(resuming, settings, [sink])
         report = render_run(record, settings.home / "runs" / record.id, brief=not out.live)
         _show(record, args.output, out, ["", *(f"note: {note}" for note in resuming.notes), *report.split("\n")])
         return record.exit_code or 0

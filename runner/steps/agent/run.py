@@ -43,7 +43,7 @@ async def take_over(body: Body, run: Run) -> None:
     provider, handle = run.require()
     if run.base is None:
         await regain_tree(run)
-    await trio.to_thread.run_sync(trees.copy_out, run.kept.output, handle.private / "output")
+    await trio.to_thread.run_sync(trees.copy_out, run.kept.directory / "output", handle.private / "output")
     await provider.give(handle)
 
 

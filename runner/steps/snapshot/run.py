@@ -12,6 +12,7 @@ from runner.model import Outcome, succeeded
 from runner.ports.git import Snapshot
 from runner.steps._commits import take_commits
 from runner.steps._judge import broken, commit_tree, policy_of
+from runner.steps._regain import regain_commits
 from runner.steps._run import Run
 from runner.steps.snapshot.plan import Body
 
@@ -29,7 +30,11 @@ async def perform(body: Body, run: Run) -> Outcome:
             snapshot.commit, snapshot.tree, run.base, branch, snapshot.entries, snapshot.ignored, len(changes)
         )
     )
-    commits = await take_commits(run, body.commits, policy_of(body.policies)) if body.commits is not None else ""
+    commits = ""
+    if body.commits is not None and run.kept is None:
+        commits = await take_commits(run, body.commits, policy_of(body.policies))
+    elif run.kept is not None and run.kept.commits is not None:
+        await run.emit(ev.CommitsTaken(withheld="this snapshot was made again, of what they came to"))
     left_out = f", {snapshot.ignored} ignored" if snapshot.ignored else ""
     touched = any(change.path == repository.FILE.encode() for change in changes)
     warnings = (f"the work changes `{repository.FILE}`, which holds only once it is committed where runs start",)
@@ -43,6 +48,7 @@ async def take_over(body: Body, run: Run) -> None:
     old = run.kept.snapshot
     run.snapshot = Snapshot(old.commit, old.tree, old.base, old.entries, old.ignored)
     await run.emit(replace(old, branch=_branch(body, run)))
+    await regain_commits(run)
 
 
 def _branch(body: Body, run: Run) -> str | None:

@@ -1,0 +1,91 @@
+"""Whoever works on a workspace may die at each commit of its store: recovering leaves nothing half-done and no work lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.situations import leftovers
+
+ENOUGH = 40  # commits; no verb has as many
+POINTS = ("before", "torn", "after")
+
+Ask = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    words = [sys.executable, "-m", "tests.app.dying"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        stdin, stdout = program.stdin, program.stdout
+        assert stdin is not None
+        assert stdout is not None
+        assert stdout.readline() == "ready\n"
+
+        def answer(**request: object) -> int:
+            stdin.write(json.dumps(request) + "\n")
+            stdin.flush()
+            return int(stdout.readline())
+
+        yield answer
+        stdin.close()
+
+
+def rows(home: Path) -> list[tuple[str, str]]:
+    with closing(sqlite3.connect(home / "state" / "state.db")) as store:
+        assert store.execute("SELECT count(*) FROM leases WHERE id <> ''").fetchone() == (0,)
+        return list(store.execute("SELECT id, status FROM agent_workspaces"))
+
+
+def dies(ask: Ask, tmp_path: Path, verb: str, at: int, point: str, *, adopted: bool = False) -> bool:
+    """Let a verb die at a commit and recover; whether it came to that commit. Nothing is left that somebody must know."""
+    home = tmp_path / f"{verb}-{at}-{point}"
+    theirs = home / "theirs"
+    theirs.mkdir(parents=True)
+    state, path = str(home / "state"), str(theirs) if adopted else None
+    if verb != "create":
+        assert ask(home=state, do="create", path=path) == 0
+        assert ask(home=state, do="exec") == 0
+    died = ask(home=state, do=verb, at=at, point=point, path=path) == -signal.SIGKILL
+    assert ask(home=state, do="recover") == 0
+    settled = {"create": {"ready"}, "exec": {"ready"}, "stop": {"ready", "stopped"}, "destroy": {"ready"}}[verb]
+    left = rows(home)
+    assert {status for _, status in left} <= settled
+    if verb != "create" and not adopted:
+        kept = (home / "state").glob("projects/*/workspaces/*/made" if left else "saved/*/work.patch")
+        assert len(list(kept)) == 1, "the work is in the workspace, or it is saved"
+    assert not left or ask(home=state, do="destroy") == 0
+    assert rows(home) == []
+    assert leftovers(home) == []
+    assert list((home / "state" / "workspaces").glob("*")) == []
+    assert not adopted or verb == "create" or (theirs / "made").exists()
+    return died
+
+
+@pytest.mark.scenario("BEY-10", only="local")
+@pytest.mark.parametrize(("verb", "at"), [("create", 2), ("destroy", 3)])
+def test_dying_at_a_commit_loses_and_leaves_nothing(ask: Ask, tmp_path: Path, verb: str, at: int) -> None:
+    assert dies(ask, tmp_path, verb, at, "after")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("adopted", [False, True])
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("verb", ["create", "exec", "stop", "destroy"])
+def test_dying_at_any_commit_loses_and_leaves_nothing(
+    ask: Ask, tmp_path: Path, verb: str, point: str, adopted: bool
+) -> None:
+    survived = [at for at in range(1, ENOUGH) if not dies(ask, tmp_path, verb, at, point, adopted=adopted)]
+
+    assert 2 < survived[0] < ENOUGH
+    assert survived == list(range(survived[0], ENOUGH))
+    assert os.path.exists(tmp_path)

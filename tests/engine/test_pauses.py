@@ -1,0 +1,228 @@
+"""A runner that sleeps past the end of its lease, at any of its writes: it changes nothing that another has by then."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from runner import events as ev
+from runner.app.apply import apply_all, now_microseconds, ports_of
+from runner.app.facts import open_provider
+from runner.app.planning import Planned, make_plan
+from runner.app.recover import recover_runs
+from runner.lifecycle.lease import TTL
+from runner.model import Fence
+from runner.ports.provider import Provider
+from runner.providers.fake import Fake, Scripted
+from runner.record import RunRecord
+from runner.settings import Settings
+from runner.steps._lease import Tenure
+from runner.steps._run import Ports
+from runner.store.sqlite import SqliteStore, open_store
+from tests.situations import Project, leftovers, processes_of
+
+Away = Callable[["Host"], Awaitable[None]]
+
+
+@dataclass
+class Host:
+    """One store, whose clock is ``ahead`` seconds; at the ``at``-th guarded write of a run ``away`` happens."""
+
+    home: Path
+    settings: Settings
+    store: SqliteStore
+    provider: Provider
+    ports: Ports
+    ahead: float = 0.0
+    at: int | None = None
+    away: Away | None = None
+    guarded: int = 0
+    taken: int | None = None  # how many events the run had when its workspace was taken over
+    kinds: list[str] = field(default_factory=list)
+
+    async def append(self, run: str, events: Sequence[ev.Event], *, fence: Fence | None = None) -> list[ev.Recorded]:
+        if fence is not None:
+            self.guarded += 1
+            self.kinds.append(type(events[-1]).__name__)
+            if self.guarded == self.at and self.away is not None:
+                await self.away(self)
+        return await self.store.append(run, events, fence=fence)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    async def run(self, planned: Planned) -> RunRecord:
+        (record,) = await apply_all(planned, self.settings, self, self.ports, [])
+        return record
+
+    async def recover(self) -> None:
+        recovery = await recover_runs(self.settings, self.store, self.ports, [self.provider.name], None, dry_run=False)
+        assert recovery.clean
+        assert await self.store.leases() == []
+        assert leftovers(self.home) == []
+
+
+async def sleeps(host: Host) -> None:
+    host.ahead += 2 * TTL
+
+
+async def loses_its_workspace(host: Host) -> None:
+    """What ``runner lease break`` does, while the first holder is away; nothing of that runs when it is done."""
+    await sleeps(host)
+    (row,) = await host.store.leases()
+    await take_over(host.store, host.provider, row.workspace, host.ports.nonce)
+    assert processes_of(host.home) == []
+    host.taken = len(await host.store.events(row.workspace.partition("-")[0]))
+
+
+async def take_over(store: SqliteStore, provider: Provider, workspace: str, nonce: str) -> None:
+    tenure = Tenure(workspace, "another", store.lease)
+
+    async def emit(*events: ev.Event) -> None:
+        await store.append_to_workspace(workspace, events, fence=tenure.fence)
+
+    before = await tenure.acquire(emit)
+    assert before.holder.startswith("run ")
+    for handle in await provider.list_owned(nonce):
+        await provider.evict(handle)
+    await emit(ev.Warned("x.other", "is here now"))
+    await tenure.release(emit)
+
+
+@asynccontextmanager
+async def host_in(home: Path, provider: str) -> AsyncIterator[Host]:
+    home.mkdir()
+    settings = Settings.from_env({"RUNNER_HOME": str(home / "state"), "PATH": os.environ["PATH"]})
+    settings.home.mkdir()
+
+    def play(argv: Sequence[str]) -> Scripted:
+        for tree in settings.home.glob("projects/default/workspaces/*"):
+            (tree / "made").write_text("work\n")
+        return Scripted()
+
+    made: Any = Fake(settings.home, play) if provider == "process" else open_provider(provider, settings)
+
+    def now() -> int:
+        return now_microseconds() + round(host.ahead * 1e6)
+
+    async with open_store(settings.home / "state.db", now=now, entropy=secrets.token_bytes) as store:
+        host = Host(home, settings, store, made, replace(ports_of(settings, store), provider=lambda name: made))
+        yield host
+
+
+AGENT = "echo work > made; (setsid sleep 1000 >/dev/null 2>&1 &); sleep 0.1"
+
+
+async def planned_on(project: Project, provider: str) -> Planned:
+    project.script(
+        AGENT,
+        provider=provider,
+        workspace='repo_source: {type: local, path: repo}\nsetup_commands: [["true"]]',
+        agent='post_hooks: [["true"]]',
+        run='verify: {commands: [{run: "true"}]}',
+    )
+    return await make_plan(project.folder, Settings.from_env({"RUNNER_HOME": str(project.home / "unused")}))
+
+
+async def guarded_writes(project: Project, provider: str, planned: Planned) -> list[str]:
+    """Of a run that nothing happens to."""
+    async with host_in(project.home / "whole", provider) as host:
+        record = await host.run(planned)
+        assert record.exit_code == 0, record.outcome
+        await host.recover()
+    return host.kinds
+
+
+STRIDES = [
+    pytest.param("process", 5, id="fake-some"),
+    pytest.param("process", 1, id="fake-all", marks=pytest.mark.nightly),
+    pytest.param("local", 16, id="local-some"),
+    pytest.param("local", 1, id="local-all", marks=pytest.mark.nightly),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("WSM-13")
+@pytest.mark.scenario("BEY-09")
+@pytest.mark.parametrize(("provider", "stride"), STRIDES)
+@pytest.mark.usefixtures("repository")
+async def test_who_was_away_too_long_writes_nothing_more(project: Project, provider: str, stride: int) -> None:
+    planned = await planned_on(project, provider)
+    kinds = await guarded_writes(project, provider, planned)
+    assert {"StepEnded", "SnapshotPublished", "WorkSaved", "EffectEnding", "EffectGone"} <= {*kinds}
+
+    for at in range(1, len(kinds) + 1, stride):
+        async with host_in(project.home / f"taken-{at}", provider) as host:
+            host.at, host.away = at, loses_its_workspace
+
+            record = await host.run(planned)
+
+            after = [type(r.event) for r in await host.store.events(record.id)][host.taken :]
+            assert {*after} <= {ev.StepEnded, ev.RunEnded}, (at, kinds[at - 1])
+            assert after[-1] is ev.RunEnded
+            assert (record.exit_code, record.outcome and record.outcome.reason) == (5, "lease"), (at, record.outcome)
+            assert processes_of(host.home) == []
+            await host.recover()
+            assert [type(r.event) for r in await host.store.events(record.id)].count(ev.RunEnded) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("WSM-13")
+@pytest.mark.parametrize(("provider", "stride"), STRIDES)
+@pytest.mark.usefixtures("repository")
+async def test_a_lease_that_ended_while_nobody_came_is_had_again_to_save_the_work(
+    project: Project, provider: str, stride: int
+) -> None:
+    planned = await planned_on(project, provider)
+    kinds = await guarded_writes(project, provider, planned)
+
+    for at in range(1, len(kinds) + 1, stride):
+        async with host_in(project.home / f"slept-{at}", provider) as host:
+            host.at, host.away = at, sleeps
+
+            record = await host.run(planned)
+
+            where = (at, kinds[at - 1], record.outcome)
+            assert (record.exit_code, record.outcome and record.outcome.reason) == (5, "lease"), where
+            assert "lease.lost" in [code for code, _ in record.warnings]
+            assert (record.effects, record.left) == ({}, ()), where
+            assert await host.store.leases() == []
+            assert leftovers(host.home) == [], where
+            agent = record.steps["agent"]
+            if agent.started is not None and record.receipt is not None and agent.outcome and agent.outcome.ok:
+                patch = host.settings.home / "runs" / record.id / str(record.receipt.patch)
+                assert "+work" in patch.read_text(), where
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("WSM-13")
+async def test_a_runner_that_was_stopped_by_a_signal_finds_its_workspace_taken(project: Project) -> None:
+    project.script("echo work > made; sleep 300")
+    process = project.start("apply", str(project.folder), "--output", "jsonl")
+    assert process.stdout is not None
+    run = next(json.loads(line)["run"] for line in process.stdout if "IsolationObserved" in line)
+    settings = Settings.from_env({"RUNNER_HOME": str(project.home / "state"), "PATH": os.environ["PATH"]})
+    later = now_microseconds() + round(2 * TTL * 1e6)
+
+    process.send_signal(signal.SIGSTOP)
+    async with open_store(settings.home / "state.db", now=lambda: later, entropy=secrets.token_bytes) as store:
+        await take_over(store, open_provider("local", settings), f"{run}-1", store.nonce)
+    running = [pid for pid, _ in processes_of(project.home) if pid != process.pid]
+    process.send_signal(signal.SIGCONT)
+    out, _ = await trio.to_thread.run_sync(process.communicate)
+
+    assert running == []
+    assert process.returncode == 5
+    assert json.loads(out.splitlines()[-1])["outcome"]["reason"] == "lease"
+    assert project.runner("recover").code == 0
+    assert leftovers(project.home) == []

@@ -1,0 +1,47 @@
+"""A directory of root that becomes a workspace: commands have it as their own, and it stays root's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from runner import trees
+from runner.errors import ProviderFailed
+from runner.ports.provider import Opening, WorkspaceRequest
+from runner.providers.local import Local
+from tests.conformance.places import shell
+
+pytestmark = pytest.mark.skipif(not trees.can_give(), reason="commands run as ourselves")
+COMMANDS = "cat kept; echo more >> kept; mkdir made; cat others; echo no > AGENTS.md; rm -rf .runner; id -u"
+
+
+@pytest.mark.parametrize("guest", [True, False])
+async def test_what_commands_make_in_a_directory_of_root_is_root_s(tmp_path: Path, guest: bool) -> None:
+    """Protected paths that are missing are held as elsewhere, and the files of third users stay out of reach."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "kept").write_text("theirs\n")
+    (tree / "others").touch(mode=0o600)
+    os.chown(tree / "others", 4711, 4711)
+    provider = Local(tmp_path / "home", guest=guest)
+    handle = await provider.create(WorkspaceRequest("lent", "run-1", "nonce", tree=tree))
+    async with provider.open(handle, Opening(protected=("AGENTS.md", ".runner/"))) as workspace:
+        seen = await shell(workspace, COMMANDS)
+    await provider.destroy(handle)
+
+    assert handle.uid not in (0, 4711)
+    assert seen.startswith("theirs\n")
+    assert "others: Permission denied" in seen
+    assert seen.count("Read-only file system") + seen.count("Device or resource busy") == 2, seen
+    assert {path.name: path.stat().st_uid for path in tree.iterdir()} == {"kept": 0, "others": 4711, "made": 0}
+    assert (tree / "kept").read_text() == "theirs\nmore\n"
+
+
+async def test_a_directory_of_root_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    """A command could leave a program of root's there with the set-id bit."""
+    with pytest.raises(ProviderFailed, match="other users can enter"):
+        await Local(tmp_path).create(WorkspaceRequest("lent", "run-1", "nonce", tree=Path("/usr/share/misc")))
+
+    assert list((tmp_path / "sandboxes").glob("*")) == []

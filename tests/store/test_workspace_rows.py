@@ -1,0 +1,113 @@
+"""The rows of workspaces, alike in both stores."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from runner.errors import UnknownWorkspace, WorkspaceState
+from runner.events import (
+    BaseTaken,
+    EffectDone,
+    EffectIntended,
+    RunStarted,
+    Warned,
+    WorkspaceBecame,
+    WorkspaceRequested,
+    WorkspaceUsed,
+)
+from runner.model import Anchor, Limits
+from runner.model import WorkspaceStatus as S
+from runner.ports.store import Store, WorkspaceRow
+from runner.store.memory import MemoryStore
+from runner.store.sqlite import open_store
+
+REQUESTED = WorkspaceRequested("local", "shop", False, Limits(cpus=2.0), 1.0, None, "/p/\udcff", 7, "https://h/r", "b")
+SECOND = 1_000_000
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    ticks = count(1_000)
+    if request.param == "memory":
+        yield MemoryStore(lambda: next(ticks))
+        return
+    async with open_store(tmp_path / "state.db", now=lambda: next(ticks), entropy=bytes) as opened:
+        yield opened
+
+
+async def test_a_row_comes_back_as_its_events_say(store: Store) -> None:
+    await store.append_to_workspace("w", [REQUESTED, BaseTaken("b" * 40), WorkspaceBecame(S.PROVISIONING)])
+    await store.append_to_workspace("w", [WorkspaceUsed(2.0)])
+
+    assert await store.workspaces() == [
+        WorkspaceRow(
+            "w",
+            "local",
+            S.PROVISIONING,
+            1_000,
+            1_001,
+            expires=1_001 + 2 * SECOND,
+            project="shop",
+            path="/p/\udcff",
+            inode=7,
+            url="https://h/r",
+            branch="b",
+            base="b" * 40,
+            limits=Limits(cpus=2.0),
+        )
+    ]
+
+
+async def test_workspaces_of_runs_are_listed_as_well_and_the_newest_first(store: Store) -> None:
+    await store.append_to_workspace("w", [REQUESTED])
+    started = RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
+    intended, done = EffectIntended("p", "workspace", "a-1", "local"), EffectDone("p", "workspace", "a-1")
+    await store.append("a", [started, intended, done])
+
+    assert [(row.id, row.run, row.status) for row in await store.workspaces()] == [
+        ("a-1", "a", S.READY),
+        ("w", None, S.CREATING),
+    ]
+
+
+async def test_a_change_that_there_is_not_is_refused_with_all_that_came_with_it(store: Store) -> None:
+    await store.append_to_workspace("w", [REQUESTED])
+
+    with pytest.raises(WorkspaceState, match="is creating, and cannot become stopped"):
+        await store.append_to_workspace("w", [Warned("x.y", "z"), WorkspaceBecame(S.STOPPED)])
+
+    assert len(await store.workspace_events("w")) == 1
+    assert (await store.workspace("w")).status is S.CREATING
+
+
+async def test_a_destroyed_workspace_keeps_its_journal_and_no_row(store: Store) -> None:
+    await store.append_to_workspace("w", [REQUESTED, WorkspaceBecame(S.DESTROYING), WorkspaceBecame(S.DESTROYED)])
+
+    assert await store.workspaces() == []
+    assert len(await store.workspace_events("w")) == 3
+
+
+async def test_a_workspace_is_found_by_a_prefix_that_only_it_has(store: Store) -> None:
+    for id in ("abc", "abcd", "abd1"):
+        await store.append_to_workspace(id, [REQUESTED])
+
+    assert (await store.workspace("abc")).id == "abc"
+    assert (await store.workspace("abd")).id == "abd1"
+    with pytest.raises(UnknownWorkspace, match="may be any of 3") as several:
+        await store.workspace("ab")
+    assert several.value.hint == "one of: abd1, abcd, abc"
+    with pytest.raises(UnknownWorkspace, match="there is no workspace"):
+        await store.workspace("x")
+
+
+async def test_the_clock_is_remembered_as_it_was_seen_last(store: Store) -> None:
+    assert (await store.anchor(), await store.newest()) == (None, 0)
+    for offset in (1, 2):
+        await store.set_anchor(Anchor("boot", offset))
+    await store.append_to_workspace("w", [REQUESTED])
+
+    assert (await store.anchor(), await store.newest()) == (Anchor("boot", 2), 1_000)
