@@ -11,7 +11,7 @@ from functools import partial
 import trio
 
 from runner.app.apply import FATAL
-from runner.app.tenancy import Premises, occupy
+from runner.app.tenancy import Premises, occupy, require_tree
 from runner.app.workspaces import own_workspace, require_ready, use_of, validate
 from runner.errors import ProviderFailed, WorkspaceLost
 from runner.model import Exit
@@ -22,7 +22,7 @@ from runner.ports.store import WorkspaceRow
 OpenSandbox = Callable[[], AbstractAsyncContextManager[Workspace]]
 
 CANCELLED = 130
-_CHUNK = 1 << 16
+_CHUNK = 1 << 20  # bytes
 _DRAIN = 2.0  # seconds for what is left in the pipes after the command has ended, if a descendant holds them
 
 
@@ -36,12 +36,13 @@ async def execute(premises: Premises, text: str, argv: Sequence[str], streams: t
     """
     row = await own_workspace(premises.store, text)
     require_ready(row)
+    require_tree(row)
     _, handle = await premises.find(row)
     if handle is None:
         raise WorkspaceLost(f"nothing of workspace `{row.id}` is left", hint=f"runner workspace destroy {row.id}")
     await validate(premises, row, handle)
     async with occupy(premises, row, "exec") as tenancy:
-        require_ready(await premises.store.workspace(row.id))
+        require_ready(tenancy.row)
         await tenancy.write(use_of(premises.settings))
         provider, handle = await tenancy.handle()
         opening = Opening(protected=await _protected(premises, row))

@@ -88,8 +88,13 @@ class Tenancy:
     async def write(self, *events: Event) -> None:
         await self.premises.store.append_to_workspace(self.row.id, events, fence=self.tenure.fence)
 
+    async def end(self, last: Event) -> None:
+        """Write the last event of a workspace and let go of it at once: who finds none, finds no lease of it either."""
+        await self.tenure.release(lambda released: self.write(last, released))
+
     async def handle(self) -> tuple[Provider, Handle]:
         """Raises ``WorkspaceLost`` when nothing of the workspace is there."""
+        require_tree(self.row)
         provider, handle = await self.premises.find(self.row)
         if handle is None:
             raise WorkspaceLost(
@@ -112,6 +117,7 @@ async def occupy(
     with ExitStack() as locks:
         before = await _acquire(tenancy, locks, intent)
         try:
+            tenancy.row = await premises.store.workspace(row.id)
             if before.id:
                 await _take_over(tenancy, before)
             with plainly():
@@ -160,19 +166,27 @@ def replace_lock(lock: Path) -> int:
     return descriptor
 
 
-def _lock_tree(row: WorkspaceRow, before: Lease, locks: ExitStack) -> None:
-    """Lock an adopted directory, which another store may use. Raises ``LeaseHeld`` and ``WorkspaceLost``."""
-    if row.path is None:
-        return
+def require_tree(row: WorkspaceRow) -> None:
+    """Raises ``WorkspaceLost`` when an adopted directory is not where it was."""
+    if row.path is not None and not _is_at(row.path, row.inode):
+        hint = f"put it back, or runner workspace delete {row.id}"
+        raise WorkspaceLost(f"`{row.path}` is not the directory that was adopted", hint=hint)
+
+
+def _is_at(path: str, inode: int | None) -> bool:
     try:
-        tree = os.open(row.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError as error:
-        raise WorkspaceLost(f"`{row.path}` cannot be opened: {error.strerror}") from error
+        return os.lstat(path).st_ino == inode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _lock_tree(row: WorkspaceRow, before: Lease, locks: ExitStack) -> None:
+    """Lock an adopted directory, which another store may use, if it is there. Raises ``LeaseHeld``."""
+    if row.path is None or not _is_at(row.path, row.inode):
+        return
+    tree = os.open(row.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     locks.callback(os.close, tree)
     found = os.fstat(tree)
-    if found.st_ino != row.inode:
-        hint = f"runner workspace delete {row.id}"
-        raise WorkspaceLost(f"`{row.path}` is not the directory that was adopted", hint=hint)
     try:
         fcntl.flock(tree, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -209,7 +223,8 @@ async def _kept(tenancy: Tenancy) -> AsyncIterator[None]:
     async def watch() -> None:
         margin = min(MARGIN, tenancy.premises.lease_seconds / 4)
         await keep(tenure, tenancy.write, margin=margin, warn=warn)
-        scope.cancel()
+        if tenure.fence is not None:
+            scope.cancel()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)

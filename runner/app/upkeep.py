@@ -85,7 +85,6 @@ def _end(premises: Premises, row: WorkspaceRow) -> int | None:
 async def _reap(premises: Premises, row: WorkspaceRow, reaped: Reaped) -> Reaped:
     try:
         async with occupy(premises, row, "gc") as tenancy:
-            tenancy.row = await premises.store.workspace(row.id)
             if tenancy.row.status in UNFINISHED or not expired(_end(premises, tenancy.row), premises.ports.now()):
                 return replace(reaped, left="it is in use again", in_use=True)
             removed = await finish_destroy(tenancy, discard=False, reason="its time was over")
@@ -109,7 +108,6 @@ async def _finish(premises: Premises, row: WorkspaceRow) -> Finished:
     left = f"was left {row.status}"
     try:
         async with occupy(premises, row, "recover") as tenancy:
-            tenancy.row = await premises.store.workspace(row.id)
             removed = await _as_begun(tenancy)
         if removed is not None:
             return Finished(row.id, f"{left}, and is gone now", removed.saved)

@@ -119,7 +119,10 @@ def _around(settings: Settings, rows: Sequence[WorkspaceRow], path: Path) -> Wor
 
 def tree_of(settings: Settings, row: WorkspaceRow) -> Path:
     """Where the files of a workspace are on this host."""
-    return Path(row.path) if row.path else settings.home / "projects" / row.project / "workspaces" / row.id
+    if row.path is not None:
+        return Path(row.path)
+    own = settings.home / "projects" / row.project / "workspaces" / row.id
+    return own if row.run is None else next(settings.home.glob(f"projects/*/workspaces/{row.id}"), own)
 
 
 def _status(path: Path) -> Iterator[os.stat_result]:
@@ -142,7 +145,7 @@ async def own_workspace(store: Store, text: str) -> WorkspaceRow:
 
 
 async def create(premises: Premises, wish: Wish) -> WorkspaceRow:
-    """Make a workspace, ready to be used. When it cannot be made, or this is cancelled, nothing of it is left.
+    """Make a workspace, ready to be used. When it cannot be made, or this is cancelled, it is removed again.
 
     Raises ``UsageError``, ``BadDirectory``, ``UnknownProject``, ``ProviderUnavailable``, ``ForbiddenFiles``, and what
     provider and git raise.
@@ -174,7 +177,6 @@ async def create(premises: Premises, wish: Wish) -> WorkspaceRow:
     id = str(UUID(bytes=secrets.token_bytes(16), version=4))
     row = WorkspaceRow(id, provider.name, S.CREATING, 0, 0, path=requested.path, inode=requested.inode)
     async with occupy(premises, row, "create", intent=requested) as tenancy:
-        tenancy.row = await premises.store.workspace(id)
         try:
             await _make(tenancy, provider, project, tip)
         except BaseException as error:
@@ -376,9 +378,9 @@ async def stop(premises: Premises, text: str) -> WorkspaceRow:
 
 async def finish_stop(tenancy: Tenancy) -> None:
     """End what runs in a workspace, also one whose stopping was cut off."""
+    provider, handle = await tenancy.handle()
     if tenancy.row.status is not S.STOPPING:
         await tenancy.write(ev.WorkspaceBecame(S.STOPPING))
-    provider, handle = await tenancy.handle()
     await provider.evict(handle)
     await tenancy.write(ev.WorkspaceBecame(S.STOPPED), use_of(tenancy.premises.settings))
 
@@ -455,15 +457,14 @@ async def finish_destroy(tenancy: Tenancy, *, discard: bool, reason: str = "") -
         await tenancy.write(ev.WorkspaceBecame(S.DESTROYING, reason))
     if handle is not None:
         await provider.destroy(handle)
-    await tenancy.write(ev.WorkspaceBecame(S.DESTROYED))
+    await tenancy.end(ev.WorkspaceBecame(S.DESTROYED))
     await trio.to_thread.run_sync(trees.remove, premises.folder(row.id))
     return removed
 
 
 async def _end(tenancy: Tenancy, reason: str) -> None:
     """Remove a workspace that was never ready."""
-    row = await tenancy.premises.store.workspace(tenancy.row.id)
-    tenancy.row = row
+    tenancy.row = await tenancy.premises.store.workspace(tenancy.row.id)
     await finish_destroy(tenancy, discard=True, reason=reason)
 
 

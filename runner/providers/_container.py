@@ -80,16 +80,16 @@ def _walls() -> dict[str, Any]:
         "ReadonlyRootfs": True,
         "RestartPolicy": {"Name": "no"},
         "SecurityOpt": ["no-new-privileges"],
-        "ShmSize": _SHM_BYTES,
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
     }
 
 
 def _ceilings(limits: Limits) -> dict[str, Any]:
     """Of memory the offender dies, not the container: docker's default, which leaves what else runs alone."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"ShmSize": _SHM_BYTES}
     if limits.memory_bytes is not None:
         found |= {"Memory": limits.memory_bytes, "MemorySwap": limits.memory_bytes}
+        found["ShmSize"] = min(_SHM_BYTES, limits.memory_bytes // 8)
     if limits.cpus is not None:
         found |= {"CpuPeriod": _PERIOD, "CpuQuota": int(limits.cpus * _PERIOD)}
     if limits.pids is not None:

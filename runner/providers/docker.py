@@ -22,7 +22,7 @@ import trio
 from runner import trees
 from runner.errors import CleanUpIncomplete, ProviderFailed, WorkspaceLost
 from runner.guest import binary
-from runner.model import Feature, Handle, IsolationClass
+from runner.model import Feature, Handle, IsolationClass, Limits
 from runner.ports.provider import STOP_GRACE, Opening, Probe, Workspace, WorkspaceRequest
 from runner.providers import _cgroup, _container, spawn
 from runner.providers._directories import Directories
@@ -36,7 +36,7 @@ from runner.providers._shown import ENV, PATHS, show_all, workspace_path, write_
 from runner.settings import Settings
 
 _RUNTIME = "runc"
-_TMP, _TMP_BYTES = "/tmp", 1 << 30  # of memory, and within its limit
+_TMP, _TMP_BYTES = "/tmp", 1 << 30
 _VOLUME_BYTES = 1 << 16  # for the places that ours are shown at; nobody inside is root
 _DISK = "docker has no disk quota"
 _CEILINGS = {Feature.CPU: "CpuCfsQuota", Feature.MEMORY: "MemoryLimit", Feature.PIDS: "PidsLimit"}
@@ -109,7 +109,7 @@ class Docker:
                 image = self._image(handle)
                 for volume in image["volumes"]:  # else the daemon makes a writable one for each
                     recipe.show(room.places.add_memory(_VOLUME_BYTES, 0), volume, writable=True)
-                recipe.show(room.places.add_memory(_TMP_BYTES, handle.uid), _TMP, writable=True)
+                recipe.show(room.places.add_memory(_tmp_bytes(handle.limits), handle.uid), _TMP, writable=True)
                 show_all(recipe, handle, opening, room, guards)
                 recipe.show(room.add(program.path), _container.GUEST)
                 room.places.seal(recipe.read_only)
@@ -133,6 +133,7 @@ class Docker:
         listener, channel = room.places.listen(_container.SOCKET)
         recipe.show(channel, _container.CHANNEL)
         with listener:
+            _opened(handle.private).touch()
             try:
                 await self._engine.remove(self._labels(handle))
                 name = f"runner-{handle.id}-{secrets.token_hex(4)}"
@@ -190,7 +191,7 @@ class Docker:
     async def _end(self, handle: Handle) -> None:
         """End all that runs in the workspace, with or without the daemon, and remove what it ran in."""
         await spawn.kill_all(lambda pid: self._runs_in(pid, handle), what=f"workspace `{handle.id}`")
-        if self._directories.owner(handle) is None or not _kept(handle.private).exists():
+        if self._directories.owner(handle) is None or not _opened(handle.private).exists():
             return
         await trio.to_thread.run_sync(remove_handed, handle.id, self._engine.socket)
         try:
@@ -231,6 +232,11 @@ def _program() -> binary.Program:
     return program
 
 
+def _opened(private: Path) -> Path:
+    """There from before the first container is made."""
+    return private / "system" / "opened"
+
+
 def _volumes(image: Mapping[str, Any]) -> list[str]:
     """The places that an image wants to be writable. Raises ``ProviderFailed`` for one inside of ours."""
     found = sorted(posixpath.normpath(place) for place in image["Config"].get("Volumes") or ())
@@ -241,6 +247,11 @@ def _volumes(image: Mapping[str, Any]) -> list[str]:
             hint="build it without that VOLUME",
         )
     return found
+
+
+def _tmp_bytes(limits: Limits) -> int:
+    """Of memory, so less than its limit: else files alone could use it up, and with no command left the guest dies."""
+    return _TMP_BYTES if limits.memory_bytes is None else min(_TMP_BYTES, limits.memory_bytes // 2)
 
 
 def _kept(private: Path) -> Path:

@@ -20,8 +20,9 @@ _COLUMNS = (
     " snapshot_id, metadata"
 )
 _WRITE = (
-    f"INSERT OR REPLACE INTO agent_workspaces ({_COLUMNS}, container_type, provider_workspace_id)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'agent_workspace', ?)"
+    f"INSERT INTO agent_workspaces ({_COLUMNS}, container_type, provider_workspace_id)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'agent_workspace', ?) ON CONFLICT (id) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", "))
 )
 
 

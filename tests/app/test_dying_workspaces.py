@@ -1,22 +1,21 @@
-"""Whoever works on a workspace may die at each commit of its store: recovering leaves nothing half-done and no work lost."""
+"""Whoever works on a workspace may die at each commit of its store: nothing stays half-done and no work is lost."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from tests.situations import leftovers
 
-ENOUGH = 40  # commits; no verb has as many
 POINTS = ("before", "torn", "after")
 
 Ask = Callable[..., int]
@@ -47,7 +46,7 @@ def rows(home: Path) -> list[tuple[str, str]]:
 
 
 def dies(ask: Ask, tmp_path: Path, verb: str, at: int, point: str, *, adopted: bool = False) -> bool:
-    """Let a verb die at a commit and recover; whether it came to that commit. Nothing is left that somebody must know."""
+    """Let a verb die at a commit and recover, after which nothing is left; whether it came to that commit."""
     home = tmp_path / f"{verb}-{at}-{point}"
     theirs = home / "theirs"
     theirs.mkdir(parents=True)
@@ -84,8 +83,6 @@ def test_dying_at_a_commit_loses_and_leaves_nothing(ask: Ask, tmp_path: Path, ve
 def test_dying_at_any_commit_loses_and_leaves_nothing(
     ask: Ask, tmp_path: Path, verb: str, point: str, adopted: bool
 ) -> None:
-    survived = [at for at in range(1, ENOUGH) if not dies(ask, tmp_path, verb, at, point, adopted=adopted)]
+    at = next(at for at in count(1) if not dies(ask, tmp_path, verb, at, point, adopted=adopted))
 
-    assert 2 < survived[0] < ENOUGH
-    assert survived == list(range(survived[0], ENOUGH))
-    assert os.path.exists(tmp_path)
+    assert at > 3, "it has begun with that many commits"

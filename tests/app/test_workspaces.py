@@ -86,7 +86,7 @@ async def premises(house: House) -> AsyncIterator[Premises]:
 
 
 async def inside(premises: Premises, row: WorkspaceRow, *argv: str, stdin: bytes = b"") -> tuple[int, bytes]:
-    """A command in a workspace: its exit code, and what it printed, both streams as one."""
+    """A command in a workspace: its exit code, and what it printed."""
     scratch = premises.settings.home.parent
     (scratch / "stdin").write_bytes(stdin)
     with open(scratch / "stdin", "rb") as reading, open(scratch / "stdout", "wb") as writing:
@@ -95,7 +95,7 @@ async def inside(premises: Premises, row: WorkspaceRow, *argv: str, stdin: bytes
 
 
 async def shell(premises: Premises, row: WorkspaceRow, script: str) -> tuple[int, bytes]:
-    return await inside(premises, row, "sh", "-c", script)
+    return await inside(premises, row, "sh", "-c", f"exec 2>&1; {script}")
 
 
 async def events(premises: Premises, row: WorkspaceRow) -> list[Event]:
@@ -183,16 +183,23 @@ async def test_what_cannot_be_adopted_is_refused_before_anything_is_made(premise
     assert not (house.theirs / "src" / ".git").exists()
 
 
-async def test_a_directory_is_known_by_what_it_is_and_not_by_its_name(premises: Premises, house: House) -> None:
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_directory_is_known_by_what_it_is_and_not_by_its_name(
+    premises: Premises, house: House, replaced: bool
+) -> None:
     row = await ws.create(premises, Wish(path=house.theirs))
     moved = house.theirs.rename(house.theirs.with_name("moved"))
-    house.theirs.mkdir()
+    if replaced:
+        house.theirs.mkdir()
+        (house.theirs / "another").touch()
 
-    with pytest.raises(WorkspaceLost, match="not the directory that was adopted"):
-        await shell(premises, row, "true")
+    for use in (shell(premises, row, "touch made"), ws.stop(premises, row.id)):
+        with pytest.raises(WorkspaceLost, match="not the directory that was adopted"):
+            await use
+    await ws.delete(premises, row.id)
 
-    house.theirs.rmdir()
-    moved.rename(house.theirs)
+    assert sorted(os.listdir(moved)) == [".git", "kept"]
+    assert not replaced or os.listdir(house.theirs) == ["another"]
 
 
 @pytest.mark.parametrize(

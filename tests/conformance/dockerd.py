@@ -92,14 +92,21 @@ class Daemon:
 
     def pids(self) -> list[int]:
         """The daemon, and the one behind it that holds the containers."""
-        files = (self.root / "pid", self.root / "exec" / "containerd" / "containerd.pid")
-        return [int(file.read_text()) for file in files if file.exists()]
+        return [int(file.read_text()) for file in self._pid_files() if file.exists()]
+
+    def _pid_files(self) -> tuple[Path, Path]:
+        return self.root / "pid", self.root / "exec" / "containerd" / "containerd.pid"
 
     def signal(self, number: signal.Signals) -> None:
-        """To the daemon alone; returns when one that it ends has ended."""
-        pid = self.pids()[0]
-        os.kill(pid, number)
-        _wait_until_gone([pid] if number in (signal.SIGKILL, signal.SIGTERM) else [])
+        os.kill(self.pids()[0], number)
+
+    def kill(self) -> None:
+        """The one behind it dies with it; containers live on."""
+        pids = self.pids()
+        self.signal(signal.SIGKILL)
+        _wait_until_gone(pids)
+        for file in self._pid_files():
+            file.unlink()  # they may be zombies yet, which the next one would take for living ones
 
     def make_image(self) -> None:
         with self.client() as client:
@@ -212,6 +219,8 @@ def shared(name: str) -> Iterator[Daemon]:
             with _changing(daemon), suppress(BlockingIOError):  # another is in the block
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 daemon.stop()
+                for suffix in (".users", ".lock"):
+                    daemon.root.with_suffix(suffix).unlink()
 
 
 @contextmanager

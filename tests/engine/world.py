@@ -318,11 +318,13 @@ class World:
     async def recover(self, process: Process, id: str) -> None:
         """``runner recover`` of one run, which does nothing while another process holds that.
 
-        Now and then it is deceived, as by a file system whose locks are not everybody's: leases must do then.
+        Now and then it is deceived, as by a file system whose locks are not everybody's: leases must do then, from
+        when there is a workspace.
         """
         await process.gate()
         holder = self.runs[id]
-        if not (holder.dead or holder.over or self.unlucky(0.2)):
+        deceived = f"{id}-1" in self.workspaces and self.unlucky(0.2)
+        if not (holder.dead or holder.over or deceived):
             return
         self.runs[id] = process
         record = replay(id, await self.store.events(id))
@@ -496,15 +498,19 @@ class Place:
     def __init__(self, world: World, process: Process) -> None:
         self._world, self._process = world, process
 
-    async def create(self, id: str) -> Handle:
+    async def _reach(self) -> None:
+        await trio.lowlevel.checkpoint()
         await self._process.gate()
+
+    async def create(self, id: str) -> Handle:
+        await self._reach()
         self._world.workspaces.add(id)
         return _handle(id)
 
     @asynccontextmanager
     async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[None]:
-        sandbox = self._world.start(self._process, handle.id)
         await trio.lowlevel.checkpoint()
+        sandbox = self._world.start(self._process, handle.id)
         try:
             yield
         finally:
@@ -512,15 +518,15 @@ class Place:
                 await self._world.end(sandbox, handle.id)
 
     async def list_owned(self, nonce: str) -> list[Handle]:
-        await self._process.gate()
+        await self._reach()
         return [_handle(id) for id in sorted(self._world.workspaces)]
 
     async def evict(self, handle: Handle) -> None:
-        await self._process.gate()
+        await self._reach()
         self._world.evict(self._process, handle.id)
 
     async def destroy(self, handle: Handle) -> None:
-        await self._process.gate()
+        await self._reach()
         self._world.evict(self._process, handle.id)
         self._world.workspaces.discard(handle.id)
 

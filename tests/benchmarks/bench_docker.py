@@ -1,0 +1,118 @@
+"""A container with a guest beside what the docker client does with the same daemon, image and limits.
+
+Run: ``python tests/benchmarks/bench_docker.py``, as root; the daemon is the tests' own. Compared, in turns: opening,
+one command and closing with ``docker run --rm``; a command in an open workspace with ``docker exec``; 1 GiB of standard
+output with that of ``docker exec``.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+
+from runner.model import Limits
+from runner.ports.provider import Opening, Workspace, WorkspaceRequest
+from runner.providers.docker import Docker
+from tests.conformance import dockerd
+
+OPENINGS, COMMANDS, FLOODS = 15, 50, 3
+MIB = 1 << 20
+FLOOD = ["head", "-c", str(1024 * MIB), "/dev/zero"]
+LIMITS = Limits(cpus=2, memory_bytes=1024 * MIB, pids=512)
+WALLS = (
+    *("--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--tmpfs=/tmp"),
+    *("--user=1000:1000", "--cpus=2", "--memory=1g", "--pids-limit=512", "--log-driver=none"),
+)
+
+
+def docker(*words: str) -> None:
+    subprocess.run(["docker", "--host", dockerd.host(), *words], check=True, stdout=subprocess.DEVNULL)
+
+
+async def in_turns(
+    count: int, action: Callable[[], Awaitable[object]], other: Callable[[], object]
+) -> tuple[float, float]:
+    """Median wall seconds of each."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(count):
+        start = time.perf_counter()
+        await action()
+        middle = time.perf_counter()
+        other()
+        times[0].append(middle - start)
+        times[1].append(time.perf_counter() - middle)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+async def one(workspace: Workspace) -> None:
+    assert (await workspace.run(["/bin/true"])).exit.ok
+
+
+async def flood(workspace: Workspace) -> None:
+    async with workspace.exec(FLOOD) as process:
+        while await process.stdout.receive_some(MIB):
+            pass
+
+
+def flood_by_client(container: str) -> None:
+    words = ["docker", "--host", dockerd.host(), "exec", container, *FLOOD]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        while os.read(child.stdout.fileno(), MIB):
+            pass
+
+
+def show(what: str, ours: float, theirs: float, *, beside: str) -> None:
+    print(f"{what} {ours * 1e3:.1f} ms; {beside} {theirs * 1e3:.1f} ms: {ours / theirs:.2f}")
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        provider = Docker(Path(folder), dockerd.host())
+        request = WorkspaceRequest(f"bench-{os.getpid()}", "run", "nonce", LIMITS, image=dockerd.IMAGE)
+        handle = await provider.create(request)
+
+        async def whole() -> None:
+            async with provider.open(handle, Opening()) as workspace:
+                await one(workspace)
+
+        client = await in_turns(OPENINGS, whole, lambda: docker("run", "--rm", *WALLS, dockerd.IMAGE, "/bin/true"))
+        show("open, /bin/true, close", *client, beside="docker run --rm")
+        async with provider.open(handle, Opening()) as workspace:
+            name = subprocess.run(
+                [
+                    "docker",
+                    "--host",
+                    dockerd.host(),
+                    "ps",
+                    "--quiet",
+                    "--filter",
+                    f"label=runner.workspace={handle.id}",
+                ],
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout.strip()
+            command = await in_turns(COMMANDS, lambda: one(workspace), lambda: docker("exec", name, "/bin/true"))
+            show("/bin/true in an open workspace", *command, beside="docker exec")
+            stream = await in_turns(FLOODS, lambda: flood(workspace), lambda: flood_by_client(name))
+            ours, theirs = (1024 * MIB / seconds / 1e6 for seconds in stream)
+            print(f"stdout {ours:.0f} MB/s; docker exec {theirs:.0f} MB/s: {ours / theirs:.2f}")
+        await provider.destroy(handle)
+
+
+if __name__ == "__main__":
+    if (why := dockerd.missing()) is not None:
+        print(f"no docker daemon: {why}")
+    else:
+        try:
+            trio.run(main)
+        finally:
+            dockerd.leave()
