@@ -2,9 +2,8 @@
  *
  * One process, one epoll loop, no threads, no allocation but pages. It is started as the first process of the
  * workspace with the channel as descriptor 0 (`guest`), or dials a Unix socket again and again (`guest PATH`), until
- * nobody listens there any more. Each
- * command has a supervisor (supervise.h) that owns its process tree. Whatever comes from a command is
- * bytes in a ring; whatever is to be said to the host is a flag on a channel, composed when there is
+ * nobody listens there any more. Each command has a supervisor (supervise.h) that owns its process tree. Whatever comes
+ * from a command is bytes in a ring; whatever is to be said to the host is a flag on a channel, composed when there is
  * room: so nothing inside can make the guest's memory grow beyond the rings of the commands that run.
  *
  *     cc -Os -static -nostdlib -ffreestanding -fno-stack-protector guest.c     (-DHOSTED: an ordinary program)

@@ -100,6 +100,7 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("AgentType", "workspace.setup.on_failure"): (("workspace", "setup", "on_failure"), "warn"),
     ("AgentType", "workspace.protected_paths"): (("workspace", "protected_paths"), ["README"]),
     ("AgentType", "workspace.toolchains"): (("workspace", "toolchains"), ["/usr"]),
+    ("AgentType", "workspace.base_image"): (("workspace", "base_image"), "team/agent:3"),
     ("Policy", "allowed_paths"): (("allowed_paths",), ["src/**"]),
     ("Policy", "forbidden_patterns"): (("forbidden_patterns",), ["**/*.tfstate"]),
     ("Policy", "max_file_size"): (("max_file_size",), "1M"),
@@ -227,6 +228,7 @@ async def test_what_a_provider_can_not_enforce_is_an_error_that_names_it(stage: 
         "network": ({"network": "none"}, "`process` can not enforce network none"),
         "protected": ({"protected_paths": ["README"]}, "`process` can not enforce protected_paths README"),
         "disk": ({"resource_limits": {"disk": "1G"}}, "`process` can not enforce disk 1G"),
+        "image": ({"base_image": "team/agent:3"}, "`process` can not enforce base image team/agent:3"),
     }
     for extra, message in refused.values():
         agent = {**BASE["AgentType"], "workspace": {**workspace, **extra}}

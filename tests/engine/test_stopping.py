@@ -17,7 +17,7 @@ from runner import events as ev
 from runner import trees
 from runner.engine.run import Control
 from runner.errors import WorkspaceLost
-from runner.model import Exit, Handle, Outcome, Reason, Rung, Status, StopReason
+from runner.model import Exit, Fence, Handle, Outcome, Reason, Rung, Status, StopReason
 from runner.ports.provider import Opening
 from runner.providers.fake import Fake, Played, Scripted, Stage
 from runner.record import RunRecord
@@ -100,11 +100,11 @@ class SlowJournal(MemoryStore):
         super().__init__(now)
         self._clock = clock
 
-    async def append(self, run: str, events: Sequence[ev.Event]) -> list[ev.Recorded]:
+    async def append(self, run: str, events: Sequence[ev.Event], *, fence: Fence | None = None) -> list[ev.Recorded]:
         if isinstance(events[0], ev.RungReached):
             with self._clock.jumping():
                 await trio.sleep(30)
-        return await super().append(run, events)
+        return await super().append(run, events, fence=fence)
 
 
 @dataclass
@@ -280,7 +280,7 @@ async def test_a_second_signal_takes_what_is_left_of_the_grace(stopping: Stoppin
 
     assert ended.rungs == [("agent", TERM, SIGNAL, 20, 10), ("agent", KILL, SECOND, 23, 0)]
     assert ended.record.exit_code == 130
-    assert [left.split()[0] for left in ended.record.left] == ["workspace"]
+    assert [left.split()[0] for left in ended.record.left] == ["lease", "workspace"]
     trees.remove(stopping.project.home / "state")
 
 
