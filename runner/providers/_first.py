@@ -13,7 +13,9 @@ from pathlib import Path
 import trio
 
 from runner.errors import Escaped, ProviderFailed, WorkspaceLost
+from runner.model import Limits
 from runner.ports.provider import KILL_GRACE
+from runner.providers import _cgroup
 
 _ARRIVAL = 30.0  # seconds from a container's start to its guest's first word, on a busy host
 
@@ -27,6 +29,13 @@ class First:
         self._listener = trio.socket.from_stdlib_socket(listener)
         self._what = what
         self._patience = _ARRIVAL
+
+    def group(self, limits: Limits) -> _cgroup.Group:
+        """What the daemon keeps its container within. Raises ``ProviderFailed``."""
+        try:
+            return _cgroup.group_of(self.pid, limits)
+        except OSError as error:
+            raise ProviderFailed(f"the limits of {self._what} cannot be read: {error}") from error
 
     async def connect(self) -> trio.abc.Stream:
         """Its next connection; whatever else runs there as its user is turned away. Raises ``WorkspaceLost``."""
@@ -71,11 +80,18 @@ def open_first(pid: int, container: str, listener: socket.socket, what: str) -> 
     except (OSError, ValueError) as error:  # an ended container has the pid 0
         raise ProviderFailed(f"the guest of {what} has ended at once") from error
     try:
-        if container not in Path(f"/proc/{pid}/cgroup").read_text():  # the pid is another's by now
+        if container not in _membership(pid):  # the pid is another's by now
             raise ProviderFailed(f"the guest of {what} has ended at once")
         yield First(pid, pidfd, listener, what)
     finally:
         os.close(pidfd)
+
+
+def _membership(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return ""
 
 
 def _peer(connection: trio.socket.SocketType) -> int:

@@ -2,8 +2,9 @@
 
 A protected entry is bound read-only onto itself. Each directory above it is bound onto itself too,
 since a mount point cannot be moved: otherwise ``mv a b`` would take the protected entry away and leave
-its name free. What does not exist gets an empty stand-in for as long as the opening lasts; it has no
-permission bit at all, which nothing that git checks out has, so one that a crash left behind is known.
+its name free. What does not exist gets an empty stand-in for as long as the opening lasts. It has no
+permission bit and was last changed in the first second of the epoch, as nothing that a person has, so one
+that a crash left behind is known.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from runner.errors import ProtectedLink
 from runner.providers._lent import acting_as
 from runner.providers._mounts import open_name
+
+_CHANGED = 1  # seconds since the epoch
 
 
 class Kind(Enum):
@@ -107,6 +110,7 @@ def _make_stand_in(parent: int, name: str, *, directory: bool) -> None:
         os.mkdir(name, mode=0, dir_fd=parent)
     else:
         os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0, dir_fd=parent))
+    os.utime(name, (_CHANGED, _CHANGED), dir_fd=parent, follow_symlinks=False)
 
 
 def _remove_stand_in(parent: int, name: str) -> None:
@@ -129,4 +133,5 @@ def remove_stand_ins(tree: Path) -> None:
 
 
 def _is_stand_in(found: os.stat_result) -> bool:
-    return stat.S_IMODE(found.st_mode) == 0 and (stat.S_ISDIR(found.st_mode) or found.st_size == 0)
+    marked = stat.S_IMODE(found.st_mode) == 0 and found.st_mtime == _CHANGED
+    return marked and (stat.S_ISDIR(found.st_mode) or found.st_size == 0)

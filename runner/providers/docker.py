@@ -24,7 +24,7 @@ from runner.errors import CleanUpIncomplete, ProviderFailed, WorkspaceLost
 from runner.guest import binary
 from runner.model import Feature, Handle, IsolationClass, Limits
 from runner.ports.provider import STOP_GRACE, Opening, Probe, Workspace, WorkspaceRequest
-from runner.providers import _cgroup, _container, spawn
+from runner.providers import _container, spawn
 from runner.providers._directories import Directories
 from runner.providers._engine import PATIENCE, Engine
 from runner.providers._first import First, open_first
@@ -145,14 +145,15 @@ class Docker:
                         handle.uid,
                         replace(PATHS, workspace=workspace_path(handle, room)),
                         {**ENV, **opening.env},
-                        _cgroup.group_of(first.pid, handle.limits),
+                        first.group(handle.limits),
                         self._grace,
                     )
                     async with _reach(first, around, what) as workspace:
                         yield workspace
             finally:
                 with trio.CancelScope(shield=True), suppress(ProviderFailed):
-                    # Nothing runs in it any more. What a daemon that is away does not remove, destroying will name.
+                    # Nothing runs in it any more, or will once its guest finds that nobody listens.
+                    # What a daemon that is away does not remove, destroying will name.
                     await self._engine.remove(self._labels(handle))
 
     def _image(self, handle: Handle) -> Mapping[str, Any]:
@@ -193,8 +194,8 @@ class Docker:
         await spawn.kill_all(lambda pid: self._runs_in(pid, handle), what=f"workspace `{handle.id}`")
         if self._directories.owner(handle) is None or not _opened(handle.private).exists():
             return
-        await trio.to_thread.run_sync(remove_handed, handle.id, self._engine.socket)
         try:
+            await trio.to_thread.run_sync(remove_handed, handle.id, self._engine.socket)
             await self._engine.remove(self._labels(handle))
         except ProviderFailed as error:
             raise CleanUpIncomplete(

@@ -182,7 +182,7 @@ async def test_a_protected_path_that_is_a_link_is_refused(place: Place, path: st
 
 
 async def test_a_stand_in_that_a_crash_left_is_removed(place: Place) -> None:
-    place.write("AGENTS.md", "").chmod(0)
+    _leave(place.write("AGENTS.md", ""))
     async with place.open(Opening(protected=("AGENTS.md",))) as workspace:
         await workspace.run(["true"])
 
@@ -191,8 +191,11 @@ async def test_a_stand_in_that_a_crash_left_is_removed(place: Place) -> None:
 
 async def test_evicting_removes_the_stand_ins_of_a_killed_opening_and_nothing_else(place: Place) -> None:
     """Regression: the patch of a recovered run had the empty files that stood for missing protected paths."""
-    place.write("deep/AGENTS.md", "").chmod(0)
-    (place.handle.tree / "rules").mkdir(mode=0)
+    _leave(place.write("deep/AGENTS.md", ""))
+    rules = place.handle.tree / "rules"
+    rules.mkdir()
+    _leave(rules)
+    place.write("closed", "").chmod(0)
     place.write("kept/file", "work")
     (place.handle.tree / "kept").chmod(0)
     place.write("empty", "")
@@ -201,7 +204,13 @@ async def test_evicting_removes_the_stand_ins_of_a_killed_opening_and_nothing_el
 
     (place.handle.tree / "kept").chmod(0o755)
     found = sorted(str(path.relative_to(place.handle.tree)) for path in place.handle.tree.rglob("*"))
-    assert found == ["deep", "empty", "kept", "kept/file"]
+    assert found == ["closed", "deep", "empty", "kept", "kept/file"]
+
+
+def _leave(path: Path) -> None:
+    """Make of an empty file or directory what stands for a missing one."""
+    path.chmod(0)
+    os.utime(path, (1, 1))
 
 
 async def test_a_workspace_is_found_by_its_nonce_only(place: Place) -> None:
