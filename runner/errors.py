@@ -508,6 +508,10 @@ class WorkspaceState(LeaseError):
     code = "workspace.state"
 
 
+class WorkspaceLimit(LeaseError):
+    code, http_status = "workspace.limit", 429
+
+
 class BadDirectory(InputError):
     code = "workspace.directory"
 

@@ -275,7 +275,11 @@ class RunEnded(Event):
 
 @dataclass(frozen=True)
 class WorkspaceRequested(Event):
-    """Durable before a workspace is made that belongs to no run. ``path`` is a directory that it adopts."""
+    """Durable before a workspace is made that belongs to no run. ``path`` is a directory that it adopts.
+
+    ``not_enforced`` are the limits that it should have as well, and that its provider cannot keep here; ``image`` is
+    the id of the system that its commands see, for a provider that has images.
+    """
 
     provider: str
     project: str
@@ -287,6 +291,8 @@ class WorkspaceRequested(Event):
     inode: int | None = None
     url: str | None = None
     branch: str | None = None
+    not_enforced: Limits | None = None
+    image: str | None = None
 
 
 @dataclass(frozen=True)

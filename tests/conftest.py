@@ -35,7 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for marker in item.iter_markers("scenario"):
-            item.user_properties.append(("scenario", f"{marker.args[0]}/{marker.kwargs.get('only', '')}"))
+            item.user_properties.append(("scenario", f"{marker.args[0]}/{part_of(item, marker)}"))
+
+
+def part_of(item: pytest.Item, marker: pytest.Mark) -> str:
+    """The part of a scenario that a test shows; with ``only="provider"``, that of the provider it is given."""
+    part = marker.kwargs.get("only", "")
+    return item.callspec.params["provider"] if part == "provider" else part  # type: ignore[attr-defined]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 import trio
 
 from runner.app.apply import FATAL
+from runner.app.leases import COMMAND
 from runner.app.tenancy import Premises, occupy, require_tree
 from runner.app.workspaces import own_workspace, require_ready, use_of, validate
 from runner.errors import ProviderFailed, WorkspaceLost
@@ -41,7 +42,7 @@ async def execute(premises: Premises, text: str, argv: Sequence[str], streams: t
     if handle is None:
         raise WorkspaceLost(f"nothing of workspace `{row.id}` is left", hint=f"runner workspace destroy {row.id}")
     await validate(premises, row, handle)
-    async with occupy(premises, row, "exec") as tenancy:
+    async with occupy(premises, row, COMMAND) as tenancy:
         require_ready(tenancy.row)
         await tenancy.write(use_of(premises.settings))
         provider, handle = await tenancy.handle()

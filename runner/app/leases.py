@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from runner.app.tenancy import Premises, Tenancy, occupy, replace_lock
+from runner.app.tenancy import Premises, Tenancy, is_locked_by, occupy, replace_lock
 from runner.artifacts.owner import is_held
 from runner.errors import LeaseHeld, LeaseTakenOver, UsageError, WorkspaceState
 from runner.events import Warned
+from runner.lifecycle.lease import held
 from runner.model import Lease
+from runner.ports.provider import KILL_GRACE, STOP_GRACE
+from runner.ports.store import WorkspaceRow
+
+COMMAND = "exec"  # what the holder of a lease does who can be asked to end
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,38 @@ async def break_lease(premises: Premises, text: str, *, sure: bool) -> str:
     return f"workspace {row.id} is free; `{lease.holder}` had it" + (
         f", and ends at its next write; `runner recover {row.run}` cleans up after it" if row.run is not None else ""
     )
+
+
+async def ask_to_end(premises: Premises, row: WorkspaceRow) -> str | None:
+    """Ask the command that runs in a workspace to end, and wait until it has, its grace and a little at most.
+
+    Returns the lease of a holder that has it still. Raises ``LeaseHeld`` for a holder that can not be asked: what he
+    does is no command, or he is no process that is known to be the holder.
+    """
+    lease = await premises.store.lease(row.id)
+    lock = premises.lock(row.id)
+    if not lease.live(premises.ports.now()) or not is_held(lock):
+        return None
+    doing, _, pid = lease.holder.rpartition(" ")
+    if doing != COMMAND or int(pid) == os.getpid():
+        raise held(lease)
+    try:
+        return None if await _end(int(pid), lease, lock) else lease.id
+    except (ProcessLookupError, FileNotFoundError):  # it has ended by itself, or all of the workspace is gone
+        return None
+
+
+async def _end(pid: int, lease: Lease, lock: Path) -> bool:
+    process = os.pidfd_open(pid)
+    try:
+        if not is_locked_by(os.stat(lock), lease.holder):  # the number may be another's by now
+            raise held(lease)
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        with trio.move_on_after(STOP_GRACE + KILL_GRACE) as waiting:
+            await trio.lowlevel.wait_readable(process)
+        return not waiting.cancelled_caught
+    finally:
+        os.close(process)
 
 
 def _state(premises: Premises, lease: Lease) -> LeaseState:

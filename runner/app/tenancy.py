@@ -105,21 +105,21 @@ class Tenancy:
 
 @asynccontextmanager
 async def occupy(
-    premises: Premises, row: WorkspaceRow, doing: str, *, intent: Event | None = None
+    premises: Premises, row: WorkspaceRow, doing: str, *, intent: Event | None = None, over: str | None = None
 ) -> AsyncIterator[Tenancy]:
     """Have a workspace to oneself for the length of the block, which is cancelled in time when that cannot be kept.
 
     ``intent`` becomes durable with the lease. When somebody had it who is dead or whose time is over, all that still
-    runs in the workspace is ended first, and ``advise`` hears of it. Raises ``LeaseHeld``, and ``LeaseLost`` at the end
-    of a block that was cut short.
+    runs in the workspace is ended first, and ``advise`` hears of it; so it is when ``over`` is his lease, alive as he
+    may be. Raises ``LeaseHeld``, and ``LeaseLost`` at the end of a block that was cut short.
     """
     tenancy = Tenancy(premises, row, f"{doing} {os.getpid()}")
     with ExitStack() as locks:
-        before = await _acquire(tenancy, locks, intent)
+        before = await _acquire(tenancy, locks, intent, over)
         try:
             tenancy.row = await premises.store.workspace(row.id)
             if before.id:
-                await _take_over(tenancy, before)
+                await _take_over(tenancy, before, stubborn=before.id == over)
             with plainly():
                 async with _kept(tenancy):
                     yield tenancy
@@ -128,7 +128,7 @@ async def occupy(
                 await tenancy.tenure.release(tenancy.write)
 
 
-async def _acquire(tenancy: Tenancy, locks: ExitStack, intent: Event | None) -> Lease:
+async def _acquire(tenancy: Tenancy, locks: ExitStack, intent: Event | None, over: str | None) -> Lease:
     """Take the locks and then the lease; what that was before."""
     premises, id = tenancy.premises, tenancy.row.id
 
@@ -144,11 +144,12 @@ async def _acquire(tenancy: Tenancy, locks: ExitStack, intent: Event | None) -> 
             _lock_tree(tenancy.row, before, locks)
             return await tenancy.tenure.acquire(emit, forced=bool(before.id))
         before = await premises.store.lease(id)
-        if before.live(premises.ports.now()):
+        live = before.live(premises.ports.now())
+        if live and before.id != over:
             raise held(before)
         if before.id:
             _lock_tree(tenancy.row, before, locks)
-            before = await tenancy.tenure.acquire(emit)
+            before = await tenancy.tenure.acquire(emit, forced=live)
             locks.callback(os.close, await trio.to_thread.run_sync(replace_lock, premises.lock(id)))
             return before
         if trio.current_time() > give_up:
@@ -190,20 +191,22 @@ def _lock_tree(row: WorkspaceRow, before: Lease, locks: ExitStack) -> None:
     try:
         fcntl.flock(tree, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        if not _is_held_by(found, before.holder):
+        if not is_locked_by(found, before.holder):
             raise LeaseHeld(f"`{row.path}` is in use by another store", hint="its RUNNER_HOME is another") from None
 
 
-def _is_held_by(tree: os.stat_result, holder: str) -> bool:
-    """Whether a directory is locked by the holder of an expired lease, who sleeps."""
-    place = f"{os.major(tree.st_dev):02x}:{os.minor(tree.st_dev):02x}:{tree.st_ino}"
+def is_locked_by(directory: os.stat_result, holder: str) -> bool:
+    """Whether a directory is locked by the process that a lease names as its holder, and by no other."""
+    place = f"{os.major(directory.st_dev):02x}:{os.minor(directory.st_dev):02x}:{directory.st_ino}"
     locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     pids = [words[4] for words in locks if words[1] == "FLOCK" and words[5] == place]
     return bool(pids) and all(pid == holder.rpartition(" ")[2] for pid in pids)
 
 
-async def _take_over(tenancy: Tenancy, before: Lease) -> None:
+async def _take_over(tenancy: Tenancy, before: Lease, *, stubborn: bool) -> None:
     why = "whose time was over" if not before.live(tenancy.premises.ports.now()) else "which is dead"
+    if stubborn:
+        why = "which did not end when it was asked to"
     advice = LeaseTakenOver(f"the lease of workspace `{tenancy.row.id}` was taken over from `{before.holder}`, {why}")
     tenancy.premises.advise(advice)
     await tenancy.write(Warned(advice.code, advice.message))

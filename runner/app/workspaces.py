@@ -8,45 +8,42 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import trio
 
 from runner import events as ev
 from runner import trees
-from runner.app.facts import agents_file, provider_names
+from runner.app.admission import adoptable, check_limit, choose_provider, limits_of, status_of
+from runner.app.facts import agents_file
+from runner.app.leases import ask_to_end
 from runner.app.tenancy import Premises, Tenancy, occupy
 from runner.errors import (
-    BadDirectory,
     BadSource,
     ForbiddenFiles,
     HostRefused,
     NoRepository,
-    ProviderUnavailable,
     Rejected,
     RunnerError,
     UnknownCommit,
-    UnknownPlugin,
     UnknownWorkspace,
     UnsavedWork,
     UsageError,
     WorkspaceState,
-    nearest,
     printable,
 )
 from runner.lifecycle.workspace import HINTS
 from runner.manifest.load import defaults
 from runner.manifest.repository import FILE, FILE_BYTES
-from runner.model import DEFAULT_PROJECT, Feature, Handle, Limits, Receipt, Violation, WorkspaceStatus
+from runner.model import DEFAULT_PROJECT, Handle, Limits, Receipt, Violation, WorkspaceStatus
 from runner.policy.paths import PathPolicy
 from runner.ports.git import Author, Snapshot, Snapshotting, Tip
-from runner.ports.provider import Probe, Provider, WorkspaceRequest
+from runner.ports.provider import Provider, WorkspaceRequest
 from runner.ports.store import ProjectRow, Store, WorkspaceRow
 from runner.settings import Settings
 from runner.spec.model import AGENTS_FILE, PolicyFile
@@ -55,7 +52,6 @@ from runner.steps._agents_file import replace_in_project
 from runner.steps._disk import ScanResult, scan
 from runner.steps._judge import policy_of
 from runner.steps._run import read_input, write_new
-from runner.steps.provision.run import enforceable
 from runner.store.sqlite import open_reader
 
 BRANCH = "main"  # of a repository that the runner makes
@@ -68,7 +64,10 @@ S = WorkspaceStatus
 
 @dataclass(frozen=True)
 class Wish:
-    """A workspace to make: from the directory ``path`` in place, from a repository's ``url``, or empty."""
+    """A workspace to make: from the directory ``path`` in place, from a repository's ``url``, or empty.
+
+    ``image`` is the name of the system that its commands see, which only some providers have.
+    """
 
     path: Path | None = None
     url: str | None = None
@@ -76,6 +75,7 @@ class Wish:
     project: str | None = None
     provider: str | None = None
     persistent: bool = False
+    image: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ async def find_by_path(settings: Settings, path: Path) -> WorkspaceRow:
 
 
 def _around(settings: Settings, rows: Sequence[WorkspaceRow], path: Path) -> WorkspaceRow | None:
-    known = {(found.st_dev, found.st_ino): row for row in rows for found in _status(tree_of(settings, row))}
+    known = {(found.st_dev, found.st_ino): row for row in rows for found in status_of(tree_of(settings, row))}
     real = path.resolve()
     for folder in (real, *real.parents):
-        for found in _status(folder):
+        for found in status_of(folder):
             if row := known.get((found.st_dev, found.st_ino)):
                 return row
     return None
@@ -123,13 +123,6 @@ def tree_of(settings: Settings, row: WorkspaceRow) -> Path:
         return Path(row.path)
     own = settings.home / "projects" / row.project / "workspaces" / row.id
     return own if row.run is None else next(settings.home.glob(f"projects/*/workspaces/{row.id}"), own)
-
-
-def _status(path: Path) -> Iterator[os.stat_result]:
-    try:
-        yield path.stat()
-    except OSError:  # no such place, which is no place that anybody means
-        return
 
 
 async def own_workspace(store: Store, text: str) -> WorkspaceRow:
@@ -147,38 +140,42 @@ async def own_workspace(store: Store, text: str) -> WorkspaceRow:
 async def create(premises: Premises, wish: Wish) -> WorkspaceRow:
     """Make a workspace, ready to be used. When it cannot be made, or this is cancelled, it is removed again.
 
-    Raises ``UsageError``, ``BadDirectory``, ``UnknownProject``, ``ProviderUnavailable``, ``ForbiddenFiles``, and what
-    provider and git raise.
+    Raises ``UsageError``, ``BadDirectory``, ``UnknownProject``, ``WorkspaceLimit``, ``ProviderUnavailable``,
+    ``ImageMissing``, ``ForbiddenFiles``, and what provider and git raise.
     """
     if wish.path is not None and wish.url is not None:
         raise UsageError("a workspace is made from a directory or from a URL", hint="leave one of them out")
     if wish.branch is not None and wish.url is None:
         raise UsageError("--branch is the branch of a --url")
-    path = _adoptable(premises.settings, wish.path, await premises.store.workspaces()) if wish.path else None
+    settings = premises.settings
+    rows = await premises.store.workspaces()
+    check_limit(settings, rows)
+    path = adoptable(settings, wish.path, rows) if wish.path else None
     project = await premises.store.project(wish.project) if wish.project is not None else None
-    provider, probe = await _provider(premises, wish)
+    chosen = await choose_provider(premises, wish.provider, wish.image, adopting=path is not None)
     git = premises.ports.git
     tip = await git.look_up(wish.url, branch=wish.branch, commit=None) if wish.url is not None else None
-    settings = premises.settings
-    pids = _shipped("resource_limits")["pids"]
-    limits = Limits(settings.default_cpus, settings.default_memory, settings.default_disk, pids)
+    limits, not_enforced = limits_of(settings, chosen.probe)
     requested = ev.WorkspaceRequested(
-        provider.name,
+        chosen.provider.name,
         project.name if project else DEFAULT_PROJECT,
         wish.persistent,
-        enforceable(limits, probe),
+        limits,
         settings.workspace_ttl,
         settings.workspace_max_age,
         str(path) if path else None,
         path.stat().st_ino if path else None,
         wish.url,
         tip.branch if tip else None,
+        not_enforced,
+        chosen.image,
     )
     id = str(UUID(bytes=secrets.token_bytes(16), version=4))
-    row = WorkspaceRow(id, provider.name, S.CREATING, 0, 0, path=requested.path, inode=requested.inode)
+    row = WorkspaceRow(id, chosen.provider.name, S.CREATING, 0, 0, path=requested.path, inode=requested.inode)
     async with occupy(premises, row, "create", intent=requested) as tenancy:
         try:
-            await _make(tenancy, provider, project, tip)
+            check_limit(settings, await premises.store.workspaces(), id)
+            await _make(tenancy, chosen.provider, project, tip)
         except BaseException as error:
             with trio.CancelScope(shield=True):
                 await _end(tenancy, f"it could not be made: {error}" if isinstance(error, RunnerError) else "cancelled")
@@ -197,6 +194,7 @@ async def _make(tenancy: Tenancy, provider: Provider, project: ProjectRow | None
         row.project,
         shared,
         Path(row.path) if row.path else None,
+        row.image,
     )
     handle = await provider.create(request)
     await tenancy.write(ev.WorkspaceBecame(S.PROVISIONING))
@@ -248,67 +246,6 @@ async def _place_agents_file(tenancy: Tenancy, handle: Handle, root: Path) -> No
 
 def _has(tree: Path, name: str) -> bool:
     return os.path.lexists(tree / name)
-
-
-async def _provider(premises: Premises, wish: Wish) -> tuple[Provider, Probe]:
-    """The provider that is named, or the first of the chain that can do it. Raises ``ProviderUnavailable``."""
-    names = [wish.provider] if wish.provider else premises.settings.providers or _shipped("providers")
-    refused = []
-    for name in names:
-        if name not in provider_names():
-            raise UnknownPlugin(f"`{printable(name)}` is not a provider", hint=nearest(name, provider_names()))
-        provider = premises.ports.provider(name)
-        probe = await provider.probe()
-        if probe.available and (wish.path is None or probe.enforces(Feature.PROTECTED_PATHS)):
-            return provider, probe
-        refused.append(f"`{name}`: {probe.reason or 'it cannot keep commands from changing `.git`'}")
-    raise ProviderUnavailable(f"no provider could make the workspace: {'; '.join(refused)}", hint="see `runner doctor`")
-
-
-def _shipped(field: str) -> Any:
-    """What workspaces of agents have as well unless a manifest says otherwise."""
-    spec: Any = defaults()["AgentType"].data["spec"]
-    return spec["workspace"][field]
-
-
-def _adoptable(settings: Settings, path: Path, rows: Sequence[WorkspaceRow]) -> Path:
-    """The real path of a directory that may become a workspace in place. Raises ``BadDirectory``."""
-    real, told, home = path.resolve(), printable(str(path)), settings.home.resolve()
-    if not real.is_dir():
-        what = "is not a directory" if real.exists() else "does not exist"
-        raise BadDirectory(f"`{told}` {what}", hint="name a directory; without one, the workspace starts empty")
-    if real.is_relative_to(home) or home.is_relative_to(real):
-        what = "is in" if real.is_relative_to(home) else "contains"
-        raise BadDirectory(f"`{told}` {what} RUNNER_HOME, `{home}`", hint="set RUNNER_HOME to another place")
-    for row in rows:
-        if row.path is not None and _overlap(real, Path(row.path)):
-            hint = f"runner workspace show {row.id}"
-            raise BadDirectory(f"`{told}` is, is in or holds `{row.path}`, which is a workspace already", hint=hint)
-    if not os.path.lexists(real / ".git"):
-        _check_no_repository(real, told)
-    return real
-
-
-def _check_no_repository(real: Path, told: str) -> None:
-    if (real / "HEAD").is_file() and (real / "objects").is_dir():
-        raise BadDirectory(f"`{told}` is a bare repository", hint="name a work tree")
-    for folder in real.parents:
-        if os.path.lexists(folder / ".git"):
-            hint = f"name `{folder}`, or a directory that is in no repository"
-            raise BadDirectory(f"`{told}` is a part of the repository at `{folder}`", hint=hint)
-
-
-def _overlap(one: Path, other: Path) -> bool:
-    """Whether two directories are one, or one of them is in the other, by whatever names."""
-
-    def chain(path: Path) -> set[tuple[int, int]]:
-        return {(found.st_dev, found.st_ino) for folder in (path, *path.parents) for found in _status(folder)}
-
-    return any(
-        (found.st_dev, found.st_ino) in chain(outer)
-        for inner, outer in ((one, other), (other, one))
-        for found in _status(inner)
-    )
 
 
 # --- judging ---------------------------------------------------------------------------------------
@@ -412,11 +349,13 @@ def require_ready(row: WorkspaceRow) -> None:
 async def destroy(premises: Premises, text: str, *, discard: bool = False, reason: str = "") -> Removed:
     """Save what is unsaved in a workspace and remove it; the files of an adopted directory stay.
 
-    Also finishes what was cut off. ``discard`` gives unsaved work up. Raises ``UnknownWorkspace``, ``LeaseHeld``, and
+    A command that runs in it is asked to end, and ended if it does not in time. Also finishes what was cut off.
+    ``discard`` gives unsaved work up. Raises ``UnknownWorkspace``, ``LeaseHeld`` by any other than a command, and
     ``UnsavedWork`` when there is work that cannot be saved; then it stays as it is.
     """
     row = await own_workspace(premises.store, text)
-    async with occupy(premises, row, "destroy") as tenancy:
+    stubborn = await ask_to_end(premises, row)
+    async with occupy(premises, row, "destroy", over=stubborn) as tenancy:
         return await finish_destroy(tenancy, discard=discard, reason=reason)
 
 

@@ -122,4 +122,6 @@ def _requested(workspace: str, at: int, event: WorkspaceRequested) -> WorkspaceR
         url=event.url,
         branch=event.branch,
         limits=event.limits if event.limits != Limits() else None,
+        not_enforced=event.not_enforced,
+        image=event.image,
     )

@@ -46,7 +46,8 @@ class WorkspaceRow:
 
     ``run`` is the run that made it, and will remove it, if one did. ``path`` is a directory that it has adopted, with
     its ``inode`` then. ``base`` is the commit that its work is compared with, ``snapshot`` what was last saved of it.
-    ``expires`` is ``None`` for one that lives until it is destroyed.
+    ``expires`` is ``None`` for one that lives until it is destroyed. ``not_enforced`` are limits that it should have
+    beside ``limits``, and that its provider cannot keep. ``image`` is the id of the system that its commands see.
     """
 
     id: str
@@ -65,6 +66,8 @@ class WorkspaceRow:
     base: str | None = None
     limits: Limits | None = None
     snapshot: str | None = None
+    not_enforced: Limits | None = None
+    image: str | None = None
 
 
 class Store(Protocol):

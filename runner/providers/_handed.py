@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from runner.errors import ProviderFailed
+from runner.providers._lent import is_lent, mapped
 from runner.providers._mounts import Place, open_linkless
 
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
@@ -65,14 +66,15 @@ class Namespace:
 
 
 @contextmanager
-def open_handed(daemon: Path, workspace: str, uid: int) -> Iterator[Handed]:
+def open_handed(daemon: Path, workspace: str, uid: int, lent: Path | None = None) -> Iterator[Handed]:
     """The sources of one opening, gone with the block; what an earlier opening left is removed first.
 
+    ``lent`` is a directory of somebody else that ``uid`` sees as his own.
     Raises ``ProviderFailed``.
     """
     try:
         namespace = Namespace(daemon)
-        handed = Handed(namespace, _BASE / workspace, uid)
+        handed = Handed(namespace, _BASE / workspace, uid, lent)
     except OSError as error:
         raise ProviderFailed(f"the docker daemon cannot be shown directories of this host: {error}") from error
     try:
@@ -97,12 +99,13 @@ def remove_handed(workspace: str, daemon: Path) -> None:
 
 
 class Handed:
-    """Places for a docker daemon. ``uid`` is the user that commands run as."""
+    """Places for a docker daemon. ``uid`` is the user that commands run as, ``lent`` as for ``open_handed``."""
 
-    def __init__(self, namespace: Namespace, root: Path, uid: int) -> None:
+    def __init__(self, namespace: Namespace, root: Path, uid: int, lent: Path | None) -> None:
         self._namespace = namespace
         self._root = root
         self._uid = uid
+        self._lent = lent
         self._count = 0
         self._channel = root / "channel"
         namespace.do(self._prepare)
@@ -118,17 +121,7 @@ class Handed:
     def add(self, source: int) -> Place:
         try:
             directory = stat.S_ISDIR(os.fstat(source).st_mode)
-            flags = _CLONE | os.O_CLOEXEC | _EMPTY_PATH | _RECURSIVE
-
-            def clone() -> int:
-                return _check(_libc.syscall(_OPEN_TREE, source, b"", flags), "open_tree")
-
-            try:
-                mount = clone()
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                mount = self._namespace.do(clone)  # a descriptor from there cannot be cloned from here
+            mount = mapped(source, self._uid) if is_lent(source, self._lent, self._uid) else self._clone(source)
         finally:
             os.close(source)
         try:
@@ -137,6 +130,19 @@ class Handed:
         finally:
             os.close(mount)
         return Place(str(target), "bind", str(target))
+
+    def _clone(self, source: int) -> int:
+        flags = _CLONE | os.O_CLOEXEC | _EMPTY_PATH | _RECURSIVE
+
+        def clone() -> int:
+            return _check(_libc.syscall(_OPEN_TREE, source, b"", flags), "open_tree")
+
+        try:
+            return clone()
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return self._namespace.do(clone)  # a descriptor from there cannot be cloned from here
 
     def layer(self, lower: Place, upper: Place) -> Place:
         options = f"lowerdir={lower.path},upperdir={upper.path}/files,workdir={upper.path}/work"

@@ -23,12 +23,18 @@ _AT_FDCWD = -100
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+def is_lent(directory: int, lent: Path | None, uid: int) -> bool:
+    """Whether an open directory is the one that is lent to ``uid``, whose own it is not."""
+    found = os.fstat(directory)
+    return lent is not None and found.st_uid != uid and os.path.samestat(found, lent.stat())
+
+
 def lend(directory: int, uid: int, target: Path) -> None:
     """Mount an open directory at ``target`` as if all that its owner and group have in it were those of ``uid``.
 
     What is mounted below it is not shown. Raises ``OSError`` where the kernel or the file system cannot do it.
     """
-    mount = _mapped(directory, uid)
+    mount = mapped(directory, uid)
     try:
         words = (mount, b"", _AT_FDCWD, os.fsencode(target), _FROM_EMPTY_PATH)
         _check(_libc.syscall(_MOVE_MOUNT, *words), "move_mount")
@@ -39,13 +45,14 @@ def lend(directory: int, uid: int, target: Path) -> None:
 def why_not_lent(directory: int, uid: int) -> str | None:
     """Why a directory cannot be lent to a user; ``None`` when it can be."""
     try:
-        os.close(_mapped(directory, uid))
+        os.close(mapped(directory, uid))
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
     return None
 
 
-def _mapped(directory: int, uid: int) -> int:
+def mapped(directory: int, uid: int) -> int:
+    """A mount of an open directory as ``lend`` says, that is nowhere yet; the caller closes it. Raises ``OSError``."""
     owner = os.fstat(directory)
     name = os.fsencode(f"/proc/self/fd/{directory}")
     mount: int = _check(_libc.syscall(_OPEN_TREE, _AT_FDCWD, name, _CLONE | _CLOEXEC), "open_tree")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.errors import ProtectedLink
-from runner.providers._lent import lend
+from runner.providers._lent import is_lent, lend
 
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 0x2, 0x4, 0x20
@@ -144,7 +144,7 @@ class Staged:
         try:
             kept = os.fstatvfs(source).f_flag & (os.ST_RDONLY | os.ST_NOEXEC)
             target = self._target(directory=stat.S_ISDIR(os.fstat(source).st_mode))
-            if self._is_lent(source):
+            if is_lent(source, self._lent, self._uid):
                 lend(source, self._uid, target)
                 return Place(str(target), "bind", str(target))
             _mount(f"/proc/self/fd/{source}", target, None, _MS_BIND | _MS_REC)
@@ -152,10 +152,6 @@ class Staged:
         finally:
             os.close(source)
         return Place(str(target), "bind", str(target))
-
-    def _is_lent(self, source: int) -> bool:
-        found = os.fstat(source)
-        return self._lent is not None and found.st_uid != self._uid and os.path.samestat(found, self._lent.stat())
 
     def layer(self, lower: Place, upper: Place) -> Place:
         target = self._target(directory=True)

@@ -56,10 +56,10 @@ def open_guards(tree: int, protected: Sequence[str]) -> Iterator[list[Guard]]:
     finally:
         for parts in sorted(guards, reverse=True):
             guard = guards[parts]
-            os.close(guard.source)
             if guard.kind in (Kind.MISSING_FILE, Kind.MISSING_DIRECTORY):
                 parent = guards[parts[:-1]].source if len(parts) > 1 else tree
-                _remove_stand_in(parent, parts[-1])
+                _remove_stand_in(parent, parts[-1], only=os.fstat(guard.source).st_ino)
+            os.close(guard.source)
 
 
 def _guard(tree: int, path: str, guards: dict[tuple[str, ...], Guard]) -> None:
@@ -113,10 +113,11 @@ def _make_stand_in(parent: int, name: str, *, directory: bool) -> None:
     os.utime(name, (_CHANGED, _CHANGED), dir_fd=parent, follow_symlinks=False)
 
 
-def _remove_stand_in(parent: int, name: str) -> None:
+def _remove_stand_in(parent: int, name: str, *, only: int | None = None) -> None:
+    """``only`` this inode: whoever slept too long finds those of the next opening in the place of its own."""
     with suppress(FileNotFoundError):
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if not _is_stand_in(found):
+        if not _is_stand_in(found) or only not in (None, found.st_ino):
             return
         if stat.S_ISDIR(found.st_mode):
             os.rmdir(name, dir_fd=parent)

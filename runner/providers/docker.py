@@ -53,7 +53,7 @@ class Docker:
     name = "docker"
 
     def __init__(self, home: Path, host: str, *, grace: float = STOP_GRACE, patience: float = PATIENCE) -> None:
-        self._directories = Directories(home, self.name)
+        self._directories = Directories(home, self.name, lends=True)
         self._engine = Engine(host, patience)
         self._grace = grace
 
@@ -101,7 +101,7 @@ class Docker:
     async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
         program = _program()
-        places = open_handed(self._engine.socket, handle.id, handle.uid)
+        places = open_handed(self._engine.socket, handle.id, handle.uid, handle.tree if handle.adopted else None)
         async with open_room(handle, opening, places) as room:
             assert isinstance(room.places, Handed)
             with open_guards(room.tree_fd, opening.protected) as guards:

@@ -63,7 +63,15 @@ def project_workspace(connection: sqlite3.Connection, owner: str, at: int, event
 
 def _values(row: WorkspaceRow) -> tuple[str | int | None, ...]:
     project = None if row.project == DEFAULT_PROJECT else row.project
-    more = {"run": row.run, "project": project, "path": row.path, "inode": row.inode, "base": row.base}
+    more = {
+        "run": row.run,
+        "project": project,
+        "path": row.path,
+        "inode": row.inode,
+        "base": row.base,
+        "image": row.image,
+        "not_enforced": None if row.not_enforced is None else asdict(row.not_enforced),
+    }
     metadata = json.dumps({name: value for name, value in more.items() if value is not None})
     limits = None if row.limits is None else json.dumps(asdict(row.limits))
     times = (row.created, row.used, row.expires)
@@ -74,6 +82,8 @@ def _values(row: WorkspaceRow) -> tuple[str | int | None, ...]:
 
 def _row(values: Sequence[Any]) -> WorkspaceRow:
     id, provider, status, lifecycle, created, used, expires, url, branch, limits, snapshot, metadata = values
+    more = json.loads(metadata)
+    not_enforced = more.pop("not_enforced", None)
     return WorkspaceRow(
         id,
         provider,
@@ -86,7 +96,8 @@ def _row(values: Sequence[Any]) -> WorkspaceRow:
         branch=branch,
         limits=None if limits is None else Limits(**json.loads(limits)),
         snapshot=snapshot,
-        **json.loads(metadata),
+        not_enforced=None if not_enforced is None else Limits(**not_enforced),
+        **more,
     )
 
 

@@ -97,6 +97,7 @@ ELSEWHERE = {
     "provider.": "what providers do",
     "run.": "what ran before",
     "store.": "what the journal holds",
+    "workspace.": "what a workspace holds, and what was done with it",
 }
 
 

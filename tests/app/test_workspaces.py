@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import trio
 
 from runner.app import workspaces as ws
 from runner.app.gc import collect
@@ -30,6 +31,7 @@ from runner.errors import (
     UnknownWorkspace,
     UnsavedWork,
     UsageError,
+    WorkspaceLimit,
     WorkspaceLost,
     WorkspaceState,
 )
@@ -256,6 +258,33 @@ async def test_a_workspace_of_a_shared_project_sees_the_project(premises: Premis
         0,
         f"/workspace/workspaces/{row.id}\nbe kind\n".encode(),
     )
+
+
+@pytest.mark.scenario("LIF-05")
+async def test_no_more_workspaces_are_made_than_there_may_be(house: House) -> None:
+    """Those that nobody uses are named, the one that is idle for longest first; of two at once, one is made."""
+    async with house.open(WORKSPACE_MAX="3") as premises:
+        first, second = await ws.create(premises, Wish()), await ws.create(premises, Wish(persistent=True))
+        await shell(premises, first, "true")
+        refused: list[WorkspaceLimit] = []
+
+        async def another() -> None:
+            try:
+                await ws.create(premises, Wish())
+            except WorkspaceLimit as error:
+                refused.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(another)
+            nursery.start_soon(another)
+        with pytest.raises(WorkspaceLimit, match="`WORKSPACE_MAX` is 3") as over:
+            await ws.create(premises, Wish())
+
+        assert (len(refused), len(await premises.store.workspaces())) == (1, 3)
+        assert f"idle for longest: {second.id}, {first.id}, " in str(over.value.hint)
+        assert "set `WORKSPACE_MAX` higher" in str(over.value.hint)
+        await ws.destroy(premises, second.id)
+        await ws.create(premises, Wish())
 
 
 # --- finding ---

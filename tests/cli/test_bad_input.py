@@ -260,7 +260,7 @@ def test_links_in_an_incident_are_not_followed(project: Project) -> None:
     said = say(project, "plan", project.folder, "--output", "json")
 
     assert said.code == 0, said.err
-    provision = json.loads(said.out)["runs"][0]["steps"][0]
+    (provision,) = [step for step in json.loads(said.out)["runs"][0]["steps"] if step["kind"] == "provision"]
     assert [name for name, _ in provision["body"]["incident"]] == ["pods.txt"]
 
 
@@ -416,7 +416,7 @@ def test_a_branch_that_is_not_there_is_not_found(project: Project) -> None:
 @pytest.mark.parametrize(
     ("providers", "hint"),
     [
-        ("[nope]", "valid choices: local, process"),
+        ("[nope]", "valid choices: docker, local, process"),
         ("[local, proces]", "did you mean `process`?"),
         ("[fake]", "valid choices"),
         ("[spawn]", "valid choices"),

@@ -21,11 +21,6 @@ def docked(project: Project) -> Project:
     return project
 
 
-def image_id() -> str:
-    with dockerd.session().client() as client:
-        return str(client.inspect_image(dockerd.IMAGE)["Id"])
-
-
 def containers(home: Path) -> list[str]:
     """Those of workspaces below a home."""
     with dockerd.session().client() as client:
@@ -35,6 +30,7 @@ def containers(home: Path) -> list[str]:
     return [source for sources in mounts for source in sources if any(f"/{id}/" in source for id in ids)]
 
 
+@pytest.mark.scenario("BEY-05", only="docker")
 def test_a_run_works_in_a_container_of_its_image_and_leaves_nothing(docked: Project, repository: Path) -> None:
     docked.script(
         """
@@ -75,7 +71,7 @@ def test_a_plan_pins_the_image_and_is_stale_when_that_is_gone(docked: Project) -
     assert done.code == 0, done.err
     shown = "".join(line.strip() for line in done.out.splitlines())
     assert f"image {dockerd.IMAGE} at" in shown
-    assert json.loads(plan.read_text())["runs"][0]["image"] == image_id()
+    assert json.loads(plan.read_text())["runs"][0]["image"] == dockerd.image_id()
 
     saved = json.loads(plan.read_text())
     saved["pinned"]["images"] = {"work": "sha256:" + "0" * 64}

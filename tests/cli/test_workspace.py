@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from runner.cli.main import main
 from runner.cli.output import Output
+from tests.conformance import dockerd
 from tests.everything import everything
 from tests.git.servers import https
 from tests.situations import Done, Project, git, leftovers, processes_of
@@ -69,6 +71,19 @@ def shown(runner: Run, *arguments: str) -> Any:
     return json.loads(done.out)
 
 
+@pytest.fixture
+def docked(runner: Run, project: Project, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command where docker is the provider, with an image for what is made."""
+    project.env |= {"DOCKER_HOST": dockerd.host()}
+    monkeypatch.setenv("DOCKER_HOST", dockerd.host())
+
+    def run(*arguments: str) -> Done:
+        image = ("--provider", "docker", "--image", dockerd.IMAGE) if "create" in arguments else ()
+        return runner(*arguments, *image)
+
+    return run
+
+
 def begun(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
@@ -106,6 +121,93 @@ def test_the_life_of_a_workspace(project: Project, runner: Run) -> None:
     for verb in (("workspace", "show"), ("workspace", "destroy"), ("lease", "show")):
         assert runner(*verb, id).code == 6
     assert runner("workspace", "find", str(theirs)).code == 6
+
+
+@pytest.mark.scenario("LIF-01")
+def test_a_workspace_has_the_defaults_and_says_which_of_them_do_not_hold(runner: Run) -> None:
+    done = runner("workspace", "create")
+    assert done.code == 0, done.err
+    (row,) = shown(runner, "workspace", "list")
+
+    assert row["id"] in done.out
+    assert (row["provider"], row["status"]) == ("local", "ready")
+    kept, rest = row["limits"] or {}, row["not_enforced"]
+    wanted = {name: kept.get(name) or rest[name] for name in ("cpus", "memory_bytes", "disk_bytes")}
+    assert wanted == {"cpus": 2.0, "memory_bytes": 4 << 30, "disk_bytes": 10 << 30}
+    assert rest["disk_bytes"] == 10 << 30, "local has no quota"
+    assert re.search(r"^ +not enforced: .*disk 10G.* by local$", done.out, re.MULTILINE)
+    assert runner("workspace", "delete", row["id"]).code == 0
+
+
+@pytest.mark.scenario("LIF-01", only="docker")
+@pytest.mark.scenario("LIF-08", only="docker")
+@pytest.mark.scenario("LIF-10", only="docker")
+@pytest.mark.scenario("LIF-11", only="docker")
+@pytest.mark.scenario("LIF-12", only="docker")
+@pytest.mark.scenario("LIF-15", only="docker")
+def test_the_life_of_a_workspace_in_containers(project: Project, docked: Run) -> None:
+    id = made(docked)
+    row = shown(docked, "workspace", "show", id)
+    assert (row["provider"], row["status"], row["image"]) == ("docker", "ready", dockerd.image_id())
+    assert row["limits"] == {"cpus": 2.0, "memory_bytes": 4 << 30, "disk_bytes": None, "pids": 512}
+    assert row["not_enforced"] == {"cpus": None, "memory_bytes": None, "disk_bytes": 10 << 30, "pids": None}
+
+    script = "test -e /.dockerenv && echo contained; echo work > made; echo mine > $HOME/note; exit 3"
+    done = docked("workspace", "exec", id, "--", "sh", "-c", script)
+    assert (done.code, done.out) == (3, "contained\n"), done.err
+    used = shown(docked, "workspace", "show", id)
+    assert used["used"] > row["used"]
+    assert used["expires"] == used["used"] + 30 * 86_400 * 1_000_000
+    stopped = shown(docked, "workspace", "stop", id)
+    assert stopped["status"] == "stopped"
+    assert stopped["used"] > used["used"]
+    assert docked("workspace", "exec", id, "--", "true").code == 5
+    assert shown(docked, "workspace", "resume", id)["status"] == "ready"
+    assert docked("workspace", "exec", id, "--", "sh", "-c", "cat made $HOME/note").out == "work\nmine\n"
+
+    assert docked("workspace", "delete", id).code == 2, "there is unsaved work"
+    docked("workspace", "stop", id)
+    removed = shown(docked, "workspace", "destroy", id)
+    assert removed["receipt"]["changed"] == 1
+    patch = project.home / "state" / "saved" / id / "work.patch"
+    assert (removed["saved"], "+work" in patch.read_text()) == (str(patch.parent), True)
+    assert shown(docked, "workspace", "list") == []
+    assert docked("workspace", "destroy", id).code == 6
+
+
+def test_a_directory_becomes_a_workspace_in_containers_in_place(project: Project, docked: Run) -> None:
+    theirs = project.home / "theirs"
+    theirs.mkdir()
+    (theirs / "kept").write_text("theirs\n")
+    id = made(docked, str(theirs))
+    before = (theirs / ".git" / "config").read_bytes()
+
+    script = "cat kept; echo work > made; echo x >> .git/config; rm -rf .git; true"
+    done = docked("workspace", "exec", id, "--", "sh", "-c", script)
+
+    assert (done.code, done.out) == (0, "theirs\n"), done.err
+    assert (theirs / ".git" / "config").read_bytes() == before
+    assert (theirs / "made").stat().st_uid == theirs.stat().st_uid
+    assert docked("workspace", "delete", id).code == 0
+    assert sorted(os.listdir(theirs)) == [".git", "kept", "made"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        pytest.param(("--provider", "docker"), 4, "name one with --image", id="docker without an image"),
+        pytest.param(("--provider", "docker", "--image", "gone:7"), 4, "error[provider.image-missing]", id="no image"),
+        pytest.param(("--provider", "local", "--image", "gone:7"), 4, "`local`: it has no images", id="local"),
+    ],
+)
+def test_an_image_that_cannot_be_had_is_said_before_anything_is_made(
+    runner: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", dockerd.host())
+    done = runner("workspace", "create", *arguments)
+
+    assert (done.code, words in done.err) == (code, True), done.err
+    assert shown(runner, "workspace", "list") == []
 
 
 @pytest.mark.scenario("WSM-03")
@@ -192,7 +294,7 @@ def test_a_killed_exec_leaves_nothing_running_and_the_next_takes_over(project: P
     running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", "echo begun; setsid sleep 1000"))
     (lease,) = shown(runner, "lease", "list")
     assert (lease["holder"], lease["state"]) == (f"exec {running.pid}", "live")
-    assert runner("workspace", "destroy", id).code == 5
+    assert runner("workspace", "delete", id).code == 5
     done = runner("lease", "break", id)
     assert (done.code, f"kills all that `exec {running.pid}`" in done.err) == (2, True)
     running.kill()
@@ -205,6 +307,75 @@ def test_a_killed_exec_leaves_nothing_running_and_the_next_takes_over(project: P
     assert (done.code, done.out) == (0, "mine\n")
     assert "warning[lease.taken-over]" in done.err
     assert runner("workspace", "destroy", id).code == 0
+
+
+OBEDIENT = "trap 'echo ending >> log; exit 0' TERM; echo begun; while :; do sleep 0.05; done"
+
+
+@pytest.mark.scenario("LIF-09", only="local")
+def test_destroying_ends_a_command_that_runs_and_saves_what_it_did_last(project: Project, runner: Run) -> None:
+    id = made(runner)
+    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", OBEDIENT))
+
+    done = runner("workspace", "destroy", id)
+
+    assert (done.code, done.err) == (0, "")
+    assert "+ending" in (project.home / "state" / "saved" / id / "work.patch").read_text()
+    running.communicate(timeout=20)
+    assert running.returncode == 130
+
+
+@pytest.mark.scenario("LIF-09", only="docker")
+def test_destroying_ends_a_command_in_a_container(project: Project, docked: Run) -> None:
+    id = made(docked)
+    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", OBEDIENT))
+
+    assert docked("workspace", "destroy", id).code == 0
+
+    assert "+ending" in (project.home / "state" / "saved" / id / "work.patch").read_text()
+    running.communicate(timeout=20)
+    assert running.returncode == 130
+
+
+@pytest.mark.nightly
+@pytest.mark.scenario("LIF-09", only="local")
+def test_destroying_waits_for_the_grace_of_a_command_that_does_not_obey(project: Project, runner: Run) -> None:
+    id = made(runner)
+    stubborn = "trap '' TERM; echo work > made; echo begun; while :; do sleep 0.05; done"
+    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", stubborn))
+    start = time.monotonic()
+
+    done = runner("workspace", "destroy", id)
+
+    assert (done.code, done.err) == (0, "")
+    assert 10 < time.monotonic() - start < 15
+    assert "+work" in (project.home / "state" / "saved" / id / "work.patch").read_text()
+    running.communicate(timeout=20)
+
+
+@pytest.mark.nightly
+@pytest.mark.scenario("LIF-09", only="local")
+@pytest.mark.parametrize("adopted", [False, True])
+def test_destroying_takes_a_workspace_from_who_cannot_end_its_command(
+    project: Project, runner: Run, adopted: bool
+) -> None:
+    """Nothing of the command runs while its work is saved, and who had it can write nothing afterwards."""
+    theirs = project.home / "theirs"
+    theirs.mkdir()
+    id = made(runner, *([str(theirs)] if adopted else []))
+    sleeper = begun(project.start("workspace", "exec", id, "--", "sh", "-c", "echo work > made; echo begun; sleep 99"))
+    sleeper.send_signal(signal.SIGSTOP)
+    start = time.monotonic()
+
+    done = runner("workspace", "destroy", id)
+
+    assert (done.code, "did not end when it was asked to" in done.err) == (0, True), done.err
+    assert time.monotonic() - start < 20
+    assert (project.home / "state" / "saved" / id / "work.patch").exists() is not adopted
+    assert shown(runner, "workspace", "list") == []
+    sleeper.send_signal(signal.SIGCONT)
+    assert "error[lease.lost]" in sleeper.communicate(timeout=30)[1]
+    assert sleeper.returncode == 5
 
 
 @pytest.mark.nightly

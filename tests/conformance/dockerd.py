@@ -69,7 +69,8 @@ class Daemon:
             *("--bridge=none", "--iptables=false", "--ip-masq=false"),
         ]
         with (self.root / "log").open("ab") as log:
-            subprocess.run(words, check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            env = {"PATH": os.environ["PATH"]}  # not that of the test which happens to be the first
+            subprocess.run(words, check=True, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + _READY
         while not self.answers():
             if time.monotonic() > deadline:
@@ -197,6 +198,11 @@ def session() -> Daemon:
     if (why := missing()) is not None:
         pytest.skip(why)
     return _held.enter_context(shared(os.environ[_NAME]))
+
+
+def image_id() -> str:
+    with session().client() as client:
+        return str(client.inspect_image(IMAGE)["Id"])
 
 
 def leave() -> None:

@@ -145,7 +145,7 @@ async def test_a_setuid_file_made_inside_gives_nothing_outside(place: Place) -> 
         assert found.st_uid != 0
 
 
-@pytest.mark.scenario("BEY-05", only="local")
+@pytest.mark.scenario("BEY-05", only="provider")
 async def test_isolation_read_back_is_what_holds(place: Place) -> None:
     place.write("P", "")
     await place.provider.give(place.handle)
@@ -166,7 +166,7 @@ async def test_the_provider_s_own_name_and_user_are_read_back(place: Place) -> N
     assert (found.provider, found.uid) == (place.provider.name, place.handle.uid)
 
 
-@pytest.mark.scenario("LIF-17", only="local")
+@pytest.mark.scenario("LIF-17", only="provider")
 async def test_memory_over_the_limit_ends_the_offender_and_says_why_and_the_workspace_lives(
     limited: Callable[[Limits], Awaitable[Place]],
 ) -> None:

@@ -106,7 +106,7 @@ async def test_a_lost_workspace_is_said_so(place: Place) -> None:
         os.rename(place.handle.tree.with_name("elsewhere"), place.handle.tree)
 
 
-@pytest.mark.scenario("ISO-10", only="local")
+@pytest.mark.scenario("ISO-10", only="provider")
 async def test_protected_paths_are_read_only_in_place_and_the_rest_is_writable(place: Place) -> None:
     place.write("AGENTS.md", "rules")
     place.write(".factory/hooks/one", "hook")
@@ -119,7 +119,7 @@ async def test_protected_paths_are_read_only_in_place_and_the_rest_is_writable(p
     assert (place.handle.tree / "free").exists()
 
 
-@pytest.mark.scenario("ISO-11", only="local")
+@pytest.mark.scenario("ISO-11", only="provider")
 @pytest.mark.parametrize(
     ("attempt", "words"),
     [
@@ -147,7 +147,7 @@ async def test_writing_a_protected_file_fails_and_changes_nothing(place: Place, 
     assert kept.read_text() == "rules"
 
 
-@pytest.mark.scenario("ISO-12", only="local")
+@pytest.mark.scenario("ISO-12", only="provider")
 @pytest.mark.parametrize("path", ["AGENTS.md", ".factory/", "no/such/parent.md", "sub/new"])
 async def test_a_protected_path_that_does_not_exist_is_no_error_and_cannot_be_created(place: Place, path: str) -> None:
     place.write("sub/file", "")

@@ -47,7 +47,7 @@ async def write(handle: Handle, path: Path, text: str) -> None:
     trees.own(path, handle.uid)
 
 
-@pytest.mark.scenario("ISO-05", only="local")
+@pytest.mark.scenario("ISO-05", only="provider")
 async def test_a_shared_workspace_is_in_its_project_which_it_sees_whole(make: Make, provider: Provider) -> None:
     first, second = await make(), await make()
     assert first.project_tree is not None
@@ -113,7 +113,7 @@ async def test_ending_one_shared_workspace_leaves_the_others_alive(make: Make, p
         assert (await running.wait()).ok
 
 
-@pytest.mark.scenario("ISO-09", only="local")
+@pytest.mark.scenario("ISO-09", only="provider")
 async def test_an_isolated_workspace_sees_nothing_of_others_and_of_the_project(
     make: Make, provider: Provider, tmp_path: Path
 ) -> None:
@@ -139,7 +139,7 @@ async def test_an_isolated_workspace_sees_nothing_of_others_and_of_the_project(
     assert not {"workspaces", "runs", "projects", second.id, "secret", "metadata", "state.db"} & set(lines), seen
 
 
-@pytest.mark.scenario("ISO-04", only="local")
+@pytest.mark.scenario("ISO-04", only="provider")
 async def test_an_isolated_workspace_of_a_project_is_at_workspace_and_lies_in_the_project(
     make: Make, provider: Provider, tmp_path: Path
 ) -> None:
@@ -266,7 +266,7 @@ async def test_a_directory_of_a_user_that_commands_do_not_run_as_is_refused(
 
 
 def lends(provider: Provider) -> bool:
-    return provider.name == "local" and getattr(provider, "_own_users", False)
+    return getattr(provider, "_own_users", provider.name == "docker") and provider.name != "process"
 
 
 async def test_evicting_an_adopted_workspace_leaves_its_user_s_other_processes(

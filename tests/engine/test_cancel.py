@@ -31,11 +31,12 @@ def machine(project: Project, repository: Path) -> Machine:
 
 
 @pytest.mark.scenario("BEY-06")
-async def test_a_cancel_at_any_event_leaves_nothing_and_saves_the_work(machine: Machine) -> None:
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.nightly)])
+async def test_a_cancel_at_any_event_leaves_nothing_and_saves_the_work(machine: Machine, stride: int) -> None:
     whole = await machine.run()
     assert whole.status is Status.SUCCEEDED
 
-    for stop_at in range(1, len(await machine.store.events(whole.id))):
+    for stop_at in range(1, len(await machine.store.events(whole.id)), stride):
 
         def stop(recorded: ev.Recorded, control: Control, at: int = stop_at) -> None:
             if recorded.seq == at:

@@ -27,7 +27,9 @@ from runner.ports.store import WorkspaceRow
 
 DAY = 86_400
 SECOND = 1_000_000
-REQUESTED = WorkspaceRequested("local", "shop", False, Limits(pids=5), 30.0, None, "/p", 7, "https://h/r", "main")
+REQUESTED = WorkspaceRequested(
+    *("local", "shop", False, Limits(pids=5), 30.0, None, "/p", 7, "https://h/r", "main", Limits(cpus=2), "sha256:1")
+)
 LIFE = (S.CREATING, S.PROVISIONING, S.READY, S.STOPPING, S.STOPPED, S.READY, S.DESTROYING, S.DESTROYED)
 
 
@@ -75,6 +77,8 @@ def test_a_request_is_the_whole_row() -> None:
         url="https://h/r",
         branch="main",
         limits=Limits(pids=5),
+        not_enforced=Limits(cpus=2),
+        image="sha256:1",
     )
 
 

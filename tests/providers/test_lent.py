@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from runner import trees
 from runner.errors import ProviderFailed
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import Opening, Provider, WorkspaceRequest
+from runner.providers.docker import Docker
 from runner.providers.local import Local
+from tests.conformance import dockerd
 from tests.conformance.places import shell
 
 pytestmark = pytest.mark.skipif(not trees.can_give(), reason="commands run as ourselves")
 COMMANDS = "cat kept; echo more >> kept; mkdir made; cat others; echo no > AGENTS.md; rm -rf .runner; id -u"
 
 
-@pytest.mark.parametrize("guest", [True, False])
-async def test_what_commands_make_in_a_directory_of_root_is_root_s(tmp_path: Path, guest: bool) -> None:
+def docker(home: Path) -> Docker:
+    return Docker(home, dockerd.host())
+
+
+@pytest.mark.parametrize("provider_at", [Local, partial(Local, guest=False), docker], ids=["local", "bare", "docker"])
+async def test_what_commands_make_in_a_directory_of_root_is_root_s(
+    tmp_path: Path, provider_at: Callable[[Path], Provider]
+) -> None:
     """Protected paths that are missing are held as elsewhere, and the files of third users stay out of reach."""
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "kept").write_text("theirs\n")
     (tree / "others").touch(mode=0o600)
     os.chown(tree / "others", 4711, 4711)
-    provider = Local(tmp_path / "home", guest=guest)
-    handle = await provider.create(WorkspaceRequest("lent", "run-1", "nonce", tree=tree))
+    provider = provider_at(tmp_path / "home")
+    image = dockerd.IMAGE if provider.name == "docker" else None
+    id = f"lent-{os.getpid()}-{provider.name}"
+    handle = await provider.create(WorkspaceRequest(id, "run-1", "nonce", tree=tree, image=image))
     async with provider.open(handle, Opening(protected=("AGENTS.md", ".runner/"))) as workspace:
         seen = await shell(workspace, COMMANDS)
     await provider.destroy(handle)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import REMAINDER, ArgumentParser, Namespace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     create.add_argument("--branch", metavar="BRANCH", help="of the URL; its default branch")
     create.add_argument("--project", metavar="NAME", help="a project, whose isolation and protected paths it gets")
     create.add_argument("--provider", metavar="NAME", help="exactly this one, with no fallback")
+    create.add_argument("--image", metavar="REF", help="the system that its commands see, for a provider with images")
     create.add_argument("--persistent", action="store_true", help="never expires")
     add("list", "every workspace, newest first")
     add_one("show", "one workspace, and who has it")
@@ -136,12 +136,10 @@ def _show(args: Namespace, settings: Settings, out: Output) -> None:
 def _change(args: Namespace, settings: Settings, out: Output) -> None:
     from runner.app import workspaces
 
-    wish = partial(workspaces.Wish, project=getattr(args, "project", None))
-
     async def change(premises: Premises) -> WorkspaceRow:
         if args.what == "create":
-            asked = wish(args.path, args.url, args.branch, provider=args.provider, persistent=args.persistent)
-            return await workspaces.create(premises, asked)
+            made = (args.path, args.url, args.branch, args.project, args.provider, args.persistent, args.image)
+            return await workspaces.create(premises, workspaces.Wish(*made))
         return await (workspaces.stop if args.what == "stop" else workspaces.resume)(premises, args.id)
 
     _print(on_premises(settings, out, change), args.output, settings, out)
@@ -175,11 +173,18 @@ def _print(row: WorkspaceRow, form: str, settings: Settings, out: Output) -> Non
     if form == "json":
         out.json(_plain(row, settings))
         return
+    from runner.model import Limits
+    from runner.report.words import limits
+
     values = _plain(row, settings)
     line(out, f"workspace  {row.id}")
-    for name in ("status", "provider", "project", "tree", "url", "branch", "base", "run"):
+    for name in ("status", "provider", "image", "project", "tree", "url", "branch", "base", "run"):
         if values[name] is not None:
             line(out, f"{name:<10} {values[name]}")
+    if row.run is None:
+        line(out, f"limits     {limits(row.limits or Limits())}")
+    if row.not_enforced is not None:
+        line(out, f"           not enforced: {limits(row.not_enforced)} by {row.provider}")
     lasts = "until it is destroyed" if row.expires is None else f"until {moment(row.expires)}, unless it is used"
     line(out, f"lasts      {lasts if row.run is None else 'as long as its run'}")
 
