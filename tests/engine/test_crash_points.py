@@ -179,7 +179,7 @@ def test_a_run_that_is_killed_at_any_append_is_recovered_whole(crashing: Crashin
 
 @pytest.mark.slow
 def test_a_recovery_that_is_killed_at_any_append_is_done_by_the_next(crashing: Crashing) -> None:
-    stride = {"fake": 1, "local": 5}[crashing.provider]
+    stride = {"fake": 2, "local": 5}[crashing.provider]
     ended = commits(crashing, AGENT_ENDED)
     for point in POINTS:
         number = 1
