@@ -49,7 +49,7 @@ def check_limit(settings: Settings, rows: Sequence[WorkspaceRow], id: str | None
     names = ", ".join(row.id for row in idle[:_IDLE])
     advice = f"destroy what nobody uses, idle for longest: {names}" if names else "wait for runs to end"
     raise WorkspaceLimit(
-        f"there are {len(before)} workspaces, and `WORKSPACE_MAX` is {settings.max_workspaces}",
+        f"there is no room for another workspace beside {len(before)}: `WORKSPACE_MAX` is {settings.max_workspaces}",
         hint=f"{advice}; or set `WORKSPACE_MAX` higher",
     )
 

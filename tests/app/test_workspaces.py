@@ -18,6 +18,7 @@ from runner.app.leases import break_lease, lease_of, list_leases, release
 from runner.app.tenancy import Premises, Tenancy, occupy, open_premises
 from runner.app.upkeep import finish_all, reap, see_clock, sweep, unsteady
 from runner.app.workspaces import Wish
+from runner.artifacts.owner import take
 from runner.errors import (
     BadDirectory,
     ForbiddenFiles,
@@ -440,6 +441,26 @@ async def test_releasing_ends_a_dead_lease_and_breaking_a_live_one(premises: Pre
     with pytest.raises(LeaseLost):
         await broken()
 
+    assert (await premises.store.workspace(row.id)).status is S.READY
+
+
+async def test_only_the_process_that_holds_the_lock_is_asked_to_end(premises: Premises) -> None:
+    """The number in a lease may be that of another process by now."""
+    row = await ws.create(premises, Wish())
+    lock = take(premises.lock(row.id))
+    assert lock is not None
+    async with trio.open_nursery() as nursery:
+        other: trio.Process = await nursery.start(trio.run_process, ["sleep", "100"])
+        another = Tenancy(premises, row, f"exec {other.pid}")
+        await another.tenure.acquire(another.write)
+
+        with pytest.raises(LeaseHeld):
+            await ws.destroy(premises, row.id)
+
+        await trio.sleep(0.05)
+        assert other.poll() is None
+        nursery.cancel_scope.cancel()
+    os.close(lock)
     assert (await premises.store.workspace(row.id)).status is S.READY
 
 

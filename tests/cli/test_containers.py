@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import dockerd
-from tests.situations import Project, step
+from tests.situations import Project, document, step
 
 
 @pytest.fixture
@@ -61,6 +61,26 @@ def test_a_run_works_in_a_container_of_its_image_and_leaves_nothing(docked: Proj
     assert (seen["shared_namespaces"], seen["interfaces"]) == (["user"], ["lo"])
     assert seen["limits"] == {"cpus": 0.5, "memory_bytes": 256 << 20, "disk_bytes": None, "pids": 64}
     assert containers(docked.home) == []
+
+
+@pytest.mark.scenario("ISO-13", only="docker")
+def test_protected_paths_are_ignored_in_a_container_when_isolation_is_off(docked: Project, repository: Path) -> None:
+    docked.script(
+        "echo x > README",
+        provider="docker",
+        workspace=f"base_image: {dockerd.IMAGE}\nrepo_source: {{type: local, path: repo}}",
+        run="project: shop",
+    )
+    docked.write(
+        (docked.folder / "all.runner.yaml").read_text(), document("Project", "shop", "protected_paths: [README]")
+    )
+
+    done, record = docked.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert [warning["code"] for warning in record["warnings"]] == ["policy.protected-ignored"]
+    assert record["observed"]["read_only"] == []
+    assert "README" in docked.runner("runs", "patch", "last").out
 
 
 def test_a_plan_pins_the_image_and_is_stale_when_that_is_gone(docked: Project) -> None:

@@ -73,13 +73,13 @@ def shown(runner: Run, *arguments: str) -> Any:
 
 @pytest.fixture
 def docked(runner: Run, project: Project, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command where docker is the provider, with an image for what is made."""
+    """The command where docker is the default provider, with an image for what is made."""
     project.env |= {"DOCKER_HOST": dockerd.host()}
     monkeypatch.setenv("DOCKER_HOST", dockerd.host())
+    monkeypatch.setenv("WORKSPACE_PROVIDERS", "docker")
 
     def run(*arguments: str) -> Done:
-        image = ("--provider", "docker", "--image", dockerd.IMAGE) if "create" in arguments else ()
-        return runner(*arguments, *image)
+        return runner(*arguments, *(("--image", dockerd.IMAGE) if "create" in arguments else ()))
 
     return run
 
@@ -172,6 +172,7 @@ def test_the_life_of_a_workspace_in_containers(project: Project, docked: Run) ->
     patch = project.home / "state" / "saved" / id / "work.patch"
     assert (removed["saved"], "+work" in patch.read_text()) == (str(patch.parent), True)
     assert shown(docked, "workspace", "list") == []
+    assert dockerd.containers(id) == []
     assert docked("workspace", "destroy", id).code == 6
 
 
@@ -329,9 +330,11 @@ def test_destroying_ends_a_command_that_runs_and_saves_what_it_did_last(project:
 def test_destroying_ends_a_command_in_a_container(project: Project, docked: Run) -> None:
     id = made(docked)
     running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", OBEDIENT))
+    assert len(dockerd.containers(id)) == 1
 
     assert docked("workspace", "destroy", id).code == 0
 
+    assert dockerd.containers(id) == []
     assert "+ending" in (project.home / "state" / "saved" / id / "work.patch").read_text()
     running.communicate(timeout=20)
     assert running.returncode == 130
@@ -354,12 +357,19 @@ def test_destroying_waits_for_the_grace_of_a_command_that_does_not_obey(project:
 
 
 @pytest.mark.nightly
-@pytest.mark.scenario("LIF-09", only="local")
-@pytest.mark.parametrize("adopted", [False, True])
+@pytest.mark.parametrize(
+    ("fixture", "adopted"),
+    [
+        pytest.param("runner", False, marks=pytest.mark.scenario("LIF-09", only="local"), id="local"),
+        pytest.param("runner", True, id="local in place"),
+        pytest.param("docked", False, marks=pytest.mark.scenario("LIF-09", only="docker"), id="docker"),
+    ],
+)
 def test_destroying_takes_a_workspace_from_who_cannot_end_its_command(
-    project: Project, runner: Run, adopted: bool
+    project: Project, request: pytest.FixtureRequest, fixture: str, adopted: bool
 ) -> None:
     """Nothing of the command runs while its work is saved, and who had it can write nothing afterwards."""
+    runner: Run = request.getfixturevalue(fixture)
     theirs = project.home / "theirs"
     theirs.mkdir()
     id = made(runner, *([str(theirs)] if adopted else []))

@@ -205,6 +205,13 @@ def image_id() -> str:
         return str(client.inspect_image(IMAGE)["Id"])
 
 
+def containers(workspace: str) -> list[str]:
+    """The ids of a workspace's containers, those that have ended as well."""
+    with session().client() as client:
+        found = client.containers(all=True, filters={"label": f"runner.workspace={workspace}"})
+    return [container["Id"] for container in found]
+
+
 def leave() -> None:
     _held.close()
 

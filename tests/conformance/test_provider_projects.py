@@ -266,7 +266,7 @@ async def test_a_directory_of_a_user_that_commands_do_not_run_as_is_refused(
 
 
 def lends(provider: Provider) -> bool:
-    return getattr(provider, "_own_users", provider.name == "docker") and provider.name != "process"
+    return getattr(provider, "_own_users", provider.name == "docker")
 
 
 async def test_evicting_an_adopted_workspace_leaves_its_user_s_other_processes(
