@@ -17,6 +17,7 @@ from runner import __version__
 from runner import events as ev
 from runner.engine.execute import execute
 from runner.errors import Escaped, HostRefused, LeaseHeld, LeaseLost, RunnerError, WorkspaceLost, leaf
+from runner.lifecycle.lease import TTL
 from runner.model import Fence, Outcome, Reason, Rung, Status, StopReason, failed, succeeded
 from runner.plan.model import RunPlan, Step, graph_of
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
@@ -166,7 +167,9 @@ async def _keep_lease(journal: _Journal, stop_budget_seconds: float) -> None:
     async def warn(message: str) -> None:
         await journal.emit(ev.Warned("lease.refresh-failed", message))
 
-    await keep(journal.tenure, journal.write, margin=stop_budget_seconds + KILL_GRACE, warn=warn)
+    # Of a stop budget longer than that, what is left after the lease cannot be used; but the run can begin.
+    margin = min(stop_budget_seconds + KILL_GRACE, TTL / 4)
+    await keep(journal.tenure, journal.write, margin=margin, warn=warn)
     if journal.tenure.fence is not None:
         journal.control.lose()
 
