@@ -14,7 +14,7 @@ from runner.guest.client import Relayed
 from runner.model import Exit
 from runner.ports.provider import Workspace
 from tests.conformance.places import DOCKER, GUESTS, MIB, PROCESS, STUBBORN, Place, living_of, read_until
-from tests.guest.driver import descendants, marked
+from tests.guest.driver import descendants, fields, marked
 
 KINDS = GUESTS
 
@@ -47,7 +47,8 @@ async def test_very_many_commands_at_once_end_with_their_own_status(place: Place
 def _first(place: Place) -> int:
     """The guest of the only open workspace, as seen from outside: below bubblewrap where there is one."""
     if place.kind == DOCKER:
-        return min(pid for pid in living_of(place.handle.uid))  # the first that was started
+        theirs = {pid: int(fields(pid)[1]) for pid in living_of(place.handle.uid)}  # each with its parent
+        return next(pid for pid, parent in theirs.items() if parent not in theirs)
     names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants(os.getpid())}
     assert ("bwrap" in names.values()) == (place.kind != PROCESS)
     return next(pid for pid, name in names.items() if name != "bwrap")
