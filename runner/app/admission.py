@@ -101,7 +101,7 @@ def _shipped(field: str) -> Any:
 
 def adoptable(settings: Settings, path: Path, rows: Sequence[WorkspaceRow]) -> Path:
     """The real path of a directory that may become a workspace in place. Raises ``BadDirectory``."""
-    real, told, home = path.resolve(), printable(str(path)), settings.home.resolve()
+    real, told, home = Path(os.path.realpath(path)), printable(str(path)), settings.home.resolve()
     if not real.is_dir():
         what = "is not a directory" if real.exists() else "does not exist"
         raise BadDirectory(f"`{told}` {what}", hint="name a directory; without one, the workspace starts empty")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,8 +102,12 @@ async def scan_directory(directory: Path, layers: Sequence[Layer]) -> ScanResult
         trio.from_thread.check_cancelled()
         return False
 
+    def look() -> ScanResult:
+        real = Path(os.path.realpath(directory))  # ``resolve`` raises for links in a circle
+        return scan(real, policy, should_stop=stopping)
+
     try:
-        return await trio.to_thread.run_sync(lambda: scan(directory.resolve(), policy, should_stop=stopping))
+        return await trio.to_thread.run_sync(look)
     except OSError as error:
         raise UsageError(f"`{printable(str(directory))}` can not be scanned: {error.strerror}") from error
 

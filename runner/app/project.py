@@ -16,10 +16,27 @@ from runner.store.sqlite import open_reader, open_store
 
 
 async def create_project(settings: Settings, project: ProjectRow) -> ProjectRow:
-    """Make a project, or change one that a command has made. Raises ``ProjectOwned``."""
+    """Make a project, or change one that a command has made; never to less protection.
+
+    Raises ``ProjectOwned``, and ``UsageError`` for what would be lost.
+    """
     make_home(settings)
     async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
+        for before in await store.projects():
+            if before.name == project.name and before.manifest is None and (lost := _lost(before, project)):
+                raise UsageError(f"project `{project.name}` is there already, and would lose {lost}", hint=_KEEP)
         return await store.put_project(project)
+
+
+_KEEP = "say again what it has, besides what is new; or describe it by a manifest, which may say anything"
+
+
+def _lost(before: ProjectRow, after: ProjectRow) -> str | None:
+    """Of its protection."""
+    if before.workspace_isolation and not after.workspace_isolation:
+        return "its isolation (--workspace-isolation)"
+    gone = [path for path in before.protected_paths if path not in after.protected_paths]
+    return f"what is protected: --protected {gone[0]}" if gone else None
 
 
 def new_project(

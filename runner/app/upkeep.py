@@ -33,6 +33,7 @@ class Reaped:
     workspace: str
     tree: Path
     expired: int
+    adopted: bool = False
     saved: Path | None = None
     left: str | None = None
     in_use: bool = False
@@ -69,7 +70,7 @@ async def reap(premises: Premises, *, dry_run: bool) -> list[Reaped]:
     found = []
     for row in await premises.store.workspaces():
         if row.run is None and row.status not in UNFINISHED and expired(_end(premises, row), premises.ports.now()):
-            reaped = Reaped(row.id, tree_of(premises.settings, row), _end(premises, row) or 0)
+            reaped = Reaped(row.id, tree_of(premises.settings, row), _end(premises, row) or 0, row.path is not None)
             found.append(reaped if dry_run else await _reap(premises, row, reaped))
     return found
 
@@ -90,7 +91,8 @@ async def _reap(premises: Premises, row: WorkspaceRow, reaped: Reaped) -> Reaped
             removed = await finish_destroy(tenancy, discard=False, reason="its time was over")
             return replace(reaped, saved=removed.saved)
     except RunnerError as error:
-        return replace(reaped, left=error.message, in_use=isinstance(error, LeaseError))
+        left = f"{error.message}; {error.hint}" if error.hint else error.message
+        return replace(reaped, left=left, in_use=isinstance(error, LeaseError))
 
 
 async def finish_all(premises: Premises, *, dry_run: bool) -> list[Finished]:

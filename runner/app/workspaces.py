@@ -37,7 +37,7 @@ from runner.errors import (
     WorkspaceState,
     printable,
 )
-from runner.lifecycle.workspace import HINTS
+from runner.lifecycle.workspace import hint
 from runner.manifest.load import defaults
 from runner.manifest.repository import FILE, FILE_BYTES
 from runner.model import DEFAULT_PROJECT, Handle, Limits, Receipt, Violation, WorkspaceStatus
@@ -109,7 +109,7 @@ async def find_by_path(settings: Settings, path: Path) -> WorkspaceRow:
 
 def _around(settings: Settings, rows: Sequence[WorkspaceRow], path: Path) -> WorkspaceRow | None:
     known = {(found.st_dev, found.st_ino): row for row in rows for found in status_of(tree_of(settings, row))}
-    real = path.resolve()
+    real = Path(os.path.realpath(path))  # ``resolve`` raises for links in a circle
     for folder in (real, *real.parents):
         for found in status_of(folder):
             if row := known.get((found.st_dev, found.st_ino)):
@@ -340,7 +340,7 @@ def use_of(settings: Settings) -> ev.WorkspaceUsed:
 def require_ready(row: WorkspaceRow) -> None:
     """Raises ``WorkspaceState``."""
     if row.status is not S.READY:
-        raise WorkspaceState(f"workspace `{row.id}` is {row.status}", hint=HINTS[row.status])
+        raise WorkspaceState(f"workspace `{row.id}` is {row.status}", hint=hint(row.id, row.status))
 
 
 # --- removing --------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ async def finish_destroy(tenancy: Tenancy, *, discard: bool, reason: str = "") -
         else:
             work = await _work_of(tenancy, handle)
             if work.lost:
-                hint = "remove it, or give all of it up with --discard"
+                hint = f"remove it, or give all of it up: runner workspace destroy --discard {row.id}"
                 raise UnsavedWork(f"workspace `{row.id}` has {work}", hint=hint)
             if not begun:
                 await tenancy.write(ev.WorkspaceBecame(S.DESTROYING, reason))

@@ -56,7 +56,8 @@ def check(row: Lease, fence: Fence, at: int) -> None:
 
 
 def held(row: Lease) -> LeaseHeld:
-    hint = "wait, or `runner lease show`; `runner lease break --yes` ends what runs in it"
+    end = f"`runner lease break {row.workspace} --yes` ends what runs in it"
+    hint = f"wait, or `runner lease show {row.workspace}`; {end}"
     return LeaseHeld(f"workspace `{row.workspace}` is in use by {row.holder}", hint=hint)
 
 

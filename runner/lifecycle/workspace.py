@@ -42,19 +42,25 @@ UNFINISHED = frozenset({S.CREATING, S.PROVISIONING, S.STOPPING, S.DESTROYING})  
 def advance(workspace: str, status: S, to: S) -> S:
     """The status after a change. Raises ``WorkspaceState`` for one that there is not."""
     if to not in NEXT[status]:
-        raise WorkspaceState(f"workspace `{workspace}` is {status}, and cannot become {to}", hint=HINTS[status])
+        message = f"workspace `{workspace}` is {status}, and cannot become {to}"
+        raise WorkspaceState(message, hint=hint(workspace, status))
     return to
 
 
-HINTS: Mapping[S, str] = {
+def hint(workspace: str, status: S) -> str:
+    """What to do about a workspace that has this status and should have another."""
+    return _HINTS[status].format(workspace)
+
+
+_HINTS: Mapping[S, str] = {
     S.CREATING: "wait, or `runner recover` when whoever makes it has died",
     S.PROVISIONING: "wait, or `runner recover` when whoever makes it has died",
     S.READY: "it is ready as it is",
     S.STOPPING: "wait, or `runner recover` when whoever stops it has died",
-    S.STOPPED: "`runner workspace resume` makes it ready again",
-    S.DESTROYING: "`runner workspace destroy` finishes that",
+    S.STOPPED: "`runner workspace resume {}` makes it ready again",
+    S.DESTROYING: "`runner workspace destroy {}` finishes that",
     S.DESTROYED: "make another",
-    S.ERROR: "`runner workspace destroy` removes it",
+    S.ERROR: "`runner workspace destroy {}` removes it",
 }
 
 

@@ -64,9 +64,14 @@ def locate(mountinfo: str, membership: str) -> tuple[dict[str, Path], Path | Non
     return v1, v2
 
 
+def _mountinfo() -> str:
+    """With names as they are: a mount point need not be text."""
+    return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+
+
 def find() -> Hierarchies:
     """The hierarchies as they are now; only those that we may write to."""
-    v1, v2 = locate(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+    v1, v2 = locate(_mountinfo(), Path("/proc/self/cgroup").read_text())
     writable = {controller: path for controller, path in v1.items() if os.access(path, os.W_OK)}
     if v2 is not None and v2.name == _ASIDE:
         v2 = v2.parent
@@ -158,7 +163,7 @@ def find_group(workspace: str) -> Group:
 
 def group_of(pid: int, limits: Limits) -> Group:
     """The control groups of another's making that keep a process within ``limits``. Raises ``OSError``."""
-    v1, v2 = locate(Path("/proc/self/mountinfo").read_text(), Path(f"/proc/{pid}/cgroup").read_text())
+    v1, v2 = locate(_mountinfo(), Path(f"/proc/{pid}/cgroup").read_text())
     wanted = [controller for controller, value in _wanted(limits).items() if value is not None]
     found = {controller: v1.get(controller, v2) for controller in wanted}
     return Group({controller: directory for controller, directory in found.items() if directory is not None})
@@ -167,7 +172,7 @@ def group_of(pid: int, limits: Limits) -> Group:
 def find_left(workspace: str) -> Group:
     """Those groups wherever on this host they are: whoever cleans up may itself be in another group."""
     name = f"runner-{workspace}"
-    mounts = (line.split(" ") for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    mounts = (line.split(" ") for line in _mountinfo().splitlines())
     points = [words[4] for words in mounts if words[words.index("-") + 1] in ("cgroup", "cgroup2")]
     found = [Path(top, name) for point in points for top, inner, _ in os.walk(point) if name in inner]
     return Group({str(directory): directory for directory in found})

@@ -141,7 +141,8 @@ class Directories:
             why = f"other users can enter `{tree.parent}`, and would find programs there that run as root"
         if why is not None:
             text = f"`{tree}` belongs to root, as whom no command runs, and cannot be lent to another user: {why}"
-            raise ProviderFailed(text, hint=f"chown it to an ordinary user, or chmod 700 {tree.parent}")
+            hint = "take a directory of an ordinary user, or one below a directory that only root can enter"
+            raise ProviderFailed(text, hint=hint)
         return uid
 
     def _check_neighbours(self, handle: Handle) -> None:

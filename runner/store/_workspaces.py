@@ -31,10 +31,10 @@ def find_workspace(rows: Sequence[WorkspaceRow], text: str) -> WorkspaceRow:
 
     Raises ``UnknownWorkspace``, which lists the candidates when there are several.
     """
-    found = [row for row in rows if row.id == text] or [row for row in rows if row.id.startswith(text)]
+    found = [row for row in rows if row.id == text] or [row for row in rows if text and row.id.startswith(text)]
     if len(found) == 1:
         return found[0]
-    if not found or not text:
+    if not found:
         raise UnknownWorkspace(f"there is no workspace `{shown(text)}`", hint="`runner workspace list` shows all")
     candidates = ", ".join(row.id for row in found[:_CANDIDATES])
     more = f", and {len(found) - _CANDIDATES} more" if len(found) > _CANDIDATES else ""

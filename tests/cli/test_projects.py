@@ -433,3 +433,18 @@ def test_a_killed_run_is_recovered_without_the_copy_and_with_its_violation(proje
     assert [(v["path"], v["rule"]) for v in record["violations"]] == [("src", "protected-changed")]
     assert record["receipt"]["withheld"] is True
     assert ("made" in patch(project), "AGENTS" in patch(project)) == (True, False)
+
+
+def test_making_a_project_again_takes_no_protection_away(project: Project) -> None:
+    """Regression: what was not said again was dropped without a word."""
+    called("project", "create", "shop", "--workspace-isolation", "--protected", "a")
+    before = shown("get", "shop")
+
+    for fewer in (["--protected", "a"], ["--workspace-isolation"]):
+        refused = called("project", "create", "shop", *fewer)
+        assert (refused.code, "would lose" in refused.err) == (2, True)
+    assert shown("get", "shop") == before
+
+    more = called("project", "create", "shop", "--workspace-isolation", "--protected", "a", "--protected", "b")
+    assert more.code == 0
+    assert shown("get", "shop")["protected_paths"] == ["a", "b"]

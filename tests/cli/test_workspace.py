@@ -462,3 +462,36 @@ def test_gc_and_recover_speak_of_workspaces(project: Project, runner: Run, monke
     assert f"removed  workspace {id}" in done.out
     assert str(project.home / "state" / "saved" / id) in done.out
     assert shown(runner, "workspace", "list") == []
+
+
+@pytest.mark.parametrize("verb", [["show"], ["exec"], ["destroy"], ["delete"]], ids=" ".join)
+def test_an_empty_id_is_that_of_no_workspace(project: Project, runner: Run, verb: list[str]) -> None:
+    """Regression: it was the beginning of the only one's, so that an unset variable destroyed that."""
+    id = made(runner)
+
+    done = runner("workspace", *verb, "", *(["--", "true"] if verb == ["exec"] else []))
+
+    assert (done.code, "store.unknown-workspace" in done.err) == (6, True)
+    assert shown(runner, "workspace", "show", id)["status"] == "ready"
+    runner("workspace", "destroy", id)
+
+
+@pytest.mark.parametrize("verb", ["create", "find"])
+def test_an_empty_path_and_links_in_a_circle_name_no_directory(project: Project, runner: Run, verb: str) -> None:
+    """Regression: the current directory was adopted, and a circle was a bug in runner."""
+    (project.home / "loop").symlink_to("loop")
+
+    assert runner("workspace", verb, "").code == 2
+    assert runner("workspace", verb, str(project.home / "loop")).code in (2, 6)
+    assert shown(runner, "workspace", "list") == []
+
+
+def test_a_directory_whose_name_is_no_text_is_a_workspace(project: Project, runner: Run) -> None:
+    """Regression: the list of mounts was read as text, so that one odd name on a host stopped every sandbox."""
+    odd = os.fsdecode(os.fsencode(project.home) + b"/b\xff")
+    os.mkdir(odd)
+    id = made(runner, odd)
+
+    assert runner("workspace", "exec", id, "--", "true").code == 0
+
+    runner("workspace", "delete", id)

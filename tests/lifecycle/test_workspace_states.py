@@ -20,7 +20,7 @@ from runner.events import (
     WorkspaceSaved,
     WorkspaceUsed,
 )
-from runner.lifecycle.workspace import HINTS, NEXT, advance, fold, named
+from runner.lifecycle.workspace import NEXT, advance, fold, hint, named
 from runner.model import Limits, Receipt
 from runner.model import WorkspaceStatus as S
 from runner.ports.store import WorkspaceRow
@@ -52,7 +52,7 @@ def test_a_change_is_in_the_table_or_refused_with_advice(before: S, after: S) ->
         return
     with pytest.raises(WorkspaceState, match=f"`w` is {before}") as refused:
         advance("w", before, after)
-    assert refused.value.hint == HINTS[before]
+    assert refused.value.hint == hint("w", before)
 
 
 def test_every_status_can_be_left_for_destroyed() -> None:

@@ -62,5 +62,6 @@ def _lines(collection: Collection) -> Iterator[str]:
             yield f"{'left alone' if reaped.in_use else 'LEFT BEHIND'}  workspace {reaped.workspace}: {reaped.left}"
         else:
             saved = f", its work is in {reaped.saved}" if reaped.saved else ""
-            yield f"{removed}  workspace {reaped.workspace} {reaped.tree}  expired{saved}"
+            stays = ", all files stay" if reaped.adopted else ""
+            yield f"{removed}  workspace {reaped.workspace} {reaped.tree}  expired{saved}{stays}"
     yield f"{size(collection.bytes)} {removed}"

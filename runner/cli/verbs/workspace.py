@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import REMAINDER, ArgumentParser, Namespace
+from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         return verb
 
     create = add("create", "make one: empty, from a directory in place, or from a repository")
-    create.add_argument("path", metavar="PATH", nargs="?", type=Path, help="a directory that becomes it in place")
+    create.add_argument("path", metavar="PATH", nargs="?", type=_place, help="a directory that becomes it in place")
     create.add_argument("--url", metavar="URL", help="a repository to clone, its newest commit only")
     create.add_argument("--branch", metavar="BRANCH", help="of the URL; its default branch")
     create.add_argument("--project", metavar="NAME", help="a project, whose isolation and protected paths it gets")
@@ -43,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("list", "every workspace, newest first")
     add_one("show", "one workspace, and who has it")
     find = add("find", "the workspace that a path is in")
-    find.add_argument("path", metavar="PATH", type=Path)
+    find.add_argument("path", metavar="PATH", type=_place)
     run = add_one("exec", "run a command in it: ID -- COMMAND [ARGUMENT...]", output=False)
     run.add_argument("command", metavar="COMMAND", nargs=REMAINDER, help="after `--`")
     add_one("stop", "end what runs in it; its files stay")
@@ -53,6 +53,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         ("delete", "forget or sweep it, unsaved"),
     ):
         add_one(name, summary).add_argument("--discard", action="store_true", help="give unsaved work up")
+
+
+def _place(text: str) -> Path:
+    """An unset variable names no directory, and least of all the one that we are in."""
+    if not text:
+        raise ArgumentTypeError("an empty PATH names no directory")
+    return Path(text)
 
 
 def main(args: Namespace, out: Output) -> int:
