@@ -16,10 +16,10 @@ def find_run(rows: Sequence[RunRow], text: str) -> RunRow:
 
     Raises ``UnknownRun``, which lists the candidates when there are several.
     """
-    found = [row for row in rows if row.id == text] or [row for row in rows if text and row.id.startswith(text)]
+    found = [row for row in rows if row.id == text] or [row for row in rows if row.id.startswith(text)]
     if text == "last":
         found = list(rows[:1])
-    if len(found) == 1:
+    if text and len(found) == 1:
         return found[0]
     if not found:
         raise UnknownRun(f"there is no run `{shown(text)}`", hint="`runner runs list` shows all")

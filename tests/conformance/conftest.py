@@ -84,9 +84,12 @@ NAMES = count()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every check is for every kind, unless its module has ``KINDS`` of its own."""
+    """Every check is for every kind, unless its module has ``KINDS`` of its own; for some of them ``BY_NIGHT``."""
     if "provider" in metafunc.fixturenames:
-        metafunc.parametrize("provider", getattr(metafunc.module, "KINDS", KINDS), indirect=True)
+        kinds = getattr(metafunc.module, "KINDS", KINDS)
+        late = getattr(metafunc.module, "BY_NIGHT", ())
+        params = [pytest.param(kind, marks=pytest.mark.nightly) if kind in late else kind for kind in kinds]
+        metafunc.parametrize("provider", params, indirect=True)
 
 
 @pytest.fixture

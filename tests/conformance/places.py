@@ -32,6 +32,7 @@ DOCKER = "docker"
 GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER)
 INSTALLED = (*GUESTS, FAKE)
 KINDS = (*INSTALLED, BARE_LOCAL, BARE_PROCESS)
+SLOW = (DOCKER, BARE_LOCAL, BARE_PROCESS)  # of checks that take long, for the night
 
 LEAVES = f"setsid sleep 1240{OURS} >/dev/null 2>&1 & sleep 0.1"
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1; done"

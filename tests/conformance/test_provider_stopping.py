@@ -11,6 +11,7 @@ from tests.conformance.places import (
     GRACE,
     LEAVES,
     OURS,
+    SLOW,
     STUBBORN,
     Place,
     make,
@@ -19,6 +20,8 @@ from tests.conformance.places import (
     took_at_most,
 )
 from tests.guest.driver import marked
+
+BY_NIGHT = SLOW
 
 
 async def test_leaving_the_block_ends_an_obedient_command_at_once(place: Place) -> None:

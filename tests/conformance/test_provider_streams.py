@@ -12,7 +12,9 @@ import trio
 
 from runner.model import Exit
 from runner.ports.provider import Opening, Process, Reader, Workspace, WorkspaceRequest, Writer
-from tests.conformance.places import FAKE, GRACE, KINDS, MIB, Place, make, read_until
+from tests.conformance.places import FAKE, GRACE, KINDS, MIB, SLOW, Place, make, read_until
+
+BY_NIGHT = SLOW
 
 
 async def test_output_and_errors_are_separate(place: Place) -> None:
