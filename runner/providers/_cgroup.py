@@ -147,8 +147,6 @@ def check(limits: Limits, provider: str) -> None:
     """Refuse limits that could not be kept. Raises ``ProviderFailed``."""
     wanted = {c for c, value in _wanted(limits).items() if value is not None}
     lacking = [reason for f, reason in missing().items() if CONTROLLERS[f] in wanted]
-    if limits.disk_bytes is not None:
-        lacking.append(f"{provider} has no disk quota")
     if lacking:
         raise ProviderFailed(f"`{provider}` cannot keep the limits: {'; '.join(lacking)}")
 
@@ -247,10 +245,11 @@ def _hand_on(parent: Path, controllers: set[str]) -> None:
     control = parent / "cgroup.subtree_control"
     if controllers <= set(control.read_text().split()):
         return
-    aside = parent / _ASIDE
-    aside.mkdir(exist_ok=True)
-    for pid in (parent / "cgroup.procs").read_text().split():
-        (aside / "cgroup.procs").write_text(pid)
+    if (parent / "cgroup.type").exists():  # not the topmost, which may hold processes beside its children
+        aside = parent / _ASIDE
+        aside.mkdir(exist_ok=True)
+        for pid in (parent / "cgroup.procs").read_text().split():
+            (aside / "cgroup.procs").write_text(pid)
     control.write_text(" ".join(f"+{controller}" for controller in sorted(controllers)))
 
 

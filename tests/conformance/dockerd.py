@@ -155,10 +155,16 @@ def _root_file_system() -> bytes:
         found = {path for path in (shutil.which(program, path=PATH) for program in _PROGRAMS.split()) if path}
         library = _output(["python3", "-SIc", "import sysconfig; print(sysconfig.get_path('stdlib'))"]).strip()
         modules = [str(module) for module in Path(library, "lib-dynload").glob("*.so")]
-        for path in sorted(found | set(_libraries([*found, *modules]))):
-            tar.add(os.path.realpath(path), _resolved(path))
+        for path in sorted(found | set(libraries([*found, *modules]))):
+            tar.add(os.path.realpath(path), resolved(path))
         tar.add(library, library.lstrip("/"), filter=_light)
     return buffer.getvalue()
+
+
+def unpack_root_file_system(directory: Path) -> None:
+    """What is in the image, as files."""
+    with tarfile.open(fileobj=io.BytesIO(_root_file_system())) as tar:
+        tar.extractall(directory, filter="fully_trusted")
 
 
 def _light(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -166,12 +172,13 @@ def _light(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if name.startswith(_WITHOUT) and entry.isdir() else entry
 
 
-def _resolved(path: str) -> str:
+def resolved(path: str) -> str:
     """The name of a file in an image in which the directories are links as they are here."""
     return f"{os.path.realpath(os.path.dirname(path))}/{os.path.basename(path)}".lstrip("/")
 
 
-def _libraries(programs: list[str]) -> Iterator[str]:
+def libraries(programs: list[str]) -> Iterator[str]:
+    """What these are linked to."""
     for line in _output(["ldd", *programs]).splitlines():
         yield from (word for word in line.split() if word.startswith("/") and not word.endswith(":"))
 
