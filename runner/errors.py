@@ -126,7 +126,10 @@ class PolicyError(RunnerError):
 
 
 class PlatformError(RunnerError):
+    """``passes``: the same call may succeed a little later."""
+
     exit_code, http_status = 4, 503
+    passes: ClassVar[bool] = False
 
 
 class LeaseError(RunnerError):
@@ -327,6 +330,11 @@ class ProviderFailed(PlatformError):
     code = "provider.failed"
 
 
+class ProviderBusy(ProviderFailed):
+    code = "provider.busy"
+    passes = True
+
+
 class ImageMissing(PlatformError):
     code = "provider.image-missing"
 
@@ -354,6 +362,7 @@ class HostRefused(PlatformError):
 
 class CleanUpIncomplete(PlatformError):
     code = "provider.clean-up"
+    passes = True
 
 
 # --- git -------------------------------------------------------------------------------------------
@@ -385,6 +394,7 @@ class RemoteDenied(PlatformError):
 
 class RemoteUnreachable(PlatformError):
     code = "git.unreachable"
+    passes = True
 
 
 class RemoteOverLimit(LeaseError):
@@ -486,11 +496,57 @@ class SubRunnerContract(PlatformError):
     code = "agent.sub-runner"
 
 
+class KeyInside(Advice):
+    code = "agent.key-inside"
+
+
+# --- models ----------------------------------------------------------------------------------------
+
+
+class KeyMissing(InputError):
+    code = "gateway.key-missing"
+
+
+class Unpriced(InputError):
+    code = "gateway.unpriced"
+
+
+# --- secrets ---------------------------------------------------------------------------------------
+
+
+class UnfitSecret(InputError):
+    code = "secret.unfit"
+
+
+class SecretMissing(InputError):
+    code = "secret.missing"
+
+
+class SecretExposed(InputError):
+    code = "secret.exposed"
+
+
+class SecretForbidden(PolicyError):
+    code = "policy.secret"
+
+
 # --- leases ----------------------------------------------------------------------------------------
 
 
 class LeaseHeld(LeaseError):
     code = "lease.held"
+
+
+class PoolKept(LeaseError):
+    code = "pool.kept"
+
+
+class UnknownPool(NotFoundError):
+    code = "pool.unknown"
+
+
+class NoPool(InputError):
+    code = "pool.none"
 
 
 class LeaseLost(LeaseError):

@@ -8,23 +8,30 @@ a fold over half a history would lie.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
 from functools import cache
-from typing import Any, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 from runner.model import (
     Isolation,
     IsolationClass,
     Limits,
+    Miss,
     Outcome,
     Reason,
     Receipt,
     Rung,
     Status,
     StopReason,
+    Usage,
     Violation,
     WorkspaceStatus,
 )
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,8 @@ class Event:
 class RunStarted(Event):
     """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order.
 
-    A store has one run of each ``key`` and name. ``resumes`` is the run that this one continues.
+    A store has one run of each ``key`` and name. ``resumes`` is the run that this one continues. ``rehearsal`` is the
+    file whose script stood for every model.
     """
 
     name: str
@@ -47,6 +55,7 @@ class RunStarted(Event):
     attempt: int = 1
     key: str | None = None
     resumes: str | None = None
+    rehearsal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -175,11 +184,81 @@ class ProviderRefused(Event):
 
 
 @dataclass(frozen=True)
+class FellBack(Event):
+    """``step`` failed with ``provider`` for the ``reason``, and nothing that is done only once has begun.
+
+    The steps ``again`` begin anew, in the workspace of the next ``attempt`` and with a provider further down the chain.
+    """
+
+    step: str
+    provider: str
+    reason: str
+    attempt: int
+    again: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Retried(Event):
+    """What a step asked of the platform failed in a way that may pass, and is asked again after ``pause_seconds``."""
+
+    step: str
+    what: str
+    code: str
+    reason: str
+    pause_seconds: float
+
+
+@dataclass(frozen=True)
+class SlotClaimed(Event):
+    """The workspace was had warm: it was the ``slot`` of a pool before."""
+
+    workspace: str
+    slot: str
+
+
+@dataclass(frozen=True)
+class SlotMissed(Event):
+    """The workspace is made cold, though workspaces are kept warm."""
+
+    workspace: str
+    reason: Miss
+
+
+@dataclass(frozen=True)
 class IsolationObserved(Event):
     """Read back from inside the sandbox before the agent starts."""
 
     step: str
     isolation: Isolation
+
+
+@dataclass(frozen=True)
+class ModelAsked(Event):
+    """One request of a step's agent through the model gateway, without its contents, once it has ended.
+
+    ``refusal`` says why it was answered by the gateway itself; ``estimated`` that the answer was cut off before it said
+    what was used.
+    """
+
+    step: str
+    call: str
+    model: str
+    status: int
+    sent_bytes: int
+    received_bytes: int
+    first_byte_seconds: float | None
+    seconds: float
+    usage: Usage
+    estimated: bool = False
+    refusal: str | None = None
+
+
+@dataclass(frozen=True)
+class UsageClaimed(Event):
+    """What an agent that had the key of its model itself says that it used; nobody has counted."""
+
+    step: str
+    usage: Usage
 
 
 @dataclass(frozen=True)
@@ -332,8 +411,29 @@ class Recorded:
 
 
 _TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasses__()}
-_VALUES = (Outcome, Isolation, Limits, Receipt, Violation)
-_ENUMS = (Status, Reason, Rung, StopReason, IsolationClass, WorkspaceStatus)
+_VALUES = (Outcome, Isolation, Limits, Receipt, Usage, Violation)
+_ENUMS = (Status, Reason, Rung, StopReason, IsolationClass, WorkspaceStatus, Miss)
+
+
+def with_texts(value: T, change: Callable[[str], str]) -> T:
+    """A value of an event, or an event, in which every text is what ``change`` makes of it; words of enums stay."""
+    return cast("T", _with_texts(value, change))
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    match value:
+        case Enum():
+            return value
+        case str():
+            return change(value)
+        case tuple() | list():
+            return type(value)(_with_texts(item, change) for item in value)
+        case dict():
+            return {_with_texts(key, change): _with_texts(item, change) for key, item in value.items()}
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            names = [each.name for each in fields(value) if each.init]
+            return replace(value, **{name: _with_texts(getattr(value, name), change) for name in names})
+    return value
 
 
 class UnknownEvent(ValueError):

@@ -34,6 +34,9 @@ class Feature(StrEnum):
     TOOLCHAINS = "toolchains"
     BASE_IMAGE = "base image"
     GUEST = "guest"
+    RELAY = "relay"
+    WARM_POOL = "warm pool"
+    SECRET_FILES = "secret files"
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,46 @@ class Isolation:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class SlotKey:
+    """What a workspace that is kept warm has in common with those that it can become.
+
+    ``image`` is an id, ``toolchains`` are shown from the start. A ``shared`` workspace sees its project whole, and is
+    never kept warm. ``policy`` stands for all that policies say of the run, and the least isolation that it accepts.
+    """
+
+    provider: str
+    image: str | None
+    limits: Limits
+    network: str = "none"
+    toolchains: tuple[str, ...] = ()
+    shared: bool = False
+    policy: str = ""
+
+
+class SlotState(StrEnum):
+    """``CLAIMED`` is between the choice of a slot for a workspace and its being that workspace's."""
+
+    WARMING = "warming"
+    READY = "ready"
+    CLAIMED = "claimed"
+    DRAINING = "draining"
+
+
+class Miss(StrEnum):
+    """Why a workspace was made cold though workspaces are kept warm: what differs, or what failed."""
+
+    NO_KEEPER = "no keeper"
+    EMPTY = "empty"
+    DEAD = "dead"
+    PROVIDER = "provider"
+    IMAGE = "image"
+    LIMITS = "limits"
+    NETWORK = "network"
+    SHAPE = "shape"
+    POLICY = "policy"
+
+
 class WorkspaceStatus(StrEnum):
     """What a workspace is to those who want to use it."""
 
@@ -132,6 +175,14 @@ class Reason(StrEnum):
     UNKNOWN = "unknown"
     LEASE = "lease"
     PLATFORM = "platform"
+    AUTH = "auth"
+    MODEL = "model"
+    BUDGET = "budget"
+    QUOTA = "quota"
+    GATEWAY = "gateway"
+    TURNS = "turns"
+    DENIED = "denied"
+    CUT_OFF = "cut-off"
 
 
 class Rung(StrEnum):
@@ -177,6 +228,39 @@ def succeeded(message: str = "", *, warnings: tuple[str, ...] = (), details: tup
 
 def failed(reason: Reason, message: str, *, details: tuple[str, ...] = ()) -> Outcome:
     return Outcome(Status.FAILED, reason, message, details=details)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What models were asked for. ``input_tokens`` counts all that was sent, ``output_tokens`` all that came back.
+
+    Of the input, ``cached_tokens`` were read from the provider's cache and ``cache_write_tokens`` put into it; of the
+    output, ``reasoning_tokens`` were not shown. ``cost_usd`` is ``None`` once a price is not known.
+    """
+
+    requests: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_usd: float | None = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        known = self.cost_usd is not None and other.cost_usd is not None
+        return Usage(
+            self.requests + other.requests,
+            self.input_tokens + other.input_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.output_tokens + other.output_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -238,6 +322,11 @@ class Handle:
     project: str = DEFAULT_PROJECT
     project_tree: Path | None = None
     adopted: bool = False
+
+    @property
+    def slot(self) -> str | None:
+        """What the workspace was in a warm pool, which its places are named after; ``None`` for any other."""
+        return self.private.name if self.private.name != self.id else None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from runner import events as ev
-from runner.model import Isolation, IsolationClass, Outcome, Receipt, Status, Violation
+from runner.model import Isolation, IsolationClass, Miss, Outcome, Receipt, Status, Usage, Violation
 
 
 @dataclass
@@ -33,13 +33,19 @@ class StepRecord:
 
 @dataclass
 class RunRecord:
-    """A run so far. ``effects`` maps (kind, name) of what exists, or may exist, outside the store to its place."""
+    """A run so far. ``effects`` maps (kind, name) of what exists, or may exist, outside the store to its place.
+
+    ``attempt`` counts its workspaces, of which it has one at a time. ``models`` are what the gateway counted, by model;
+    ``claimed`` is what an agent says of itself.
+    """
 
     id: str
     name: str = ""
     plan: str = ""
     key: str | None = None
     resumes: str | None = None
+    rehearsal: str | None = None
+    attempt: int = 1
     status: Status = Status.PENDING
     phase: str = ""
     deadline_seconds: float = 0.0
@@ -49,6 +55,8 @@ class RunRecord:
     provider: str | None = None
     isolation: IsolationClass | None = None
     observed: Isolation | None = None
+    models: dict[str, Usage] = field(default_factory=dict)
+    claimed: Usage | None = None
     refused: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[tuple[str, str]] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
@@ -57,6 +65,8 @@ class RunRecord:
     base: str | None = None
     snapshot: ev.SnapshotPublished | None = None
     commits: ev.CommitsTaken | None = None
+    slot: str | None = None
+    missed: Miss | None = None
     receipt: Receipt | None = None
     effects: dict[tuple[str, str], str] = field(default_factory=dict)
     cancelled_by: str | None = None
@@ -68,6 +78,11 @@ class RunRecord:
     def seconds(self) -> float | None:
         return None if self.ended is None else (self.ended - self.started) / 1e6
 
+    @property
+    def workspace(self) -> str:
+        """The id of the run's workspace, made or not."""
+        return f"{self.id}-{self.attempt}"
+
     def unfinished(self) -> list[str]:
         """The steps that have started and not ended."""
         return [name for name, step in self.steps.items() if step.status is Status.RUNNING]
@@ -78,7 +93,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
     match recorded.event:
         case ev.RunStarted() as started:
             record.name, record.plan, record.key = started.name, started.plan, started.key
-            record.resumes = started.resumes
+            record.resumes, record.rehearsal = started.resumes, started.rehearsal
             record.deadline_seconds = started.deadline_seconds
             record.status, record.started = Status.RUNNING, recorded.at
             record.steps = {step: StepRecord(kind) for step, kind in started.steps.items()}
@@ -113,8 +128,26 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.provider, record.isolation = provider, isolation
         case ev.ProviderRefused(provider=provider, reason=reason):
             record.refused.append((provider, reason))
+        case ev.FellBack(step=step, provider=provider, reason=reason, attempt=attempt, again=again):
+            record.refused.append((provider, f"{step}: {reason}"))
+            record.attempt = attempt
+            record.steps |= {name: StepRecord(record.steps[name].kind) for name in again}
+            record.provider = record.isolation = record.observed = record.base = None
+            record.placed, record.protected = {}, {}
+            record.slot = record.missed = None
+        case ev.Retried(step=step, what=what, code=code, reason=reason):
+            record.warnings.append((code, f"{step}: {what} failed and was tried again: {reason}"))
+        case ev.SlotClaimed(slot=slot):
+            record.slot, record.missed = slot, None
+        case ev.SlotMissed(reason=reason):
+            record.slot, record.missed = None, reason
         case ev.IsolationObserved(isolation=observed):
             record.observed = observed
+        case ev.ModelAsked(model=model, usage=usage):
+            if model:
+                record.models[model] = record.models.get(model, Usage()) + usage
+        case ev.UsageClaimed(usage=usage):
+            record.claimed = usage
         case ev.Warned(code=code, message=message):
             record.warnings.append((code, message))
         case ev.CancelRequested(reason=reason):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from runner.errors import UsageError
 
@@ -21,6 +22,11 @@ _TOKEN = re.compile(
     r"([A-Za-z0-9.-]+(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?)=(?:env:([A-Za-z_]\w*)|file:(/.+))", re.ASCII
 )
 
+_MODELS = {  # of each API: the variables that may hold its key, and where it is
+    "anthropic": (("ANTHROPIC_API_KEY",), "https://api.anthropic.com"),
+    "openai": (("OPENAI_API_KEY", "CODEX_API_KEY"), "https://api.openai.com/v1"),
+    "gemini": (("GEMINI_API_KEY", "GOOGLE_API_KEY"), "https://generativelanguage.googleapis.com"),
+}
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _CERTIFICATES = ("SSL_CERT_FILE", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH")
 _PERSON = ("GIT_CONFIG_GLOBAL", "GIT_SSH_COMMAND", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
@@ -72,6 +78,15 @@ class Token:
 
 
 @dataclass(frozen=True)
+class ModelKey:
+    """The key of one model provider: the variables that may hold it, the first of them that is set, and its text."""
+
+    variables: tuple[str, ...]
+    variable: str
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Settings:
     """What a server or a person's machine decides, with where each value came from in ``sources``."""
 
@@ -80,6 +95,7 @@ class Settings:
     default_memory: int
     default_disk: int
     max_workspaces: int
+    warm_pool_size: int  # of each pool for agents that take the default providers
     providers: tuple[str, ...] | None
     workspace_ttl: float  # seconds after a workspace's last use
     workspace_max_age: float | None  # seconds after it was made
@@ -90,8 +106,11 @@ class Settings:
     git_credentials: str  # what servers get that are reached by https: ``none``, ``netrc``, or where a token is
     git_token: Token | None
     environment: Mapping[str, str]
-    reach: Mapping[str, str]  # how the network and its servers are reached from here; for git only
+    model_keys: Mapping[str, ModelKey]  # by API; they never enter a workspace
+    model_urls: Mapping[str, str]  # where each API is
+    reach: Mapping[str, str]  # how the network and its servers are reached from here; never handed to a workspace
     person: Mapping[str, str]  # where git and ssh find what is the user's; only for what the user pushes
+    variables: Mapping[str, str] = field(repr=False)  # all of them; only for where the values of secrets come from
     ci: Mapping[str, str]  # what a CI says of the job; never handed on to a process
 
     @classmethod
@@ -99,11 +118,12 @@ class Settings:
         """Read every server default from the environment; nothing else does. Raises ``UsageError``."""
         read = _Reader(env)
         return cls(
-            home=Path(read("RUNNER_HOME", lambda t: t, _state_home(env))).absolute(),
+            home=read("RUNNER_HOME", _home, Path(_state_home(env)).absolute()),
             default_cpus=read("WORKSPACE_DEFAULT_CPU", parse_cpus, 2.0),
             default_memory=read("WORKSPACE_DEFAULT_MEMORY", parse_size, 4 << 30),
             default_disk=read("WORKSPACE_DEFAULT_DISK", parse_size, 10 << 30),
             max_workspaces=read("WORKSPACE_MAX", _positive, 10),
+            warm_pool_size=read("WARM_POOL_SIZE", _pool_size, 0),
             providers=read("WORKSPACE_PROVIDERS", _words, None),
             workspace_ttl=read("WORKSPACE_TTL", parse_duration, 30 * 86_400.0),
             workspace_max_age=read("WORKSPACE_MAX_AGE", parse_duration, None),
@@ -112,10 +132,13 @@ class Settings:
             mirror_limit=read("RUNNER_MIRROR_LIMIT", parse_size, 10 << 30),
             git_credentials=read("RUNNER_GIT_CREDENTIALS", _credentials, "none"),
             git_token=_token(env),
+            model_keys={api: _model_key(env, names) for api, (names, _) in _MODELS.items()},
+            model_urls={api: read(f"RUNNER_{api.upper()}_URL", _model_url, url) for api, (_, url) in _MODELS.items()},
             sources=read.sources,
             environment={name: env[name] for name in ("PATH", "LANG", "TERM", "NO_COLOR", "CI") if name in env},
             reach={name: env[name] for name in _REACH if env.get(name)},
             person={name: env[name] for name in (*_PERSON, *_REACH, "PATH") if env.get(name)},
+            variables=dict(env),
             ci={name: value for name, value in env.items() if name.startswith(("GITHUB_", "CI_"))},
         )
 
@@ -127,6 +150,7 @@ class Settings:
             "WORKSPACE_DEFAULT_MEMORY": self.default_memory,
             "WORKSPACE_DEFAULT_DISK": self.default_disk,
             "WORKSPACE_MAX": self.max_workspaces,
+            "WARM_POOL_SIZE": self.warm_pool_size,
             "RUNNER_MIRROR_LIMIT": self.mirror_limit,
             "RUNNER_GIT_CREDENTIALS": self.git_credentials,
             "WORKSPACE_PROVIDERS": ", ".join(self.providers) if self.providers else "(manifests/defaults)",
@@ -134,6 +158,7 @@ class Settings:
             "WORKSPACE_MAX_AGE": f"{self.workspace_max_age:g}s" if self.workspace_max_age else "(none)",
             "RUN_RETENTION": f"{self.run_retention:g}s",
             "DOCKER_HOST": self.docker_host,
+            **{f"RUNNER_{api.upper()}_URL": url for api, url in self.model_urls.items()},
         }
         return tuple((name, str(value), self.sources[name]) for name, value in values.items())
 
@@ -154,6 +179,12 @@ class _Reader:
             raise UsageError(f"`{name}` is `{text}`", hint=f"it takes {error}") from None
 
 
+def _home(text: str) -> Path:
+    if not text.startswith("/") or not text.strip("/"):  # another store in each directory, or all of this host
+        raise ValueError("an absolute path below /")
+    return Path(text)
+
+
 def _credentials(text: str) -> str:
     if text not in ("none", "netrc") and not _TOKEN.fullmatch(text):
         raise ValueError("none, netrc, HOST=env:NAME or HOST=file:/PATH")
@@ -168,9 +199,28 @@ def _token(env: Mapping[str, str]) -> Token | None:
     return Token(host, f"`{name or path}`", Path(path) if path else None, env.get(name, "") if name else "")
 
 
+def _model_key(env: Mapping[str, str], names: tuple[str, ...]) -> ModelKey:
+    name = next((name for name in names if env.get(name)), "")
+    return ModelKey(names, name, env.get(name, "") if name else "")
+
+
+def _model_url(text: str) -> str:
+    parts = urlsplit(text)
+    known = parts.hostname in ("127.0.0.1", "::1", "localhost") if parts.scheme == "http" else parts.scheme == "https"
+    if not known or not parts.hostname or parts.username or parts.query or parts.fragment:
+        raise ValueError("an https URL without user and query, or an http one of this host")
+    return text
+
+
 def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise ValueError("a whole number above 0")
+    return int(text)
+
+
+def _pool_size(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 1_000:
+        raise ValueError("a whole number from 0 to 1000")
     return int(text)
 
 

@@ -36,6 +36,8 @@ def can_give() -> bool:
 def remove(top: Path) -> list[str]:
     """Remove a tree; what could not be removed, with its reason. A tree that is not there is removed.
 
+    What another file system has that is mounted in it stays.
+
     Directories found inside are first moved up to the top, so that neither depth nor the length of a
     path matters, and a few descriptors are enough.
     """
@@ -56,6 +58,7 @@ def remove(top: Path) -> list[str]:
                     continue
                 within = _entered(name, fd)
                 try:
+                    _check_same(within, fd)
                     for inner in _empty(within):
                         number += 1
                         raised = f".{unguessed}-{number}"
@@ -77,10 +80,19 @@ def _empty(fd: int) -> Iterator[str]:
     """Unlink everything in a directory but its directories, and make those ready to be moved."""
     for entry in list(os.scandir(fd)):
         if entry.is_dir(follow_symlinks=False):
-            os.close(_entered(entry.name, fd))
+            within = _entered(entry.name, fd)
+            try:
+                _check_same(within, fd)
+            finally:
+                os.close(within)
             yield entry.name
         else:
             os.unlink(entry.name, dir_fd=fd)
+
+
+def _check_same(within: int, fd: int) -> None:
+    if os.fstat(within).st_dev != os.fstat(fd).st_dev:
+        raise OSError(errno.EBUSY, "another file system is mounted there")
 
 
 def _entered(name: Path | str, above: int | None = None) -> int:

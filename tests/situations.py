@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent, indent
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from runner import trees
+from runner.providers._mounts import common
 
 HEAD = "apiVersion: runner/v1\nkind: {kind}\nmetadata: {{name: {name}}}\nspec:\n"
 
@@ -138,27 +139,41 @@ def leftovers(home: Path) -> list[str]:
     """What a run left behind, seen from outside: processes, mounts, cgroups, and files that are not evidence."""
     found = [f"process {pid}: {text}" for pid, text in processes_of(home)]
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(home) in line]
+    found += [f"{device}, a volume's" for device in volumes_of(home)]
     state = home / "state"
-    for pattern in ("projects/*/workspaces/*", "sandboxes/*", "tmp/*"):
+    for pattern in ("projects/*/workspaces/*", "sandboxes/*", "volumes/*", "tmp/*"):
         found += [str(path) for path in state.glob(pattern)]
     return found
 
 
 def processes_of(home: Path) -> list[tuple[int, str]]:
     """Processes that name a home in their command line or environment, or that see a part of it mounted."""
-    mounted = "/".join(home.parts[2:])  # mounts are named within their file system, which may be that of /tmp
+    # Mounts are named within their file system, which may be that of /tmp, or a volume.
+    mounted = ["/".join(home.parts[2:]).encode(), *(f"{device} ".encode() for device in volumes_of(home))]
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
         try:
             words = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
-            mounts = (folder / "mountinfo").read_bytes()
+            mounts = (folder / "mountinfo").read_bytes().splitlines()
         except OSError:
             continue
-        if str(home).encode() in words or mounted.encode() in mounts:
+        if str(home).encode() in words or _shows(mounts, mounted):
             found.append((int(folder.name), words.replace(b"\0", b" ").decode(errors="replace")[:200]))
     return found
+
+
+def _shows(mounts: Sequence[bytes], places: Sequence[bytes]) -> bool:
+    """Whether one of the places is mounted, but for where volumes are for everybody."""
+    everybody = f" {common()}/".encode()
+    return any(place in line and everybody not in line for line in mounts for place in places)
+
+
+def volumes_of(home: Path) -> list[str]:
+    """The loop devices of volumes below a home."""
+    attached = {place: (place / "backing_file").read_text() for place in Path("/sys/block").glob("loop*/loop")}
+    return [f"/dev/{place.parent.name}" for place, file in attached.items() if str(home) in file]
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ LAYERS = [  # top first; rooms in one set do not import each other
     {"ports"},
     {"record", "plan"},
     {"events"},
-    {"model", "plugins", "settings", "trees"},
+    {"listing", "model", "nurseries", "plugins", "redact", "settings", "trees"},
+    {"programs"},
     {"errors", "ids", "beneath"},
     {"__init__"},
 ]

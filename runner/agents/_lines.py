@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from runner.errors import printable
+
+_TAIL = 8 << 10  # bytes
 
 
 def last_line(output: bytes) -> str:
     """The last line that is not blank, escaped and cut; empty when there is none."""
     lines = output.decode(errors="replace").strip().splitlines()
     return printable(lines[-1].strip()) if lines else ""
+
+
+def tail(path: Path) -> bytes:
+    """The end of a file, as much as is looked at for its last line."""
+    with path.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL))
+        return stream.read()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-from runner.agents._lines import last_line
+from runner.agents._lines import last_line, tail
 from runner.model import Outcome, Reason, Status, failed, succeeded
 from runner.ports.agent import Agent, Ended
-
-_TAIL = 8 << 10  # bytes of a stream that are looked at for its last line
 
 
 class ScriptAgent:
@@ -18,8 +13,8 @@ class ScriptAgent:
         if ended.exit.oom:
             return failed(Reason.OOM, str(ended.exit))
         if ended.exit.ok:
-            return succeeded(last_line(_tail(ended.stdout)))
-        said = last_line(_tail(ended.stderr))
+            return succeeded(last_line(tail(ended.stdout)))
+        said = last_line(tail(ended.stderr))
         message = f"{ended.exit}: {said}" if said else str(ended.exit)
         if ended.exit.code is None and ended.exit.signal is None:
             return Outcome(Status.UNKNOWN, Reason.UNKNOWN, message)
@@ -27,9 +22,3 @@ class ScriptAgent:
 
 
 agent: Agent = ScriptAgent()
-
-
-def _tail(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL))
-        return stream.read()

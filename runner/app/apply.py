@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 import signal
 import time
@@ -19,11 +20,15 @@ from runner.agents import command_of
 from runner.app.attach import follow
 from runner.app.basis import basis_of
 from runner.app.facts import open_provider
+from runner.app.handover import warm
+from runner.app.models import check_models
 from runner.app.planning import Planned
 from runner.app.recorded import RECORD
+from runner.app.secret_values import redactor_of, values_of
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.owner import is_held
 from runner.beneath import read_beneath
+from runner.egress.gateway import ModelGateway, usable
 from runner.engine.execute import execute
 from runner.engine.run import Append, Control, carry_out, pass_over
 from runner.errors import Attached, HostRefused, RunExists, RunnerError, RunOver, StoreFailed, leaf
@@ -35,9 +40,11 @@ from runner.model import Fence, Status
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent
+from runner.ports.gateway import Gateway
 from runner.ports.sink import Sink
 from runner.ports.store import ProjectRow, Store
 from runner.record import RunRecord, replay
+from runner.redact import Redactor
 from runner.settings import Settings, shipped
 from runner.steps._run import Places, Ports
 from runner.steps.verify.run import MAX_OUTPUT
@@ -70,22 +77,27 @@ async def apply(
     *,
     key: str | None = None,
     advise: Callable[[RunnerError], None] = _silent,
+    redactor: Redactor | None = None,
+    gateway: Gateway | None = None,
 ) -> list[RunRecord]:
     """Carry out every run of a plan, at most ``WORKSPACE_MAX`` at once, and return their records in plan order.
 
     A run whose name and ``key`` the store has already is not started: the first one is followed to its end, and
-    ``advise`` hears of it.
+    ``advise`` hears of it. Nothing is started when a secret cannot be had (``Rejected``); ``redactor`` knows all that
+    can. Models are asked through ``gateway`` when one is given, such as a rehearsal's.
     The first signal ends the work of all runs, which then settle; a second ends settling.
     """
     make_home(settings)
     async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
         with plainly():
-            ports = ports_of(settings, store)
+            ports = ports_of(settings, store, gateway, redactor)
             return await apply_all(planned, settings, store, ports, sinks, key=key, advise=advise)
 
 
-def ports_of(settings: Settings, store: Store) -> Ports:
-    """What runs of a store reach the world through."""
+def ports_of(
+    settings: Settings, store: Store, gateway: Gateway | None = None, redactor: Redactor | None = None
+) -> Ports:
+    """What runs of a store reach the world through; the models by another ``gateway`` when one is given."""
     import runner.agents
 
     def agent(name: str) -> Agent:
@@ -100,9 +112,14 @@ def ports_of(settings: Settings, store: Store) -> Ports:
         git=open_git(settings),
         agent=agent,
         sub_runner=sub_runner,
+        gateway=gateway or ModelGateway(settings),
+        model_key=lambda api: usable(settings.model_keys[api.value]),
         lease=store.lease,
         nonce=store.nonce,
         now=now_microseconds,
+        chance=random.random,
+        warm=partial(warm, settings.home),
+        redact=redactor_of(settings) if redactor is None else redactor,
     )
 
 
@@ -132,6 +149,8 @@ async def apply_all(
     advise: Callable[[RunnerError], None] = _silent,
 ) -> list[RunRecord]:
     """``apply`` with a store and ports that are there already."""
+    check_models(planned.plan.runs, ports)
+    values = await values_of(planned.secrets, planned.plan.runs, settings, ports.redact)
     await _record_projects(planned, store)
     plans = {plan.name: plan for plan in planned.plan.runs}
     controls = {plan.name: Control(plan.stop_budget_seconds) for plan in planned.plan.runs}
@@ -143,16 +162,24 @@ async def apply_all(
         plan, control = plans[name], controls[name]
         async with groups[plan.group], everything:
             places = Places(settings.home, run_id(secrets.token_bytes(8)))
-            files = RunFiles(places.directory)
-            append = appending(store, [files, *sinks])
-            digest = planned.plan.digest
+            files = RunFiles(places.directory, ports.redact.text)
+            append = appending(store, [files, *sinks], ports.redact)
+            digest, rehearsal = planned.plan.digest, ports.gateway.rehearsal
             try:
                 if blocker := _blocked(plan, records, control):
-                    files.write_plan(plan, digest, basis_of(planned, plan, {}))
-                    record = await pass_over(plan, digest, id=places.run, append=append, reason=blocker, key=key)
+                    files.write_plan(plan, digest, basis_of(planned, plan, {}), rehearsal)
+                    record = await pass_over(
+                        plan,
+                        digest,
+                        id=places.run,
+                        append=append,
+                        reason=blocker,
+                        key=key,
+                        rehearsal=rehearsal,
+                    )
                 else:
                     outputs = outputs_for(plan, plans, records, settings)
-                    files.write_plan(plan, digest, basis_of(planned, plan, outputs))
+                    files.write_plan(plan, digest, basis_of(planned, plan, outputs), rehearsal)
                     ready = replace(plan, values={**plan.values, "outputs": outputs})
                     record = await carry_out(
                         ready,
@@ -163,6 +190,7 @@ async def apply_all(
                         append=append,
                         control=control,
                         key=key,
+                        secrets=values[name],
                     )
                 files.write_record(record)
             except RunOver:
@@ -220,8 +248,12 @@ def outputs_for(
     return found
 
 
-def appending(store: Store, sinks: Sequence[Sink]) -> Append:
+def appending(store: Store, sinks: Sequence[Sink], redactor: Redactor) -> Append:
+    """How events come to the store, and to the sinks as they are there: without secrets."""
+
     async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
+        if redactor:
+            events = [ev.with_texts(event, redactor.text) for event in events]
         recorded = await store.append(run, events, fence=fence)
         for one in recorded:
             for sink in sinks:

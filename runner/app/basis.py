@@ -81,7 +81,9 @@ def keys_of(plan: RunPlan, facts: Facts, outputs: Mapping[str, object]) -> Keys:
         if hasattr(module, "inputs"):
             seen = context if step.mounts else {}
             versions = _versions(plan, facts) if made_anew(step) else {}
-            keys[step.id] = parts({**versions, **module.inputs(step.body), **seen, "network": step.network})
+            given = {"secrets": [(secret.name, secret.as_file) for secret in step.secrets]} if step.secrets else {}
+            values = {**versions, **module.inputs(step.body), **seen, **given, "network": step.network}
+            keys[step.id] = parts(values)
     return keys
 
 

@@ -26,6 +26,7 @@ from runner.artifacts.owner import is_held, take
 from runner.engine.recover import remove
 from runner.errors import RunnerError
 from runner.git import mirror
+from runner.lifecycle.pool import PREFIX
 from runner.model import Handle
 from runner.ports.store import RunRow, Store
 from runner.settings import Settings
@@ -101,7 +102,7 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
                 return Collection((), dry_run, clock=why)
             own = {row.id for row in await store.workspaces() if row.run is None}
             owned = [h for name in provider_names() for h in await ports.provider(name).list_owned(ports.nonce)]
-            handles = [handle for handle in owned if handle.id not in own]
+            handles = [handle for handle in owned if handle.id not in own and not handle.id.startswith(PREFIX)]
             found = _look(settings, await store.runs(), handles, now_microseconds() / 1e6)
             shown = [k for k in found if k.verdict.goes or k.verdict is Verdict.CLOCK or k.kind == "temporary"]
             done = shown if dry_run else [await _collected(kept, settings, handles, ports, store) for kept in shown]
@@ -126,12 +127,17 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
         return Kept(kind, path, run, verdict, age, trees.bytes_on_disk(path) if verdict.goes else 0)
 
     ours = [handle for handle in handles if not handle.adopted]
-    found = [kept("workspace", h.tree, h.id.rpartition("-")[0], _touched([h.tree])) for h in ours]
+    found = [kept("workspace", h.tree, h.id.rpartition("-")[0], _touched(_signs(home, h))) for h in ours]
     found += [kept("temporary", p, p.name.partition("-")[0], _touched([p])) for p in sorted(home.glob("tmp/*"))]
     found += [kept("snapshot", p, p.stem, _touched([p])) for p in sorted(home.glob("snapshots/*.git"))]
     found += [kept("run", p, p.name, _touched([p])) for p in sorted(home.glob("runs/*")) if p.is_dir()]
     mirrors = [p for p in sorted(home.glob("mirrors/*")) if p.is_dir()]
     return found + [kept("mirror", p, None, mirror.used_at(p)) for p in mirrors]
+
+
+def _signs(home: Path, handle: Handle) -> list[Path]:
+    """Of the age of a workspace, which may be half made."""
+    return [path for path in (handle.tree, home / "sandboxes" / f"{handle.id}.json") if path.exists()]
 
 
 def _touched(paths: Iterable[Path]) -> float:

@@ -1,10 +1,11 @@
-"""What this host can do, as found: providers, git, settings."""
+"""What this host can do, as found: providers, git, settings, and keys of models, which are never shown."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from runner.app.facts import open_provider, provider_names
+from runner.app.keys import AgentKey, agent_keys
 from runner.git import open_git
 from runner.ports.provider import Probe
 from runner.settings import Settings
@@ -14,6 +15,7 @@ from runner.settings import Settings
 class Health:
     probes: tuple[Probe, ...]
     git: str
+    agents: tuple[AgentKey, ...]
     settings: tuple[tuple[str, str, str], ...]  # name, value, where it comes from
 
     @property
@@ -25,4 +27,4 @@ class Health:
 async def examine(settings: Settings) -> Health:
     """Probe every provider but the fake, which is for tests."""
     probes = [await open_provider(name, settings).probe() for name in provider_names()]
-    return Health(tuple(probes), open_git(settings).name, settings.rows())
+    return Health(tuple(probes), open_git(settings).name, agent_keys(settings), settings.rows())

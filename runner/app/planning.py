@@ -17,7 +17,7 @@ from runner.manifest.load import DEFAULTS, Document, defaults, load
 from runner.model import Checkout
 from runner.plan.model import Plan
 from runner.settings import Settings
-from runner.spec.model import Facts, RunSpec
+from runner.spec.model import Facts, RunSpec, SecretSpec
 from runner.spec.resolve import dropped_defaults, outputs_of, resolve, untrusted_faults, wanted
 from runner.spec.select import Selected, select
 from runner.spec.select import only as only_run
@@ -37,7 +37,7 @@ class Request:
 class Planned:
     """A plan with what it was made from, ``documents`` by kind and name; ``warnings`` stop nothing.
 
-    ``checkouts`` are what the runs ask for, before it is known which commits that means.
+    ``checkouts`` are what the runs ask for, before it is known which commits that means; ``secrets`` where theirs are.
     """
 
     plan: Plan
@@ -48,6 +48,7 @@ class Planned:
     documents: Mapping[str, Document]
     inputs: Mapping[str, object]
     checkouts: Mapping[str, Checkout] = field(default_factory=dict)
+    secrets: Mapping[str, Sequence[SecretSpec]] = field(default_factory=dict)
 
 
 async def make_plan(
@@ -92,7 +93,8 @@ async def make_plan(
     _reject(findings)
     inputs = {"documents": documented, "settings": deciding, "facts": facts.pinned()}
     checkouts = {want.run: want.checkout for want in wants if want.checkout is not None}
-    return Planned(plan, facts, path, tuple(findings), request, written, inputs, checkouts)
+    given = {spec.name: spec.secrets for spec in specs if spec.secrets}
+    return Planned(plan, facts, path, tuple(findings), request, written, inputs, checkouts, given)
 
 
 def _with_task(document: Document, task: Mapping[str, object]) -> Document:
@@ -134,4 +136,5 @@ def _deciding(settings: Settings) -> dict[str, object]:
         "memory": settings.default_memory,
         "disk": settings.default_disk,
         "providers": settings.providers,
+        "warm_pool": settings.warm_pool_size,
     }

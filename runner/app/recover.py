@@ -19,6 +19,7 @@ from runner import events as ev
 from runner import trees
 from runner.app.apply import now_microseconds, plainly, ports_of
 from runner.app.facts import provider_names
+from runner.app.pool import clear_left
 from runner.app.tenancy import Premises
 from runner.app.upkeep import Finished, finish_all, sweep
 from runner.artifacts.layout import is_finished, write_copies
@@ -40,7 +41,7 @@ DAMAGED = "move it away: `runs/*/events.jsonl` beside it keep the history, and `
 class Recovery:
     """What became of the runs that had lost their runner, or would with ``dry_run``; ``strays`` never were runs.
 
-    ``workspaces`` are those of no run that somebody had when he died.
+    ``workspaces`` are those of no run that somebody had, or kept warm, when he died.
     """
 
     runs: tuple[Recovered, ...]
@@ -67,6 +68,7 @@ async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -
                     return recovery
                 premises = Premises(settings, store, ports)
                 workspaces = await finish_all(premises, dry_run=dry_run)
+                workspaces += await clear_left(premises, dry_run=dry_run)
                 strays = (*recovery.strays, *await sweep(premises, dry_run=dry_run))
                 return replace(recovery, workspaces=tuple(workspaces), strays=strays)
     except StoreDamaged as error:

@@ -20,7 +20,9 @@ from runner.app.apply import appending, now_microseconds, plainly, ports_of, wat
 from runner.app.basis import ANEW, Basis, basis_of, keys_of, made_anew, read_basis
 from runner.app.facts import still
 from runner.app.history import Past, find_run
+from runner.app.models import check_models
 from runner.app.planning import Planned, make_plan
+from runner.app.secret_values import values_of
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.owner import take
 from runner.engine.run import Control, carry_out
@@ -34,6 +36,7 @@ from runner.plan.model import Json, RunPlan, plain
 from runner.ports.sink import Sink
 from runner.ports.store import Store
 from runner.record import RunRecord, replay
+from runner.redact import Redactor
 from runner.settings import Settings
 from runner.spec.model import Facts
 from runner.steps._run import Kept, Places, Ports, Resumption
@@ -61,14 +64,16 @@ class Resuming:
         return {"run": self.run, "name": self.plan.name, "notes": list(self.notes), "steps": steps}
 
 
-async def resume(resuming: Resuming, settings: Settings, sinks: Sequence[Sink]) -> RunRecord:
+async def resume(
+    resuming: Resuming, settings: Settings, sinks: Sequence[Sink], *, redactor: Redactor | None = None
+) -> RunRecord:
     """Continue a run and return the record of the new one. Signals stop it as they stop ``apply``.
 
     Raises ``RunUnfinished`` while another process goes on with the same work, and ``WorkMissing``.
     """
     async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
         with plainly():
-            return await resume_run(resuming, settings, store, ports_of(settings, store), sinks)
+            return await resume_run(resuming, settings, store, ports_of(settings, store, redactor=redactor), sinks)
 
 
 async def resume_run(
@@ -77,9 +82,12 @@ async def resume_run(
     """``resume`` with a store and ports that are there already."""
     async with _holding(resuming.resumption.kept):
         plan, digest = resuming.plan, resuming.planned.plan.digest
+        check_models([plan], ports, reused=resuming.resumption.reused)
         control = Control(plan.stop_budget_seconds)
         places = Places(settings.home, run_id(secrets.token_bytes(8)))
-        files = RunFiles(places.directory)
+        reused = resuming.resumption.reused
+        values = await values_of(resuming.planned.secrets, [plan], settings, ports.redact, done=reused)
+        files = RunFiles(places.directory, ports.redact.text)
         files.write_plan(plan, digest, basis_of(resuming.planned, plan, resuming.outputs))
         async with trio.open_nursery() as signals:
             await signals.start(watch_signals, [control])
@@ -90,9 +98,10 @@ async def resume_run(
                     id=places.run,
                     places=places,
                     ports=ports,
-                    append=appending(store, [files, *sinks]),
+                    append=appending(store, [files, *sinks], ports.redact),
                     control=control,
                     resumption=resuming.resumption,
+                    secrets=values[plan.name],
                 )
             except RunOver:
                 record = replay(places.run, await store.events(places.run))
@@ -142,6 +151,8 @@ def _check_ended(record: RunRecord) -> None:
         what = "has lost its runner" if lost else "has not ended"
         hint = f"run `runner recover {record.id}` first" if lost else f"runner runs show {record.id}"
         raise RunUnfinished(f"run `{record.id}` {what}", hint=hint)
+    if record.rehearsal is not None:
+        raise NotResumable(f"run `{record.id}` is a rehearsal", hint="rehearse again")
     if record.status is Status.SKIPPED:
         because = record.outcome.message if record.outcome is not None else ""
         raise NotResumable(f"run `{record.id}` never started: {because}", hint=ANEW)
@@ -167,6 +178,8 @@ def _lacking(record: RunRecord) -> str | None:
     receipt = record.receipt
     if receipt is None or receipt.commit is None:
         return "its work was not saved"
+    if receipt.withheld and not receipt.left_out:
+        return "what was saved may show secrets"
     if receipt.withheld:
         return f"what was saved lacks {len(receipt.left_out)} files that broke policy"
     return None

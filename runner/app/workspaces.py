@@ -121,6 +121,8 @@ def tree_of(settings: Settings, row: WorkspaceRow) -> Path:
     """Where the files of a workspace are on this host."""
     if row.path is not None:
         return Path(row.path)
+    if row.slot is not None:
+        return settings.home / "projects" / DEFAULT_PROJECT / "workspaces" / row.slot
     own = settings.home / "projects" / row.project / "workspaces" / row.id
     return own if row.run is None else next(settings.home.glob(f"projects/*/workspaces/{row.id}"), own)
 
@@ -155,7 +157,8 @@ async def create(premises: Premises, wish: Wish) -> WorkspaceRow:
     chosen = await choose_provider(premises, wish.provider, wish.image, adopting=path is not None)
     git = premises.ports.git
     tip = await git.look_up(wish.url, branch=wish.branch, commit=None) if wish.url is not None else None
-    limits, not_enforced = limits_of(settings, chosen.probe)
+    among_others = path is not None or (project is not None and not project.workspace_isolation)
+    limits, not_enforced = limits_of(settings, chosen.probe.among_others() if among_others else chosen.probe)
     requested = ev.WorkspaceRequested(
         chosen.provider.name,
         project.name if project else DEFAULT_PROJECT,

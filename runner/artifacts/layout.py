@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from shutil import rmtree
 from typing import TextIO
@@ -24,10 +24,14 @@ ESCAPED = "backslashreplace"  # of a name that is not UTF-8: in JSON, its bytes 
 
 
 class RunFiles:
-    """Writes one run's files; as a sink, it appends each event. Holds the run until its record is written."""
+    """Writes one run's files; as a sink, it appends each event. Holds the run until its record is written.
 
-    def __init__(self, directory: Path) -> None:
+    ``clean`` takes secrets out of the plan; events and record are clean when they come here.
+    """
+
+    def __init__(self, directory: Path, clean: Callable[[str], str] = str) -> None:
         self.directory = directory
+        self._clean = clean
         self._held = claim(directory)
         (directory / "logs").mkdir()
         self._events: TextIO = (directory / "events.jsonl").open("x", encoding="utf-8", errors=ESCAPED)
@@ -38,10 +42,11 @@ class RunFiles:
         rmtree(self.directory)
         os.close(self._held)
 
-    def write_plan(self, plan: RunPlan, digest: str, basis: Json) -> None:
-        """``basis`` is what the plan was made from, for a run that resumes this one."""
-        document = {"format": FORMAT, "digest": digest, "runs": [run_document(plan)], "basis": basis}
-        _write(self.directory / "plan.json", json.dumps(document, indent=1, ensure_ascii=False))
+    def write_plan(self, plan: RunPlan, digest: str, basis: Json, rehearsal: str | None = None) -> None:
+        """``basis`` is what the plan was made from, for a run that resumes this one; ``rehearsal`` as in its record."""
+        played = {} if rehearsal is None else {"rehearsal": rehearsal}
+        document = {"format": FORMAT, **played, "digest": digest, "runs": [run_document(plan)], "basis": basis}
+        _write(self.directory / "plan.json", self._clean(json.dumps(document, indent=1, ensure_ascii=False)))
 
     def __call__(self, recorded: Recorded) -> None:
         self._events.write(json.dumps(as_json(recorded), ensure_ascii=False) + "\n")

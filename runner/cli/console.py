@@ -13,7 +13,7 @@ from runner.errors import printable
 from runner.model import Status, StopReason
 from runner.ports.sink import Sink
 from runner.record import RunRecord, StepRecord, fold
-from runner.report.text import WIDEST, isolation_line
+from runner.report.text import WIDEST, isolation_line, usage_lines
 from runner.report.words import MARKS, duration, rung
 
 if TYPE_CHECKING:
@@ -56,12 +56,18 @@ class Lines:
     def _lines(self, record: RunRecord, event: ev.Event) -> Iterator[str]:
         match event:
             case ev.RunStarted():
+                if record.rehearsal is not None:
+                    yield f"a rehearsal: no model is asked, {record.rehearsal} stands for it"
                 resumes = f", resumes run {record.resumes}" if record.resumes else ""
                 yield f"run {record.id}{resumes}, stops after {duration(record.deadline_seconds)} at the latest"
             case ev.IsolationObserved() | ev.ProviderChosen():
                 yield f"isolation {isolation_line(record)}"
             case ev.ProviderRefused(provider=provider, reason=reason):
                 yield f"provider {provider} refused: {reason}"
+            case ev.FellBack(step=name, provider=provider, reason=reason):
+                yield f"falling back from {provider}: {name}: {reason}"
+            case ev.Retried(step=name, what=what, reason=reason, pause_seconds=pause):
+                yield f"{name}: {what} failed, trying again in {duration(pause)}: {reason}"
             case ev.StepEnded(step=name):
                 yield step_line(name, record.steps[name])
                 yield from (f"  warning: {text}" for text in event.outcome.warnings)
@@ -114,7 +120,9 @@ class Tree:
         styles = {Status.SUCCEEDED: "green", Status.FAILED: "red", Status.RUNNING: "bold", Status.CANCELLED: "yellow"}
         text = Text(no_wrap=True, overflow="ellipsis")
         for record in list(self._records.values()):
-            text.append(f"{record.name}  run {record.id}  {isolation_line(record)}\n", "bold")
+            used = "".join(f"  {line}" for line in usage_lines(record))
+            text.append("rehearsal  " if record.rehearsal is not None else "", "bold yellow")
+            text.append(f"{record.name}  run {record.id}  {isolation_line(record)}{printable(used, WIDEST)}\n", "bold")
             for name, step in record.steps.items():
                 text.append(
                     f"  {printable(step_line(name, step, self._now()), WIDEST)}\n", styles.get(step.status, "dim")

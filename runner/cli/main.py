@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
@@ -76,12 +77,13 @@ def main(arguments: Sequence[str], out: Output) -> int:
 def _report_bug(out: Output) -> None:
     import traceback
 
-    print(f"error[bug]: this is a bug in runner {__version__}; nothing of it is your fault", file=out.stderr)
-    print(traceback.format_exc(), file=out.stderr)
+    out.complain(f"error[bug]: this is a bug in runner {__version__}; nothing of it is your fault")
+    out.complain(traceback.format_exc())
 
 
 def entry() -> int:
     """The program: a process of our own, so its collector and its libraries are ours to tune."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold secrets; what we start inherits it
     gc.set_threshold(100_000)  # importing makes much and drops little; the default spends 10 ms on looking
     # Written, never read: no package that happens to be installed may hook into how manifests are validated.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # noqa: TID251

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ class Output:
     def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
         self.stdout = stdout
         self.stderr = stderr
+        self.clean: Callable[[str], str] = lambda text: text  # takes secrets out of all that is written here
 
     @property
     def live(self) -> bool:
@@ -22,7 +23,7 @@ class Output:
         return self.stdout.isatty()
 
     def line(self, text: str = "") -> None:
-        print(text, file=self.stdout, flush=True)
+        print(self.clean(text), file=self.stdout, flush=True)
 
     def json(self, value: object) -> None:
         self.line(json.dumps(value, ensure_ascii=self.live, indent=2))  # a terminal gets no character to obey
@@ -32,7 +33,10 @@ class Output:
         if findings:
             from runner.report.diagnostics import render
 
-            print(render(findings, colour=self.stderr.isatty()), file=self.stderr, flush=True)
+            self.complain(render(findings, colour=self.stderr.isatty()))
+
+    def complain(self, text: str) -> None:
+        print(self.clean(text), file=self.stderr, flush=True)
 
 
 def standard() -> Output:

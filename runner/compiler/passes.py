@@ -13,7 +13,7 @@ from runner import plugins
 from runner.errors import IsolationTooWeak, NotEnforced, ProviderUnavailable, RunnerError, Unenforceable
 from runner.manifest.text import collector_paused
 from runner.plan.graph import Graph
-from runner.plan.model import FORMAT, Plan, RunPlan, Step, digest
+from runner.plan.model import FORMAT, Given, Plan, RunPlan, Step, digest
 from runner.ports.provider import Probe
 from runner.spec.model import Demand, Facts, RunSpec
 
@@ -50,6 +50,25 @@ def _needs(kind: str, *present: str) -> tuple[str, ...]:
     return tuple(best[0] for best in found if best)
 
 
+def give_secrets(draft: Draft) -> Draft:
+    """Each step gets, by name, the secrets that are for it."""
+    secrets = draft.spec.secrets
+    if not secrets:
+        return draft
+    steps = (
+        replace(
+            step,
+            secrets=tuple(
+                Given(secret.name, secret.as_file, f"{secret.at.file}:{secret.at.line}")
+                for secret in secrets
+                if step.kind in secret.steps
+            ),
+        )
+        for step in draft.steps
+    )
+    return replace(draft, steps=tuple(steps))
+
+
 def bound_deadlines(draft: Draft) -> Draft:
     """No step may promise more time than its run has."""
     run = draft.spec.deadline_seconds
@@ -80,7 +99,7 @@ def demand_features(draft: Draft) -> Draft:
     """What a manifest asks for is enforced by every provider of its chain, or the run does not compile."""
     notes: list[str] = []
     findings: list[RunnerError] = []
-    chain = _chain(draft)
+    chain = [(name, probe.among_others() if draft.spec.shared else probe) for name, probe in _chain(draft)]
     for demand in draft.spec.demands:
         for name, probe in chain:
             if not probe.available or probe.enforces(demand.feature):
@@ -96,7 +115,8 @@ def _unenforced(draft: Draft, demand: Demand, name: str, probe: Probe) -> Runner
     text = f"`{name}` can not enforce {demand.text}: {why}"
     if draft.spec.best_effort and demand.feature.value in ("cpu", "memory", "disk", "pids"):
         return NotEnforced(text, at=demand.at)
-    able = sorted(n for n, p in draft.facts.probes.items() if p.available and p.enforces(demand.feature))
+    probes = {n: p.among_others() if draft.spec.shared else p for n, p in draft.facts.probes.items()}
+    able = sorted(n for n, p in probes.items() if p.available and p.enforces(demand.feature))
     hint = f"providers here that can: {', '.join(able)}" if able else "no provider here can; leave the field out"
     return Unenforceable(text, at=demand.at, hint=hint)
 
@@ -132,6 +152,7 @@ def demand_availability(draft: Draft) -> Draft:
 
 PASSES: tuple[Pass, ...] = (
     add_steps,
+    give_secrets,  # after add_steps: it takes the steps that are there
     bound_deadlines,  # after add_steps: it takes the steps that are there
     demand_isolation,
     demand_features,

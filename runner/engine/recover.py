@@ -37,13 +37,15 @@ KILLED = Outcome(Status.UNKNOWN, Reason.UNKNOWN, "its runner died while it ran")
 class Saving:
     """What of a plan saving needs. ``inputs`` are the incident's files in the tree, ``base`` is the cloned commit.
 
-    ``base`` is ``None`` without a checkout, and when files that were not committed came with it.
+    ``base`` is ``None`` without a checkout, and when files that were not committed came with it. ``secrets`` are the
+    names of those that each step got; nobody knows their values any more.
     """
 
     plan: RunPlan
     body: Body
     inputs: tuple[str, ...]
     base: str | None
+    secrets: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ def saving_of(document: Mapping[str, Any]) -> Saving:
     # The output stays with the run: by now the incident may have the output of a later one.
     body = Body(bodies["save"]["message"], tuple(map(_policy, bodies["save"]["policies"])), incident=None)
     inputs = tuple(name for name, _ in provision["incident"]) if provision["inputs_in_tree"] else ()
-    return Saving(plan, body, inputs, clone["commit"] if clone and not clone["include_dirty"] else None)
+    base = clone["commit"] if clone and not clone["include_dirty"] else None
+    secrets = {step["id"]: tuple(given["name"] for given in step.get("secrets", ())) for step in run["steps"]}
+    return Saving(plan, body, inputs, base, secrets)
 
 
 def _policy(written: Mapping[str, Any]) -> PolicySpec:
@@ -157,7 +161,7 @@ class _Ending:
     def __init__(self, record: RunRecord, saving: Saving | str, places: Places, ports: Ports, append: Append) -> None:
         self._record, self._saving, self._places, self._ports = record, saving, places, ports
         self._append = append
-        self.tenure = Tenure(f"{record.id}-1", f"the recovery of run {record.id}", ports.lease)
+        self.tenure = Tenure(record.workspace, f"the recovery of run {record.id}", ports.lease)
         self._removed: list[str] = []
         self._kept: list[str] = []
         self._left: list[str] = []
@@ -214,10 +218,10 @@ class _Ending:
             if handle.id != name:
                 continue
             await provider.evict(handle)
-            if has_work(self._record):
+            if has_work(self._record) and name == self._record.workspace:
                 outcome = await self._step("save", partial(self._save, provider, handle))
                 if self._record.receipt is None:
-                    self._kept.append(f"{handle.tree}: {outcome.message}")
+                    self._kept.append(f"{self._places.name_of(handle)}: {outcome.message}")
                     return
             await self.emit(ev.EffectEnding("", "workspace", name))
             outcome = await self._step("teardown", partial(_tear_down, provider, handle))
@@ -261,6 +265,8 @@ class _Ending:
             )
             run.provider, run.handle, run.inputs = provider, handle, saving.inputs
             run.placed, run.protected = record.placed, record.protected
+            started = [name for name, step in record.steps.items() if step.started is not None]
+            run.unchecked = tuple(dict.fromkeys(one for name in started for one in saving.secrets.get(name, ())))
             if base is not None:
                 run.cloned(base)
             if snapshot := record.snapshot:

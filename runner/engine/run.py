@@ -19,11 +19,15 @@ from runner.engine.execute import execute
 from runner.errors import Escaped, HostRefused, LeaseHeld, LeaseLost, RunnerError, WorkspaceLost, leaf
 from runner.lifecycle.lease import TTL
 from runner.model import Fence, Outcome, Reason, Rung, Status, StopReason, failed, succeeded
-from runner.plan.model import RunPlan, Step, graph_of
+from runner.plan.model import HOUSING, RunPlan, Step, graph_of
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
 from runner.record import RunRecord, fold
+from runner.redact import Secret
 from runner.steps._lease import Tenure, keep
+from runner.steps._removal import fall_back
 from runner.steps._run import Places, Ports, Resumption, Run, Underway
+from runner.steps.provision.plan import Body as Provisioning
+from runner.steps.provision.run import next_fit
 
 Append = Callable[[str, Sequence[ev.Event], Fence | None], Awaitable[Sequence[ev.Recorded]]]
 
@@ -78,9 +82,11 @@ async def carry_out(
     control: Control,
     key: str | None = None,
     resumption: Resumption | None = None,
+    secrets: Mapping[str, Secret] | None = None,
 ) -> RunRecord:
     """Run one run to its one terminal event and return its record.
 
+    ``secrets`` are those that its steps name; ``ports.redact`` and ``append`` know them already.
     With a ``resumption`` it goes on with what an earlier run kept; the steps that are reused there are not performed.
     Raises ``RunExists`` when the store has a run of this name and ``key``; then nothing was started. Raises
     ``RunOver`` when somebody else has taken its workspace over and has ended the run.
@@ -88,12 +94,22 @@ async def carry_out(
     ``control`` is the only way to cancel it; cancelling the caller's scope ends work as well and still
     settles, within the run's stop budget. A bug in a step propagates after settling.
     """
-    journal = _Journal(RunRecord(id), append, control, Tenure(f"{id}-1", f"run {id}", ports.lease))
-    record, tenure = journal.record, journal.tenure
+    record = RunRecord(id)
+    tenure = Tenure(record.workspace, f"run {id}", ports.lease)
+    journal = _Journal(record, append, control, tenure)
     kinds = {step.id: step.kind for step in plan.steps}
     resumes = resumption.run if resumption is not None else None
     await journal.write(
-        ev.RunStarted(plan.name, digest, __version__, kinds, plan.deadline_seconds, key=key, resumes=resumes)
+        ev.RunStarted(
+            plan.name,
+            digest,
+            __version__,
+            kinds,
+            plan.deadline_seconds,
+            key=key,
+            resumes=resumes,
+            rehearsal=ports.gateway.rehearsal,
+        )
     )
     reused = resumption.reused if resumption is not None else {}
     last: list[ev.Event] = []
@@ -109,6 +125,7 @@ async def carry_out(
                     services=services,
                     tenure=tenure,
                     kept=resumption.kept if resumption is not None else None,
+                    secrets=secrets,
                 )
                 services.start_soon(_keep_lease, journal, plan.stop_budget_seconds)
                 try:
@@ -120,6 +137,8 @@ async def carry_out(
         # The workspace is another's now, and whatever of it is left. That this run has ended is still for us to say.
         last += (ev.StepEnded(name, _LOST) for name in record.unfinished())
     outcome = _verdict(record, control)
+    text = "what was written before secret {} was known may show it"
+    last += (ev.Warned("secret.late", text.format(name)) for name in ports.redact.late)
     left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
     await journal.write(*last, ev.RunEnded(outcome, exit_code(outcome), left))
     return record
@@ -174,12 +193,14 @@ async def _keep_lease(journal: _Journal, stop_budget_seconds: float) -> None:
         journal.control.lose()
 
 
-async def pass_over(plan: RunPlan, digest: str, *, id: str, append: Append, reason: str, key: str | None) -> RunRecord:
+async def pass_over(
+    plan: RunPlan, digest: str, *, id: str, append: Append, reason: str, key: str | None, rehearsal: str | None = None
+) -> RunRecord:
     """Record a run that is not started, with the reason; it counts as failed."""
     record = RunRecord(id)
     kinds = {step.id: step.kind for step in plan.steps}
     events = (
-        ev.RunStarted(plan.name, digest, __version__, kinds, plan.deadline_seconds, key=key),
+        ev.RunStarted(plan.name, digest, __version__, kinds, plan.deadline_seconds, key=key, rehearsal=rehearsal),
         ev.RunEnded(Outcome(Status.SKIPPED, message=reason), 1),
     )
     for recorded in await append(id, events, None):
@@ -223,6 +244,9 @@ async def _settle(stage: _Stage) -> None:
         await stage.perform(plan.phase("settle"))
 
 
+_OF_PLACE = (Reason.PLATFORM, Reason.SETUP, Reason.TIMEOUT, Reason.UNKNOWN)
+
+
 @dataclass
 class _Stage:
     """Performs steps of one run, deciding on skipping by the outcomes of needs."""
@@ -244,6 +268,38 @@ class _Stage:
         await execute(graph_of(tuple(steps)), one)
 
     async def _step(self, step: Step) -> None:
+        """Perform a step; if that shows that its provider cannot do it, with all before it on the next of the chain.
+
+        A workspace is fallen back from when making, cloning or setup failed in it, or no sandbox could be opened for
+        the agent, and each provider is tried once. A setup command that exits with an error counts, with
+        ``on_failure: fail``: whether it is wrong or lacks something in this place cannot be told from outside, nothing
+        that it did is kept, and the configuration document names it. What would be the same everywhere does not, such
+        as policy; nor does what ended because somebody or the run's deadline wanted it.
+        """
+        await self._attempt(step)
+        if step.kind not in HOUSING:
+            return
+        work = self.plan.phase("work")
+        again = [one for one in work[: work.index(step) + 1] if one.kind in HOUSING]
+        while (fallen := self._fallen(again)) and await next_fit(_provisioning(self.plan), self.run):
+            failed, outcome = fallen
+            names = tuple(one.id for one in again)
+            await fall_back(self.run, failed, outcome, self.record.attempt + 1, names)
+            for one in again:
+                await self._attempt(one)
+
+    def _fallen(self, steps: Sequence[Step]) -> tuple[str, Outcome] | None:
+        """The first of some steps that has failed, and how, if another workspace may be better."""
+        run = self.run
+        if run.moved_in or run.provider is None or self.control.work.cancel_called:
+            return None
+        for step in steps:
+            outcome = self.record.steps[step.id].outcome
+            if outcome is not None and not outcome.ok:
+                return (step.id, outcome) if outcome.reason in _OF_PLACE else None
+        return None
+
+    async def _attempt(self, step: Step) -> None:
         if blocker := self._blocked(step):
             await self.run.emit(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
             return
@@ -260,6 +316,8 @@ class _Stage:
             if isinstance(error := leaf(group), Escaped):
                 await self.run.emit(ev.Overdue(step.id, error.message))
         finally:
+            if step.secrets:
+                self.run.retire()  # no later step may find what was in this one's sandbox
             await self.run.emit(ev.StepEnded(step.id, outcome or stops.outcome()))
 
     def _blocked(self, step: Step) -> str | None:
@@ -339,6 +397,12 @@ def _broken(group: ExceptionGroup[RunnerError | OSError], *, end_unknown: bool) 
         return Outcome(Status.UNKNOWN, Reason.UNKNOWN, message, details=details)
     reason = Reason.LEASE if isinstance(error, LeaseHeld | LeaseLost) else Reason.PLATFORM
     return failed(reason, f"{error.code}: {error.message}", details=details)
+
+
+def _provisioning(plan: RunPlan) -> Provisioning:
+    (body,) = (step.body for step in plan.steps if step.kind == "provision")
+    assert isinstance(body, Provisioning)
+    return body
 
 
 async def _perform(step: Step, run: Run) -> Outcome:

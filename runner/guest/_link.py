@@ -45,10 +45,15 @@ class Link:
     """``kill_sandbox`` is called at most once, and then the guest is lost or about to be.
 
     ``open_relayed`` is told of each new connection, after it is in the table; it answers whether anybody serves it.
+    ``nonce`` is what the guest knows its host by, when it has had a connection of another link before.
     """
 
     def __init__(
-        self, what: str, kill_sandbox: Callable[[], None], open_relayed: Callable[[Listener, Relayed], bool]
+        self,
+        what: str,
+        kill_sandbox: Callable[[], None],
+        open_relayed: Callable[[Listener, Relayed], bool],
+        nonce: bytes | None = None,
     ) -> None:
         self.shield = Shield.NONE
         self.outbox = Outbox()
@@ -56,7 +61,7 @@ class Link:
         self._what = what
         self._kill_sandbox: Callable[[], None] | None = kill_sandbox
         self._open_relayed = open_relayed
-        self._nonce = os.urandom(NONCE_BYTES)
+        self._nonce = nonce or os.urandom(NONCE_BYTES)
         self._guest_nonce: bytes | None = None
         self._channels: dict[int, Channel] = {}
         self._last_id = 0

@@ -1,36 +1,13 @@
-"""The guest program of this machine: where it lies, and that it is the one that was built."""
+"""The guest program of this machine."""
 
 from __future__ import annotations
 
-import hashlib
-import platform
-from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import ProviderFailed
-
-FOLDER = Path(__file__).parent / "bin"
-
-
-@dataclass(frozen=True)
-class Program:
-    path: Path
-    sha256: str
+from runner import programs
+from runner.programs import Program as Program
 
 
-def find(folder: Path = FOLDER) -> Program | None:
-    """The program for this machine; ``None`` when this installation has none.
-
-    Raises ``ProviderFailed`` for one that is not, byte for byte, what was recorded when it was built.
-    """
-    path = folder / f"guest-{platform.machine()}"
-    if not path.exists():
-        return None
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    record = folder / "SHA256SUMS"
-    if not record.exists() or f"{sha256}  {path.name}" not in record.read_text().splitlines():
-        raise ProviderFailed(
-            f"the guest program `{path}` is not the one that was built",
-            hint="install runner again; in a checkout, `make -B venv`",
-        )
-    return Program(path, sha256)
+def find(folder: Path = programs.FOLDER) -> Program | None:
+    """As ``programs.find``."""
+    return programs.find("guest", folder)

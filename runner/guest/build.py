@@ -1,6 +1,6 @@
-"""The guest program from its source: the commands that compile it, and the hook by which an installation does.
+"""The C programs from their sources: the commands that compile them, and the hook by which an installation does.
 
-A wheel carries the program for every machine, compiled by the one pinned ``ziglang``: the same source gives the same
+A wheel carries each program for every machine, compiled by the one pinned ``ziglang``: the same source gives the same
 bytes wherever it lies and whatever compiles there. An editable install makes this machine's only, with the system's
 compiler where that can. This module belongs to the build: no wheel has it, and nothing of the product imports it.
 """
@@ -22,6 +22,7 @@ from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MACHINES = ("x86_64", "aarch64")
+PROGRAMS = ("guest", "lister")
 SUMS = "SHA256SUMS"
 COMPILE = (
     *("-c", "-std=gnu11", "-Os", "-Wall", "-Wextra", "-fno-pie"),
@@ -53,15 +54,15 @@ def pinned_compiler(machine: str, cache: Path) -> Compiler | None:
     return Compiler((str(program), "cc", "-target", f"{machine}-linux-musl"), env)
 
 
-def compile_guest(compiler: Compiler, source: Path, target: Path) -> None:
-    """Make ``target`` of the folder ``source``. Raises ``CalledProcessError`` with what the compiler said.
+def compile_program(compiler: Compiler, source: Path, name: str, target: Path) -> None:
+    """Make ``target`` of a program in the folder ``source``. Raises ``CalledProcessError`` with the compiler's words.
 
     Compiled and linked apart, because ``ziglang`` has no headers of a C library for a program without one; and from
     within the folder, so that its place gets into no byte.
     """
     with TemporaryDirectory() as scratch:
-        compiled = os.path.join(scratch, "guest.o")
-        for arguments in ([*COMPILE, "guest.c", "-o", compiled], [*LINK, compiled, "-o", str(target.absolute())]):
+        compiled = os.path.join(scratch, "program.o")
+        for arguments in ([*COMPILE, f"{name}.c", "-o", compiled], [*LINK, compiled, "-o", str(target.absolute())]):
             subprocess.run(
                 [*compiler.words, *arguments], cwd=source, env=compiler.env, check=True, capture_output=True, text=True
             )
@@ -74,12 +75,13 @@ def make_portable(source: Path, folder: Path) -> None:
             compiler = pinned_compiler(machine, Path(cache))
             if compiler is None:
                 raise RuntimeError("a wheel needs the `ziglang` that pyproject.toml names")
-            compile_guest(compiler, source, folder / f"guest-{machine}")
+            for name in PROGRAMS:
+                compile_program(compiler, source, name, folder / f"{name}-{machine}")
     _record(folder)
 
 
 def make_native(source: Path, folder: Path) -> bool:
-    """This machine's program and its hash into ``folder``; whether there is a compiler for it.
+    """This machine's programs and their hashes into ``folder``; whether there is a compiler for it.
 
     A compiler that fails, as one without headers does, is made up for by the next; the last one's words are raised.
     """
@@ -90,17 +92,18 @@ def make_native(source: Path, folder: Path) -> bool:
             return False
         for compiler in found:
             try:
-                compile_guest(compiler, source, folder / f"guest-{machine}")
+                for name in PROGRAMS:
+                    compile_program(compiler, source, name, folder / f"{name}-{machine}")
             except subprocess.CalledProcessError as error:
                 words = error.stderr
             else:
                 _record(folder)
                 return True
-    raise RuntimeError(f"the guest program does not compile:\n{words}")
+    raise RuntimeError(f"the `{name}` program does not compile:\n{words}")
 
 
 def _record(folder: Path) -> None:
-    programs = sorted(folder.glob("guest-*"))
+    programs = sorted(path for name in PROGRAMS for path in folder.glob(f"{name}-*"))
     lines = [f"{hashlib.sha256(program.read_bytes()).hexdigest()}  {program.name}\n" for program in programs]
     (folder / SUMS).write_text("".join(lines))
 
@@ -128,4 +131,6 @@ class GuestHook(BuildHookInterface[BuilderConfig]):
             shutil.rmtree(folder)
         folder.mkdir()
         if not make_native(source, folder):
-            self.app.display_warning("nothing here compiles the guest program: providers run commands without it")
+            self.app.display_warning(
+                "nothing here compiles C: providers run commands without a guest, and scans take longer"
+            )

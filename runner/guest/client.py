@@ -23,13 +23,19 @@ __all__ = ["Command", "Guest", "Listener", "Relayed", "open_guest"]
 
 @asynccontextmanager
 async def open_guest(
-    connect: Callable[[], Awaitable[trio.abc.Stream]], *, what: str, kill_sandbox: Callable[[], None]
+    connect: Callable[[], Awaitable[trio.abc.Stream]],
+    *,
+    what: str,
+    kill_sandbox: Callable[[], None],
+    nonce: bytes | None = None,
 ) -> AsyncIterator[Guest]:
     """Serve a guest for the length of the block; with the block's end it is lost, and ends with all that it runs.
 
     ``connect`` is awaited for the first connection, and again for each that is lost; it raises ``WorkspaceLost`` when
     there is no other. ``what`` names the workspace in messages. ``kill_sandbox`` is called, at most once, for a guest
-    that breaks the protocol or does not end what it should. Raises ``WorkspaceLost`` when no guest answers.
+    that breaks the protocol or does not end what it should. A guest that is to be served again, by another process
+    perhaps, must have been given the same ``nonce``, and have run nothing. Raises ``WorkspaceLost`` when no guest
+    answers.
     """
     failure: BaseException | None = None
     serving = trio.CancelScope(shield=True)  # cancelling the block stops its commands, and for that it takes a guest
@@ -40,7 +46,7 @@ async def open_guest(
 
     try:
         async with trio.open_nursery() as nursery:
-            guest = Guest(nursery, what, kill_sandbox)
+            guest = Guest(nursery, what, kill_sandbox, nonce)
             nursery.start_soon(serve)
             try:
                 await guest.link.greeted()
@@ -60,8 +66,10 @@ async def open_guest(
 class Guest:
     """One guest, and every command that runs behind it."""
 
-    def __init__(self, nursery: trio.Nursery, what: str, kill_sandbox: Callable[[], None]) -> None:
-        self.link = Link(what, kill_sandbox, self._open_relayed)
+    def __init__(
+        self, nursery: trio.Nursery, what: str, kill_sandbox: Callable[[], None], nonce: bytes | None = None
+    ) -> None:
+        self.link = Link(what, kill_sandbox, self._open_relayed, nonce)
         self._nursery = nursery
         self._what = what
         self._hurried = False

@@ -1,8 +1,8 @@
 /* The guest: runs commands inside a workspace for the runner outside. framing.py says the protocol.
  *
  * One process, one epoll loop, no threads, no allocation but pages. It is started as the first process of the
- * workspace with the channel as descriptor 0 (`guest`), or dials a Unix socket again and again (`guest PATH`), until
- * nobody listens there any more. Each command has a supervisor (supervise.h) that owns its process tree. Whatever comes
+ * workspace with the channel as descriptor 0 (`guest`) or as two, in 0 and out 1 (`guest -`), or dials a Unix socket
+ * again and again (`guest PATH`), until nobody listens there any more. Each command has a supervisor (supervise.h) that owns its process tree. Whatever comes
  * from a command is bytes in a ring; whatever is to be said to the host is a flag on a channel, composed when there is
  * room: so nothing inside can make the guest's memory grow beyond the rings of the commands that run.
  *
@@ -19,6 +19,7 @@ enum { VERSION = 1, HEADER = 12, MAX_PAYLOAD = 1 << 16, WINDOW = 1 << 18, MAX_RE
 enum { MAX_COMMANDS = 4096, MAX_RELAYED = 1024, SPARE_RINGS = 32, BUCKETS = 1024, BATCH = 64 };
 static const u32 RELAY = 1u << 31;
 
+enum { LINK, CHILDREN, LINK_OUT, CHANNELS }; /* what epoll tells of; channels by their addresses */
 enum kind { COMMAND, LISTENER, RELAYED };
 enum { STDIN, STDOUT, STDERR, CONTROL, PORTS };
 
@@ -67,8 +68,8 @@ static struct shield shield;
 static u8 nonce[16], host_nonce[16];
 static bool host_known;
 static const char *dialled; /* where to; NULL for a channel that was inherited */
-static int loop, children, link = -1;
-static u32 link_watched;
+static int loop, children, link = -1, link_out;
+static bool link_full;
 static bool heard_hello, heard_ready, says_ready, says_pong;
 static u64 pong;
 
@@ -376,22 +377,34 @@ static void rewind_streams(struct channel *channel)
 
 static void watch_link(void)
 {
-    struct epoll_event event = {.events = EPOLLIN | (outgoing_sent < outgoing_size ? EPOLLOUT : 0)};
-    if (event.events == link_watched)
-        return;
-    SYS(epoll_ctl, loop, EPOLL_CTL_MOD, link, &event);
-    link_watched = event.events;
+    bool full = outgoing_sent < outgoing_size;
+    struct epoll_event event = {.events = full ? EPOLLOUT : 0, .data.u64 = LINK_OUT};
+    if (link_out == link) {
+        event.events |= EPOLLIN;
+        event.data.u64 = LINK;
+    }
+    if (full != link_full)
+        SYS(epoll_ctl, loop, EPOLL_CTL_MOD, link_out, &event);
+    link_full = full;
 }
 
-static void greet(int fd)
+static void add_to_loop(int fd, u32 events, u64 what)
 {
-    struct epoll_event event = {.events = EPOLLIN};
-    link = fd;
-    heard_hello = heard_ready = says_pong = false;
-    received_size = outgoing_size = outgoing_sent = asked_size = 0;
+    struct epoll_event event = {.events = events, .data.u64 = what};
     SYS(fcntl, fd, F_SETFL, O_RDWR | O_NONBLOCK);
     SYS(epoll_ctl, loop, EPOLL_CTL_ADD, fd, &event);
-    link_watched = EPOLLIN;
+}
+
+static void greet(int in, int out)
+{
+    link = in;
+    link_out = out;
+    link_full = false;
+    heard_hello = heard_ready = says_pong = false;
+    received_size = outgoing_size = outgoing_sent = asked_size = 0;
+    add_to_loop(in, EPOLLIN, LINK);
+    if (out != in)
+        add_to_loop(out, 0, LINK_OUT);
     say_hello();
     says_ready = true;
     for (struct channel *channel = first_to_say; channel; channel = channel->later == channel ? NULL : channel->later)
@@ -401,9 +414,9 @@ static void greet(int fd)
 
 static u32 strangers;
 
-static void kill_stranger(u32 pid, u32 parent, void *context)
+static void kill_stranger(u32 pid, void *context)
 {
-    (void)parent, (void)context;
+    (void)context;
     for (u32 i = 0; i < BUCKETS; i++)
         for (struct channel *channel = table[i]; channel; channel = channel->next)
             if (channel->kind == COMMAND && channel->supervisor == pid)
@@ -448,7 +461,7 @@ static void dial(void)
     int fd = (int)SYS(socket, AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     long error = fd < 0 ? fd : SYS(connect, fd, &address, sizeof address);
     if (error >= 0)
-        greet(fd);
+        greet(fd, fd);
     else if (fd >= 0)
         SYS(close, fd);
     if (error == -ECONNREFUSED) /* whoever listened there has ended: a host that is only busy lets us wait */
@@ -464,7 +477,7 @@ static void flush(void)
             if (!outgoing_size)
                 break;
         }
-        long n = SYS(sendto, link, outgoing + outgoing_sent, outgoing_size - outgoing_sent, MSG_NOSIGNAL);
+        long n = SYS(write, link_out, outgoing + outgoing_sent, outgoing_size - outgoing_sent);
         if (n == -EAGAIN || n == -EINTR)
             break;
         if (n < 0) {
@@ -572,9 +585,7 @@ static void settle_down(int ends[4])
 {
     for (int i = 0; i < 4; i++) /* none of them is below 3, so none is overwritten before its turn */
         SYS(dup3, ends[i], i, i == 3 ? O_CLOEXEC : 0);
-    if (SYS(close_range, 4, ~0u, 0) < 0)
-        for (int fd = 4; fd < 65536; fd++)
-            SYS(close, fd);
+    close_from(4);
     memset(nonce, 0, sizeof nonce);
     memset(host_nonce, 0, sizeof host_nonce);
 }
@@ -599,7 +610,7 @@ static void start(u32 id)
     if (pid == 0) {
         int ends[4] = {pair[0][0], pair[1][1], pair[2][1], pair[3][1]};
         settle_down(ends);
-        supervise((const struct request *)asked, asked_size, &shield);
+        supervise((const struct request *)asked, asked_size, &shield, id);
     }
     for (int i = 0; i < made; i++) {
         int ours = pair[i][i == STDIN];
@@ -962,7 +973,7 @@ static bool well_formed(const struct frame *frame)
 
 static void hear_link(void)
 {
-    long n = SYS(recvfrom, link, received + received_size, sizeof received - received_size, 0);
+    long n = SYS(read, link, received + received_size, sizeof received - received_size);
     if (n == -EAGAIN || n == -EINTR)
         return;
     if (n <= 0) {
@@ -1015,13 +1026,15 @@ static void happened(struct channel *channel, int number)
 static void prepare(void)
 {
     struct rlimit raised;
+    int is_subreaper = 0;
     u64 child_signal = 1ull << (SIGCHLD - 1);
     struct { long handler, flags, restorer; u64 mask; } default_action = {0};
     for (int signal = 1; signal <= 64; signal++)
         SYS(rt_sigaction, signal, &default_action, 0, 8);
     SYS(rt_sigprocmask, SIG_BLOCK, &every_signal, 0, 8);
     SYS(prctl, PR_SET_DUMPABLE, 0);
-    SYS(prctl, PR_SET_CHILD_SUBREAPER, 1);
+    SYS(prctl, PR_SET_CHILD_SUBREAPER, 1); /* whatever this answers: not everywhere does it do anything */
+    shield.marks = SYS(prctl, PR_GET_CHILD_SUBREAPER, &is_subreaper) < 0 || !is_subreaper;
     SYS(getrandom, nonce, sizeof nonce, 0);
     SYS(prlimit64, 0, RLIMIT_NOFILE, 0, &shield.files);
     raised = (struct rlimit){shield.files.rlim_max, shield.files.rlim_max};
@@ -1031,14 +1044,15 @@ static void prepare(void)
     shield.limits = SYS(seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &(u32){SECCOMP_RET_ERRNO}) >= 0;
     loop = (int)SYS(epoll_create1, EPOLL_CLOEXEC);
     children = (int)SYS(signalfd4, -1, &child_signal, 8, O_CLOEXEC | O_NONBLOCK);
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 1};
-    SYS(epoll_ctl, loop, EPOLL_CTL_ADD, children, &event);
+    add_to_loop(children, EPOLLIN, CHILDREN);
 }
 
-static int run(const char *path)
+/* The channel is descriptor 0, or 0 and `out` where that is another; with a path there is none yet. */
+static int run(const char *path, int out)
 {
     int channel = path ? -1 : (int)SYS(fcntl, 0, F_DUPFD_CLOEXEC, 3);
-    if (path ? length_of(path) >= sizeof ((struct sockaddr_un *)0)->sun_path : channel < 0)
+    int answers = out ? (int)SYS(fcntl, out, F_DUPFD_CLOEXEC, 3) : channel;
+    if (path ? length_of(path) >= sizeof ((struct sockaddr_un *)0)->sun_path : channel < 0 || answers < 0)
         return 2;
     prepare();
     int nothing = (int)SYS(openat, AT_FDCWD, "/dev/null", O_RDWR | O_CLOEXEC);
@@ -1046,7 +1060,7 @@ static int run(const char *path)
         SYS(dup3, nothing, fd, 0);
     dialled = path;
     if (!path)
-        greet(channel);
+        greet(channel, answers);
     for (long next_dial = 0, wait = 10;;) {
         if (link < 0 && now_ms() >= next_dial) {
             dial();
@@ -1060,16 +1074,18 @@ static int run(const char *path)
         long patience = tampered ? 5 : link < 0 ? wait : -1;
         long count = SYS(epoll_pwait, loop, events, BATCH, patience, 0, 8);
         for (long i = 0; i < count; i++)
-            if (events[i].data.u64 > 1)
+            if (events[i].data.u64 >= CHANNELS)
                 happened((struct channel *)(uintptr_t)(events[i].data.u64 & ~7ull), (int)(events[i].data.u64 & 7));
-            else if (events[i].data.u64)
+            else if (events[i].data.u64 == CHILDREN)
                 reap_children(WNOHANG);
+            else if (events[i].data.u64 == LINK_OUT && events[i].events & EPOLLERR)
+                hang_up_link(); /* nobody reads what we say: as good as the end of what we hear */
             else if (link >= 0)
                 hear_link();
     }
 }
 
-/* `guest`, `guest PATH`, or `guest - DESCRIPTOR PROGRAM WORDS...` outside of a workspace. */
+/* `guest`, `guest -`, `guest PATH`, or `guest - DESCRIPTOR PROGRAM WORDS...` outside of a workspace. */
 static int start_up(int argc, char **argv, char **env)
 {
     if (argc > 3 && argv[1][0] == '-') {
@@ -1078,7 +1094,8 @@ static int start_up(int argc, char **argv, char **env)
             control = control * 10 + (*c - '0');
         guard(control, argv + 3, env);
     }
-    return run(argc > 1 ? argv[1] : NULL);
+    bool two = argc == 2 && same(argv[1], "-", 2);
+    return run(argc > 1 && !two ? argv[1] : NULL, two);
 }
 
 #ifdef HOSTED

@@ -2,6 +2,7 @@
  *
  * It is a subreaper, so whatever the tree loses as a parent becomes its child. Killing its direct children again
  * and again until there are none ends every tree that does not fork faster; one that does is killed as a whole.
+ * A kernel may know no subreapers: there each tree has a group of its own, which only root could leave, as its mark.
  * When the guest closes its end of the control socket, or the half towards us, it does that and ends. It cannot be
  * dumped or traced, and the command's signals do not reach it where Landlock can scope them.
  */
@@ -29,6 +30,7 @@ struct wanted_limit {
 
 struct shield {
     bool init, signals, limits;
+    bool marks; /* of trees, for want of subreapers: not said to the host */
     struct rlimit files; /* what commands get, though the guest itself raised it */
 };
 
@@ -48,7 +50,15 @@ static void refuse(int control, u8 stage, long error)
 
 /* --- who is where in the process tree --- */
 
-typedef void visit(u32 pid, u32 parent, void *context);
+typedef void visit(u32 number, void *context);
+
+static u32 number_at(const char *text)
+{
+    u32 number = 0;
+    for (; *text >= '0' && *text <= '9'; text++)
+        number = number * 10 + (u32)(*text - '0');
+    return number;
+}
 
 /* The parent of a process by its stat file; 0 when it is gone. */
 static u32 parent_of(u32 pid)
@@ -68,7 +78,8 @@ static u32 parent_of(u32 pid)
     return n > 0 ? parent : 0;
 }
 
-static void each_process(visit *visit, void *context)
+/* Every entry of a directory of `/proc` that is a number. False where there is no such directory. */
+static bool each_number(const char *directory, visit *visit, void *context)
 {
     struct entry {
         u64 inode, offset;
@@ -77,25 +88,41 @@ static void each_process(visit *visit, void *context)
         char name[];
     } *entry;
     _Alignas(8) char buffer[4096];
-    int fd = (int)SYS(openat, AT_FDCWD, "/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = (int)SYS(openat, AT_FDCWD, directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
-        return;
+        return false;
     for (long n; (n = SYS(getdents64, fd, buffer, sizeof buffer)) > 0;)
         for (long at = 0; at < n; at += entry->length) {
             entry = (struct entry *)(buffer + at);
-            u32 pid = 0;
-            for (char *c = entry->name; *c >= '0' && *c <= '9'; c++)
-                pid = pid * 10 + (u32)(*c - '0');
-            if (pid)
-                visit(pid, parent_of(pid), context);
+            u32 number = number_at(entry->name);
+            if (number)
+                visit(number, context);
         }
     SYS(close, fd);
+    return true;
 }
 
-static void visit_if_ours(u32 pid, u32 parent, void *context)
+static void close_above(u32 fd, void *kept)
 {
-    if (parent == (u32)SYS(getpid, 0))
-        ((visit *)context)(pid, parent, NULL);
+    if (fd > *(u32 *)kept)
+        SYS(close, fd);
+}
+
+/* All descriptors from this one, below which all are open. */
+static void close_from(u32 first)
+{
+    if (SYS(close_range, first, ~0u, 0) >= 0)
+        return;
+    SYS(close, first); /* it becomes that of the directory, which is closed last */
+    if (!each_number("/proc/self/fd", close_above, &first))
+        for (u32 fd = first; fd < 65536; fd++)
+            SYS(close, fd);
+}
+
+static void visit_if_ours(u32 pid, void *context)
+{
+    if (parent_of(pid) == (u32)SYS(getpid, 0))
+        ((visit *)context)(pid, NULL);
 }
 
 /* Our direct children. A child of ours cannot be another's by the time that we signal it: we have not reaped it. */
@@ -105,7 +132,7 @@ static void each_child(visit *visit)
     u32 pid = 0;
     int fd = (int)SYS(openat, AT_FDCWD, "/proc/thread-self/children", O_RDONLY | O_CLOEXEC);
     if (fd < 0) { /* a kernel without it */
-        each_process(visit_if_ours, (void *)visit);
+        each_number("/proc", visit_if_ours, (void *)visit);
         return;
     }
     for (long n; (n = SYS(read, fd, buffer, sizeof buffer)) > 0;)
@@ -113,16 +140,65 @@ static void each_child(visit *visit)
             if (buffer[at] >= '0' && buffer[at] <= '9')
                 pid = pid * 10 + (u32)(buffer[at] - '0');
             else if (pid) {
-                visit(pid, 0, NULL);
+                visit(pid, NULL);
                 pid = 0;
             }
     SYS(close, fd);
 }
 
-static void kill_child(u32 pid, u32 parent, void *context)
+static void kill_child(u32 pid, void *context)
 {
-    (void)parent, (void)context;
+    (void)context;
     SYS(kill, pid, SIGKILL);
+}
+
+static u32 mark; /* of our tree, and of us; 0 where we are a subreaper */
+
+struct search {
+    u32 signal, found;
+};
+
+/* Whether a process, which is not a zombie, has the mark among its groups. */
+static bool is_marked(u32 pid)
+{
+    char path[40], text[1024];
+    join(path, "/proc/", pid, "/status");
+    int fd = (int)SYS(openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    long n = SYS(read, fd, text, sizeof text - 1);
+    SYS(close, fd);
+    text[n > 0 ? n : 0] = 0;
+    bool alive = false, found = false;
+    for (char *line = text; *line;) {
+        bool groups = same(line, "Groups:", 7); /* the lines that matter come early, and the buffer is larger */
+        alive |= same(line, "State:\t", 7) && line[7] != 'Z';
+        for (; *line && *line != '\n'; line++)
+            found |= groups && (line[-1] == ' ' || line[-1] == '\t') && number_at(line) == mark;
+        line += *line == '\n';
+    }
+    return alive && found;
+}
+
+static void signal_marked(u32 pid, void *context)
+{
+    struct search *search = context;
+    if (pid == (u32)SYS(getpid, 0) || !is_marked(pid))
+        return;
+    search->found++;
+    if (search->signal)
+        SYS(kill, pid, search->signal);
+    /* At once those that would be forked anew meanwhile. A group of its session is a group of the tree, ours is not. */
+    long group = search->signal == SIGKILL ? SYS(getpgid, pid) : 0;
+    if (group > 1 && group != SYS(getpgid, 0))
+        SYS(kill, -group, SIGKILL);
+}
+
+static u32 signal_all_marked(u32 signal)
+{
+    struct search search = {.signal = signal};
+    each_number("/proc", signal_marked, &search);
+    return search.found;
 }
 
 struct family {
@@ -138,12 +214,12 @@ static bool is_member(struct family *family, u32 pid)
     return false;
 }
 
-static void add_member(u32 pid, u32 parent, void *context)
+static void add_member(u32 pid, void *context)
 {
     struct family *family = context;
     if (family->count == sizeof family->members / sizeof *family->members)
         return;
-    if (is_member(family, parent) && !is_member(family, pid))
+    if (is_member(family, parent_of(pid)) && !is_member(family, pid))
         family->members[family->count++] = pid;
 }
 
@@ -164,11 +240,15 @@ static void signal_member(struct family *family, u32 pid, u32 signal)
 static void signal_tree(u32 signal)
 {
     static struct family family;
+    if (mark) {
+        signal_all_marked(signal);
+        return;
+    }
     family.count = 1;
     family.members[0] = (u32)SYS(getpid, 0);
     for (u32 before = 0; before != family.count;) {
         before = family.count;
-        each_process(add_member, &family);
+        each_number("/proc", add_member, &family);
     }
     for (u32 i = 1; i < family.count; i++)
         signal_member(&family, family.members[i], signal);
@@ -317,7 +397,7 @@ static void become(const struct request *request, size_t size, const struct shie
         SYS(prctl, PR_SET_DUMPABLE, 1); /* else the file is root's; nothing of the guest is left in this copy of it */
         error = write_text("/proc/self/oom_score_adj", text);
     }
-    if (request->gid != KEEP && error >= 0 && (error = SYS(setgroups, 0, 0)) >= 0)
+    if (request->gid != KEEP && error >= 0 && (error = SYS(setgroups, mark != 0, &mark)) >= 0)
         error = SYS(setresgid, request->gid, request->gid, request->gid);
     if (request->uid != KEEP && error >= 0) {
         for (long capability = 0; capability < 64; capability++)
@@ -335,9 +415,11 @@ static void become(const struct request *request, size_t size, const struct shie
 
 /* --- the supervisor's life --- */
 
-/* False once there is nothing left to wait for. A command that was the last of its tree is told as one, so that nobody
- * takes it for one that has left something behind. */
-static bool reap(int control, i32 command, int options)
+enum { NOBODY, STRANGERS, OFFSPRING };
+
+/* Who is left of the tree; of the end of strangers, who are no children of ours, we do not hear. A command that was the
+ * last of its tree is told as one, so that nobody takes it for one that has left something behind. */
+static int reap(int control, i32 command, int options)
 {
     bool ended = false;
     for (int status, its = 0;;) {
@@ -348,7 +430,7 @@ static bool reap(int control, i32 command, int options)
         }
         if (pid > 0 && options & WNOHANG)
             continue;
-        bool left = pid >= 0 || pid == -EINTR;
+        int left = pid >= 0 || pid == -EINTR ? OFFSPRING : mark && signal_all_marked(0) ? STRANGERS : NOBODY;
         if (ended)
             tell(control, left ? 'X' : 'L', 0, its);
         return left;
@@ -360,8 +442,14 @@ static void watch_over(int control, i32 command, int reports)
 {
     enum { IN = 1 /* POLLIN */, HANGUP = 0x2000 /* POLLRDHUP */, PATIENCE = 16 /* passes */ };
     struct { int fd; short events, returned; } ready[2] = {{control, IN | HANGUP, 0}, {reports, IN, 0}};
+    struct { long seconds, nanoseconds; } look = {0, 20000000}, pause = {0, 2000000};
     bool ending = false;
-    for (u32 passes = 0; reap(control, command, WNOHANG);) {
+    for (int passes = 0, left; (left = reap(control, command, WNOHANG)) != NOBODY;) {
+        if (ending && mark) {
+            signal_all_marked(SIGKILL);
+            SYS(ppoll, 0, 0, &pause, 0, 8);
+            continue;
+        }
         if (ending) {
             each_child(kill_child);
             if (passes++ >= PATIENCE)
@@ -370,11 +458,12 @@ static void watch_over(int control, i32 command, int reports)
                 break;
             continue;
         }
-        SYS(ppoll, ready, 2, 0, 0, 8);
+        SYS(ppoll, ready, 2, left == STRANGERS ? &look : 0, 0, 8);
         u32 signal;
-        if (ready[0].returned & HANGUP)
+        long heard = ready[0].returned ? SYS(recvfrom, control, &signal, sizeof signal, MSG_DONTWAIT) : -EAGAIN;
+        if (ready[0].returned & HANGUP || !heard)
             ending = true; /* whatever else there is to hear */
-        else if (ready[0].returned && SYS(recvfrom, control, &signal, sizeof signal, MSG_DONTWAIT) == sizeof signal)
+        else if (heard == sizeof signal)
             signal_tree(signal);
         if (ready[1].returned) {
             u8 drained[128];
@@ -394,9 +483,15 @@ static int hear_children(void)
 }
 
 /* Descriptors 0 to 2 are the command's, 3 is the control socket; there are no others. */
-static void supervise(const struct request *request, size_t size, const struct shield *shield)
+static void supervise(const struct request *request, size_t size, const struct shield *shield, u32 id)
 {
     enum { CONTROL = 3 };
+    if (shield->marks) {
+        mark = 1u << 31 | id;
+        long error = SYS(setgroups, 1, &mark);
+        if (error < 0)
+            refuse(CONTROL, FORK, error);
+    }
     int reports = hear_children();
     long command = reports < 0 ? reports : SYS(clone, SIGCHLD);
     if (command == 0)
@@ -423,6 +518,6 @@ static void guard(int control, char **argv, char **env)
         quit(1);
     SYS(dup3, control, 0, O_CLOEXEC);
     SYS(dup3, reports, 1, O_CLOEXEC);
-    SYS(close_range, 2, ~0u, 0);
+    close_from(2);
     watch_over(0, (i32)program, 1);
 }

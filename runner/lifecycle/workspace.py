@@ -16,6 +16,7 @@ from runner.events import (
     EffectGone,
     EffectIntended,
     Event,
+    SlotClaimed,
     WorkspaceBecame,
     WorkspaceRequested,
     WorkspaceSaved,
@@ -95,6 +96,8 @@ def _changed(row: WorkspaceRow, at: int, event: Event) -> WorkspaceRow | None:
             return replace(row, snapshot=receipt.commit)
         case BaseTaken(commit=commit):
             return replace(row, base=commit)
+        case SlotClaimed(slot=slot):
+            return replace(row, slot=slot)
     return row
 
 
@@ -105,6 +108,8 @@ def named(owner: str, event: Event) -> str | None:
             return name
         case EffectEnding(kind="workspace", name=name) | EffectGone(kind="workspace", name=name):
             return name
+        case SlotClaimed(workspace=workspace):
+            return workspace
         case WorkspaceRequested() | WorkspaceBecame() | WorkspaceUsed() | WorkspaceSaved():
             return owner
         case BaseTaken():

@@ -109,9 +109,10 @@ def kinds() -> dict[str, type[Body]]:
 
 @cache
 def defaults() -> dict[str, Document]:
-    """The shipped document of each kind that holds its defaults.
+    """The shipped document of each kind that holds its defaults, and those for the agents that have some of their own.
 
-    Its ``spec`` is validated where the kind needs nothing more (``Policy``); otherwise it is an empty shell.
+    Its ``spec`` is validated where the kind needs nothing more (``Policy``); otherwise it is an empty shell. The
+    key of an agent's own is kind and agent, as in ``AgentType claude``.
     """
     folder = shipped("manifests") / "defaults"
     found = {}
@@ -124,8 +125,14 @@ def defaults() -> dict[str, Document]:
             except ValidationError:  # it needs more than defaults can say
                 spec = body.model_construct()
             name = header.metadata.name
-            found[header.kind] = Document(header.kind, name, spec, DEFAULTS, folder, header.model_dump(), tree)
+            key = header.kind if name == DEFAULTS else f"{header.kind} {name}"
+            found[key] = Document(header.kind, name, spec, DEFAULTS, folder, header.model_dump(), tree)
     return found
+
+
+def _defaults_for(kind: str, written: Mapping[str, Any]) -> dict[str, Any]:
+    own = defaults().get(f"{kind} {written.get('agent')}")
+    return {**defaults()[kind].written, **(own.written if own else {})}
 
 
 def load(path: Path) -> tuple[list[Document], list[RunnerError]]:
@@ -232,7 +239,7 @@ def judge(tree: Tree, path: Path) -> tuple[Draft, list[RunnerError]]:
     kind, name = _kind(tree, data, found), _name(tree, data, found)
     spec = None
     if kind is not None and isinstance(data.get("spec"), dict):
-        spec, errors = _spec(kinds()[kind], defaults()[kind].written, tree, data["spec"])
+        spec, errors = _spec(kinds()[kind], _defaults_for(kind, data["spec"]), tree, data["spec"])
         found += errors
     if header is None or kind is None or name is None or spec is None or found or not tree.sound:
         return Draft(tree, kind, name), found
@@ -314,7 +321,8 @@ def inner_model(model: type[BaseModel], name: str) -> tuple[type[BaseModel] | No
             return annotation
         return next((found for inner in get_args(annotation) if (found := search(inner))), None)
 
-    annotation = model.model_fields[name].annotation
+    fields = {field.alias or key: field for key, field in model.model_fields.items()}
+    annotation = fields[name].annotation
     return search(annotation), type(None) in get_args(annotation)
 
 
@@ -357,6 +365,7 @@ _EXPECTED = {
     "string_too_short": ("long enough", "write at least one character"),
     "bool_type": ("true or false", "valid choices: false, true"),
     "int_type": ("a whole number", None),
+    "float_type": ("a number", None),
     "list_type": ("a list", "write the items in brackets, or one a line behind `- `"),
     "too_short": ("long enough", "write at least one item"),
     "dict_type": ("a mapping", "write its fields below it, indented"),
@@ -409,7 +418,7 @@ def _fields(model: type[BaseModel] | None, keys: Keys) -> dict[str, str]:
     for key in keys:
         if model is not None and isinstance(key, str):
             model, _ = inner_model(model, key)
-    return {name: f.description or "" for name, f in model.model_fields.items()} if model else {}
+    return {f.alias or name: f.description or "" for name, f in model.model_fields.items()} if model else {}
 
 
 def _name_of(keys: Keys) -> str:

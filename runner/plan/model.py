@@ -21,6 +21,7 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 BUILT_IN = "built-in"  # the origin of what nobody can choose
+HOUSING = ("provision", "clone", "setup", "agent")  # steps that may be done again with each provider of the chain
 DEFAULTS = "defaults"  # the origin of what manifests/defaults decides
 
 
@@ -30,6 +31,15 @@ class Mounted:
 
     path: str
     writable: bool
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A secret, by its name, that the commands of a step get: as a variable or, ``as_file``, as a file in memory."""
+
+    name: str
+    as_file: bool
     origin: str
 
 
@@ -51,6 +61,7 @@ class Step:
     when: Literal["success", "ended"] = "success"
     network: str = "none"
     mounts: tuple[Mounted, ...] = ()
+    secrets: tuple[Given, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ class RunPlan:
 
     def worst_case(self) -> tuple[tuple[str, ...], float]:
         """The steps that may take longest after each other, and the seconds after which the run is over for sure."""
-        work, seconds = _longest(self.phase("work"))
+        work, seconds = _longest(self.phase("work"), len(self.providers))
         settle, more = _longest(self.phase("settle"))
         return (*work, *settle), min(seconds, self.deadline_seconds) + min(more, self.stop_budget_seconds)
 
@@ -141,8 +152,9 @@ def graph_of(steps: tuple[Step, ...]) -> Graph:
     return Graph({step.id: [need for need in step.needs if need in inside] for step in steps})
 
 
-def _longest(steps: tuple[Step, ...]) -> tuple[tuple[str, ...], float]:
-    return graph_of(steps).longest({step.id: step.deadline_seconds for step in steps})
+def _longest(steps: tuple[Step, ...], places: int = 1) -> tuple[tuple[str, ...], float]:
+    times = {step.id: places if step.kind in HOUSING else 1 for step in steps}
+    return graph_of(steps).longest({step.id: times[step.id] * step.deadline_seconds for step in steps})
 
 
 _AS_IS = frozenset({str, int, float, bool, type(None)})

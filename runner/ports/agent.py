@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from runner.model import Exit, Outcome
+from runner.model import Exit, Outcome, Usage
+from runner.ports.gateway import Api
 
 
 @dataclass(frozen=True)
@@ -21,3 +23,45 @@ class Ended:
 class Agent(Protocol):
     def judge(self, ended: Ended) -> Outcome:
         """Rule on a finished agent step from its own transcript. Exit 0 proves nothing."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a CLI reaches its model. Without an ``address`` it goes to the provider itself.
+
+    ``address`` is ``http://HOST:PORT``, and ``key`` then no more than what stands where a key is wanted.
+    """
+
+    model: str
+    key: str = field(repr=False)
+    address: str | None = None
+    turns: int | None = None
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a CLI wants before it starts, inside its workspace.
+
+    ``files`` are written for its user only, by their paths in the home directory; ``login`` is a command that gets
+    the key by its standard input; ``env`` is added to the environment of both commands.
+    """
+
+    env: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
+    login: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class ModelAgent(Agent, Protocol):
+    """An agent that works with a model. ``program`` is the name of its CLI."""
+
+    @property
+    def api(self) -> Api: ...
+
+    @property
+    def program(self) -> str: ...
+
+    def prepare(self, access: Access) -> Preparation: ...
+
+    def usage(self, ended: Ended) -> Usage | None:
+        """What the CLI itself says that it used; ``None`` when it says nothing. Nobody has checked it."""

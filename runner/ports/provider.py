@@ -8,14 +8,16 @@ of times. A provider never becomes weaker than its ``probe`` said: what it canno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from runner.model import DEFAULT_PROJECT, Exit, Feature, Handle, Isolation, IsolationClass, Limits, Mount, Rung
 
+PATH = "/usr/local/bin:/usr/bin:/bin"  # where every command finds others, behind its toolchains
 STOP_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 KILL_GRACE = 5.0  # a process in uninterruptible sleep must not hold the run
 
@@ -40,6 +42,10 @@ class Probe:
 
     def enforces(self, feature: Feature) -> bool:
         return feature not in self.missing
+
+    def among_others(self) -> Probe:
+        """As it holds for a workspace whose files are not alone on their disk: adopted, or of a shared project."""
+        return replace(self, missing={Feature.DISK: "others write to the same disk", **self.missing})
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,11 @@ class Opening:
     tree_writable: bool = True
     fresh_home: bool = False
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What every command of it gets: ``env``, and a ``PATH`` with the ``bin`` of each toolchain first."""
+        return {"PATH": ":".join((*(f"{path.rstrip('/')}/bin" for path in self.toolchains), PATH)), **self.env}
+
 
 @dataclass(frozen=True)
 class ExecResult:
@@ -103,6 +114,17 @@ class Reader(Protocol):
 class Writer(Protocol):
     async def send_all(self, data: bytes) -> None: ...
     async def aclose(self) -> None: ...
+
+
+class Connection(Reader, Writer, Protocol):
+    """A connection that was made inside a workspace, seen from here.
+
+    ``aclose`` is the end of both directions; what was sent before it arrives. All but ``receive_some`` at its end
+    raise ``trio.BrokenResourceError`` when the other side is gone.
+    """
+
+    async def send_eof(self) -> None:
+        """Send no more; receiving goes on."""
 
 
 class Process(Protocol):
@@ -169,6 +191,19 @@ class Workspace(Protocol):
     ) -> ExecResult:
         """``exec``, fed and read to the end. Output over ``keep_bytes`` a stream is read and dropped."""
 
+    def listen(
+        self, serve: Callable[[Connection], Awaitable[None]], *, port: int = 0
+    ) -> AbstractAsyncContextManager[int]:
+        """Listen on the workspace's own loopback for the length of the block, and give the port; 0 takes any.
+
+        Where workspaces have no network of their own that loopback is the host's. ``serve`` gets each connection in a
+        task of its own; the connection is closed when that returns, and reset when it raises or when the block ends.
+        A connection that breaks, or a lost workspace, ends ``serve`` quietly; whatever else it raises takes the
+        workspace down. At most 1024 connections at once; further ones are reset. Before and after the block nothing
+        listens there. Raises ``ProviderFailed`` when the port cannot be had or the provider lacks ``Feature.RELAY``,
+        ``WorkspaceLost``.
+        """
+
     async def effective(self) -> Isolation:
         """The isolation that holds, read back from inside. Raises ``ProviderFailed`` when it cannot be read."""
 
@@ -231,3 +266,57 @@ class Images(Protocol):
 
         Raises ``ImageMissing``, ``ProviderFailed``.
         """
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A sandbox that runs, on its way to another process: ``words`` are JSON, ``descriptors`` are the receiver's."""
+
+    words: Mapping[str, Any]
+    descriptors: tuple[int, ...] = ()
+
+    def close(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+class Slot(Protocol):
+    """A sandbox that runs and in which nothing does. ``hand_over`` is the last thing that is asked of it."""
+
+    async def ping(self) -> None:
+        """Hear from inside. Raises ``WorkspaceLost``."""
+
+    async def ended(self) -> None:
+        """Wait until it has ended by itself."""
+
+    def hand_over(self) -> Passed:
+        """What another process takes it with: the block around the slot then ends without ending the sandbox.
+
+        It is to be received once that block has ended, and ends when nobody has the descriptors any more.
+        """
+
+
+class WarmSlots(Protocol):
+    """What a provider can do whose sandboxes can be started before it is known for whom. Its ``probe`` has
+    ``Feature.WARM_POOL`` where it can.
+
+    Order of calls: ``create`` and ``open_slot`` by who keeps the slot, then once ``hand_over`` and ``assign``; then
+    ``receive`` by who gets it, perhaps in another process, for the handle that ``assign`` has returned.
+    """
+
+    def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AbstractAsyncContextManager[Slot]:
+        """Start the sandbox of a workspace in which nothing was done yet; it is gone when the block ends.
+
+        Raises ``ProviderFailed``, ``WorkspaceLost``. A workspace is opened so once.
+        """
+
+    async def assign(self, handle: Handle, request: WorkspaceRequest) -> Handle:
+        """Let a slot's workspace be the one that is asked for, in the same places; it has the slot's limits and image.
+
+        From then on there is no workspace of the slot's id. Raises ``ProviderFailed`` when there is one of the
+        request's already; then nothing has changed.
+        """
+
+    def receive(self, handle: Handle, passed: Passed) -> None:
+        """Have the next ``open`` of a workspace take the sandbox that was handed over, when it asks for what that one
+        can show; else that sandbox is ended, and another started."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from runner.events import Event, Recorded
-from runner.model import DEFAULT_PROJECT, Anchor, Fence, Lease, Limits, WorkspaceStatus
+from runner.model import DEFAULT_PROJECT, Anchor, Fence, Lease, Limits, SlotKey, SlotState, WorkspaceStatus
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class WorkspaceRow:
     its ``inode`` then. ``base`` is the commit that its work is compared with, ``snapshot`` what was last saved of it.
     ``expires`` is ``None`` for one that lives until it is destroyed. ``not_enforced`` are limits that it should have
     beside ``limits``, and that its provider cannot keep. ``image`` is the id of the system that its commands see.
+    ``slot`` is what it was before in a warm pool, which its directories are named after.
     """
 
     id: str
@@ -68,6 +69,31 @@ class WorkspaceRow:
     snapshot: str | None = None
     not_enforced: Limits | None = None
     image: str | None = None
+    slot: str | None = None
+
+
+@dataclass(frozen=True)
+class PoolRow:
+    """A warm pool: how many slots of a key there should be. ``name`` is that of ``lifecycle.pool``."""
+
+    name: str
+    key: SlotKey
+    size: int
+
+
+@dataclass(frozen=True)
+class SlotRow:
+    """A slot of a pool, whose ``id`` is that of its workspace. ``workspace`` is the one that it is claimed for.
+
+    ``created`` is set by the store: microseconds since the epoch, UTC.
+    """
+
+    id: str
+    pool: str
+    state: SlotState
+    keeper: str
+    created: int = 0
+    workspace: str | None = None
 
 
 class Store(Protocol):
@@ -135,3 +161,27 @@ class Store(Protocol):
 
     async def project(self, name: str) -> ProjectRow:
         """Raises ``UnknownProject``, with near misses."""
+
+    async def pools(self) -> list[PoolRow]:
+        """Every warm pool, by name; those of size 0 as well."""
+
+    async def put_pools(self, pools: Sequence[PoolRow]) -> None:
+        """Let there be just these pools. All or none."""
+
+    async def resize_pools(self, sizes: Mapping[str, int]) -> None:
+        """Change how many slots the pools with these names should have."""
+
+    async def slots(self) -> list[SlotRow]:
+        """Every slot, the oldest first."""
+
+    async def put_slot(self, slot: SlotRow) -> SlotRow:
+        """Make a slot known; durable before anything of it is made."""
+
+    async def move_slot(self, id: str, before: SlotState, after: SlotState, workspace: str | None = None) -> bool:
+        """Change the state of a slot, if it is what it was ``before``: one of many who try at once succeeds."""
+
+    async def remove_slot(self, id: str) -> None:
+        """Forget a slot of which nothing is left, or that has become a workspace. Idempotent."""
+
+    async def pool_counts(self) -> dict[str, int]:
+        """How often a workspace was had warm (``hit``), and how often not, by reason; as all journals say."""

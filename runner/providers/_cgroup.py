@@ -54,13 +54,16 @@ def locate(mountinfo: str, membership: str) -> tuple[dict[str, Path], Path | Non
         mount, _, kind = line.partition(" - ")
         words, (filesystem, _, options) = mount.split(" "), kind.split(" ")[:3]
         root, point = words[3], Path(words[4])
+        here = set(options.split(",")) & set(CONTROLLERS.values()) if filesystem == "cgroup" else set()
         for number, controllers, group in own:
+            shared = here & set(controllers.split(","))
+            if not shared and (filesystem, number) != ("cgroup2", "0"):
+                continue  # before any path is made, of which there would be hundreds
             inside = Path(group).relative_to(root) if Path(group).is_relative_to(root) else Path()
-            if filesystem == "cgroup2" and number == "0":
-                v2 = point / inside
-            elif filesystem == "cgroup" and number != "0":
-                shared = set(controllers.split(",")) & set(options.split(",")) & set(CONTROLLERS.values())
+            if shared:
                 v1.update(dict.fromkeys(shared, point / inside))
+            else:
+                v2 = point / inside
     return v1, v2
 
 
@@ -88,6 +91,11 @@ class Group:
         self._directories = directories
         self._oom_kills = 0
         self.needed = bool(directories)
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Its directories by controller."""
+        return {controller: str(directory) for controller, directory in self._directories.items()}
 
     def join(self, pid: int) -> None:
         """Move a process in; its descendants are born there."""

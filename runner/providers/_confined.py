@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import posixpath
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import trio
 
 from runner.errors import ProviderFailed
 from runner.model import Exit, Isolation, IsolationClass, Rung
-from runner.ports.provider import KILL_GRACE, ExecResult, Paths
+from runner.ports.provider import KILL_GRACE, Connection, ExecResult, Paths
 from runner.providers import _bwrap, _cgroup, _readback, spawn
 from runner.providers._enclosure import Enclosure, Shell, enclose
 from runner.providers._running import Running
+from runner.providers._volumes import Volume
 
 
 class Sandbox:
@@ -27,8 +28,11 @@ class Sandbox:
         group: _cgroup.Group,
         grace: float,
         paths: Paths,
+        *,
+        volume: Volume | None = None,
     ) -> None:
         self.paths = paths
+        self._volume = volume
         self._recipe = recipe
         self._shell = shell
         self._group = group
@@ -72,12 +76,17 @@ class Sandbox:
     ) -> ExecResult:
         return await spawn.run(self.exec(argv, env=env, cwd=cwd), stdin=stdin, keep_bytes=keep_bytes)
 
+    def listen(
+        self, serve: Callable[[Connection], Awaitable[None]], *, port: int = 0
+    ) -> AbstractAsyncContextManager[int]:
+        raise ProviderFailed("a workspace without a guest cannot be listened in")
+
     async def effective(self) -> Isolation:
         async with self.exec(["/bin/sh", "-c", _readback.SCRIPT]) as process:
             text = await _readback.receive(process.stdout)
-            outside = _readback.Outside(_readback.namespaces(), process.uid, self._group.limits())
+            outside = _readback.Outside(_readback.namespaces(), process.uid, self._group.limits(), self._volume)
         return _readback.read_back(
-            text, outside, provider="local", isolation=IsolationClass.NAMESPACES, workspace=self.paths.workspace
+            text, outside, provider="local", isolation=IsolationClass.NAMESPACES, paths=self.paths
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,13 @@ _PERIOD = 100_000  # microseconds
 
 @dataclass
 class Recipe:
-    """The mounts of one opening, in the order in which they are added; later ones cover earlier ones."""
+    """The mounts of one opening, in the order in which they are added; later ones cover earlier ones.
+
+    Those that ``follow`` their place show what is mounted below it later.
+    """
 
     shown: dict[str, tuple[Place, bool]] = field(default_factory=dict)
+    follow: set[str] = field(default_factory=set)
 
     def show(self, place: Place, target: str, *, writable: bool = False) -> None:
         self.shown[target.rstrip("/")] = (place, writable)
@@ -31,29 +35,39 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Container:
-    """``image`` is an id. Of what that asks for nothing is heeded."""
+    """``image`` is an id. Of what that asks for nothing is heeded.
+
+    With ``capabilities`` the guest is root, to run its commands as ``uid``; else it is that user, and has none.
+    """
 
     image: str
-    user: str
+    uid: int
     labels: Mapping[str, str]
     limits: Limits
     env: Mapping[str, str]
     runtime: str
+    capabilities: Sequence[str] = ()
 
     def config(self, recipe: Recipe) -> dict[str, Any]:
-        """The body of the call that creates it."""
+        """The body of the call that creates it, but for the guest's channel."""
+        user = 0 if self.capabilities else self.uid
         return {
             "Image": self.image,
-            "User": self.user,
+            "User": f"{user}:{user}",
             "Entrypoint": [GUEST],
-            "Cmd": [f"{CHANNEL}/{SOCKET}"],
             "Env": [f"{name}={value}" for name, value in self.env.items()],
             "WorkingDir": "/",
             "Hostname": "workspace",
             "Healthcheck": {"Test": ["NONE"]},
             "Labels": dict(self.labels),
             "NetworkDisabled": True,
-            "HostConfig": {**_walls(), **_ceilings(self.limits), "Mounts": _mounts(recipe), "Runtime": self.runtime},
+            "HostConfig": {
+                **_walls(),
+                **_ceilings(self.limits),
+                "CapAdd": list(self.capabilities) or None,
+                "Mounts": _mounts(recipe),
+                "Runtime": self.runtime,
+            },
         }
 
 
@@ -64,7 +78,7 @@ def _mounts(recipe: Recipe) -> list[dict[str, Any]]:
             "Source": place.path,
             "Target": target,
             "ReadOnly": not writable,
-            "BindOptions": {"Propagation": "rprivate"},
+            "BindOptions": {"Propagation": "rslave" if target in recipe.follow else "rprivate"},
         }
         for target, (place, writable) in recipe.shown.items()
     ]

@@ -2,7 +2,8 @@
 
 The record is written first and removed last, so whatever was half made is found again. Where we are
 root, tree and private directories belong to a uid that only this workspace has, below directories
-that nobody else can enter. Workspaces that see their project whole have one uid together: they may add to the
+that nobody else can enter. With a limit on their disk they lie in a volume of their own, and a link is in the tree's
+place. Workspaces that see their project whole have one uid together: they may add to the
 project's directory, but the names in its ``workspaces`` stay ours, since we go by them.
 """
 
@@ -12,17 +13,19 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from runner import trees
-from runner.errors import CleanUpIncomplete, ProtectedLink, ProviderFailed
+from runner.errors import CleanUpIncomplete, PlatformError, ProtectedLink, ProviderFailed, WorkspaceLost
 from runner.model import DEFAULT_PROJECT, Handle, Limits
 from runner.ports.provider import WorkspaceRequest
 from runner.providers._lent import why_not_lent
 from runner.providers._mounts import open_linkless
+from runner.providers._volumes import Volume, Volumes, prepare, why_none
 
 PRIVATE = ("home", "tmp", "output", "runner")
 WORKSPACES = "workspaces"  # of a project's directory
@@ -42,6 +45,7 @@ class Directories:
         self._lends = lends
         self._provider = provider
         self._records = self.home / "sandboxes"
+        self._volumes = Volumes(self.home)
 
     def handle(
         self,
@@ -51,13 +55,48 @@ class Directories:
         project: str = DEFAULT_PROJECT,
         shared: bool = False,
         adopted: tuple[Path, int] | None = None,
+        slot: str | None = None,
     ) -> Handle:
-        """The places of a workspace; ``adopted`` is a tree that was there before, and whose it is."""
+        """The places of a workspace; ``adopted`` is a tree that was there before, and whose it is.
+
+        One that was a ``slot`` of a warm pool stays where that was, with its user.
+        """
+        if slot is not None:
+            return replace(self.handle(slot, limits), id=id, project=project)
         directory = self.home / "projects" / project
-        own = (directory / WORKSPACES / id, self._uid(f"{self.home}/projects/{project}" if shared else id))
-        tree, uid = adopted or own
+        private = self._volumes.place(id) if limits.disk_bytes is not None else self._records / id
+        own = private / "tree" if limits.disk_bytes is not None else directory / WORKSPACES / id
+        tree, uid = adopted or (own, self._uid(f"{self.home}/projects/{project}" if shared else id))
         whole = directory if shared else None
-        return Handle(self._provider, id, tree, self._records / id, uid, limits, project, whole, adopted is not None)
+        return Handle(self._provider, id, tree, private, uid, limits, project, whole, adopted is not None)
+
+    def why_unbounded(self) -> str | None:
+        """Why workspaces can have no limit on their disk here; ``None`` where they can."""
+        if not self.own_users:
+            return f"{self._provider} limits the disk only of workspaces that root makes"
+        return why_none()
+
+    def volume(self, handle: Handle) -> Volume | None:
+        """What all that the workspace's commands write is in, if there is a limit on it.
+
+        A file system's own tables make it a little larger or smaller than it should be, which is not told.
+        """
+        wanted = handle.limits.disk_bytes
+        found = self._volumes.find(handle.private) if wanted is not None else None
+        if wanted is None or found is None or abs(found.bytes - wanted) > wanted / 100:
+            return found
+        return replace(found, bytes=wanted)
+
+    async def prepare(self, request: WorkspaceRequest) -> None:
+        """What ``create`` needs to be there. Raises ``ProviderFailed``, also for a limit that cannot be kept."""
+        if request.limits.disk_bytes is None:
+            return
+        why = self.why_unbounded()
+        if request.tree is not None or request.shared:
+            why = "others write to the same disk"
+        if why is not None:
+            raise ProviderFailed(f"`{self._provider}` cannot limit the disk of workspace `{request.id}`: {why}")
+        await prepare(request.limits.disk_bytes)
 
     def has_own_user(self, handle: Handle) -> bool:
         """Whether nothing else runs as the handle's user."""
@@ -95,13 +134,36 @@ class Directories:
         return handle
 
     def _make(self, handle: Handle) -> None:
-        places = [handle.private, *(handle.private / name for name in PRIVATE)]
+        places = [handle.private / name for name in PRIVATE]
+        if handle.limits.disk_bytes is None:
+            places.insert(0, handle.private)
+        else:
+            self._volumes.make(handle.private, handle.limits.disk_bytes)
+            trees.own(handle.private, handle.uid)
         if not handle.adopted:
-            self._make_project(handle.tree.parent, handle)
+            self._make_project(self._name(handle).parent, handle)
             places.append(handle.tree)
         for directory in places:
             directory.mkdir(mode=0o700)
             trees.own(directory, handle.uid)
+        if handle.limits.disk_bytes is not None:
+            self._name(handle).symlink_to(handle.tree)
+
+    def _name(self, handle: Handle) -> Path:
+        """Where a tree is that is in no volume, and where people look for it."""
+        project = DEFAULT_PROJECT if handle.slot else handle.project
+        return self.home / "projects" / project / WORKSPACES / handle.private.name
+
+    def mount(self, handle: Handle) -> None:
+        """Let the files of a workspace be where the handle says. Raises ``WorkspaceLost``, ``ProviderFailed``."""
+        if handle.limits.disk_bytes is None:
+            return
+        try:
+            self._volumes.mount(handle.private)
+        except FileNotFoundError as error:
+            raise WorkspaceLost(f"workspace `{handle.id}` is gone: `{error.filename}`") from error
+        except OSError as error:
+            raise ProviderFailed(f"the disk of workspace `{handle.id}` cannot be mounted: {error}") from error
 
     def _make_project(self, workspaces: Path, handle: Handle) -> None:
         """Its directory, as its workspaces see it: in a shared one they make what they like beside ``workspaces``."""
@@ -172,26 +234,48 @@ class Directories:
             project=record.get("project", DEFAULT_PROJECT),
             shared=record.get("shared", False),
             adopted=(Path(adopted[0]), adopted[1]) if adopted else None,
+            slot=record.get("slot"),
         )
 
     def owned(self, nonce: str) -> list[Handle]:
-        found = []
-        for path in sorted(self._records.glob("*.json")):
-            record = _read(path)
-            if record.get("provider") == self._provider and record.get("nonce") == nonce:
-                found.append(self._recorded(path.stem, record))
+        records = {path.stem: _read(path) for path in sorted(self._records.glob("*.json"))}
+        assigned = {record.get("slot") for record in records.values()}
+        found = [
+            self._recorded(id, record)
+            for id, record in records.items()
+            if record.get("provider") == self._provider and record.get("nonce") == nonce and id not in assigned
+        ]
+        for handle in found:
+            with suppress(PlatformError):  # half made, or damaged: whoever opens it is told
+                self.mount(handle)
         return found
+
+    def assign(self, slot: Handle, request: WorkspaceRequest) -> Handle:
+        """Let a slot be the workspace that is asked for. Raises ``ProviderFailed``, and then nothing has changed."""
+        self.check(slot)
+        handle = self.handle(request.id, slot.limits, project=request.project, slot=slot.id)
+        try:
+            self._write_record(replace(request, limits=slot.limits), handle)
+        except OSError as error:
+            raise ProviderFailed(f"workspace `{request.id}` cannot be recorded: {error}") from error
+        try:
+            self._check_neighbours(handle)
+        except ProviderFailed:
+            self._record(handle.id).unlink()
+            raise
+        self._record(slot.id).unlink()
+        return handle
 
     def give(self, handle: Handle) -> None:
         self.check(handle)
-        for top in (handle.private,) if handle.adopted else (handle.tree, handle.private):
+        self.mount(handle)
+        for top in _tops(handle):
             trees.give(top, handle.uid)
 
     def destroy(self, handle: Handle) -> None:
         """Remove a workspace; one that is gone is no error. Raises ``CleanUpIncomplete``, ``ProviderFailed``."""
         self.check(handle)
-        record = self._record(handle.id)
-        places = (handle.private,) if handle.adopted else (handle.tree, handle.private)
+        record, places = self._record(handle.id), _tops(handle)
         if not record.exists():
             left = [str(path) for path in places if path.exists()]
             if left:
@@ -200,11 +284,18 @@ class Directories:
         if _read(record).get("provider") != self._provider:
             raise ProviderFailed(f"workspace `{handle.id}` belongs to another provider")
         try:
-            left = [what for place in places for what in trees.remove(place)]
+            if handle.limits.disk_bytes is None:
+                left = [what for place in places for what in trees.remove(place)]
+            else:
+                left = []
+                self._volumes.remove(handle.private)
+                self._name(handle).unlink(missing_ok=True)
         except OSError as error:
             left = [str(error)]
         if left:
             raise CleanUpIncomplete(f"{len(left)} entries of workspace `{handle.id}` remain, such as {left[0]}")
+        if slot := handle.slot:
+            self._record(slot).unlink(missing_ok=True)
         record.unlink()
 
     def owner(self, handle: Handle) -> tuple[str, str] | None:
@@ -226,6 +317,7 @@ class Directories:
             project=handle.project if _ID.fullmatch(handle.project) else DEFAULT_PROJECT,
             shared=handle.project_tree is not None,
             adopted=(handle.tree, handle.uid) if handle.adopted else None,
+            slot=handle.slot,
         )
 
     def _uid(self, of: str) -> int:
@@ -240,7 +332,8 @@ class Directories:
         record = {"provider": self._provider, "run": request.run, "nonce": request.nonce}
         place = {"project": request.project, "shared": request.shared}
         adopted = {"adopted": (str(handle.tree), handle.uid)} if handle.adopted else {}
-        body = json.dumps({**record, "limits": asdict(request.limits), **place, **adopted})
+        slot = {"slot": handle.slot} if handle.slot else {}
+        body = json.dumps({**record, "limits": asdict(request.limits), **place, **adopted, **slot})
         part = self._records / f".{request.id}.part"
         try:
             with open(part, "w") as file:
@@ -255,6 +348,12 @@ class Directories:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def _tops(handle: Handle) -> tuple[Path, ...]:
+    """The directories that hold all of a workspace which is the runner's."""
+    within = handle.adopted or handle.tree.is_relative_to(handle.private)
+    return (handle.private,) if within else (handle.tree, handle.private)
 
 
 def _overlap(one: Path, other: Path) -> bool:

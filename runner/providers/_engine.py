@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from runner.errors import ImageMissing, ProviderFailed
+from runner.errors import ImageMissing, ProviderBusy, ProviderFailed
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -20,6 +20,7 @@ PATIENCE = 10.0  # seconds
 
 _T = TypeVar("_T")
 _START_FACTOR = 6
+_BETWEEN_LOOKS = 0.05  # seconds
 _CALLS = 20  # at a time; what was given up may hold a place for as long as its patience
 
 
@@ -31,7 +32,7 @@ class Engine:
 
     def __init__(self, host: str, patience: float = PATIENCE) -> None:
         self.host = host
-        self._patience = patience
+        self.patience = patience
         self._limiter = trio.CapacityLimiter(_CALLS)
 
     @property
@@ -47,25 +48,52 @@ class Engine:
 
     async def about(self) -> Mapping[str, Any]:
         """What ``docker info`` says."""
-        return await self._call(lambda client: client.info(), self._patience)
+        return await self._call(lambda client: client.info(), self.patience)
 
     async def image(self, name: str) -> Mapping[str, Any]:
         """What ``docker image inspect`` says. Raises ``ImageMissing``."""
-        return await self._call(lambda client: client.inspect_image(name), self._patience)
+        return await self._call(lambda client: client.inspect_image(name), self.patience)
 
-    async def start(self, name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make a container and start it; what ``docker inspect`` says of it then.
+    async def make(self, name: str, config: Mapping[str, Any]) -> str:
+        """Make a container, which ``start`` starts; its id.
 
-        One that was made and does not start is left, and so may be what was made for a call that was cancelled.
+        One that is made when nobody waits for it any more is removed at once. Raises ``ProviderFailed`` also when the
+        daemon does not know what it says it has made, or gives the id of another's.
         """
+        waited_for = True
+
+        def make(client: APIClient) -> str:
+            made = str(client.create_container_from_config(dict(config), name)["Id"])
+            if not waited_for:
+                _remove(client, made)
+                return made
+            found = client.inspect_container(made)
+            if found["Name"] != f"/{name}" or not found["Config"]["Labels"].items() >= config["Labels"].items():
+                raise ProviderFailed(f"docker answers with a container of another name, `{found['Name']}`")
+            return made
+
+        try:
+            return await self._call(make, _START_FACTOR * self.patience)
+        finally:
+            waited_for = False
+
+    async def start(self, container: str) -> Mapping[str, Any]:
+        """Start a container; what ``docker inspect`` says of it then. One that does not start is left."""
 
         def start(client: APIClient) -> Mapping[str, Any]:
-            made = client.create_container_from_config(dict(config), name)["Id"]
-            client.start(made)
-            inspected: Mapping[str, Any] = client.inspect_container(made)
+            client.start(container)
+            inspected: Mapping[str, Any] = client.inspect_container(container)
             return inspected
 
-        return await self._call(start, _START_FACTOR * self._patience)
+        return await self._call(start, _START_FACTOR * self.patience)
+
+    async def was_killed_for_memory(self, container: str) -> bool:
+        """Whether a container, which is waited for until it has ended, was killed for taking too much memory."""
+        while True:
+            state = (await self._call(lambda client: client.inspect_container(container), self.patience))["State"]
+            if not state["Running"]:
+                return bool(state["OOMKilled"])
+            await trio.sleep(_BETWEEN_LOOKS)
 
     async def remove(self, labels: Mapping[str, str]) -> None:
         """Kill and remove the containers that carry all of these labels, with the volumes that are theirs alone."""
@@ -76,7 +104,7 @@ class Engine:
             for container in client.containers(all=True, filters={"label": wanted}):
                 _remove(client, container["Id"])
 
-        await self._call(remove, self._patience)
+        await self._call(remove, self.patience)
 
     async def _call(self, act: Callable[[APIClient], _T], patience: float) -> _T:
         with trio.move_on_after(patience):
@@ -89,15 +117,17 @@ class Engine:
         from requests.exceptions import RequestException
 
         try:
-            _reach(self.socket, self._patience)
-            with closing(APIClient(f"unix://{self.socket}", timeout=self._patience * _START_FACTOR)) as client:
+            _reach(self.socket, self.patience)
+            with closing(APIClient(f"unix://{self.socket}", timeout=self.patience * _START_FACTOR)) as client:
                 return act(client)
         except ImageNotFound as error:
             raise ImageMissing(_words(error), hint="docker pull it, or build it: runner pulls nothing") from error
         except APIError as error:
-            raise ProviderFailed(f"docker refuses: {_words(error)}") from error
+            failure = ProviderBusy if error.is_server_error() else ProviderFailed
+            raise failure(f"docker refuses: {_words(error)}") from error
         except (OSError, DockerException, RequestException) as error:
-            raise ProviderFailed(
+            failure = ProviderBusy if self.socket.exists() else ProviderFailed
+            raise failure(
                 f"the docker daemon at `{self.host}` cannot be reached: {error}", hint="sudo systemctl start docker"
             ) from error
 

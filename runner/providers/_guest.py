@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import posixpath
+import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import trio
 
 from runner.errors import WorkspaceLost
 from runner.guest.client import Command, Guest, open_guest
-from runner.guest.framing import Request, Shield
-from runner.model import Exit, Isolation, IsolationClass, Rung
-from runner.ports.provider import KILL_GRACE, ExecResult, Paths, Reader, Writer
+from runner.guest.framing import KEEP, Request, Shield
+from runner.model import Exit, Isolation, IsolationClass, Limits, Rung
+from runner.ports.provider import KILL_GRACE, Connection, ExecResult, Paths, Reader, Writer
 from runner.providers import _cgroup, _readback, spawn
+from runner.providers._volumes import Volume
 
 NO_GUEST = "this installation was made without a compiler"
 OOM_SCORE = 1000  # whatever a command is, it is the better victim: without the guest all statuses are lost
@@ -23,7 +25,11 @@ OOM_SCORE = 1000  # whatever a command is, it is the better victim: without the 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a guest cannot tell about the sandbox that it is in. ``uid`` is the host's."""
+    """What a guest cannot tell about its sandbox. ``uid`` is the host's, ``volume`` as for ``Outside``.
+
+    ``user`` is there when commands run as another one than the guest, and is the sandbox's. To the limits ``inside``,
+    of memory and processes, each command is held by the guest and a kernel of the sandbox's own.
+    """
 
     provider: str
     isolation: IsolationClass
@@ -32,6 +38,22 @@ class Surroundings:
     env: Mapping[str, str]
     group: _cgroup.Group
     grace: float
+    user: int | None = None
+    inside: Limits = field(default_factory=Limits)
+    volume: Volume | None = None
+
+    def limits(self) -> Limits:
+        """What holds."""
+        found, inside = self.group.limits(), self.inside
+        if inside.memory_bytes is not None and found.memory_bytes is not None:
+            found = replace(found, memory_bytes=min(found.memory_bytes, inside.memory_bytes))
+        return found if inside.pids is None else replace(found, pids=inside.pids)
+
+    def request(self, argv: Sequence[str], env: Mapping[str, str], place: str) -> Request:
+        user = KEEP if self.user is None else self.user
+        wanted = {resource.RLIMIT_AS: self.inside.memory_bytes, resource.RLIMIT_NPROC: self.inside.pids}
+        limits = {number: (value, value) for number, value in wanted.items() if value is not None}
+        return Request(argv, env, place, user, user, oom_score_adj=OOM_SCORE, limits=limits)
 
 
 def open_workspace(
@@ -56,9 +78,10 @@ async def open_reached(
     *,
     what: str,
     kill_sandbox: Callable[[], None],
+    nonce: bytes | None = None,
 ) -> AsyncIterator[GuestWorkspace]:
     """The workspace of a guest whose connections ``connect`` gives, as for ``open_guest``."""
-    async with open_guest(connect, what=what, kill_sandbox=kill_sandbox) as guest:
+    async with open_guest(connect, what=what, kill_sandbox=kill_sandbox, nonce=nonce) as guest:
         workspace = GuestWorkspace(guest, around)
         try:
             yield workspace
@@ -97,7 +120,7 @@ class GuestWorkspace:
         around = self._around
         place = posixpath.join(around.paths.workspace, cwd) if cwd else around.paths.workspace
         words = {**around.env, **(env or {}), "PWD": place}
-        return self._exec(Request(argv, words, place, oom_score_adj=OOM_SCORE), on_rung)
+        return self._exec(around.request(argv, words, place), on_rung)
 
     @asynccontextmanager
     async def _exec(self, request: Request, on_rung: Callable[[Rung], None] | None) -> AsyncIterator[Counted]:
@@ -124,17 +147,23 @@ class GuestWorkspace:
     ) -> ExecResult:
         return await spawn.run(self.exec(argv, env=env, cwd=cwd), stdin=stdin, keep_bytes=keep_bytes)
 
+    @asynccontextmanager
+    async def listen(self, serve: Callable[[Connection], Awaitable[None]], *, port: int = 0) -> AsyncIterator[int]:
+        async with self._guest.listen(port, serve) as listener:
+            yield listener.port
+
     async def effective(self) -> Isolation:
         around = self._around
         async with self.exec(["/bin/sh", "-c", _readback.SCRIPT]) as process:
             text = await _readback.receive(process.stdout)
             await process.stdin.aclose()
             await process.wait()
-        outside = _readback.Outside(_readback.namespaces(), around.uid, around.group.limits())
+        kernel = _readback.kernel() if around.isolation >= IsolationClass.KERNEL else None
+        outside = _readback.Outside(_readback.namespaces(), around.uid, around.limits(), around.volume, kernel)
         seen = _readback.read_back(
-            text, outside, provider=around.provider, isolation=around.isolation, workspace=around.paths.workspace
+            text, outside, provider=around.provider, isolation=around.isolation, paths=around.paths
         )
-        return replace(seen, notes=(*seen.notes, *_weaknesses(self._guest.shield)))
+        return replace(seen, notes=(*seen.notes, *_weaknesses(self._guest.shield, around)))
 
 
 class Counted:
@@ -170,10 +199,13 @@ class Counted:
         self.oom_kills = self._group.oom_kills() - self._before
 
 
-def _weaknesses(shield: Shield) -> tuple[str, ...]:
+def _weaknesses(shield: Shield, around: Surroundings) -> tuple[str, ...]:
     notes = []
     if not shield & Shield.SIGNALS:
-        notes.append("commands of one user can signal each other and the guest: no Landlock with signal scope here")
+        reached = "each other and the guest" if around.user is None else "each other"
+        notes.append(f"commands of one user can signal {reached}: no Landlock with signal scope here")
+    if around.inside.memory_bytes is not None:
+        notes.append("the memory limit is each command's; if all together exceed it, the sandbox is killed whole")
     if not shield & Shield.INIT:
         notes.append("the guest can be killed from outside its workspace, which ends every command in it")
     return tuple(notes)

@@ -16,17 +16,19 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from runner.errors import ProviderFailed
 from runner.providers._lent import is_lent, mapped
-from runner.providers._mounts import Place, open_linkless
+from runner.providers._mounts import Place, open_linkless, open_name
 
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
-_CLONE, _EMPTY_PATH, _RECURSIVE, _FROM_EMPTY_PATH = 0x1, 0x1000, 0x8000, 0x4
+_CLONE, _EMPTY_PATH, _RECURSIVE = 0x1, 0x1000, 0x8000
+_FROM_EMPTY_PATH, _TO_EMPTY_PATH = 0x4, 0x40
 _READ_ONLY, _NO_SUID, _NO_DEVICES = 0x1, 0x2, 0x4
-_PRIVATE, _DETACH = 1 << 18, 0x2
+_PRIVATE, _SHARED, _DETACH = 1 << 18, 1 << 20, 0x2
 _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
 _AT_FDCWD = -100
 _BASE = Path("/run/runner-docker")
@@ -65,6 +67,15 @@ class Namespace:
             return pool.submit(enter).result()
 
 
+@dataclass(frozen=True)
+class Cover:
+    """What is to be mounted over ``path`` of a place; ``source`` is an ``O_PATH`` descriptor."""
+
+    path: str
+    source: int
+    writable: bool
+
+
 @contextmanager
 def open_handed(daemon: Path, workspace: str, uid: int, lent: Path | None = None) -> Iterator[Handed]:
     """The sources of one opening, gone with the block; what an earlier opening left is removed first.
@@ -77,6 +88,21 @@ def open_handed(daemon: Path, workspace: str, uid: int, lent: Path | None = None
         handed = Handed(namespace, _BASE / workspace, uid, lent)
     except OSError as error:
         raise ProviderFailed(f"the docker daemon cannot be shown directories of this host: {error}") from error
+    try:
+        yield handed
+    finally:
+        handed.close()
+        namespace.close()
+
+
+@contextmanager
+def open_handed_again(daemon: Path, workspace: str, uid: int) -> Iterator[Handed]:
+    """What another process has handed over and left, gone with the block. Raises ``ProviderFailed``."""
+    try:
+        namespace = Namespace(daemon)
+    except OSError as error:
+        raise ProviderFailed(f"the docker daemon cannot be shown directories of this host: {error}") from error
+    handed = Handed(namespace, _BASE / workspace, uid, None, anew=False)
     try:
         yield handed
     finally:
@@ -99,16 +125,21 @@ def remove_handed(workspace: str, daemon: Path) -> None:
 
 
 class Handed:
-    """Places for a docker daemon. ``uid`` is the user that commands run as, ``lent`` as for ``open_handed``."""
+    """Places for a docker daemon. ``uid`` is the user that commands run as, ``lent`` as for ``open_handed``.
 
-    def __init__(self, namespace: Namespace, root: Path, uid: int, lent: Path | None) -> None:
+    Those that ``stay`` are not removed when it is closed. Unless it is made ``anew`` it has what is there already.
+    """
+
+    def __init__(self, namespace: Namespace, root: Path, uid: int, lent: Path | None, *, anew: bool = True) -> None:
         self._namespace = namespace
         self._root = root
         self._uid = uid
         self._lent = lent
         self._count = 0
         self._channel = root / "channel"
-        namespace.do(self._prepare)
+        self.stay = False
+        if anew:
+            namespace.do(self._prepare)
 
     def _prepare(self) -> None:
         _remove(self._root)
@@ -169,6 +200,39 @@ class Handed:
     def open(self, place: Place) -> int:
         return self._namespace.do(lambda: open_linkless(Path(place.path)))
 
+    def share(self, place: Place) -> None:
+        """Let containers that follow a place see what is mounted below it after they were made."""
+        flags = ctypes.c_ulong(_SHARED)
+        self._namespace.do(lambda: _check(_libc.mount(None, os.fsencode(place.path), None, flags, None), "mount"))
+
+    def cover(self, place: int, covers: Sequence[Cover]) -> None:
+        """Mount over paths of an open place, which lead through no link, outermost first.
+
+        Each mount has its flags before anybody can see it. Takes the sources over. Raises ``OSError``.
+        """
+
+        def clone(cover: Cover) -> int:
+            mount = self._clone(cover.source)
+            _set_attributes(mount, _NO_SUID | _NO_DEVICES | (0 if cover.writable else _READ_ONLY))
+            return mount
+
+        def put() -> None:
+            for cover, mount in zip(covers, mounts, strict=True):
+                target = _open_below(place, cover.path)
+                try:
+                    words = (mount, b"", target, b"", _FROM_EMPTY_PATH | _TO_EMPTY_PATH)
+                    _check(_libc.syscall(_MOVE_MOUNT, *words), f"move_mount {cover.path}")
+                finally:
+                    os.close(target)
+
+        mounts: list[int] = []
+        try:
+            mounts += map(clone, covers)
+            self._namespace.do(put)
+        finally:
+            for fd in (*mounts, *(cover.source for cover in covers)):
+                os.close(fd)
+
     def seal(self, places: Sequence[Place]) -> None:
         """Nothing below these can be written through them from now on; docker seals only the topmost mount."""
 
@@ -211,7 +275,20 @@ class Handed:
         return target
 
     def close(self) -> None:
-        self._namespace.do(lambda: _remove(self._root))
+        if not self.stay:
+            self._namespace.do(lambda: _remove(self._root))
+
+
+def _open_below(directory: int, path: str) -> int:
+    """An ``O_PATH`` descriptor; what is mounted on the way is entered, and no link followed."""
+    fd = os.dup(directory)
+    for name in path.split("/"):
+        try:
+            inner = open_name(fd, name)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd
 
 
 def _remove(root: Path) -> None:

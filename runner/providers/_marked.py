@@ -11,7 +11,7 @@ import os
 import resource
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import trio
 from runner import trees
 from runner.errors import Escaped, ProviderFailed
 from runner.model import Exit, Isolation, IsolationClass, Rung
-from runner.ports.provider import KILL_GRACE, ExecResult
+from runner.ports.provider import KILL_GRACE, Connection, ExecResult
 from runner.providers import _cgroup, _readback, spawn
 from runner.providers._guest import Surroundings
 from runner.providers._running import Running
@@ -98,13 +98,16 @@ class Unconfined:
     ) -> ExecResult:
         return await spawn.run(self.exec(argv, env=env, cwd=cwd), stdin=stdin, keep_bytes=keep_bytes)
 
+    def listen(
+        self, serve: Callable[[Connection], Awaitable[None]], *, port: int = 0
+    ) -> AbstractAsyncContextManager[int]:
+        raise ProviderFailed("a workspace without a guest cannot be listened in")
+
     async def effective(self) -> Isolation:
         async with self.exec(["/bin/sh", "-c", _readback.SCRIPT]) as process:
             text = await _readback.receive(process.stdout)
             outside = _readback.Outside(_readback.namespaces(), spawn.user(process.pid), self._group.limits())
-        return _readback.read_back(
-            text, outside, provider="process", isolation=IsolationClass.NONE, workspace=self.paths.workspace
-        )
+        return _readback.read_back(text, outside, provider="process", isolation=IsolationClass.NONE, paths=self.paths)
 
 
 class Marked:

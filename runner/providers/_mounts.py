@@ -4,6 +4,9 @@ Started as root we run commands, and bwrap itself, as an own uid, which cannot w
 directories. The loop thread therefore moves to a mount namespace of its own and binds each source to
 a place below one directory there: the host never sees these mounts, and they end with the thread,
 however it ends. An ordinary user passes the descriptors to bwrap instead.
+
+Mounts that outlive us are made below one other directory, which all these namespaces have in common: whatever is
+mounted or unmounted there in one of them is so in all.
 """
 
 from __future__ import annotations
@@ -27,10 +30,13 @@ from runner.errors import ProtectedLink
 from runner.providers._lent import is_lent, lend
 
 _CLONE_NEWNS = 0x00020000
-_MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 0x2, 0x4, 0x20
-_MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
-_MNT_DETACH = 0x2
+_MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_NOATIME = 0x2, 0x4, 0x20, 0x400
+_MS_BIND, _MS_REC, _MS_SLAVE, _MS_SHARED = 0x1000, 0x4000, 0x80000, 0x100000
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 0x2, 0x8
+_OPEN_TREE, _MOVE_MOUNT, _AT_FDCWD = 428, 429, -100
+_CLONE, _RECURSIVE, _FROM_EMPTY_PATH = 0x1, 0x8000, 0x4
 _PREFIX = "runner-stage-"
+_COMMON_BYTES = 256 << 20  # of memory at most, for templates; the mounts there take none
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _numbers = itertools.count()
@@ -197,12 +203,82 @@ def can_stage() -> bool:
 
 @cache
 def _stage(_thread: int) -> Path:
-    _check(_libc.unshare(_CLONE_NEWNS), "unshare")
-    _mount(None, Path("/"), None, _MS_REC | _MS_SLAVE)
+    with _changing_common():
+        clone = _clone_common()
+        _check(_libc.unshare(_CLONE_NEWNS), "unshare")
+        _mount(None, Path("/"), None, _MS_REC | _MS_SLAVE)
+        if clone is not None:
+            _put_common(clone)
     place = _claim(_parent())
     _mount("tmpfs", place, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0711")
     atexit.register(_leave, place, os.getpid())
     return place
+
+
+def common() -> Path:
+    """Where a mount is seen by every thread and process of the runner on this host, whichever makes it."""
+    return _parent() / "runner-volumes"
+
+
+def open_common() -> None:
+    """Make ``common`` what it is, once a boot. Raises ``OSError`` where mounts are refused."""
+    with _changing_common():
+        _open_common()
+
+
+def _open_common() -> None:
+    place = common()
+    place.mkdir(mode=0o711, exist_ok=True)
+    if not place.is_mount():
+        _mount("tmpfs", place, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=0711,size={_COMMON_BYTES}")
+    _mount(None, place, None, _MS_SHARED)
+
+
+@contextmanager
+def _changing_common() -> Iterator[None]:
+    """Alone on this host: a mount made while a namespace gets its ``common`` would be missing there."""
+    lock = os.open(common().with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _clone_common() -> int | None:
+    """It and what is mounted there, to be put into another namespace; ``None`` where the kernel cannot do that."""
+    try:
+        _open_common()
+        flags = _CLONE | _RECURSIVE | os.O_CLOEXEC
+        return _check(_libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(common()), flags), "open_tree")
+    except OSError:
+        return None
+
+
+def _put_common(clone: int) -> None:
+    """In the place of the copy that came with the namespace, which would hear of others' mounts, but tell of none."""
+    place = os.fsencode(common())
+    _libc.umount2(place, _MNT_DETACH)
+    try:
+        _check(_libc.syscall(_MOVE_MOUNT, clone, b"", _AT_FDCWD, place, _FROM_EMPTY_PATH), "move_mount")
+    finally:
+        os.close(clone)
+
+
+def mount_in_common(device: str, place: Path, kind: str, options: str) -> None:
+    """Mount a block device for everybody, unless something is mounted there. Raises ``OSError``."""
+    with _changing_common():
+        _open_common()
+        place.parent.mkdir(mode=0o711, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
+        if not place.is_mount():
+            _mount(device, place, kind, _MS_NOSUID | _MS_NODEV | _MS_NOATIME, options)
+
+
+def unmount(place: Path) -> None:
+    """All that is mounted on a place, though it be in use; then it goes when it is not."""
+    while _libc.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW) == 0:
+        pass
 
 
 def sweep() -> None:
@@ -251,7 +327,8 @@ def _mount(source: str | None, target: Path, kind: str | None, flags: int, optio
     _check(_libc.mount(*words, ctypes.c_ulong(flags), data), f"mount {target}")
 
 
-def _check(result: int, what: str) -> None:
-    if result != 0:
+def _check(result: int, what: str) -> int:
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
+    return result

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from runner.errors import ProviderFailed
 from runner.model import Isolation, IsolationClass, Limits
-from runner.ports.provider import Reader
+from runner.ports.provider import Paths, Reader
+from runner.providers._volumes import Volume
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
@@ -19,18 +21,25 @@ cat /proc/self/status; echo {_MARK}
 for name in {" ".join(NAMESPACES)}; do readlink /proc/self/ns/$name; done; echo {_MARK}
 cat /proc/self/mountinfo; echo {_MARK}
 cat /proc/net/dev; echo {_MARK}
+cat /proc/version; echo {_MARK}
 read -r _
 """
-_SECTIONS = 4
+_SECTIONS = 5
 
 
 @dataclass(frozen=True)
 class Outside:
-    """What only the host can know: its own namespaces by name, the user that the probe ran as, the limits set."""
+    """What only the host can know: its own namespaces by name, the user that the probe ran as, the limits set.
+
+    ``volume`` is what the workspace's files should be in. ``kernel`` is the host's, where the sandbox should have
+    another: it shares no namespace then, and as it need not say so, its guest has to keep privileges from being gained.
+    """
 
     namespaces: Mapping[str, str]
     uid: int
     limits: Limits
+    volume: Volume | None = None
+    kernel: str | None = None
 
 
 async def receive(stdout: Reader) -> str:
@@ -46,17 +55,24 @@ def namespaces() -> dict[str, str]:
     return {name: os.readlink(f"/proc/thread-self/ns/{name}") for name in NAMESPACES}
 
 
-def read_back(text: str, outside: Outside, *, provider: str, isolation: IsolationClass, workspace: str) -> Isolation:
+def kernel() -> str:
+    return Path("/proc/version").read_text()
+
+
+def read_back(text: str, outside: Outside, *, provider: str, isolation: IsolationClass, paths: Paths) -> Isolation:
     """The isolation that ``SCRIPT``'s output shows. Raises ``ProviderFailed`` for output that is not its own."""
     try:
-        status, spaces, mounts, devices, _ = text.split(f"{_MARK}\n")
+        status, spaces, mounts, devices, version, _ = text.split(f"{_MARK}\n")
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         inside = {link.partition(":")[0]: link for link in spaces.split()}
-        shared = tuple(name for name in NAMESPACES if inside[name] == outside.namespaces[name])
+        own = outside.kernel is not None
+        shared = () if own else tuple(name for name in NAMESPACES if inside[name] == outside.namespaces[name])
         effective, bounding = int(fields["CapEff"], 16), int(fields["CapBnd"], 16)
-        no_new_privileges = fields["NoNewPrivs"] == "1"
+        no_new_privileges = fields.get("NoNewPrivs", "1" if own else "?") == "1"
     except (KeyError, ValueError) as error:
         raise ProviderFailed(f"`{provider}` cannot read its isolation back: {error}") from error
+    if version == outside.kernel:
+        raise ProviderFailed(f"`{provider}` runs commands on this host's own kernel, and should not")
     return Isolation(
         isolation=isolation,
         provider=provider,
@@ -65,9 +81,18 @@ def read_back(text: str, outside: Outside, *, provider: str, isolation: Isolatio
         no_new_privileges=no_new_privileges,
         shared_namespaces=shared,
         interfaces=None if "net" in shared else _interfaces(devices),
-        read_only=tuple(sorted(_read_only(mounts, workspace))),
-        limits=outside.limits,
+        read_only=tuple(sorted(_read_only(mounts, paths.workspace))),
+        limits=replace(outside.limits, disk_bytes=_disk(mounts, outside.volume, isolation, paths)),
     )
+
+
+def _disk(mounts: str, volume: Volume | None, isolation: IsolationClass, paths: Paths) -> int | None:
+    """The size of the volume, if all the places are in it; a kernel of its own numbers its devices anew."""
+    if volume is None or isolation >= IsolationClass.KERNEL:
+        return volume.bytes if volume else None
+    devices = {words[4]: words[2] for words in map(str.split, mounts.splitlines())}
+    within = all(devices.get(place) == volume.device for place in (paths.workspace, paths.output, paths.home))
+    return volume.bytes if within else None
 
 
 def _interfaces(devices: str) -> tuple[str, ...]:

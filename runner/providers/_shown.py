@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.model import Handle
-from runner.ports.provider import Opening, Paths
+from runner.ports.provider import PATH, Opening, Paths
 from runner.providers._directories import WORKSPACES
 from runner.providers._mounts import Place
 from runner.providers._opening import Room
 from runner.providers._protected import Guard, Kind
 
 NO_IMAGE = "commands see this host's own system"  # of the providers that have none
+NOT_WARM = "its workspaces open in milliseconds, so none is kept running"  # of the providers that need no pool
 WORKSPACE, HOME = "/workspace", "/home/agent"
 PATHS = Paths(WORKSPACE, "/output", "/incident", "/run/runner", HOME)
-ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": HOME}
+ENV = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": HOME}
 
-_EMPTY = {Kind.MISSING_FILE: "nothing", Kind.MISSING_DIRECTORY: "nowhere"}
+EMPTY = {Kind.MISSING_FILE: "nothing", Kind.MISSING_DIRECTORY: "nowhere"}
 _SYSTEM_FILES = ("passwd", "group", "hosts")
 
 
@@ -54,7 +55,7 @@ def show_all(recipe: Recipe, handle: Handle, opening: Opening, room: Room, guard
         _show_project(recipe, handle, room, room.project)
     recipe.show(room.tree, workspace, writable=True)
     for guard in guards:
-        empty = _EMPTY.get(guard.kind)
+        empty = EMPTY.get(guard.kind)
         place = room.add(handle.private / "system" / empty) if empty else room.places.add(os.dup(guard.source))
         recipe.show(place, f"{workspace}/{guard.path}", writable=guard.kind is Kind.ANCESTOR)
     recipe.show(room.home, PATHS.home, writable=True)

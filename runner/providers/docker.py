@@ -2,45 +2,101 @@
 
 The daemon only makes and removes containers. Commands go through the guest, which dials a socket of ours, so a
 daemon that hangs, restarts or is gone holds up no command, and what it does not end any more we end ourselves.
-Everything in a container runs as the workspace's own user, without any capability.
+Everything in a container runs as the workspace's own user, without any capability. What is different with another
+runtime is a ``Flavour``.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import posixpath
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
 from runner import trees
 from runner.errors import CleanUpIncomplete, ProviderFailed, WorkspaceLost
 from runner.guest import binary
+from runner.guest.client import open_guest
+from runner.guest.framing import NONCE_BYTES
 from runner.model import Feature, Handle, IsolationClass, Limits
-from runner.ports.provider import STOP_GRACE, Opening, Probe, Workspace, WorkspaceRequest
+from runner.ports.provider import STOP_GRACE, Opening, Passed, Probe, Workspace, WorkspaceRequest
 from runner.providers import _container, spawn
+from runner.providers._cgroup import Group
+from runner.providers._dialled import Dialled, open_dialled
 from runner.providers._directories import Directories
 from runner.providers._engine import PATIENCE, Engine
-from runner.providers._first import First, open_first
+from runner.providers._first import First, membership, open_first
 from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open_reached
-from runner.providers._handed import Handed, Namespace, open_handed, remove_handed
+from runner.providers._handed import Cover, Handed, Namespace, open_handed, open_handed_again, remove_handed
 from runner.providers._opening import Room, open_room
 from runner.providers._protected import open_guards, remove_stand_ins
 from runner.providers._shown import ENV, PATHS, show_all, workspace_path, write_system_files
+from runner.providers._slots import Idle, Seat, Stay, covers, incident, open_tree, opening_of, seat_of
 from runner.settings import Settings
 
-_RUNTIME = "runc"
 _TMP, _TMP_BYTES = "/tmp", 1 << 30
 _VOLUME_BYTES = 1 << 16  # for the places that ours are shown at; nobody inside is root
-_DISK = "docker has no disk quota"
 _CEILINGS = {Feature.CPU: "CpuCfsQuota", Feature.MEMORY: "MemoryLimit", Feature.PIDS: "PidsLimit"}
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class Channel(Protocol):
+    """How the guest of one container is reached."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What the container is made with for its sake."""
+
+    async def prepare(self, container: str) -> None:
+        """Called once it is made, before it starts. Raises ``ProviderFailed``."""
+
+    async def connect(self, first: First) -> trio.abc.Stream:
+        """The guest's next connection. Raises ``WorkspaceLost`` when there will be none."""
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """What tells the containers of one runtime from those of another.
+
+    ``hint`` is how a daemon gets the runtime; ``capabilities`` as for ``Container``, ``lends`` as for ``Directories``.
+    Of the limits, ``outside`` are those that the daemon keeps a container within, ``inside`` those that its guest
+    holds commands to. ``not_warm``
+    is why none of its containers can be started before it is known for whom, if so.
+    """
+
+    name: str
+    isolation: IsolationClass
+    runtime: str
+    hint: str | None
+    open_channel: Callable[[Engine, Handed, _container.Recipe, str], AbstractContextManager[Channel]]
+    capabilities: tuple[str, ...] = ()
+    lends: bool = True
+    outside: Callable[[Limits], Limits] = lambda limits: limits
+    inside: Callable[[Limits], Limits] = lambda _limits: Limits()
+    not_warm: str | None = None
+
+
+@dataclass(frozen=True)
+class _Started:
+    room: Room
+    channel: Channel
+    first: First
+    container: str
+
+    async def connect(self) -> trio.abc.Stream:
+        return await self.channel.connect(self.first)
+
+
+RUNC = Flavour("docker", IsolationClass.NAMESPACES, "runc", None, open_dialled)
 
 
 def provider(settings: Settings) -> Docker:
@@ -50,44 +106,53 @@ def provider(settings: Settings) -> Docker:
 class Docker:
     """``host`` and ``patience`` as for ``Engine``, ``grace`` as for ``Local``."""
 
-    name = "docker"
-
-    def __init__(self, home: Path, host: str, *, grace: float = STOP_GRACE, patience: float = PATIENCE) -> None:
-        self._directories = Directories(home, self.name, lends=True)
+    def __init__(
+        self,
+        home: Path,
+        host: str,
+        *,
+        grace: float = STOP_GRACE,
+        patience: float = PATIENCE,
+        flavour: Flavour = RUNC,
+    ) -> None:
+        self.name = flavour.name
+        self._flavour = flavour
+        self._directories = Directories(home, self.name, lends=flavour.lends)
         self._engine = Engine(host, patience)
         self._grace = grace
+        self._seats: dict[str, Seat] = {}
 
     async def probe(self) -> Probe:
-        missing = {Feature.DISK: _DISK}
+        why = self._directories.why_unbounded()
+        missing = {Feature.DISK: why} if why else {}
+        missing |= {Feature.WARM_POOL: self._flavour.not_warm} if self._flavour.not_warm else {}
         versions: dict[str, str] = {}
         try:
             guest = _program()
             about = await self._engine.about()
             versions = _versions(about, guest)
             missing |= {f: f"the daemon cannot limit {f}" for f, word in _CEILINGS.items() if not about.get(word)}
-            _check_daemon(about)
+            _check_daemon(about, self._flavour)
             await trio.to_thread.run_sync(_check_reach, self._engine.socket)
         except ProviderFailed as error:
             return Probe(
                 self.name,
                 False,
-                IsolationClass.NAMESPACES,
+                self._flavour.isolation,
                 missing,
                 versions,
                 reason=error.message,
                 hint=error.hint,
                 needs_image=True,
             )
-        return Probe(self.name, True, IsolationClass.NAMESPACES, missing, versions, needs_image=True)
+        return Probe(self.name, True, self._flavour.isolation, missing, versions, needs_image=True)
 
     async def image(self, name: str) -> str:
         return str((await self._engine.image(name))["Id"])
 
     async def create(self, request: WorkspaceRequest) -> Handle:
-        if request.limits.disk_bytes is not None:
-            raise ProviderFailed(f"`docker` cannot keep the limits: {_DISK}")
         if request.image is None:
-            raise ProviderFailed("`docker` needs an image", hint="name one as `workspace.base_image`")
+            raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")
         image = await self._engine.image(request.image)
         kept = {"image": image["Id"], "volumes": _volumes(image)}
 
@@ -95,13 +160,104 @@ class Docker:
             write_system_files(private, private.stat().st_uid)
             _kept(private).write_text(json.dumps(kept))
 
+        await self._directories.prepare(request)
         return await trio.to_thread.run_sync(self._directories.create, request, fill)
 
     @asynccontextmanager
     async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
+        async with AsyncExitStack() as stack:
+            workspace: Workspace | None = await self._find_seat(stack, handle, opening)
+            if workspace is None:
+                workspace = await stack.enter_async_context(self._open(handle, opening))
+            yield workspace
+
+    @asynccontextmanager
+    async def _open(self, handle: Handle, opening: Opening) -> AsyncIterator[GuestWorkspace]:
+        """``open`` with a container of its own."""
+        async with self._started(handle, opening, Stay()) as started:
+            path = workspace_path(handle, started.room)
+            around = self._around(handle, opening, self._group(handle, started.first), path)
+            async with _reach(started.connect, started.first, around, _what(handle)) as workspace:
+                yield workspace
+
+    @asynccontextmanager
+    async def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[Idle]:
+        self._directories.check(handle)
+        shown = incident(handle).source
+        shown.mkdir(mode=0o700)
+        trees.own(shown, handle.uid)
+        stay, nonce = Stay(late=True), os.urandom(NONCE_BYTES)
+        async with self._started(handle, opening_of(handle, toolchains), stay) as started:
+            first, channel, places = started.first, started.channel, started.room.places
+            assert isinstance(channel, Dialled)
+            assert isinstance(places, Handed)
+            words = {
+                "container": started.container,
+                "pid": first.pid,
+                "tree": started.room.tree.path,
+                "nonce": nonce.hex(),
+                "groups": self._group(handle, first).words,
+                "toolchains": list(toolchains),
+            }
+            try:
+                async with open_guest(
+                    started.connect, what=_what(handle), kill_sandbox=first.kill, nonce=nonce
+                ) as guest:
+                    yield Idle(stay, guest, first, channel.listener, words)
+            finally:
+                places.stay = stay.stays
+                if not stay.stays:
+                    with trio.CancelScope(shield=True):
+                        await first.end()
+
+    async def assign(self, handle: Handle, request: WorkspaceRequest) -> Handle:
+        return await trio.to_thread.run_sync(self._directories.assign, handle, request)
+
+    def receive(self, handle: Handle, passed: Passed) -> None:
+        self._seats[handle.id] = seat_of(passed)
+
+    async def _find_seat(self, stack: AsyncExitStack, handle: Handle, opening: Opening) -> GuestWorkspace | None:
+        """The container that was handed over for a workspace, if there is one that fits; any other is ended."""
+        seat = self._seats.pop(handle.id, None)
+        if seat is None:
+            return None
+        if seat.fits(handle, opening):
+            with suppress(ProviderFailed):  # it has died meanwhile
+                return await stack.enter_async_context(self._sit(handle, opening, seat))
+        seat.listener.close()
+        await self._end(handle)
+        return None
+
+    @asynccontextmanager
+    async def _sit(self, handle: Handle, opening: Opening, seat: Seat) -> AsyncIterator[GuestWorkspace]:
+        """The workspace of a container that was handed over, which has ended when the block ends."""
+        with (
+            seat.listener,
+            open_first(seat.pid, seat.container, _what(handle)) as first,
+            open_handed_again(self._engine.socket, handle.private.name, handle.uid) as places,
+            open_tree(places, seat) as tree,
+            open_guards(tree, opening.protected) as guards,
+        ):
+            try:
+                _cover(places, tree, covers(handle.private, guards))
+                around = self._around(handle, opening, seat.group, PATHS.workspace)
+                connect = partial(Dialled(seat.listener, _what(handle)).connect, first)
+                async with _reach(connect, first, around, _what(handle), seat.nonce) as workspace:
+                    yield workspace
+            finally:
+                with trio.CancelScope(shield=True), suppress(ProviderFailed):
+                    await first.end()
+                    places.close()  # stand-ins that something is mounted over could not be removed
+                    await self._remove(handle)
+
+    @asynccontextmanager
+    async def _started(self, handle: Handle, opening: Opening, stay: Stay) -> AsyncIterator[_Started]:
+        """A container of a workspace; with the block go it and what is shown in it, unless it is to stay."""
+        await trio.to_thread.run_sync(self._directories.mount, handle)
         program = _program()
-        places = open_handed(self._engine.socket, handle.id, handle.uid, handle.tree if handle.adopted else None)
+        lent = handle.tree if handle.adopted else None
+        places = open_handed(self._engine.socket, handle.private.name, handle.uid, lent)
         async with open_room(handle, opening, places) as room:
             assert isinstance(room.places, Handed)
             with open_guards(room.tree_fd, opening.protected) as guards:
@@ -112,49 +268,58 @@ class Docker:
                 recipe.show(room.places.add_memory(_tmp_bytes(handle.limits), handle.uid), _TMP, writable=True)
                 show_all(recipe, handle, opening, room, guards)
                 recipe.show(room.add(program.path), _container.GUEST)
+                if stay.late:
+                    room.places.share(room.tree)
+                    recipe.follow.add(PATHS.workspace)
                 room.places.seal(recipe.read_only)
                 container = _container.Container(
                     image["image"],
-                    f"{handle.uid}:{handle.uid}",
+                    handle.uid,
                     self._labels(handle),
-                    handle.limits,
+                    self._flavour.outside(handle.limits),
                     ENV,
-                    _RUNTIME,
+                    self._flavour.runtime,
+                    self._flavour.capabilities,
                 )
-                async with self._inhabit(handle, opening, room, recipe, container) as workspace:
-                    yield workspace
+                with self._flavour.open_channel(self._engine, room.places, recipe, _what(handle)) as channel:
+                    try:
+                        made = await self._make(handle, {**container.config(recipe), **channel.config})
+                        await channel.prepare(made)
+                        started = await self._engine.start(made)
+                        with open_first(started["State"]["Pid"], made, _what(handle)) as first:
+                            yield _Started(room, channel, first, made)
+                    finally:
+                        with trio.CancelScope(shield=True), suppress(ProviderFailed):
+                            # Nothing runs in it any more, or will once its guest finds that nobody listens.
+                            # What a daemon that is away does not remove, destroying will name.
+                            if not stay.stays:
+                                await self._remove(handle)
 
-    @asynccontextmanager
-    async def _inhabit(
-        self, handle: Handle, opening: Opening, room: Room, recipe: _container.Recipe, container: _container.Container
-    ) -> AsyncIterator[GuestWorkspace]:
-        assert isinstance(room.places, Handed)
-        what = f"workspace `{handle.id}`"
-        listener, channel = room.places.listen(_container.SOCKET)
-        recipe.show(channel, _container.CHANNEL)
-        with listener:
-            _opened(handle.private).touch()
-            try:
-                await self._engine.remove(self._labels(handle))
-                name = f"runner-{handle.id}-{secrets.token_hex(4)}"
-                started = await self._engine.start(name, container.config(recipe))
-                with open_first(started["State"]["Pid"], started["Id"], listener, what) as first:
-                    around = Surroundings(
-                        self.name,
-                        IsolationClass.NAMESPACES,
-                        handle.uid,
-                        replace(PATHS, workspace=workspace_path(handle, room)),
-                        {**ENV, **opening.env},
-                        first.group(handle.limits),
-                        self._grace,
-                    )
-                    async with _reach(first, around, what) as workspace:
-                        yield workspace
-            finally:
-                with trio.CancelScope(shield=True), suppress(ProviderFailed):
-                    # Nothing runs in it any more, or will once its guest finds that nobody listens.
-                    # What a daemon that is away does not remove, destroying will name.
-                    await self._engine.remove(self._labels(handle))
+    async def _make(self, handle: Handle, config: Mapping[str, Any]) -> str:
+        """Make a container, of which it is durable whose it is before it starts; its id."""
+        containers = _containers(handle.private)
+        containers.touch()
+        await self._remove(handle)
+        made = await self._engine.make(f"runner-{handle.id}-{secrets.token_hex(4)}", config)
+        containers.write_text(f"{containers.read_text()}{made}\n")
+        return made
+
+    def _group(self, handle: Handle, first: First) -> Group:
+        return first.group(self._flavour.outside(handle.limits))
+
+    def _around(self, handle: Handle, opening: Opening, group: Group, workspace: str) -> Surroundings:
+        return Surroundings(
+            self.name,
+            self._flavour.isolation,
+            handle.uid,
+            replace(PATHS, workspace=workspace),
+            {**ENV, **opening.environment},
+            group,
+            self._grace,
+            user=handle.uid if self._flavour.capabilities else None,
+            inside=self._flavour.inside(handle.limits),
+            volume=self._directories.volume(handle),
+        )
 
     def _image(self, handle: Handle) -> Mapping[str, Any]:
         """What ``create`` has learned of it. Raises ``WorkspaceLost``."""
@@ -171,7 +336,12 @@ class Docker:
             raise WorkspaceLost(f"workspace `{handle.id}` is gone")
         run, nonce = owner
         words = {"product": "runner", "provider": self.name, "nonce": nonce, "run": run, "workspace": handle.id}
-        return {f"runner.{key}": word for key, word in words.items()}
+        return {f"runner.{key}": word for key, word in {**words, "place": handle.private.name}.items()}
+
+    async def _remove(self, handle: Handle) -> None:
+        """Remove the workspace's containers, also those from before it was this one."""
+        labels = self._labels(handle)
+        await self._engine.remove({f"runner.{key}": labels[f"runner.{key}"] for key in ("provider", "nonce", "place")})
 
     async def give(self, handle: Handle) -> None:
         await trio.to_thread.run_sync(self._directories.give, handle)
@@ -191,29 +361,34 @@ class Docker:
 
     async def _end(self, handle: Handle) -> None:
         """End all that runs in the workspace, with or without the daemon, and remove what it ran in."""
-        await spawn.kill_all(lambda pid: self._runs_in(pid, handle), what=f"workspace `{handle.id}`")
-        if self._directories.owner(handle) is None or not _opened(handle.private).exists():
+        if self._directories.owner(handle) is None or not _containers(handle.private).exists():
             return
+        containers = _containers(handle.private).read_text().split()
+        await spawn.kill_all(lambda pid: _runs_in(pid, containers), what=f"workspace `{handle.id}`")
         try:
-            await trio.to_thread.run_sync(remove_handed, handle.id, self._engine.socket)
-            await self._engine.remove(self._labels(handle))
+            await trio.to_thread.run_sync(remove_handed, handle.private.name, self._engine.socket)
+            await self._remove(handle)
         except ProviderFailed as error:
             raise CleanUpIncomplete(
                 f"containers of workspace `{handle.id}` may remain: {error.message}", hint=error.hint
             ) from error
 
-    def _runs_in(self, pid: int, handle: Handle) -> bool:
-        if spawn.user(pid) != handle.uid:
-            return False
-        # A user with more than this workspace runs much else; only a container of it has its inputs mounted.
-        mounted = f"/sandboxes/{handle.id}/runner {PATHS.runner} "
-        return self._directories.has_own_user(handle) or mounted in spawn.mounts(pid)
+
+def _runs_in(pid: int, containers: Sequence[str]) -> bool:
+    groups = membership(pid)
+    return any(container in groups for container in containers)
 
 
 @asynccontextmanager
-async def _reach(first: First, around: Surroundings, what: str) -> AsyncIterator[GuestWorkspace]:
+async def _reach(
+    connect: Callable[[], Awaitable[trio.abc.Stream]],
+    first: First,
+    around: Surroundings,
+    what: str,
+    nonce: bytes | None = None,
+) -> AsyncIterator[GuestWorkspace]:
     """The workspace of a container that has been started, which has ended when the block ends."""
-    guest = open_reached(first.connect, around, what=what, kill_sandbox=first.kill)
+    guest = open_reached(connect, around, what=what, kill_sandbox=first.kill, nonce=nonce)
     try:
         async with AsyncExitStack() as stack:
             try:
@@ -226,6 +401,17 @@ async def _reach(first: First, around: Surroundings, what: str) -> AsyncIterator
             await first.end()
 
 
+def _cover(places: Handed, tree: int, wanted: Sequence[Cover]) -> None:
+    try:
+        places.cover(tree, wanted)
+    except OSError as error:
+        raise ProviderFailed(f"a container cannot be shown more: {error}") from error
+
+
+def _what(handle: Handle) -> str:
+    return f"workspace `{handle.id}`"
+
+
 def _program() -> binary.Program:
     program = binary.find()
     if program is None:
@@ -233,9 +419,9 @@ def _program() -> binary.Program:
     return program
 
 
-def _opened(private: Path) -> Path:
-    """There from before the first container is made."""
-    return private / "system" / "opened"
+def _containers(private: Path) -> Path:
+    """The ids of the workspace's containers, each before it starts; there from before the first is made."""
+    return private / "system" / "containers"
 
 
 def _volumes(image: Mapping[str, Any]) -> list[str]:
@@ -266,7 +452,7 @@ def _versions(about: Mapping[str, Any], guest: binary.Program) -> dict[str, str]
     return {**found, "guest": guest.sha256[:12]}
 
 
-def _check_daemon(about: Mapping[str, Any]) -> None:
+def _check_daemon(about: Mapping[str, Any], flavour: Flavour) -> None:
     """Raises ``ProviderFailed`` for a daemon whose containers would not be what the others' are."""
     ours = platform.machine()
     if about.get("OSType") != "linux" or about.get("Architecture") not in (ours, _MACHINES.get(ours)):
@@ -277,8 +463,8 @@ def _check_daemon(about: Mapping[str, Any]) -> None:
                 "the docker daemon gives containers other users than this host has",
                 hint="start dockerd as root and without `userns-remap`",
             )
-    if _RUNTIME not in about.get("Runtimes", {}):
-        raise ProviderFailed(f"the docker daemon has no runtime `{_RUNTIME}`")
+    if flavour.runtime not in about.get("Runtimes", {}):
+        raise ProviderFailed(f"the docker daemon has no runtime `{flavour.runtime}`", hint=flavour.hint)
 
 
 def _check_reach(daemon: Path) -> None:

@@ -6,20 +6,35 @@ that a test's hours cost nothing. Nothing is executed and nothing is isolated, a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import trio
 
 from runner.errors import Escaped, RunnerError, WorkspaceLost
 from runner.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, Rung
-from runner.ports.provider import KILL_GRACE, STOP_GRACE, ExecResult, Opening, Paths, Probe, WorkspaceRequest
+from runner.nurseries import open_services
+from runner.ports.provider import (
+    KILL_GRACE,
+    STOP_GRACE,
+    Connection,
+    ExecResult,
+    Opening,
+    Passed,
+    Paths,
+    Probe,
+    WorkspaceRequest,
+)
 from runner.providers._directories import Directories
 from runner.providers._mounts import open_places
 from runner.providers._opening import Room, open_room
 from runner.settings import Settings
+
+_PORTS = count(40_000)
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,10 @@ def provider(settings: Settings) -> Fake:
 
 
 class Fake:
-    """``faults`` maps a method of the provider to what it raises; ``asked`` lists the commands in order."""
+    """``faults`` maps a method of the provider to what it raises; ``asked`` lists the commands in order.
+
+    ``started`` lists the places of the sandboxes that were started, and ``running`` has those that were not ended.
+    """
 
     name = "fake"
 
@@ -62,13 +80,18 @@ class Fake:
     ) -> None:
         self._directories = Directories(home, self.name)
         self._script = script
-        self._faults = faults or {}
+        self._faults = {} if faults is None else faults
         self._grace = grace
+        self._received: set[str] = set()
         self.asked: list[tuple[str, ...]] = []
+        self.listening: dict[int, Callable[[trio.SocketStream], None]] = {}
+        self.started: list[str] = []
+        self.running: set[str] = set()
 
     async def probe(self) -> Probe:
         await self._reach("probe")
-        return Probe(self.name, True, IsolationClass.NONE, dict.fromkeys(Feature, "a fake enforces nothing"))
+        missing = dict.fromkeys(set(Feature) - {Feature.WARM_POOL}, "a fake enforces nothing")
+        return Probe(self.name, True, IsolationClass.NONE, missing)
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         await self._reach("create")
@@ -78,12 +101,39 @@ class Fake:
     async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Stage]:
         await self._reach("open")
         async with open_room(handle, opening, open_places(None)) as room:
+            if handle.id in self._received:
+                self._received.remove(handle.id)
+            else:
+                self._start(handle)
             stage = Stage(room, self)
             try:
                 yield stage
             finally:
                 with trio.CancelScope(shield=True):
                     await stage.kill()
+                self.running.discard(handle.private.name)
+
+    def _start(self, handle: Handle) -> None:
+        self.started.append(handle.private.name)
+        self.running.add(handle.private.name)
+
+    @asynccontextmanager
+    async def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[Idle]:
+        await self._reach("open_slot")
+        self._start(handle)
+        idle = Idle(partial(self._reach, "ping"))
+        try:
+            yield idle
+        finally:
+            if not idle.handed_over:
+                self.running.discard(handle.private.name)
+
+    async def assign(self, handle: Handle, request: WorkspaceRequest) -> Handle:
+        await self._reach("assign")
+        return self._directories.assign(handle, request)
+
+    def receive(self, handle: Handle, passed: Passed) -> None:
+        self._received.add(handle.id)
 
     async def give(self, handle: Handle) -> None:
         await self._reach("give")
@@ -95,10 +145,20 @@ class Fake:
 
     async def evict(self, handle: Handle) -> None:
         await self._reach("evict")
+        self.running.discard(handle.private.name)
 
     async def destroy(self, handle: Handle) -> None:
         await self._reach("destroy")
+        self.running.discard(handle.private.name)
         self._directories.destroy(handle)
+
+    def dial(self, port: int) -> trio.SocketStream:
+        """A connection to a port that an open workspace listens on. Raises ``ConnectionRefusedError``."""
+        if port not in self.listening:
+            raise ConnectionRefusedError
+        near, far = trio.socket.socketpair()
+        self.listening[port](trio.SocketStream(far))
+        return trio.SocketStream(near)
 
     def play(self, argv: Sequence[str], on_rung: Callable[[Rung], None]) -> Played:
         self.asked.append(tuple(argv))
@@ -108,6 +168,21 @@ class Fake:
         await trio.lowlevel.checkpoint()
         if fault := self._faults.get(method):
             raise fault
+
+
+class Idle:
+    """A sandbox of ``fake`` in which nothing runs."""
+
+    def __init__(self, ping: Callable[[], Awaitable[None]]) -> None:
+        self.ping = ping
+        self.handed_over = False
+
+    async def ended(self) -> None:
+        await trio.sleep_forever()
+
+    def hand_over(self) -> Passed:
+        self.handed_over = True
+        return Passed({})
 
 
 class Stage:
@@ -154,6 +229,16 @@ class Stage:
             for process in tuple(self._running):
                 await process.over.wait()
 
+    @asynccontextmanager
+    async def listen(self, serve: Callable[[Connection], Awaitable[None]], *, port: int = 0) -> AsyncIterator[int]:
+        async with open_services() as services:
+            number = port or next(_PORTS)
+            self._provider.listening[number] = lambda stream: services.start_soon(_serve, serve, stream)
+            try:
+                yield number
+            finally:
+                del self._provider.listening[number]
+
     async def run(
         self,
         argv: Sequence[str],
@@ -181,6 +266,12 @@ class Stage:
             limits=Limits(),
             notes=("scripted",),
         )
+
+
+async def _serve(serve: Callable[[Connection], Awaitable[None]], stream: trio.SocketStream) -> None:
+    async with stream:
+        with suppress(trio.BrokenResourceError):
+            await serve(stream)
 
 
 class Played:

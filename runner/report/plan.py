@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from runner.errors import NotEnforced, shown
 from runner.model import Limits
 from runner.plan.diff import Change
-from runner.plan.model import BUILT_IN, DEFAULTS, Plan, RunPlan, Step
+from runner.plan.model import BUILT_IN, DEFAULTS, Given, Plan, RunPlan, Step
 from runner.report.words import columns, duration, limits, wrapped
 
 _LEAST = 24  # columns of the cells that are wrapped, however narrow the terminal
@@ -75,10 +75,14 @@ def _rows(step: Step, run: RunPlan) -> Iterator[_Row]:
     yield _Row(step.id, step.what, duration(step.deadline_seconds), step.network, step.origin)
     if step.kind == "provision":
         yield from (_Row("", part, origin=origin) for origin, part in _limits(run))
+    if step.kind == "agent":
+        decided = {key: run.origins.get(key, DEFAULTS) for key in ("model", "budget")}
+        yield from (_Row("", key, origin=line) for key, line in decided.items() if line not in (step.origin, DEFAULTS))
     yield from (_Row("", part, origin=origin) for origin, part in _mounts(step))
-    decided = run.origins.get(f"timeouts.{step.kind}", step.origin)
-    if decided not in (step.origin, DEFAULTS):
-        yield _Row("", f"limit {duration(step.deadline_seconds)}", origin=decided)
+    yield from (_Row("", _secret(given), origin=given.origin) for given in step.secrets)
+    limited = run.origins.get(f"timeouts.{step.kind}", step.origin)
+    if limited not in (step.origin, DEFAULTS):
+        yield _Row("", f"limit {duration(step.deadline_seconds)}", origin=limited)
 
 
 def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:
@@ -97,6 +101,10 @@ def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:
         parts.append((run.origins.get("base image", BUILT_IN), f"image {run.base_image}{pinned}"))
     parts.append((run.origins.get("network none", BUILT_IN), f"network {network}"))
     return _together(parts)
+
+
+def _secret(given: Given) -> str:
+    return f"secret {given.name}{' as a file' * given.as_file}, gone afterwards"
 
 
 def _mounts(step: Step) -> Iterator[tuple[str, str]]:

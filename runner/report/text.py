@@ -9,7 +9,7 @@ from runner.errors import printable
 from runner.events import CommitsTaken
 from runner.model import IsolationClass, Status
 from runner.record import RunRecord, StepRecord
-from runner.report.words import MARKS, duration, isolation, rung
+from runner.report.words import MARKS, duration, isolation, rung, usage
 
 WIDEST = 1_000  # characters of a line
 
@@ -25,16 +25,20 @@ def render_run(record: RunRecord, directory: Path, *, brief: bool = False) -> st
 
 
 def _lines(record: RunRecord, directory: Path, brief: bool) -> Iterator[str]:
+    if record.rehearsal is not None:
+        yield f"REHEARSAL: no model was asked, {record.rehearsal} stood for it"
     word = _WORDS.get(record.status, record.status.value.upper())
     taken = f" in {duration(record.seconds)}" if record.seconds is not None else ""
     yield f"{word} {record.name}{taken}   run {record.id}"
     if record.resumes is not None:
         yield f"  resumes    run {record.resumes}"
     yield f"  isolation  {isolation_line(record)}"
+    yield from (f"  refused    {provider}: {reason}" for provider, reason in record.refused)
     if record.outcome is not None and record.outcome.message:
         yield f"  because    {record.outcome.message}"
     if record.status is Status.LOST:
         yield f"  because    its runner has died; `runner recover {record.id}` saves its work and cleans up"
+    yield from (f"  model      {line}" for line in usage_lines(record))
     for _, message in record.warnings:
         yield f"  warning    {message}"
     for name, step in record.steps.items():
@@ -52,6 +56,13 @@ def isolation_line(record: RunRecord) -> str:
     seen = f"; read back: {isolation(record.observed)}" if record.observed else ""
     loud = " - NOT ISOLATED from this host" if record.isolation is IsolationClass.NONE else ""
     return f"{record.isolation.word} ({record.provider}){loud}{seen}"
+
+
+def usage_lines(record: RunRecord) -> Iterator[str]:
+    """What was used of each model, and what nobody has counted."""
+    yield from (f"{name}: {usage(used)}" for name, used in record.models.items())
+    if record.claimed is not None:
+        yield f"as the agent says, which had the key: {usage(record.claimed)}"
 
 
 def _step(name: str, step: StepRecord) -> Iterator[str]:

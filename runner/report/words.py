@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from runner.events import RungReached
-from runner.model import Isolation, Limits, Rung, Status
+from runner.model import Isolation, Limits, Rung, Status, Usage
 
 MARKS = {
     Status.PENDING: "·",
@@ -67,6 +67,22 @@ def isolation(seen: Isolation) -> str:
         network = "no interface" if seen.interfaces in ((), ("lo",)) else f"interfaces {', '.join(seen.interfaces)}"
     shared = f", shares {', '.join(seen.shared_namespaces)} with the host" if seen.shared_namespaces else ""
     return f"uid {seen.uid}, {network}, {limits(seen.limits)}{shared}"
+
+
+def usage(used: Usage) -> str:
+    """``9 requests, 48.1k tokens (12k of them cached), $0.31``; a price that is not known is left out."""
+    parts = [f"{used.requests} request{'s' * (used.requests != 1)}"] if used.requests else []
+    cached = f" ({_tokens(used.cached_tokens)} of them cached)" if used.cached_tokens else ""
+    parts.append(f"{_tokens(used.tokens)} tokens{cached}")
+    if used.cost_usd is not None:
+        parts.append(f"${used.cost_usd:.2f}" if used.cost_usd >= 0.01 or not used.cost_usd else "less than $0.01")
+    return ", ".join(parts)
+
+
+def _tokens(count: int) -> str:
+    if count < 1000:
+        return str(count)
+    return f"{count / 1000:.3g}k" if count < 999_500 else f"{count / 1e6:.3g}M"
 
 
 def rung(reached: RungReached, left: float = 0.0) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from runner.errors import Place, RunnerError
 from runner.manifest.load import DEFAULTS
 from runner.model import Checkout, Feature, IsolationClass, Limits
+from runner.ports.gateway import Budget
 from runner.spec.checkout import TaskContext
 
 if TYPE_CHECKING:
@@ -93,11 +94,46 @@ class PolicySpec:
     max_file_size: int
     providers: tuple[str, ...] | None
     min_isolation: IsolationClass
+    secrets: tuple[str, ...] | None = None
 
     @property
     def ceilings(self) -> tuple[object, ...]:
         """What it says of files."""
         return self.allowed_paths, self.forbidden_patterns, self.max_file_size
+
+
+@dataclass(frozen=True)
+class FromEnv:
+    variable: str
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """``path`` may begin with ``~/``; a relative one of the manifest is absolute by now."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class FromCommand:
+    argv: Command
+
+
+@dataclass(frozen=True)
+class FromKeyring:
+    service: str
+    user: str
+
+
+@dataclass(frozen=True)
+class SecretSpec:
+    """A value that commands of some steps get, in a variable or, ``as_file``, in a file; and where it is until then."""
+
+    name: str
+    source: FromEnv | FromFile | FromCommand | FromKeyring
+    steps: tuple[str, ...]
+    as_file: bool
+    at: Place
 
 
 @dataclass(frozen=True)
@@ -115,12 +151,35 @@ class Demand:
 
 
 @dataclass(frozen=True)
+class Warm:
+    """What decides which slots of warm pools a run's workspace can come from, beside image, limits and provider.
+
+    ``size`` is how many slots there should be, ``policy`` stands for what policies and the manifest ask for.
+    """
+
+    size: int
+    network: str
+    toolchains: tuple[str, ...]
+    policy: str
+
+
+@dataclass(frozen=True)
 class ScriptSpec:
     """What the ``script`` agent plays: one shell script, by content or as a list of files to write."""
 
     path: Path | None
     name: str
     files: tuple[tuple[str, str, bool], ...] = ()  # path, content, executable
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The model that an agent works with, and what it may use of it. ``key_inside``: the CLI gets the key itself."""
+
+    name: str
+    budget: Budget
+    key_inside: bool
+    tools: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -162,6 +221,7 @@ class RunSpec:
     origin: str
     agent: str
     script: ScriptSpec
+    model: ModelSpec | None
     system: str
     prompt: str
     user: str
@@ -175,6 +235,7 @@ class RunSpec:
     base_image: str | None
     isolation: IsolationClass
     limits: Limits
+    warm: Warm
     demands: tuple[Demand, ...]
     best_effort: bool
     setup: tuple[Command, ...]
@@ -199,3 +260,4 @@ class RunSpec:
     group: str
     max_parallel: int | None
     outputs: Mapping[str, str]
+    secrets: tuple[SecretSpec, ...] = ()

@@ -79,7 +79,7 @@ def with_own(
         mine = replace(mine, forbidden_patterns=built_in.forbidden_patterns)
     if allowed is None:
         mine = replace(mine, allowed_paths=built_in.allowed_paths)
-    mine = replace(mine, providers=built_in.providers, min_isolation=built_in.min_isolation)
+    mine = replace(mine, providers=built_in.providers, min_isolation=built_in.min_isolation, secrets=built_in.secrets)
     return (mine,), _dropped(built_in, mine, own)
 
 

@@ -13,6 +13,7 @@ from runner.errors import (
     BadRef,
     BadUrl,
     BadValue,
+    KeyInside,
     PathEscape,
     Place,
     ProtectedIgnored,
@@ -30,9 +31,11 @@ from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import DEFAULTS, Document
 from runner.model import DEFAULT_PROJECT, Checkout, Feature, IsolationClass, Limits
+from runner.plan.model import digest
 from runner.policy.paths import check_pattern
 from runner.policy.protected import check_protected, unite
 from runner.policy.toolchains import check_toolchain
+from runner.ports.gateway import Budget
 from runner.settings import Settings
 from runner.spec import template
 from runner.spec.checkout import RepoSource, TaskContext, judge_url, resolve_checkout, uses_keys
@@ -42,14 +45,17 @@ from runner.spec.model import (
     CommitFact,
     Demand,
     Facts,
+    ModelSpec,
     PolicyFile,
     PolicySpec,
     ReportCheck,
     RunSpec,
     ScriptSpec,
     VerifySpec,
+    Warm,
 )
 from runner.spec.repository import OwnPolicy, dropped, read_own, with_own
+from runner.spec.secrets import secret_demands, secret_faults, secrets_of, untrusted_secrets
 from runner.spec.select import Selected, project_root, repository_root
 
 Outputs = Mapping[str, tuple[tuple[str, ...], bool]]
@@ -146,6 +152,11 @@ def untrusted_faults(selected: Selected, want: Wanted) -> list[RunnerError]:
 
     if want.toolchains:
         refuse("mount directories of the host", "toolchains")
+    if selected.agent.credentials == "env":
+        at = types.place("credentials")
+        message = "an untrusted manifest may not have the key of a model"
+        findings.append(Untrusted(message, at=at, hint="write credentials: gateway, or leave it out"))
+    findings += untrusted_secrets(selected)
     if want.uses_keys:
         refuse("reach a repository with your keys", "repo_source")
     source = want.checkout.path if want.checkout is not None else None
@@ -192,6 +203,8 @@ def resolve(
     policies, own, faults = policies_of(selected.policies, facts.policies.get(name), untrusted=untrusted)
     findings += faults
     findings += _ceilings(selected, needs.providers, policies)
+    findings += secret_faults(selected, policies)
+    findings += _key_inside(selected, needs.providers, facts)
     demands = _demands(selected, settings)
     task = TaskContext(**dict(run.task)) if run.task else TaskContext()
     spec = RunSpec(
@@ -199,6 +212,7 @@ def resolve(
         origin=selected.run.origin(),
         agent=agent.agent,
         script=_script(agent, needs.script),
+        model=_model(selected),
         system=agent.prompt.system,
         prompt=run.prompt,
         user=agent.prompt.user,
@@ -216,6 +230,7 @@ def resolve(
             IsolationClass.NAMESPACES if untrusted else IsolationClass.NONE,
         ),
         limits=_limits(selected, settings),
+        warm=_warm(selected, settings, policies),
         demands=demands,
         best_effort=workspace.resource_limits.enforcement == "best_effort",
         setup=tuple(_argv(c) for c in workspace.setup_commands),
@@ -240,6 +255,7 @@ def resolve(
         group=selected.group,
         max_parallel=run.matrix.max_parallel if run.matrix else None,
         outputs={output: found.file for output, found in run.outputs.items()},
+        secrets=secrets_of(selected),
     )
     known = {need: outputs[need] for need in run.needs if need in outputs}
     if f"{name}/incident" not in facts.missing:
@@ -299,6 +315,13 @@ def _sharing(selected: Selected) -> Iterator[RunnerError]:
     if selected.agent.workspace.protected_paths:
         message = f"workspaces of project `{project.name}` see it whole, and nothing in it is protected"
         yield Unenforceable(message, at=types.place("workspace", "protected_paths"), hint=hint)
+    pool = selected.agent.workspace.warm_pool
+    if pool is not None and pool.size:
+        message = (
+            f"workspaces of project `{project.name}` see it whole, and none of them can be started before it is known"
+        )
+        hint = "write workspace_isolation: true in the project, or leave the field out"
+        yield Unenforceable(message, at=types.place("workspace", "warm_pool"), hint=hint)
 
 
 def _protected(selected: Selected) -> dict[str, str]:
@@ -430,6 +453,7 @@ def _policy(document: Document) -> PolicySpec:
         spec.max_file_size,
         tuple(spec.providers) if spec.providers is not None else None,
         IsolationClass[spec.min_isolation.upper()],
+        tuple(spec.secrets) if spec.secrets is not None else None,
     )
 
 
@@ -474,9 +498,27 @@ def _limits(selected: Selected, settings: Settings) -> Limits:
 _LIMIT_KEYS = {"cpu": Feature.CPU, "memory": Feature.MEMORY, "disk": Feature.DISK, "pids": Feature.PIDS}
 
 
+def _warm(selected: Selected, settings: Settings, policies: Sequence[PolicySpec]) -> Warm:
+    workspace = selected.agent.workspace
+    judged = [(*policy.ceilings, policy.providers, policy.min_isolation) for policy in policies]
+    return Warm(
+        _warm_size(selected, settings),
+        workspace.network,
+        tuple(workspace.toolchains),
+        digest([workspace.isolation, judged]).removeprefix("sha256:")[:12],
+    )
+
+
+def _warm_size(selected: Selected, settings: Settings) -> int:
+    """The agent type's own, or the server's, which is for those that take the server's providers."""
+    if (pool := selected.agent.workspace.warm_pool) is not None:
+        return pool.size
+    return 0 if selected.agent_type.wrote("workspace", "providers") else settings.warm_pool_size
+
+
 def _demands(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
     """Everything that some provider here might not be able to enforce."""
-    types, workspace = selected.agent_type, selected.agent.workspace
+    types, agent, workspace = selected.agent_type, selected.agent, selected.agent.workspace
     limits = _limits(selected, settings)
     words = {
         "cpu": f"{limits.cpus:g} CPU",
@@ -500,6 +542,12 @@ def _demands(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
         types.wrote("workspace", "network"),
     )
     demands.append(network)
+    demands += secret_demands(selected)
+    if agent.model is not None and agent.credentials == "gateway":
+        demands.append(Demand(Feature.RELAY, "the way to the model gateway", types.place("agent"), True))
+    if size := _warm_size(selected, settings):
+        at, written = types.place("workspace", "warm_pool"), workspace.warm_pool is not None
+        demands.append(Demand(Feature.WARM_POOL, f"a warm pool of {size}", at, written))
     project = selected.project if not workspace.protected_paths else None
     for key, feature, values, at in (
         (
@@ -541,6 +589,31 @@ def _script(agent: AgentTypeSpec, path: Path | None) -> ScriptSpec:
     return ScriptSpec(None, f"{len(files)} file{'s' * (len(files) != 1)}", files)
 
 
+def _model(selected: Selected) -> ModelSpec | None:
+    agent = selected.agent
+    name = agent.model if selected.model is None else selected.model[0]
+    if name is None:
+        return None
+    budget = Budget(**dict(agent.budget)) if agent.budget is not None else Budget()
+    tools = tuple(agent.cli_tools) if agent.cli_tools is not None else None
+    return ModelSpec(name, budget, agent.credentials == "env", tools)
+
+
+def _key_inside(selected: Selected, providers: Sequence[str], facts: Facts) -> Iterator[RunnerError]:
+    """What is to be said of an agent that has the key itself: nobody counts what it uses, and it needs a network."""
+    agent, types = selected.agent, selected.agent_type
+    if agent.model is None or agent.credentials != "env":
+        return
+    at, hint = types.place("credentials"), "write credentials: gateway, or leave it out"
+    yield KeyInside(f"all that `{types.name}` runs has the key of its model within reach", at=at, hint=hint)
+    if agent.budget is not None and any(value is not None for _, value in agent.budget):
+        yield Unenforceable("only the gateway keeps a budget", at=types.place("budget"), hint=hint)
+    for name in providers:
+        probe = facts.probes.get(name)
+        if probe is not None and probe.enforces(Feature.NETWORK_NONE):
+            yield Unenforceable(f"`{name}` has no network, so `{agent.agent}` cannot reach its model", at=at, hint=hint)
+
+
 def _verify(run: IncidentRunSpec) -> VerifySpec | None:
     verify = run.verify
     if verify is None:
@@ -562,6 +635,8 @@ def _origins(selected: Selected, own: OwnPolicy | None) -> dict[str, str]:
         "clone": types.origin("workspace", "repo_source"),
         "setup": types.origin("workspace", "setup_commands"),
         "agent": types.origin("agent"),
+        "model": run.origin("matrix", "model", selected.model[1]) if selected.model else types.origin("model"),
+        "budget": types.origin("budget"),
         "post_hook": types.origin("post_hooks") if selected.agent.post_hooks else run.origin("post_hooks"),
         "snapshot": run.origin("snapshot"),
         "verify": run.origin("verify"),

@@ -31,8 +31,8 @@ from runner.plan.graph import Graph
 class Selected:
     """The documents that one run is made of, a member of a matrix or not.
 
-    ``incident`` is the incident's directory as written, and where. ``needs`` are names of runs; ``group``
-    is the document's name, which all members of a matrix share.
+    ``incident`` is the incident's directory as written, and where; ``model`` that of a matrix, and its place in it.
+    ``needs`` are names of runs; ``group`` is the document's name, which all members of a matrix share.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Selected:
     project: Document | None
     incident: str | None
     incident_keys: tuple[str | int, ...]
+    model: tuple[str, int] | None = None
     needs: tuple[str, ...] = ()
 
     @property
@@ -149,7 +150,7 @@ def _members(
         findings += _project_faults(project)
     findings += _matrix_faults(run, spec)
     members: list[Selected] = []
-    for label, agent_name, agent_keys, incident, incident_keys in _axes(run, spec, project):
+    for label, (agent_name, agent_keys), model, (incident, incident_keys) in _axes(run, spec, project):
         owner = project if project is not None and agent_keys == ("agent_type",) and spec.agent_type is None else run
         if agent_name is None:
             findings.append(MissingField("`agent_type` is missing", at=run.place(), hint="name the agent type"))
@@ -157,36 +158,53 @@ def _members(
         agent = known.find("AgentType", agent_name, owner, agent_keys, findings)
         if agent is None:
             continue
+        if model is not None and getattr(agent.spec, "agent") == "script":  # noqa: B009  # of its kind
+            message = f"the agent of `{agent.name}` uses no model"
+            findings.append(
+                BadValue(message, at=run.place("matrix", "model", model[1]), hint="name agent types that do")
+            )
+            continue
         policies = _policies(run, agent, project, known, findings) or (defaults["Policy"],)
         name = f"{run.name}.{label}" if label else run.name
-        members.append(Selected(name, run, agent, policies, project, incident, incident_keys))
+        members.append(Selected(name, run, agent, policies, project, incident, incident_keys, model))
     return members, findings
 
 
-Axis = tuple[str, str | None, tuple[str | int, ...], str | None, tuple[str | int, ...]]
+Keys = tuple[str | int, ...]
+Axis = tuple[str, tuple[str | None, Keys], tuple[str, int] | None, tuple[str | None, Keys]]
 
 
 def _axes(run: Document, spec: IncidentRunSpec, project: Document | None) -> Iterator[Axis]:
-    """Label, agent type and incident of each member, with where the two are written."""
+    """Label, agent type, model and incident of each member, with where they are written."""
     single = spec.agent_type
     if single is None and project is not None and isinstance(project.spec, ProjectSpec):
         single = project.spec.agent_type
-    agents: list[tuple[str, str | None, tuple[str | int, ...]]] = [("", single, ("agent_type",))]
-    incidents: list[tuple[str, str | None, tuple[str | int, ...]]] = [
-        ("", spec.incident.directory if spec.incident else None, ("incident", "directory"))
-    ]
-    if spec.matrix is not None and spec.matrix.agent_type is not None:
-        agents = [(name, name, ("matrix", "agent_type", i)) for i, name in enumerate(spec.matrix.agent_type)]
-    if spec.matrix is not None and spec.matrix.incident is not None:
-        incidents = [(str(i + 1), path, ("matrix", "incident", i)) for i, path in enumerate(spec.matrix.incident)]
-    for (agent_label, agent, agent_at), (label, incident, incident_at) in product(agents, incidents):
-        yield ".".join(part for part in (agent_label, label) if part), agent, agent_at, incident, incident_at
+    agents: list[tuple[str, tuple[str | None, Keys]]] = [("", (single, ("agent_type",)))]
+    models: list[tuple[str, tuple[str, int] | None]] = [("", None)]
+    directory = spec.incident.directory if spec.incident else None
+    incidents: list[tuple[str, tuple[str | None, Keys]]] = [("", (directory, ("incident", "directory")))]
+    matrix = spec.matrix
+    if matrix is not None and matrix.agent_type is not None:
+        agents = [(name, (name, ("matrix", "agent_type", i))) for i, name in enumerate(matrix.agent_type)]
+    if matrix is not None and matrix.model is not None:
+        models = [(label, (name, i)) for i, (label, name) in enumerate(_labelled(matrix.model))]
+    if matrix is not None and matrix.incident is not None:
+        incidents = [(str(i + 1), (path, ("matrix", "incident", i))) for i, path in enumerate(matrix.incident)]
+    for (agent_label, agent), (model_label, model), (label, incident) in product(agents, models, incidents):
+        yield ".".join(part for part in (agent_label, model_label, label) if part), agent, model, incident
+
+
+def _labelled(models: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each model with the part of a run's name that stands for it; those that look alike are told by their number."""
+    labels = [re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") for model in models]
+    for number, (label, model) in enumerate(zip(labels, models, strict=True), start=1):
+        yield label if label and labels.count(label) == 1 else f"{label}-{number}".strip("-"), model
 
 
 def _matrix_faults(run: Document, spec: IncidentRunSpec) -> Iterator[RunnerError]:
     if spec.matrix is None:
         return
-    if spec.matrix.agent_type is None and spec.matrix.incident is None:
+    if spec.matrix.agent_type is None and spec.matrix.model is None and spec.matrix.incident is None:
         yield BadValue("a matrix without an axis is a single run", at=run.place("matrix"), hint="name an axis")
     for axis in ("agent_type", "incident"):
         if getattr(spec.matrix, axis) is not None and run.wrote(axis):

@@ -24,6 +24,7 @@ from runner.ports.provider import Opening
 from runner.steps._disk import leaves_tree
 from runner.steps._run import Run
 from runner.steps._shape import Shape
+from runner.steps.agent.plan import Body as Agent
 
 BUNDLE = "agent-commits.bundle"
 MOST = 64 << 20  # bytes of a bundle
@@ -47,6 +48,9 @@ async def take_commits(run: Run, shape: Shape, policy: PathPolicy) -> str:
     _, handle = run.require()
     if run.base is None or not await trio.to_thread.run_sync(_moved, handle.tree, run.base):
         return ""
+    if run.secrets or _had_key(run):  # in what a later commit takes back, or in a message, one could be
+        await run.emit(ev.CommitsTaken(withheld="the commits of a run with secrets are not looked through for them"))
+        return ", commits of the agent withheld"
     now = trio.current_time()
     until = min(now + SECONDS, now + (trio.current_effective_deadline() - now) / 2)
     taken: ev.CommitsTaken | None = ev.CommitsTaken(withheld="they took too long")
@@ -62,6 +66,12 @@ async def take_commits(run: Run, shape: Shape, policy: PathPolicy) -> str:
         return ""
     await run.emit(taken)
     return f", {taken.count} commits of the agent" if not taken.withheld else ", commits of the agent withheld"
+
+
+def _had_key(run: Run) -> bool:
+    """Whether the agent had the key of its model."""
+    models = (step.body.model for step in run.plan.steps if isinstance(step.body, Agent))
+    return any(model is not None and model.key_inside for model in models)
 
 
 def _moved(tree: Path, base: str) -> bool:

@@ -8,23 +8,24 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
-from runner import beneath
+from runner import beneath, listing
+from runner.listing import SETID, Chunk, Lister, Odd
 from runner.model import Violation
 from runner.policy.paths import PathPolicy, State, fold, matcher, oversized, printable
 
-_CHUNK = 1_000  # entries of one directory held at a time, so that a wide one costs no memory
-_SETID = stat.S_ISUID | stat.S_ISGID
+_PATH_BYTES = 4095  # the system's limit, without the zero byte
+_STRIDE = 1_000  # entries between two questions whether to stop
 _SPECIAL = {"p": "FIFO", "s": "socket", "c": "character device", "b": "block device"}
 _GIT = ".git"
-_UNOPENED = {errno.EXDEV: "mount", errno.ENAMETOOLONG: "scan-limit"}  # any other error: unreadable
 
 RawPath = bytes
+OpenLister = Callable[[int, int, Sequence[str]], AbstractContextManager[Lister["_Place"]]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def scan(
     limit_entries: int = 2_000_000,
     limit_violations: int = 1_000,
     should_stop: Callable[[], bool] = lambda: False,
+    open_lister: OpenLister = listing.opened,
 ) -> ScanResult:
     """Walk everything below ``root`` but the ``skip_top`` entries, and judge each entry.
 
@@ -58,11 +60,11 @@ def scan(
     (or setgid), ``link-outside``, ``nested-git``, ``mount``, ``unreadable`` (also for a directory that
     changes meanwhile), and ``scan-limit`` for a path longer than the system allows, or when one of the
     limits or ``should_stop`` (asked every 1,000 entries) ended the walk. No file is opened. Raises
-    ``OSError`` when ``root`` cannot be opened, and whatever ``should_stop`` raises.
+    ``OSError`` when ``root`` cannot be opened or a program that lists is killed, and whatever ``should_stop`` raises.
     """
-    with beneath.opened(root) as top:
-        walk = _Walk(top, policy, limit_entries, limit_violations, should_stop)
-        walk.run(frozenset(skip_top))
+    with beneath.opened(root) as top, open_lister(top, policy.max_file_size, skip_top) as lister:
+        walk = _Walk(lister, policy, limit_entries, limit_violations, should_stop)
+        walk.run()
     return ScanResult(
         files=walk.files,
         directories=walk.directories,
@@ -77,12 +79,10 @@ class _Stopped(Exception):
     pass
 
 
-@dataclass(frozen=True)
-class _Place:
-    """An open directory: its path, the matcher's state in it, and the pattern that forbids all of it."""
+class _Place(NamedTuple):
+    """A directory: its path, the matcher's state in it, and the pattern that forbids all of it."""
 
     path: str
-    descriptor: int
     state: State
     inherited: str | None
 
@@ -95,7 +95,7 @@ class _Walk:
 
     def __init__(
         self,
-        top: int,
+        lister: Lister[_Place],
         policy: PathPolicy,
         limit_entries: int,
         limit_violations: int,
@@ -105,105 +105,94 @@ class _Walk:
         self.violations: list[Violation] = []
         self.offending: set[RawPath] = set()
         self.truncated = False
-        self._entries = 0
-        self._top = top
-        self._device = os.fstat(top).st_dev
-        self._open = beneath.opener()
+        self._entries = self._asked = 0
+        self._lister = lister
         self._max_file_size = policy.max_file_size
         self._forbidden = matcher(policy.forbidden)
         self._limit_entries, self._limit_violations = limit_entries, limit_violations
         self._should_stop = should_stop
-        self._pending: list[tuple[str, State, str | None]] = [("", self._forbidden.root, None)]
 
-    def run(self, skip_top: frozenset[str]) -> None:
+    def run(self) -> None:
+        self._lister.ask("", _Place("", self._forbidden.root, None))
         try:
-            while self._pending:
-                path, state, inherited = self._pending.pop()
-                self._directory(path, state, inherited, skip_top if not path else frozenset())
+            for place, chunk in self._lister:
+                self._count(chunk.files + len(chunk.odd))
+                self._judge(place, chunk)
         except _Stopped as reason:
             self.truncated = True
             self.violations.append(Violation(".", "scan-limit", str(reason)))
-
-    def _directory(self, path: str, state: State, inherited: str | None, skipped: frozenset[str]) -> None:
-        try:
-            with self._listing(path) as (descriptor, listing):
-                place = _Place(path, descriptor, state, inherited)
-                while entries := list(islice(listing, _CHUNK)):
-                    self._count(len(entries))
-                    self._judge(place, [entry for entry in entries if entry.name not in skipped])
-        except OSError as error:
-            self._add(path, _UNOPENED.get(error.errno or 0, "unreadable"), os.strerror(error.errno or 0))
-
-    @contextmanager
-    def _listing(self, path: str) -> Iterator[tuple[int, Iterator[os.DirEntry[str]]]]:
-        descriptor = self._open(self._top, path or ".", beneath.DIRECTORY)
-        try:
-            if os.fstat(descriptor).st_dev != self._device:
-                raise OSError(errno.EXDEV, path)
-            with os.scandir(descriptor) as listing:
-                yield descriptor, listing
-        finally:
-            os.close(descriptor)
-
-    def _judge(self, place: _Place, entries: list[os.DirEntry[str]]) -> None:
-        most, device = self._max_file_size, self._device
-        for entry in entries:
-            if not entry.is_file(follow_symlinks=False):
-                self._irregular(place, entry)
-                continue
-            found = entry.stat(follow_symlinks=False)
-            self.files += 1
-            self.bytes += found.st_size
-            if found.st_size > most or found.st_mode & _SETID or found.st_dev != device:
-                self._odd_file(place.at(entry.name), found)
-        self._judge_names(place, entries)
-
-    def _judge_names(self, place: _Place, entries: list[os.DirEntry[str]]) -> None:
-        names = [entry.name for entry in entries]
-        if place.inherited or self._forbidden.may_forbid(place.state, names):
-            for entry in entries:
-                if pattern := self._forbidding(place, entry):
-                    self._add(place.at(entry.name), f"forbidden:{pattern}")
-        if _GIT in fold("/".join(names)):
-            for name in names:
-                if fold(name) == _GIT:
-                    self._add(place.at(name), "nested-git")
-
-    def _forbidding(self, place: _Place, entry: os.DirEntry[str]) -> str | None:
-        directory = not entry.is_file(follow_symlinks=False)
-        state = self._forbidden.enter(place.state, entry.name)
-        return place.inherited or self._forbidden.forbidding(state, directory=directory)
-
-    def _odd_file(self, path: str, found: os.stat_result) -> None:
-        if found.st_size > self._max_file_size:
-            violation = oversized(path, found.st_size, self._max_file_size)
-            self._add(path, violation.rule, violation.detail)
-        if found.st_mode & _SETID:
-            self._add(path, "setuid")
-        if found.st_dev != self._device:
-            self._add(path, "mount")
-
-    def _irregular(self, place: _Place, entry: os.DirEntry[str]) -> None:
-        path = place.at(entry.name)
-        if entry.is_dir(follow_symlinks=False):
-            self.directories += 1
-            if fold(entry.name) != _GIT:
-                below = self._forbidden.enter(place.state, entry.name)
-                self._pending.append((path, below, self._forbidding(place, entry)))
-        elif entry.is_symlink():
-            target = os.readlink(entry.name, dir_fd=place.descriptor)
-            if leaves_tree(path.count("/"), target):
-                self._add(path, "link-outside", printable(target))
-        else:
-            kind = stat.filemode(entry.stat(follow_symlinks=False).st_mode)[0]
-            self._add(path, "special-file", _SPECIAL.get(kind, "changed during the scan"))
 
     def _count(self, entries: int) -> None:
         self._entries += entries
         if self._entries > self._limit_entries:
             raise _Stopped(f"more than {self._limit_entries} entries")
-        if self._should_stop():
-            raise _Stopped("stopped before the end")
+        if self._entries >= self._asked:
+            self._asked = self._entries + _STRIDE
+            if self._should_stop():
+                raise _Stopped("stopped before the end")
+
+    def _judge(self, place: _Place, chunk: Chunk) -> None:
+        self.files += chunk.files
+        self.bytes += chunk.bytes
+        self._judge_names(place, chunk.names)
+        for odd in chunk.odd:
+            if stat.S_ISDIR(odd.mode):
+                self._directory(place, odd.name)
+            else:
+                self._odd(place, odd)
+        if chunk.error:
+            rule = "mount" if chunk.error == errno.EXDEV else "unreadable"
+            self._add(place.path, rule, os.strerror(chunk.error))
+
+    def _judge_names(self, place: _Place, names: str) -> None:
+        """Judge files that are as they should be but for their names."""
+        text = fold(names)
+        if place.inherited or f"/{_GIT}/" in text or self._forbidden.may_forbid(place.state, text):
+            for name in names[1:-1].split("/") if len(names) > 1 else ():
+                self._judge_name(place, name, directory=False)
+
+    def _judge_name(self, place: _Place, name: str, *, directory: bool) -> str | None:
+        """Judge an entry's name; which pattern forbids it. A link may be taken for a directory, so it counts as one."""
+        text = fold(f"/{name}/")
+        pattern = place.inherited
+        if not pattern and self._forbidden.may_forbid(place.state, text):
+            pattern = self._forbidden.forbidding(self._forbidden.enter(place.state, name), directory=directory)
+        if pattern:
+            self._add(place.at(name), f"forbidden:{pattern}")
+        if text == f"/{_GIT}/":
+            self._add(place.at(name), "nested-git")
+        return pattern
+
+    def _directory(self, place: _Place, name: str) -> None:
+        self.directories += 1
+        path = place.at(name)
+        pattern = self._judge_name(place, name, directory=True)
+        if len(os.fsencode(path)) > _PATH_BYTES:
+            self._add(path, "scan-limit", os.strerror(errno.ENAMETOOLONG))
+        elif fold(name) != _GIT:
+            self._lister.ask(path, _Place(path, self._forbidden.enter(place.state, name), pattern))
+
+    def _odd(self, place: _Place, odd: Odd) -> None:
+        path = place.at(odd.name)
+        if stat.S_ISREG(odd.mode):
+            self._odd_file(path, odd)
+        elif not stat.S_ISLNK(odd.mode):
+            kind = stat.filemode(odd.mode)[0]
+            self._add(path, "special-file", _SPECIAL.get(kind, "changed during the scan"))
+        elif leaves_tree(path.count("/"), odd.target):
+            self._add(path, "link-outside", printable(odd.target))
+        self._judge_name(place, odd.name, directory=not stat.S_ISREG(odd.mode))
+
+    def _odd_file(self, path: str, odd: Odd) -> None:
+        self.files += 1
+        self.bytes += odd.size
+        if odd.size > self._max_file_size:
+            violation = oversized(path, odd.size, self._max_file_size)
+            self._add(path, violation.rule, violation.detail)
+        if odd.mode & SETID:
+            self._add(path, "setuid")
+        if odd.foreign:
+            self._add(path, "mount")
 
     def _add(self, path: str, rule: str, detail: str = "") -> None:
         self.violations.append(Violation(printable(path), rule, detail))

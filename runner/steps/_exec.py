@@ -18,12 +18,15 @@ from runner import events as ev
 from runner.errors import WorkspaceLost
 from runner.model import Exit, Rung, StopReason
 from runner.ports.provider import Process, Reader, Workspace, Writer
+from runner.redact import Redactor, Stream
 from runner.steps._lease import Emit
 from runner.steps._run import Run
+from runner.steps._secrets import variables as secret_variables
 
 MAX_LOG = 64 << 20  # bytes of a stream that are kept from its beginning
 TAIL = 64 << 10  # bytes that are kept from its end when it was cut
 CHUNK = 1 << 20
+_NOTHING = Redactor()
 DRAIN = 2.0  # seconds for what is left in the pipes after the command has ended, if a descendant holds them
 
 
@@ -94,10 +97,19 @@ async def run_command(
         send.send_nowait(ev.OomKilled(underway.step, count))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_emit_all, receive, run.emit)
+        nursery.start_soon(emit_all, receive, run.emit)
         with send, trio.move_on_at(deadline):
             try:
-                return await run_logged(workspace, argv, logs, env=env, stdin=stdin, on_rung=on_rung, on_oom=on_oom)
+                return await run_logged(
+                    workspace,
+                    argv,
+                    logs,
+                    env={**(env or {}), **await secret_variables(run, workspace)},
+                    stdin=stdin,
+                    on_rung=on_rung,
+                    on_oom=on_oom,
+                    redactor=run.ports.redact,
+                )
             except* WorkspaceLost:
                 underway.end_unknown = True
                 run.retire()
@@ -105,7 +117,7 @@ async def run_command(
     raise trio.TooSlowError
 
 
-async def _emit_all(events: trio.MemoryReceiveChannel[ev.Event], emit: Emit) -> None:
+async def emit_all(events: trio.MemoryReceiveChannel[ev.Event], emit: Emit) -> None:
     """In order, and all of them whatever is cancelled; ends when the other end of the channel is closed."""
     with trio.CancelScope(shield=True):
         async for event in events:
@@ -121,11 +133,13 @@ async def run_logged(
     stdin: bytes = b"",
     on_rung: Callable[[Rung, bool], None] = lambda rung, ended: None,
     on_oom: Callable[[int], None] = lambda count: None,
+    redactor: Redactor = _NOTHING,
 ) -> Exit:
     """Run a command to its end. Cancelling stops its whole tree and keeps what it prints, also while it is stopped.
 
     ``on_rung`` is told each rung of ending it, and whether the command itself had ended by then; ``on_oom`` at the end
-    how many processes the kernel killed for want of memory, if any. Raises ``WorkspaceLost`` in a group.
+    how many processes the kernel killed for want of memory, if any. The logs get what ``redactor`` lets pass. Raises
+    ``WorkspaceLost`` in a group.
     """
     exit: Exit | None = None
     process: Process | None = None
@@ -134,7 +148,7 @@ async def run_logged(
             copied = trio.Event()
             async with workspace.exec(argv, env=env, on_rung=lambda rung: on_rung(rung, exit is not None)) as process:
                 nursery.start_soon(_feed, process.stdin, stdin)
-                nursery.start_soon(_copy_both, process, logs, copied)
+                nursery.start_soon(_copy_both, process, logs, redactor, copied)
                 exit = await process.wait()
                 with trio.move_on_after(DRAIN):
                     await copied.wait()
@@ -144,12 +158,12 @@ async def run_logged(
     return exit
 
 
-async def _copy_both(process: Process, logs: tuple[LogFile, LogFile], copied: trio.Event) -> None:
+async def _copy_both(process: Process, logs: tuple[LogFile, LogFile], redactor: Redactor, copied: trio.Event) -> None:
     """Ends at the latest when the block around the command has ended, for then there is end of file."""
     async with trio.open_nursery() as readers:
         readers.cancel_scope.shield = True
-        readers.start_soon(_copy, process.stdout, logs[0])
-        readers.start_soon(_copy, process.stderr, logs[1])
+        readers.start_soon(_copy, process.stdout, logs[0], redactor.stream())
+        readers.start_soon(_copy, process.stderr, logs[1], redactor.stream())
     copied.set()
 
 
@@ -163,6 +177,9 @@ async def _feed(stdin: Writer, content: bytes) -> None:
         pass
 
 
-async def _copy(stream: Reader, log: LogFile) -> None:
-    while chunk := await stream.receive_some(CHUNK):
-        log.write(chunk)
+async def _copy(stream: Reader, log: LogFile, through: Stream) -> None:
+    try:
+        while chunk := await stream.receive_some(CHUNK):
+            log.write(through.feed(chunk))
+    finally:
+        log.write(through.end())

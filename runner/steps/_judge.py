@@ -16,6 +16,7 @@ from runner.spec.model import PolicySpec
 from runner.steps._content import digests
 from runner.steps._disk import ScanResult, scan
 from runner.steps._run import Run
+from runner.steps._secrets import leaks, output_leaks
 
 
 def policy_of(specs: Sequence[PolicySpec]) -> PathPolicy:
@@ -24,8 +25,11 @@ def policy_of(specs: Sequence[PolicySpec]) -> PathPolicy:
 
 async def scan_tree(run: Run, step: str, specs: Sequence[PolicySpec]) -> ScanResult:
     """Scan the tree on disk, remember what offends, and say so."""
+    _, handle = run.require()
     result = _with(await _scan(run, specs), await _changed(run))
     run.scan, run.offending = result, result.offending
+    shown = await output_leaks(run.ports.redact, handle.private / "output")
+    result = run.scan = replace(result, violations=result.violations + shown)  # no file of the tree offends by that
     if result.violations:
         await run.emit(ev.ViolationsFound(step, result.violations))
     return result
@@ -94,7 +98,7 @@ async def commit_tree(
     snapshot = await git.snapshot(repository, handle.tree, run.base, wanted)
     changes = await git.changes(repository, run.base, snapshot.commit)
     sizes = ((_text(change.path), change.entry.size if change.entry else None) for change in changes)
-    violations = policy_of(specs).judge_changes(sizes)
+    violations = policy_of(specs).judge_changes(sizes) + await leaks(run.ports.redact, handle.tree, changes)
     if violations:
         named = {printable(_text(change.path)): change.path for change in changes}
         run.offending |= {named[violation.path] for violation in violations}

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from runner.errors import LeaseHeld, LeaseLost, RunnerError
-from runner.events import LeaseAcquired, LeaseRefreshed, LeaseReleased
+from runner.events import Event, LeaseAcquired, LeaseRefreshed, LeaseReleased
 from runner.lifecycle.lease import REFRESH, RETRY, TTL, lost
 from runner.model import Fence, Lease
 
@@ -30,6 +30,7 @@ class Tenure:
         self.began = trio.Event()
         self._read = read
         self._regaining = trio.Lock()
+        self._changing = trio.Lock()
 
     async def acquire(self, emit: Emit, *, forced: bool = False) -> Lease:
         """Take the lease and return what there was before: a free one, an expired one, with ``forced`` a dead holder's.
@@ -67,10 +68,20 @@ class Tenure:
         self.began.set()
 
     async def refresh(self, emit: Emit) -> None:
-        assert self.fence is not None
-        asked = trio.current_time()
-        await emit(LeaseRefreshed(self.workspace, self.fence.lease, self._ttl))
-        self.until = asked + self._ttl
+        async with self._changing:
+            assert self.fence is not None
+            asked = trio.current_time()
+            await emit(LeaseRefreshed(self.workspace, self.fence.lease, self._ttl))
+            self.until = asked + self._ttl
+
+    async def move(self, workspace: str, emit: Emit, *news: Event) -> None:
+        """Leave the workspace for another that nobody knows of yet, in one write with ``news``."""
+        async with self._changing:
+            assert self.fence is not None
+            fence, asked = Fence(workspace, f"{workspace}.1", 1), trio.current_time()
+            acquired = LeaseAcquired(workspace, fence.lease, self.holder, fence.number, self._ttl)
+            await emit(*news, acquired, LeaseReleased(self.workspace, self.fence.lease))
+            self.workspace, self.fence, self.until = workspace, fence, asked + self._ttl
 
     async def release(self, emit: Emit) -> None:
         """Let go. Nothing may be written for the workspace afterwards. Raises ``LeaseLost`` for one that was lost."""

@@ -11,23 +11,29 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
 from runner import events as ev
 from runner import trees
 from runner.errors import InputChanged, PlatformError, WorkspaceLost
-from runner.model import Feature, Handle, Lease, Mount, Receipt, Rung
+from runner.lifecycle.backoff import SLOW, pauses
+from runner.model import Feature, Handle, Lease, Miss, Mount, Receipt, Rung, SlotKey
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent
+from runner.ports.gateway import Api, Gateway
 from runner.ports.git import Author, Git, Snapshot
-from runner.ports.provider import Opening, Paths, Probe, Provider, Workspace
+from runner.ports.provider import Opening, Paths, Probe, Provider, Workspace, WorkspaceRequest
+from runner.redact import Redactor, Secret
 from runner.spec import template
 from runner.spec.model import ContextFile
 from runner.steps._content import digests
 from runner.steps._disk import ScanResult
 from runner.steps._lease import Emit, Tenure
 from runner.steps._shape import Shape
+
+_T = TypeVar("_T")
 
 Explain = Callable[[Rung, float], ev.RungReached]
 
@@ -59,18 +65,36 @@ class Places:
     def quarantine(self) -> Path:
         return self.home / "tmp" / f"{self.run}-commits"
 
+    def name_of(self, handle: Handle) -> Path:
+        """Where people find a workspace's tree, which may lie elsewhere."""
+        name = self.home / "projects" / handle.project / "workspaces" / handle.id
+        return name if name.is_symlink() else handle.tree
+
+
+async def no_pool(provider: Provider, key: SlotKey, request: WorkspaceRequest) -> Handle | Miss | None:
+    await trio.lowlevel.checkpoint()
+    return None
+
 
 @dataclass(frozen=True)
 class Ports:
-    """What a run reaches the world through; made by the composition root."""
+    """What a run reaches the world through; made by the composition root.
+
+    ``warm`` is asked for a workspace that is kept warm: it may say why there is none, or that nobody keeps any.
+    """
 
     provider: Callable[[str], Provider]
     git: Git
     agent: Callable[[str], Agent]
     sub_runner: Callable[[str, Mapping[str, str]], Awaitable[list[str]]]
+    gateway: Gateway
+    model_key: Callable[[Api], str]  # for an agent that is to have it; raises ``KeyMissing``
     lease: Callable[[str], Awaitable[Lease]]  # of a workspace, by the store
     nonce: str
     now: Callable[[], int]  # microseconds since the epoch
+    chance: Callable[[], float]  # between 0 and 1
+    redact: Redactor = field(default_factory=Redactor)  # of all that is shown or kept
+    warm: Callable[[Provider, SlotKey, WorkspaceRequest], Awaitable[Handle | Miss | None]] = no_pool
 
 
 @dataclass(frozen=True)
@@ -134,6 +158,7 @@ class Run:
         services: trio.Nursery,
         tenure: Tenure,
         kept: Kept | None = None,
+        secrets: Mapping[str, Secret] | None = None,
     ) -> None:
         self.id = id
         self.plan = plan
@@ -142,17 +167,24 @@ class Run:
         self.emit = emit
         self.tenure = tenure
         self.kept = kept
+        self.secrets = secrets or {}
         self._services = services  # outlives work, so that settling finds its sandboxes' services alive
         self.underway: Underway | None = None
         self.provider: Provider | None = None
         self.probe: Probe | None = None
         self.handle: Handle | None = None
+        self.missed: Miss | None = None  # why the workspace was not had warm, if it should have been
+        self.chosen: str | None = None  # of the chain of providers
+        self.refused: dict[str, str] = {}  # those that were tried, or could not be, with the reason
+        self.abandoned: dict[str, Provider] = {}  # workspaces that were fallen back from and are still there
+        self.moved_in = False  # the agent may have begun: no other provider is tried any more
         self.inputs: tuple[str, ...] = ()  # the incident's files, when they lie in the tree
         self.placed: dict[str, str] = {}  # files of the runner's own in the tree, with the digest of each
         self.protected: dict[str, str] = {}  # what was there before any command, as ``_content.digests`` tells it
         self.base: str | None = None
         self.scan: ScanResult | None = None
         self.offending: frozenset[bytes] = frozenset()
+        self.unchecked: tuple[str, ...] = ()  # secrets whose values are not known here any more, to look for them
         self.snapshot: Snapshot | None = None
         self.receipt: Receipt | None = None
         self._repository = False
@@ -170,6 +202,31 @@ class Run:
         assert self.provider is not None  # every step that calls this needs provision
         assert self.handle is not None
         return self.provider, self.handle
+
+    def vacate(self) -> None:
+        """Forget all that was learned of a workspace that is fallen back from."""
+        self.provider = self.probe = self.handle = self.base = self.missed = None
+        self.inputs, self.placed, self.protected = (), {}, {}
+        self._repository = False
+
+    async def persist(self, what: str, act: Callable[[], Awaitable[_T]]) -> _T:
+        """The result of ``act``, which does no harm when it is repeated: after a platform error that may pass it is
+        asked again a few times, with growing pauses and an event of each failure.
+
+        Raises what the last one raised, and at once what does not pass or took long. The deadline is the caller's.
+        """
+        assert self.underway is not None  # the engine performs steps only
+        step = self.underway.step
+        for pause in pauses(self.ports.chance):
+            began = trio.current_time()
+            try:
+                return await act()
+            except PlatformError as error:
+                if not error.passes or trio.current_time() - began > SLOW:
+                    raise
+                await self.emit(ev.Retried(step, what, error.code, error.message, pause))
+            await trio.sleep(pause)
+        return await act()
 
     async def repository(self) -> Path:
         """The run's private repository; when nothing, or half of something, was cloned into it, made anew.
@@ -212,7 +269,8 @@ class Run:
         """Close what is open and start a sandbox on the run's workspace."""
         await self.close()
         self.tenure.require()
-        sandbox: Sandbox = await self._services.start(self._keep, opening, shape)
+        start = partial(self._services.start, self._keep, opening, shape)
+        sandbox: Sandbox = await self.persist("starting the sandbox", start)
         self._sandbox = sandbox
         return sandbox.workspace
 

@@ -70,6 +70,7 @@ def _values(row: WorkspaceRow) -> tuple[str | int | None, ...]:
         "inode": row.inode,
         "base": row.base,
         "image": row.image,
+        "slot": row.slot,
         "not_enforced": None if row.not_enforced is None else asdict(row.not_enforced),
     }
     metadata = json.dumps({name: value for name, value in more.items() if value is not None})

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
 from runner.errors import RunOver, StoreFailed
 from runner.events import Event, Recorded, RunEnded, RunStarted, decode, encode
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
+from runner.lifecycle.pool import NEXT
 from runner.lifecycle.workspace import fold, named
-from runner.model import Anchor, Fence, Lease, Status
-from runner.ports.store import ProjectRow, RunRow, WorkspaceRow
+from runner.model import Anchor, Fence, Lease, SlotState, Status
+from runner.ports.store import PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
 from runner.store._projects import find_project, owned
 from runner.store._runs import find_run, run_exists
+from runner.store._slots import counted
 from runner.store._workspaces import find_workspace
 
 
@@ -30,6 +33,9 @@ class MemoryStore:
         self._of_workspaces: dict[str, list[Recorded]] = {}
         self._workspaces: dict[str, WorkspaceRow] = {}
         self._anchor: Anchor | None = None
+        self._pools: dict[str, PoolRow] = {}
+        self._slots: dict[str, SlotRow] = {}
+        self._counts: Counter[str] = Counter()
 
     async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
         at, rows = self._now(), dict(self._rows)
@@ -59,6 +65,7 @@ class MemoryStore:
         stored = [decode(*encode(event)) for event in events]  # what a file would give back, or fail on
         first = len(history) + 1
         history += [Recorded(owner, seq, at, event) for seq, event in zip(count(first), stored, strict=False)]
+        self._counts.update(what for event in stored if (what := counted(event)))
         return history[first - 1 :]
 
     def _leased(self, events: Sequence[Event], fence: Fence | None, at: int) -> dict[str, Lease]:
@@ -124,6 +131,37 @@ class MemoryStore:
 
     async def project(self, name: str) -> ProjectRow:
         return find_project(await self.projects(), name)
+
+    async def pools(self) -> list[PoolRow]:
+        return [self._pools[name] for name in sorted(self._pools)]
+
+    async def put_pools(self, pools: Sequence[PoolRow]) -> None:
+        self._pools = {pool.name: pool for pool in pools}
+
+    async def resize_pools(self, sizes: Mapping[str, int]) -> None:
+        self._pools = {name: replace(pool, size=sizes.get(name, pool.size)) for name, pool in self._pools.items()}
+
+    async def slots(self) -> list[SlotRow]:
+        return sorted(self._slots.values(), key=lambda slot: (slot.created, slot.id))
+
+    async def put_slot(self, slot: SlotRow) -> SlotRow:
+        assert slot.id not in self._slots
+        self._slots[slot.id] = replace(slot, created=self._now())
+        return self._slots[slot.id]
+
+    async def move_slot(self, id: str, before: SlotState, after: SlotState, workspace: str | None = None) -> bool:
+        assert after in NEXT[before]
+        slot = self._slots.get(id)
+        if slot is None or slot.state is not before:
+            return False
+        self._slots[id] = replace(slot, state=after, workspace=workspace)
+        return True
+
+    async def remove_slot(self, id: str) -> None:
+        self._slots.pop(id, None)
+
+    async def pool_counts(self) -> dict[str, int]:
+        return dict(sorted(self._counts.items()))
 
 
 def _project(rows: dict[str, RunRow], run: str, at: int, event: Event) -> None:

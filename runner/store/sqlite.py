@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -35,11 +35,22 @@ from runner.events import (
     decode,
     encode,
 )
-from runner.model import Anchor, Fence, Lease, Status
-from runner.ports.store import ProjectRow, RunRow, WorkspaceRow
+from runner.model import Anchor, Fence, Lease, SlotState, Status
+from runner.ports.store import PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
 from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, write_lease
 from runner.store._projects import find_project, read_projects, write_project
 from runner.store._runs import find_run, run_exists
+from runner.store._slots import (
+    change_slot,
+    drop_slot,
+    project_count,
+    read_counts,
+    read_pools,
+    read_slots,
+    write_pools,
+    write_sizes,
+    write_slot,
+)
 from runner.store._workspaces import (
     find_workspace,
     project_workspace,
@@ -144,6 +155,15 @@ class Reader:
     async def project(self, name: str) -> ProjectRow:
         return find_project(await self.projects(), name)
 
+    async def pools(self) -> list[PoolRow]:
+        return await self._in_thread(lambda: read_pools(self._connection))
+
+    async def slots(self) -> list[SlotRow]:
+        return await self._in_thread(lambda: read_slots(self._connection))
+
+    async def pool_counts(self) -> dict[str, int]:
+        return await self._in_thread(lambda: read_counts(self._connection))
+
     def _read_events(self, journal: _Journal, owner: str, after: int) -> list[Recorded]:
         query = f"SELECT seq, at, type, body FROM {journal.table} WHERE {journal.owner} = ? AND seq > ? ORDER BY seq"
         recorded = []
@@ -187,6 +207,21 @@ class SqliteStore(Reader):
 
     async def set_anchor(self, anchor: Anchor) -> None:
         await self._in_thread(lambda: write_anchor(self._connection, anchor))
+
+    async def put_pools(self, pools: Sequence[PoolRow]) -> None:
+        await self._in_thread(lambda: write_pools(self._connection, pools))
+
+    async def resize_pools(self, sizes: Mapping[str, int]) -> None:
+        await self._in_thread(lambda: write_sizes(self._connection, sizes))
+
+    async def put_slot(self, slot: SlotRow) -> SlotRow:
+        return await self._in_thread(lambda: write_slot(self._connection, slot, self._now()))
+
+    async def move_slot(self, id: str, before: SlotState, after: SlotState, workspace: str | None = None) -> bool:
+        return await self._in_thread(lambda: change_slot(self._connection, id, before, after, workspace))
+
+    async def remove_slot(self, id: str) -> None:
+        await self._in_thread(lambda: drop_slot(self._connection, id))
 
     async def _append(
         self, journal: _Journal, owner: str, events: Sequence[Event], fence: Fence | None
@@ -406,6 +441,7 @@ def _back_up(connection: sqlite3.Connection, to: Path) -> None:
 def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) -> None:
     """Bring the other tables to what the journal will say."""
     project_workspace(connection, run, at, event)
+    project_count(connection, event)
     match event:
         case RunStarted(name=name, plan=plan, key=key):
             connection.execute(

@@ -70,7 +70,7 @@ BY_HOST = {  # what only a look outside can show
     "policy.untrusted",
 }
 ELSEWHERE = {
-    "agent.": "what a sub-runner prints",
+    "agent.sub-runner": "what a sub-runner prints",
     "cli.": "what a command line says",
     "deliver.": "what a checkout or a remote holds",
     "git.checkout-differs": "what git does",

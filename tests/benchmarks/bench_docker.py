@@ -1,8 +1,8 @@
 """A container with a guest beside what the docker client does with the same daemon, image and limits.
 
-Run: ``python tests/benchmarks/bench_docker.py``, as root; the daemon is the tests' own. Compared, in turns: opening,
-one command and closing with ``docker run --rm``; a command in an open workspace with ``docker exec``; 1 GiB of standard
-output with that of ``docker exec``.
+Run: ``python tests/benchmarks/bench_docker.py``, as root; the daemon is the tests' own. Compared, in turns, for docker
+and, where runsc is installed, for gVisor: opening, one command and closing with ``docker run --rm``; a command in an
+open workspace with ``docker exec``; standard output, 1 GiB or for gVisor 64 MiB of it, with that of ``docker exec``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import trio
 
 from runner.model import Limits
 from runner.ports.provider import Opening, Workspace, WorkspaceRequest
-from runner.providers.docker import Docker
+from runner.providers.docker import RUNC, Docker, Flavour
+from runner.providers.gvisor import RUNSC
 from tests.conformance import dockerd
 
 OPENINGS, COMMANDS, FLOODS = 15, 50, 3
 MIB = 1 << 20
-FLOOD = ["head", "-c", str(1024 * MIB), "/dev/zero"]
 LIMITS = Limits(cpus=2, memory_bytes=1024 * MIB, pids=512)
 WALLS = (
     *("--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--tmpfs=/tmp"),
@@ -55,14 +55,18 @@ async def one(workspace: Workspace) -> None:
     assert (await workspace.run(["/bin/true"])).exit.ok
 
 
-async def flood(workspace: Workspace) -> None:
-    async with workspace.exec(FLOOD) as process:
+def flooding(size: int) -> list[str]:
+    return ["head", "-c", str(size), "/dev/zero"]
+
+
+async def flood(workspace: Workspace, size: int) -> None:
+    async with workspace.exec(flooding(size)) as process:
         while await process.stdout.receive_some(MIB):
             pass
 
 
-def flood_by_client(container: str) -> None:
-    words = ["docker", "--host", dockerd.host(), "exec", container, *FLOOD]
+def flood_by_client(container: str, size: int) -> None:
+    words = ["docker", "--host", dockerd.host(), "exec", container, *flooding(size)]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         while os.read(child.stdout.fileno(), MIB):
@@ -74,8 +78,15 @@ def show(what: str, ours: float, theirs: float, *, beside: str) -> None:
 
 
 async def main() -> None:
+    for flavour, size in ((RUNC, 1024 * MIB), (RUNSC, 64 * MIB)):
+        if flavour is RUNC or dockerd.no_gvisor() is None:
+            print(f"{flavour.name}:")
+            await measure(flavour, size)
+
+
+async def measure(flavour: Flavour, size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        provider = Docker(Path(folder), dockerd.host())
+        provider = Docker(Path(folder), dockerd.host(), flavour=flavour)
         request = WorkspaceRequest(f"bench-{os.getpid()}", "run", "nonce", LIMITS, image=dockerd.IMAGE)
         handle = await provider.create(request)
 
@@ -83,7 +94,8 @@ async def main() -> None:
             async with provider.open(handle, Opening()) as workspace:
                 await one(workspace)
 
-        client = await in_turns(OPENINGS, whole, lambda: docker("run", "--rm", *WALLS, dockerd.IMAGE, "/bin/true"))
+        run = ("run", "--rm", f"--runtime={flavour.runtime}", *WALLS, dockerd.IMAGE, "/bin/true")
+        client = await in_turns(OPENINGS, whole, lambda: docker(*run))
         show("open, /bin/true, close", *client, beside="docker run --rm")
         async with provider.open(handle, Opening()) as workspace:
             name = subprocess.run(
@@ -102,8 +114,8 @@ async def main() -> None:
             ).stdout.strip()
             command = await in_turns(COMMANDS, lambda: one(workspace), lambda: docker("exec", name, "/bin/true"))
             show("/bin/true in an open workspace", *command, beside="docker exec")
-            stream = await in_turns(FLOODS, lambda: flood(workspace), lambda: flood_by_client(name))
-            ours, theirs = (1024 * MIB / seconds / 1e6 for seconds in stream)
+            stream = await in_turns(FLOODS, lambda: flood(workspace, size), lambda: flood_by_client(name, size))
+            ours, theirs = (size / seconds / 1e6 for seconds in stream)
             print(f"stdout {ours:.0f} MB/s; docker exec {theirs:.0f} MB/s: {ours / theirs:.2f}")
         await provider.destroy(handle)
 

@@ -1,6 +1,7 @@
 """Our scan (every file's size included) beside ``rg --files`` (names only) on the same 100,000 files.
 
-Run: ``python tests/benchmarks/bench_scan.py [FILES]``. Prints medians; asserts nothing.
+Run: ``python tests/benchmarks/bench_scan.py [FILES]``. Prints medians; asserts nothing. "listed" is the scan without
+judging, "in Python" the scan of an installation without programs. The target is no more wall time than ``rg``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from runner import beneath, listing
 from runner.policy.paths import PathPolicy
 from runner.steps._disk import scan
 
@@ -51,12 +53,24 @@ def measure(action: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, sum(os.times()[:4]) - cpu
 
 
+def listed(root: Path) -> None:
+    with beneath.opened(root) as top, listing.opened(top, POLICY.max_file_size, ()) as lister:
+        lister.ask("", "")
+        for path, chunk in lister:
+            for odd in chunk.odd:
+                lister.ask(f"{path}/{odd.name}".removeprefix("/"), f"{path}/{odd.name}".removeprefix("/"))
+
+
 def main() -> None:
     files = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         make_tree(root, files)
-        actions: dict[str, Callable[[], object]] = {"scan": lambda: scan(root, POLICY, limit_entries=10 * files)}
+        actions: dict[str, Callable[[], object]] = {
+            "scan": lambda: scan(root, POLICY, limit_entries=10 * files),
+            "listed": lambda: listed(root),
+            "in Python": lambda: scan(root, POLICY, limit_entries=10 * files, open_lister=listing.in_python),
+        }
         if shutil.which("rg"):
             command = ["rg", "--files", "--hidden", "--no-ignore", folder]
             actions["rg --files"] = lambda: subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
@@ -68,11 +82,10 @@ def main() -> None:
                 times[name].append(measure(action))
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     median = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in times.items()}
+    floor = median.get("rg --files", median["listed"])
     for name, (wall, cpu) in median.items():
-        print(f"{name:12} {files} files  wall {wall * 1000:6.0f} ms  cpu {cpu * 1000:6.0f} ms")
-    if "rg --files" in median:
-        wall, cpu = (ours / theirs for ours, theirs in zip(median["scan"], median["rg --files"], strict=True))
-        print(f"{'ratio':12} wall {wall:.2f}  cpu {cpu:.2f}")
+        ratio = f"ratio wall {wall / floor[0]:.2f} cpu {cpu / floor[1]:.2f}"
+        print(f"{name:12} {files} files  wall {wall * 1000:6.0f} ms  cpu {cpu * 1000:6.0f} ms  {ratio}")
     print(f"{'memory':12} {grown} KiB more after {ROUNDS} scans")
 
 

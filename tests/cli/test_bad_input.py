@@ -456,11 +456,12 @@ def test_more_isolation_than_the_provider_gives_is_refused(project: Project, flo
 
 
 def test_a_written_limit_that_can_not_be_enforced_is_refused_unless_best_effort_will_do(project: Project) -> None:
-    worker(workspace="resource_limits: {disk: 1G}")(project)
+    project.script("echo ran", provider="process", workspace="resource_limits: {disk: 1G}")
     said = refused(project, "apply", project.folder)
     assert (said.code, said.errors) == (2, ["plan.unenforceable"])
 
-    worker(workspace="resource_limits: {disk: 1G, enforcement: best_effort}")(project)
+    lenient = "resource_limits: {disk: 1G, enforcement: best_effort}"
+    project.script("echo ran", provider="process", workspace=lenient)
     said = say(project, "plan", project.folder)
     assert said.code == 0
     assert "warning[plan.not-enforced]" in said.err

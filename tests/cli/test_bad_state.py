@@ -153,6 +153,16 @@ def test_a_home_that_can_not_be_is_said_so(project: Project, home: str) -> None:
     assert project.runner("runs", "show", "last").code == 6
 
 
+@pytest.mark.parametrize("home", ["/", "//", "state"], ids=["everything", "everything twice", "relative"])
+def test_a_home_that_is_everything_or_another_one_in_each_directory_is_refused(project: Project, home: str) -> None:
+    project.env["RUNNER_HOME"] = home
+
+    done = project.runner("runs", "list")
+
+    assert (done.code, done.out) == (2, "")
+    assert f"`RUNNER_HOME` is `{home}`" in done.err
+
+
 @pytest.fixture
 def full_disk(project: Project) -> Iterator[Callable[[int], Path]]:
     """A file system of so many KiB; made and removed outside of the test's own mounts."""
@@ -190,8 +200,8 @@ def test_a_full_disk_is_an_error_of_the_platform(
 def test_an_agent_that_fills_the_disk_ends_its_run_in_words(
     project: Project, full_disk: Callable[[int], Path], script: str
 ) -> None:
-    """Cases 108 and 137."""
-    project.script(script)
+    """Case 137. On a provider that gives workspaces no disk of their own, which is refused on so small a one."""
+    project.script(script, provider="process")
     project.env["RUNNER_HOME"] = str(full_disk(1_000))
 
     done = project.runner("apply", str(project.folder))

@@ -59,7 +59,45 @@ def test_a_run_works_in_a_container_of_its_image_and_leaves_nothing(docked: Proj
     seen = record["observed"]
     assert (seen["provider"], seen["isolation"], seen["capabilities"]) == ("docker", "namespaces", "none")
     assert (seen["shared_namespaces"], seen["interfaces"]) == (["user"], ["lo"])
-    assert seen["limits"] == {"cpus": 0.5, "memory_bytes": 256 << 20, "disk_bytes": None, "pids": 64}
+    assert seen["limits"] == {"cpus": 0.5, "memory_bytes": 256 << 20, "disk_bytes": 10 << 30, "pids": 64}
+    assert containers(docked.home) == []
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-05", only="gvisor")
+@pytest.mark.skipif(bool(dockerd.no_gvisor()), reason=str(dockerd.no_gvisor()))
+@pytest.mark.parametrize(
+    ("providers", "isolation"),
+    [("gvisor", "kernel"), pytest.param("gvisor, docker", "namespaces", marks=pytest.mark.nightly)],
+)
+def test_a_run_gets_a_kernel_of_its_own_and_leaves_nothing(
+    docked: Project, repository: Path, providers: str, isolation: str
+) -> None:
+    docked.script(
+        "cat README; echo changed > README",
+        provider=providers,
+        workspace=f"""
+        isolation: {isolation}
+        base_image: {dockerd.IMAGE}
+        repo_source: {{type: local, path: repo}}
+        resource_limits: {{memory: 256M, cpu: "0.5", pids: 64}}
+        """,
+        run="""
+        snapshot: {message: work}
+        verify: {commands: [{run: grep -q changed README}]}
+        """,
+    )
+    shown = docked.runner("plan", str(docked.folder))
+    done, record = docked.apply()
+
+    assert "gvisor" in shown.out
+    assert done.code == 0, done.out + done.err
+    assert docked.logs("agent").split() == ["hello"]
+    assert step(record, "verify")["status"] == "succeeded"
+    seen = record["observed"]
+    assert (seen["provider"], seen["isolation"], seen["capabilities"]) == ("gvisor", "kernel", "none")
+    assert (seen["no_new_privileges"], seen["shared_namespaces"], seen["interfaces"]) == (True, [], ["lo"])
+    assert seen["limits"] == {"cpus": 0.5, "memory_bytes": 256 << 20, "disk_bytes": 10 << 30, "pids": 64}
     assert containers(docked.home) == []
 
 
@@ -117,9 +155,8 @@ def test_an_image_that_is_not_there_is_said_at_its_line(docked: Project) -> None
     [
         ("local", f"base_image: {dockerd.IMAGE}", "`local` can not enforce base image runner-tests:1"),
         ("docker", "", "`docker` makes workspaces of an image, and none is named"),
-        ("docker", f"base_image: {dockerd.IMAGE}\nresource_limits: {{disk: 1G}}", "`docker` can not enforce disk 1G"),
     ],
-    ids=["an image for local", "docker without one", "disk"],
+    ids=["an image for local", "docker without one"],
 )
 def test_what_a_provider_cannot_do_is_an_error_before_anything_starts(
     docked: Project, provider: str, workspace: str, words: str

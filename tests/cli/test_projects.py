@@ -409,11 +409,17 @@ def made(project: Project) -> tuple[Path, Path]:
     """Tree and private directory of the workspace of the only run, once its agent is ready."""
     state = project.home / "state"
     deadline = time.monotonic() + 30
-    while not (ready := list(state.glob("sandboxes/*/output/ready"))):
+
+    def private_of(tree: Path) -> Path:
+        return tree.resolve().parent if tree.is_symlink() else state / "sandboxes" / tree.name
+
+    def is_ready(private: Path) -> bool:
+        return (private / "output" / "ready").exists()
+
+    while not (trees := [t for t in state.glob("projects/shop/workspaces/*") if is_ready(private_of(t))]):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    private = ready[0].parents[1]
-    return state / "projects" / "shop" / "workspaces" / private.name, private
+    return trees[0], private_of(trees[0])
 
 
 @pytest.mark.nightly

@@ -17,6 +17,7 @@ import pytest
 
 from runner.cli.main import main
 from runner.cli.output import Output
+from runner.trees import can_give
 from tests.conformance import dockerd
 from tests.everything import everything
 from tests.git.servers import https
@@ -124,19 +125,32 @@ def test_the_life_of_a_workspace(project: Project, runner: Run) -> None:
 
 
 @pytest.mark.scenario("LIF-01")
-def test_a_workspace_has_the_defaults_and_says_which_of_them_do_not_hold(runner: Run) -> None:
-    done = runner("workspace", "create")
-    assert done.code == 0, done.err
-    (row,) = shown(runner, "workspace", "list")
+def test_a_workspace_has_the_defaults_and_says_which_of_them_do_not_hold(project: Project, runner: Run) -> None:
+    """Among others' files no limit on the disk holds."""
+    theirs = project.home / "theirs"
+    theirs.mkdir()
+    for arguments, limited in ((), True), ((str(theirs),), False):
+        done = runner("workspace", "create", *arguments)
+        assert done.code == 0, done.err
+        (row,) = shown(runner, "workspace", "list")
 
-    assert row["id"] in done.out
-    assert (row["provider"], row["status"]) == ("local", "ready")
-    kept, rest = row["limits"] or {}, row["not_enforced"]
-    wanted = {name: kept.get(name) or rest[name] for name in ("cpus", "memory_bytes", "disk_bytes")}
-    assert wanted == {"cpus": 2.0, "memory_bytes": 4 << 30, "disk_bytes": 10 << 30}
-    assert rest["disk_bytes"] == 10 << 30, "local has no quota"
-    assert re.search(r"^ +not enforced: .*disk 10G.* by local$", done.out, re.MULTILINE)
-    assert runner("workspace", "delete", row["id"]).code == 0
+        assert row["id"] in done.out
+        assert (row["provider"], row["status"]) == ("local", "ready")
+        kept, rest = row["limits"] or {}, row["not_enforced"] or {}
+        wanted = {name: kept.get(name) or rest[name] for name in ("cpus", "memory_bytes", "disk_bytes")}
+        assert wanted == {"cpus": 2.0, "memory_bytes": 4 << 30, "disk_bytes": 10 << 30}
+        assert (kept["disk_bytes"] is not None) == (limited and can_give())
+        told = re.search(r"^ +not enforced: .*disk 10G.* by local$", done.out, re.MULTILINE)
+        assert bool(told) == (kept["disk_bytes"] is None)
+        assert runner("workspace", "delete", row["id"]).code == 0
+
+
+HAS = """
+cd /sys/fs/cgroup
+if test -e cgroup.controllers; then cat memory.max cpu.max
+else cat memory/memory.limit_in_bytes cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us; fi
+python3 -SIc 'import os; f = os.statvfs("/workspace"); print(f.f_blocks * f.f_frsize)'
+"""
 
 
 @pytest.mark.scenario("LIF-01", only="docker")
@@ -149,8 +163,12 @@ def test_the_life_of_a_workspace_in_containers(project: Project, docked: Run) ->
     id = made(docked)
     row = shown(docked, "workspace", "show", id)
     assert (row["provider"], row["status"], row["image"]) == ("docker", "ready", dockerd.image_id())
-    assert row["limits"] == {"cpus": 2.0, "memory_bytes": 4 << 30, "disk_bytes": None, "pids": 512}
-    assert row["not_enforced"] == {"cpus": None, "memory_bytes": None, "disk_bytes": 10 << 30, "pids": None}
+    assert row["limits"] == {"cpus": 2.0, "memory_bytes": 4 << 30, "disk_bytes": 10 << 30, "pids": 512}
+    assert row["not_enforced"] is None
+
+    done = docked("workspace", "exec", id, "--", "sh", "-c", HAS)
+    memory, quota, period, disk = map(int, done.out.split())
+    assert (memory, quota / period, disk) == (4 << 30, 2.0, pytest.approx(10 << 30, rel=0.01))
 
     script = "test -e /.dockerenv && echo contained; echo work > made; echo mine > $HOME/note; exit 3"
     done = docked("workspace", "exec", id, "--", "sh", "-c", script)

@@ -14,13 +14,15 @@ import trio
 
 from runner.model import Exit, Handle, Rung
 from runner.ports.provider import Opening, Process, Provider, Workspace, WorkspaceRequest
-from runner.providers import spawn
-from runner.providers.docker import Docker
+from runner.providers import _first, spawn
+from runner.providers.docker import RUNC, Docker
 from runner.providers.fake import Fake, Scripted
+from runner.providers.gvisor import RUNSC
 from runner.providers.local import Local
 from runner.providers.process import OnHost
 from tests.conformance import dockerd
 from tests.guest.driver import alive, pids
+from tests.situations import volumes_of
 
 GRACE = 0.4
 MIB = 1 << 20
@@ -28,8 +30,9 @@ OURS = f".{os.getpid()}"  # the fraction of every long sleep, to tell those of a
 
 LOCAL, ORDINARY, PROCESS, FAKE = "local", "local as an ordinary user", "process", "fake"  # ordinary: who runs the suite
 BARE_LOCAL, BARE_PROCESS = "local without a guest", "process without a guest"
-DOCKER = "docker"
-GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER)
+DOCKER, GVISOR = "docker", "gvisor"
+GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER, GVISOR)
+SIZED = (LOCAL, BARE_LOCAL, DOCKER, GVISOR)  # where they run as root
 INSTALLED = (*GUESTS, FAKE)
 KINDS = (*INSTALLED, BARE_LOCAL, BARE_PROCESS)
 SLOW = (DOCKER, BARE_LOCAL, BARE_PROCESS)  # of checks that take long, for the night
@@ -53,7 +56,8 @@ def make(kind: str, home: Path, grace: float) -> Provider:
         ORDINARY: lambda: Local(home, grace=grace, own_users=False),
         PROCESS: lambda: OnHost(home, grace=grace),
         FAKE: lambda: Fake(home, _scripted, grace=grace),
-        DOCKER: lambda: OnTestImage(home, dockerd.host(), grace=grace),
+        DOCKER: lambda: OnTestImage(home, dockerd.host(), grace=grace, flavour=RUNC),
+        GVISOR: lambda: OnTestImage(home, dockerd.host(), grace=grace, flavour=RUNSC),
         BARE_LOCAL: lambda: Local(home, grace=grace, guest=False),
         BARE_PROCESS: lambda: OnHost(home, grace=grace, guest=False),
     }
@@ -105,6 +109,11 @@ async def shell(workspace: Workspace, text: str) -> str:
     return result.stdout.decode()
 
 
+def listing(directory: str = ".") -> str:
+    """Shell text that prints the names in a directory; gVisor of 2022 does not know a flag that ``ls`` needs."""
+    return f'find "{directory}" -mindepth 1 -maxdepth 1 -printf "%f\\n"'
+
+
 async def read_until(process: Process, text: bytes) -> bytes:
     seen = b""
     with trio.fail_after(10):
@@ -135,6 +144,23 @@ def sleepers(seconds: int) -> list[str]:
     return [pid for pid in filter(str.isdigit, os.listdir("/proc")) if cmdline(pid) == words]
 
 
+async def carrying(workspace: Workspace, mark: str) -> int:
+    """How many processes in a workspace have ``MARK`` in their environment, as the workspace itself sees them."""
+    look = await workspace.run(["sh", "-c", 'grep -lsz "^MARK=$1" /proc/[0-9]*/environ', "sh", mark])
+    return look.stdout.count(b"\n")
+
+
+def inhabitants(handle: Handle) -> list[int]:
+    """The living processes of all containers that a workspace has had, of whatever user."""
+    noted = handle.private / "system" / "containers"
+    containers = noted.read_text().split() if noted.exists() else []
+
+    def belongs(pid: int) -> bool:
+        return any(container in _first.membership(pid) for container in containers) and alive(pid)
+
+    return list(filter(belongs, pids()))
+
+
 def living_of(*users: int) -> list[int]:
     """The living processes of some of this host's users."""
 
@@ -150,6 +176,7 @@ def living_of(*users: int) -> list[int]:
 def on_host(home: Path) -> set[str]:
     """Processes, mounts and control groups of workspaces, as an outsider sees them."""
     found = {line for line in Path("/proc/1/mountinfo").read_text().splitlines() if str(home) in line}
+    found |= {f"{device}, a volume's" for device in volumes_of(home)}
     groups = (name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names)  # others come and go meanwhile
     found |= {name for name in groups if name.startswith(f"runner-check-{os.getpid()}-")}
     for pid in filter(str.isdigit, os.listdir("/proc")):

@@ -15,7 +15,7 @@ from runner import trees
 from runner.errors import ProviderFailed
 from runner.model import DEFAULT_PROJECT, Handle
 from runner.ports.provider import Opening, Provider, Workspace, WorkspaceRequest
-from tests.conformance.places import INSTALLED, on_host, read_until, shell
+from tests.conformance.places import INSTALLED, listing, on_host, read_until, shell
 
 KINDS = INSTALLED
 NUMBERS = count()
@@ -70,7 +70,7 @@ async def test_a_shared_workspace_has_the_project_where_a_workspace_is_else(make
     handle = await make()
     async with provider.open(handle, Opening()) as workspace:
         assert workspace.paths.workspace == f"/workspace/workspaces/{handle.id}"
-        assert await shell(workspace, "ls -A /workspace") == "workspaces\n"
+        assert await shell(workspace, listing("/workspace")) == "workspaces\n"
         assert (await workspace.effective()).read_only == ()
 
 
@@ -94,7 +94,7 @@ async def test_another_tree_than_its_own_is_seen_alone(make: Make, provider: Pro
     handle = await make()
     async with provider.open(handle, Opening(tree_writable=False)) as workspace:
         assert workspace.paths.workspace == "/workspace"
-        assert await shell(workspace, "ls -A / | grep -c workspaces; ls -A") == "0\n"
+        assert await shell(workspace, f"{listing('/')} | grep -c workspaces; {listing()}") == "0\n"
 
 
 @pytest.mark.parametrize("end", ["evict", "destroy"])
@@ -122,10 +122,11 @@ async def test_an_isolated_workspace_sees_nothing_of_others_and_of_the_project(
     (second.tree.parents[1] / "metadata").write_text("of the project")
     (tmp_path / "state.db").touch()
     looking = (
-        "ls -A ..; cd ..; pwd; ls -A workspaces ../workspaces 2>&1; "
-        "for root in /proc/*/root /proc/*/cwd; do ls -A $root/workspaces $root/runs $root/projects 2>/dev/null; done; "
+        f"{listing('..')}; cd ..; pwd; {listing('workspaces')}; {listing('../workspaces')}; "
+        "for root in /proc/*/root /proc/*/cwd; do for name in workspaces runs projects; do "
+        f"{listing('$root/$name')} 2>/dev/null; done; done; "
         f"cat /workspace/../{second.id}/secret /proc/1/root{second.tree}/secret {second.tree}/secret; "
-        f"ls {tmp_path} {second.private}; find / -path /usr -prune -o -path /proc -prune -o "
+        f"{listing(str(tmp_path))}; {listing(str(second.private))}; find / -path /usr -prune -o -path /proc -prune -o "
         "-name metadata -print -o -name state.db -print"
     )
     async with provider.open(first, Opening()) as workspace:
@@ -146,7 +147,7 @@ async def test_an_isolated_workspace_of_a_project_is_at_workspace_and_lies_in_th
     handle = await make(shared=False)
     await write(handle, handle.tree / "file", "mine")
     async with provider.open(handle, Opening()) as workspace:
-        assert await shell(workspace, "pwd; ls -A; cat /workspace/file") == "/workspace\nfile\nmine"
+        assert await shell(workspace, f"pwd; {listing()}; cat /workspace/file") == "/workspace\nfile\nmine"
 
     assert handle.tree == tmp_path / "projects" / "shop" / "workspaces" / handle.id
 

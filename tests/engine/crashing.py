@@ -28,8 +28,11 @@ from runner.app.planning import Planned, Request, make_plan
 from runner.app.recover import recover_runs
 from runner.app.resume import consider, resume_run
 from runner.errors import RunnerError
+from runner.model import Exit
+from runner.ports.provider import Provider
 from runner.ports.store import Store
-from runner.providers.fake import Fake, Scripted
+from runner.providers.docker import Docker
+from runner.providers.fake import Fake, Script, Scripted
 from runner.providers.local import Local
 from runner.settings import Settings
 from runner.store.sqlite import open_store
@@ -98,24 +101,36 @@ async def _perform(planned: Planned, request: dict[str, Any]) -> int:
 
 
 async def _in_store(planned: Planned, request: dict[str, Any], settings: Settings, store: Store) -> int:
-    ports = replace(ports_of(settings, store), provider=lambda name: _provider(request, settings))
+    ports = replace(ports_of(settings, store), provider=lambda name: _provider(name, request, settings))
     if request["what"] == "apply":
         records = await apply_all(planned, settings, store, ports, [])
         return max(record.exit_code or 0 for record in records)
     if request["what"] == "resume":
         resuming = await consider(await find_run(settings, request["run"]), None, settings)
         return (await resume_run(resuming, settings, store, ports, [])).exit_code or 0
-    recovery = await recover_runs(settings, store, ports, [request["provider"]], None, dry_run=False)
+    names = ["local", "process"] if request["provider"] == "chain" else [request["provider"]]
+    recovery = await recover_runs(settings, store, ports, names, None, dry_run=False)
     return 0 if recovery.clean else 7
 
 
 def _settings(home: Path) -> Settings:
-    return Settings.from_env({"RUNNER_HOME": str(home / "state"), "PATH": os.environ["PATH"]})
+    env = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}
+    return Settings.from_env({"RUNNER_HOME": str(home / "state"), **env})
 
 
-def _provider(request: dict[str, Any], settings: Settings) -> Fake | Local:
+class Named(Fake):
+    """A provider of a chain, of which the first fails at whatever it is asked to run."""
+
+    def __init__(self, name: str, home: Path, script: Script) -> None:
+        self.name = name
+        super().__init__(home, script if name == "process" else lambda argv: Scripted(Exit(code=1)))
+
+
+def _provider(name: str, request: dict[str, Any], settings: Settings) -> Provider:
     if request["provider"] == "local":
         return Local(settings.home)
+    if request["provider"] == "docker":
+        return Docker(settings.home, settings.docker_host)
 
     def play(argv: Sequence[str]) -> Scripted:
         """Whatever is run leaves work behind, and a witness of it outside."""
@@ -124,7 +139,7 @@ def _provider(request: dict[str, Any], settings: Settings) -> Fake | Local:
             (settings.home.parent / "witness").touch()
         return Scripted()
 
-    return Fake(settings.home, play)
+    return Named(name, settings.home, play) if request["provider"] == "chain" else Fake(settings.home, play)
 
 
 def _count(request: dict[str, Any]) -> Path:

@@ -11,10 +11,12 @@ from runner.agents import command_of
 from runner.agents.script import agent
 from runner.app.facts import open_provider
 from runner.app.planning import make_plan
+from runner.egress.gateway import ModelGateway
 from runner.engine.run import Control, carry_out
 from runner.git import open_git
 from runner.ids import run_id
 from runner.model import Fence
+from runner.plan.model import RunPlan
 from runner.record import RunRecord
 from runner.settings import Settings, shipped
 from runner.steps._run import Places, Ports
@@ -37,15 +39,24 @@ class Machine:
             git=open_git(self.settings),
             agent=lambda name: agent,
             sub_runner=lambda name, env: command_of(shipped("runners") / f"{name}.sh", env),
+            gateway=ModelGateway(self.settings),
+            model_key=lambda api: "",
             lease=self.store.lease,
             nonce=self.store.nonce,
             now=lambda: 1_000_000,
+            chance=lambda: 1.0,
         )
 
-    async def run(self, watch: Watch = lambda recorded, control: None) -> RunRecord:
-        """Carry the project's run out; ``watch`` sees each event once it is durable, and may stop the run."""
+    async def run(
+        self,
+        watch: Watch = lambda recorded, control: None,
+        alter: Callable[[RunPlan], RunPlan] = lambda plan: plan,
+    ) -> RunRecord:
+        """Carry the project's run out, as ``alter`` changes its plan; ``watch`` sees each event once it is durable, and
+        may stop the run."""
         planned = await make_plan(self.project.folder, self.settings)
-        control = Control(planned.plan.runs[0].stop_budget_seconds)
+        plan = alter(planned.plan.runs[0])
+        control = Control(plan.stop_budget_seconds)
 
         async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
             recorded = await self.store.append(run, events, fence=fence)
@@ -56,7 +67,7 @@ class Machine:
         places = Places(self.settings.home, run_id(secrets.token_bytes(8)))
         places.logs.mkdir(parents=True)
         return await carry_out(
-            planned.plan.runs[0],
+            plan,
             planned.plan.digest,
             id=places.run,
             places=places,

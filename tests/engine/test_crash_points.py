@@ -23,8 +23,15 @@ from typing import Any
 
 import pytest
 
+from tests.conformance import dockerd
 from tests.situations import git, leftovers
 
+PROVIDERS = {
+    "fake": "[process]",
+    "local": "[local]",
+    "chain": "[local, process]",
+    "docker": f"[docker]\n    base_image: {dockerd.IMAGE}",
+}
 POINTS = ("before", "torn", "after")
 KILLED = -signal.SIGKILL
 
@@ -84,12 +91,16 @@ def crashing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     (repository / "README").write_text("hello\n")
     git(repository, "add", "-A")
     git(repository, "commit", "-qm", "first")
-    provider = {"fake": "process", "local": "local"}[request.param]
-    (folder / "project" / "all.runner.yaml").write_text(WHOLE.replace("[process]", f"[{provider}]"))
+    env = dict(os.environ)
+    if request.param == "docker":
+        env["DOCKER_HOST"] = dockerd.host()
+    (folder / "project" / "all.runner.yaml").write_text(WHOLE.replace("[process]", PROVIDERS[request.param]))
     (folder / "project" / "agent.sh").write_text("echo work > made\n")
     command = [sys.executable, "-m", "tests.engine.crashing", str(folder / "project")]
     root = Path(__file__).parents[2]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=env
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield Crashing(process, request.param, folder, count(1))
@@ -161,8 +172,20 @@ def kill_and_recover(crashing: Crashing, point: str, at: int, *recoveries: tuple
     for inner, number in recoveries:
         reached &= crashing.ask("recover", home, point=inner, at=number)[0] == KILLED
     assert_whole(home, crashing.ask("recover", home)[0])
+    if crashing.provider == "docker":
+        assert_nothing_of_docker(home)
     shutil.rmtree(home)
     return reached
+
+
+def assert_nothing_of_docker(home: Path) -> None:
+    runs = {path.name for path in (home / "state" / "runs").iterdir()}
+    with dockerd.session().client() as client:
+        found = client.containers(all=True, filters={"label": "runner.product=runner"})
+        assert [each for each in found if each["Labels"]["runner.run"] in runs] == []
+        assert not client.volumes()["Volumes"]
+    files = [file.read_text() for file in Path("/sys/block").glob("loop*/loop/backing_file") if file.exists()]
+    assert [file for file in files if str(home) in file] == []
 
 
 @pytest.mark.slow
@@ -177,6 +200,32 @@ def test_a_run_that_is_killed_at_any_append_is_recovered_whole(crashing: Crashin
 
     for at in places:
         assert kill_and_recover(crashing, point, at), at
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("crashing", ["chain"], indirect=True)
+def test_a_run_that_is_killed_while_it_falls_back_is_recovered_whole(crashing: Crashing) -> None:
+    total = commits(crashing)
+    for point in POINTS:
+        for at in range(1, total + 1):
+            assert kill_and_recover(crashing, point, at), at
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-10", only="docker")
+@pytest.mark.parametrize(
+    ("crashing", "stride"),
+    [
+        pytest.param("docker", 24, id="some"),
+        pytest.param("docker", 1, marks=pytest.mark.nightly, id="all"),
+    ],
+    indirect=["crashing"],
+)
+def test_a_run_in_containers_that_is_killed_anywhere_is_recovered_whole(crashing: Crashing, stride: int) -> None:
+    total = commits(crashing)
+    for point in POINTS if stride == 1 else ("after",):
+        for at in range(8, total + 1, stride):
+            assert kill_and_recover(crashing, point, at), at
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from typing import Any, cast
 import trio
 
 from runner import events as ev
+from runner.egress.gateway import ModelGateway
 from runner.engine.recover import recover
 from runner.engine.run import Control, carry_out
 from runner.errors import LeaseHeld, ProviderFailed, RunnerError, StoreBusy, StoreFailed
@@ -344,9 +345,12 @@ class World:
             git=cast(Any, None),
             agent=cast(Any, None),
             sub_runner=cast(Any, None),
+            gateway=ModelGateway(cast(Any, None)),
+            model_key=cast(Any, None),
             lease=self.connect(process).lease,
             nonce="world",
             now=self.now,
+            chance=lambda: 1.0,
         )
 
     # --- its fate ---

@@ -40,7 +40,7 @@ def program(request: pytest.FixtureRequest, reachable: Path) -> Path:
         return found
     compiler = build.system_compiler()
     assert compiler is not None, "the CI installs one"
-    build.compile_guest(compiler, SOURCE, reachable / "guest")
+    build.compile_program(compiler, SOURCE, "guest", reachable / "guest")
     return reachable / "guest"
 
 

@@ -48,7 +48,7 @@ class Lost(Exception):
 class Wire:
     """A connection that is cut once so many bytes have gone either way."""
 
-    def __init__(self, socket: socket.socket, *, up: float = float("inf"), down: float = float("inf")) -> None:
+    def __init__(self, socket: socket.socket | Pipes, *, up: float = float("inf"), down: float = float("inf")) -> None:
         self.socket = socket
         self.left = [up, down]
         self.passed = [0, 0]
@@ -455,14 +455,51 @@ class Host:
 # --- guests ---
 
 
+class Pipes:
+    """Two pipes in the place of a socket."""
+
+    def __init__(self, hears: int, says: int) -> None:
+        self.hears = hears
+        self.says = says
+
+    def fileno(self) -> int:
+        return self.hears
+
+    def recv(self, size: int) -> bytes:
+        return os.read(self.hears, size)
+
+    def sendall(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self.says, data) :]
+
+    def close(self) -> None:
+        os.close(self.hears)
+        os.close(self.says)
+
+
 @contextmanager
-def inherited(*words: str | Path, user: int | None = None, env: Mapping[str, str] | None = None) -> Iterator[Host]:
-    """A guest with a socket pair as its channel. It has to end by itself, well, and with all that it ran."""
-    ours, theirs = socket.socketpair()
+def inherited(
+    *words: str | Path, user: int | None = None, env: Mapping[str, str] | None = None, pipes: bool = False
+) -> Iterator[Host]:
+    """A guest with a socket pair, or two pipes, as its channel. It has to end by itself, well, with all that it ran."""
+    if pipes:
+        (stdin, says), (hears, stdout) = os.pipe(), os.pipe()
+        theirs, ours = (stdin, stdout), Pipes(hears, says)
+    else:
+        ours, end = socket.socketpair()
+        theirs = (end.detach(), subprocess.DEVNULL)
     guest = subprocess.Popen(
-        words, stdin=theirs, user=user, group=user, extra_groups=None if user is None else [], env=env or {}
+        words,
+        stdin=theirs[0],
+        stdout=theirs[1],
+        user=user,
+        group=user,
+        extra_groups=None if user is None else [],
+        env=env or {},
     )
-    theirs.close()
+    for fd in theirs:
+        if fd >= 0:
+            os.close(fd)
     host = Host(once(Wire(ours)))
     host.guest = guest.pid
     host.step(10)

@@ -24,6 +24,7 @@ SOURCE = ROOT / "runner" / "guest"
 
 pytestmark = pytest.mark.slow
 machines = pytest.mark.parametrize("machine", build.MACHINES)
+programs = pytest.mark.parametrize("name", build.PROGRAMS)
 
 
 def pinned(machine: str, cache: Path) -> build.Compiler:
@@ -84,40 +85,43 @@ def played(program: Path, machine: str, *argv: str) -> tuple[bytes, int]:
 
 
 @machines
-def test_same_source_gives_the_same_bytes_wherever_it_lies(machine: str, tmp_path: Path) -> None:
+@programs
+def test_same_source_gives_the_same_bytes_wherever_it_lies(name: str, machine: str, tmp_path: Path) -> None:
     made = []
     for place in (tmp_path / "here", tmp_path / "a longer name" / "deep"):
-        target = tmp_path / f"{place.name}.guest"
-        build.compile_guest(pinned(machine, tmp_path / f"{place.name}.cache"), copied(place), target)
+        target = tmp_path / f"{place.name}.made"
+        build.compile_program(pinned(machine, tmp_path / f"{place.name}.cache"), copied(place), name, target)
         made.append(target.read_bytes())
 
     assert made[0] == made[1]
     assert str(tmp_path).encode() not in made[0]
 
 
-def test_the_system_compiler_too_leaves_no_trace_of_the_place(tmp_path: Path) -> None:
+@programs
+def test_the_system_compiler_too_leaves_no_trace_of_the_place(name: str, tmp_path: Path) -> None:
     compiler = build.system_compiler()
     assert compiler is not None, "the CI installs one"
     for place in ("here", "there"):
-        build.compile_guest(compiler, copied(tmp_path / place), tmp_path / f"{place}.guest")
+        build.compile_program(compiler, copied(tmp_path / place), name, tmp_path / f"{place}.made")
 
-    assert (tmp_path / "here.guest").read_bytes() == (tmp_path / "there.guest").read_bytes()
+    assert (tmp_path / "here.made").read_bytes() == (tmp_path / "there.made").read_bytes()
 
 
 @machines
-def test_no_compiler_finds_fault_with_the_source(machine: str, tmp_path: Path) -> None:
+@programs
+def test_no_compiler_finds_fault_with_the_source(name: str, machine: str, tmp_path: Path) -> None:
     strict = [pinned(machine, tmp_path)]
     if machine == platform.machine() and (system := build.system_compiler()):
         strict.append(system)
     for compiler in strict:
         words = (*compiler.words, "-Werror")
-        build.compile_guest(compiler._replace(words=words), SOURCE, tmp_path / "guest")
+        build.compile_program(compiler._replace(words=words), SOURCE, name, tmp_path / "made")
 
 
 @machines
 def test_a_command_runs_behind_the_program_of_each_machine(machine: str, tmp_path: Path) -> None:
     program = tmp_path / "guest"
-    build.compile_guest(pinned(machine, tmp_path / "cache"), SOURCE, program)
+    build.compile_program(pinned(machine, tmp_path / "cache"), SOURCE, "guest", program)
 
     assert played(program, machine, "/bin/sh", "-c", "echo here; exit 3") == (b"here\n", 3 << 8)
 
@@ -132,7 +136,8 @@ def test_an_editable_installation_replaces_this_machines_program(tmp_path: Path)
 
     found = binary.find(stale.parent)
     assert found is not None
-    assert sorted(p.name for p in stale.parent.iterdir()) == ["SHA256SUMS", f"guest-{platform.machine()}"]
+    made = [f"{name}-{platform.machine()}" for name in build.PROGRAMS]
+    assert sorted(p.name for p in stale.parent.iterdir()) == ["SHA256SUMS", *made]
     assert played(found.path, platform.machine(), "/bin/true") == (b"", 0)
 
 

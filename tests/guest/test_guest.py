@@ -39,6 +39,7 @@ from tests.guest.driver import (
     Channel,
     Host,
     Lost,
+    Pipes,
     Wire,
     alive,
     descendants,
@@ -47,6 +48,7 @@ from tests.guest.driver import (
     fields,
     inherited,
     marked,
+    once,
 )
 
 ROOT = os.geteuid() == 0
@@ -91,6 +93,29 @@ def test_large_input_comes_back_whole(guest: Host) -> None:
     text = bytes(range(256)) * 8000
 
     assert guest.run("cat", stdin=text).out == text
+
+
+def test_the_channel_may_be_two_pipes(program: Path) -> None:
+    text = bytes(range(256)) * 8000
+    with inherited(program, "-", pipes=True) as host:
+        assert host.run("cat", stdin=text).out == text
+        seen = host.run("sh", "-c", "cd /proc/self/fd; echo *").out
+
+    assert seen.split() == [b"0", b"1", b"2", b"3"]  # 3 is the directory that the shell itself reads
+
+
+def test_a_guest_whose_answers_nobody_reads_ends_with_all_that_it_runs(program: Path, mark: str) -> None:
+    (stdin, says), (hears, stdout) = os.pipe(), os.pipe()
+    with subprocess.Popen([program, "-"], stdin=stdin, stdout=stdout, env={}) as guest:
+        for fd in (stdin, stdout):
+            os.close(fd)
+        host = Host(once(Wire(Pipes(hears, says))))
+        host.mark = mark
+        host.step(10)
+        host.start("sleep", "1000")
+        os.close(hears)
+        assert guest.wait(5) == 0
+        os.close(says)
 
 
 def test_output_and_error_are_apart(guest: Host) -> None:

@@ -54,6 +54,11 @@ GOOD = {
     "script path may lead up": agent_type(script={"path": "../play.sh"}),
     "script file": agent_type(script={"files": [{"path": "a/b.sh", "content": "", "executable": True}]}),
     "other script is null": agent_type(script={"path": None, "files": []}),
+    "agent without a script": document("AgentType", agent="goose"),
+    "model": document("AgentType", agent="claude", model="opus", credentials="env", script=None),
+    "budget": document("AgentType", agent="codex", budget={"tokens": 1, "cost_usd": 0.01, "turns": 50}),
+    "budget of whole dollars": document("AgentType", agent="gemini", budget={"cost_usd": 3, "tokens": None}),
+    "no model of the script agent": agent_type(model=None, budget=None),
     "policy may be null": agent_type(policy=None),
     "variable": agent_type(env={"_A1": ""}),
     "durations": agent_type(timeouts={"agent": "90s", "clone": "1h30m", "setup": 5, "scan": "30d"}),
@@ -82,7 +87,19 @@ GOOD = {
 }
 
 BAD = {
-    "agent that there is none of": agent_type(agent="claude"),
+    "agent that there is none of": document("AgentType", agent="cursor"),
+    "script of another agent": agent_type(agent="claude"),
+    "model of the script agent": agent_type(model="sonnet"),
+    "budget of the script agent": agent_type(budget={}),
+    "credentials of the script agent": agent_type(credentials="gateway"),
+    "empty model": document("AgentType", agent="codex", model=""),
+    "unknown credentials": document("AgentType", agent="codex", credentials="file"),
+    "null credentials": document("AgentType", agent="codex", credentials=None),
+    **{
+        f"budget {name} {value!r}": document("AgentType", agent="goose", budget={name: value})
+        for name, value in (("tokens", 0), ("tokens", 1.5), ("turns", "50"), ("cost_usd", 0), ("cost_usd", "3"))
+    },
+    "unknown budget": document("AgentType", agent="goose", budget={"seconds": 5}),
     "no script": document("AgentType", agent="script"),
     "empty script": agent_type(script={}),
     "both scripts": agent_type(script={"path": "a", "files": []}),
@@ -214,5 +231,5 @@ def test_every_kind_has_defaults_and_every_field_a_description() -> None:
             for name in undescribed(b, f"{path}.{n}")
         ]
 
-    assert defaults().keys() == kinds().keys()
+    assert {key.partition(" ")[0] for key in defaults()} == kinds().keys()
     assert [n for name, content in schema.schemas().items() for n in undescribed(content, name)] == []

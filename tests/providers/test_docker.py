@@ -15,7 +15,7 @@ import trio
 from docker import APIClient
 
 from runner.errors import CleanUpIncomplete, ImageMissing, ProviderFailed, WorkspaceLost
-from runner.model import Exit, Feature, Handle, Limits
+from runner.model import Exit, Handle, Limits
 from runner.ports.provider import Opening, WorkspaceRequest
 from runner.providers.docker import Docker
 from tests.conformance import dockerd
@@ -203,10 +203,6 @@ async def test_a_daemon_that_is_not_on_this_host_is_unavailable_with_a_reason(tm
     assert probe.reason
     assert host in probe.reason
     assert probe.hint
-
-
-async def test_disk_is_declared_missing(tmp_path: Path) -> None:
-    assert list((await Docker(tmp_path, dockerd.host()).probe()).missing) == [Feature.DISK]
 
 
 async def test_a_workspace_that_was_never_opened_needs_no_daemon_to_go(tmp_path: Path) -> None:

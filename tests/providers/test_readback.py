@@ -7,6 +7,8 @@ import pytest
 from runner.errors import ProviderFailed
 from runner.model import Isolation, IsolationClass, Limits
 from runner.providers._readback import NAMESPACES, Outside, read_back
+from runner.providers._shown import PATHS
+from runner.providers._volumes import Volume
 
 HOST = {name: f"{name}:[100]" for name in NAMESPACES}
 
@@ -22,12 +24,12 @@ def text(
     status = f"Name:\tcat\nNoNewPrivs:\t{new_privileges}\nCapEff:\t{effective}\nCapBnd:\t0000000000000000\n"
     inside = {name: f"{name}:[200]" for name in NAMESPACES} | (spaces or {})
     heads = "Inter-|   Receive\n face |bytes\n"
-    return "----\n".join([status, "\n".join(inside.values()) + "\n", mounts, heads + devices, ""])
+    return "----\n".join([status, "\n".join(inside.values()) + "\n", mounts, heads + devices, "Linux\n", ""])
 
 
-def read(body: str) -> Isolation:
-    outside = Outside(HOST, 7000, Limits(pids=9))
-    return read_back(body, outside, provider="local", isolation=IsolationClass.NAMESPACES, workspace="/workspace")
+def read(body: str, volume: Volume | None = None) -> Isolation:
+    outside = Outside(HOST, 7000, Limits(pids=9), volume)
+    return read_back(body, outside, provider="local", isolation=IsolationClass.NAMESPACES, paths=PATHS)
 
 
 def test_a_closed_sandbox_shares_nothing() -> None:
@@ -63,7 +65,27 @@ def test_read_only_mounts_are_those_that_hold(mounts: str, expected: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    "body", ["", "----\n" * 4, text().replace("CapEff", "CapXxx")], ids=["empty", "bare", "lacking"]
+    ("places", "limit"),
+    [
+        (("/workspace", "/output", "/home/agent"), 4096),
+        (("/workspace", "/output"), None),
+        (("/workspace", "/output", "/home/agent", "/output"), None),
+    ],
+    ids=["all", "a home elsewhere", "an output that is covered"],
+)
+def test_the_disk_is_limited_when_all_that_commands_write_is_in_the_volume(
+    places: tuple[str, ...], limit: int | None
+) -> None:
+    mounts = [
+        f"1 0 {'8:1' if place in places[:n] else '7:3'} /x {place} rw - ext4 d rw\n" for n, place in enumerate(places)
+    ]
+
+    assert read(text(mounts="".join(mounts)), Volume("7:3", 4096)).limits == Limits(pids=9, disk_bytes=limit)
+    assert read(text(mounts="".join(mounts))).limits == Limits(pids=9)
+
+
+@pytest.mark.parametrize(
+    "body", ["", "----\n" * 5, text().replace("CapEff", "CapXxx")], ids=["empty", "bare", "lacking"]
 )
 def test_a_text_that_is_not_the_probe_s_is_refused(body: str) -> None:
     with pytest.raises(ProviderFailed):

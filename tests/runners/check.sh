@@ -33,4 +33,47 @@ said=$(AGENT_CLI=script bash -c 'unset AGENT_SCRIPT; source "$1"' runner "$runne
 check "a missing variable ends it" 2 "$status"
 check "a missing variable is named" "error[agent.missing-variable]: AGENT_SCRIPT must be set for script" "$said"
 
+# CLI, and the words of its line for a model and a run with names that Bash would not leave alone
+model=$'so net\'s; rm -rf ~ $(id) \n*' incident='INC 1;*'
+expect() { # expect CLI WORD...
+    local cli="$1"
+    shift
+    local line
+    line=$(AGENT_CLI="$cli" LLM_MODEL="$model" INCIDENT_ID="$incident" bash "$runners/$cli.sh")
+    check "$cli is one line" 1 "$(printf '%s\n' "$line" | wc -l | tr -d ' ')"
+    check "$cli has its words" "$(printf '[%s]' "$@")" "$(words "$line")"
+}
+tools=Bash,Edit,Glob,Grep,Read,Skill,Write
+expect claude claude -p --model "$model" --output-format stream-json --verbose --tools="$tools" --allowedTools="$tools"
+expect codex codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox -m "$model" --json -
+expect gemini gemini --approval-mode yolo -m "$model" -o stream-json
+expect goose goose run -q --output-format stream-json --model "$model" -n "$incident" \
+    --no-profile --with-builtin developer -i -
+
+for cli in claude codex gemini goose; do
+    status=0
+    said=$(AGENT_CLI="$cli" INCIDENT_ID=x bash "$runners/$cli.sh" 2>&1) || status=$?
+    check "$cli without a model ends" 2 "$status"
+    check "$cli says what it misses" "error[agent.missing-variable]: LLM_MODEL must be set for $cli" "$said"
+done
+
+# A stand-in for each CLI gets just these words; until then nothing of it has run.
+bin=$(mktemp -d)
+trap 'rm -r "$bin"' EXIT
+for cli in claude codex gemini goose; do
+    # shellcheck disable=SC2016  # for the stand-in
+    printf '%s\n' '#!/usr/bin/env bash' 'printf "<%s>" "${0##*/}" "$@" | tee "${0%/*}/ran"' > "$bin/$cli"
+    chmod +x "$bin/$cli"
+    line=$(PATH="$bin:$PATH" LLM_MODEL="$model" INCIDENT_ID=x AGENT_MAX_TURNS=7 AGENT_ALLOWED_TOOLS='' bash "$runners/$cli.sh")
+    check "$cli is not run by its sub-runner" no "$([[ -e "$bin/ran" ]] && echo yes || echo no)"
+    eval "argv=($line)"
+    # shellcheck disable=SC2154  # the line above sets it
+    check "$cli runs as printed" "$(printf '<%s>' "${argv[@]}")" "$(PATH="$bin:$PATH" "${argv[@]}")"
+    rm "$bin/ran"
+    case "$cli" in
+        claude) check "claude without tools" "[--tools=][--allowedTools=][--max-turns][7]" "$(printf '[%s]' "${argv[@]:7}")" ;;
+        goose) check "goose is told its turns" "[--max-turns][7][-i][-]" "$(printf '[%s]' "${argv[@]:(-4)}")" ;;
+    esac
+done
+
 printf '%s passed\n' "$passed"

@@ -7,13 +7,15 @@ import socket
 import subprocess
 import tempfile
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from runner.policy.paths import PathPolicy
-from runner.steps._disk import ScanResult, scan
+from runner.steps._disk import ScanResult
+
+Scan = Callable[..., ScanResult]
 
 DOCUMENTED = (
     "**/.env",
@@ -39,7 +41,7 @@ def found(result: ScanResult) -> list[str]:
 
 
 @pytest.mark.scenario("WSM-17")
-def test_a_tree_of_normal_files_is_clean_and_counted(tmp_path: Path) -> None:
+def test_a_tree_of_normal_files_is_clean_and_counted(tmp_path: Path, scan: Scan) -> None:
     tree(tmp_path, "README.md", "src/a.py", "src/deep/b.py", ".github/c.yml", ".git/config")
     (tmp_path / "link").symlink_to("src/../README.md".removeprefix("src/../"))
 
@@ -48,7 +50,7 @@ def test_a_tree_of_normal_files_is_clean_and_counted(tmp_path: Path) -> None:
 
 @pytest.mark.scenario("WSM-16")
 @pytest.mark.scenario("WSM-19")
-def test_the_scan_returns_the_whole_list_of_violations(tmp_path: Path) -> None:
+def test_the_scan_returns_the_whole_list_of_violations(tmp_path: Path, scan: Scan) -> None:
     tree(tmp_path, ".env", "a/b/c/d/.env", ".env.local", "secrets/a", "x/secrets/b/c", "x.pem", "k/ID.KEY")
     tree(tmp_path, "credentials.json", "z/service-account-1.json", "fine.txt", ".gitignore")
     (tmp_path / ".gitignore").write_text(".env\n")
@@ -72,7 +74,7 @@ def test_the_scan_returns_the_whole_list_of_violations(tmp_path: Path) -> None:
     assert result.offending == {v.path.encode() for v in result.violations}
 
 
-def test_directories_and_links_with_a_forbidden_name_are_caught(tmp_path: Path) -> None:
+def test_directories_and_links_with_a_forbidden_name_are_caught(tmp_path: Path, scan: Scan) -> None:
     (tmp_path / ".env").mkdir()
     tree(tmp_path, "target/f", ".env/inside")
     (tmp_path / "secrets").symlink_to("target")
@@ -86,7 +88,7 @@ def test_directories_and_links_with_a_forbidden_name_are_caught(tmp_path: Path) 
     ]
 
 
-def test_a_sparse_file_is_too_large_without_being_read(tmp_path: Path) -> None:
+def test_a_sparse_file_is_too_large_without_being_read(tmp_path: Path, scan: Scan) -> None:
     for name, size in (("exact", 10 << 20), ("over", (10 << 20) + 1), ("sparse", 1 << 40)):
         with open(tmp_path / name, "wb") as file:
             file.truncate(size)
@@ -97,7 +99,7 @@ def test_a_sparse_file_is_too_large_without_being_read(tmp_path: Path) -> None:
     assert result.violations[0].detail == "10485761 bytes, at most 10485760"
 
 
-def test_special_files_and_setuid_are_violations_and_block_nothing(tmp_path: Path) -> None:
+def test_special_files_and_setuid_are_violations_and_block_nothing(tmp_path: Path, scan: Scan) -> None:
     os.mkfifo(tmp_path / "fifo")
     tree(tmp_path, "suid", "sgid", "plain")
     (tmp_path / "suid").chmod(0o4755)
@@ -112,7 +114,7 @@ def test_special_files_and_setuid_are_violations_and_block_nothing(tmp_path: Pat
     assert [v.detail for v in result.violations] == ["FIFO", "", "socket", ""]
 
 
-def test_devices_and_other_file_systems_are_violations() -> None:
+def test_devices_and_other_file_systems_are_violations(scan: Scan) -> None:
     result = scan(Path("/dev"), POLICY)
 
     assert {"null: special-file (character device)", "pts: mount (Invalid cross-device link)"} <= {
@@ -138,14 +140,16 @@ def test_devices_and_other_file_systems_are_violations() -> None:
     ],
     ids=str,
 )
-def test_a_link_that_may_lead_outside_is_a_violation(tmp_path: Path, link: str, target: str, leaves: bool) -> None:
+def test_a_link_that_may_lead_outside_is_a_violation(
+    tmp_path: Path, link: str, target: str, leaves: bool, scan: Scan
+) -> None:
     tree(tmp_path, "f", "d/f")
     (tmp_path / link).symlink_to(target)
 
     assert found(scan(tmp_path, POLICY)) == ([f"{link}: link-outside"] if leaves else [])
 
 
-def test_a_chain_of_links_that_each_look_harmless_does_not_lead_outside(tmp_path: Path) -> None:
+def test_a_chain_of_links_that_each_look_harmless_does_not_lead_outside(tmp_path: Path, scan: Scan) -> None:
     """Read lexically, ``d/d/../..`` is the root; walked, each ``d`` is the root already, and ``..`` leaves it."""
     (tmp_path / "d").symlink_to(".")
     (tmp_path / "out").symlink_to("d/d/../..")
@@ -153,20 +157,20 @@ def test_a_chain_of_links_that_each_look_harmless_does_not_lead_outside(tmp_path
     assert found(scan(tmp_path, POLICY)) == ["out: link-outside"]
 
 
-def test_links_are_never_followed(tmp_path: Path) -> None:
+def test_links_are_never_followed(tmp_path: Path, scan: Scan) -> None:
     tree(tmp_path, "d/f")
     (tmp_path / "d" / "loop").symlink_to("../d")
 
     assert (scan(tmp_path, POLICY).files, scan(tmp_path, POLICY).directories) == (1, 1)
 
 
-def test_only_the_git_directory_at_the_top_is_skipped(tmp_path: Path) -> None:
+def test_only_the_git_directory_at_the_top_is_skipped(tmp_path: Path, scan: Scan) -> None:
     tree(tmp_path, ".git/.env", "sub/.git/config", "wt/.GIT", "a/\u200b.git/x", ".gitignore")
 
     assert found(scan(tmp_path, POLICY)) == ["a/\\u200b.git: nested-git", "sub/.git: nested-git", "wt/.GIT: nested-git"]
 
 
-def test_names_that_are_no_text_are_shown_escaped_and_kept_raw(tmp_path: Path) -> None:
+def test_names_that_are_no_text_are_shown_escaped_and_kept_raw(tmp_path: Path, scan: Scan) -> None:
     raw = b"a\xff\n.key"
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + raw)).touch()
 
@@ -188,7 +192,7 @@ def as_ordinary_user() -> Iterator[Path]:
         os.seteuid(user)
 
 
-def test_an_unreadable_directory_is_a_violation(as_ordinary_user: Path) -> None:
+def test_an_unreadable_directory_is_a_violation(as_ordinary_user: Path, scan: Scan) -> None:
     (as_ordinary_user / "closed").mkdir(mode=0)
 
     assert [str(v) for v in scan(as_ordinary_user, POLICY).violations] == ["closed: unreadable (Permission denied)"]
@@ -203,7 +207,9 @@ if os.geteuid() == 0:  # not a skip: CI counts those
         yield tmp_path
         subprocess.run(["umount", tmp_path / "mounted"], check=True)
 
-    def test_a_mount_of_the_same_file_system_is_a_violation_and_not_entered(with_mount_inside: Path) -> None:
+    def test_a_mount_of_the_same_file_system_is_a_violation_and_not_entered(
+        with_mount_inside: Path, scan: Scan
+    ) -> None:
         assert found(scan(with_mount_inside, POLICY)) == ["elsewhere/.env: forbidden:**/.env", "mounted: mount"]
 
 
@@ -221,14 +227,14 @@ def deep_tree(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)  # pytest's own clean-up recurses
 
 
-def test_a_path_longer_than_the_system_allows_ends_there_and_the_rest_is_scanned(deep_tree: Path) -> None:
+def test_a_path_longer_than_the_system_allows_ends_there_and_the_rest_is_scanned(deep_tree: Path, scan: Scan) -> None:
     result = scan(deep_tree, POLICY)
 
     assert [v.rule for v in result.violations] == ["scan-limit", "forbidden:**/.env"]
     assert len(result.violations[0].path) == 4097
 
 
-def test_limits_end_the_scan_and_say_so(tmp_path: Path) -> None:
+def test_limits_end_the_scan_and_say_so(tmp_path: Path, scan: Scan) -> None:
     tree(tmp_path, *(f"d{n}/{n}.key" for n in range(20)))
 
     few_entries = scan(tmp_path, POLICY, limit_entries=30)
@@ -239,7 +245,7 @@ def test_limits_end_the_scan_and_say_so(tmp_path: Path) -> None:
     assert len(few_violations.violations) == 6
 
 
-def test_a_scan_that_was_stopped_is_never_clean(tmp_path: Path) -> None:
+def test_a_scan_that_was_stopped_is_never_clean(tmp_path: Path, scan: Scan) -> None:
     tree(tmp_path, "a/b")
 
     result = scan(tmp_path, POLICY, should_stop=lambda: True)
@@ -248,7 +254,7 @@ def test_a_scan_that_was_stopped_is_never_clean(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wide_directory_costs_no_memory(tmp_path: Path) -> None:
+def test_a_wide_directory_costs_no_memory(tmp_path: Path, scan: Scan) -> None:
     for n in range(20_000):
         os.close(os.open(tmp_path / str(n), os.O_CREAT))
     scan(tmp_path, POLICY)

@@ -12,6 +12,7 @@ from runner.cli.requests import add_request_arguments, request_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from runner.ports.gateway import Gateway
     from runner.record import RunRecord
 
 SUMMARY = "carry out a folder of manifests, or a saved plan"
@@ -27,16 +28,25 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
+    return carry_out(args, out)
+
+
+def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
+    """Apply, or with a file of ``turns`` rehearse."""
     import trio
 
     from runner.app.apply import apply
     from runner.app.planning import Request, make_plan
     from runner.app.saved import make_saved_plan
+    from runner.app.secret_values import redactor_of
     from runner.cli.console import open_console
     from runner.errors import UsageError
     from runner.settings import current
 
     settings = current()
+    redactor = redactor_of(settings)
+    gateway = _rehearsal(turns) if turns is not None else None
+    out.clean = redactor.text
     request = request_of(args, settings)
 
     async def whole() -> Sequence[RunRecord]:
@@ -49,7 +59,13 @@ def main(args: Namespace, out: Output) -> int:
         out.findings(planned.warnings)
         with open_console(out, args.output) as sink:
             return await apply(
-                planned, settings, [sink], key=args.run_key, advise=lambda advice: out.findings([advice])
+                planned,
+                settings,
+                [sink],
+                key=args.run_key,
+                gateway=gateway,
+                advise=lambda advice: out.findings([advice]),
+                redactor=redactor,
             )
 
     records = trio.run(whole)
@@ -60,3 +76,10 @@ def main(args: Namespace, out: Output) -> int:
             out.line()
             out.line(render_run(record, settings.home / "runs" / record.id, brief=not out.live))
     return max((record.exit_code or 0 for record in records), default=0)
+
+
+def _rehearsal(turns: Path) -> Gateway:
+    from runner.egress.double import Rehearsal
+    from runner.egress.turns import read_turns
+
+    return Rehearsal(str(turns), read_turns(turns))

@@ -1,4 +1,7 @@
-"""``runner doctor``: what this host can do, found by trying; exit 4 when nothing here isolates."""
+"""``runner doctor``: what this host can do, found by trying; exit 4 when nothing here isolates.
+
+With ``--probe`` what a command can do in a sandbox; exit 4 when it can do what its provider does not declare.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,34 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.errors import UsageError, printable
+from runner.report.words import duration, usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from runner.app.health import Health
+    from runner.app.keys import Answered
+    from runner.app.probe import Examined, Tried
+    from runner.settings import Settings
+
+_WIDEST = 1_000  # characters of a line
+_VERDICTS = {"refused": "pass", "open": "FAIL", "gap": "gap", "untried": "-"}
 
 SUMMARY = "show what this host can isolate and enforce"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--settings", action="store_true", help="only the settings, with where each comes from")
+    parser.add_argument(
+        "--probe",
+        metavar="PROVIDER",
+        nargs="?",
+        const="",
+        help="try the ways out of a sandbox, in a workspace that is removed again; of one provider, or of all",
+    )
+    parser.add_argument("--image", metavar="REF", help="where --probe tries them, for providers that have images")
+    parser.add_argument("--spend", action="store_true", help="also ask each model provider something tiny, for money")
     parser.add_argument("--output", choices=("text", "json"), default="text")
 
 
@@ -24,6 +44,7 @@ def main(args: Namespace, out: Output) -> int:
     import trio
 
     from runner.app.health import examine
+    from runner.app.keys import spend
     from runner.plan.model import plain
     from runner.settings import current
 
@@ -36,13 +57,53 @@ def main(args: Namespace, out: Output) -> int:
             for name, value, source in rows:
                 out.line(f"{name:<26} {value}   ({source})")
         return 0
+    if args.probe is not None:
+        return _probe(args, settings, out)
+    if args.image is not None:
+        raise UsageError("--image is where --probe tries the ways out of a sandbox")
     health = trio.run(examine, settings)
+    apis = {key.api for key in health.agents if key.problem is None} if args.spend else set()
+    answered = trio.run(spend, settings, apis) if apis else []
     if args.output == "json":
-        out.json({**_object(plain(health)), "able": health.able})
+        out.json({**_object(plain(health)), "able": health.able, "answered": plain(answered)})
     else:
-        for line in _lines(health):
-            out.line(line)
-    return 0 if health.able else 4
+        for line in (*_lines(health), *map(_answered, answered)):
+            out.line(printable(line, _WIDEST))
+    return 0 if health.able and all(one.problem is None for one in answered) else 4
+
+
+def _probe(args: Namespace, settings: Settings, out: Output) -> int:
+    import trio
+
+    from runner.app.facts import provider_names
+    from runner.app.probe import examine_all
+    from runner.plan.model import plain
+
+    examined = trio.run(examine_all, settings, [args.probe] if args.probe else provider_names(), args.image)
+    if args.output == "json":
+        out.json([{**_object(plain(one)), "holds": one.holds} for one in examined])
+    else:
+        for one in examined:
+            for line in _examined(one):
+                out.line(line)
+    named_one_was_skipped = bool(args.probe) and examined[0].skipped is not None
+    return 0 if all(one.holds for one in examined) and not named_one_was_skipped else 4
+
+
+def _examined(one: Examined) -> Iterator[str]:
+    yield f"{one.provider}, isolation {one.isolation.word}"
+    if one.skipped is not None:
+        yield f"    not probed: {one.skipped}"
+    if one.hint is not None:
+        yield f"    = hint: {one.hint}"
+    yield from (printable(line, _WIDEST) for tried in one.tried for line in _tried(tried))
+
+
+def _tried(tried: Tried) -> Iterator[str]:
+    yield f"  {_VERDICTS[tried.result.value]:<5} {tried.name:<17} {tried.about}"
+    yield from (f"          {told}" for told in tried.told)
+    if tried.reason is not None:
+        yield f"          declared: {tried.reason}"
 
 
 def _object(value: object) -> dict[str, object]:
@@ -62,3 +123,11 @@ def _lines(health: Health) -> Iterator[str]:
         if probe.available:
             yield from (f"    not enforced: {feature.value} ({why})" for feature, why in sorted(probe.missing.items()))
     yield f"✓ git        {health.git}"
+    for key in health.agents:
+        found = f"key in {key.variable}" if key.problem is None else key.problem
+        yield f"{'-' if key.problem else '✓'} {key.agent:<10} {key.model:<20} {found}"
+
+
+def _answered(one: Answered) -> str:
+    found = one.problem or f"answered in {duration(one.seconds)}: {usage(one.usage)}"
+    return f"{'✗' if one.problem else '✓'} {one.api.value:<10} {one.model:<20} {found}"

@@ -29,12 +29,15 @@ def main(args: Namespace, out: Output) -> int:
 
     from runner.app.history import find_run
     from runner.app.resume import consider, resume
+    from runner.app.secret_values import redactor_of
     from runner.cli.console import open_console
     from runner.model import Status
     from runner.report.text import render_run
     from runner.settings import current
 
     settings = current()
+    redactor = redactor_of(settings)
+    out.clean = redactor.text
 
     async def whole() -> int:
         past = await find_run(settings, args.run)
@@ -47,10 +50,10 @@ def main(args: Namespace, out: Output) -> int:
             _explain(resuming, args.output, out)
             return 0
         if args.output == "json":
-            record = await resume(resuming, settings, [])
+            record = await resume(resuming, settings, [], redactor=redactor)
         else:
             with open_console(out, "text") as sink:
-                record = await resume(resuming, settings, [sink])
+                record = await resume(resuming, settings, [sink], redactor=redactor)
         report = render_run(record, settings.home / "runs" / record.id, brief=not out.live)
         _show(record, args.output, out, ["", *(f"note: {note}" for note in resuming.notes), *report.split("\n")])
         return record.exit_code or 0

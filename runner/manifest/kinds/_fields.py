@@ -96,7 +96,7 @@ def _absolute_path(text: str) -> str:
     return text
 
 
-def _no_repeats(items: list[str]) -> list[str]:
+def no_repeats(items: list[str]) -> list[str]:
     first = {item: position for position, item in reversed([*enumerate(items)])}
     repeated = [position for position, item in enumerate(items) if first[item] != position]
     if repeated:
@@ -110,6 +110,27 @@ def _variables(env: dict[str, str]) -> dict[str, str]:
         hint = "letters, digits and `_`, not starting with a digit or `RUNNER_`"
         raise Faults(*(Fault((name,), f"`{shown(name)}` cannot name a variable", hint) for name in wrong))
     return env
+
+
+def _tool(text: str) -> str:
+    if not _TOOL.fullmatch(text):
+        raise ValueError("the name of a tool such as `Bash`")
+    return text
+
+
+_TOOL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+def _word(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError("text without a NUL such as `token`")
+    return text
+
+
+def _variable_name(text: str) -> str:
+    if not _VARIABLE.fullmatch(text):
+        raise ValueError("the name of a variable such as `NPM_TOKEN`")
+    return text
 
 
 _VARIABLE = re.compile(r"(?!RUNNER_)[A-Za-z_][A-Za-z0-9_]*")
@@ -172,11 +193,20 @@ RelativePath = Annotated[
 ]
 AbsolutePath = Annotated[str, AfterValidator(_absolute_path), Field(json_schema_extra={"pattern": "^/[^\0]*$"})]
 Distinct = Annotated[
-    list[Text], AfterValidator(_no_repeats), Field(min_length=1, json_schema_extra={"uniqueItems": True})
+    list[Text], AfterValidator(no_repeats), Field(min_length=1, json_schema_extra={"uniqueItems": True})
 ]
 Environment = Annotated[
     dict[str, str],
     AfterValidator(_variables),
     Field(json_schema_extra={"propertyNames": {"pattern": f"^{_VARIABLE.pattern}$"}}),
+]
+ToolName = Annotated[
+    str,
+    AfterValidator(_tool),
+    Field(json_schema_extra={"pattern": f"^{_TOOL.pattern}$"}),
+]
+Word = Annotated[str, AfterValidator(_word), Field(json_schema_extra={"pattern": "^[^\0]+$"})]
+VariableName = Annotated[
+    str, AfterValidator(_variable_name), Field(json_schema_extra={"pattern": f"^{_VARIABLE.pattern}$"})
 ]
 Isolation = Literal["none", "namespaces", "kernel", "vm"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
 from runner.manifest.kinds._fields import (
@@ -23,12 +23,19 @@ from runner.manifest.kinds._fields import (
     Shape,
     Size,
     Text,
+    ToolName,
+    VariableName,
+    Word,
+    no_repeats,
 )
 
 KIND = "AgentType"
 
 _NULL: JsonDict = {"type": "null"}
 _WRITTEN: JsonDict = {"not": _NULL}
+
+_SOURCES = frozenset({"env", "file", "command", "keyring"})  # of a secret
+_OF_MODELS = ("model", "budget", "credentials", "cli_tools")  # fields that say what an agent may use, and how
 
 
 def _of_type(name: str, then: JsonDict, otherwise: JsonDict) -> JsonDict:
@@ -160,6 +167,12 @@ class Setup(Shape):
     on_failure: Literal["fail", "warn"] = Field(description="Whether a failed command fails the run.")
 
 
+class WarmPool(Shape):
+    """Workspaces that are kept running before anybody needs them."""
+
+    size: int = Field(ge=0, le=1_000, description="How many of them; `runner pool warm` keeps that many.")
+
+
 class Workspace(Shape):
     """The isolated place that the agent works in."""
 
@@ -185,18 +198,122 @@ class Workspace(Shape):
     setup: Setup = Field(description="How setup commands are run.")
     protected_paths: list[Text] = Field(description="Paths of the repository that the agent cannot change or create.")
     toolchains: list[AbsolutePath] = Field(description="Directories of this machine that are visible, read-only.")
+    warm_pool: WarmPool | None = Field(
+        None, description="Workspaces that are kept running; left out, the server's default for its own providers."
+    )
+
+
+class Keyring(Shape):
+    """An entry of the keyring of the person who applies."""
+
+    service: Word = Field(description="The service that it is for.")
+    user: Word = Field(description="The user name there.")
+
+
+class SecretSource(Shape):
+    """Where a secret's value is, on the machine that applies."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": [name], "properties": {name: _WRITTEN, **{other: _NULL for other in _SOURCES - {name}}}}
+                for name in sorted(_SOURCES)
+            ]
+        }
+    )
+
+    env: Word | None = Field(None, description="A variable of the runner's own environment.")
+    file: Word | None = Field(
+        None, description="A file that only its owner can read: absolute, below `~/`, or relative to the manifest."
+    )
+    command: Annotated[list[Word], Field(min_length=1)] | None = Field(
+        None, description="A command that prints it, as a list of words; run on this machine, without a shell."
+    )
+    keyring: Keyring | None = Field(None, description="An entry of the keyring, read by the program `keyring`.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> SecretSource:
+        if sum(getattr(self, name) is not None for name in _SOURCES) != 1:
+            hint = f"write one of {', '.join(sorted(_SOURCES))}"
+            raise Faults(Fault((), "a secret comes from exactly one place", hint))
+        return self
+
+
+class GivenSecret(Shape):
+    """A value that commands of some steps get, and that is shown nowhere."""
+
+    name: VariableName = Field(description="Its name: that of the variable, or of the file.")
+    from_: SecretSource = Field(alias="from", description="Where its value is, on the machine that applies.")
+    steps: Annotated[list[Literal["setup", "agent", "post_hook", "verify"]], AfterValidator(no_repeats)] = Field(
+        min_length=1, description="The steps whose commands get it.", json_schema_extra={"uniqueItems": True}
+    )
+    as_: Literal["env", "file"] = Field(
+        "env",
+        alias="as",
+        description="Whether it is a variable, or a file in memory whose path is in the variable `NAME_FILE`.",
+    )
+
+
+def _distinct_names(secrets: list[GivenSecret]) -> list[GivenSecret]:
+    names = [secret.name for secret in secrets]
+    repeated = [position for position, name in enumerate(names) if name in names[:position]]
+    if repeated:
+        raise Faults(*(Fault((i, "name"), f"`{names[i]}` is in this list already", "remove it") for i in repeated))
+    return secrets
+
+
+class Budget(Shape):
+    """Ceilings of what an agent may use of its model; the request that would go on beyond one is refused."""
+
+    tokens: int | None = Field(None, ge=1, description="Tokens in and out, all requests together.")
+    cost_usd: float | None = Field(
+        None, ge=0.01, le=1e6, description="Dollars, by the prices that this installation has."
+    )
+    turns: int | None = Field(None, ge=1, description="Answers of the model.")
 
 
 class Spec(Body):
     """An agent and the workspace that it works in."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"agent": {"const": "script"}}, "required": ["agent"]},
+            "then": {
+                "required": ["script"],
+                "properties": {
+                    "script": _WRITTEN,
+                    "model": _NULL,
+                    "budget": _NULL,
+                    "credentials": False,
+                    "cli_tools": _NULL,
+                },
+            },
+            "else": {
+                "properties": {"script": _NULL},
+                "if": {"not": {"properties": {"agent": {"const": "claude"}}}},
+                "then": {"properties": {"cli_tools": _NULL}},
+            },
+        }
+    )
+
     singular: ClassVar[Mapping[tuple[str, ...], str]] = {("workspace", "provider"): "providers"}
 
-    agent: Literal["script"] = Field(description="Who does the work.")
-    script: Script = Field(description="What the script agent plays.")
+    agent: Literal["script", "claude", "codex", "gemini", "goose"] = Field(description="Who does the work.")
+    script: Script | None = Field(None, description="What the `script` agent plays.")
+    model: Text | None = Field(None, description="The model that it works with, by a name that its service knows.")
+    budget: Budget | None = Field(None, description="Ceilings of what it may use of its model.")
+    credentials: Literal["gateway", "env"] = Field(
+        description="Whether the model's key stays with the runner's gateway, or is put into the agent's environment."
+    )
+    cli_tools: list[ToolName] | None = Field(
+        None, description="The only tools of its own that the CLI has, by its names for them; with `claude`."
+    )
     prompt: Prompt = Field(description="What the agent is told.")
     policy: str | None = Field(None, description="A policy by name; it adds to that of the run.")
     env: Environment = Field(description="Variables of the agent and its hooks; values are templates.")
+    secrets: Annotated[list[GivenSecret], AfterValidator(_distinct_names)] = Field(
+        description="Values that only commands of the named steps get; nothing shows or keeps them."
+    )
     timeouts: Timeouts = Field(description="How long each step may take.")
     stop_budget: Duration = Field(description="How long saving and cleaning up may take once the work has ended.")
     post_hooks: list[Command] = Field(description="Commands after the agent, before those of the run.")
@@ -204,8 +321,26 @@ class Spec(Body):
 
     @classmethod
     def faults_as_written(cls, spec: Mapping[str, Any]) -> Iterator[Fault]:
+        if spec.get("agent") == "script":
+            for name in _OF_MODELS:
+                if spec.get(name) is not None:
+                    yield Fault((name,), f"the `script` agent uses no model, so `{name}` has no meaning", "remove it")
         workspace = spec.get("workspace")
         if isinstance(workspace, dict) and workspace.get("enabled", False) is False:
             hint = "write `enabled: true`, or remove the field"
             for name in workspace.keys() & Workspace.model_fields.keys() - {"enabled"}:
                 yield Fault(("workspace", name), f"`{name}` has no meaning while the workspace is not enabled", hint)
+
+    @model_validator(mode="after")
+    def _a_script_for_the_script_agent_only(self) -> Spec:
+        if (self.agent == "script") == (self.script is not None):
+            return self
+        if self.script is None:
+            raise Faults(Fault(("script",), "`script` is missing", "add what the agent plays"))
+        raise Faults(Fault(("script",), f"`{self.agent}` plays no script", "remove it, or write `agent: script`"))
+
+    @model_validator(mode="after")
+    def _tools_of_a_cli_that_can_be_told(self) -> Spec:
+        if self.cli_tools is not None and self.agent not in ("script", "claude"):
+            raise Faults(Fault(("cli_tools",), f"`{self.agent}` cannot be told which tools it has", "remove it"))
+        return self

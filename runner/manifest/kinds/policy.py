@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
 
-from runner.manifest.kinds._fields import Body, Distinct, Isolation, Size, Text
+from pydantic import AfterValidator, Field
+
+from runner.manifest.kinds._fields import Body, Distinct, Isolation, Size, Text, no_repeats
 
 KIND = "Policy"
 
@@ -18,4 +20,9 @@ class Spec(Body):
     )
     max_file_size: Size = Field(description="The size that no changed file may exceed.")
     providers: Distinct | None = Field(None, description="The providers that may be used; left out, every one.")
+    secrets: Annotated[list[Text], AfterValidator(no_repeats)] | None = Field(
+        None,
+        description="The secrets that may be given to steps, by name; left out, every one.",
+        json_schema_extra={"uniqueItems": True},
+    )
     min_isolation: Isolation = Field(description="The least isolation that a workspace must have.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from runner.model import Feature
 from runner.plan.model import Step
-from runner.spec.model import Facts, RunSpec
+from runner.spec.model import Facts, ModelSpec, RunSpec
 from runner.steps._shape import Shape, mounts_of, shape_of
 
 NEEDS = (("setup", "clone", "provision"),)
@@ -24,11 +24,12 @@ class Body:
     env: Mapping[str, str]
     must: tuple[Feature, ...]
     shape: Shape
+    model: ModelSpec | None = None
 
 
 def inputs(body: Body) -> dict[str, object]:
     prompt = {"system": body.system, "user": body.user, "run": body.prompt}
-    return {"agent": body.agent, "prompt": prompt, "env": body.env, "mounts": body.shape}
+    return {"agent": body.agent, "model": body.model, "prompt": prompt, "env": body.env, "mounts": body.shape}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
@@ -37,11 +38,28 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="agent",
         kind="agent",
-        what=f"{spec.agent}: {spec.script.name}",
+        what=_what(spec),
         phase="work",
         needs=needs,
         deadline_seconds=spec.timeouts["agent"],
         origin=spec.origins["agent"],
-        body=Body(spec.agent, spec.system, spec.user, spec.prompt, spec.env, must, shape),
+        body=Body(spec.agent, spec.system, spec.user, spec.prompt, spec.env, must, shape, spec.model),
+        network="model gateway" if spec.model is not None and not spec.model.key_inside else "none",
         mounts=mounts_of(shape, spec),
     )
+
+
+def _what(spec: RunSpec) -> str:
+    model = spec.model
+    if model is None:
+        return f"{spec.agent}: {spec.script.name}"
+    budget = {
+        "{:,} tokens": model.budget.tokens,
+        "${:,.2f}": model.budget.cost_usd,
+        "{:,} turns": model.budget.turns,
+    }
+    words = [form.format(value) for form, value in budget.items() if value is not None]
+    parts = [f"{spec.agent} {model.name}", *([f"at most {', '.join(words)}"] if words else [])]
+    parts += [f"tools {', '.join(model.tools) or 'none'}"] if model.tools is not None else []
+    parts += ["HAS THE KEY of its model"] if model.key_inside else []
+    return "; ".join(parts)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from runner.model import DEFAULT_PROJECT, Feature, IsolationClass, Limits
 from runner.plan.model import Step
-from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec
+from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec, Warm
 from runner.steps._shape import agents_file
 
 NEEDS = (("lease",),)
@@ -33,6 +33,7 @@ class Body:
     unprotected: tuple[str, ...]
     agents_file: ContextFile | None
     image: str | None
+    warm: Warm
 
 
 def inputs(body: Body) -> dict[str, object]:
@@ -50,7 +51,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="provision",
         kind="provision",
-        what=f"{', then '.join(spec.providers)}{_place(spec, facts)}",
+        what=f"{', then '.join(spec.providers)}{_place(spec, facts)}{_warm(spec)}",
         phase="work",
         needs=needs,
         deadline_seconds=spec.timeouts["provision"],
@@ -69,8 +70,13 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             spec.unprotected,
             agents_file(spec, facts) if spec.shared or spec.checkout is None else None,
             facts.images.get(spec.name),
+            spec.warm,
         ),
     )
+
+
+def _warm(spec: RunSpec) -> str:
+    return f"; from a warm pool of {spec.warm.size} if it has one" if spec.warm.size else ""
 
 
 def _place(spec: RunSpec, facts: Facts) -> str:

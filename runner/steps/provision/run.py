@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import partial
 from shlex import quote
 
 import trio
 
 from runner import events as ev
-from runner.errors import PlatformError, ProtectedIgnored, ProviderUnavailable
-from runner.model import Feature, Handle, Limits, Outcome, succeeded
+from runner.errors import PlatformError, ProtectedIgnored, ProviderBusy, ProviderFailed, ProviderUnavailable
+from runner.model import Feature, Handle, Limits, Miss, Outcome, SlotKey, succeeded
 from runner.ports.provider import Probe, Provider, WorkspaceRequest
 from runner.steps._agents_file import place_in_project, place_in_tree
 from runner.steps._run import Run, read_input, write_new
@@ -20,26 +21,61 @@ STEP = "provision"
 
 
 async def perform(body: Body, run: Run) -> Outcome:
-    """Walk the chain of providers; every hop is an event with its reason."""
-    refused: list[str] = []
-    for name in body.providers:
-        provider = run.ports.provider(name)
-        probe = await provider.probe()
-        reason = _unfit(body, probe) or await _create(body, run, provider, probe)
+    """Walk the chain of providers, of which each is tried once in a run; every hop is an event with its reason."""
+    while (found := await next_fit(body, run)) is not None:
+        name, provider, probe = found
+        run.chosen = name
+        reason = await _create(body, run, provider, probe)
         if reason is None:
             await _fill(body, run)
             if body.unprotected:
                 message = f"project `{body.project}` is not isolated, so {', '.join(body.unprotected)} can be written"
                 await run.emit(ev.Warned(ProtectedIgnored.code, message))
-            return succeeded(f"{name}, isolation {probe.isolation.word}")
-        refused.append(f"`{name}`: {reason}")
-        await run.emit(ev.ProviderRefused(name, reason))
-    raise ProviderUnavailable(f"no provider could make the workspace: {'; '.join(refused)}", hint="see `runner doctor`")
+            return succeeded(f"{name}, isolation {probe.isolation.word}{_warmth(run)}")
+        await _refuse(run, name, reason)
+    refused = "; ".join(f"`{name}`: {reason}" for name, reason in run.refused.items())
+    raise ProviderUnavailable(f"no provider could make the workspace: {refused}", hint="see `runner doctor`")
+
+
+def _warmth(run: Run) -> str:
+    if run.missed is not None:
+        return f", made cold: {run.missed.value}"
+    return ", kept warm" if run.handle is not None and run.handle.slot else ""
+
+
+async def next_fit(body: Body, run: Run) -> tuple[str, Provider, Probe] | None:
+    """The next provider of the chain that was not tried yet and is what is asked for; the others are refused."""
+    for name in body.providers:
+        if name in run.refused or name == run.chosen:
+            continue
+        provider = run.ports.provider(name)
+        ask = partial(_ask, body, provider)
+        last = run.provider is None and name == body.providers[-1]  # without one, the run is over
+        try:
+            return name, provider, await (run.persist("asking the provider", ask) if last else ask())
+        except PlatformError as error:
+            await _refuse(run, name, error.message)
+    return None
+
+
+async def _ask(body: Body, provider: Provider) -> Probe:
+    """Raises ``ProviderBusy`` when it is not available, though one of its chain was when the run was planned, and
+    ``ProviderFailed`` when it is not what is asked for."""
+    probe = await provider.probe()
+    if not probe.available:
+        raise ProviderBusy(probe.reason or "not available")
+    probe = probe.among_others() if body.shared else probe
+    if reason := _unfit(body, probe):
+        raise ProviderFailed(reason)
+    return probe
+
+
+async def _refuse(run: Run, name: str, reason: str) -> None:
+    run.refused[name] = reason
+    await run.emit(ev.ProviderRefused(name, reason))
 
 
 def _unfit(body: Body, probe: Probe) -> str | None:
-    if not probe.available:
-        return probe.reason or "not available"
     if probe.isolation < body.isolation:
         return f"isolation {probe.isolation.word} is below {body.isolation.word}"
     lacking = [feature.value for feature in body.must if not probe.enforces(feature)]
@@ -54,13 +90,35 @@ async def _create(body: Body, run: Run, provider: Provider, probe: Probe) -> str
     run.attach(provider, probe, None)
     await run.emit(ev.EffectIntended(STEP, "workspace", name, provider.name))
     try:
-        handle = await provider.create(request)
+        handle = await _warm(body, run, provider, probe, request)
+        handle = handle or await run.persist("making the workspace", partial(provider.create, request))
     except PlatformError as error:
         await run.emit(ev.EffectGone(STEP, "workspace", name))
+        run.vacate()
         return error.message
     run.attach(provider, probe, handle)
     await run.emit(ev.EffectDone(STEP, "workspace", name), ev.ProviderChosen(provider.name, probe.isolation))
     return None
+
+
+async def _warm(body: Body, run: Run, provider: Provider, probe: Probe, request: WorkspaceRequest) -> Handle | None:
+    """A workspace that was kept warm, if there is one for this run."""
+    if not probe.enforces(Feature.WARM_POOL) or run.kept is not None:
+        return None  # the first sandbox of a run that goes on may be of another shape
+    found = await run.ports.warm(provider, slot_key(body, provider.name, probe), request)
+    if isinstance(found, Handle):
+        await run.emit(ev.SlotClaimed(request.id, str(found.slot)))
+        return found
+    if found is not None or body.warm.size:
+        run.missed = found or Miss.NO_KEEPER
+        await run.emit(ev.SlotMissed(request.id, run.missed))
+    return None
+
+
+def slot_key(body: Body, provider: str, probe: Probe) -> SlotKey:
+    """The key of the slots that a run's workspace can come from."""
+    warm, limits = body.warm, enforceable(body.limits, probe)
+    return SlotKey(provider, body.image, limits, warm.network, warm.toolchains, body.shared, warm.policy)
 
 
 def enforceable(limits: Limits, probe: Probe) -> Limits:

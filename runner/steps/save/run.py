@@ -15,6 +15,7 @@ from runner.ports.git import Snapshot
 from runner.steps._agents_file import changed
 from runner.steps._judge import commit_tree, scan_tree
 from runner.steps._run import Run
+from runner.steps._secrets import redact_files, shown_by
 from runner.steps.save.plan import Body
 
 STEP = "save"
@@ -33,6 +34,11 @@ async def perform(body: Body, run: Run) -> Outcome:
         return failed(Reason.POLICY, text, details=tuple(str(v) for v in scan.violations[:10]))
     snapshot = run.snapshot or await _unpublished(body, run)
     receipt = replace(await _receipt(run, snapshot), outputs=outputs)
+    if run.unchecked:
+        warnings += (f"nobody could look for secrets in what was saved: {', '.join(run.unchecked)}",)
+    if receipt.patch is not None:
+        shown = await shown_by(run.ports.redact, run.places.directory, receipt.patch)
+        warnings += tuple(f"{receipt.patch} shows secret {name}, which the repository had before" for name in shown)
     run.receipt = receipt
     await run.emit(ev.WorkSaved(receipt))
     what = f"{receipt.changed} changed, patch {receipt.patch_bytes} bytes" if receipt.patch else "no change"
@@ -53,7 +59,7 @@ async def _unpublished(body: Body, run: Run) -> Snapshot:
 async def _receipt(run: Run, snapshot: Snapshot) -> Receipt:
     git, repository = run.ports.git, run.places.repository
     changes = await git.changes(repository, run.base, snapshot.commit)
-    withheld = bool(run.offending)
+    withheld = bool(run.offending) or (run.snapshot is None and bool(run.unchecked))
     left_out = tuple(sorted(path.decode("utf-8", "backslashreplace") for path in run.offending))[:100]
     if not changes:
         return Receipt(snapshot.commit, None, None, 0, 0, withheld, left_out)
@@ -78,9 +84,10 @@ def _deliver_output(body: Body, run: Run) -> tuple[tuple[str, ...], tuple[str, .
     _, handle = run.require()
     kept = delivered = run.places.directory / "output"
     skipped = trees.copy_out(handle.private / "output", kept)
+    warnings = tuple(redact_files(run.ports.redact, kept))
     names = sorted(str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file())
     if body.incident is not None and names:
         delivered = body.incident / "output"
         skipped += trees.copy_out(kept, delivered)
-    warnings = tuple(f"output left behind: {what}" for what in skipped)
+    warnings += tuple(f"output left behind: {what}" for what in map(run.ports.redact.text, skipped))
     return tuple(str(delivered / name) for name in names[:MAX_NAMED]), warnings

@@ -1,0 +1,69 @@
+"""Codex, by ``codex exec --json``: a turn is completed only when it says so and has not failed.
+
+Its built-in provider ignores ``OPENAI_BASE_URL`` and tries a websocket first, so it is given a provider of its own.
+That one takes the key of ``codex login``, which the runner feeds by standard input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+from runner.agents._cli import Cli, Line, Turn, at, count, reason_of, text
+from runner.model import Usage
+from runner.ports.agent import Access, Preparation
+from runner.ports.gateway import Api
+
+_RETRIES = 2
+
+
+def _prepare(access: Access) -> Preparation:
+    config = "check_for_update_on_startup = false\n"
+    if access.address is not None:
+        address = json.dumps(f"{access.address}/v1")
+        config += (
+            'model_provider = "gateway"\n'
+            "[model_providers.gateway]\n"
+            f'name = "gateway"\nbase_url = {address}\nwire_api = "responses"\nrequires_openai_auth = true\n'
+            f"request_max_retries = {_RETRIES}\nstream_max_retries = {_RETRIES}\n"
+        )
+    return Preparation({}, {".codex/config.toml": config}, ("codex", "login", "--with-api-key"))
+
+
+def _read(lines: Iterable[Line]) -> Turn:
+    turn = Turn()
+    for line in lines:
+        match line.get("type"):
+            case "turn.started":
+                turn = replace(turn, under_way=True, finished=False)
+            case "item.started" | "item.completed" as event:
+                turn = _item(turn, line, done=event == "item.completed")
+            case "turn.completed":
+                turn = replace(turn, under_way=False, finished=True, usage=(turn.usage or Usage()) + _usage(line))
+            case "turn.failed":
+                said = text(line, "error", "message")
+                return replace(turn, under_way=False, finished=False, said=said, reason=reason_of(said))
+    return turn
+
+
+def _item(turn: Turn, line: Line, *, done: bool) -> Turn:
+    match at(line, "item", "type"):
+        case "agent_message":
+            return replace(turn, said=text(line, "item", "text"))
+        case "command_execution":
+            return replace(turn, used=turn.used + done)
+    return turn
+
+
+def _usage(line: Line) -> Usage:
+    return Usage(
+        input_tokens=count(line, "usage", "input_tokens"),
+        cached_tokens=count(line, "usage", "cached_input_tokens"),
+        output_tokens=count(line, "usage", "output_tokens"),
+        reasoning_tokens=count(line, "usage", "reasoning_output_tokens"),
+        cost_usd=None,
+    )
+
+
+agent = Cli("codex", Api.OPENAI, _prepare, _read)

@@ -1,0 +1,163 @@
+"""The values of secrets, had before anything is made: from the environment, a file, a command or the keyring.
+
+A value goes from here into the redactor, and into the processes of the steps that name it; nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess  # noqa: TID251  # PIPE and DEVNULL only; trio spawns
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import trio
+
+from runner.errors import Rejected, RunnerError, SecretExposed, SecretMissing, UnfitSecret
+from runner.plan.model import RunPlan
+from runner.redact import Redactor, Secret
+from runner.settings import Settings
+from runner.spec.model import FromCommand, FromEnv, FromFile, FromKeyring, SecretSpec
+
+MOST = 64 << 10  # bytes of a value
+SECONDS = 60.0  # for a command, which may ask a person
+
+
+def redactor_of(settings: Settings) -> Redactor:
+    """A redactor that knows what secrets the runner itself uses; a value that cannot be hidden is no secret."""
+    redactor = Redactor()
+    known = [(key.variable, key.text) for key in settings.model_keys.values()]
+    if settings.git_token is not None:
+        known.append((f"token of {settings.git_token.host}", settings.git_token.text))
+    for name, text in known:
+        try:
+            redactor.register(name, os.fsencode(text))
+        except UnfitSecret:
+            continue
+    return redactor
+
+
+async def values_of(
+    specs: Mapping[str, Sequence[SecretSpec]],
+    plans: Iterable[RunPlan],
+    settings: Settings,
+    redactor: Redactor,
+    *,
+    done: Collection[str] = (),
+) -> dict[str, dict[str, Secret]]:
+    """What the steps of each run name, by run and name; the redactor knows them from now on.
+
+    ``specs`` are by run. Secrets only of steps that are ``done`` are not looked for. Raises ``Rejected`` with every
+    secret that cannot be had, or cannot be hidden, at its place; nothing has been made by then.
+    """
+    known: dict[object, Secret] = {}
+    findings: list[RunnerError] = []
+    values: dict[str, dict[str, Secret]] = {}
+    for plan in plans:
+        names = {given.name for step in plan.steps if step.id not in done for given in step.secrets}
+        values[plan.name] = found = {}
+        for spec in specs.get(plan.name, ()):
+            key = (spec.name, spec.source)
+            if spec.name not in names:
+                continue
+            try:
+                if key not in known:
+                    known[key] = await _value(spec, settings, redactor)
+                found[spec.name] = known[key]
+            except RunnerError as error:
+                findings.append(type(error)(error.message, at=spec.at, hint=error.hint))
+    if findings:
+        raise Rejected(findings)
+    return values
+
+
+async def _value(spec: SecretSpec, settings: Settings, redactor: Redactor) -> Secret:
+    value = await _read(spec, settings)
+    if len(value) > MOST:
+        raise SecretMissing(f"secret `{spec.name}` has more than {MOST >> 10} KiB")
+    if not value.strip():
+        raise SecretMissing(f"secret `{spec.name}` is empty in {_words(spec)}")
+    if not spec.as_file and b"\0" in value:
+        raise UnfitSecret(f"secret `{spec.name}` holds a NUL, which no variable can", hint="write as: file")
+    redactor.register(spec.name, value)
+    return Secret(spec.name, value)
+
+
+async def _read(spec: SecretSpec, settings: Settings) -> bytes:
+    match spec.source:
+        case FromEnv(variable):
+            if variable not in settings.variables:
+                raise SecretMissing(f"secret `{spec.name}` is missing: {_words(spec)} is not set")
+            return os.fsencode(settings.variables[variable])
+        case FromFile(path):
+            home = settings.variables.get("HOME", "/")
+            return _file(spec, os.path.join(home, path[2:]) if path.startswith("~/") else path)
+        case FromCommand(argv):
+            return await _printed(spec, argv, settings)
+        case FromKeyring(service, user):
+            return await _printed(spec, ("keyring", "get", service, user), settings)
+
+
+def _file(spec: SecretSpec, path: str) -> bytes:
+    """Its content; links are followed. Other users must not be able to read it: then it is no secret."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise SecretMissing(f"secret `{spec.name}` is missing: `{path}`: {error.strerror}") from None
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise SecretMissing(f"secret `{spec.name}` is missing: `{path}` is not a regular file")
+        if mode & 0o066:
+            message = f"secret `{spec.name}` is in a file that others can read or change: `{path}`"
+            raise SecretExposed(message, hint=f"chmod 600 {path}")
+        return os.read(descriptor, MOST + 1)
+    finally:
+        os.close(descriptor)
+
+
+async def _printed(spec: SecretSpec, argv: Sequence[str], settings: Settings) -> bytes:
+    """What a command prints; its complaints are not repeated, since they may hold what is secret."""
+    failure = f"secret `{spec.name}` is missing: {_words(spec)}"
+    try:
+        process = await trio.lowlevel.open_process(
+            list(argv),
+            env=dict(settings.variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SecretMissing(f"{failure} cannot be started: {error.strerror}") from None
+    assert process.stdout is not None
+    value = bytearray()
+    try:
+        with trio.move_on_after(SECONDS) as patience:
+            async with process.stdout:
+                while len(value) <= MOST and (chunk := await process.stdout.receive_some(MOST)):
+                    value += chunk
+            if len(value) <= MOST:
+                await process.wait()
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        with trio.CancelScope(shield=True):
+            await process.wait()
+    if patience.cancelled_caught:
+        raise SecretMissing(f"{failure} took more than {SECONDS:g} s", hint="it must not wait for a person for long")
+    if process.returncode != 0 and len(value) <= MOST:
+        raise SecretMissing(f"{failure} exited {process.returncode}", hint="run it yourself to see why")
+    return bytes(value)
+
+
+def _words(spec: SecretSpec) -> str:
+    match spec.source:
+        case FromEnv(variable):
+            return f"variable `{variable}`"
+        case FromFile(path):
+            return f"`{path}`"
+        case FromCommand(argv):
+            return f"`{argv[0]}`"
+        case FromKeyring(service, user):
+            return f"`keyring get {service} {user}`"

@@ -1,0 +1,104 @@
+"""``runner pool``: workspaces that run before anybody needs them."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.cli.output import Output
+from runner.cli.verbs._premises import line, on_premises
+
+if TYPE_CHECKING:
+    from runner.app.pool import PoolState, PoolStatus
+    from runner.app.tenancy import Premises
+    from runner.settings import Settings
+
+SUMMARY = "workspaces that run before anybody needs them: warm, status, resize, drain"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    told = "keep the pools that manifests ask for, until it is stopped"
+    warm = verbs.add_parser("warm", help=told, description=told, allow_abbrev=False)
+    warm.add_argument("path", nargs="?", type=Path, default=Path(".runner"), help="file or folder (default: .runner)")
+    warm.add_argument("--size", metavar="N", type=int, help="slots of each pool, whatever the manifests say")
+    verbs.add_parser("status", help="the pools, and how often they had what was asked for", allow_abbrev=False)
+    resize = verbs.add_parser("resize", help="change how many slots there should be", allow_abbrev=False)
+    resize.add_argument("size", metavar="N", type=int)
+    drain = verbs.add_parser("drain", help="end all slots, and make no others", allow_abbrev=False)
+    for verb in (resize, drain):
+        verb.add_argument("--pool", metavar="POOL", help="only this one, by its name or the beginning of it")
+    for verb in verbs.choices.values():
+        verb.add_argument("--output", choices=("text", "json"), default="text")
+
+
+def main(args: Namespace, out: Output) -> int:
+    from runner.app import pool
+    from runner.settings import current
+
+    settings = current()
+    match args.what:
+        case "warm":
+            _warm(args, settings, out)
+        case "status":
+            _print(on_premises(settings, out, pool.status), args.output, out)
+        case _:
+            size = args.size if args.what == "resize" else 0
+            _print(on_premises(settings, out, lambda found: pool.resize(found, size, args.pool)), args.output, out)
+    return 0
+
+
+def _warm(args: Namespace, settings: Settings, out: Output) -> None:
+    import trio
+
+    from runner.app.planning import make_plan
+    from runner.app.pool import open_pool, pools_of, status
+    from runner.errors import UsageError
+
+    if args.size is not None and not 0 < args.size <= 1_000:
+        raise UsageError(f"a pool can not have {args.size} slots", hint="1 to 1000")
+
+    async def keep(premises: Premises) -> None:
+        planned = await make_plan(args.path, settings)
+        out.findings(planned.warnings)
+        async with open_pool(premises, pools_of(planned, args.size), lambda error: out.findings([error])):
+            _print(await status(premises), args.output, out)
+            await trio.sleep_forever()
+
+    with suppress(KeyboardInterrupt):  # how it ends
+        on_premises(settings, out, keep)
+
+
+def _print(found: PoolStatus, form: str, out: Output) -> None:
+    if form == "json":
+        from runner.plan.model import plain_fields
+
+        out.json(plain_fields(found))
+        return
+    line(out, "kept warm" if found.kept else "nobody keeps a pool now: `runner pool warm` does")
+    for pool in found.pools:
+        line(out, _line(pool, kept=found.kept))
+    for what, count in found.counts.items():
+        line(out, f"{count:>6} {what}" if what == "hit" else f"{count:>6} missed: {what}")
+
+
+def _line(pool: PoolState, *, kept: bool) -> str:
+    from runner.report.words import limits
+
+    key = pool.key
+    words = [key.image or "no image", limits(key.limits), f"network {key.network}", *key.toolchains]
+    return f"{pool.name}  {_counts(pool) if kept else _left(pool)}  {key.provider}  {'  '.join(words)}"
+
+
+def _counts(pool: PoolState) -> str:
+    from runner.model import SlotState
+
+    others = [f", {n} {state}" for state, n in pool.slots.items() if n and state is not SlotState.READY]
+    return f"{pool.slots[SlotState.READY]} of {pool.size} ready{''.join(others)}"
+
+
+def _left(pool: PoolState) -> str:
+    left = sum(pool.slots.values())
+    return f"{left} left, which `runner recover` removes" if left else f"0 of {pool.size} ready"

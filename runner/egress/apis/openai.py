@@ -1,0 +1,98 @@
+"""OpenAI's two APIs, Responses and Chat Completions, with and without ``/v1`` in front."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from runner.egress.apis._api import Api, Call, Counts, Kind, inner, objects, whole
+from runner.model import Reason
+from runner.ports.gateway import Refusal
+
+_CODES = {
+    Refusal.MODEL: "model_not_allowed",
+    Refusal.BUDGET: "budget_exceeded",
+    Refusal.GATEWAY: "gateway_unavailable",
+}
+_CLIENT_TOOLS = ("function", "custom", "local_shell", "apply_patch", "namespace")
+_TIERS = (None, "auto", "default")
+_LAST = ("response.completed", "response.incomplete", "response.failed")
+_REASONS = {401: Reason.AUTH, 402: Reason.QUOTA, 403: Reason.AUTH, 404: Reason.MODEL, 429: Reason.QUOTA}
+
+
+class OpenAi:
+    forwarded = frozenset({b"openai-beta", b"originator", b"session-id", b"thread-id", b"session_id"})
+
+    def route(self, method: str, path: str) -> Call | None:
+        below = path.removeprefix("/v1")
+        match method, below:
+            case "POST", "/responses" | "/chat/completions":
+                return Call(below.removeprefix("/"), Kind.ANSWER, below)
+            case "GET", "/models":
+                return Call("models", Kind.LIST, below)
+        return None
+
+    def reach(self, body: Mapping[str, Any]) -> str | None:
+        for name in ("background", "prompt", "web_search_options"):
+            if body.get(name):
+                return f"`{name}`"
+        if body.get("service_tier") not in _TIERS:
+            return "`service_tier`"
+        items = [*objects(body.get("input")), *objects(body.get("messages"))]
+        if kind := _hosted([body, *items]):
+            return f"the tool `{kind}`"
+        return next((f"the {name} of another place" for name in map(_fetched, items) if name), None)
+
+    def auth(self, key: str) -> tuple[bytes, bytes]:
+        return b"authorization", f"Bearer {key}".encode()
+
+    def counts(self, message: Mapping[str, Any]) -> tuple[Counts, bool] | None:
+        usage = inner(message, "response", "usage") or inner(message, "usage")
+        if not usage:
+            return None
+        form = "input" if "input_tokens" in usage else "prompt"
+        given = inner(usage, f"{form}_tokens_details")
+        made = "output" if form == "input" else "completion"
+        cached, written = whole(given.get("cached_tokens")), whole(given.get("cache_write_tokens"))
+        counts = Counts(
+            fresh=max(0, whole(usage.get(f"{form}_tokens")) - cached - written),
+            cached=cached,
+            written=written,
+            output=whole(usage.get(f"{made}_tokens")),
+            reasoning=whole(inner(usage, f"{made}_tokens_details").get("reasoning_tokens")),
+        )
+        return counts, "type" not in message or message["type"] in _LAST
+
+    def error(self, status: int, refusal: Refusal, message: str) -> bytes:
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": _CODES.get(refusal)}
+        return json.dumps({"error": error}).encode()
+
+    def reason(self, status: int, body: bytes) -> Reason | None:
+        return Reason.GATEWAY if status >= 500 else _REASONS.get(status)
+
+
+def _hosted(places: Iterable[Mapping[str, Any]]) -> str | None:
+    """The first tool that is not the client's own; tools stand in the request, in its items, and in each other."""
+    waiting = list(places)
+    while waiting:
+        for tool in objects(waiting.pop().get("tools")):
+            if tool.get("type") not in _CLIENT_TOOLS:
+                return str(tool.get("type"))
+            waiting.append(tool)
+    return None
+
+
+def _fetched(item: Mapping[str, Any]) -> str | None:
+    """The part of an item that the provider would fetch, or has from elsewhere."""
+    for part in (item, *objects(item.get("content")), *objects(item.get("output"))):
+        picture = part.get("image_url")
+        url = picture.get("url") if isinstance(picture, dict) else picture
+        if url and not str(url).startswith("data:"):
+            return "image"
+        if part.get("file_url") or part.get("file_id") or inner(part, "file").get("file_id"):
+            return "file"
+    return None
+
+
+api: Api = OpenAi()

@@ -1,0 +1,87 @@
+"""The model gateway: keys and prices are checked here, and a session is opened on what stands for the provider.
+
+What it takes to serve is imported with the first session: most runs have no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from runner.errors import KeyMissing, Unpriced
+from runner.ports.gateway import Exchange, Grant, Session
+from runner.settings import ModelKey, Settings
+
+if TYPE_CHECKING:
+    from runner.egress.upstream import Upstream
+
+
+class ModelGateway:
+    """The gateway to the providers themselves, with the keys of the settings."""
+
+    rehearsal: str | None = None
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def check(self, grant: Grant) -> None:
+        from runner.egress.upstream import check_reach
+
+        usable(self._settings.model_keys[grant.api.value])
+        check_prices(grant)
+        check_reach(self._settings.model_urls[grant.api.value], self._settings.reach)
+
+    @asynccontextmanager
+    async def open(self, grant: Grant, on_exchange: Callable[[Exchange], None]) -> AsyncIterator[Session]:
+        from runner.egress.upstream import open_remote
+
+        self.check(grant)
+        key = usable(self._settings.model_keys[grant.api.value])
+        async with (
+            open_remote(self._settings.model_urls[grant.api.value], self._settings.reach) as upstream,
+            open_session(grant, upstream, key, on_exchange) as session,
+        ):
+            yield session
+
+
+@asynccontextmanager
+async def open_session(
+    grant: Grant, upstream: Upstream, key: str, on_exchange: Callable[[Exchange], None]
+) -> AsyncIterator[Session]:
+    """A grant on whatever stands for the provider, for the length of the block."""
+    from runner.egress.session import GrantedSession
+
+    session = GrantedSession(
+        grant, import_module(f"runner.egress.apis.{grant.api.value}").api, upstream, key, on_exchange
+    )
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def usable(key: ModelKey) -> str:
+    """The key's text. Raises ``KeyMissing`` when there is none, or what is there can be none."""
+    names = " or ".join(f"`{name}`" for name in key.variables)
+    hint = "set it where runner is started, or rehearse without a key: `runner rehearse`"
+    if not key.variable:
+        raise KeyMissing(f"no key for the agent's model: {names} is not set", hint=hint)
+    if not key.text.isascii() or not key.text.isprintable() or " " in key.text:
+        raise KeyMissing(f"`{key.variable}` is no key: it is blank, or holds a blank or a line's end", hint=hint)
+    return key.text
+
+
+def check_prices(grant: Grant) -> None:
+    """Raises ``Unpriced`` when a budget in dollars could not be kept."""
+    from runner.egress.prices import is_priced
+
+    if grant.budget.cost_usd is None:
+        return
+    for model in grant.models:
+        if not is_priced(grant.api.value, model):
+            raise Unpriced(
+                f"the model `{model}` has no known price, so `budget.cost_usd` can not be kept",
+                hint="write `budget.tokens`, or name a model with a price",
+            )

@@ -1,0 +1,213 @@
+"""HTTP/1.1 towards the workspace: one connection, its requests one after the other, each bounded in size and time.
+
+h11 does the parsing; here are only the limits, and who waits for whom. A client that goes away while it is served
+takes its request along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import h11
+import trio
+
+from runner.nurseries import open_services
+from runner.ports.provider import Connection
+
+MAX_HEAD = 64 << 10
+MAX_BODY = 64 << 20
+LARGE = 1 << 20  # a body above this waits for one of a few places, so that many connections cost bounded memory
+LARGE_PLACES = 2
+IDLE_SECONDS = 600.0  # between requests, and for each piece of an answer to be taken
+PIECE_SECONDS = 60.0  # for each piece of a request, once it has begun
+_CHUNK = 64 << 10
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """``began`` is when its first byte was there, trio time."""
+
+    method: str
+    target: bytes
+    headers: Headers  # names in lower case
+    body: bytes
+    began: float
+
+    @property
+    def path(self) -> str:
+        return self.target.partition(b"?")[0].decode("ascii")
+
+    @property
+    def query(self) -> bytes:
+        return self.target.partition(b"?")[2]
+
+    def header(self, name: bytes) -> bytes:
+        return next((value for key, value in self.headers if key == name), b"")
+
+
+class BadRequest(Exception):
+    """What a client sent cannot be answered by whoever serves requests. Never leaves this module."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Reply:
+    """The answer to one request: ``start`` once, ``send`` any number of times. What serves it sends the end."""
+
+    def __init__(self, wire: Wire, *, bodiless: bool) -> None:
+        self._wire = wire
+        self._bodiless = bodiless
+        self.status = 0
+        self.sent_bytes = 0
+        self.first_byte: float | None = None
+        self.is_cut = False
+
+    def cut(self) -> None:
+        """What was sent is not all: the client gets no end, and the connection is closed."""
+        self.is_cut = True
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.status = status
+        await self._wire.send(h11.Response(status_code=status, headers=list(headers)))
+
+    async def send(self, data: bytes) -> None:
+        if self.first_byte is None:
+            self.first_byte = trio.current_time()
+        self.sent_bytes += len(data)
+        if not self._bodiless:
+            await self._wire.send(h11.Data(data=data))
+
+    async def send_all(self, status: int, content_type: bytes, body: bytes) -> None:
+        await self.start(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body))])
+        await self.send(body)
+
+
+Serve = Callable[[Request, Reply], Awaitable[None]]
+
+
+async def serve_http(connection: Connection, serve: Serve, large: trio.Semaphore) -> None:
+    """Answer the requests of one connection until it ends. ``large`` is shared by all connections.
+
+    Raises what the connection raises.
+    """
+    wire = Wire(connection, large)
+    try:
+        while True:
+            try:
+                request = await wire.receive()
+            except (BadRequest, h11.RemoteProtocolError) as error:
+                await wire.refuse(error)
+                return
+            if request is None:
+                return
+            async with open_services() as services:
+                services.start_soon(wire.watch, services.cancel_scope)
+                reply = Reply(wire, bodiless=request.method == "HEAD")
+                await serve(request, reply)
+            if wire.gone or reply.is_cut or not await wire.finish():
+                return
+    finally:
+        wire.release()
+
+
+class Wire:
+    def __init__(self, connection: Connection, large: trio.Semaphore) -> None:
+        self.gone = False
+        self._connection = connection
+        self._large = large
+        self._holds_place = False
+        self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+
+    async def receive(self) -> Request | None:
+        """The next request with its body; ``None`` when there is no other. Raises ``BadRequest`` and h11's errors."""
+        with trio.move_on_after(IDLE_SECONDS):
+            while (head := self._protocol.next_event()) is h11.NEED_DATA:
+                if not await self._feed(IDLE_SECONDS):
+                    return None
+        if not isinstance(head, h11.Request):
+            return None
+        began = trio.current_time()
+        if self._protocol.they_are_waiting_for_100_continue:
+            await self.send(h11.InformationalResponse(status_code=100, headers=[]))
+        body = await self._body()
+        return Request(head.method.decode(), bytes(head.target), list(head.headers), body, began)
+
+    async def _body(self) -> bytes:
+        body = bytearray()
+        while True:
+            event = self._protocol.next_event()
+            if event is h11.NEED_DATA:
+                if not await self._feed(PIECE_SECONDS):
+                    raise BadRequest(408, "the request did not go on")
+            elif isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > MAX_BODY:
+                    raise BadRequest(413, f"a request has at most {MAX_BODY >> 20} MiB")
+                if len(body) > LARGE and not self._holds_place:
+                    await self._large.acquire()
+                    self._holds_place = True
+            else:
+                return bytes(body)
+
+    async def _feed(self, seconds: float) -> bool:
+        """Hand on what comes next; false when nothing does in that time."""
+        with trio.move_on_after(seconds):
+            data = await self._connection.receive_some(_CHUNK)
+            self._protocol.receive_data(data)
+            return True
+        return False
+
+    async def watch(self, serving: trio.CancelScope) -> None:
+        """Cancel what is served when the client goes away; what it says meanwhile is its next request."""
+        ahead = 0
+        while ahead <= MAX_HEAD:
+            try:
+                data = await self._connection.receive_some(_CHUNK)
+            except trio.BrokenResourceError:
+                data = b""
+            self._protocol.receive_data(data)
+            ahead += len(data)
+            if not data:
+                self.gone = True
+                serving.cancel()
+                return
+
+    async def send(self, event: h11.Event) -> None:
+        data = self._protocol.send(event)
+        with trio.move_on_after(IDLE_SECONDS) as waiting:
+            await self._connection.send_all(data or b"")
+        if waiting.cancelled_caught:
+            raise trio.BrokenResourceError("nobody takes the answer")
+
+    async def finish(self) -> bool:
+        """End the answer; whether the connection serves another request."""
+        self.release()
+        if self._protocol.our_state is not h11.SEND_BODY:
+            return False
+        await self.send(h11.EndOfMessage())
+        states = {self._protocol.our_state, self._protocol.their_state}
+        if states != {h11.DONE}:
+            return False
+        self._protocol.start_next_cycle()
+        return True
+
+    async def refuse(self, error: Exception) -> None:
+        if self._protocol.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        status = error.status if isinstance(error, BadRequest) else getattr(error, "error_status_hint", 400)
+        text = f"{HTTPStatus(status).phrase}: {error}\n".encode()
+        headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(text)), (b"connection", b"close")]
+        await self.send(h11.Response(status_code=status, headers=headers))
+        await self.send(h11.Data(data=text))
+        await self.send(h11.EndOfMessage())
+
+    def release(self) -> None:
+        if self._holds_place:
+            self._holds_place = False
+            self._large.release()

@@ -1,0 +1,238 @@
+"""Who keeps workspaces warm: makes slots, gives each to one who asks, replaces it, and ends what is too many or dead.
+
+A slot's row is durable before anything of the slot is made, and goes when nothing of it is left or when it has become
+somebody's workspace. Each slot has a task of its own, in which its sandbox is open. There is one keeper of a store at
+a time, which its caller sees to; so whatever slots a keeper finds at its start are a dead one's, see ``clear``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import trio
+
+from runner.errors import RunnerError
+from runner.lifecycle.pool import PREFIX, Failures, decide, name_of, why_missed
+from runner.model import Handle, Miss, SlotKey, SlotState
+from runner.ports.provider import Passed, Provider, Slot, WarmSlots, WorkspaceRequest
+from runner.ports.store import SlotRow, Store
+
+LOOK = 2.0  # seconds between looks at how many slots are wanted
+_ANSWER = 1.0  # seconds that a slot has to answer
+_AT_ONCE = 2  # slots that are made at a time
+
+Deliver = Callable[[Handle, Passed], Awaitable[bool]]
+
+
+@dataclass(eq=False)
+class _Kept:
+    """One slot and its task. ``left`` is set when the task has nothing to do with the sandbox any more.
+
+    ``assigned`` is the workspace that it has become.
+    """
+
+    row: SlotRow
+    key: SlotKey
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    wanted: trio.Event = field(default_factory=trio.Event)
+    left: trio.Event = field(default_factory=trio.Event)
+    handle: Handle | None = None
+    slot: Slot | None = None
+    passed: Passed | None = None
+    assigned: Handle | None = None
+
+    def become(self, state: SlotState) -> None:
+        self.row = replace(self.row, state=state)
+
+
+class Keeper:
+    """``tell`` hears of what went wrong and is tried again. ``name`` is for whoever looks at the rows.
+
+    It looks every ``look`` seconds at how many slots are wanted.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        provider: Callable[[str], Provider],
+        *,
+        name: str,
+        now: Callable[[], int],
+        new_id: Callable[[], str],
+        tell: Callable[[RunnerError], None] = lambda error: None,
+        look: float = LOOK,
+    ) -> None:
+        self._store, self._provider, self._name = store, provider, name
+        self._now, self._new_id, self._tell, self._pause = now, new_id, tell, look
+        self._kept: dict[str, _Kept] = {}
+        self._failures: dict[str, Failures] = {}
+        self._keys: dict[str, SlotKey] = {}
+        self._making = trio.CapacityLimiter(_AT_ONCE)
+        self._woken = trio.Event()
+
+    async def run(self) -> None:
+        """Keep as many slots as the store says, until this is cancelled; then every slot that is nobody's is ended."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._woken = trio.Event()
+                pause = self._pause
+                try:
+                    pause = min(pause, await self._look(nursery))
+                except RunnerError as error:
+                    self._tell(error)
+                with trio.move_on_after(pause):
+                    await self._woken.wait()
+
+    async def _look(self, nursery: trio.Nursery) -> float:
+        """Change what is to be changed; seconds until something is due again."""
+        pools = {pool.name: pool for pool in await self._store.pools()}
+        self._keys = {name: pool.key for name, pool in pools.items() if pool.size}
+        sizes = {name: pool.size for name, pool in pools.items()}
+        now = self._now()
+        change = decide([kept.row for kept in self._kept.values()], sizes, self._failures, now)
+        for id in change.end:
+            kept, before = self._kept[id], self._kept[id].row.state
+            kept.become(SlotState.DRAINING)
+            kept.scope.cancel()
+            await self._store.move_slot(id, before, SlotState.DRAINING)
+        for pool, count in change.make.items():
+            for _ in range(count):
+                wish = SlotRow(PREFIX + self._new_id(), pool, SlotState.WARMING, self._name)
+                kept = _Kept(await self._store.put_slot(wish), pools[pool].key)
+                self._kept[kept.row.id] = kept
+                nursery.start_soon(self._keep, kept)
+        return self._pause if change.again is None else (change.again - now) / 1e6
+
+    async def _keep(self, kept: _Kept) -> None:
+        """One slot from its making to its end, or to its being somebody's."""
+        try:
+            with kept.scope:
+                await self._warm(kept)
+        except RunnerError as error:
+            before = self._failures.get(kept.row.pool, Failures())
+            self._failures[kept.row.pool] = Failures(before.count + 1, self._now())
+            self._tell(error)
+        finally:
+            kept.left.set()
+            if kept.row.state is not SlotState.CLAIMED:
+                with trio.CancelScope(shield=True):
+                    await self._end(kept)
+
+    async def _warm(self, kept: _Kept) -> None:
+        provider, key, row = self._provider(kept.key.provider), kept.key, kept.row
+        async with AsyncExitStack() as stack:
+            async with self._making:
+                request = WorkspaceRequest(row.id, "", self._store.nonce, key.limits, image=key.image)
+                kept.handle = await provider.create(request)
+                slots = cast("WarmSlots", provider)
+                kept.slot = await stack.enter_async_context(slots.open_slot(kept.handle, key.toolchains))
+            if await self._store.move_slot(row.id, SlotState.WARMING, SlotState.READY):
+                kept.become(SlotState.READY)
+                self._failures.pop(row.pool, None)
+                await _first_of(kept.wanted.wait, kept.slot.ended)
+            if kept.wanted.is_set():
+                kept.passed = kept.slot.hand_over()
+
+    async def _end(self, kept: _Kept, *, given: bool = False) -> None:
+        """Forget a slot, and unless it was given away remove all that there is of it; the row stays if that fails."""
+        provider, row = self._provider(kept.key.provider), kept.row
+        self._kept.pop(row.id, None)
+        if kept.passed is not None:
+            kept.passed.close()
+        try:
+            for handle in [] if given else await provider.list_owned(self._store.nonce):
+                if handle.id == row.id or (kept.assigned and handle.id == kept.assigned.id):
+                    await provider.destroy(handle)
+            await self._store.remove_slot(row.id)
+        except RunnerError as error:
+            self._tell(error)
+        finally:
+            self._woken.set()
+
+    async def claim(self, key: SlotKey, request: WorkspaceRequest, deliver: Deliver) -> Miss | None:
+        """Let a slot be the workspace that is asked for, or say why none can be.
+
+        ``deliver`` brings the sandbox to whoever asks, once nobody else has it, and says whether it has arrived; if
+        not, the workspace is removed, and there was no miss. Cancelling does so as well.
+        """
+        died = False
+        while kept := self._take(name_of(key)):
+            if await self._is_given(kept, request, deliver):
+                return None
+            died = True
+        return Miss.DEAD if died else why_missed(key, self._keys.values())
+
+    def _take(self, pool: str) -> _Kept | None:
+        """A slot that nobody else gets any more."""
+        for kept in self._kept.values():
+            if kept.row.pool == pool and kept.row.state is SlotState.READY:
+                kept.become(SlotState.CLAIMED)
+                return kept
+        return None
+
+    async def _is_given(self, kept: _Kept, request: WorkspaceRequest, deliver: Deliver) -> bool:
+        """Whether a slot was made the workspace that is asked for; else, or if it has not arrived, it is ended."""
+        assert kept.slot is not None
+        assert kept.handle is not None
+        arrived = False
+        try:
+            with trio.fail_after(_ANSWER):
+                await kept.slot.ping()
+            if await self._store.move_slot(kept.row.id, SlotState.READY, SlotState.CLAIMED, request.id):
+                kept.wanted.set()  # the task leaves the sandbox meanwhile
+                kept.assigned = await cast("WarmSlots", self._provider(kept.key.provider)).assign(kept.handle, request)
+                await kept.left.wait()
+                if kept.passed is not None:
+                    arrived = await deliver(kept.assigned, kept.passed)
+                    return True
+        except RunnerError as error:
+            self._tell(error)
+        except trio.TooSlowError:
+            pass
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._let_go(kept, arrived=arrived)
+        return False
+
+    async def _let_go(self, kept: _Kept, *, arrived: bool) -> None:
+        if not arrived:
+            kept.become(SlotState.DRAINING)
+            kept.scope.cancel()
+        if kept.left.is_set():  # else its task ends it
+            await self._end(kept, given=arrived)
+
+
+async def clear(store: Store, providers: Sequence[Provider], *, dry_run: bool = False) -> dict[str, str | None]:
+    """End the slots that a dead keeper has left; those that were, with the reason for one of which something stays.
+
+    What had become a workspace by then is whose that is.
+    """
+    found: dict[str, str | None] = {}
+    for provider in providers:
+        for handle in await provider.list_owned(store.nonce):
+            if handle.id.startswith(PREFIX):
+                found[handle.id] = None
+                try:
+                    if not dry_run:
+                        await provider.destroy(handle)
+                except RunnerError as error:
+                    found[handle.id] = error.message
+    for row in [] if dry_run else await store.slots():
+        if found.get(row.id) is None:
+            await store.remove_slot(row.id)
+    return found
+
+
+async def _first_of(*waits: Callable[[], Awaitable[None]]) -> None:
+    """Wait for one of several."""
+    async with trio.open_nursery() as nursery:
+
+        async def one(wait: Callable[[], Awaitable[None]]) -> None:
+            await wait()
+            nursery.cancel_scope.cancel()
+
+        for wait in waits:
+            nursery.start_soon(one, wait)

@@ -1,0 +1,114 @@
+"""Which slots a warm pool should have, and why a workspace could not be had from one. Pure.
+
+A slot is a workspace of nobody that already runs. Times are microseconds since the epoch by the store's clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.model import Limits, Miss, SlotKey, SlotState
+from runner.plan.model import canonical, digest
+from runner.ports.store import SlotRow
+
+MAX_AGE = 6 * 3_600.0  # seconds after which a slot is replaced: what it was made of may have changed since
+BACK_OFF = (1.0, 5.0, 15.0, 60.0)  # seconds until a pool is filled again after a failure; the last repeats
+PREFIX = "slot-"  # of the ids of workspaces that are slots
+
+NEXT: Mapping[SlotState, frozenset[SlotState]] = {
+    SlotState.WARMING: frozenset({SlotState.READY, SlotState.DRAINING}),
+    SlotState.READY: frozenset({SlotState.CLAIMED, SlotState.DRAINING}),
+    SlotState.CLAIMED: frozenset({SlotState.DRAINING}),
+    SlotState.DRAINING: frozenset(),
+}
+
+# In the order in which a difference is told: a slot of another image is further away than one of other limits.
+_DIFFERENCES = (
+    ("provider", Miss.PROVIDER),
+    ("image", Miss.IMAGE),
+    ("limits", Miss.LIMITS),
+    ("network", Miss.NETWORK),
+    ("shared", Miss.SHAPE),
+    ("toolchains", Miss.SHAPE),
+    ("policy", Miss.POLICY),
+)
+
+
+def name_of(key: SlotKey) -> str:
+    """The name of the pool whose slots have this key."""
+    return digest(canonical(key).decode()).removeprefix("sha256:")[:12]
+
+
+def read_key(found: Mapping[str, Any]) -> SlotKey:
+    """A key from its plain form. Raises ``KeyError`` and ``TypeError`` for one that another version wrote."""
+    limits, toolchains = Limits(**found["limits"]), tuple(found["toolchains"])
+    return SlotKey(**{**found, "limits": limits, "toolchains": toolchains})
+
+
+def why_missed(wanted: SlotKey, pools: Iterable[SlotKey]) -> Miss:
+    """Why none of these pools has a slot for a workspace: the first difference to the nearest of them."""
+    first = [_difference(wanted, key) for key in pools]
+    if not first:
+        return Miss.EMPTY
+    nearest = max(first)
+    return _DIFFERENCES[nearest][1] if nearest < len(_DIFFERENCES) else Miss.EMPTY
+
+
+def _difference(wanted: SlotKey, key: SlotKey) -> int:
+    """The number of the first difference; one that is too high when there is none."""
+    names = (name for name, _ in _DIFFERENCES)
+    found = (at for at, name in enumerate(names) if getattr(wanted, name) != getattr(key, name))
+    return next(found, len(_DIFFERENCES))
+
+
+@dataclass(frozen=True)
+class Failures:
+    """How often in a row slots of a pool could not be made, and when the last time was."""
+
+    count: int = 0
+    at: int = 0
+
+    def pause_until(self) -> int:
+        """From when on a pool may be filled again."""
+        return self.at + round(BACK_OFF[min(self.count, len(BACK_OFF)) - 1] * 1e6) if self.count else 0
+
+
+@dataclass(frozen=True)
+class Change:
+    """What to do now: slots to end by id, and how many to make of each pool. Something is due again at ``again``."""
+
+    end: tuple[str, ...] = ()
+    make: Mapping[str, int] = field(default_factory=dict)
+    again: int | None = None
+
+
+def decide(slots: Sequence[SlotRow], sizes: Mapping[str, int], failures: Mapping[str, Failures], now: int) -> Change:
+    """What brings the slots to the wanted ``sizes`` by pool. Those that are claimed are nobody's to end, and no part
+    of a pool any more.
+
+    Of too many the oldest go first, and of pools that are not wanted all. A slot over ``MAX_AGE`` is replaced.
+    """
+    kept: Counter[str] = Counter()
+    ends: list[str] = []
+    due: list[int] = []
+    for slot in sorted(slots, key=lambda slot: -slot.created):  # of too many the newest stay
+        if slot.state not in (SlotState.WARMING, SlotState.READY):
+            continue
+        over = slot.created + round(MAX_AGE * 1e6)
+        if over <= now or kept[slot.pool] >= sizes.get(slot.pool, 0):
+            ends.append(slot.id)
+        else:
+            kept[slot.pool] += 1
+            due.append(over)
+    make: dict[str, int] = {}
+    for pool, size in sizes.items():
+        lacking = size - kept[pool]
+        until = failures.get(pool, Failures()).pause_until()
+        if lacking > 0 and until <= now:
+            make[pool] = lacking
+        elif lacking > 0:
+            due.append(until)
+    return Change(tuple(ends), make, min(due, default=None))

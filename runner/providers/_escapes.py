@@ -1,0 +1,215 @@
+"""Ways out of a sandbox: what a command tries, and what each provider is known not to stand in the way of.
+
+A probe is a command that prints ``! `` and what it could do for each thing that it should not be able to, and ``done``
+when it has tried all. One that prints neither could not be tried, as without the program that tries it. The last one
+attacks what runs the commands, so that nothing may follow it in its sandbox but a look whether that still works.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+_PRELUDE = """
+import ctypes, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+arm = os.uname().machine == "aarch64"
+def call(number, of_arm, *words): return libc.syscall(of_arm if arm else number, *words)
+def look(what, act, *words):
+    try: done = act(*words)
+    except OSError: return
+    if done != -1: print("!", what)
+def connect(where):
+    with socket.socket(socket.AF_UNIX) as end: end.connect(where)
+"""
+
+
+@dataclass(frozen=True)
+class Escape:
+    """``about`` says what should be refused."""
+
+    name: str
+    about: str
+    argv: tuple[str, ...]
+
+
+def _shell(name: str, about: str, script: str) -> Escape:
+    return Escape(name, about, ("sh", "-c", f"{script}\necho done"))
+
+
+def _python(name: str, about: str, script: str) -> Escape:
+    return Escape(name, about, ("python3", "-SIc", f"{_PRELUDE}{script}\nprint('done')"))
+
+
+ESCAPES = (
+    _shell(
+        "host-files",
+        "files of the host and of the runner",
+        'for file in "$PROBE_FILE" "$PROBE_HOME/state.db"; do'
+        ' if (: < "$file") 2>/dev/null; then echo "! reads $file"; fi; done',
+    ),
+    _shell(
+        "environments",
+        "the environment of the first process and of what runs the command",
+        "for pid in 1 $PPID; do if (: < /proc/$pid/environ) 2>/dev/null;"
+        ' then echo "! reads that of process $pid"; fi; done',
+    ),
+    _python(
+        "sockets",
+        "sockets of the host: docker, ssh agent, session bus",
+        """
+from glob import glob
+well_known = ["/run/docker.sock", "/var/run/docker.sock", "/run/dbus/system_bus_socket"]
+for place in [os.environ["PROBE_SOCKET"], *well_known, *glob("/run/user/*/bus"), *glob("/tmp/ssh-*/agent.*")]:
+    look(f"connects to {place}", connect, place)
+""",
+    ),
+    _python(
+        "abstract-sockets",
+        "abstract sockets of the host and of other sandboxes",
+        """look("connects to one of the host", connect, "\\0" + os.environ["PROBE_ABSTRACT"])""",
+    ),
+    _shell(
+        "descriptors",
+        "descriptors from 3 to 1023",
+        'n=3; while [ $n -lt 1024 ]; do if [ -e /proc/self/fd/$n ]; then echo "! has $n"; fi; n=$((n + 1)); done',
+    ),
+    _shell(
+        "environment",
+        "variables that nobody has given to the command",
+        "export -p | while read -r _ pair; do case ${pair%%=*} in"
+        " PATH|HOME|LANG|TMPDIR|PWD|OLDPWD|SHLVL|_|RUNNER_*|PROBE_*) ;;"
+        ' *) echo "! has ${pair%%=*}" ;; esac; done',
+    ),
+    _python(
+        "terminal",
+        "a controlling terminal, and typing into it",
+        """
+import fcntl
+look("opens /dev/tty", os.open, "/dev/tty", os.O_RDWR)
+for fd in range(3): look(f"types into descriptor {fd}", fcntl.ioctl, fd, 0x5412, b"x")
+""",
+    ),
+    _python("user-namespace", "a user namespace of its own", """look("makes one", libc.unshare, 0x10000000)"""),
+    _python(
+        "namespaces",
+        "other namespaces of its own",
+        """
+for name, flag in {"mount": 0x20000, "cgroup": 0x2000000, "uts": 0x4000000, "ipc": 0x8000000, "pid": 0x20000000,
+                   "net": 0x40000000}.items():
+    look(f"makes a {name} namespace", libc.unshare, flag)
+""",
+    ),
+    _python(
+        "mount",
+        "mounting",
+        """
+look("mounts", libc.mount, b"none", b"/tmp", b"tmpfs", 0, None)
+look("opens a file system", call, 430, 430, b"tmpfs", 0)
+""",
+    ),
+    _python(
+        "ptrace",
+        "tracing the first process and what runs the command",
+        """for pid in (1, os.getppid()): look(f"traces process {pid}", libc.ptrace, 0x4206, pid, 0, 0)""",
+    ),
+    _python(
+        "bpf",
+        "programs and maps in the kernel",
+        """look("makes a map", call, 321, 280, 0, (ctypes.c_uint32 * 32)(2, 4, 4, 1), 128)""",
+    ),
+    _python("keyctl", "keys that its user has in the kernel", """look("has a keyring", call, 250, 219, 0, -4, 1)"""),
+    _python(
+        "userfaultfd",
+        "handling page faults by itself",
+        """for flag in (0, 1): look(f"gets a descriptor, flag {flag}", call, 323, 282, flag)""",
+    ),
+    _python("io-uring", "io_uring", """look("sets up a ring", call, 425, 425, 1, ctypes.create_string_buffer(120))"""),
+    _python(
+        "privileges",
+        "another user, capabilities, and programs that give them",
+        """
+for what in ("setuid", "setgid"): look(f"becomes root by {what}", getattr(os, what), 0)
+look("makes a device", os.mknod, "/tmp/probe-device", 0o020600, os.makedev(1, 3))
+for line in open("/proc/self/status"):
+    name, _, value = line.partition(":")
+    if name.startswith("Cap") and name != "CapBnd" and int(value, 16): print("!", line.strip())
+    if name == "NoNewPrivs" and value.strip() != "1": print("!", line.strip())
+""",
+    ),
+    _shell(
+        "network",
+        "network interfaces but its own loopback",
+        'while IFS=": " read -r name _; do case $name in Inter*|face|lo|"") ;; *) echo "! sees $name" ;; esac;'
+        " done < /proc/net/dev",
+    ),
+    _shell(
+        "read-only",
+        "writing to the system and to the kernel's settings",
+        "for place in / /etc /usr /usr/bin /sys/fs/cgroup; do if (: > $place/runner-probe) 2>/dev/null;"
+        ' then echo "! writes to $place"; rm -f $place/runner-probe; fi; done\n'
+        "for file in /proc/sys/kernel/core_pattern /proc/sys/vm/drop_caches /proc/sysrq-trigger; do"
+        ' if (: >> $file) 2>/dev/null; then echo "! opens $file"; fi; done',
+    ),
+    _shell(
+        "memory-killer",
+        "being spared when memory runs out",
+        'if (echo -1000 > /proc/self/oom_score_adj) 2>/dev/null; then echo "! is never killed"; fi',
+    ),
+    _shell("guest", "ending what runs the commands", "kill -9 1 2>/dev/null; kill -9 $PPID 2>/dev/null"),
+)
+
+_NOTHING = "process puts nothing around commands but a user of their own, where it can"
+_NO_FILTER = "local leaves it to the kernel, whose settings decide for unprivileged users"
+_ITS_FILTER = "the daemon's default filter decides, and older ones allow it"
+_OTHER_KERNEL = "the kernel that does it is gVisor's own, and the sandbox's alone"
+_OTHER_PROC = "gVisor shows it to every process of the same user; it is what the container was made with"
+
+# Where the host's own settings refuse it, such a gap is not seen.
+GAPS: Mapping[str, Mapping[str, str]] = {
+    "process": {escape.name: _NOTHING for escape in ESCAPES if escape.name not in ("descriptors", "environment")},
+    "local": dict.fromkeys(("bpf", "keyctl", "userfaultfd", "io-uring"), _NO_FILTER),
+    "docker": {"io-uring": _ITS_FILTER},
+    "gvisor": {
+        **dict.fromkeys(("user-namespace", "namespaces", "mount", "io-uring", "memory-killer"), _OTHER_KERNEL),
+        "environments": _OTHER_PROC,
+    },
+}
+
+
+def breaches(stdout: bytes) -> list[str] | None:
+    """What a probe could do that it should not; ``None`` when it could not be tried to its end."""
+    lines = stdout.decode(errors="replace").splitlines()
+    found = [line.removeprefix("! ") for line in lines if line.startswith("! ")]
+    return found if found or lines[-1:] == ["done"] else None
+
+
+@contextmanager
+def open_bait(home: Path) -> Iterator[dict[str, str]]:
+    """Things of this host that no sandbox should reach, as variables for the probes: a file and a socket that every
+    user may open, an abstract socket, and the runner's own ``home``."""
+    with (
+        TemporaryDirectory(prefix="runner-probe-") as name,
+        closing(socket.socket(socket.AF_UNIX)) as listener,
+        closing(socket.socket(socket.AF_UNIX)) as abstract,
+    ):
+        directory = Path(name)
+        directory.chmod(0o755)
+        (directory / "file").write_text("bait\n")
+        listener.bind(str(directory / "socket"))
+        for place in directory.iterdir():
+            place.chmod(0o666)
+        abstract.bind(f"\0{directory.name}")
+        for end in (listener, abstract):
+            end.listen()
+        yield {
+            "PROBE_FILE": str(directory / "file"),
+            "PROBE_SOCKET": str(directory / "socket"),
+            "PROBE_ABSTRACT": directory.name,
+            "PROBE_HOME": os.path.abspath(home),
+        }

@@ -1,0 +1,107 @@
+"""The way from an agent's CLI to its model: through the gateway, whose exchanges become events of the step, or, marked
+as the exception that it is, with the key inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import trio
+
+from runner import events as ev
+from runner.errors import KeyInside
+from runner.model import Outcome, Reason, failed
+from runner.ports.agent import Access, Ended, ModelAgent, Preparation
+from runner.ports.gateway import Exchange, Grant, Session
+from runner.ports.provider import Workspace
+from runner.spec.model import ModelSpec
+from runner.steps._exec import emit_all
+from runner.steps._run import Ports, Run
+
+STANDS_FOR_KEY = "kept-by-the-gateway"  # a CLI without any key does not start
+
+
+def grant_of(agent: ModelAgent, model: ModelSpec) -> Grant:
+    return Grant(agent.api, (model.name,), model.budget)
+
+
+def check(agent: ModelAgent, model: ModelSpec, ports: Ports) -> None:
+    """Raises ``KeyMissing`` and ``Unpriced`` when the agent could not use its model."""
+    if _has_key(model, ports):
+        ports.model_key(agent.api)
+    else:
+        ports.gateway.check(grant_of(agent, model))
+
+
+def _has_key(model: ModelSpec, ports: Ports) -> bool:
+    """In a rehearsal nobody gets a key."""
+    return model.key_inside and ports.gateway.rehearsal is None
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an agent reaches its model, and the gateway's session if that is through it."""
+
+    agent: ModelAgent
+    access: Access
+    session: Session | None
+
+    def prepare(self) -> Preparation:
+        return self.agent.prepare(self.access)
+
+    async def judge(self, ended: Ended, run: Run, step: str) -> Outcome:
+        """Rule on the agent's step. What the gateway has seen counts before what the agent's CLI says."""
+        outcome = self.agent.judge(ended)
+        if self.session is None:
+            if claimed := self.agent.usage(ended):
+                await run.emit(ev.UsageClaimed(step, claimed))
+            return outcome
+        if verdict := self.session.verdict:
+            return replace(verdict, details=(*verdict.details, f"the agent: {outcome.message}"))
+        if outcome.ok and not self.session.usage.requests:
+            return failed(Reason.NO_EVIDENCE, "it says that it has finished, and its model was never asked")
+        return outcome
+
+
+@asynccontextmanager
+async def open_way(
+    agent: ModelAgent, model: ModelSpec, run: Run, workspace: Workspace, step: str
+) -> AsyncIterator[Way]:
+    """The way to a model for the length of the block. Raises what opening a session and listening raise."""
+    turns = model.budget.turns
+    if _has_key(model, run.ports):
+        await run.emit(ev.Warned(KeyInside.code, f"the key of `{model.name}` was given to the agent", step))
+        yield Way(agent, Access(model.name, run.ports.model_key(agent.api), turns=turns), None)
+        return
+    send, receive = trio.open_memory_channel[ev.Event](math.inf)
+
+    def tell(exchange: Exchange) -> None:
+        send.send_nowait(_asked(exchange, step))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(emit_all, receive, run.emit)
+        with send:
+            opened = run.ports.gateway.open(grant_of(agent, model), tell)
+            async with opened as session, workspace.listen(session.serve) as port:
+                access = Access(model.name, STANDS_FOR_KEY, f"http://127.0.0.1:{port}", turns)
+                yield Way(agent, access, session)
+
+
+def _asked(exchange: Exchange, step: str) -> ev.ModelAsked:
+    refusal = exchange.refusal.value if exchange.refusal is not None else None
+    return ev.ModelAsked(
+        step,
+        exchange.call,
+        exchange.model,
+        exchange.status,
+        exchange.sent_bytes,
+        exchange.received_bytes,
+        exchange.first_byte_seconds,
+        exchange.seconds,
+        exchange.usage,
+        exchange.estimated,
+        refusal,
+    )

@@ -1,0 +1,88 @@
+"""The rows of warm pools and their slots, and the counts that events add up to."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from runner.events import Event, SlotClaimed, SlotMissed
+from runner.lifecycle.pool import NEXT, read_key
+from runner.model import SlotState
+from runner.plan.model import canonical
+from runner.ports.store import PoolRow, SlotRow
+
+HIT = "hit"
+_COLUMNS = "id, pool, state, keeper, created, workspace"
+
+
+def counted(event: Event) -> str | None:
+    """What an event adds one to, if anything."""
+    match event:
+        case SlotClaimed():
+            return HIT
+        case SlotMissed(reason=reason):
+            return reason.value
+    return None
+
+
+def read_pools(connection: sqlite3.Connection) -> list[PoolRow]:
+    rows = connection.execute("SELECT name, key, size FROM pools ORDER BY name")
+    return [PoolRow(name, read_key(json.loads(key)), size) for name, key, size in rows]
+
+
+def write_pools(connection: sqlite3.Connection, pools: Iterable[PoolRow]) -> None:
+    rows = [(pool.name, canonical(pool.key).decode(), pool.size) for pool in pools]
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute("DELETE FROM pools")
+        connection.executemany("INSERT INTO pools VALUES (?, ?, ?)", rows)
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def write_sizes(connection: sqlite3.Connection, sizes: Mapping[str, int]) -> None:
+    text = json.dumps(sizes)
+    query = "SELECT value FROM json_each(?) WHERE json_each.key = pools.name"
+    connection.execute(f"UPDATE pools SET size = ({query}) WHERE EXISTS ({query})", (text, text))
+
+
+def read_slots(connection: sqlite3.Connection) -> list[SlotRow]:
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM slots ORDER BY created, id")
+    return [
+        SlotRow(id, pool, SlotState(state), keeper, created, workspace)
+        for id, pool, state, keeper, created, workspace in rows
+    ]
+
+
+def write_slot(connection: sqlite3.Connection, slot: SlotRow, at: int) -> SlotRow:
+    made = replace(slot, created=at)
+    values = (made.id, made.pool, made.state.value, made.keeper, made.created, made.workspace)
+    connection.execute(f"INSERT INTO slots ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values)
+    return made
+
+
+def change_slot(
+    connection: sqlite3.Connection, id: str, before: SlotState, after: SlotState, workspace: str | None
+) -> bool:
+    """One statement, so that no other writer comes between."""
+    assert after in NEXT[before]
+    query = "UPDATE slots SET state = ?, workspace = ? WHERE id = ? AND state = ?"
+    return connection.execute(query, (after.value, workspace, id, before.value)).rowcount == 1
+
+
+def drop_slot(connection: sqlite3.Connection, id: str) -> None:
+    connection.execute("DELETE FROM slots WHERE id = ?", (id,))
+
+
+def read_counts(connection: sqlite3.Connection) -> dict[str, int]:
+    return dict(connection.execute("SELECT what, count FROM pool_counts ORDER BY what").fetchall())
+
+
+def project_count(connection: sqlite3.Connection, event: Event) -> None:
+    if what := counted(event):
+        query = "INSERT INTO pool_counts VALUES (?, 1) ON CONFLICT (what) DO UPDATE SET count = count + 1"
+        connection.execute(query, (what,))

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# goose: Goose on the prompt that comes by standard input, with the tools of a developer only.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+require_env LLM_MODEL INCIDENT_ID
+
+argv=(goose run -q --output-format stream-json --model "$LLM_MODEL" -n "$INCIDENT_ID")
+argv+=(--no-profile --with-builtin developer)
+[[ -z "${AGENT_MAX_TURNS:-}" ]] || argv+=(--max-turns "$AGENT_MAX_TURNS")
+emit_command "${argv[@]}" -i -

@@ -1,0 +1,67 @@
+"""Limits of the server's defaults in whole runs: in the plan, in the record, and felt by the commands."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from runner.trees import can_give
+from tests.conformance import dockerd
+from tests.situations import Project, document
+
+pytestmark = pytest.mark.skipif(not can_give(), reason="only root has disks of a size")
+
+MIB = 1 << 20
+SCRIPT = """
+head -c 100M /dev/zero > big || echo refused
+rm big
+echo work > made
+for place in /workspace /output $HOME; do
+    python3 -SIc 'import os, sys; f = os.statvfs(sys.argv[1]); print("size", f.f_blocks * f.f_frsize)' $place
+done
+"""
+
+
+@pytest.mark.scenario("CFG-06", only="provider")
+@pytest.mark.parametrize(
+    ("provider", "workspace"), [("local", ""), ("docker", f"base_image: {dockerd.IMAGE}")], ids=["local", "docker"]
+)
+def test_limits_that_are_not_written_are_the_defaults_and_hold(project: Project, provider: str, workspace: str) -> None:
+    project.env |= {
+        "DOCKER_HOST": dockerd.host(),
+        "WORKSPACE_DEFAULT_CPU": "1.5",
+        "WORKSPACE_DEFAULT_MEMORY": "768M",
+        "WORKSPACE_DEFAULT_DISK": "64M",
+    }
+    project.script(SCRIPT, provider=provider, workspace=workspace)
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert "not enforced" not in done.out + done.err
+    seen = record["observed"]["limits"]
+    assert seen == {"cpus": 1.5, "memory_bytes": 768 * MIB, "disk_bytes": 64 * MIB, "pids": 512}
+    assert "refused" in project.logs("agent")
+    sizes = [int(size) for size in re.findall(r"^size (\d+)$", project.logs("agent"), re.MULTILINE)]
+    assert sizes == pytest.approx([64 * MIB] * 3, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("written", "code"), [("", 0), ("resource_limits: {disk: 64M}", 2)], ids=["default", "written"]
+)
+def test_the_disk_of_a_project_that_is_seen_whole_has_no_limit(project: Project, written: str, code: int) -> None:
+    project.script("true", workspace=written, run="project: shop")
+    project.write(
+        (project.folder / "all.runner.yaml").read_text(), document("Project", "shop", "workspace_isolation: false")
+    )
+
+    done = project.runner("plan", str(project.folder))
+
+    assert done.code == code, done.out + done.err
+    words = (
+        "`local` can not enforce disk 64M: others write to the same disk"
+        if written
+        else "disk 10G: not enforced by local"
+    )
+    assert words in done.out + done.err

@@ -1,0 +1,350 @@
+"""Agents that work with a model: stand-ins of the CLIs, and a double of the providers behind the gateway."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import pytest
+
+from runner.app.apply import apply
+from runner.app.planning import Request, make_plan
+from runner.egress.double import serve_double
+from runner.egress.turns import Turn
+from runner.errors import Rejected
+from runner.model import Reason
+from runner.record import RunRecord
+from runner.report.json import record_document
+from runner.report.plan import render_plan
+from runner.report.text import render_run
+from runner.settings import Settings
+from runner.steps.agent.model import STANDS_FOR_KEY
+from tests.situations import Project, document
+
+KEYS = {
+    "ANTHROPIC_API_KEY": "sk-ant-0123456789",
+    "OPENAI_API_KEY": "sk-0123456789",
+    "GEMINI_API_KEY": "AIza-0123456789",
+}
+CASES = Path(__file__).parents[1] / "cases" / "agents"
+
+# It keeps what it was given and says that it is done; Goose's asks its model first, as often as it is told.
+STAND_IN = """\
+#!/bin/bash
+set -eu
+printf '%s\\n' "${0##*/}" "$@" >> "$RUNNER_OUTPUT/words"
+env > "$RUNNER_OUTPUT/env"
+cat >> "$RUNNER_OUTPUT/stdin"
+find ~ -type f -printf '%m %P\\n' > "$RUNNER_OUTPUT/home"
+[[ "$1" != login ]] || exit 0
+for ((n = 0; n < ${ASKS:-0}; n++)); do
+    body='{"model":"'${ASKED:-gpt-4.1}'","messages":[],"tools":[{"type":"function","function":{"name":"shell"}}]}'
+    exec 3<> "/dev/tcp/127.0.0.1/${OPENAI_HOST##*:}"
+    printf 'POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Type: application/json\\r\\n' >&3
+    printf 'Content-Length: %d\\r\\nConnection: close\\r\\n\\r\\n%s' "${#body}" "$body" >&3
+    cat <&3 >> "$RUNNER_OUTPUT/answers"
+done
+cat FINISHED
+"""
+
+
+@pytest.fixture
+def tools() -> Iterator[Path]:
+    """A toolchain with a stand-in for each CLI, where every user may go."""
+    folder = Path(tempfile.mkdtemp(prefix="runner-tools-"))
+    folder.chmod(0o755)
+    (folder / "bin").mkdir(mode=0o755)
+    for name in ("claude", "codex", "gemini", "goose"):
+        finished = (CASES / name / "finished.jsonl").resolve().read_text()
+        (folder / f"{name}.jsonl").write_text(finished)
+        program(folder, name, STAND_IN.replace("FINISHED", str(folder / f"{name}.jsonl")))
+    yield folder
+    rmtree(folder)
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    path = folder / "bin" / name
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def write(project: Project, tools: Path, spec: str, *, run: str = "", provider: str = "local") -> None:
+    workspace = f"workspace: {{enabled: true, providers: [{provider}], toolchains: [{tools}]}}"
+    project.write(
+        document("AgentType", "worker", f"{spec}\n{workspace}"),
+        document("IncidentRun", "work", f"agent_type: worker\nprompt: do it\n{run}"),
+    )
+
+
+@asynccontextmanager
+async def doubled(project: Project, turns: Sequence[dict[str, Any]]) -> AsyncIterator[Settings]:
+    """Settings with every key, and a double in the providers' place."""
+    async with serve_double([Turn.model_validate(turn) for turn in turns]) as port:
+        url = f"http://127.0.0.1:{port}"
+        urls = {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1", "RUNNER_GEMINI_URL": url}
+        yield settings_of(project, {**KEYS, **urls})
+
+
+def settings_of(project: Project, env: dict[str, str]) -> Settings:
+    return Settings.from_env({"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin", **env})
+
+
+async def applied(project: Project, turns: Sequence[dict[str, Any]] = ({"say": "ok"},)) -> RunRecord:
+    async with doubled(project, turns) as settings:
+        (record,) = await apply(await make_plan(project.folder, settings), settings, [])
+        return record
+
+
+def directory(project: Project, record: RunRecord) -> Path:
+    return project.home / "state" / "runs" / record.id
+
+
+def said_by_agent(record: RunRecord) -> str:
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    return outcome.message
+
+
+def given(project: Project, record: RunRecord, what: str) -> list[str]:
+    return (directory(project, record) / "output" / what).read_text().splitlines()
+
+
+# CLI: its words, where it is told of the gateway, and a file in its home
+STARTS = {
+    "claude": (
+        "claude -p --model sonnet --output-format stream-json --verbose --tools=Read,Grep --allowedTools=Read,Grep "
+        "--max-turns 7",
+        "ANTHROPIC_BASE_URL",
+        None,
+    ),
+    "codex": (
+        "codex login --with-api-key codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox "
+        "-m gpt-6.1-sol --json -",
+        None,
+        "600 .codex/config.toml",
+    ),
+    "gemini": (
+        "gemini --approval-mode yolo -m gemini-2.5-pro -o stream-json",
+        "GOOGLE_GEMINI_BASE_URL",
+        "600 .gemini/settings.json",
+    ),
+    "goose": (
+        "goose run -q --output-format stream-json --model gpt-4.1 -n RUN --no-profile --with-builtin developer "
+        "--max-turns 7 -i -",
+        "OPENAI_HOST",
+        "600 .config/goose/config.yaml",
+    ),
+}
+
+
+@pytest.mark.scenario("TRI-19")
+@pytest.mark.parametrize("name", STARTS)
+async def test_a_cli_is_started_as_its_sub_runner_says_and_has_no_key(project: Project, tools: Path, name: str) -> None:
+    own = "cli_tools: [Read, Grep]\n" if name == "claude" else ""
+    write(project, tools, f"agent: {name}\nbudget: {{turns: 7}}\n{own}prompt: {{system: be brief}}")
+    words, variable, file = STARTS[name]
+
+    record = await applied(project)
+
+    assert given(project, record, "words") == words.replace("RUN", record.id).split()
+    env = dict(line.split("=", 1) for line in given(project, record, "env") if "=" in line)
+    assert variable is None or env[variable].startswith("http://127.0.0.1:")
+    assert {value for key, value in env.items() if key.endswith("API_KEY")} <= {STANDS_FOR_KEY}
+    assert not set(KEYS.values()) & set(env.values())
+    assert env["PATH"].startswith(f"{tools}/bin:")
+    assert file is None or file in given(project, record, "home")
+    read = (directory(project, record) / "output" / "stdin").read_text()
+    sent = (directory(project, record) / "prompt-sent.md").read_text()
+    assert (read, sent) == ((STANDS_FOR_KEY if name == "codex" else "") + sent, "be brief\n\ndo it")
+
+
+@pytest.mark.scenario("BEY-16")
+async def test_what_was_used_is_in_the_record_and_the_report(project: Project, tools: Path) -> None:
+    write(project, tools, "agent: goose\nenv: {ASKS: '2'}\nbudget: {tokens: 1000, cost_usd: 1, turns: 2}")
+    usage = {"input": 100, "output": 20, "cached": 40}
+
+    record = await applied(project, [{"say": "a", "usage": usage}, {"say": "b", "usage": usage}])
+
+    assert record.exit_code == 0, record.outcome
+    used = record.models["gpt-4.1"]
+    assert (used.requests, used.input_tokens, used.cached_tokens, used.output_tokens) == (2, 200, 80, 40)
+    assert used.cost_usd == pytest.approx((120 * 2 + 80 * 0.5 + 40 * 8) / 1e6)
+    line = "  model      gpt-4.1: 2 requests, 240 tokens (80 of them cached), less than $0.01"
+    assert line in render_run(record, project.home).splitlines()
+    assert record_document(record)["models"]["gpt-4.1"]["output_tokens"] == 40
+    events = [json.loads(line) for line in (directory(project, record) / "events.jsonl").read_text().splitlines()]
+    asked = [event for event in events if event["type"] == "ModelAsked"]
+    assert [(event["step"], event["status"], event["model"]) for event in asked] == [("agent", 200, "gpt-4.1")] * 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "turns", "reason", "said"),
+    [
+        pytest.param("env: {ASKS: '3'}\nbudget: {turns: 2}", 3, "budget", "2 turns", id="turns",
+                     marks=pytest.mark.scenario("BEY-16")),
+        pytest.param("env: {ASKS: '3'}\nbudget: {tokens: 10}", 3, "budget", "10 tokens", id="tokens"),
+        pytest.param("env: {ASKS: '3'}\nbudget: {cost_usd: 0.01}", 3, "budget", "$0.01", id="dollars"),
+        pytest.param("env: {ASKS: '1', ASKED: gpt-5}", 1, "model", "gpt-5", id="another model"),
+        pytest.param("env: {ASKS: '1'}", {"fail": {"status": 401}}, "auth", "401", id="wrong key"),
+        pytest.param("env: {ASKS: '1'}", {"fail": {"status": 429}}, "quota", "429", id="no quota"),
+        pytest.param("env: {ASKS: '1'}", {"fail": {"status": 503}}, "gateway", "503", id="provider down"),
+        pytest.param("env: {ASKS: '0'}", 1, "no-evidence", "was never asked", id="forged"),
+    ],
+)  # fmt: skip
+async def test_what_the_gateway_has_seen_counts_before_what_the_agent_says(
+    project: Project, tools: Path, spec: str, turns: int | dict[str, Any], reason: str, said: str
+) -> None:
+    """The stand-in exits 0 and prints a finished turn, whatever it was answered."""
+    write(project, tools, f"agent: goose\n{spec}")
+    answer = {"say": "ok", "usage": {"input": 4000, "output": 1000}}
+
+    record = await applied(project, [answer] * turns if isinstance(turns, int) else [turns])
+
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    assert (record.exit_code, outcome.reason, said in outcome.message) == (1, Reason(reason), True), outcome
+    assert reason == "no-evidence" or outcome.details == ("the agent: All done.",)
+
+
+async def test_a_provider_that_stalls_costs_the_step_s_time_and_no_more(project: Project, tools: Path) -> None:
+    write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 1s}")
+
+    record = await applied(project, [{"stall": "1h", "say": "ok"}])
+
+    assert record.exit_code == 124
+    assert said_by_agent(record) == "stopped at its deadline of 1s"
+    assert record.models["gpt-4.1"].requests == 1
+
+
+async def test_a_cli_that_is_not_there_is_named(project: Project, tools: Path) -> None:
+    (tools / "bin" / "gemini").unlink()
+    write(project, tools, "agent: gemini")
+
+    record = await applied(project)
+
+    assert record.exit_code == 1
+    assert said_by_agent(record) == "`gemini` is not in the workspace"
+    assert "workspace.toolchains" in render_run(record, project.home)
+
+
+async def test_a_home_that_can_not_be_prepared_fails_the_step(project: Project, tools: Path) -> None:
+    write(project, tools, "agent: codex")
+    text = (project.folder / "all.runner.yaml").read_text()
+    (project.folder / "all.runner.yaml").write_text(
+        text.replace("enabled: true", "enabled: true, setup_commands: [touch ~/.codex]")
+    )
+
+    record = await applied(project)
+
+    assert record.exit_code == 1
+    assert ".codex" in said_by_agent(record)
+    assert not (directory(project, record) / "output" / "words").exists()
+
+
+# what is set, and what is said of it
+NO_KEY = {
+    "claude": ({"OPENAI_API_KEY": "x" * 9, "GEMINI_API_KEY": "x" * 9}, "`ANTHROPIC_API_KEY` is not set"),
+    "codex": ({"ANTHROPIC_API_KEY": "x" * 9}, "`OPENAI_API_KEY` or `CODEX_API_KEY` is not set"),
+    "gemini": ({"GEMINI_API_KEY": ""}, "`GEMINI_API_KEY` or `GOOGLE_API_KEY` is not set"),
+    "goose": ({"OPENAI_API_KEY": "  "}, "`OPENAI_API_KEY` is no key"),
+    "claude ": ({"ANTHROPIC_API_KEY": "sk-a\nb"}, "`ANTHROPIC_API_KEY` is no key"),
+}
+
+
+@pytest.mark.scenario("TRI-15")
+@pytest.mark.parametrize("name", NO_KEY)
+async def test_without_a_key_nothing_is_made(project: Project, tools: Path, name: str) -> None:
+    env, said = NO_KEY[name]
+    settings = settings_of(project, env)
+    write(project, tools, f"agent: {name}")
+    planned = await make_plan(project.folder, settings)
+
+    with pytest.raises(Rejected) as refused:
+        await apply(planned, settings, [])
+
+    (finding,) = refused.value.findings
+    assert (refused.value.exit_code, finding.code, said in finding.message) == (2, "gateway.key-missing", True)
+    assert not any(text.strip() and text in f"{finding.message}{finding.hint}" for text in env.values())
+    assert not (project.home / "state" / "runs").exists()
+
+
+async def test_keys_of_several_runs_are_asked_for_together(project: Project, tools: Path) -> None:
+    worker = f"workspace: {{enabled: true, toolchains: [{tools}]}}"
+    project.write(
+        *(document("AgentType", name, f"agent: {name}\n{worker}") for name in ("claude", "codex", "goose")),
+        document("IncidentRun", "work", "matrix: {agent_type: [claude, codex, goose]}"),
+    )
+    settings = settings_of(project, {})
+
+    with pytest.raises(Rejected) as refused:
+        await apply(await make_plan(project.folder, settings), settings, [])
+
+    assert len(refused.value.findings) == 2  # that of Codex is Goose's as well
+
+
+@pytest.mark.scenario("BEY-14")
+async def test_a_matrix_over_models_is_a_run_for_each(project: Project, tools: Path) -> None:
+    write(
+        project, tools, "agent: goose\nenv: {ASKS: '1', ASKED: gpt-5}", run="matrix: {model: [gpt-4.1, gpt-5, GPT 5]}"
+    )
+
+    async with doubled(project, [{"say": "ok"}] * 3) as settings:
+        records = await apply(await make_plan(project.folder, settings), settings, [])
+
+    assert [(record.name, record.exit_code) for record in records] == [
+        ("work.gpt-4-1", 1),
+        ("work.gpt-5-2", 0),
+        ("work.gpt-5-3", 1),
+    ]
+
+
+async def test_an_agent_that_has_the_key_is_marked_everywhere(project: Project, tools: Path) -> None:
+    write(project, tools, "agent: goose\ncredentials: env", provider="process")
+
+    async with doubled(project, [{"say": "ok"}]) as settings:
+        planned = await make_plan(project.folder, settings)
+        (record,) = await apply(planned, settings, [])
+
+    assert [finding.code for finding in planned.warnings] == ["agent.key-inside"]
+    assert "goose gpt-4.1; HAS THE KEY of its model" in render_plan(planned.plan, width=200)
+    assert record.exit_code == 0, record.outcome
+    assert record.warnings[0] == ("agent.key-inside", "the key of `gpt-4.1` was given to the agent")
+    assert "OPENAI_API_KEY=" in "\n".join(given(project, record, "env"))
+    assert not record.models
+    assert record.claimed is not None
+    assert "as the agent says, which had the key: 220 tokens" in render_run(record, project.home)
+
+
+@pytest.mark.parametrize(
+    ("spec", "untrusted", "code", "said"),
+    [
+        pytest.param(
+            "agent: goose\ncredentials: env", False, 2, "`local` has no network, so `goose` cannot", id="no network"
+        ),
+        pytest.param("agent: goose\ncredentials: env\nbudget: {turns: 1}", False, 2, "only the gateway", id="budget"),
+        pytest.param("agent: goose\ncredentials: env", True, 3, "may not have the key of a model", id="from a fork"),
+        pytest.param(
+            "agent: script\nscript: {files: []}", False, 2, "the agent of `worker` uses no model", id="script"
+        ),
+    ],
+)
+async def test_what_would_be_no_use_is_an_error_at_its_place(
+    project: Project, spec: str, untrusted: bool, code: int, said: str
+) -> None:
+    project.write(
+        document("AgentType", "worker", f"{spec}\nworkspace: {{enabled: true, providers: [local]}}"),
+        document("IncidentRun", "work", "agent_type: worker\nmatrix: {model: [gpt-5]}"),
+    )
+
+    with pytest.raises(Rejected) as refused:
+        await make_plan(project.folder, settings_of(project, {}), Request(untrusted=untrusted))
+
+    (found,) = (finding for finding in refused.value.findings if said in finding.message)
+    assert found.exit_code == code
+    assert found.at is not None
+    assert found.at.text.strip().startswith(("credentials", "budget", "matrix"))

@@ -1,0 +1,250 @@
+"""Secrets in whole runs: who gets them, and where they are looked for afterwards."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import dockerd
+from tests.situations import Project, git, step
+
+TOKEN = "npm_A8s7df6A9s8d7f6as8d7fQ"
+SETUP = "hdf8734hKJhdf73-setup"
+KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\n-----END KEY-----\n"
+
+SECRETS = """
+secrets:
+  - {name: NPM_TOKEN, from: {env: CI_NPM_TOKEN}, steps: [agent, verify]}
+  - {name: FETCH, from: {command: [sh, -c, "printf %s $FROM_COMMAND"]}, steps: [setup]}
+  - {name: DEPLOY, from: {file: deploy.key}, steps: [agent], as: file}
+"""
+
+
+@pytest.fixture
+def secretive(project: Project) -> Project:
+    """A project whose secrets can be had from a variable, a command, and a file."""
+    key = project.folder / "deploy.key"
+    key.write_text(KEY)
+    key.chmod(0o600)
+    project.env |= {"CI_NPM_TOKEN": TOKEN, "FROM_COMMAND": SETUP}
+    return project
+
+
+def shown(home: Path) -> dict[str, list[str]]:
+    """Where each secret can be found below a directory, in any of the forms that people look for."""
+    found: dict[str, list[str]] = {}
+    for name, value in (("NPM_TOKEN", TOKEN), ("FETCH", SETUP), ("DEPLOY", KEY.splitlines()[1])):
+        forms = (value.encode(), base64.b64encode(value.encode())[:-4], value.encode().hex().encode())
+        for path in filter(Path.is_file, home.rglob("*")):
+            content = path.read_bytes()
+            if any(form in content for form in forms):
+                found.setdefault(name, []).append(str(path.relative_to(home)))
+    return found
+
+
+def journal(home: Path) -> str:
+    with sqlite3.connect(home / "state" / "state.db") as store:
+        return "\n".join(store.iterdump())
+
+
+@pytest.mark.scenario("BEY-12")
+def test_a_secret_reaches_the_commands_of_its_steps_alone_and_is_shown_nowhere(
+    secretive: Project, repository: Path
+) -> None:
+    secretive.env |= {f"SENSITIVE_{number}_TOKEN": f"host-{number}-7dfg8s7" for number in range(50)}
+    secretive.script(
+        """
+        cat; echo
+        echo "plain $NPM_TOKEN" | tee $RUNNER_OUTPUT/report.md
+        printf %s "$NPM_TOKEN" | base64 >&2
+        echo "setup ${FETCH-no}"
+        cat "$DEPLOY_FILE"; stat -c '%a %u' "$DEPLOY_FILE"; id -u
+        echo "core $(ulimit -c)"
+        tr '\\0' '\\n' < /proc/self/environ | grep -c -e SENSITIVE -e CI_NPM -e FROM_COMMAND
+        echo "last $NPM_TOKEN"
+        """,
+        agent=SECRETS,
+        workspace="""
+        repo_source: {type: local, path: repo}
+        setup_commands: ["echo $FETCH ${NPM_TOKEN-no}; ls /dev/shm", "rm -rf /dev/shm/secrets"]
+        """,
+        run=f"prompt: deploy with {TOKEN}",
+    )
+
+    done = secretive.runner("apply", str(secretive.folder), "--output", "jsonl")
+    told = secretive.runner("runs", "show", "last")
+
+    assert secretive.logs("setup") == "[redacted:FETCH] no\n"
+    assert secretive.logs("agent").splitlines() == [
+        "deploy with [redacted:NPM_TOKEN]",
+        "plain [redacted:NPM_TOKEN]",
+        "setup no",
+        "[redacted:DEPLOY]",
+        "400 1000",
+        "1000",
+        "core 0",
+        "0",
+        "last [redacted:NPM_TOKEN]",
+    ]
+    assert secretive.logs("agent", "stderr") == "[redacted:NPM_TOKEN]==\n".replace("==", "=" * (-len(TOKEN) % 3))
+    assert "/output/report.md: secret:NPM_TOKEN" in told.out
+    assert done.code == 3
+    for text in (done.out, done.err, told.out, journal(secretive.home)):
+        assert TOKEN not in text
+        assert SETUP not in text
+    assert "host-7-7dfg8s7" not in journal(secretive.home)
+    assert shown(secretive.home) == {}
+
+
+@pytest.mark.scenario("BEY-12")
+def test_work_that_shows_a_secret_is_not_published_and_kept_without_the_files_that_do(
+    secretive: Project, repository: Path
+) -> None:
+    secretive.script(
+        """
+        echo fine > good.txt
+        printf %s "$NPM_TOKEN" | base64 -w0 > src/config.txt
+        ln -s "$NPM_TOKEN" link
+        git add -A; git -c user.name=a -c user.email=a@example.org commit -qm "with $NPM_TOKEN"
+        """,
+        agent=SECRETS,
+        workspace="repo_source: {type: local, path: repo}",
+        run="snapshot: {message: work}",
+    )
+
+    done, record = secretive.apply()
+
+    assert done.code == 3, done.out + done.err
+    rules = {(violation["path"], violation["rule"]) for violation in record["violations"]}
+    assert rules == {("src/config.txt", "secret:NPM_TOKEN"), ("link", "secret:NPM_TOKEN")}
+    assert record["snapshot"] is None
+    assert record["receipt"]["withheld"]
+    patch = (secretive.directory(record) / record["receipt"]["patch"]).read_text()
+    assert "good.txt" in patch
+    assert "config.txt" not in patch
+    assert TOKEN not in done.out + done.err + journal(secretive.home)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look as another user")
+@pytest.mark.parametrize("provider", ["local", "process"])
+def test_other_users_of_the_host_see_no_secret_of_a_command(secretive: Project, provider: str) -> None:
+    begun = secretive.home / "state"
+    secretive.script(
+        'echo begun; sleep 5; env "A=$NPM_TOKEN" sleep 5',
+        agent="secrets: [{name: NPM_TOKEN, from: {env: CI_NPM_TOKEN}, steps: [agent]}]",
+        provider=provider,
+    )
+    process = secretive.start("apply", str(secretive.folder))
+    while not any(path.read_text() for path in begun.glob("runs/*/logs/agent.stdout")):
+        assert process.poll() is None
+
+    look = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null; true"
+    seen = subprocess.run(["sh", "-c", look], user=65534, group=65534, capture_output=True, check=True).stdout
+    arguments = subprocess.run(["sh", "-c", "cat /proc/[0-9]*/cmdline"], capture_output=True, check=False).stdout
+    process.communicate()
+
+    assert seen
+    assert TOKEN.encode() not in seen
+    assert TOKEN.encode() not in arguments
+
+
+@pytest.mark.nightly
+@pytest.mark.scenario("BEY-12", only="docker")
+def test_in_a_container_a_secret_reaches_its_step_alone(secretive: Project) -> None:
+    secretive.env["DOCKER_HOST"] = dockerd.host()
+    secretive.script(
+        """
+        echo "$NPM_TOKEN ${FETCH-no}"
+        cat "$DEPLOY_FILE"; ls -A /dev/shm/secrets
+        grep -c " /dev/shm tmpfs" /proc/mounts; ulimit -c
+        """,
+        agent=SECRETS,
+        provider="docker",
+        workspace=f"""
+        base_image: {dockerd.IMAGE}
+        setup_commands: ['echo "$FETCH ${{NPM_TOKEN-no}}"; ls -A /dev/shm']
+        """,
+    )
+
+    done = secretive.runner("apply", str(secretive.folder))
+
+    assert done.code == 0, done.out + done.err
+    assert secretive.logs("setup") == "[redacted:FETCH] no\n"
+    assert secretive.logs("agent") == "[redacted:NPM_TOKEN] no\n[redacted:DEPLOY]\nDEPLOY\n1\n0\n"
+    assert shown(secretive.home) == {}
+
+
+@pytest.mark.nightly
+def test_a_hook_and_a_resumed_run_get_theirs(secretive: Project, repository: Path) -> None:
+    secretive.script(
+        "echo done > done.txt",
+        agent="""
+        secrets: [{name: NPM_TOKEN, from: {env: CI_NPM_TOKEN}, steps: [post_hook, verify]}]
+        post_hooks: ['echo "hook $NPM_TOKEN"']
+        """,
+        workspace="repo_source: {type: local, path: repo}",
+        run='verify: {commands: [{run: "test ${NPM_TOKEN%%_*} = other"}]}',
+    )
+    done, record = secretive.apply()
+    assert done.code == 1, done.out + done.err
+    assert step(record, "verify")["status"] == "failed"
+    assert secretive.logs("post_hook") == "hook [redacted:NPM_TOKEN]\n"
+
+    secretive.env["CI_NPM_TOKEN"] = "other_9d8f7g9d8f7g"
+    resumed = secretive.runner("resume", "last")
+
+    assert resumed.code == 0, resumed.out + resumed.err
+    assert "other_9d8f7g9d8f7g" not in resumed.out + journal(secretive.home)
+
+
+@pytest.mark.nightly
+def test_commits_of_the_agent_are_withheld_for_what_a_message_or_a_later_commit_may_hide(
+    secretive: Project, repository: Path
+) -> None:
+    secretive.script(
+        'echo x > x; git add x; git -c user.name=a -c user.email=a@example.org commit -qm "with $NPM_TOKEN"',
+        agent="secrets: [{name: NPM_TOKEN, from: {env: CI_NPM_TOKEN}, steps: [agent]}]",
+        workspace="repo_source: {type: local, path: repo}",
+        run="snapshot: {message: work, branch: work}",
+    )
+
+    done, record = secretive.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert "secrets" in record["commits"]["withheld"]
+    delivered = secretive.runner("runs", "branch", "last", "--repo", str(repository))
+    assert TOKEN not in git(repository, "log", "--all", "-p") + delivered.out
+
+
+@pytest.mark.nightly
+@pytest.mark.scenario("BEY-12")
+def test_what_is_saved_after_a_killed_runner_is_withheld_for_nobody_knows_its_secrets(
+    secretive: Project, repository: Path
+) -> None:
+    secretive.script(
+        'echo "$NPM_TOKEN" > kept.txt; echo "$NPM_TOKEN"; echo "begun."; sleep 1000',
+        agent="secrets: [{name: NPM_TOKEN, from: {env: CI_NPM_TOKEN}, steps: [agent]}]",
+        workspace="repo_source: {type: local, path: repo}",
+        run="snapshot: {message: work}",
+    )
+    process = secretive.start("apply", str(secretive.folder))
+    while not any("begun." in path.read_text() for path in secretive.home.glob("state/runs/*/logs/agent.stdout")):
+        assert process.poll() is None
+    process.kill()
+    process.communicate()
+
+    recovered = secretive.runner("recover")
+    told = json.loads(secretive.runner("runs", "show", "last", "--output", "json").out)
+
+    assert recovered.code == 0, recovered.out + recovered.err
+    assert secretive.logs("agent") == "[redacted:NPM_TOKEN]\nbegun.\n"
+    assert told["receipt"]["withheld"]
+    assert any("nobody could look for secrets" in warning["message"] for warning in told["warnings"])
+    assert secretive.runner("runs", "apply", "last").code == 3

@@ -1,0 +1,41 @@
+"""A limit on processors slows commands down, and ends none."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from runner.model import Limits
+from runner.providers._cgroup import locate
+from tests.conformance.places import DOCKER, LOCAL, Place
+from tests.guest.driver import marked
+
+KINDS = (LOCAL, DOCKER)
+
+
+@pytest.mark.scenario("LIF-16", only="provider")
+async def test_what_takes_more_processor_than_it_may_is_throttled_and_lives(
+    limited: Callable[[Limits], Awaitable[Place]],
+) -> None:
+    place = await limited(Limits(cpus=0.1))
+    async with place.open() as workspace:
+        async with workspace.exec(["sh", "-c", "while :; do :; done"], env={"MARK": place.mark}):
+            with trio.fail_after(20):
+                while not (found := marked(place.mark)):
+                    await trio.sleep(0.01)
+                before = _times_throttled(found[0])
+                while _times_throttled(found[0]) < before + 3:
+                    await trio.sleep(0.05)
+            assert marked(place.mark) == found
+        assert (await workspace.run(["true"])).exit.ok
+
+
+def _times_throttled(pid: int) -> int:
+    v1, v2 = locate(Path("/proc/self/mountinfo").read_text(), Path(f"/proc/{pid}/cgroup").read_text())
+    group = v1.get("cpu", v2)
+    assert group is not None
+    fields = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+    return int(fields["nr_throttled"])

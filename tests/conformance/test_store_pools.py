@@ -1,0 +1,100 @@
+"""What every store promises about warm pools and their slots, on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+import trio
+
+from runner import events as ev
+from runner.lifecycle.pool import name_of
+from runner.model import Limits, Miss, SlotKey, SlotState
+from runner.ports.store import PoolRow, SlotRow, Store
+from runner.store.memory import MemoryStore
+from runner.store.sqlite import open_store
+
+KEY = SlotKey("docker", "sha256:1", Limits(2.0, 1 << 30, None, 512), toolchains=("/opt/node",))
+POOL = PoolRow(name_of(KEY), KEY, 3)
+SLOT = SlotRow("slot-1", POOL.name, SlotState.WARMING, "keeper 7")
+S = SlotState
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    ticks = count(1_000)
+    if request.param == "memory":
+        yield MemoryStore(lambda: next(ticks))
+    else:
+        async with open_store(tmp_path / "state.db", now=lambda: next(ticks), entropy=bytes) as opened:
+            yield opened
+
+
+async def test_pools_are_replaced_together_and_resized_by_name(store: Store) -> None:
+    other = PoolRow("other", SlotKey("docker", None, Limits()), 1)
+    await store.put_pools([POOL, other])
+    await store.resize_pools({POOL.name: 0, "unknown": 5})
+
+    assert {pool.name: (pool.key, pool.size) for pool in await store.pools()} == {
+        POOL.name: (KEY, 0),
+        "other": (other.key, 1),
+    }
+    await store.put_pools([POOL])
+    assert await store.pools() == [POOL]
+
+
+async def test_a_slot_comes_back_with_the_time_at_which_it_was_made(store: Store) -> None:
+    made = await store.put_slot(SLOT)
+
+    assert made.created > 0
+    assert await store.slots() == [made]
+    await store.remove_slot(SLOT.id)
+    await store.remove_slot(SLOT.id)
+    assert await store.slots() == []
+
+
+async def test_a_slot_changes_only_from_what_it_is(store: Store) -> None:
+    await store.put_slot(SLOT)
+
+    assert not await store.move_slot(SLOT.id, S.READY, S.CLAIMED, "w")
+    assert not await store.move_slot("slot-2", S.WARMING, S.READY)
+    assert await store.move_slot(SLOT.id, S.WARMING, S.READY)
+    assert await store.move_slot(SLOT.id, S.READY, S.CLAIMED, "w")
+    (slot,) = await store.slots()
+    assert (slot.state, slot.workspace) == (S.CLAIMED, "w")
+
+
+async def test_of_many_claims_at_once_one_succeeds(store: Store) -> None:
+    await store.put_slot(SLOT)
+    await store.move_slot(SLOT.id, S.WARMING, S.READY)
+    won = []
+
+    async def claim(workspace: str) -> None:
+        if await store.move_slot(SLOT.id, S.READY, S.CLAIMED, workspace):
+            won.append(workspace)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(claim, f"w{number}")
+
+    assert [slot.workspace for slot in await store.slots()] == won
+    assert len(won) == 1
+
+
+@pytest.mark.scenario("LIF-04")
+async def test_hits_and_misses_of_all_journals_are_counted_by_reason(store: Store) -> None:
+    assert await store.pool_counts() == {}
+    await store.append("r", [ev.RunStarted("r", "p", "0", {}, 60.0), ev.SlotMissed("r-1", Miss.EMPTY)])
+    await store.append("r", [ev.SlotMissed("r-2", Miss.EMPTY), ev.SlotMissed("r-3", Miss.LIMITS)])
+    await store.append_to_workspace("w", [ev.SlotClaimed("w", "slot-1")])
+
+    assert await store.pool_counts() == {"empty": 2, "hit": 1, "limits": 1}
+
+
+async def test_the_row_of_a_workspace_that_was_a_slot_names_it(store: Store) -> None:
+    await store.append("r", [ev.RunStarted("r", "p", "0", {}, 60.0), ev.EffectIntended("p", "workspace", "r-1", "fake")])
+    await store.append("r", [ev.SlotClaimed("r-1", "slot-1"), ev.EffectDone("p", "workspace", "r-1")])
+
+    assert (await store.workspace("r-1")).slot == "slot-1"

@@ -1,0 +1,567 @@
+"""What passes through the gateway, what is refused there, and what it counts. No network: both ends are in memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from runner.egress.http import LARGE, MAX_BODY
+from runner.model import Reason, Usage
+from runner.ports.gateway import Api, Budget, Refusal
+from tests.egress.wire import CALLS, KEY, MODELS, Client, Provider, Said, open_line, request, stream, used
+
+ALL = pytest.mark.parametrize("call", list(CALLS))
+_AUTH = {Api.ANTHROPIC: ("x-api-key", KEY), Api.OPENAI: ("authorization", f"Bearer {KEY}")}
+_AUTH[Api.GEMINI] = ("x-goog-api-key", KEY)
+
+
+@ALL
+async def test_a_request_goes_out_with_the_real_key_and_nothing_else_of_the_client(call: str) -> None:
+    api, target = CALLS[call]
+    provider = Provider(stream(call))
+    body = json.dumps(request(call), indent=3).encode()
+    async with open_line(api, provider) as line:
+        heard = await line.connect().ask(
+            "POST",
+            f"{target}{'&' if '?' in target else '?'}key=placeholder",
+            body,
+            authorization="Bearer placeholder",
+            x_api_key="placeholder",
+            x_goog_api_key="placeholder",
+            cookie="a=b",
+            proxy_authorization="Basic placeholder",
+            openai_organization="somebody",
+            x_forwarded_for="10.0.0.1",
+            accept="text/event-stream",
+            accept_encoding="gzip",
+        )
+
+    asked = provider.asked[0]
+    name, value = _AUTH[api]
+    assert (heard.status, heard.whole) == (200, True)
+    assert asked.body == body
+    assert asked.headers == {name: value, "accept": "text/event-stream", "accept-encoding": "identity"}
+    assert "placeholder" not in asked.target
+    assert asked.target == (target.removeprefix("/v1") if api is Api.OPENAI else target)
+
+
+@ALL
+async def test_an_answer_comes_through_byte_for_byte_and_piece_by_piece(call: str, autojump_clock: MockClock) -> None:
+    """Each piece is there before the provider has said the next; the connection then takes another request."""
+    api, target = CALLS[call]
+    pieces = [b'data: {"a": 1}\n\n', b": ping\r\n\r\n", used(call, 5, 1)]
+    provider = Provider(Said(pieces, kind=b"text/event-stream", pace=10))
+    async with open_line(api, provider) as line:
+        client = line.connect()
+        for _ in range(2):
+            start = trio.current_time()
+            await client.send("POST", target, json.dumps(request(call)).encode())
+            early = await client.receive(until=pieces[0])
+            assert (early.body, trio.current_time() - start) == (pieces[0], pytest.approx(0, abs=1))
+            rest = await client.receive()
+            assert (rest.whole, rest.body) == (True, pieces[1] + pieces[2])
+            assert early.headers["content-type"] == "text/event-stream"
+
+
+async def test_headers_of_an_answer_pass_when_they_tell_of_limits_and_of_nobody() -> None:
+    headers = [(b"retry-after", b"7"), (b"x-ratelimit-remaining-tokens", b"5"), (b"request-id", b"req_1")]
+    provider = Provider(
+        Said([b"{}"], headers=[*headers, (b"set-cookie", b"a=b"), (b"anthropic-organization-id", b"o")])
+    )
+    async with open_line(Api.ANTHROPIC, provider) as line:
+        heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
+
+    assert set(heard.headers) == {
+        "content-type",
+        "retry-after",
+        "x-ratelimit-remaining-tokens",
+        "request-id",
+        "transfer-encoding",
+    }
+
+
+# --- refusals ---------------------------------------------------------------------------------------
+
+
+def _tools(call: str, tool: dict[str, Any]) -> dict[str, object]:
+    return request(call, tools=[tool])
+
+
+def _said_by(call: str, part: dict[str, Any]) -> dict[str, object]:
+    if call == "gemini":
+        return request(call, contents=[{"role": "user", "parts": [part]}])
+    return request(call, **{"input" if call == "responses" else "messages": [{"role": "user", "content": [part]}]})
+
+
+_REACHING = {
+    "web search": ("messages", _tools("messages", {"type": "web_search_20260209", "name": "web_search"})),
+    "code run by the provider": ("messages", _tools("messages", {"type": "code_execution_20250825", "name": "x"})),
+    "mcp server": ("messages", request("messages", mcp_servers=[{"type": "url", "url": "https://evil.example"}])),
+    "container": ("messages", request("messages", container="c")),
+    "dearer speed": ("messages", request("messages", speed="fast")),
+    "picture by url": ("messages", _said_by("messages", {"type": "image", "source": {"type": "url", "url": "x"}})),
+    "picture in a tool's result": (
+        "messages",
+        _said_by(
+            "messages",
+            {"type": "tool_result", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]},
+        ),
+    ),
+    "document's own picture": (
+        "messages",
+        _said_by(
+            "messages",
+            {
+                "type": "document",
+                "source": {"type": "content", "content": [{"type": "image", "source": {"type": "file"}}]},
+            },
+        ),
+    ),
+    "openai's web search": ("responses", _tools("responses", {"type": "web_search"})),
+    "openai's mcp": ("responses", _tools("responses", {"type": "mcp", "server_url": "https://evil.example"})),
+    "tool in an item": (
+        "responses",
+        request("responses", input=[{"type": "additional_tools", "tools": [{"type": "code_interpreter"}]}]),
+    ),
+    "tool in a namespace": (
+        "responses",
+        _tools("responses", {"type": "namespace", "tools": [{"type": "file_search"}]}),
+    ),
+    "stored prompt": ("responses", request("responses", prompt={"id": "p"})),
+    "unwatched": ("responses", request("responses", background=True)),
+    "dearer tier": ("responses", request("responses", service_tier="priority")),
+    "openai's picture by url": ("responses", _said_by("responses", {"type": "input_image", "image_url": "https://x"})),
+    "picture that a tool gave": (
+        "responses",
+        request("responses", input=[{"type": "function_call_output", "output": [{"image_url": "https://x"}]}]),
+    ),
+    "file by id": ("responses", _said_by("responses", {"type": "input_file", "file_id": "f"})),
+    "chat's picture": ("chat", _said_by("chat", {"type": "image_url", "image_url": {"url": "https://x"}})),
+    "chat's search": ("chat", request("chat", web_search_options={"a": 1})),
+    "google search": ("gemini", _tools("gemini", {"googleSearch": {"a": 1}})),
+    "google's url context": ("gemini", _tools("gemini", {"url_context": {}})),
+    "file by uri": ("gemini", _said_by("gemini", {"fileData": {"fileUri": "https://x"}})),
+    "file by its other name": ("gemini", _said_by("gemini", {"file_data": {"file_uri": "https://x"}})),
+    "cached content": ("gemini", request("gemini", cachedContent="c")),
+}
+
+
+@pytest.mark.parametrize(("call", "body"), _REACHING.values(), ids=_REACHING)
+async def test_what_the_provider_would_fetch_or_run_itself_is_refused(call: str, body: dict[str, object]) -> None:
+    """A workspace without network has none through its model either."""
+    api, target = CALLS[call]
+    provider = Provider(stream(call))
+    async with open_line(api, provider) as line:
+        heard = await line.connect().ask("POST", target, body)
+
+    assert (heard.status, provider.asked) == (400, [])
+    assert "leaves the conversation" in heard.json()["error"]["message"]
+    assert [exchange.refusal for exchange in line.told] == [Refusal.REQUEST]
+
+
+_CLIENT_SIDE = {
+    "claude's tools": (
+        "messages",
+        request("messages", tools=[{"name": "Bash", "input_schema": {}}, {"type": "bash_20250124", "name": "bash"}]),
+    ),
+    "picture in the request": (
+        "messages",
+        _said_by("messages", {"type": "image", "source": {"type": "base64", "data": "aGk="}}),
+    ),
+    "argument that looks like one": (
+        "messages",
+        _said_by("messages", {"type": "tool_use", "input": {"source": {"type": "url"}, "tools": [{"type": "mcp"}]}}),
+    ),
+    "codex's tools": (
+        "responses",
+        request(
+            "responses",
+            tools=[{"type": "function", "name": "exec_command", "parameters": {"properties": {"tools": {}}}}],
+            input=[{"type": "additional_tools", "tools": [{"type": "namespace", "tools": [{"type": "custom"}]}]}],
+        ),
+    ),
+    "picture as data": ("chat", _said_by("chat", {"image_url": {"url": "data:image/png;base64,aGk="}})),
+    "gemini's tools": ("gemini", _tools("gemini", {"functionDeclarations": [{"name": "run_shell_command"}]})),
+}
+
+
+@pytest.mark.parametrize(("call", "body"), _CLIENT_SIDE.values(), ids=_CLIENT_SIDE)
+async def test_what_stays_in_the_conversation_passes(call: str, body: dict[str, object]) -> None:
+    api, target = CALLS[call]
+    async with open_line(api, Provider(stream(call))) as line:
+        assert (await line.connect().ask("POST", target, body)).status == 200
+
+
+@ALL
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{", b'{"a": NaN,}', b'{"model": "a", "model": "b"}', b"[" * 100_000, b"[" + b"1," * 1_100_000],
+    ids=["empty", "list", "cut", "trailing comma", "two models", "deep", "many values"],
+)
+async def test_a_body_that_cannot_be_judged_is_refused(call: str, body: bytes) -> None:
+    api, target = CALLS[call]
+    provider = Provider(stream(call))
+    async with open_line(api, provider) as line:
+        heard = await line.connect().ask("POST", target, body)
+
+    assert (heard.status, provider.asked) == (400, [])
+    assert line.session.verdict is None
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [
+        ("POST", "/v1/files", 404),
+        ("GET", "/v1/messages", 404),
+        ("POST", "/v1/messages/batches", 404),
+        ("POST", "/v1/messages/../models", 404),
+        ("POST", "http://evil.example/v1/messages", 404),
+        ("HEAD", "/api/hello", 404),
+        ("GET", "/v1/models", 200),
+    ],
+)
+async def test_only_known_calls_pass(method: str, target: str, status: int) -> None:
+    provider = Provider(Said([b"{}"]))
+    async with open_line(Api.ANTHROPIC, provider) as line:
+        client = line.connect()
+        await client.send(method, target)
+        heard = await client.receive()
+
+    assert heard.status == status
+    assert len(provider.asked) == (status == 200)
+
+
+async def test_a_websocket_is_refused_so_that_codex_falls_back_at_once() -> None:
+    async with open_line(Api.OPENAI, Provider(Said())) as line:
+        heard = await line.connect().ask("GET", "/v1/responses", connection="Upgrade", upgrade="websocket")
+
+    assert heard.status == 426
+
+
+@ALL
+async def test_a_model_that_is_not_granted_is_refused_in_the_api_s_own_words(call: str) -> None:
+    api, target = CALLS[call]
+    provider = Provider(stream(call))
+    async with open_line(api, provider, models=["other"]) as line:
+        heard = await line.connect().ask("POST", target, request(call))
+        verdict = line.session.verdict
+
+    assert (heard.status, provider.asked) == (403, [])
+    assert f"`{MODELS[api]}` is not granted to this run, only: other" in heard.json()["error"]["message"]
+    assert verdict is not None
+    assert verdict.reason is Reason.MODEL
+
+
+async def test_a_refused_helper_model_is_no_verdict_when_the_agent_s_own_has_answered() -> None:
+    async with open_line(Api.ANTHROPIC, Provider(stream("messages")), models=["sonnet"]) as line:
+        client = line.connect()
+        await client.ask("POST", "/v1/messages", request("messages"))
+        helper = await client.ask("POST", "/v1/messages", request("messages", model="claude-haiku-5-5"))
+
+        assert (helper.status, line.session.verdict) == (403, None)
+
+
+# --- faults -----------------------------------------------------------------------------------------
+
+
+@ALL
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(401, Reason.AUTH), (403, Reason.AUTH), (404, Reason.MODEL), (429, Reason.QUOTA), (500, Reason.GATEWAY)],
+)
+async def test_an_error_passes_through_and_is_the_verdict_until_an_answer_succeeds(
+    call: str, status: int, reason: Reason
+) -> None:
+    api, target = CALLS[call]
+    error = Said([b'{"error": {"message": "so it ', b'is"}}'], status=status, headers=[(b"retry-after", b"9")])
+    async with open_line(api, Provider(error, stream(call))) as line:
+        client = line.connect()
+        heard = await client.ask("POST", target, request(call))
+        verdict = line.session.verdict
+        await client.ask("POST", target, request(call))
+
+        assert (heard.status, heard.json()["error"]["message"], heard.headers["retry-after"]) == (
+            status,
+            "so it is",
+            "9",
+        )
+        assert verdict is not None
+        assert verdict.reason is reason
+        assert verdict.message.endswith(f"it answered {status}, so it is")
+        assert line.session.verdict is None
+        assert line.session.usage.requests == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "reason"),
+    [
+        ("messages", b'{"error": {"message": "Your credit balance is too low"}}', Reason.QUOTA),
+        ("gemini", b'{"error": {"details": [{"reason": "API_KEY_INVALID"}]}}', Reason.AUTH),
+    ],
+)
+async def test_an_api_s_own_way_to_say_so_is_known(call: str, body: bytes, reason: Reason) -> None:
+    api, target = CALLS[call]
+    async with open_line(api, Provider(Said([body], status=400))) as line:
+        await line.connect().ask("POST", target, request(call))
+
+        assert line.session.verdict is not None
+        assert line.session.verdict.reason is reason
+
+
+async def test_a_bad_request_of_the_agent_s_own_is_not_the_gateway_s_to_judge() -> None:
+    async with open_line(Api.ANTHROPIC, Provider(Said([b'{"error": {}}'], status=400))) as line:
+        await line.connect().ask("POST", "/v1/messages", request("messages"))
+
+        assert line.session.verdict is None
+
+
+async def test_a_key_in_an_error_does_not_come_through() -> None:
+    error = Said([b'{"error": {"message": "bad key ' + KEY[:9].encode(), KEY[9:].encode() + b'"}}'], status=401)
+    async with open_line(Api.OPENAI, Provider(error)) as line:
+        heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
+        verdict = line.session.verdict
+
+    assert heard.json()["error"]["message"] == "bad key [redacted]"
+    assert KEY not in str(verdict)
+
+
+async def test_a_provider_that_cannot_be_reached_is_a_gateway_error() -> None:
+    async with open_line(Api.ANTHROPIC, Provider(Said(breaks=True))) as line:
+        heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
+        verdict = line.session.verdict
+
+    assert (heard.status, line.told[0].refusal) == (502, Refusal.GATEWAY)
+    assert verdict is not None
+    assert (verdict.reason, verdict.message) == (Reason.GATEWAY, "the provider could not be reached: nobody there")
+
+
+@ALL
+async def test_an_answer_that_breaks_off_is_cut_off_for_the_client_and_still_counted(call: str) -> None:
+    api, target = CALLS[call]
+    broken = Said([b"data: {}\n\n" * 40], kind=b"text/event-stream", breaks=True)
+    async with open_line(api, Provider(broken)) as line:
+        client = line.connect()
+        await client.send("POST", target, json.dumps(request(call, pad="x" * 400)).encode())
+        heard = await client.receive(until=b"data: {}\n\n" * 40)
+        with pytest.raises(Exception, match="peer"):
+            await client.receive()
+        verdict = line.session.verdict
+
+    told = line.told[0]
+    assert (heard.status, heard.whole) == (200, False)
+    assert told.estimated
+    assert told.usage.input_tokens > 100
+    assert told.usage.output_tokens == 400 // 8
+    assert verdict is not None
+    assert verdict.reason is Reason.GATEWAY
+
+
+async def test_a_client_that_goes_away_takes_its_request_along(autojump_clock: MockClock) -> None:
+    provider = Provider(Said([b"data: {}\n\n"], kind=b"text/event-stream", stalls=500))
+    async with open_line(Api.ANTHROPIC, provider) as line:
+        client = line.connect()
+        await client.send("POST", "/v1/messages", json.dumps(request("messages")).encode())
+        await client.receive(until=b"{}")
+        await client.stream.aclose()
+        with trio.fail_after(1):
+            while not line.told:
+                await trio.sleep(0.01)
+
+    assert provider.asked[0].broken_off
+    assert (line.told[0].status, line.told[0].estimated) == (200, True)
+
+
+async def test_closing_a_session_breaks_off_what_is_under_way_and_serves_nobody_any_more() -> None:
+    provider = Provider(Said([b"data: {}\n\n"], kind=b"text/event-stream", stalls=500))
+    async with open_line(Api.ANTHROPIC, provider) as line:
+        client = line.connect()
+        await client.send("POST", "/v1/messages", json.dumps(request("messages")).encode())
+        await client.receive(until=b"{}")
+        line.session.close()
+        with trio.fail_after(5):
+            heard = await line.connect().ask("GET", "/v1/models")
+            while not line.told:
+                await trio.sleep(0.01)
+
+    assert heard.status == 0
+    assert provider.asked[0].broken_off
+
+
+# --- counting ---------------------------------------------------------------------------------------
+
+
+@ALL
+async def test_usage_is_what_the_provider_says(call: str) -> None:
+    api, target = CALLS[call]
+    async with open_line(api, Provider(stream(call, 1000, 30))) as line:
+        await line.connect().ask("POST", target, request(call))
+
+    told = line.told[0]
+    assert (told.usage.requests, told.usage.input_tokens, told.usage.output_tokens) == (1, 1000, 30)
+    assert (told.estimated, told.model, told.refusal) == (False, MODELS[api], None)
+    assert told.first_byte_seconds is not None
+    assert 0 <= told.first_byte_seconds <= told.seconds
+    assert line.session.by_model == {MODELS[api]: line.session.usage} == {MODELS[api]: told.usage}
+
+
+async def test_counting_tokens_and_listing_models_cost_nothing() -> None:
+    provider = Provider(Said([b'{"input_tokens": 9, "usage": {"input_tokens": 9}}']))
+    async with open_line(Api.ANTHROPIC, provider, budget=Budget(turns=1)) as line:
+        client = line.connect()
+        counted = await client.ask("POST", "/v1/messages/count_tokens", request("messages"))
+        await client.ask("GET", "/v1/models?limit=5")
+
+    assert counted.status == 200
+    assert line.session.usage == Usage()
+    assert provider.asked[1].target == "/v1/models?limit=5"
+
+
+# --- budgets ----------------------------------------------------------------------------------------
+
+
+@ALL
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        (Budget(tokens=100), "110 of 100 tokens are used"),
+        (Budget(turns=1), "1 of 1 turns are used"),
+        (Budget(cost_usd=0.00001), "of $0.0000 are used"),
+    ],
+    ids=["tokens", "turns", "cost"],
+)
+@pytest.mark.scenario("BEY-16", only="gateway")
+async def test_a_request_over_the_budget_is_refused(call: str, budget: Budget, words: str) -> None:
+    """The overrun is what one request makes of it."""
+    api, target = CALLS[call]
+    provider = Provider(stream(call, 100, 10))
+    async with open_line(api, provider, budget=budget) as line:
+        client = line.connect()
+        first = await client.ask("POST", target, request(call))
+        second = await client.ask("POST", target, request(call))
+        verdict = line.session.verdict
+
+    assert (first.status, second.status, len(provider.asked)) == (200, 403, 1)
+    assert words in second.json()["error"]["message"]
+    assert verdict is not None
+    assert (verdict.reason, line.told[1].refusal) == (Reason.BUDGET, Refusal.BUDGET)
+
+
+async def test_an_error_is_no_turn() -> None:
+    error = Said([b"{}"], status=429)
+    async with open_line(Api.ANTHROPIC, Provider(error, error, stream("messages")), budget=Budget(turns=1)) as line:
+        client = line.connect()
+        statuses = [(await client.ask("POST", "/v1/messages", request("messages"))).status for _ in range(4)]
+
+    assert statuses == [429, 429, 200, 403]
+
+
+@pytest.mark.parametrize("budget", [Budget(tokens=1000), Budget(turns=10), Budget(cost_usd=0.0022)])
+async def test_requests_at_once_overrun_the_budget_by_one_at_most(budget: Budget, autojump_clock: MockClock) -> None:
+    """Each takes 100 tokens and a second; 200 ask at once."""
+    provider = Provider(stream("messages", 90, 10, stalls=1))
+    statuses: list[int] = []
+
+    async def ask(client: Client) -> None:
+        statuses.append((await client.ask("POST", "/v1/messages", request("messages"))).status)
+
+    async with open_line(Api.ANTHROPIC, provider, budget=budget) as line, trio.open_nursery() as nursery:
+        for _ in range(200):
+            nursery.start_soon(ask, line.connect())
+
+    assert 10 <= statuses.count(200) <= 11 if budget.cost_usd is None else statuses.count(200) in (7, 8, 9)
+    assert len(statuses) == 200
+    assert line.session.usage.requests == statuses.count(200)
+
+
+async def test_a_model_without_a_price_is_refused_when_the_budget_is_in_dollars() -> None:
+    async with open_line(
+        Api.OPENAI, Provider(stream("responses")), models=["house-model"], budget=Budget(cost_usd=1)
+    ) as line:
+        heard = await line.connect().ask("POST", "/v1/responses", request("responses", model="house-model"))
+
+    assert "has no known price" in heard.json()["error"]["message"]
+
+
+# --- bounds -----------------------------------------------------------------------------------------
+
+
+async def test_a_body_over_the_limit_is_refused() -> None:
+    async with open_line(Api.ANTHROPIC, Provider(stream("messages"))) as line:
+        client = line.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_try_to_send, client, b" " * (MAX_BODY + 1))
+            heard = await client.receive()
+            nursery.cancel_scope.cancel()
+
+    assert heard.status == 413
+
+
+async def _try_to_send(client: Client, body: bytes) -> None:
+    await client.stream.send_all(b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body))
+    client._protocol.send(_head(len(body)))
+    for at in range(0, len(body), LARGE):
+        try:
+            await client.stream.send_all(body[at : at + LARGE])
+        except trio.BrokenResourceError:
+            return
+
+
+def _head(length: int) -> Any:
+    import h11
+
+    return h11.Request(method="POST", target="/", headers=[("host", "a"), ("content-length", str(length))])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"nonsense\r\n\r\n", id="no request"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="no host"),
+        pytest.param(b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 200_000 + b"\r\n\r\n", id="large head"),
+        pytest.param(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", id="two lengths"),
+        pytest.param(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nz\r\n", id="bad chunk"),
+    ],
+)
+async def test_what_is_no_request_is_answered_and_the_connection_closed(sent: bytes) -> None:
+    async with open_line(Api.ANTHROPIC, Provider(Said())) as line:
+        stream = line.connect().stream
+        await stream.send_all(sent)
+        heard = b""
+        while chunk := await stream.receive_some(4096):
+            heard += chunk
+
+    assert heard.startswith(b"HTTP/1.1 4")
+    assert line.told == []
+
+
+async def test_a_silent_client_is_let_go(autojump_clock: MockClock) -> None:
+    async with open_line(Api.ANTHROPIC, Provider(Said())) as line:
+        idle, half = line.connect().stream, line.connect().stream
+        await half.send_all(b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\n12")
+        with trio.fail_after(700):
+            assert await idle.receive_some(10) == b""
+            assert (await half.receive_some(100)).startswith(b"HTTP/1.1 408")
+
+
+async def test_large_requests_wait_for_each_other(autojump_clock: MockClock) -> None:
+    """So that many connections cost bounded memory; small ones pass meanwhile."""
+    body = json.dumps(request("messages", pad="x" * (2 * LARGE))).encode()
+    provider = Provider(stream("messages", stalls=10))
+    started = trio.current_time()
+    async with open_line(Api.ANTHROPIC, provider) as line, trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(_send_large, line.connect(), body)
+        await trio.sleep(1)
+        large = len(provider.asked)
+        await line.connect().ask("POST", "/v1/messages", request("messages"))
+        assert (large, trio.current_time() - started) == (2, pytest.approx(11, abs=0.5))
+
+
+async def _send_large(client: Client, body: bytes) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.send, "POST", "/v1/messages", body)
+    await client.receive()

@@ -1,0 +1,55 @@
+"""What the agent step tells a sub-runner, and what the workspace can read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from runner.agents import command_of
+from runner.settings import shipped
+from runner.steps.agent.run import SMALL_PROMPT
+from tests.engine.machine import Machine
+from tests.situations import Project
+
+
+@pytest.mark.scenario("TRI-25")
+@pytest.mark.parametrize("long", [False, True], ids=["a prompt", "a prompt too large for a variable"])
+async def test_a_sub_runner_gets_the_standard_variables_and_nothing_of_this_host(
+    project: Project, long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-0123456789")
+    (project.folder / "incident").mkdir()
+    (project.folder / "incident" / "incident.json").write_text('{"incidentId": "INC-7"}')
+    words = "x" * SMALL_PROMPT if long else "it's $HOME"
+    project.script(
+        'cat > "$RUNNER_OUTPUT/stdin"; cp /run/runner/prompt.md "$RUNNER_OUTPUT/file"',
+        agent="prompt: {system: be brief}",
+        run=f'prompt: "{words}"\nincident: {{directory: incident}}',
+    )
+    machine, seen = Machine(project), dict[str, str]()
+
+    async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
+        seen.update(env)
+        return await command_of(shipped("runners") / f"{name}.sh", env)
+
+    machine.ports = replace(machine.ports, sub_runner=sub_runner)
+    record = await machine.run()
+
+    assert record.exit_code == 0, record.outcome
+    prompt = f"be brief\n\n{words}"
+    expected = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "LC_ALL": "C.UTF-8",
+        "AGENT_CLI": "script",
+        "AGENT_HOME": "/home/agent",
+        "AGENT_SCRIPT": "/run/runner/script",
+        "PROMPT_FILE": "/run/runner/prompt.md",
+        "WORKSPACE_DIR": "/workspace",
+        "INCIDENT_ID": "INC-7",
+        "RUN_ID": record.id,
+    }
+    assert seen == (expected if long else {**expected, "PROMPT": prompt})
+    directory = machine.settings.home / "runs" / record.id
+    assert {(directory / name).read_text() for name in ("prompt-sent.md", "output/stdin", "output/file")} == {prompt}
