@@ -30,7 +30,6 @@ from runner.model import (
     WorkspaceStatus,
 )
 
-
 T = TypeVar("T")
 
 

@@ -231,6 +231,15 @@ def failed(reason: Reason, message: str, *, details: tuple[str, ...] = ()) -> Ou
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Ceilings of what one agent may use of models; ``None`` is none. ``turns`` counts requests that were answered."""
+
+    tokens: int | None = None
+    cost_usd: float | None = None
+    turns: int | None = None
+
+
+@dataclass(frozen=True)
 class Usage:
     """What models were asked for. ``input_tokens`` counts all that was sent, ``output_tokens`` all that came back.
 

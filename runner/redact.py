@@ -24,7 +24,7 @@ from base64 import b64encode
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 from urllib.parse import quote_from_bytes
 
@@ -32,7 +32,6 @@ from runner.errors import UnfitSecret
 
 SHORTEST = 6  # bytes of a secret
 MOST_JUNK = 1024  # bytes of white space and codes in the beginning of a secret that more text may follow
-_LONGEST_CODE = 2100  # bytes
 _BLOCK = 1 << 16  # bytes searched at a time
 _BEGINNING = 4  # bytes of a form that are looked for at the end of a text before the form is compared
 _SPACE = b" \t\r\n\v\f\0"
@@ -176,35 +175,36 @@ class Stream:
         return b"".join(shown)
 
 
-@dataclass(frozen=True)
 class _View:
-    """A text without its junk, and where each of its bytes is in the text.
+    """A text without its junk, and where each of its bytes is in the text."""
 
-    ``origins`` are the places in the text after each run of junk, ``places`` those in the squeezed text.
-    """
-
-    squeezed: bytes
-    origins: list[int]
-    places: list[int]
-
-    @classmethod
-    def of(cls, text: bytes, junk: re.Pattern[bytes]) -> _View:
-        origins, places, left_out = [0], [0], 0
-        for found in junk.finditer(text):
-            left_out += found.end() - found.start()
-            origins.append(found.end())
-            places.append(found.end() - left_out)
-        return cls(junk.sub(b"", text), origins, places)
+    def __init__(self, text: bytes, junk: re.Pattern[bytes]) -> None:
+        self.squeezed = junk.sub(b"", text)
+        self._text = text
+        self._junk = junk
 
     def origin(self, place: int) -> int:
-        run = bisect_right(self.places, place) - 1
-        return self.origins[run] + place - self.places[run]
+        """Where in the text a byte of the squeezed one is; of its end, the end."""
+        origins, places = self._runs
+        run = bisect_right(places, place) - 1
+        return origins[run] + place - places[run]
+
+    @cached_property
+    def _runs(self) -> tuple[list[int], list[int]]:
+        """Where, in the text and in the squeezed one, the text goes on after each run of junk."""
+        origins, places, left_out = [0], [0], 0
+        for found in self._junk.finditer(self._text):
+            start, end = found.span()
+            left_out += end - start
+            origins.append(end)
+            places.append(end - left_out)
+        return origins, places
 
 
 def _views(text: bytes) -> list[_View]:
     """Without white space; and without the terminal's codes as well, which may have text of their own inside."""
-    views = [_View.of(text, _ONLY_SPACE)]
-    return [*views, _View.of(text, _JUNK)] if b"\x1b" in text else views
+    views = [_View(text, _ONLY_SPACE)]
+    return [*views, _View(text, _JUNK)] if b"\x1b" in text else views
 
 
 @dataclass
@@ -273,16 +273,13 @@ class _Forms:
 
     def hold(self, text: bytes) -> int:
         """Where the first thing begins that more text may make a form, or a code of a terminal, of."""
-        if b"\x1b" not in text:
-            tail = max(0, len(text) - self.longest - MOST_JUNK)
-            end = text[tail:].translate(None, _SPACE)
-            if self._unfinished(end) == len(end):
-                return len(text)
-        half = _HALF_CODE.search(text, max(0, len(text) - _LONGEST_CODE))
-        stop = half.start() if half else len(text)
-        tail = max(0, stop - self.longest - MOST_JUNK)
-        views = _views(text[tail:stop])
-        return min(stop, *(tail + view.origin(self._unfinished(view.squeezed)) for view in views))
+        tail = max(0, len(text) - self.longest - MOST_JUNK)
+        end = text[tail:]
+        if b"\x1b" not in end and self._unfinished(squeezed := end.translate(None, _SPACE)) == len(squeezed):
+            return len(text)
+        half = _HALF_CODE.search(end)
+        stop = half.start() if half else len(end)
+        return tail + min(view.origin(self._unfinished(view.squeezed)) for view in _views(end[:stop]))
 
     def _unfinished(self, squeezed: bytes) -> int:
         """Where the first form begins that the text ends in the middle of; else where the text ends."""

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from runner.errors import UsageError
 
@@ -205,6 +204,8 @@ def _model_key(env: Mapping[str, str], names: tuple[str, ...]) -> ModelKey:
 
 
 def _model_url(text: str) -> str:
+    from urllib.parse import urlsplit
+
     parts = urlsplit(text)
     known = parts.hostname in ("127.0.0.1", "::1", "localhost") if parts.scheme == "http" else parts.scheme == "https"
     if not known or not parts.hostname or parts.username or parts.query or parts.fragment:

@@ -59,18 +59,23 @@ async def serve(listener: socket.socket, keeper: Keeper, nonce: str) -> None:
 
 
 async def _answer(connection: trio.socket.SocketType, keeper: Keeper, nonce: str) -> None:
-    with connection, suppress(OSError, ValueError, KeyError, TypeError):  # one who breaks off, or of another version
-        if not _is_ours(connection):
-            return
-        with trio.move_on_after(_PATIENCE):
-            asked = json.loads(await connection.recv(_BYTES))
-            key = read_key(asked["key"])
-            request = WorkspaceRequest(
-                asked["workspace"], asked["run"], nonce, key.limits, asked["project"], image=key.image
-            )
-            miss = await keeper.claim(key, request, partial(_deliver, connection))
+    with connection, trio.move_on_after(_PATIENCE), suppress(OSError):  # of one who breaks off
+        wish = _read_wish(await connection.recv(_BYTES), nonce) if _is_ours(connection) else None
+        if wish is not None:
+            miss = await keeper.claim(*wish, partial(_deliver, connection))
             if miss is not None:
                 await connection.send(json.dumps({"miss": miss.value}).encode())
+
+
+def _read_wish(packet: bytes, nonce: str) -> tuple[SlotKey, WorkspaceRequest] | None:
+    """``None`` for what another version asks."""
+    try:
+        asked = json.loads(packet)
+        key = read_key(asked["key"])
+        words = (asked["workspace"], asked["run"], nonce, key.limits, asked["project"])
+        return key, WorkspaceRequest(*words, image=key.image)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 async def _deliver(connection: trio.socket.SocketType, handle: Handle, passed: Passed) -> bool:
@@ -120,7 +125,7 @@ async def ask(
                 packet, rights, *_ = await connection.recvmsg(_BYTES, space, socket.MSG_CMSG_CLOEXEC)
                 # From here to the acknowledgement nothing waits, so nothing can be cancelled.
                 return _received(packet, rights, connection.fileno(), receive) if packet else lost
-    except (OSError, ValueError, KeyError, TypeError):  # a keeper that has died, or of another version
+    except OSError:  # a keeper that has died
         pass
     return lost
 
@@ -135,10 +140,10 @@ def _received(
             return Miss(found["miss"])
         handle, passed = _handle(found["handle"]), Passed(found["words"], passed.descriptors)
         os.write(connection, _ARRIVED)
-    except BaseException:
+        receive(handle, passed)
+    except (OSError, ValueError, KeyError, TypeError):  # it has died, or is of another version
         passed.close()
-        raise
-    receive(handle, passed)
+        return Miss.NO_KEEPER
     return handle
 
 

@@ -14,9 +14,9 @@ from runner import plugins
 from runner.egress.gateway import ModelGateway, usable
 from runner.errors import KeyMissing
 from runner.manifest.load import defaults
-from runner.model import Usage
+from runner.model import Budget, Usage
 from runner.ports.agent import ModelAgent
-from runner.ports.gateway import Api, Budget, Exchange, Grant, Session
+from runner.ports.gateway import Api, Exchange, Grant, Session
 from runner.settings import Settings
 
 PATIENCE = 30.0  # seconds for one answer

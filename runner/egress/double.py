@@ -155,7 +155,8 @@ async def _spoken(turn: Turn, pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:
     last = max(1, len(pieces) // 2) if turn.cut_off else len(pieces)
     for piece in pieces[:last]:
         yield piece if last > 1 or not turn.cut_off else piece[: len(piece) // 2]
-        await trio.sleep(1 / turn.pace if turn.pace else 0)
+        if turn.pace is not None:
+            await trio.sleep(1 / turn.pace)
     if turn.cut_off:
         raise UpstreamFailed("the rehearsal cuts the answer off here")
 

@@ -7,12 +7,14 @@ takes its request along.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 
 import h11
 import trio
 
+from runner.errors import WorkspaceLost
 from runner.nurseries import open_services
 from runner.ports.provider import Connection
 
@@ -20,6 +22,7 @@ MAX_HEAD = 64 << 10
 MAX_BODY = 64 << 20
 LARGE = 1 << 20  # a body above this waits for one of a few places, so that many connections cost bounded memory
 LARGE_PLACES = 2
+WINDOW = 256 << 10  # bytes of an answer that wait for a client
 IDLE_SECONDS = 600.0  # between requests, and for each piece of an answer to be taken
 PIECE_SECONDS = 60.0  # for each piece of a request, once it has begun
 _CHUNK = 64 << 10
@@ -58,7 +61,10 @@ class BadRequest(Exception):
 
 
 class Reply:
-    """The answer to one request: ``start`` once, ``send`` any number of times. What serves it sends the end."""
+    """The answer to one request: ``start`` once, ``send`` any number of times. What serves it sends the end.
+
+    Pieces that are there at the same time are sent together, and none waits for another.
+    """
 
     def __init__(self, wire: Wire, *, bodiless: bool) -> None:
         self._wire = wire
@@ -74,14 +80,15 @@ class Reply:
 
     async def start(self, status: int, headers: Headers) -> None:
         self.status = status
-        await self._wire.send(h11.Response(status_code=status, headers=list(headers)))
+        await self._wire.put(h11.Response(status_code=status, headers=list(headers)))
 
     async def send(self, data: bytes) -> None:
+        """Hand a piece on; waits only while the client is behind by a window."""
         if self.first_byte is None:
             self.first_byte = trio.current_time()
         self.sent_bytes += len(data)
         if not self._bodiless:
-            await self._wire.send(h11.Data(data=data))
+            await self._wire.put(data)
 
     async def send_all(self, status: int, content_type: bytes, body: bytes) -> None:
         await self.start(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body))])
@@ -108,9 +115,14 @@ async def serve_http(connection: Connection, serve: Serve, large: trio.Semaphore
                 return
             async with open_services() as services:
                 services.start_soon(wire.watch, services.cancel_scope)
+                services.start_soon(wire.write, services.cancel_scope)
                 reply = Reply(wire, bodiless=request.method == "HEAD")
                 await serve(request, reply)
-            if wire.gone or reply.is_cut or not await wire.finish():
+                if not reply.is_cut:
+                    await wire.put(h11.EndOfMessage())
+                await wire.drained()
+            wire.release()
+            if wire.gone or not wire.again():
                 return
     finally:
         wire.release()
@@ -123,6 +135,11 @@ class Wire:
         self._large = large
         self._holds_place = False
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self._framed = b""
+        self._pieces: list[bytes] = []  # of the body, behind what is framed
+        self._waiting_bytes = 0
+        self._sending = False
+        self._filled, self._emptied = trio.Event(), trio.Event()
 
     async def receive(self) -> Request | None:
         """The next request with its body; ``None`` when there is no other. Raises ``BadRequest`` and h11's errors."""
@@ -134,7 +151,7 @@ class Wire:
             return None
         began = trio.current_time()
         if self._protocol.they_are_waiting_for_100_continue:
-            await self.send(h11.InformationalResponse(status_code=100, headers=[]))
+            await self._say(h11.InformationalResponse(status_code=100, headers=[]))
         body = await self._body()
         return Request(head.method.decode(), bytes(head.target), list(head.headers), body, began)
 
@@ -178,19 +195,51 @@ class Wire:
                 serving.cancel()
                 return
 
-    async def send(self, event: h11.Event) -> None:
-        data = self._protocol.send(event)
-        with trio.move_on_after(IDLE_SECONDS) as waiting:
-            await self._connection.send_all(data or b"")
-        if waiting.cancelled_caught:
-            raise trio.BrokenResourceError("nobody takes the answer")
+    async def put(self, part: h11.Event | bytes) -> None:
+        """Let a part of the answer be sent; waits while more than a window does."""
+        while self._waiting_bytes > WINDOW:
+            await self._emptied.wait()
+        if isinstance(part, bytes):
+            self._pieces.append(part)
+            self._waiting_bytes += len(part)
+        else:
+            self._frame()
+            self._framed += self._protocol.send(part) or b""
+        self._filled.set()
 
-    async def finish(self) -> bool:
-        """End the answer; whether the connection serves another request."""
-        self.release()
-        if self._protocol.our_state is not h11.SEND_BODY:
-            return False
-        await self.send(h11.EndOfMessage())
+    async def write(self, serving: trio.CancelScope) -> None:
+        """Send what is put, all that is there at once; cancel what is served when the client does not take it."""
+        while True:
+            await self._filled.wait()
+            self._filled = trio.Event()
+            self._frame()
+            data, self._framed, self._waiting_bytes = self._framed, b"", 0
+            if not await self._send(data):
+                self.gone = True
+                serving.cancel()
+                return
+            self._emptied.set()
+            self._emptied = trio.Event()
+
+    async def drained(self) -> None:
+        """Wait until all that was put is sent."""
+        while self._filled.is_set() or self._sending:
+            await self._emptied.wait()
+
+    def _frame(self) -> None:
+        if self._pieces:
+            self._framed += self._protocol.send(h11.Data(data=b"".join(self._pieces))) or b""
+            self._pieces.clear()
+
+    async def _send(self, data: bytes) -> bool:
+        self._sending = True
+        with trio.move_on_after(IDLE_SECONDS) as waiting, suppress(trio.BrokenResourceError, WorkspaceLost):
+            await self._connection.send_all(data)
+            self._sending = False
+        return not (waiting.cancelled_caught or self._sending)
+
+    def again(self) -> bool:
+        """Whether the connection serves another request after this one."""
         states = {self._protocol.our_state, self._protocol.their_state}
         if states != {h11.DONE}:
             return False
@@ -203,9 +252,10 @@ class Wire:
         status = error.status if isinstance(error, BadRequest) else getattr(error, "error_status_hint", 400)
         text = f"{HTTPStatus(status).phrase}: {error}\n".encode()
         headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(text)), (b"connection", b"close")]
-        await self.send(h11.Response(status_code=status, headers=headers))
-        await self.send(h11.Data(data=text))
-        await self.send(h11.EndOfMessage())
+        await self._say(h11.Response(status_code=status, headers=headers), h11.Data(data=text), h11.EndOfMessage())
+
+    async def _say(self, *events: h11.Event) -> None:
+        await self._connection.send_all(b"".join(self._protocol.send(event) or b"" for event in events))
 
     def release(self) -> None:
         if self._holds_place:

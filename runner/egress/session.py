@@ -24,6 +24,7 @@ from runner.ports.gateway import Exchange, Grant, Refusal
 from runner.ports.provider import Connection
 
 _JSON = b"application/json"
+MOST_FREE = 1000  # requests without tokens that are told of: an agent could make millions
 _MAX_ERROR = 64 << 10  # bytes of an error's body that are read, and searched for the key
 _ASKED = frozenset({b"accept", b"content-type", b"user-agent"})
 _QUERY = frozenset({"alt", "beta", "limit", "after", "after_id", "before_id", "pageSize", "pageToken"})
@@ -60,6 +61,7 @@ class _Note:
     call: Call | None = None
     model: str = ""
     sent_bytes: int = 0
+    asked: bool = False  # it went out, and no answer has come yet
     meter: Meter | None = None
     refusal: Refusal | None = None
     fault: tuple[Reason, str] | None = None
@@ -142,6 +144,7 @@ class GrantedSession:
         self._refused: dict[Refusal, str] = {}
         self._fault: tuple[Reason, str] | None = None
         self._closed = False
+        self._free = 0
 
     async def serve(self, connection: Connection) -> None:
         with trio.CancelScope() as scope:
@@ -200,6 +203,8 @@ class GrantedSession:
         """The body to forward. Raises ``Refused``."""
         if request.header(b"upgrade"):
             raise Refused(Refusal.PATH, "there are no websockets here", status=426)
+        if request.header(b"origin"):  # a page in a browser of this host, where a workspace has the host's loopback
+            raise Refused(Refusal.PATH, "web pages are not answered", status=403)
         note.call = call = self._api.route(request.method, request.path)
         if call is None:
             raise Refused(Refusal.PATH, f"`{printable(request.method)} {printable(request.path)}` is not let through")
@@ -229,13 +234,15 @@ class GrantedSession:
             headers.append(self._api.auth(self._key))
         query = urlencode([pair for pair in parse_qsl(request.query.decode()) if pair[0] in _QUERY])
         target = f"{note.call.path}?{query}" if query else note.call.path
+        note.asked = True
         try:
             async with self._upstream.send(request.method, target, headers, body) as answer:
+                note.asked = False
                 await self._pass(answer, reply, note)
         except UpstreamFailed as error:
             what = "broke off" if reply.status else "could not be reached"
             note.fault = Reason.GATEWAY, f"the provider {what}: {printable(str(error))}"
-            note.refusal = Refusal.GATEWAY
+            note.refusal, note.asked = Refusal.GATEWAY, False
             if reply.status:
                 reply.cut()
             else:
@@ -270,6 +277,8 @@ class GrantedSession:
             counts = Counts()
             if note.meter is not None:
                 counts, estimated = note.meter.end(note.sent_bytes)
+            elif note.asked:
+                counts, estimated = Meter(self._api, stream=True).end(note.sent_bytes)
             usage = Usage(
                 1,
                 counts.input,
@@ -282,6 +291,9 @@ class GrantedSession:
             self._by_model[note.model] = self._by_model.get(note.model, Usage()) + usage
             self._purse.settle(usage, turn=note.meter is not None)
             self._fault = note.fault
+        self._free += usage.tokens == 0
+        if self._free > MOST_FREE and usage.tokens == 0:
+            return
         now = trio.current_time()
         self._on_exchange(
             Exchange(

@@ -14,7 +14,7 @@ from typing import cast
 
 import trio
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, WorkspaceLost
 from runner.lifecycle.pool import PREFIX, Failures, decide, name_of, why_missed
 from runner.model import Handle, Miss, SlotKey, SlotState
 from runner.ports.provider import Passed, Provider, Slot, WarmSlots, WorkspaceRequest
@@ -133,7 +133,8 @@ class Keeper:
                 kept.become(SlotState.READY)
                 self._failures.pop(row.pool, None)
                 await _first_of(kept.wanted.wait, kept.slot.ended)
-            if kept.wanted.is_set():
+                if not kept.wanted.is_set():
+                    raise WorkspaceLost(f"the warm workspace `{row.id}` has ended by itself")
                 kept.passed = kept.slot.hand_over()
 
     async def _end(self, kept: _Kept, *, given: bool = False) -> None:

@@ -15,12 +15,11 @@
 #include <linux/stat.h>
 
 #define ROOT 3
-#define PATH_BYTES 4096
-#define NAME_BYTES 256
+#define PATH_BYTES 4096 /* of a name, too: some file systems know no less */
 #define FULL 14000 /* bytes of names, or of odd entries, after which a chunk is sent */
 #define PACKET 65536
-#define ODD_MOST (sizeof(struct odd) + NAME_BYTES + PATH_BYTES)
-#define CHUNK_MOST (sizeof(struct chunk) + FULL + NAME_BYTES + FULL + ODD_MOST)
+#define ODD_MOST (sizeof(struct odd) + 2 * PATH_BYTES)
+#define CHUNK_MOST (sizeof(struct chunk) + 2 * FULL + PATH_BYTES + ODD_MOST)
 
 struct chunk {
     u64 bytes; /* of the files in `names` */
@@ -44,6 +43,7 @@ struct entry {
 };
 
 static u8 out[PACKET];
+_Static_assert(CHUNK_MOST <= PACKET, "a chunk fits");
 static size_t out_used;
 static u8 odd[FULL + ODD_MOST];
 static struct chunk chunk;
@@ -136,6 +136,8 @@ static long list_open(int directory, char **skipped)
         for (long at = 0; at < n;) {
             struct entry *entry = (struct entry *)(entries + at);
             at += entry->length;
+            if (length_of(entry->name) >= PATH_BYTES)
+                return -ENAMETOOLONG;
             long failed = passed_over(entry->name, skipped) ? 0 : add(directory, entry);
             if (failed)
                 return failed;

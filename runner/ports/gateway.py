@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from runner.model import Outcome, Usage
+from runner.model import Budget, Outcome, Usage
 from runner.ports.provider import Connection
 
 
@@ -38,15 +38,6 @@ class Refusal(StrEnum):
     MODEL = "model"
     BUDGET = "budget"
     GATEWAY = "gateway"  # the provider could not be reached, or did not go on
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Ceilings of one grant; ``None`` is none. ``turns`` is how many requests for an answer may succeed."""
-
-    tokens: int | None = None
-    cost_usd: float | None = None
-    turns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +108,6 @@ class Gateway(Protocol):
     def open(self, grant: Grant, on_exchange: Callable[[Exchange], None]) -> AbstractAsyncContextManager[Session]:
         """Serve a grant for the length of the block; what is still under way at its end is broken off and recorded.
 
-        ``on_exchange`` is told of every request when it has ended, synchronously; it must not raise. Raises what
-        ``check`` raises.
+        ``on_exchange`` is told of every request when it has ended, synchronously, but of no more than a thousand that
+        took no tokens; it must not raise. Raises what ``check`` raises.
         """

@@ -14,11 +14,14 @@ from typing import Any
 import trio
 
 from runner.errors import ProviderFailed, WorkspaceLost
+from runner.model import Limits
+from runner.providers._cgroup import Group
 from runner.providers._container import Recipe
 from runner.providers._engine import Engine
 from runner.providers._first import First
 from runner.providers._handed import Handed
 
+_ANY_MEMORY = Limits(memory_bytes=1)
 _LINGER = 0.5  # seconds for the daemon to bring what the guest has said at last
 _ASKING = 3.0  # seconds for the daemon to tell why a container has ended
 _HEAD_BYTES = 1 << 14
@@ -50,6 +53,7 @@ class Attached:
         self._engine = engine
         self._what = what
         self._container = ""
+        self._memory = Group({})
         self._stream: trio.SocketStream | None = None
 
     async def prepare(self, container: str) -> None:
@@ -66,13 +70,14 @@ class Attached:
         if self._stream is None:
             raise WorkspaceLost(await self._why(first))
         stream, self._stream = self._stream, None
-        return _Demultiplexed(stream, first)
+        self._memory = first.group(_ANY_MEMORY)
+        return _Demultiplexed(stream, first, self._memory)
 
     async def _why(self, first: First) -> str:
         """What became of it. Its container is killed if it still runs: nobody can reach it any more."""
         first.kill()
-        for_memory, why = False, f"the docker daemon has not said why within {_ASKING:.0f}s"
-        with trio.move_on_after(_ASKING):
+        for_memory, why = self._memory.oom_kills() > 0, f"the docker daemon has not said why within {_ASKING:.0f}s"
+        with trio.move_on_after(0 if for_memory else _ASKING):
             try:
                 for_memory = await self._engine.was_killed_for_memory(self._container)
                 why = "it was killed, or ended by itself"
@@ -114,9 +119,10 @@ async def _expect_upgrade(stream: trio.SocketStream) -> None:
 class _Demultiplexed(trio.abc.Stream):
     """What the first process of a container prints, and its input. Ends with that process, whatever the daemon does."""
 
-    def __init__(self, stream: trio.SocketStream, first: First) -> None:
+    def __init__(self, stream: trio.SocketStream, first: First, memory: Group) -> None:
         self._stream = stream
         self._first = first
+        self._memory = memory
         self._rest = b""  # of a header
         self._left = 0  # bytes of the frame that has begun
 
@@ -144,6 +150,7 @@ class _Demultiplexed(trio.abc.Stream):
 
     async def _cancel_at_end(self, scope: trio.CancelScope) -> None:
         await self._first.ended()
+        self._memory.oom_kills()  # what was counted is soon gone with the control group, and told late by the daemon
         await trio.sleep(_LINGER)
         scope.cancel()
 

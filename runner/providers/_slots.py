@@ -53,9 +53,12 @@ class Idle:
 
 @dataclass(frozen=True)
 class Seat:
-    """A container that was handed over; its first process is ``pid``, and its tree is mounted at ``tree``."""
+    """A container that was handed over; its first process is ``pid``, and its tree is mounted at ``tree``.
 
-    listener: socket.socket
+    ``descriptor`` is the socket that its guest dials, and whose has the seat.
+    """
+
+    descriptor: int
     container: str
     pid: int
     tree: str
@@ -75,11 +78,11 @@ class Seat:
 
 
 def seat_of(passed: Passed) -> Seat:
-    """What ``Idle`` has handed over. Raises ``KeyError`` and ``TypeError`` for what another version has."""
+    """What ``Idle`` has handed over. Raises ``KeyError``, ``TypeError``, ``ValueError`` for another version's."""
     words = dict(passed.words)
     nonce, toolchains = bytes.fromhex(words.pop("nonce")), tuple(words.pop("toolchains"))
     (descriptor,) = passed.descriptors
-    return Seat(socket.socket(fileno=descriptor), nonce=nonce, toolchains=toolchains, **words)
+    return Seat(descriptor, nonce=nonce, toolchains=toolchains, **words)
 
 
 def opening_of(handle: Handle, toolchains: Sequence[str]) -> Opening:

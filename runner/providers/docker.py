@@ -13,6 +13,7 @@ import os
 import platform
 import posixpath
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -222,18 +223,21 @@ class Docker:
         seat = self._seats.pop(handle.id, None)
         if seat is None:
             return None
+        listener = socket.socket(fileno=seat.descriptor)
         if seat.fits(handle, opening):
             with suppress(ProviderFailed):  # it has died meanwhile
-                return await stack.enter_async_context(self._sit(handle, opening, seat))
-        seat.listener.close()
+                return await stack.enter_async_context(self._sit(handle, opening, seat, listener))
+        listener.close()
         await self._end(handle)
         return None
 
     @asynccontextmanager
-    async def _sit(self, handle: Handle, opening: Opening, seat: Seat) -> AsyncIterator[GuestWorkspace]:
+    async def _sit(
+        self, handle: Handle, opening: Opening, seat: Seat, listener: socket.socket
+    ) -> AsyncIterator[GuestWorkspace]:
         """The workspace of a container that was handed over, which has ended when the block ends."""
         with (
-            seat.listener,
+            listener,
             open_first(seat.pid, seat.container, _what(handle)) as first,
             open_handed_again(self._engine.socket, handle.private.name, handle.uid) as places,
             open_tree(places, seat) as tree,
@@ -242,7 +246,7 @@ class Docker:
             try:
                 _cover(places, tree, covers(handle.private, guards))
                 around = self._around(handle, opening, seat.group, PATHS.workspace)
-                connect = partial(Dialled(seat.listener, _what(handle)).connect, first)
+                connect = partial(Dialled(listener, _what(handle)).connect, first)
                 async with _reach(connect, first, around, _what(handle), seat.nonce) as workspace:
                     yield workspace
             finally:
@@ -301,7 +305,7 @@ class Docker:
         containers.touch()
         await self._remove(handle)
         made = await self._engine.make(f"runner-{handle.id}-{secrets.token_hex(4)}", config)
-        containers.write_text(f"{containers.read_text()}{made}\n")
+        containers.write_text(f"{made}\n")
         return made
 
     def _group(self, handle: Handle, first: First) -> Group:
@@ -335,13 +339,14 @@ class Docker:
         if owner is None:
             raise WorkspaceLost(f"workspace `{handle.id}` is gone")
         run, nonce = owner
-        words = {"product": "runner", "provider": self.name, "nonce": nonce, "run": run, "workspace": handle.id}
-        return {f"runner.{key}": word for key, word in {**words, "place": handle.private.name}.items()}
+        name = handle.slot or handle.id
+        words = {"product": "runner", "provider": self.name, "nonce": nonce, "run": run, "workspace": name}
+        return {f"runner.{key}": word for key, word in words.items()}
 
     async def _remove(self, handle: Handle) -> None:
         """Remove the workspace's containers, also those from before it was this one."""
         labels = self._labels(handle)
-        await self._engine.remove({f"runner.{key}": labels[f"runner.{key}"] for key in ("provider", "nonce", "place")})
+        await self._engine.remove({name: word for name, word in labels.items() if name != "runner.run"})
 
     async def give(self, handle: Handle) -> None:
         await trio.to_thread.run_sync(self._directories.give, handle)
@@ -361,6 +366,8 @@ class Docker:
 
     async def _end(self, handle: Handle) -> None:
         """End all that runs in the workspace, with or without the daemon, and remove what it ran in."""
+        if seat := self._seats.pop(handle.id, None):
+            os.close(seat.descriptor)
         if self._directories.owner(handle) is None or not _containers(handle.private).exists():
             return
         containers = _containers(handle.private).read_text().split()
@@ -420,7 +427,7 @@ def _program() -> binary.Program:
 
 
 def _containers(private: Path) -> Path:
-    """The ids of the workspace's containers, each before it starts; there from before the first is made."""
+    """The id of the workspace's container, before that starts; there, and empty, from before the first is made."""
     return private / "system" / "containers"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trio
 
-from runner.errors import Escaped, RunnerError, WorkspaceLost
+from runner.errors import Escaped, ProviderFailed, RunnerError, WorkspaceLost
 from runner.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, Rung
 from runner.nurseries import open_services
 from runner.ports.provider import (
@@ -95,6 +95,8 @@ class Fake:
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         await self._reach("create")
+        if request.limits.disk_bytes is not None:
+            raise ProviderFailed("`fake` cannot limit a disk")
         return self._directories.create(request)
 
     @asynccontextmanager

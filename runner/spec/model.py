@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import Place, RunnerError
 from runner.manifest.load import DEFAULTS
-from runner.model import Checkout, Feature, IsolationClass, Limits
-from runner.ports.gateway import Budget
+from runner.model import Budget, Checkout, Feature, IsolationClass, Limits
 from runner.spec.checkout import TaskContext
 
 if TYPE_CHECKING:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -30,12 +32,10 @@ from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import DEFAULTS, Document
-from runner.model import DEFAULT_PROJECT, Checkout, Feature, IsolationClass, Limits
-from runner.plan.model import digest
+from runner.model import DEFAULT_PROJECT, Budget, Checkout, Feature, IsolationClass, Limits
 from runner.policy.paths import check_pattern
 from runner.policy.protected import check_protected, unite
 from runner.policy.toolchains import check_toolchain
-from runner.ports.gateway import Budget
 from runner.settings import Settings
 from runner.spec import template
 from runner.spec.checkout import RepoSource, TaskContext, judge_url, resolve_checkout, uses_keys
@@ -505,7 +505,7 @@ def _warm(selected: Selected, settings: Settings, policies: Sequence[PolicySpec]
         _warm_size(selected, settings),
         workspace.network,
         tuple(workspace.toolchains),
-        digest([workspace.isolation, judged]).removeprefix("sha256:")[:12],
+        sha256(json.dumps([workspace.isolation, judged]).encode()).hexdigest()[:12],
     )
 
 

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from runner.events import Event, SlotClaimed, SlotMissed
 from runner.lifecycle.pool import NEXT, read_key
@@ -28,8 +29,15 @@ def counted(event: Event) -> str | None:
 
 
 def read_pools(connection: sqlite3.Connection) -> list[PoolRow]:
-    rows = connection.execute("SELECT name, key, size FROM pools ORDER BY name")
+    rows = _rows(connection, "pools", "name, key, size", "name")
     return [PoolRow(name, read_key(json.loads(key)), size) for name, key, size in rows]
+
+
+def _rows(connection: sqlite3.Connection, table: str, columns: str, order: str) -> list[Any]:
+    """None in a store of an older version, which a reader does not migrate."""
+    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).fetchone():
+        return []
+    return connection.execute(f"SELECT {columns} FROM {table} ORDER BY {order}").fetchall()
 
 
 def write_pools(connection: sqlite3.Connection, pools: Iterable[PoolRow]) -> None:
@@ -51,7 +59,7 @@ def write_sizes(connection: sqlite3.Connection, sizes: Mapping[str, int]) -> Non
 
 
 def read_slots(connection: sqlite3.Connection) -> list[SlotRow]:
-    rows = connection.execute(f"SELECT {_COLUMNS} FROM slots ORDER BY created, id")
+    rows = _rows(connection, "slots", _COLUMNS, "created, id")
     return [
         SlotRow(id, pool, SlotState(state), keeper, created, workspace)
         for id, pool, state, keeper, created, workspace in rows
@@ -79,7 +87,7 @@ def drop_slot(connection: sqlite3.Connection, id: str) -> None:
 
 
 def read_counts(connection: sqlite3.Connection) -> dict[str, int]:
-    return dict(connection.execute("SELECT what, count FROM pool_counts ORDER BY what").fetchall())
+    return dict(_rows(connection, "pool_counts", "what, count", "what"))
 
 
 def project_count(connection: sqlite3.Connection, event: Event) -> None:

@@ -138,6 +138,7 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("AgentType", "workspace.protected_paths"): (("workspace", "protected_paths"), ["README"]),
     ("AgentType", "workspace.toolchains"): (("workspace", "toolchains"), ["/usr"]),
     ("AgentType", "workspace.base_image"): (("workspace", "base_image"), "team/agent:3"),
+    ("AgentType", "workspace.warm_pool.size"): (("workspace", "warm_pool"), {"size": 3}),
     ("Policy", "allowed_paths"): (("allowed_paths",), ["src/**"]),
     ("Policy", "forbidden_patterns"): (("forbidden_patterns",), ["**/*.tfstate"]),
     ("Policy", "max_file_size"): (("max_file_size",), "1M"),

@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,9 @@ import trio
 from runner.app.apply import apply
 from runner.app.planning import make_plan
 from runner.egress.double import serve_double
-from runner.egress.turns import Turn
+from runner.egress.turns import Fail, Turn
+from runner.model import Reason
+from runner.record import RunRecord
 from runner.settings import Settings
 from tests.conformance import dockerd
 from tests.situations import Project, document
@@ -97,60 +99,95 @@ def toolchain() -> Path:
     return PLACE
 
 
-# There a command has no more address space than memory, and V8 reserves tens of gigabytes that it never touches.
-ROOMY = "resource_limits: {memory: 128G}"
+async def work_off(project: Project, name: str, turns: Sequence[Turn], heard: bytearray) -> RunRecord:
+    """Apply the project with the key of one CLI and these turns in its provider's place, which keeps what it hears."""
+    async with serve_double(turns) as port, overheard(port, heard) as front:
+        url = f"http://127.0.0.1:{front}"
+        env = {"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin", CLIS[name][0]: KEY, **project.env}
+        env |= {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1", "RUNNER_GEMINI_URL": url}
+        settings = Settings.from_env(env)
+        (record,) = await apply(await make_plan(project.folder, settings), settings, [])
+        return record
+
+
+def write(project: Project, spec: str, workspace: str, run: str = "") -> None:
+    project.write(
+        document("AgentType", "worker", f"{spec}\nworkspace: {{enabled: true, {workspace}}}"),
+        document("IncidentRun", "work", f"agent_type: worker\nprompt: make it\n{run}"),
+    )
+
+
+# Containers see of this host Node, what the other CLIs are linked with, and certificates. Under gVisor a command has no
+# more address space than memory, and V8 reserves tens of gigabytes that it never touches.
+_CONTAINED = f"base_image: {dockerd.IMAGE}, toolchains: [{{}}, /usr, /etc/ssl]"
+PLACES = {
+    "local": "providers: [local], toolchains: [{}]",
+    "docker": f"providers: [docker], {_CONTAINED}",
+    "gvisor": f"providers: [gvisor], {_CONTAINED}, resource_limits: {{{{memory: 128G}}}}",
+}
 SCENARIOS = {"claude": "TRI-12", "codex": "TRI-13", "gemini": "TRI-14", "goose": "BEY-18"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("provider", "workspace"),
+    "provider",
     [
-        pytest.param("local", "", id="local"),
-        pytest.param("docker", f"base_image: {dockerd.IMAGE}", id="docker", marks=pytest.mark.nightly),
-        pytest.param("gvisor", f"base_image: {dockerd.IMAGE}\n  {ROOMY}", id="gvisor", marks=pytest.mark.nightly),
+        pytest.param("local"),
+        pytest.param("docker", marks=pytest.mark.nightly),
+        pytest.param("gvisor", marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.scenario(s)) for n, s in SCENARIOS.items()])
 async def test_a_turn_with_a_tool_is_worked_off_and_the_key_is_nowhere(
-    project: Project, toolchain: Path, name: str, provider: str, workspace: str
+    project: Project, toolchain: Path, name: str, provider: str
 ) -> None:
-    system = "" if provider == "local" else ", /usr, /etc/ssl"  # Node, what the others are linked with, certificates
-    project.write(
-        document(
-            "AgentType",
-            "worker",
-            f"agent: {name}\nbudget: {{turns: 8, tokens: 1000000, cost_usd: 10}}\npost_hooks: ['{KEEP_HOME}']\n"
-            f"workspace:\n  enabled: true\n  providers: [{provider}]\n"
-            f"  toolchains: [{toolchain}{system}]\n  {workspace}",
-        ),
-        document("IncidentRun", "work", "agent_type: worker\nprompt: make it\nsnapshot: {message: made}"),
-    )
-    variable, header = CLIS[name]
+    spec = f"agent: {name}\nbudget: {{turns: 8, tokens: 1000000, cost_usd: 10}}\npost_hooks: ['{KEEP_HOME}']"
+    if provider != "local":
+        project.env["DOCKER_HOST"] = dockerd.host()
+    write(project, spec, PLACES[provider].format(toolchain), "snapshot: {message: made}")
     heard = bytearray()
 
-    async with serve_double([Turn(run=WORK), Turn(say="All done.")]) as port, overheard(port, heard) as front:
-        url = f"http://127.0.0.1:{front}"
-        env = {"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin", variable: KEY}
-        env |= {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1", "RUNNER_GEMINI_URL": url}
-        env |= {"DOCKER_HOST": dockerd.host()} if provider != "local" else {}
-        settings = Settings.from_env(env)
-        (record,) = await apply(await make_plan(project.folder, settings), settings, [])
+    record = await work_off(project, name, [Turn(run=WORK), Turn(say="All done.")], heard)
 
     directory = project.home / "state" / "runs" / record.id
     said = [(directory / "logs" / f"agent.{stream}").read_text()[-3000:] for stream in ("stdout", "stderr")]
-    agent = record.steps["agent"].outcome
     assert record.exit_code == 0, (record.outcome, *said)
+    agent = record.steps["agent"].outcome
     assert agent is not None
     assert agent.message == "All done."
     assert [used.requests >= 2 for used in record.models.values()] == [True]
     assert (directory / "output" / "processes").exists(), said
-    assert {path.name for path in (directory / "output" / "home").iterdir()} & {
-        ".claude",
-        ".codex",
-        ".gemini",
-        ".config",
-    }
+    assert {".claude", ".codex", ".gemini", ".config"} & set(os.listdir(directory / "output" / "home"))
     assert "made.txt" in (directory / "work.patch").read_text()
-    assert header.lower() in heard.decode(errors="replace").lower()
+    assert CLIS[name][1].lower() in heard.decode(errors="replace").lower()
     assert places_with(KEY, project.home) == []
+
+
+# what goes wrong: turns of the model, a budget, and how the step ends
+WRONG: dict[str, tuple[Turn, str, set[Reason]]] = {
+    "wrong key": (Turn(fail=Fail(status=401)), "{}", {Reason.AUTH}),
+    "no quota": (Turn(fail=Fail(status=429)), "{}", {Reason.QUOTA, Reason.TIMEOUT}),  # Gemini CLI tries for minutes
+    "no end": (Turn(run="true"), "{turns: 2}", {Reason.TURNS, Reason.BUDGET}),
+    "over budget": (Turn(run="true"), "{tokens: 1}", {Reason.BUDGET}),
+    "stalled": (Turn.model_validate({"stall": "1h", "say": "late"}), "{}", {Reason.TIMEOUT}),
+    "cut off": (Turn(say="never all of it", cut_off=True), "{}", {Reason.GATEWAY, Reason.TIMEOUT}),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("name", CLIS)
+async def test_what_goes_wrong_with_the_model_ends_the_step_with_its_reason(
+    project: Project, toolchain: Path, name: str, what: str
+) -> None:
+    turn, budget, reasons = WRONG[what]
+    spec = f"agent: {name}\nbudget: {budget}\ntimeouts: {{agent: 25s}}"
+    write(project, spec, f"providers: [local], toolchains: [{toolchain}]")
+
+    record = await work_off(project, name, [turn] * 20, bytearray())
+
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    assert outcome.reason in reasons, outcome
+    assert record.exit_code == (124 if outcome.reason is Reason.TIMEOUT else 1)
+    assert record.left == ()

@@ -194,6 +194,35 @@ def test_the_life_of_a_workspace_in_containers(project: Project, docked: Run) ->
     assert docked("workspace", "destroy", id).code == 6
 
 
+@pytest.mark.slow
+@pytest.mark.scenario("LIF-08", only="gvisor")
+@pytest.mark.scenario("LIF-10", only="gvisor")
+@pytest.mark.scenario("LIF-11", only="gvisor")
+@pytest.mark.scenario("LIF-12", only="gvisor")
+@pytest.mark.skipif(bool(dockerd.no_gvisor()), reason=str(dockerd.no_gvisor()))
+def test_the_life_of_a_workspace_with_a_kernel_of_its_own(
+    project: Project, docked: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKSPACE_PROVIDERS", "gvisor")
+    id = made(docked)
+    row = shown(docked, "workspace", "show", id)
+    assert (row["provider"], row["status"], row["image"]) == ("gvisor", "ready", dockerd.image_id())
+
+    done = docked("workspace", "exec", id, "--", "sh", "-c", "echo work > made; cat /proc/version; exit 3")
+    assert done.code == 3, done.err
+    assert done.out != Path("/proc/version").read_text()
+    stopped = shown(docked, "workspace", "stop", id)
+    assert stopped["status"] == "stopped"
+    assert stopped["used"] > row["used"]
+    assert docked("workspace", "exec", id, "--", "true").code == 5
+    assert shown(docked, "workspace", "resume", id)["status"] == "ready"
+    assert docked("workspace", "exec", id, "--", "cat", "made").out == "work\n"
+
+    assert shown(docked, "workspace", "destroy", id)["receipt"]["changed"] == 1
+    assert (shown(docked, "workspace", "list"), dockerd.containers(id)) == ([], [])
+    assert docked("workspace", "destroy", id).code == 6
+
+
 def test_a_directory_becomes_a_workspace_in_containers_in_place(project: Project, docked: Run) -> None:
     theirs = project.home / "theirs"
     theirs.mkdir()
@@ -344,8 +373,17 @@ def test_destroying_ends_a_command_that_runs_and_saves_what_it_did_last(project:
     assert running.returncode == 130
 
 
-@pytest.mark.scenario("LIF-09", only="docker")
-def test_destroying_ends_a_command_in_a_container(project: Project, docked: Run) -> None:
+@pytest.mark.parametrize(
+    "provider",
+    [
+        pytest.param("docker", marks=pytest.mark.scenario("LIF-09", only="docker")),
+        pytest.param("gvisor", marks=[pytest.mark.scenario("LIF-09", only="gvisor"), pytest.mark.nightly]),
+    ],
+)
+def test_destroying_ends_a_command_in_a_container(
+    project: Project, docked: Run, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    monkeypatch.setenv("WORKSPACE_PROVIDERS", provider)
     id = made(docked)
     running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", OBEDIENT))
     assert len(dockerd.containers(id)) == 1

@@ -52,12 +52,10 @@ _HOST_GAPS = dict.fromkeys(
     _HOST,
 )
 _KILLED_WHOLE = "the host sees one program, and kills it whole; a command fails by its address space before that"
-_OWN_CLOCK = "a kernel of its own counts the time that a command would have had; the host keeps the limit"
 GAPS: dict[str, dict[str, str]] = {
     GVISOR: {
         "test_memory_over_the_limit_ends_the_offender_and_says_why_and_the_workspace_lives": _KILLED_WHOLE,
         "test_kills_for_memory_are_counted_also_when_the_command_goes_on[of two children]": _KILLED_WHOLE,
-        "test_processors_are_limited": _OWN_CLOCK,
     },
     PROCESS: _HOST_GAPS,
     BARE_PROCESS: _HOST_GAPS,
@@ -86,6 +84,7 @@ FAKE_PASSES = {
     "test_directories_without_a_record_are_left_and_named",
     "test_destroying_leaves_nothing_of_a_hostile_tree",
     "test_a_handle_that_points_elsewhere_is_refused",
+    "test_a_limit_that_cannot_be_kept_is_refused",
     "test_a_lost_workspace_is_said_so",
     "test_an_id_that_is_a_path_is_refused",
     "test_making_a_workspace_again_is_refused_and_leaves_the_first",
@@ -120,6 +119,11 @@ BY_DAY = {  # an opening takes half a second, so the rest is for the night
         "test_protected_paths_are_read_only_in_place_and_the_rest_is_writable",
         "test_a_protected_path_that_does_not_exist_is_no_error_and_cannot_be_created",
         "test_moving_the_parent_of_a_protected_path_away_fails",
+        "test_an_isolated_workspace_of_a_project_is_at_workspace_and_lies_in_the_project",
+        "test_an_isolated_workspace_sees_nothing_of_others_and_of_the_project",
+        "test_a_shared_workspace_is_in_its_project_which_it_sees_whole",
+        "test_what_takes_more_processor_than_it_may_is_throttled_and_lives",
+        "test_over_the_limit_writes_fail_wherever_and_reads_and_deletes_go_on",
         "test_each_rung_of_ending_a_command_is_told",
         "test_no_kind_of_tree_outlives_its_block",
         "test_output_and_errors_are_separate",

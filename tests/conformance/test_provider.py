@@ -252,7 +252,7 @@ async def test_a_fork_bomb_ends_with_its_block_and_the_workspace_lives(
             assert place.kind == GVISOR or len(marked(place.mark)) >= 30
             start = trio.current_time()
         assert trio.current_time() - start < GRACE + 4
-        assert (marked(place.mark), await carrying(workspace, place.mark)) == ([], 0)
+        assert await carrying(place, workspace, place.mark) == 0
         assert (await workspace.run(["true"])).exit.ok
 
 
@@ -263,7 +263,7 @@ async def test_processors_are_limited(limited: Callable[[Limits], Awaitable[Plac
         assert (await workspace.effective()).limits == Limits(cpus=0.25)
 
     minutes, seconds = re.findall(r"(\d+)m([\d.]+)s", seen)[2]  # the children's user time
-    assert int(minutes) * 60 + float(seconds) < 0.6
+    assert place.kind == GVISOR or int(minutes) * 60 + float(seconds) < 0.6  # which a kernel of its own only guesses
 
 
 async def test_a_limit_that_cannot_be_kept_is_refused(provider: Provider) -> None:

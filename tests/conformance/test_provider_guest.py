@@ -33,6 +33,7 @@ KINDS = GUESTS
 @pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.nightly)])
 async def test_very_many_commands_at_once_end_with_their_own_status(place: Place, count: int) -> None:
     """None ends before all run."""
+    count = count // 4 if place.kind == GVISOR else count  # there each costs ten times as much
     running, all_run, ended = 0, trio.Event(), {}
 
     async def one(workspace: Workspace, number: int) -> None:
@@ -87,7 +88,7 @@ async def test_everything_ends_with_a_lost_guest_within_a_second_and_the_workspa
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 await nursery.start(command, workspace)
-            assert await carrying(workspace, place.mark) >= 10
+            assert await carrying(place, workspace, place.mark) >= 10
             start = trio.current_time()
             os.kill(_first(place), signal.SIGKILL)
         with pytest.raises(WorkspaceLost):

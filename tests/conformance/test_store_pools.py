@@ -94,7 +94,8 @@ async def test_hits_and_misses_of_all_journals_are_counted_by_reason(store: Stor
 
 
 async def test_the_row_of_a_workspace_that_was_a_slot_names_it(store: Store) -> None:
-    await store.append("r", [ev.RunStarted("r", "p", "0", {}, 60.0), ev.EffectIntended("p", "workspace", "r-1", "fake")])
+    await store.append("r", [ev.RunStarted("r", "p", "0", {}, 60.0)])
+    await store.append("r", [ev.EffectIntended("p", "workspace", "r-1", "fake")])
     await store.append("r", [ev.SlotClaimed("r-1", "slot-1"), ev.EffectDone("p", "workspace", "r-1")])
 
     assert (await store.workspace("r-1")).slot == "slot-1"

@@ -15,8 +15,8 @@ from trio.testing import MockClock
 from runner.egress.double import Double, Rehearsal, serve_double
 from runner.egress.turns import Turn, Used, Write, read_turns
 from runner.errors import Rejected, Unpriced, UnreadableManifest
-from runner.model import Reason
-from runner.ports.gateway import Api, Budget, Grant
+from runner.model import Budget, Reason
+from runner.ports.gateway import Api, Grant
 from runner.settings import shipped
 from tests.egress.wire import CALLS, MODELS, Client, Heard, Line, open_line, request
 
@@ -105,6 +105,7 @@ async def rehearsing(call: str, turns: Sequence[Turn], **options: Any) -> AsyncI
 
 
 @ALL
+@pytest.mark.scenario("BEY-18", only="double")
 async def test_a_turn_thinks_speaks_and_calls_the_cli_s_own_tools(call: str) -> None:
     name, key = SHELLS[call]
     turn = Turn(think="hm", say="I look at it, and at all that is there.", run="ls -l", usage=Used(input=9, output=3))

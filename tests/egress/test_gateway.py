@@ -15,9 +15,9 @@ from runner.egress.double import serve_double
 from runner.egress.gateway import ModelGateway
 from runner.egress.turns import Turn
 from runner.errors import KeyMissing, Unpriced, UsageError
-from runner.model import Reason
+from runner.model import Budget, Reason
 from runner.nurseries import open_services
-from runner.ports.gateway import Api, Budget, Exchange, Grant
+from runner.ports.gateway import Api, Exchange, Grant
 from runner.settings import Settings
 from tests.egress.wire import KEY, Client, request
 
@@ -182,10 +182,12 @@ async def test_a_key_that_is_none_is_named_before_anything_is_made(env: dict[str
 @pytest.mark.parametrize(
     ("api", "env"),
     [
-        pytest.param(Api.ANTHROPIC, "ANTHROPIC_API_KEY", id="TRI-12"),
-        pytest.param(Api.OPENAI, "OPENAI_API_KEY", id="TRI-13"),
+        pytest.param(
+            Api.ANTHROPIC, "ANTHROPIC_API_KEY", id="TRI-12", marks=pytest.mark.scenario("TRI-12", only="gateway")
+        ),
+        pytest.param(Api.OPENAI, "OPENAI_API_KEY", id="TRI-13", marks=pytest.mark.scenario("TRI-13", only="gateway")),
         pytest.param(Api.OPENAI, "CODEX_API_KEY", id="codex"),
-        pytest.param(Api.GEMINI, "GEMINI_API_KEY", id="TRI-14"),
+        pytest.param(Api.GEMINI, "GEMINI_API_KEY", id="TRI-14", marks=pytest.mark.scenario("TRI-14", only="gateway")),
         pytest.param(Api.GEMINI, "GOOGLE_API_KEY", id="google"),
     ],
 )

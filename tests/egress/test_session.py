@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ import trio
 from trio.testing import MockClock
 
 from runner.egress.http import LARGE, MAX_BODY
-from runner.model import Reason, Usage
-from runner.ports.gateway import Api, Budget, Refusal
+from runner.egress.session import MOST_FREE
+from runner.errors import WorkspaceLost
+from runner.model import Budget, Reason, Usage
+from runner.ports.gateway import Api, Refusal
 from tests.egress.wire import CALLS, KEY, MODELS, Client, Provider, Said, open_line, request, stream, used
 
 ALL = pytest.mark.parametrize("call", list(CALLS))
@@ -235,6 +239,14 @@ async def test_only_known_calls_pass(method: str, target: str, status: int) -> N
     assert len(provider.asked) == (status == 200)
 
 
+async def test_a_web_page_is_refused() -> None:
+    provider = Provider(stream("messages"))
+    async with open_line(Api.ANTHROPIC, provider) as line:
+        heard = await line.connect().ask("POST", "/v1/messages", request("messages"), origin="https://evil.example")
+
+    assert (heard.status, provider.asked) == (403, [])
+
+
 async def test_a_websocket_is_refused_so_that_codex_falls_back_at_once() -> None:
     async with open_line(Api.OPENAI, Provider(Said())) as line:
         heard = await line.connect().ask("GET", "/v1/responses", connection="Upgrade", upgrade="websocket")
@@ -375,6 +387,41 @@ async def test_a_client_that_goes_away_takes_its_request_along(autojump_clock: M
     assert (line.told[0].status, line.told[0].estimated) == (200, True)
 
 
+async def test_a_client_that_goes_away_before_the_answer_has_paid_for_its_question(autojump_clock: MockClock) -> None:
+    provider = Provider(Said(stalls=500, breaks=True))
+    async with open_line(Api.ANTHROPIC, provider) as line:
+        client = line.connect()
+        await client.send("POST", "/v1/messages", json.dumps(request("messages", pad="x" * 4000)).encode())
+        await trio.sleep(1)
+        await client.stream.aclose()
+        await trio.sleep(1)
+
+    told = line.told[0]
+    assert (told.status, told.estimated, told.usage.input_tokens > 1000) == (0, True, True)
+
+
+async def test_a_lost_workspace_ends_its_connections_quietly() -> None:
+    """As ``Workspace.listen`` promises: what a connection raises takes nothing else down."""
+
+    class Lost:
+        def __init__(self) -> None:
+            self.said = [b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n"]
+
+        async def receive_some(self, max_bytes: int) -> bytes:
+            if not self.said:
+                await trio.sleep_forever()
+            return self.said.pop()
+
+        async def send_all(self, data: bytes) -> None:
+            raise WorkspaceLost("gone")
+
+    async with open_line(Api.ANTHROPIC, Provider(Said([b"{}"]))) as line:
+        with trio.fail_after(5):
+            await line.session.serve(Lost())  # type: ignore[arg-type]  # as much of a connection as it takes
+
+    assert len(line.told) == 1
+
+
 async def test_closing_a_session_breaks_off_what_is_under_way_and_serves_nobody_any_more() -> None:
     provider = Provider(Said([b"data: {}\n\n"], kind=b"text/event-stream", stalls=500))
     async with open_line(Api.ANTHROPIC, provider) as line:
@@ -420,6 +467,16 @@ async def test_counting_tokens_and_listing_models_cost_nothing() -> None:
     assert provider.asked[1].target == "/v1/models?limit=5"
 
 
+async def test_of_requests_without_end_that_cost_nothing_only_so_many_are_told() -> None:
+    async with open_line(Api.ANTHROPIC, Provider(stream("messages"))) as line:
+        client = line.connect()
+        for _ in range(MOST_FREE + 5):
+            await client.ask("GET", "/nowhere")
+        await client.ask("POST", "/v1/messages", request("messages"))
+
+    assert (len(line.told), line.told[-1].call) == (MOST_FREE + 1, "messages")
+
+
 # --- budgets ----------------------------------------------------------------------------------------
 
 
@@ -461,7 +518,7 @@ async def test_an_error_is_no_turn() -> None:
 
 @pytest.mark.parametrize("budget", [Budget(tokens=1000), Budget(turns=10), Budget(cost_usd=0.0022)])
 async def test_requests_at_once_overrun_the_budget_by_one_at_most(budget: Budget, autojump_clock: MockClock) -> None:
-    """Each takes 100 tokens and a second; 200 ask at once."""
+    """Each takes 100 tokens and a second; 50 ask at once."""
     provider = Provider(stream("messages", 90, 10, stalls=1))
     statuses: list[int] = []
 
@@ -469,11 +526,11 @@ async def test_requests_at_once_overrun_the_budget_by_one_at_most(budget: Budget
         statuses.append((await client.ask("POST", "/v1/messages", request("messages"))).status)
 
     async with open_line(Api.ANTHROPIC, provider, budget=budget) as line, trio.open_nursery() as nursery:
-        for _ in range(200):
+        for _ in range(50):
             nursery.start_soon(ask, line.connect())
 
     assert 10 <= statuses.count(200) <= 11 if budget.cost_usd is None else statuses.count(200) in (7, 8, 9)
-    assert len(statuses) == 200
+    assert len(statuses) == 50
     assert line.session.usage.requests == statuses.count(200)
 
 
@@ -489,6 +546,7 @@ async def test_a_model_without_a_price_is_refused_when_the_budget_is_in_dollars(
 # --- bounds -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 async def test_a_body_over_the_limit_is_refused() -> None:
     async with open_line(Api.ANTHROPIC, Provider(stream("messages"))) as line:
         client = line.connect()
@@ -536,6 +594,47 @@ async def test_what_is_no_request_is_answered_and_the_connection_closed(sent: by
 
     assert heard.startswith(b"HTTP/1.1 4")
     assert line.told == []
+
+
+async def test_a_client_that_asks_whether_to_go_on_is_told_so() -> None:
+    async with open_line(Api.ANTHROPIC, Provider(stream("messages"))) as line:
+        client = line.connect()
+        body = json.dumps(request("messages")).encode()
+        head = b"POST /v1/messages HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n"
+        await client.stream.send_all(head % len(body))
+        assert (await client.stream.receive_some(100)).startswith(b"HTTP/1.1 100 ")
+        await client.stream.send_all(body)
+        assert (await client.stream.receive_some(1000)).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_nothing_that_a_hostile_client_says_gets_around_the_grant(seed: int, autojump_clock: MockClock) -> None:
+    """Requests for another model, and some for the granted one, damaged at random: no error, and none passes."""
+    luck = random.Random(seed)
+    provider = Provider(stream("messages"))
+    bodies = [
+        json.dumps(request("messages", model=model)).encode() for model in ("claude-opus-5-5", MODELS[Api.ANTHROPIC])
+    ]
+    async with open_line(Api.ANTHROPIC, provider) as line:
+        for _ in range(100):
+            body = luck.choice(bodies)
+            head = b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+            sent = bytearray(head + body)
+            for _ in range(luck.randint(1, 4)):
+                at = luck.randrange(len(sent))
+                sent[at : at + luck.randint(0, 3)] = luck.randbytes(luck.randint(0, 3))
+            connection = line.connect().stream
+            for at in range(0, len(sent), 60):
+                with suppress(trio.BrokenResourceError):
+                    await connection.send_all(bytes(sent[at : at + 60]))
+            with trio.move_on_after(1), suppress(trio.BrokenResourceError):
+                while await connection.receive_some():
+                    pass
+            await connection.aclose()
+
+    assert 0 < len(provider.asked) < 100
+    assert {json.loads(asked.body)["model"] for asked in provider.asked} <= {MODELS[Api.ANTHROPIC]}
+    assert all(asked.headers["x-api-key"] == KEY for asked in provider.asked)
 
 
 async def test_a_silent_client_is_let_go(autojump_clock: MockClock) -> None:

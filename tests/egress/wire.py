@@ -16,8 +16,9 @@ from trio.testing import memory_stream_pair
 from runner.egress.http import Headers
 from runner.egress.session import GrantedSession
 from runner.egress.upstream import Answer, UpstreamFailed
+from runner.model import Budget
 from runner.nurseries import open_services
-from runner.ports.gateway import Api, Budget, Exchange, Grant
+from runner.ports.gateway import Api, Exchange, Grant
 
 KEY = "sk-real-0123456789abcdef"
 MODELS = {Api.ANTHROPIC: "claude-sonnet-5-5", Api.OPENAI: "gpt-6.1-sol", Api.GEMINI: "gemini-2.5-pro"}

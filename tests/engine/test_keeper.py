@@ -1,4 +1,4 @@
-"""The keeper of warm pools on the fake provider: it fills, refills, resizes, gives each slot once, and leaves nothing."""
+"""The keeper of warm pools, on the fake provider: it fills, refills, resizes, gives each slot once, leaves nothing."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 from itertools import count
@@ -192,7 +192,7 @@ class World:
                 await self.store.resize_pools({NAME: self.luck.randrange(5)})
 
 
-async def live(seed: int, home: Path, runs: int = 40) -> World:
+async def live(seed: int, home: Path, runs: int = 30) -> World:
     world = World(seed, home)
     await world.store.put_pools([PoolRow(NAME, KEY, 3)])
     async with trio.open_nursery() as keeping:
@@ -221,17 +221,27 @@ async def live(seed: int, home: Path, runs: int = 40) -> World:
     return world
 
 
-async def test_no_slot_is_had_twice_and_nothing_is_left(tmp_path: Path, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(
+    ("seeds", "expected"),
+    [
+        pytest.param(range(2), {"hit", "claimer died"}, id="few"),
+        pytest.param(
+            range(2, 150),
+            {"hit", "empty", "dead", "no keeper", "keeper died", "claimer died", "claimer failed"},
+            id="many",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_no_slot_is_had_twice_and_nothing_is_left(seeds: range, expected: set[str], tmp_path: Path) -> None:
+    """A seed decides what happens when; directories are made in threads, so what comes of it may differ a little."""
     seen: Counter[str] = Counter()
-    for seed in range(3):
-        seen += (await live(seed, tmp_path / str(seed), runs=25)).seen
+    for seed in seeds:
+        try:
+            world = trio.run(live, seed, tmp_path / str(seed), clock=MockClock(autojump_threshold=0))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        seen += world.seen
 
-    assert {"hit", "empty", "dead", "keeper died", "claimer died"} <= set(seen)
-
-
-@pytest.mark.nightly
-async def test_no_slot_is_had_twice_and_nothing_is_left_in_many_worlds(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    for seed in range(100, 300):
-        await live(seed, tmp_path / str(seed))
+    assert expected <= set(seen)

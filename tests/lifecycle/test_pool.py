@@ -103,7 +103,8 @@ def test_doing_what_is_decided_leaves_nothing_to_do() -> None:
         again = decide(after, sizes, {}, NOW)
 
         assert (again.end, again.make) == ((), {}), f"seed {seed}"
-        assert Counter(s.pool for s in after if s.state in (S.WARMING, S.READY)) == {p: n for p, n in sizes.items() if n}
+        kept = Counter(s.pool for s in after if s.state in (S.WARMING, S.READY))
+        assert kept == {pool: size for pool, size in sizes.items() if size}
         assert not [s for s in slots if s.id in change.end and s.state in (S.CLAIMED, S.DRAINING)]
 
 

@@ -49,6 +49,13 @@ def limits(**fields: object) -> dict[str, object]:
     return workspace(resource_limits=fields)
 
 
+def secrets(*sources: object) -> dict[str, object]:
+    names = "ABC"
+    return agent_type(
+        secrets=[{"name": n, "from": one, "steps": ["agent"]} for n, one in zip(names, sources, strict=False)]
+    )
+
+
 GOOD = {
     "least agent type": agent_type(),
     "script path may lead up": agent_type(script={"path": "../play.sh"}),
@@ -56,7 +63,15 @@ GOOD = {
     "other script is null": agent_type(script={"path": None, "files": []}),
     "agent without a script": document("AgentType", agent="goose"),
     "model": document("AgentType", agent="claude", model="opus", credentials="env", script=None),
+    "no tools": document("AgentType", agent="claude", cli_tools=[]),
+    "tools that another agent does not have": document("AgentType", agent="gemini", cli_tools=None),
+    "models": run(matrix={"model": ["gpt-5", "openai/gpt 5"]}),
     "budget": document("AgentType", agent="codex", budget={"tokens": 1, "cost_usd": 0.01, "turns": 50}),
+    "secrets of each kind of place": secrets({"env": "A"}, {"file": "a"}, {"command": ["a", "b"]}),
+    "secret of the keyring as a file": agent_type(
+        secrets=[{"name": "A", "from": {"keyring": {"service": "a", "user": "b"}}, "steps": ["setup"], "as": "file"}]
+    ),
+    "policy without secrets": policy(secrets=[]),
     "budget of whole dollars": document("AgentType", agent="gemini", budget={"cost_usd": 3, "tokens": None}),
     "no model of the script agent": agent_type(model=None, budget=None),
     "policy may be null": agent_type(policy=None),
@@ -90,9 +105,21 @@ BAD = {
     "agent that there is none of": document("AgentType", agent="cursor"),
     "script of another agent": agent_type(agent="claude"),
     "model of the script agent": agent_type(model="sonnet"),
+    "secret from nowhere": secrets({}),
+    "secret from two places": secrets({"env": "A", "file": "a"}),
+    "secret from an empty command": secrets({"command": []}),
+    "secret whose name is no variable": agent_type(secrets=[{"name": "A-B", "from": {"env": "A"}, "steps": ["setup"]}]),
+    "secret for no step": agent_type(secrets=[{"name": "A", "from": {"env": "A"}, "steps": []}]),
+    "secret for a step without commands": agent_type(secrets=[{"name": "A", "from": {"env": "A"}, "steps": ["scan"]}]),
+    "secret for a step twice": agent_type(secrets=[{"name": "A", "from": {"env": "A"}, "steps": ["agent", "agent"]}]),
+    "policy that names a secret twice": policy(secrets=["A", "A"]),
     "budget of the script agent": agent_type(budget={}),
     "credentials of the script agent": agent_type(credentials="gateway"),
-    "empty model": document("AgentType", agent="codex", model=""),
+    **{f"model {name!r}": document("AgentType", agent="codex", model=name) for name in ("", " ", "a\nb", "a\0", "é")},
+    "the same model twice": run(matrix={"model": ["opus", "opus"]}),
+    "no models": run(matrix={"model": []}),
+    "tool with a pattern": document("AgentType", agent="claude", cli_tools=["Bash(git *)"]),
+    "tools of another agent": document("AgentType", agent="gemini", cli_tools=["Read"]),
     "unknown credentials": document("AgentType", agent="codex", credentials="file"),
     "null credentials": document("AgentType", agent="codex", credentials=None),
     **{

@@ -49,6 +49,30 @@ def test_a_shared_namespace_is_named_and_the_host_s_interfaces_are_not_listed_as
     assert (found.shared_namespaces, found.interfaces) == (("net",), None)
 
 
+def with_own_kernel(body: str) -> Isolation:
+    outside = Outside(HOST, 7000, Limits(), kernel="Linux of the host\n")
+    return read_back(body, outside, provider="gvisor", isolation=IsolationClass.KERNEL, paths=PATHS)
+
+
+@pytest.mark.parametrize(
+    ("said", "gained"),
+    [("", False), ("NoNewPrivs:\t1\n", False), ("NoNewPrivs:\t0\n", True)],
+    ids=["unsaid", "none", "some"],
+)
+def test_another_kernel_shares_nothing_and_need_not_say_all_that_this_one_does(said: str, gained: bool) -> None:
+    spaces = dict.fromkeys(NAMESPACES, "net:[100]")  # numbers of its own, and not for all
+    body = text(spaces=spaces).replace("NoNewPrivs:\t1\n", said)
+    found = with_own_kernel(body)
+
+    assert (found.isolation, found.shared_namespaces, found.interfaces) == (IsolationClass.KERNEL, (), ("lo",))
+    assert found.no_new_privileges is not gained
+
+
+def test_a_sandbox_that_should_have_a_kernel_of_its_own_and_has_the_host_s_is_refused() -> None:
+    with pytest.raises(ProviderFailed, match="this host's own kernel"):
+        with_own_kernel(text().replace("Linux\n", "Linux of the host\n"))
+
+
 @pytest.mark.parametrize(
     ("mounts", "expected"),
     [

@@ -112,12 +112,19 @@ def _variables(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
+def _model(text: str) -> str:
+    if not _MODEL.fullmatch(text):
+        raise ValueError("the name of a model such as `sonnet`")
+    return text
+
+
 def _tool(text: str) -> str:
     if not _TOOL.fullmatch(text):
         raise ValueError("the name of a tool such as `Bash`")
     return text
 
 
+_MODEL = re.compile(r"[!-~]([ -~]*[!-~])?")
 _TOOL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -199,6 +206,14 @@ Environment = Annotated[
     dict[str, str],
     AfterValidator(_variables),
     Field(json_schema_extra={"propertyNames": {"pattern": f"^{_VARIABLE.pattern}$"}}),
+]
+ModelName = Annotated[
+    str,
+    AfterValidator(_model),
+    Field(json_schema_extra={"pattern": f"^{_MODEL.pattern}$"}),
+]
+ModelNames = Annotated[
+    list[ModelName], AfterValidator(no_repeats), Field(min_length=1, json_schema_extra={"uniqueItems": True})
 ]
 ToolName = Annotated[
     str,

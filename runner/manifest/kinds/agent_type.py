@@ -19,6 +19,7 @@ from runner.manifest.kinds._fields import (
     Fault,
     Faults,
     Isolation,
+    ModelName,
     RelativePath,
     Shape,
     Size,
@@ -34,7 +35,7 @@ KIND = "AgentType"
 _NULL: JsonDict = {"type": "null"}
 _WRITTEN: JsonDict = {"not": _NULL}
 
-_SOURCES = frozenset({"env", "file", "command", "keyring"})  # of a secret
+_SOURCES = ("command", "env", "file", "keyring")  # of a secret
 _OF_MODELS = ("model", "budget", "credentials", "cli_tools")  # fields that say what an agent may use, and how
 
 
@@ -216,8 +217,8 @@ class SecretSource(Shape):
     model_config = ConfigDict(
         json_schema_extra={
             "oneOf": [
-                {"required": [name], "properties": {name: _WRITTEN, **{other: _NULL for other in _SOURCES - {name}}}}
-                for name in sorted(_SOURCES)
+                {"required": [name], "properties": {one: _WRITTEN if one == name else _NULL for one in _SOURCES}}
+                for name in _SOURCES
             ]
         }
     )
@@ -234,7 +235,7 @@ class SecretSource(Shape):
     @model_validator(mode="after")
     def _exactly_one(self) -> SecretSource:
         if sum(getattr(self, name) is not None for name in _SOURCES) != 1:
-            hint = f"write one of {', '.join(sorted(_SOURCES))}"
+            hint = f"write one of {', '.join(_SOURCES)}"
             raise Faults(Fault((), "a secret comes from exactly one place", hint))
         return self
 
@@ -300,7 +301,7 @@ class Spec(Body):
 
     agent: Literal["script", "claude", "codex", "gemini", "goose"] = Field(description="Who does the work.")
     script: Script | None = Field(None, description="What the `script` agent plays.")
-    model: Text | None = Field(None, description="The model that it works with, by a name that its service knows.")
+    model: ModelName | None = Field(None, description="The model that it works with, by a name that its service knows.")
     budget: Budget | None = Field(None, description="Ceilings of what it may use of its model.")
     credentials: Literal["gateway", "env"] = Field(
         description="Whether the model's key stays with the runner's gateway, or is put into the agent's environment."

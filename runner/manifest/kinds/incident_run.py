@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from runner.manifest.kinds._fields import Body, Command, Distinct, Duration, RelativePath, Shape, Text
+from runner.manifest.kinds._fields import Body, Command, Distinct, Duration, ModelNames, RelativePath, Shape, Text
 
 KIND = "IncidentRun"
 
@@ -68,7 +68,7 @@ class Matrix(Shape):
     """Several runs out of one: one for each combination, in the order written."""
 
     agent_type: Distinct | None = Field(None, description="Agent types by name, instead of `agent_type`.")
-    model: Distinct | None = Field(None, description="Models, instead of the agent type's `model`.")
+    model: ModelNames | None = Field(None, description="Models, instead of the agent type's `model`.")
     incident: Distinct | None = Field(None, description="Incident directories, instead of `incident`.")
     max_parallel: int | None = Field(None, ge=1, description="How many of them may run at once.")
 

@@ -152,7 +152,7 @@ def _standard(body: Body, run: Run, workspace: Workspace, prompt: bytes) -> dict
         "AGENT_SCRIPT": f"{paths.runner}/script",
         "PROMPT_FILE": f"{paths.runner}/{_PROMPT}",
         "WORKSPACE_DIR": paths.workspace,
-        "INCIDENT_ID": known if isinstance(known, str) and known else run.id,
+        "INCIDENT_ID": known if isinstance(known, str) and known.isprintable() and known else run.id,
         "RUN_ID": run.id,
     }
     if model is not None:
@@ -163,4 +163,4 @@ def _standard(body: Body, run: Run, workspace: Workspace, prompt: bytes) -> dict
             variables["AGENT_ALLOWED_TOOLS"] = ",".join(model.tools)
     if len(prompt) <= SMALL_PROMPT and b"\0" not in prompt:
         variables["PROMPT"] = prompt.decode()
-    return {name: text for name, text in variables.items() if "\0" not in text}
+    return variables

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# incident_triage.sh: what is broken, how far it reaches and what to ask next, from six kubectl calls that only read.
+#
+#   incident_triage.sh [-n NS | -A] [--resource KIND/NAME] [--since 1h] [-o text|json] [--timeout 25s]
+#                      [--context NAME] [--kubeconfig FILE]
+#
+# Without -n and -A it asks for all namespaces; when the cluster refuses that, for the namespace of the context.
+# --resource puts one object first and counts the rest; --since is how old an event or a restart may be;
+# --timeout bounds the whole: what has not answered by then is said to be unread.
+# A refused or late call is no failure: it is listed under "Not seen". No secret is read.
+#
+# Exit: 0 triage printed, with symptoms or without; 2 wrong usage; 3 no pods could be read, the reason on stderr.
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+options "$@"
+((${#positional[@]} == 0)) || fail "\`${positional[0]}\` is no option; see --help"
+asked=$namespace
+[[ -n "$asked" ]] || namespace='*'
+
+template() { printf '%s' "go-template-file=$here/templates/$1.gotmpl"; }
+
+collect() {
+    local scope=(--all-namespaces)
+    [[ "$namespace" == '*' ]] || scope=(--namespace "$namespace")
+    kube 1-ready get --raw '/readyz?verbose' &
+    kube 2-pods get pods "${scope[@]}" --field-selector 'status.phase!=Succeeded' -o "$(template pods)" &
+    kube 3-events get events "${scope[@]}" --field-selector 'type!=Normal' -o "$(template events)" &
+    kube 4-nodes get nodes -o "$(template nodes)" &
+    kube 5-workloads get deployments,statefulsets,daemonsets,jobs,horizontalpodautoscalers "${scope[@]}" -o "$(template workloads)" &
+    kube 6-objects get persistentvolumeclaims,resourcequotas,services,endpointslices,ingresses "${scope[@]}" -o "$(template objects)" &
+    wait
+}
+
+collect
+reachable 2-pods
+if [[ -z "$asked" && "$(fate 2-pods)" == refused ]]; then
+    cp "$work/2-pods.fate" "$work/0-pods.fate"
+    kube 0-context config view --minify -o 'jsonpath={..namespace}'
+    read -r namespace <"$work/0-context" || true
+    option --namespace "${namespace:-default}"
+    collect
+fi
+[[ "$(fate 2-pods)" == ok ]] || fail "no pods could be read ($(fate 2-pods)): $(cut -f3 "$work/2-pods.fate")" 3
+
+# What a partly refused call named; a kind that was not read must not count as empty.
+refused=$(cat "$work"/[1-6]-*.err | sed -n 's/^Error from server (Forbidden): \([a-z]*\).*/\1/p' | sort -u | tr '\n' ' ')
+for file in 5-workloads 6-objects; do
+    [[ "$(fate "$file")" =~ ^(ok|refused)$ ]] || refused+="$file "
+done
+prefix=kubectl
+for word in "${globals[@]}"; do
+    [[ "$word" == --request-timeout=* ]] || prefix+=" $(printf '%q' "$word")"
+done
+
+# shellcheck disable=SC2094  # awk prints the commands, which no call writes any more
+cat "$work"/[0-6]-*.fate | sed 's/^/F\t/' >"$work/fates"
+# The text of /readyz carries no tag of its own.
+sed 's/^/K\t/' "$work/1-ready" >"$work/ready"
+grep '^\[-\]' "$work/1-ready.err" | sed 's/^/K\t/' >>"$work/ready" || true
+cat "$work"/{fates,ready,4-nodes,3-events,5-workloads,6-objects,2-pods} |
+    KUBECTL=$prefix awk -f "$here/lib.awk" -f "$here/triage.awk" -v now="$now" -v since="$since" -v scope="$namespace" \
+        -v focus="$resource" -v refused=" $refused" -v output="$output" -v bold="$bold" -v end="$plain" \
+        -v stamp="$(printf '%(%FT%TZ)T' "$now")"

@@ -1,0 +1,408 @@
+# Reads what incident_triage.sh collected, one tagged record a line (templates/*.gotmpl say which), and prints the triage.
+# Pods come last: whatever explains a pod is known when its line is read.
+
+BEGIN {
+    FS = "\t"
+    MOST_SYMPTOMS = 20; MOST_OBJECTS = 6; MOST_EVENTS = 12
+    kubectl = ENVIRON["KUBECTL"]
+    split("certificate control-plane node-not-ready oom-killed crash-loop-back-off image-pull-back-off missing-config storage pod-pending admission-denied quota-exceeded pod-evicted probe-failure job-failed helm-release rollout-stuck service-unreachable ingress-5xx autoscaler", order, " ")
+    for (i in order) rank[order[i]] = i + 0
+    focus = kind_of(focus)
+}
+
+# kind_of(REF): deploy/x, deployments/x and Deployment/x are all deployment/x.
+function kind_of(ref,   cut, kind) {
+    cut = index(ref, "/")
+    if (!cut) return ""
+    kind = tolower(substr(ref, 1, cut - 1))
+    sub(/s$/, "", kind)
+    if (kind == "deploy") kind = "deployment"
+    if (kind == "st") kind = "statefulset"
+    if (kind == "d") kind = "daemonset"
+    if (kind == "po") kind = "pod"
+    if (kind == "no") kind = "node"
+    if (kind == "svc") kind = "service"
+    if (kind == "pvc") kind = "persistentvolumeclaim"
+    if (kind == "hpa") kind = "horizontalpodautoscaler"
+    if (kind == "ing" || kind == "ingresse") kind = "ingress"
+    if (kind == "cj") kind = "cronjob"
+    return kind substr(ref, cut)
+}
+
+# add: OBJECT of WL shows SYM. WHAT is one line that names the evidence; ON is a node or "".
+function add(sym, ns, wl, object, on, restarts, last, what,   g) {
+    g = sym SUBSEP ns SUBSEP wl
+    if (!(g in count)) {
+        groups[++n_groups] = g
+        g_sym[g] = sym; g_ns[g] = ns; g_wl[g] = wl; detail[g] = clip(plain(what), 300); first[g] = object
+    }
+    if ((g, object) in known) return
+    known[g, object] = 1
+    if (++count[g] <= MOST_OBJECTS) objects[g] = objects[g] (count[g] > 1 ? " " : "") object
+    g_restarts[g] += restarts
+    if (epoch(last) > epoch(g_last[g])) g_last[g] = last
+    if (on != "" && !((g, on) in known_node)) {
+        known_node[g, on] = 1
+        if (++n_nodes[g] <= MOST_OBJECTS) g_nodes[g] = g_nodes[g] (n_nodes[g] > 1 ? " " : "") on
+    }
+    if (kind_of(wl) == focus || kind_of(object) == focus) in_focus[g] = 1
+    if (container != "") g_container[g] = container
+    if (object ~ /^Pod\//) sick(ns, wl, object, on)
+    else if (rank[sym] <= rank["helm-release"]) { spread(sick_ns, ns, "ns"); spread(sick_wl, ns "/" wl, "wl") }
+}
+
+function spread(set, key, name) {
+    if (key == "" || key in set) return
+    set[key] = 1
+    n_sick[name]++
+}
+
+function sick(ns, wl, pod, on) {
+    if ((ns, pod) in sick_pod) return
+    sick_pod[ns, pod] = 1
+    n_sick["pods"]++
+    of_workload[ns, wl]++
+    spread(sick_ns, ns, "ns"); spread(sick_wl, ns "/" wl, "wl"); spread(sick_node, on, "nodes")
+    if (on != "") a_node = on
+}
+
+function recent(t) { return t == "" || now - epoch(t) <= since }
+
+$1 == "F" { fates[++n_fates] = $2; command[n_fates] = $3; why[n_fates] = $4; next }
+
+$1 == "K" { if ($2 ~ /^\[-\]/) add("control-plane", "", "API server", "check/" substr($2, 4), "", 0, "", "/readyz says: " $2); next }
+
+$1 == "N" { subject = "N"; node = $2; cordon = $4; n_all_nodes++; next }
+$1 == "t" { next }
+
+$1 == "E" {
+    reason = plain($4); object = $5 "/" $6; text = plain($9); low = tolower(text)
+    if (!recent($8)) next
+    key = $2 SUBSEP reason SUBSEP object
+    if (!(key in e_count)) e_keys[++n_events] = key
+    e_count[key] += $7
+    if (epoch($8) >= epoch(e_last[key])) { e_last[key] = $8; e_text[key] = text }
+    at = $2 SUBSEP $6
+    wl = $5 == "ReplicaSet" ? workload(object, "") : object
+    if (reason == "Unhealthy") probe[at] = text
+    if (low ~ /liveness probe failed/) liveness[at] = text
+    if (reason ~ /^(FailedMount|FailedAttachVolume|FailedMapVolume)$/) mount[at] = text
+    if (reason == "FailedCreatePodSandBox") sandbox[at] = text
+    if (low ~ /x509:|certificate (has expired|is not valid|signed by unknown)/) add("certificate", $2, wl, object, "", 0, $8, reason ": " text)
+    else if (reason ~ /^(FailedCreate|ReplicaSetCreateError|FailedUpdate)$/) {
+        if (low ~ /exceeded quota|must specify|(maximum|minimum) (cpu|memory)|limitrange/) add("quota-exceeded", $2, wl, object, "", 0, $8, text)
+        else add("admission-denied", $2, wl, object, "", 0, $8, text)
+    }
+    else if (reason ~ /^(FailedBinding|ProvisioningFailed|VolumeResizeFailed|VolumeMismatch)$/) add("storage", $2, wl, object, "", 0, $8, reason ": " text)
+    else if (low ~ /cannot (get|list|watch|create|update|patch|delete) resource/) add("admission-denied", $2, wl, object, "", 0, $8, reason ": " text)
+    next
+}
+
+$1 == "W" {
+    subject = "W"; kind = $2; ns = $3; name = $4
+    desired = $6 + 0; ready = $7 + 0; updated = $8 + 0
+    if (desired > ready && now - epoch($5) > 60) {
+        lagging[++n_lagging] = ns SUBSEP kind "/" name
+        lag_text[n_lagging] = ready " of " desired " ready, " updated " updated" ($9 == "" ? "" : ", " $9)
+    }
+    next
+}
+
+$1 == "J" { subject = "J"; ns = $2; name = $3; hook = $7; owner = $8; failed = $5 + 0; job_owner[ns, name] = owner; next }
+$1 == "H" { subject = "H"; ns = $2; name = $3; target = $4; most = $6 + 0; next }
+
+$1 == "c" {
+    type = $2; status = $3; reason = plain($4); text = plain($5)
+    if (subject == "N") {
+        if (type == "Ready" && status != "True") { add("node-not-ready", "", "Node/" node, "Node/" node, node, 0, $6, "Ready=" status " since " $6 ", " reason ": " text); bad_node[node] = 1; spread(sick_node, node, "nodes") }
+        else if (type ~ /Pressure$|^NetworkUnavailable$/ && status == "True") { add("node-not-ready", "", "Node/" node, "Node/" node, node, 0, $6, type "=True since " $6 ", " reason ": " text); bad_node[node] = 1; spread(sick_node, node, "nodes") }
+    }
+    if (subject == "W") {
+        if (type == "ReplicaFailure" && status == "True") {
+            if (tolower(text) ~ /exceeded quota|must specify|(maximum|minimum) (cpu|memory)/) add("quota-exceeded", ns, kind "/" name, kind "/" name, "", 0, $6, reason ": " text)
+            else add("admission-denied", ns, kind "/" name, kind "/" name, "", 0, $6, reason ": " text)
+        }
+        if (type == "Progressing" && reason == "ProgressDeadlineExceeded") stuck[ns, kind "/" name] = reason ": " text
+    }
+    if (subject == "J" && type == "Failed" && status == "True" && recent($6)) {
+        if (hook != "") add("helm-release", ns, "Job/" name, "Job/" name, "", failed, $6, "helm hook " hook " failed: " reason ": " text)
+        else add("job-failed", ns, owner == "" ? "Job/" name : owner, "Job/" name, "", failed, $6, reason ": " text)
+    }
+    if (subject == "H") {
+        if (type ~ /^(ScalingActive|AbleToScale)$/ && status == "False" && reason != "ScalingDisabled") add("autoscaler", ns, target, "HorizontalPodAutoscaler/" name, "", 0, $6, type "=False " reason ": " text)
+        else if (type == "ScalingLimited" && status == "True" && reason == "TooManyReplicas") add("autoscaler", ns, target, "HorizontalPodAutoscaler/" name, "", 0, $6, "at its maximum of " most " replicas: " text)
+    }
+    if (subject == "P") {
+        if (type == "PodScheduled" && status == "False") { unscheduled = text; unscheduled_at = $6 }
+        if (type == "Ready") ready_at = $6
+    }
+    next
+}
+
+$1 == "G" {
+    if ($4 == "Lost") add("storage", $2, "PersistentVolumeClaim/" $3, "PersistentVolumeClaim/" $3, "", 0, "", "the claim is Lost: its volume is gone")
+    else if ($4 == "Pending") { waits[$2, $3] = 1; pvcs[++n_pvcs] = $2 SUBSEP $3; pvc_text[n_pvcs] = "Pending for " age(now - epoch($6)) ", storage class " ($5 == "" ? "none named" : $5) }
+    next
+}
+$1 == "Q" { if ($5 != "" && quantity($5) > 0 && quantity($6) >= quantity($5)) full[++n_full] = $2 "/" $3 " " $4 " " $6 " of " $5; next }
+$1 == "S" { exists[$2, $3] = 1; if ($5 != "" && $4 != "ExternalName" && now - epoch($6) > 60) services[++n_services] = $2 SUBSEP $3; next }
+$1 == "T" { up[$2, $3] += gsub(/1/, "1", $4); down[$2, $3] += gsub(/0/, "0", $4); next }
+$1 == "I" { backends[++n_backends] = $2 SUBSEP $3 SUBSEP $4 SUBSEP $5; next }
+
+$1 == "P" {
+    finish_pod()
+    subject = "P"; p_ns = $2; pod = $3; phase = $4; p_node = $5; created = $6; p_owner = $7; deleted = $8; p_reason = plain($9); p_text = $10
+    unscheduled = ""; ready_at = ""; n_c = 0
+    wl = workload(p_owner, pod)
+    if (p_owner ~ /^Job\// && job_owner[p_ns, substr(p_owner, 5)] != "") wl = job_owner[p_ns, substr(p_owner, 5)]
+    n_pods++; total[p_ns, wl]++
+    next
+}
+$1 == "C" { for (i = 2; i <= 13; i++) c[n_c, i] = $i; n_c++; next }
+$1 == "L" { limit[p_ns, pod, $2] = $3; next }
+
+function found(sym, restarts, last, what) { add(sym, p_ns, wl, "Pod/" pod, p_node, restarts, last, what) }
+
+function finish_pod(   i, settled) {
+    if (pod == "") return
+    container = ""
+    settled = 0
+    if (phase == "Failed") {
+        if (p_reason == "Evicted" || p_reason ~ /^(OutOf|Preempt|NodeShutdown|Terminated|NodeAffinity|UnexpectedAdmission)/) { found("pod-evicted", 0, created, p_reason ": " p_text); settled = 1 }
+        else if (p_reason == "NodeLost") { found("node-not-ready", 0, "", p_reason ": " p_text); settled = 1 }
+    }
+    if (deleted != "" && now - epoch(deleted) > 300 && !settled) { found(p_node in bad_node ? "node-not-ready" : "rollout-stuck", 0, deleted, "Terminating since " deleted); settled = 1 }
+    if (!settled && unscheduled != "") {
+        found(tolower(unscheduled) ~ /persistentvolumeclaim|volume node affinity|persistent volumes to bind/ ? "storage" : "pod-pending", 0, unscheduled_at, "not scheduled: " unscheduled)
+        settled = 1
+    }
+    for (i = 0; i < n_c && !settled; i++) judge_container(i)
+    if (!settled && n_c == 0 && phase == "Pending" && p_node != "" && now - epoch(created) > 120) creating("")
+    container = ""
+    pod = ""
+}
+
+# A container's fields: 2 init or main, 3 name, 4 ready, 5 restarts, 6 state, 7 reason, 8 exit code, 9 message,
+# 10 started or finished (empty while waiting); 11 reason, 12 exit code and 13 end of the run before.
+function judge_container(i,   cname, restarts, state, reason, code, last_reason, last_code, last_at, text, memory, said) {
+    cname = c[i, 3]; restarts = c[i, 5] + 0; state = c[i, 6]; reason = plain(c[i, 7]); code = c[i, 8]; text = plain(c[i, 9])
+    last_reason = plain(c[i, 11]); last_code = c[i, 12]; last_at = c[i, 13]
+    container = cname
+    said = (c[i, 2] == "init" ? "init container " : "container ") cname
+    memory = limit[p_ns, pod, cname]
+    memory = memory == "" ? "no memory limit" : "limit " memory
+    if (state == "waiting") {
+        if (reason ~ /^(ErrImagePull|ImagePullBackOff|InvalidImageName|ErrImageNeverPull|RegistryUnavailable|ImageInspectError)$/) found("image-pull-back-off", 0, "", said ", " reason ": " text)
+        else if (reason == "CreateContainerConfigError") found("missing-config", 0, "", said ": " text)
+        else if (reason == "CrashLoopBackOff" && last_reason == "OOMKilled") found("oom-killed", restarts, last_at, said ": OOMKilled, exit " last_code ", " memory ", " restarts " restarts, now CrashLoopBackOff")
+        else if (reason == "CrashLoopBackOff" && (p_ns, pod) in liveness && last_code ~ /^(137|143)$/) found("probe-failure", restarts, last_at, said ": killed by its liveness probe, exit " last_code ", " restarts " restarts: " liveness[p_ns, pod])
+        else if (reason == "CrashLoopBackOff") found("crash-loop-back-off", restarts, last_at, said ": exit " last_code " (" meaning(last_code) "), " last_reason ", " restarts " restarts")
+        else if (reason ~ /^(RunContainerError|CreateContainerError|StartError|PostStartHookError)$/) found("crash-loop-back-off", restarts, last_at, said ", " reason ": " text)
+        else if (c[i, 2] == "main" && now - epoch(created) > 120 && reason == "ContainerCreating") creating(said)
+        return
+    }
+    if (state == "terminated" && code + 0 != 0 && recent(c[i, 10])) {
+        if (reason == "OOMKilled") found("oom-killed", restarts, c[i, 10], said ": OOMKilled, exit " code ", " memory ", " restarts " restarts")
+        else if (p_owner ~ /^Job\//) found("job-failed", restarts, c[i, 10], said ": exit " code " (" meaning(code) "), " reason)
+        else found("crash-loop-back-off", restarts, c[i, 10], said ": ended " c[i, 10] ", exit " code " (" meaning(code) "), " reason)
+        return
+    }
+    if (state != "running") return
+    if (last_reason == "OOMKilled" && recent(last_at)) found("oom-killed", restarts, last_at, said ": OOMKilled, exit " last_code ", " memory ", " restarts " restarts, runs again")
+    else if (restarts > 0 && last_code + 0 != 0 && recent(last_at)) found((p_ns, pod) in liveness && last_code ~ /^(137|143)$/ ? "probe-failure" : "crash-loop-back-off", restarts, last_at, said ": last exit " last_code " (" meaning(last_code) ") at " last_at ", " restarts " restarts, runs again")
+    if (c[i, 2] == "main" && c[i, 4] == "false" && now - epoch(c[i, 10]) > 30) found(p_node in bad_node ? "node-not-ready" : "probe-failure", restarts, ready_at, said " runs but is not ready" ((p_ns, pod) in probe ? ": " probe[p_ns, pod] : ", no probe event seen"))
+}
+
+function creating(said,   text) {
+    text = (p_ns, pod) in mount ? mount[p_ns, pod] : (p_ns, pod) in sandbox ? sandbox[p_ns, pod] : "no event says why"
+    if (p_node in bad_node) found("node-not-ready", 0, created, "being created since " created " on a node that is not ready")
+    else if ((p_ns, pod) in mount) found(tolower(text) ~ /(configmap|secret) .*not found|references non-existent|couldn't find key/ ? "missing-config" : "storage", 0, created, "being created since " created ": " text)
+    else if ((p_ns, pod) in sandbox) found("service-unreachable", 0, created, "no network for the pod since " created ": " text)
+    else found("pod-pending", 0, created, "being created since " created ": " text)
+}
+
+function after_pods(   i, part, key) {
+    for (i = 1; i <= n_pvcs; i++) {
+        split(pvcs[i], part, SUBSEP)
+        # A claim that waits for its first consumer is healthy: only one that something complains about is a symptom.
+        if (part[1] in storage_ns) add("storage", part[1], "PersistentVolumeClaim/" part[2], "PersistentVolumeClaim/" part[2], "", 0, "", pvc_text[i])
+    }
+    for (i = 1; i <= n_lagging; i++) {
+        split(lagging[i], part, SUBSEP)
+        key = part[1] SUBSEP part[2]
+        if (key in stuck) add("rollout-stuck", part[1], part[2], part[2], "", 0, "", stuck[key] " (" lag_text[i] ")")
+        else if (!(key in of_workload) && !has(part[1], part[2])) add("rollout-stuck", part[1], part[2], part[2], "", 0, "", lag_text[i])
+    }
+    for (i = 1; i <= n_services && !index(refused, " endpointslices "); i++) {
+        split(services[i], part, SUBSEP)
+        if (!up[services[i]]) add("service-unreachable", part[1], "Service/" part[2], "Service/" part[2], "", 0, "", down[services[i]] ? "no ready endpoint, " down[services[i]] " that are not ready" : "no endpoint: its selector matches no pod that has an address")
+    }
+    for (i = 1; i <= n_backends && !index(refused, " services "); i++) {
+        split(backends[i], part, SUBSEP)
+        key = part[1] SUBSEP part[3]
+        if (!(key in exists)) add("ingress-5xx", part[1], "Ingress/" part[2], "Ingress/" part[2], "", 0, "", "backend service " part[3] " does not exist (host " part[4] ")")
+        else if (!up[key] && !index(refused, " endpointslices ")) add("ingress-5xx", part[1], "Ingress/" part[2], "Ingress/" part[2], "", 0, "", "backend service " part[3] " has no ready endpoint (host " part[4] ")")
+    }
+}
+
+function has(ns, wl,   i) {
+    for (i = 1; i <= n_groups; i++) if (g_ns[groups[i]] == ns && g_wl[groups[i]] == wl) return 1
+    return 0
+}
+
+function blast(   infra) {
+    infra = rank_seen("control-plane") || rank_seen("node-not-ready")
+    if (!n_groups) return "no-issues"
+    if (infra) return "cluster-infrastructure"
+    if (n_sick["ns"] > 1) return "multiple-namespaces"
+    if (n_sick["wl"] > 1 || !n_sick["wl"]) return "single-namespace"
+    return n_sick["pods"] > 1 ? "single-workload" : n_sick["pods"] == 1 ? "single-pod" : "single-workload"
+}
+
+function rank_seen(sym,   i) {
+    for (i = 1; i <= n_groups; i++) if (g_sym[groups[i]] == sym) return 1
+    return 0
+}
+
+# before(A, B): focus first, then causes before consequences, then the wider one, then by name.
+function before(a, b) {
+    if (in_focus[a] != in_focus[b]) return in_focus[a] + 0 > in_focus[b] + 0
+    if (rank[g_sym[a]] != rank[g_sym[b]]) return rank[g_sym[a]] < rank[g_sym[b]]
+    if (count[a] != count[b]) return count[a] > count[b]
+    return a < b
+}
+
+function sort_groups(   i, j, held) {
+    for (i = 2; i <= n_groups; i++) {
+        held = groups[i]
+        for (j = i - 1; j > 0 && before(held, groups[j]); j--) groups[j + 1] = groups[j]
+        groups[j + 1] = held
+    }
+}
+
+# The latest event that is not told yet; "" when none is left.
+function latest(   i, best) {
+    best = ""
+    for (i = 1; i <= n_events; i++) if (!told[e_keys[i]] && (best == "" || epoch(e_last[e_keys[i]]) > epoch(e_last[best]))) best = e_keys[i]
+    if (best != "") told[best] = 1
+    return best
+}
+
+function in_ns(ns) { return kubectl (ns == "" ? "" : " -n " ns) " " }
+
+# steps(G): the commands that decide this group, one a line.
+function steps(g,   sym, k, ref, pod, one, cname) {
+    sym = g_sym[g]; k = in_ns(g_ns[g]); ref = first[g]
+    pod = ref; sub(/^[A-Za-z]+\//, "", pod)
+    cname = g_container[g] == "" ? "" : " -c " g_container[g]
+    one = ref ~ /^Pod\// ? "scripts/diagnose_pod.sh -n " g_ns[g] " " pod : ""
+    if (sym == "crash-loop-back-off" || sym == "oom-killed" || sym == "probe-failure") return one "\n" k "logs " pod cname " --previous --tail=50" (g_wl[g] ~ /^(Deployment|StatefulSet|DaemonSet)\// ? "\nscripts/diagnose_rollout.sh -n " g_ns[g] " " g_wl[g] : "")
+    if (sym == "image-pull-back-off" || sym == "missing-config" || sym == "pod-evicted") return one "\n" k "describe " tolower(ref)
+    if (sym == "pod-pending") return one "\n" kubectl " describe nodes" "\n" k "get resourcequota,limitrange"
+    if (sym == "node-not-ready") return ref ~ /^Node\// ? "scripts/diagnose_node.sh " pod : one
+    if (sym == "storage") return (ref ~ /^PersistentVolumeClaim\// ? "scripts/diagnose_storage.sh -n " g_ns[g] " " pod : one "\n" k "get pvc") "\n" kubectl " get storageclass"
+    if (sym == "service-unreachable") return ref ~ /^Service\// ? "scripts/diagnose_service.sh -n " g_ns[g] " " pod : one
+    if (sym == "ingress-5xx") return k "describe ingress " pod
+    if (sym == "rollout-stuck") return ref ~ /^Pod\// ? one : "scripts/diagnose_rollout.sh -n " g_ns[g] " " ref
+    if (sym == "autoscaler") return k "describe hpa " pod "\n" k "top pods"
+    if (sym == "job-failed" || sym == "helm-release") return (one == "" ? k "describe job " pod "\n" k "logs job/" pod " --tail=50" : one)
+    if (sym == "quota-exceeded") return k "describe resourcequota,limitrange\n" k "describe " tolower(ref)
+    if (sym == "admission-denied" || sym == "certificate") return k "describe " tolower(ref) "\n" kubectl " get validatingwebhookconfigurations,mutatingwebhookconfigurations"
+    if (sym == "control-plane") return kubectl " get --raw '/readyz?verbose'\n" kubectl " -n kube-system get pods -o wide"
+    return ""
+}
+
+function seen_of(g,   all) {
+    all = total[g_ns[g], g_wl[g]]
+    if (first[g] !~ /^Pod\//) return count[g] > 1 ? count[g] " objects" : ""
+    return count[g] " of " (all < count[g] ? count[g] : all) " pods"
+}
+
+function words(list, n,   part, i, most, text) {
+    most = split(list, part, " ")
+    text = "["
+    for (i = 1; i <= most; i++) text = text (i > 1 ? ", " : "") json(part[i])
+    return text "]"
+}
+
+function lines(list,   part, i, most, text) {
+    most = split(list, part, "\n")
+    text = "["
+    for (i = 1; i <= most; i++) if (part[i] != "") text = text (text == "[" ? "" : ", ") json(part[i])
+    return text "]"
+}
+
+function text_report(   i, g, line, step, n, key, part, hidden) {
+    print bold "TRIAGE " end stamp "  scope " (scope == "*" ? "all namespaces" : "namespace " scope) "  last " age(since) "  read only"
+    print "blast radius: " blast() ", " n_sick["wl"] + 0 " workloads, " n_sick["pods"] + 0 " of " n_pods + 0 " pods, " n_sick["nodes"] + 0 " nodes, " n_sick["ns"] + 0 " namespaces" (blind ? "  (of what could be read)" : "")
+    if (n_sick["pods"] > 1 && n_sick["nodes"] == 1) print "shared: every affected pod that has a node is on " a_node
+    for (i = 1; i <= n_full && i <= MOST_OBJECTS; i++) print "quota full: " full[i]
+    if (!n_pods && !n_groups) print "no pods in scope: check the namespace and the context before you call this healthy"
+    print "\n" bold "Symptoms: " n_groups + 0 end " (causes before consequences" (focus == "" ? "" : "; " focus " first") ")"
+    for (i = 1; i <= n_groups && i <= MOST_SYMPTOMS; i++) {
+        g = groups[i]
+        line = i ". " bold g_sym[g] end "  " g_wl[g] (g_ns[g] == "" ? "" : "  in " g_ns[g])
+        if (seen_of(g) != "") line = line "  " seen_of(g)
+        if (g_restarts[g]) line = line ", " g_restarts[g] (g_sym[g] ~ /^(job-failed|helm-release)$/ ? " failures" : " restarts")
+        if (g_last[g] != "") line = line ", last " g_last[g] " (" age(now - epoch(g_last[g])) " ago)"
+        print line
+        print "   " detail[g]
+        if (first[g] ~ /^Pod\// || count[g] > 1) print "   " objects[g] (count[g] > MOST_OBJECTS ? " and " count[g] - MOST_OBJECTS " more" : "") (g_nodes[g] == "" ? "" : "  on " g_nodes[g] (n_nodes[g] > MOST_OBJECTS ? " and " n_nodes[g] - MOST_OBJECTS " more" : ""))
+        print "   read references/" g_sym[g] ".md"
+    }
+    if (n_groups > MOST_SYMPTOMS) print "... " n_groups - MOST_SYMPTOMS " more: narrow with -n NS or --resource KIND/NAME"
+    if (n_groups) {
+        print "\n" bold "Next steps" end
+        for (i = 1; i <= n_groups && i <= 5; i++) {
+            n = split(steps(groups[i]), step, "\n")
+            for (key = 1; key <= n; key++) if (step[key] != "" && !(step[key] in printed)) { printed[step[key]] = 1; print "  " step[key] }
+        }
+    }
+    print "\n" bold "Warning events: " n_events + 0 end " kinds, latest first"
+    for (i = 1; i <= MOST_EVENTS && (key = latest()) != ""; i++) {
+        split(key, part, SUBSEP)
+        print "  " e_last[key] " x" e_count[key] + 0 "  " part[2] "  " part[1] " " part[3] "  " clip(e_text[key], 220)
+    }
+    if (n_events > MOST_EVENTS) print "  ... " n_events - MOST_EVENTS " more"
+    print "\n" bold "Not seen" end
+    for (i = 1; i <= n_fates; i++) if (fates[i] != "ok") print "  " fates[i] ": " command[i] "\n      " clip(why[i], 300)
+    if (!blind) print "  nothing was refused"
+    print "\n" bold "Commands executed" end " (output templates left out)"
+    for (i = 1; i <= n_fates; i++) print "  " command[i]
+}
+
+function json_report(   i, g, sep, key, part) {
+    print "{"
+    print "  \"version\": 1, \"taken_at\": " json(stamp) ", \"scope\": " json(scope == "*" ? "all namespaces" : scope) ", \"since_seconds\": " since ","
+    print "  \"blast_radius\": {\"class\": " json(blast()) ", \"workloads\": " n_sick["wl"] + 0 ", \"pods\": " n_sick["pods"] + 0 ", \"pods_read\": " n_pods + 0 ", \"nodes\": " n_sick["nodes"] + 0 ", \"namespaces\": " n_sick["ns"] + 0 ", \"complete\": " (blind ? "false" : "true") "},"
+    print "  \"symptoms\": ["
+    for (i = 1; i <= n_groups && i <= MOST_SYMPTOMS; i++) {
+        g = groups[i]
+        sep = i < n_groups && i < MOST_SYMPTOMS ? "," : ""
+        print "    {\"symptom\": " json(g_sym[g]) ", \"namespace\": " json(g_ns[g]) ", \"workload\": " json(g_wl[g]) ", \"affected\": " count[g] ", \"restarts\": " g_restarts[g] + 0 ", \"last\": " (g_last[g] == "" ? "null" : json(g_last[g])) ","
+        print "     \"detail\": " json(detail[g]) ", \"objects\": " words(objects[g]) ", \"nodes\": " words(g_nodes[g]) ","
+        print "     \"in_focus\": " (in_focus[g] ? "true" : "false") ", \"reference\": " json("references/" g_sym[g] ".md") ", \"next\": " lines(steps(g)) "}" sep
+    }
+    print "  ], \"symptoms_left_out\": " (n_groups > MOST_SYMPTOMS ? n_groups - MOST_SYMPTOMS : 0) ","
+    print "  \"events\": ["
+    sep = ""
+    for (i = 1; i <= MOST_EVENTS && (key = latest()) != ""; i++) {
+        split(key, part, SUBSEP)
+        printf "%s    {\"last\": %s, \"count\": %d, \"reason\": %s, \"namespace\": %s, \"object\": %s, \"message\": %s}", sep, json(e_last[key]), e_count[key], json(part[2]), json(part[1]), json(part[3]), json(clip(e_text[key], 220))
+        sep = ",\n"
+    }
+    print "\n  ], \"events_left_out\": " (n_events > MOST_EVENTS ? n_events - MOST_EVENTS : 0) ","
+    print "  \"calls\": ["
+    for (i = 1; i <= n_fates; i++) print "    {\"fate\": " json(fates[i]) ", \"command\": " json(command[i]) ", \"reason\": " json(clip(why[i], 300)) "}" (i < n_fates ? "," : "")
+    print "  ]\n}"
+}
+
+END {
+    finish_pod()
+    for (i = 1; i <= n_groups; i++) if (g_sym[groups[i]] == "storage") storage_ns[g_ns[groups[i]]] = 1
+    after_pods()
+    for (i = 1; i <= n_fates; i++) if (fates[i] != "ok") blind = 1
+    sort_groups()
+    if (output == "json") json_report()
+    else text_report()
+}

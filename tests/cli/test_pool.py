@@ -1,0 +1,229 @@
+"""``runner pool``, and runs that have their workspace from a pool: a keeper in one process, runs in others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from runner.app.apply import apply
+from runner.app.planning import make_plan
+from runner.app.pool import open_pool, pools_of, resize
+from runner.app.pool import status as look
+from runner.app.tenancy import open_premises
+from runner.errors import NoPool, Rejected, RunnerError, UnknownPool, UsageError
+from runner.model import Limits, Miss, SlotKey
+from runner.ports.store import PoolRow, Store
+from runner.record import RunRecord
+from runner.settings import Settings
+from runner.store.sqlite import Reader, open_reader
+from tests.conformance import dockerd
+from tests.situations import Project, document
+
+POOL = f"""
+base_image: {dockerd.IMAGE}
+repo_source: {{type: local, path: repo}}
+resource_limits: {{cpu: "1", memory: 128M, enforcement: best_effort}}
+protected_paths: [README]
+warm_pool: {{size: 2}}
+"""
+
+
+@pytest.fixture
+def docked(project: Project, repository: Path) -> Project:
+    """A project whose docker is the tests' own, and whose agent has a warm pool."""
+    project.env["DOCKER_HOST"] = dockerd.host()
+    project.env["WORKSPACE_DEFAULT_DISK"] = "64M"
+    project.script("cat README; echo x > README || echo denied; touch made", provider="docker", workspace=POOL)
+    return project
+
+
+def settled(project: Project, ready: int) -> None:
+    """``until`` of a keeper in another process."""
+
+    async def wait() -> None:
+        with trio.fail_after(30):
+            while not (project.home / "state" / "state.db").exists():
+                await trio.sleep(0.1)
+        async with open_reader(project.home / "state" / "state.db") as store:
+            await until(store, ready)
+
+    trio.run(wait)
+
+
+@contextmanager
+def keeper(project: Project, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = project.start("pool", "warm", str(project.folder), *arguments)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode in (0, -signal.SIGKILL), out + err
+
+
+def slots(project: Project) -> list[str]:
+    """Places of workspaces in the home, and containers of them."""
+    with dockerd.session().client() as client:
+        labels = [c["Labels"] for c in client.containers(all=True, filters={"label": "runner.product=runner"})]
+    names = {path.stem for path in (project.home / "state" / "sandboxes").glob("*.json")}
+    return [*names, *(label["runner.workspace"] for label in labels if label["runner.workspace"] in names)]
+
+
+@pytest.mark.scenario("CFG-10")
+@pytest.mark.scenario("LIF-03")
+@pytest.mark.scenario("LIF-04")
+@pytest.mark.scenario("LIF-20")
+async def test_a_run_has_its_workspace_from_the_pool_or_says_why_not(docked: Project) -> None:
+    settings = Settings.from_env({"RUNNER_HOME": str(docked.home / "state"), "PATH": os.environ["PATH"], **docked.env})
+    planned = await make_plan(docked.folder, settings)
+    told: list[RunnerError] = []
+    async with open_premises(settings) as premises, open_pool(premises, pools_of(planned, None), told.append):
+        await until(premises.store, 2)
+        (warm,) = await apply(planned, settings, [])
+        read = docked.logs("agent").split()
+        await until(premises.store, 2)
+        await resize(premises, 0, None)
+        await until(premises.store, 0)
+        (cold,) = await apply(planned, settings, [])
+        found = await look(premises)
+
+    assert (warm.exit_code, cold.exit_code, told) == (0, 0, [])
+    assert read == ["hello", "denied"]
+    assert message(warm) == "docker, isolation namespaces, kept warm"
+    assert message(cold) == "docker, isolation namespaces, made cold: empty"
+    assert (str(warm.slot).partition("-")[0], warm.missed) == ("slot", None)
+    assert (cold.slot, cold.missed) == (None, Miss.EMPTY)
+    assert warm.observed is not None
+    assert cold.observed is not None
+    assert warm.observed.read_only == ("/workspace/README",)
+    assert warm.observed == replace(cold.observed, uid=warm.observed.uid)
+    assert (found.kept, found.counts) == (True, {"empty": 1, "hit": 1})
+    assert slots(docked) == []
+
+
+def message(record: RunRecord) -> str:
+    outcome = record.steps["provision"].outcome
+    assert outcome is not None
+    return outcome.message
+
+
+async def until(store: Reader | Store, ready: int) -> None:
+    """Wait until there is a pool with just so many slots, all of them ready."""
+    with trio.fail_after(30):
+        while not await store.pools() or [slot.state.value for slot in await store.slots()] != ["ready"] * ready:
+            await trio.sleep(0.1)
+
+
+@pytest.mark.nightly
+@pytest.mark.scenario("LIF-21")
+def test_the_size_of_a_pool_follows_within_a_minute_and_a_killed_keeper_leaves_nothing(docked: Project) -> None:
+    with keeper(docked, "--size", "1") as process:
+        settled(docked, 1)
+        for size in (3, 0, 2):
+            assert docked.runner("pool", "resize", str(size)).code == 0
+            settled(docked, size)
+        assert docked.apply()[1]["warm"]["slot"].startswith("slot-")
+        settled(docked, 2)
+        second = docked.runner("pool", "warm", str(docked.folder))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    done, record = docked.apply()
+    shown = docked.runner("pool", "status")
+    recovered = docked.runner("recover")
+
+    assert (second.code, "error[pool.kept]" in second.err) == (5, True)
+    assert (done.code, record["warm"]["missed"]) == (0, "no keeper")
+    assert "2 left, which `runner recover` removes" in shown.out
+    assert recovered.out.count("was kept warm by a process that has died") == 2
+    assert slots(docked) == []
+    assert docked.runner("recover").out == docked.runner("recover").out
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("who", ["keeper", "claimer"])
+def test_whoever_is_killed_at_whatever_moment_nothing_is_left(docked: Project, who: str) -> None:
+    """Of a keeper while it fills a pool, of a run while it gets its workspace and works in it."""
+    for tick in range(8):
+        if who == "keeper":
+            kill(docked.start("pool", "warm", str(docked.folder)), 0.4 + tick / 8)
+            continue
+        with keeper(docked):
+            settled(docked, 2)
+            kill(docked.start("apply", str(docked.folder)), 0.6 + tick / 16)
+    recovered = docked.runner("recover")
+
+    assert recovered.code in (0, 1), recovered.err
+    assert slots(docked) == []
+
+
+def kill(process: subprocess.Popen[str], seconds: float) -> None:
+    with process:
+        time.sleep(seconds)
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ("", "`local` can not enforce a warm pool of 2: its workspaces open in milliseconds, so none is kept running"),
+        ("project: shop", "workspaces of project `shop` see it whole, and none of them can be started before"),
+    ],
+    ids=["a provider that needs none", "a project that is seen whole"],
+)
+async def test_a_pool_that_can_not_be_had_is_an_error(project: Project, more: str, error: str) -> None:
+    project.script("true", workspace="repo_source: {type: none}\nwarm_pool: {size: 2}", run=more)
+    if more:
+        worker = (project.folder / "all.runner.yaml").read_text()
+        project.write(worker, document("Project", "shop", "root: ."))
+
+    with pytest.raises(Rejected) as caught:
+        await make_plan(project.folder, Settings.from_env({"RUNNER_HOME": str(project.home)}))
+
+    (finding,) = caught.value.findings
+    assert finding.code == "plan.unenforceable"
+    assert finding.message.startswith(error)
+    assert finding.at is not None
+    assert finding.at.text.strip() == "warm_pool: {size: 2}"
+
+
+async def test_the_server_s_size_is_for_those_that_take_its_providers(project: Project) -> None:
+    env = {"RUNNER_HOME": str(project.home), "WARM_POOL_SIZE": "4"}
+    project.script("true", workspace="repo_source: {type: none}")
+    written = await make_plan(project.folder, Settings.from_env(env))
+    path = project.folder / "all.runner.yaml"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if "providers:" not in line))
+    default = await make_plan(project.folder, Settings.from_env(env))
+
+    assert not [note for note in written.plan.runs[0].notes if "warm pool" in note]
+    assert "a warm pool of 4: not enforced by local" in default.plan.runs[0].notes
+    with pytest.raises(NoPool):
+        pools_of(default, None)
+    with pytest.raises(UsageError, match="WARM_POOL_SIZE"):
+        Settings.from_env({"WARM_POOL_SIZE": "many"})
+
+
+async def test_a_pool_that_is_not_there_can_not_be_changed(tmp_path: Path) -> None:
+    key = SlotKey("docker", "sha256:1", Limits())
+    async with open_premises(Settings.from_env({"RUNNER_HOME": str(tmp_path)})) as premises:
+        with pytest.raises(UnknownPool, match="there is no warm pool"):
+            await resize(premises, 3, None)
+        await premises.store.put_pools([PoolRow("aa11", key, 1), PoolRow("ab22", key, 1)])
+        for name in ("a", "b", "aa12"):
+            with pytest.raises(UnknownPool, match=f"`{name}` is not one of the pools"):
+                await resize(premises, 3, name)
+        with pytest.raises(UsageError):
+            await resize(premises, 1_001, None)
+        found = await resize(premises, 3, "aa")
+
+    assert {pool.name: pool.size for pool in found.pools} == {"aa11": 3, "ab22": 1}
