@@ -27,8 +27,8 @@ OOM_SCORE = 1000  # whatever a command is, it is the better victim: without the 
 class Surroundings:
     """What a guest cannot tell about its sandbox. ``uid`` is the host's, ``volume`` as for ``Outside``.
 
-    ``user`` is there when commands run as another one than the guest, and is the sandbox's. To the limits ``inside``,
-    of memory and processes, each command is held by the guest and a kernel of the sandbox's own.
+    ``user`` is there when commands run as another one than the guest, and is the sandbox's. The limits ``inside`` are
+    those that the sandbox leaves to its commands: of processes by the guest, of memory when its kernel has its share.
     """
 
     provider: str
@@ -51,8 +51,8 @@ class Surroundings:
 
     def request(self, argv: Sequence[str], env: Mapping[str, str], place: str) -> Request:
         user = KEEP if self.user is None else self.user
-        wanted = {resource.RLIMIT_AS: self.inside.memory_bytes, resource.RLIMIT_NPROC: self.inside.pids}
-        limits = {number: (value, value) for number, value in wanted.items() if value is not None}
+        pids = self.inside.pids
+        limits = {} if pids is None else {resource.RLIMIT_NPROC: (pids, pids)}
         return Request(argv, env, place, user, user, oom_score_adj=OOM_SCORE, limits=limits)
 
 
@@ -101,6 +101,10 @@ class GuestWorkspace:
     @property
     def paths(self) -> Paths:
         return self._around.paths
+
+    async def ping(self) -> None:
+        """Hear from inside. Raises ``WorkspaceLost``."""
+        await self._guest.ping()
 
     async def kill(self) -> None:
         """End the grace of commands that are being stopped, and wait until they are."""
@@ -205,7 +209,7 @@ def _weaknesses(shield: Shield, around: Surroundings) -> tuple[str, ...]:
         reached = "each other and the guest" if around.user is None else "each other"
         notes.append(f"commands of one user can signal {reached}: no Landlock with signal scope here")
     if around.inside.memory_bytes is not None:
-        notes.append("the memory limit is each command's; if all together exceed it, the sandbox is killed whole")
+        notes.append("when its commands exceed the memory limit, the sandbox is killed whole")
     if not shield & Shield.INIT:
         notes.append("the guest can be killed from outside its workspace, which ends every command in it")
     return tuple(notes)

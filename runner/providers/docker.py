@@ -225,7 +225,7 @@ class Docker:
             return None
         listener = socket.socket(fileno=seat.descriptor)
         if seat.fits(handle, opening):
-            with suppress(ProviderFailed):  # it has died meanwhile
+            with suppress(ProviderFailed, WorkspaceLost):  # it has died meanwhile
                 return await stack.enter_async_context(self._sit(handle, opening, seat, listener))
         listener.close()
         await self._end(handle)
@@ -248,6 +248,7 @@ class Docker:
                 around = self._around(handle, opening, seat.group, PATHS.workspace)
                 connect = partial(Dialled(listener, _what(handle)).connect, first)
                 async with _reach(connect, first, around, _what(handle), seat.nonce) as workspace:
+                    await workspace.ping()  # what it said when it was handed over is no proof that it lives
                     yield workspace
             finally:
                 with trio.CancelScope(shield=True), suppress(ProviderFailed):

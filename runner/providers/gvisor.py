@@ -5,9 +5,9 @@ that hangs holds commands up, and one that ends takes the workspace along. It le
 other, the first one included, so the guest is another user: root, with just the capabilities to become the workspace's
 user and to end its commands, which have none.
 
-To the host a sandbox is one program, and the kernel kills it whole when it takes more memory than it may. So the
-sandbox gets some more than the limit, and each command is held to the limit by its address space; several commands
-together can still take all of it.
+To the host a sandbox is one program, and the kernel kills it whole when it takes more memory than it may; for its own
+kernel it gets some more than the limit. A limit of each command's address space, the only one that this kernel knows,
+would spare the others, and keep whatever runs JavaScript from starting: that reserves far more than it ever uses.
 """
 
 from __future__ import annotations

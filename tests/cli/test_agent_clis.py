@@ -117,13 +117,12 @@ def write(project: Project, spec: str, workspace: str, run: str = "") -> None:
     )
 
 
-# Containers see of this host Node, what the other CLIs are linked with, and certificates. Under gVisor a command has no
-# more address space than memory, and V8 reserves tens of gigabytes that it never touches.
+# Containers see of this host Node, what the other CLIs are linked with, and certificates.
 _CONTAINED = f"base_image: {dockerd.IMAGE}, toolchains: [{{}}, /usr, /etc/ssl]"
 PLACES = {
     "local": "providers: [local], toolchains: [{}]",
     "docker": f"providers: [docker], {_CONTAINED}",
-    "gvisor": f"providers: [gvisor], {_CONTAINED}, resource_limits: {{{{memory: 128G}}}}",
+    "gvisor": f"providers: [gvisor], {_CONTAINED}",
 }
 SCENARIOS = {"claude": "TRI-12", "codex": "TRI-13", "gemini": "TRI-14", "goose": "BEY-18"}
 

@@ -51,7 +51,7 @@ _HOST_GAPS = dict.fromkeys(
     ),
     _HOST,
 )
-_KILLED_WHOLE = "the host sees one program, and kills it whole; a command fails by its address space before that"
+_KILLED_WHOLE = "the host sees one program, and kills it whole"
 GAPS: dict[str, dict[str, str]] = {
     GVISOR: {
         "test_memory_over_the_limit_ends_the_offender_and_says_why_and_the_workspace_lives": _KILLED_WHOLE,

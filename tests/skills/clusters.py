@@ -291,8 +291,8 @@ CLUSTERS: Mapping[str, Cluster] = {
     "huge": Cluster(
         (
             node(),
-            *(pod(f"w{n}-0", f"team-{n % 40}", owner=f"StatefulSet/w{n}", state=CRASH, last=ended(1), restarts=n, node=f"node-{n % 9}") for n in range(150)),
-            *(event(f"Pod/w{n}-0", "BackOff", "Back-off restarting failed container " + "x" * 600, f"team-{n % 40}") for n in range(150)),
+            *(pod(f"w{n}-0", f"team-{n % 15}", owner=f"StatefulSet/w{n}", state=CRASH, last=ended(1), restarts=n, node=f"node-{n % 9}") for n in range(45)),
+            *(event(f"Pod/w{n}-0", "BackOff", "Back-off restarting failed container " + "x" * 600, f"team-{n % 15}") for n in range(45)),
         )
     ),
 }

@@ -69,11 +69,25 @@ def record(cluster: str, commands: Sequence[str], folder: Path) -> None:
     assert real is not None, "--update-cases records with the real kubectl"
     calls = folder / "calls"
     calls.mkdir()
+    config = folder / "config"
     with serving(CLUSTERS[cluster]) as url:
+        config.write_text(json.dumps(_config(url)))
         for command in commands:
-            run(command, folder, state=calls, KUBE_SERVER=url, KUBE_REAL=real)
+            run(command, folder, state=calls, KUBE_REAL=real, KUBECONFIG=str(config), HOME=str(folder))
     texts = sorted(re.sub(r"\(uid-[^)]*\)", "", path.read_text()) for path in calls.glob("*.call"))
     (HERE / "states" / f"{cluster}.txt").write_text("".join(texts).replace(url, "https://10.2.0.1:6443"))
+
+
+def _config(url: str) -> object:
+    context = {"cluster": "prod-eu", "user": "reader", "namespace": "payments"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "prod-eu", "cluster": {"server": url}}],
+        "users": [{"name": "reader", "user": {}}],
+        "contexts": [{"name": "prod-eu", "context": context}],
+        "current-context": "prod-eu",
+    }
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:

@@ -88,10 +88,19 @@ clean() {
 shown() {
     local word line='kubectl'
     for word in "$@"; do
-        [[ "$word" == --request-timeout=* || "$word" == go-template=* ]] && continue
-        line+=" $(printf '%q' "$word")"
+        [[ "$word" == --request-timeout=* || "$word" == go-template-file=* ]] && continue
+        line+=" $(quoted "$word")"
     done
     printf '%s\n' "${line% -o}"
+}
+
+# quoted WORD: WORD as a shell reads it back.
+quoted() {
+    if [[ "$1" =~ ^[A-Za-z0-9_./=:,@%+-]+$ ]]; then
+        printf '%s' "$1"
+    else
+        printf "'%s'" "${1//\'/\'\\\'\'}"
+    fi
 }
 
 # kube FILE WORD...: one call. Its cleaned output goes to $work/FILE, its fate and the command to FILE.fate.

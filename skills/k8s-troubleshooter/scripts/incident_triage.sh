@@ -50,14 +50,12 @@ for file in 5-workloads 6-objects; do
 done
 prefix=kubectl
 for word in "${globals[@]}"; do
-    [[ "$word" == --request-timeout=* ]] || prefix+=" $(printf '%q' "$word")"
+    [[ "$word" == --request-timeout=* ]] || prefix+=" $(quoted "$word")"
 done
 
-# shellcheck disable=SC2094  # awk prints the commands, which no call writes any more
 cat "$work"/[0-6]-*.fate | sed 's/^/F\t/' >"$work/fates"
-# The text of /readyz carries no tag of its own.
-sed 's/^/K\t/' "$work/1-ready" >"$work/ready"
-grep '^\[-\]' "$work/1-ready.err" | sed 's/^/K\t/' >>"$work/ready" || true
+# What /readyz failed at is in the error, as one quoted line.
+grep -o '\[-\][^\[]*' "$work/1-ready.err" | sed 's/^/K\t/' >"$work/ready" || true
 cat "$work"/{fates,ready,4-nodes,3-events,5-workloads,6-objects,2-pods} |
     KUBECTL=$prefix awk -f "$here/lib.awk" -f "$here/triage.awk" -v now="$now" -v since="$since" -v scope="$namespace" \
         -v focus="$resource" -v refused=" $refused" -v output="$output" -v bold="$bold" -v end="$plain" \

@@ -3,11 +3,12 @@
 
 BEGIN {
     FS = "\t"
-    MOST_SYMPTOMS = 20; MOST_OBJECTS = 6; MOST_EVENTS = 12
+    MOST_SYMPTOMS = 20; MOST_OBJECTS = 6; MOST_EVENTS = 12; MOST_DETAILS = 3
     kubectl = ENVIRON["KUBECTL"]
     split("certificate control-plane node-not-ready oom-killed crash-loop-back-off image-pull-back-off missing-config storage pod-pending admission-denied quota-exceeded pod-evicted probe-failure job-failed helm-release rollout-stuck service-unreachable ingress-5xx autoscaler", order, " ")
     for (i in order) rank[order[i]] = i + 0
     focus = kind_of(focus)
+    EXPIRED = "x509:|certificate (has expired|is not valid|signed by unknown)"
 }
 
 # kind_of(REF): deploy/x, deployments/x and Deployment/x are all deployment/x.
@@ -30,12 +31,16 @@ function kind_of(ref,   cut, kind) {
 }
 
 # add: OBJECT of WL shows SYM. WHAT is one line that names the evidence; ON is a node or "".
-function add(sym, ns, wl, object, on, restarts, last, what,   g) {
+function add(sym, ns, wl, object, on, restarts, last, what,   g, gist) {
     g = sym SUBSEP ns SUBSEP wl
     if (!(g in count)) {
         groups[++n_groups] = g
-        g_sym[g] = sym; g_ns[g] = ns; g_wl[g] = wl; detail[g] = clip(plain(what), 300); first[g] = object
+        g_sym[g] = sym; g_ns[g] = ns; g_wl[g] = wl; first[g] = object
+        by_symptom[sym]++
     }
+    gist = what
+    gsub(/[0-9]+/, "", gist)
+    if (!((g, gist) in known_detail) && n_details[g] < MOST_DETAILS) { known_detail[g, gist] = 1; details[g, ++n_details[g]] = clip(what, 300) }
     if ((g, object) in known) return
     known[g, object] = 1
     if (++count[g] <= MOST_OBJECTS) objects[g] = objects[g] (count[g] > 1 ? " " : "") object
@@ -47,8 +52,12 @@ function add(sym, ns, wl, object, on, restarts, last, what,   g) {
     }
     if (kind_of(wl) == focus || kind_of(object) == focus) in_focus[g] = 1
     if (container != "") g_container[g] = container
-    if (object ~ /^Pod\//) sick(ns, wl, object, on)
-    else if (rank[sym] <= rank["helm-release"]) { spread(sick_ns, ns, "ns"); spread(sick_wl, ns "/" wl, "wl") }
+    if (rank[sym] <= rank["helm-release"]) hit(ns, wl)
+}
+
+function hit(ns, wl) {
+    spread(sick_ns, ns, "ns")
+    if (wl !~ /^(Node|API server)/) spread(sick_wl, ns "/" wl, "wl")
 }
 
 function spread(set, key, name) {
@@ -62,8 +71,16 @@ function sick(ns, wl, pod, on) {
     sick_pod[ns, pod] = 1
     n_sick["pods"]++
     of_workload[ns, wl]++
-    spread(sick_ns, ns, "ns"); spread(sick_wl, ns "/" wl, "wl"); spread(sick_node, on, "nodes")
+    hit(ns, wl)
+    spread(sick_node, on, "nodes")
     if (on != "") a_node = on
+}
+
+# refusal(TEXT): which symptom it is that the API server would not create an object.
+function refusal(low) {
+    if (low ~ EXPIRED) return "certificate"
+    if (low ~ /exceeded quota|must specify|(maximum|minimum) (cpu|memory)|limitrange/) return "quota-exceeded"
+    return "admission-denied"
 }
 
 function recent(t) { return t == "" || now - epoch(t) <= since }
@@ -72,9 +89,7 @@ $1 == "F" { fates[++n_fates] = $2; command[n_fates] = $3; why[n_fates] = $4; nex
 
 $1 == "K" { if ($2 ~ /^\[-\]/) add("control-plane", "", "API server", "check/" substr($2, 4), "", 0, "", "/readyz says: " $2); next }
 
-$1 == "N" { subject = "N"; node = $2; cordon = $4; n_all_nodes++; next }
-$1 == "t" { next }
-
+$1 == "N" { subject = "N"; node = $2; if ($4 != "") cordoned = cordoned " " node; next }
 $1 == "E" {
     reason = plain($4); object = $5 "/" $6; text = plain($9); low = tolower(text)
     if (!recent($8)) next
@@ -88,11 +103,7 @@ $1 == "E" {
     if (low ~ /liveness probe failed/) liveness[at] = text
     if (reason ~ /^(FailedMount|FailedAttachVolume|FailedMapVolume)$/) mount[at] = text
     if (reason == "FailedCreatePodSandBox") sandbox[at] = text
-    if (low ~ /x509:|certificate (has expired|is not valid|signed by unknown)/) add("certificate", $2, wl, object, "", 0, $8, reason ": " text)
-    else if (reason ~ /^(FailedCreate|ReplicaSetCreateError|FailedUpdate)$/) {
-        if (low ~ /exceeded quota|must specify|(maximum|minimum) (cpu|memory)|limitrange/) add("quota-exceeded", $2, wl, object, "", 0, $8, text)
-        else add("admission-denied", $2, wl, object, "", 0, $8, text)
-    }
+    if (low ~ EXPIRED || reason ~ /^(FailedCreate|ReplicaSetCreateError|FailedUpdate)$/) add(refusal(low), $2, wl, object, "", 0, $8, text)
     else if (reason ~ /^(FailedBinding|ProvisioningFailed|VolumeResizeFailed|VolumeMismatch)$/) add("storage", $2, wl, object, "", 0, $8, reason ": " text)
     else if (low ~ /cannot (get|list|watch|create|update|patch|delete) resource/) add("admission-denied", $2, wl, object, "", 0, $8, reason ": " text)
     next
@@ -118,10 +129,7 @@ $1 == "c" {
         else if (type ~ /Pressure$|^NetworkUnavailable$/ && status == "True") { add("node-not-ready", "", "Node/" node, "Node/" node, node, 0, $6, type "=True since " $6 ", " reason ": " text); bad_node[node] = 1; spread(sick_node, node, "nodes") }
     }
     if (subject == "W") {
-        if (type == "ReplicaFailure" && status == "True") {
-            if (tolower(text) ~ /exceeded quota|must specify|(maximum|minimum) (cpu|memory)/) add("quota-exceeded", ns, kind "/" name, kind "/" name, "", 0, $6, reason ": " text)
-            else add("admission-denied", ns, kind "/" name, kind "/" name, "", 0, $6, reason ": " text)
-        }
+        if (type == "ReplicaFailure" && status == "True") add(refusal(tolower(text)), ns, kind "/" name, kind "/" name, "", 0, $6, "Error creating: " text)
         if (type == "Progressing" && reason == "ProgressDeadlineExceeded") stuck[ns, kind "/" name] = reason ": " text
     }
     if (subject == "J" && type == "Failed" && status == "True" && recent($6)) {
@@ -151,7 +159,7 @@ $1 == "I" { backends[++n_backends] = $2 SUBSEP $3 SUBSEP $4 SUBSEP $5; next }
 
 $1 == "P" {
     finish_pod()
-    subject = "P"; p_ns = $2; pod = $3; phase = $4; p_node = $5; created = $6; p_owner = $7; deleted = $8; p_reason = plain($9); p_text = $10
+    subject = "P"; p_ns = $2; pod = $3; phase = $4; p_node = $5; created = $6; p_owner = $7; deleted = $8; p_reason = plain($9); p_text = plain($10)
     unscheduled = ""; ready_at = ""; n_c = 0
     wl = workload(p_owner, pod)
     if (p_owner ~ /^Job\// && job_owner[p_ns, substr(p_owner, 5)] != "") wl = job_owner[p_ns, substr(p_owner, 5)]
@@ -161,7 +169,10 @@ $1 == "P" {
 $1 == "C" { for (i = 2; i <= 13; i++) c[n_c, i] = $i; n_c++; next }
 $1 == "L" { limit[p_ns, pod, $2] = $3; next }
 
-function found(sym, restarts, last, what) { add(sym, p_ns, wl, "Pod/" pod, p_node, restarts, last, what) }
+function found(sym, restarts, last, what) {
+    add(sym, p_ns, wl, "Pod/" pod, p_node, restarts, last, what)
+    sick(p_ns, wl, pod, p_node)
+}
 
 function finish_pod(   i, settled) {
     if (pod == "") return
@@ -334,9 +345,10 @@ function lines(list,   part, i, most, text) {
 
 function text_report(   i, g, line, step, n, key, part, hidden) {
     print bold "TRIAGE " end stamp "  scope " (scope == "*" ? "all namespaces" : "namespace " scope) "  last " age(since) "  read only"
-    print "blast radius: " blast() ", " n_sick["wl"] + 0 " workloads, " n_sick["pods"] + 0 " of " n_pods + 0 " pods, " n_sick["nodes"] + 0 " nodes, " n_sick["ns"] + 0 " namespaces" (blind ? "  (of what could be read)" : "")
+    print "blast radius: " blast() "  (namespaces " n_sick["ns"] + 0 ", workloads " n_sick["wl"] + 0 ", pods " n_sick["pods"] + 0 " of " n_pods + 0 ", nodes " n_sick["nodes"] + 0 ")" (blind ? "  of what could be read" : "")
     if (n_sick["pods"] > 1 && n_sick["nodes"] == 1) print "shared: every affected pod that has a node is on " a_node
     for (i = 1; i <= n_full && i <= MOST_OBJECTS; i++) print "quota full: " full[i]
+    if (cordoned != "") print "cordoned:" cordoned
     if (!n_pods && !n_groups) print "no pods in scope: check the namespace and the context before you call this healthy"
     print "\n" bold "Symptoms: " n_groups + 0 end " (causes before consequences" (focus == "" ? "" : "; " focus " first") ")"
     for (i = 1; i <= n_groups && i <= MOST_SYMPTOMS; i++) {
@@ -346,9 +358,14 @@ function text_report(   i, g, line, step, n, key, part, hidden) {
         if (g_restarts[g]) line = line ", " g_restarts[g] (g_sym[g] ~ /^(job-failed|helm-release)$/ ? " failures" : " restarts")
         if (g_last[g] != "") line = line ", last " g_last[g] " (" age(now - epoch(g_last[g])) " ago)"
         print line
-        print "   " detail[g]
+        for (key = 1; key <= n_details[g]; key++) print "   " details[g, key]
         if (first[g] ~ /^Pod\// || count[g] > 1) print "   " objects[g] (count[g] > MOST_OBJECTS ? " and " count[g] - MOST_OBJECTS " more" : "") (g_nodes[g] == "" ? "" : "  on " g_nodes[g] (n_nodes[g] > MOST_OBJECTS ? " and " n_nodes[g] - MOST_OBJECTS " more" : ""))
         print "   read references/" g_sym[g] ".md"
+    }
+    if (n_groups > MOST_SYMPTOMS) {
+        line = ""
+        for (i = 1; i in order; i++) if (by_symptom[order[i]]) line = line (line == "" ? "" : ", ") order[i] " in " by_symptom[order[i]]
+        print "all of them, by number of workloads or objects: " line
     }
     if (n_groups > MOST_SYMPTOMS) print "... " n_groups - MOST_SYMPTOMS " more: narrow with -n NS or --resource KIND/NAME"
     if (n_groups) {
@@ -358,7 +375,7 @@ function text_report(   i, g, line, step, n, key, part, hidden) {
             for (key = 1; key <= n; key++) if (step[key] != "" && !(step[key] in printed)) { printed[step[key]] = 1; print "  " step[key] }
         }
     }
-    print "\n" bold "Warning events: " n_events + 0 end " kinds, latest first"
+    print "\n" bold "Warning events: " n_events + 0 end (n_events ? " kinds, latest first" : "")
     for (i = 1; i <= MOST_EVENTS && (key = latest()) != ""; i++) {
         split(key, part, SUBSEP)
         print "  " e_last[key] " x" e_count[key] + 0 "  " part[2] "  " part[1] " " part[3] "  " clip(e_text[key], 220)
@@ -380,7 +397,7 @@ function json_report(   i, g, sep, key, part) {
         g = groups[i]
         sep = i < n_groups && i < MOST_SYMPTOMS ? "," : ""
         print "    {\"symptom\": " json(g_sym[g]) ", \"namespace\": " json(g_ns[g]) ", \"workload\": " json(g_wl[g]) ", \"affected\": " count[g] ", \"restarts\": " g_restarts[g] + 0 ", \"last\": " (g_last[g] == "" ? "null" : json(g_last[g])) ","
-        print "     \"detail\": " json(detail[g]) ", \"objects\": " words(objects[g]) ", \"nodes\": " words(g_nodes[g]) ","
+        print "     \"detail\": " json(details[g, 1]) ", \"objects\": " words(objects[g]) ", \"nodes\": " words(g_nodes[g]) ","
         print "     \"in_focus\": " (in_focus[g] ? "true" : "false") ", \"reference\": " json("references/" g_sym[g] ".md") ", \"next\": " lines(steps(g)) "}" sep
     }
     print "  ], \"symptoms_left_out\": " (n_groups > MOST_SYMPTOMS ? n_groups - MOST_SYMPTOMS : 0) ","
@@ -401,6 +418,9 @@ END {
     finish_pod()
     for (i = 1; i <= n_groups; i++) if (g_sym[groups[i]] == "storage") storage_ns[g_ns[groups[i]]] = 1
     after_pods()
+    # With nothing but consequences in sight, they are what is known of the reach.
+    only = !n_sick["wl"]
+    for (i = 1; i <= n_groups && only; i++) hit(g_ns[groups[i]], g_wl[groups[i]])
     for (i = 1; i <= n_fates; i++) if (fates[i] != "ok") blind = 1
     sort_groups()
     if (output == "json") json_report()
