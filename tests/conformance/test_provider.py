@@ -36,6 +36,8 @@ from tests.conformance.places import (
 )
 from tests.guest.driver import marked
 
+pytestmark = pytest.mark.scenario("LIF-25", only="provider")
+
 
 async def test_it_is_available_and_gives_a_reason_for_every_gap(
     provider: Provider, request: pytest.FixtureRequest

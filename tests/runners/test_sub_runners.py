@@ -2,13 +2,17 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from runner.manifest.kinds.agent_type import Spec
 
 ROOT = Path(__file__).parents[2]
 SHELL = [
     *sorted(ROOT.glob("runners/*.sh")),
     *sorted(ROOT.glob("manifests/**/*.sh")),
+    *sorted(ROOT.glob("skills/**/*.sh")),
     *sorted(ROOT.glob("tests/**/*.sh")),
     ROOT / ".ci/run",
 ]
@@ -21,6 +25,15 @@ def test_sub_runners_pass_their_own_check_in_bash() -> None:
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.endswith(b" passed\n")
+
+
+@pytest.mark.scenario("TRI-24", only="without hooks")
+def test_every_agent_has_a_sub_runner_on_common_ground() -> None:
+    agents = get_args(Spec.model_fields["agent"].annotation)
+
+    for agent in agents:
+        assert '/common.sh"' in (ROOT / "runners" / f"{agent}.sh").read_text()
+    assert set(agents) > {"claude", "codex", "gemini", "goose"}
 
 
 @pytest.mark.parametrize("script", SHELL, ids=lambda path: str(path.relative_to(ROOT)))

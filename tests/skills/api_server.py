@@ -20,9 +20,9 @@ _KINDS = {
     "autoscaling/v2": "HorizontalPodAutoscaler",
     "discovery.k8s.io/v1": "EndpointSlice",
     "networking.k8s.io/v1": "Ingress NetworkPolicy",
-    "storage.k8s.io/v1": "StorageClass",
+    "storage.k8s.io/v1": "StorageClass VolumeAttachment",
 }
-_CLUSTER_WIDE = {"Node", "PersistentVolume", "StorageClass"}
+_CLUSTER_WIDE = {"Node", "PersistentVolume", "StorageClass", "VolumeAttachment"}
 _PLURALS = {"Ingress": "ingresses", "NetworkPolicy": "networkpolicies", "StorageClass": "storageclasses"}
 GROUPS = {kind: group for group, kinds in _KINDS.items() for kind in kinds.split()}
 
@@ -121,7 +121,9 @@ def _objects(cluster: Cluster, group: str, rest: list[str], query: Mapping[str, 
         if key not in cluster.logs:
             return 400, _status(400, "BadRequest", f'previous terminated container in pod "{more[0]}" not found')
         return 200, cluster.logs[key]
-    kind = next(kind for kind in GROUPS if plural(kind) == name)
+    kind = next((kind for kind in GROUPS if plural(kind) == name), None)
+    if kind is None:
+        return 404, _status(404, "NotFound", "the server could not find the requested resource")
     items = [
         one
         for one in cluster.objects

@@ -212,6 +212,7 @@ CLUSTERS: Mapping[str, Cluster] = {
             node(), claim(),
             pod("db-0", owner="StatefulSet/db", node=None, phase="Pending", conditions=(condition("PodScheduled", "False", "Unschedulable", _NO_VOLUME),)),
             pod("db-1", owner="StatefulSet/db", phase="Pending", state=waiting("ContainerCreating")),
+            thing("StorageClass", "standard", None, provisioner="disk.csi.example.com", metadata={"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}),
             event("Pod/db-1", "FailedAttachVolume", 'Multi-Attach error for volume "pvc-11aa" Volume is already exclusively attached to one node and can\'t be attached to another'),
             event("PersistentVolumeClaim/data-db-0", "ProvisioningFailed", 'storageclass.storage.k8s.io "fast" not found'),
         )

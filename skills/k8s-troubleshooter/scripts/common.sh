@@ -1,9 +1,9 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034  # the scripts that source this read what the options say
 # Shared by the scripts beside it: options, kubectl calls that can only read, redaction. Not run by itself.
 set -euo pipefail
 export LC_ALL=C TZ=UTC
 
-# shellcheck disable=SC2034  # the scripts that source this read it
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 now=${TRIAGE_NOW:-$(printf '%(%s)T' -1)}   # seconds since 1970: set it to judge recorded evidence by its own time
 namespace='' resource='' output=text timeout=25 since=3600
@@ -73,6 +73,12 @@ option() {
     esac
 }
 
+# one WHAT: ends the script unless there is one name on the command line, and a namespace for it.
+one() {
+    ((${#positional[@]} == 1)) || fail "wanted: -n NS $1; see --help"
+    [[ -n "$namespace" && "$namespace" != '*' ]] || fail "wanted: -n NS $1; see --help"
+}
+
 # clean: masks what looks like a credential and drops control characters but newline and tab.
 clean() {
     tr -d '\000-\010\013-\037\177' | sed -E \
@@ -108,8 +114,8 @@ quoted() {
 kube() {
     local file="$work/$1" code=0 fate=ok left=$((timeout - SECONDS)) limit=()
     shift
+    [[ ! ",${2:-}" =~ ,secrets?([,./]|$) ]] || fail "secrets are not read here: $*" 70
     case "$1 ${2:-}" in
-        *secret*) fail "secrets are not read here: $*" 70 ;;
         get\ * | describe\ * | logs\ * | top\ * | config\ view) ;;
         *) fail "not a call that only reads: $*" 70 ;;
     esac

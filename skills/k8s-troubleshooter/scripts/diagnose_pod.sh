@@ -11,7 +11,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 options "$@"
-((${#positional[@]} == 1)) && [[ -n "$namespace" && "$namespace" != '*' ]] || fail "wanted: -n NS POD; see --help"
+one POD
 pod=${positional[0]}
 
 kube 1-pod get pods -n "$namespace" --field-selector "metadata.name=$pod" -o "go-template-file=$here/templates/pods.gotmpl"

@@ -10,7 +10,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 options "$@"
-((${#positional[@]} == 1)) && [[ -n "$namespace" && "$namespace" != '*' ]] || fail "wanted: -n NS SERVICE; see --help"
+one SERVICE
 service=${positional[0]}
 
 kube 1-service get service "$service" -n "$namespace" -o "go-template-file=$here/templates/service.gotmpl"
