@@ -120,7 +120,7 @@ async def test_only_the_workspace_is_made_anew_in_any_case(project: Project, rep
 
 
 UNDECIDING = {  # fields that are no inputs: their content is, they follow from others, or say how long and where
-    "provision": {"providers", "incident", "inputs_in_tree", "script", "unprotected", "agents_file"},
+    "provision": {"providers", "incident", "inputs_in_tree", "script", "unprotected", "agents_file", "warm"},
     "clone": {"path", "policies"},
     "setup": {"command_seconds"},
     "agent": {"must"},

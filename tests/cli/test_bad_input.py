@@ -416,7 +416,7 @@ def test_a_branch_that_is_not_there_is_not_found(project: Project) -> None:
 @pytest.mark.parametrize(
     ("providers", "hint"),
     [
-        ("[nope]", "valid choices: docker, local, process"),
+        ("[nope]", "valid choices: docker, gvisor, local, process"),
         ("[local, proces]", "did you mean `process`?"),
         ("[fake]", "valid choices"),
         ("[spawn]", "valid choices"),

@@ -43,9 +43,21 @@ def files_of(folder: Path) -> dict[str, str]:
     ("files", "command"),
     [
         pytest.param(PYTHON, "python3 -m unittest", id="python"),
-        pytest.param({"tests/test_app.py": TESTED}, "python3 -m unittest discover -s tests", id="python in a folder"),
-        pytest.param({"tests/__init__.py": "", "tests/test_a.py": TESTED}, "python3 -m unittest", id="python package"),
-        pytest.param({"Makefile": "all:\n\ntest: ; test -f Makefile\n"}, "make test", id="make"),
+        pytest.param(
+            {"tests/test_app.py": TESTED},
+            "python3 -m unittest discover -s tests",
+            id="python in a folder",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            {"tests/__init__.py": "", "tests/test_a.py": TESTED},
+            "python3 -m unittest",
+            id="python package",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            {"Makefile": "all:\n\ntest: ; test -f Makefile\n"}, "make test", id="make", marks=pytest.mark.nightly
+        ),
         pytest.param({"package.json": NPM, "package-lock.json": "{}"}, "npm test", id="npm"),
     ],
 )

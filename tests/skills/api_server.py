@@ -81,7 +81,9 @@ def respond(cluster: Cluster, path: str, query: Mapping[str, str]) -> tuple[int,
         return 200, {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":
         versions = [{"groupVersion": group, "version": group.split("/")[1]} for group in _KINDS if "/" in group]
-        groups = [{"name": one["groupVersion"].split("/")[0], "versions": [one], "preferredVersion": one} for one in versions]
+        groups = [
+            {"name": one["groupVersion"].split("/")[0], "versions": [one], "preferredVersion": one} for one in versions
+        ]
         return 200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
     group = "/".join(parts[1:3]) if parts[0] == "apis" else "v1"
     rest = parts[3:] if parts[0] == "apis" else parts[2:]
@@ -133,12 +135,21 @@ def _objects(cluster: Cluster, group: str, rest: list[str], query: Mapping[str, 
         return 200, {"kind": f"{kind}List", "apiVersion": group, "metadata": {"resourceVersion": "1"}, "items": items}
     one = next((one for one in items if one["metadata"]["name"] == more[0]), None)
     if one is None:
-        return 404, _status(404, "NotFound", f'{name}{"." + group.split("/")[0] if "/" in group else ""} "{more[0]}" not found')
+        return 404, _status(
+            404, "NotFound", f'{name}{"." + group.split("/")[0] if "/" in group else ""} "{more[0]}" not found'
+        )
     return 200, one
 
 
 def _status(code: int, reason: str, message: str) -> Object:
-    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": reason, "code": code}
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": code,
+    }
 
 
 def _selected(one: Object, query: Mapping[str, str]) -> bool:
@@ -152,4 +163,7 @@ def _selected(one: Object, query: Mapping[str, str]) -> bool:
         if (found == value) is bool(unequal):
             return False
     labels = one["metadata"].get("labels", {})
-    return all(labels.get(key) == value for key, _, value in (t.partition("=") for t in query.get("labelSelector", "").split(",") if t))
+    return all(
+        labels.get(key) == value
+        for key, _, value in (t.partition("=") for t in query.get("labelSelector", "").split(",") if t)
+    )

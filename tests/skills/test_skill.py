@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.skills.api_server import serving
-from tests.skills.clusters import CLUSTERS, NOW
+from tests.skills.clusters import CLUSTERS
+from tests.skills.objects import NOW
 
 ROOT = Path(__file__).parents[2]
 SKILL = ROOT / "skills/k8s-troubleshooter"
@@ -40,6 +42,7 @@ CASES = [
     *(Case(cluster, "incident_triage.sh", 3 if cluster == "no-rights" else 0) for cluster in CLUSTERS),
     Case("crash-loop-back-off", "incident_triage.sh --namespace payments --output json"),
     Case("crash-loop-back-off", "incident_triage.sh --resource deploy/checkout"),
+    Case("healthy", "incident_triage.sh --resource deployments/checkout"),
     Case("refused", "incident_triage.sh --namespace payments"),
     Case("hostile", "incident_triage.sh -o json"),
     Case("crash-loop-back-off", "diagnose_pod.sh -n payments checkout-7c9d64bf5b-00001"),
@@ -115,7 +118,9 @@ def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     def find(cluster: str) -> Path:
         if cluster not in known:
             known.add(cluster)
-            record(cluster, [case.command for case in CASES if case.cluster == cluster], tmp_path_factory.mktemp(cluster))
+            record(
+                cluster, [case.command for case in CASES if case.cluster == cluster], tmp_path_factory.mktemp(cluster)
+            )
         return HERE / "states" / f"{cluster}.txt"
 
     return find
@@ -134,3 +139,214 @@ def test_a_recorded_cluster_is_reported_as_before(
     assert done.returncode == case.code
     assert not (tmp_path / "faults").exists(), (tmp_path / "faults").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+def test_a_cluster_that_is_not_there_is_told_from_one_without_symptoms(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    words = "The connection to the server 10.2.0.1:6443 was refused - did you specify the right host or port?"
+    pods = _key("get pods --all-namespaces --field-selector status.phase!=Succeeded -o", "pods")
+    state.write_text(f"$ {pods}\n! {words}\n? 1\n")
+
+    done = run("incident_triage.sh", tmp_path, state=state)
+
+    assert (done.returncode, done.stdout) == (3, "")
+    assert words in done.stderr
+
+
+def _key(words: str, template: str) -> str:
+    """A call as the stand-in writes it down: the template by its name and checksum."""
+    path = SKILL / "scripts/templates" / f"{template}.gotmpl"
+    [total, *_] = subprocess.run(["cksum"], input=path.read_bytes(), capture_output=True, check=True).stdout.split()
+    return f"{words} {path.name}@{total.decode()}"
+
+
+def test_calls_that_hang_are_cut_off_and_named(tmp_path: Path) -> None:
+    state = HERE / "states/crash-loop-back-off.txt"
+
+    done = run("incident_triage.sh --timeout 1", tmp_path, state=state, KUBE_SLOW="get nodes")
+
+    assert done.returncode == 0
+    assert "crash-loop-back-off  Deployment/checkout" in done.stdout
+    assert "  late: kubectl get nodes\n" in done.stdout
+    assert "of what could be read" in done.stdout
+
+
+def test_pods_that_do_not_come_in_time_are_no_empty_cluster(tmp_path: Path) -> None:
+    state = HERE / "states/crash-loop-back-off.txt"
+
+    done = run("incident_triage.sh --timeout 1", tmp_path, state=state, KUBE_SLOW="get pods")
+
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "no pods could be read (late)" in done.stderr
+
+
+def test_what_a_huge_cluster_prints_is_bounded_and_says_what_it_leaves_out() -> None:
+    printed = (HERE / "outputs/huge.incident_triage.txt").read_text()
+
+    assert len(printed) < 16_000
+    assert "25 more: narrow with -n NS or --resource KIND/NAME" in printed
+    assert "33 more" in printed
+
+
+def test_no_output_holds_a_credential_or_a_forged_object() -> None:
+    printed = "".join(path.read_text() for path in (HERE / "outputs").iterdir())
+
+    assert not re.search(r"hunter2|abcdefghijkl|eyJhbG|u:pw|\x1b", printed)
+    assert "kube-system/forged" not in printed
+    assert "kube-system  " not in printed
+
+
+@pytest.mark.parametrize("path", sorted((HERE / "outputs").glob("*json*")), ids=lambda path: path.stem)
+def test_json_output_is_json(path: Path) -> None:
+    told = json.loads(path.read_text().partition("--- exit")[0])
+
+    assert told["version"] == 1
+    assert {one["reference"] for one in told["symptoms"]} <= {f"references/{name}.md" for name in SYMPTOMS}
+    assert all(call["fate"] == "ok" for call in told["calls"])
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("incident_triage.sh --namespace 'a;b'", "is no name of a namespace"),
+        ("incident_triage.sh --since never", "is no duration"),
+        ("incident_triage.sh --output yaml", "valid: text, json"),
+        ("incident_triage.sh --resource checkout", "is no KIND/NAME"),
+        ("incident_triage.sh --fix", "is no option"),
+        ("diagnose_pod.sh checkout", "wanted: -n NS POD"),
+        ("diagnose_rollout.sh -n payments service/checkout", "statefulset/NAME"),
+        ("validate_report.sh", "wanted: FILE"),
+        ("validate_report.sh gone.md", "cannot be read"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_what_is_wanted(command: str, words: str, tmp_path: Path) -> None:
+    done = run(command, tmp_path, state=tmp_path)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert not (tmp_path / "faults").exists()
+
+
+@pytest.mark.parametrize(
+    "call", ["delete pod x", "get secrets", "get pods,secret/x", "rollout undo deploy/x", "exec x"]
+)
+def test_the_scripts_cannot_call_what_writes_or_reads_a_secret(call: str, tmp_path: Path) -> None:
+    program = f"source {SKILL}/scripts/common.sh; work={tmp_path}; kube x {call}"
+
+    done = subprocess.run(["bash", "-c", program], env={"PATH": os.defpath}, capture_output=True, text=True)
+
+    assert done.returncode == 70
+    assert call in done.stderr
+
+
+REPORT = ROOT / "manifests/quickstart/incident/output/investigation.md"
+WRITES = "error: a command that is not read only"
+
+
+def test_the_report_of_the_quickstart_is_valid(tmp_path: Path) -> None:
+    done = run(f"validate_report.sh -o json {REPORT}", tmp_path, state=tmp_path)
+
+    told = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert (told["valid"], told["sections"], told["facts"]) == (True, 7, 12)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "finding"),
+    [
+        ("## Unchecked", "## Open", "error: no section `Unchecked`"),
+        ("## Impact", "## Blast Radius", ""),
+        ("## Impact", "## 5. Impact ##", ""),
+        ("## Summary", "## Summary\n\n## Words", "error: section `Summary` is empty"),
+        ("**FACT-3**", "**FACT-4**", "error: FACT-4 is there twice, line 19"),
+        ("**FACT-12**", "**FACT-13**", "error: facts are not numbered through: FACT-12 is missing"),
+        (" (`kubectl/pods.txt:3-7`)", "", "error: FACT-3 names no source in backquotes, line 18"),
+        ("[FACT-7]", "[FACT-77]", "error: FACT-77 is cited, line 11, but is not there"),
+        ("- 02:51:40", "- `kubectl -n x delete pod y`\n- 02:51:40", f"{WRITES} (delete), line 33"),
+        ("- 02:51:40", "- `kubectl get po; kubectl --context c exec x`\n- 02:51:40", f"{WRITES} (exec), line 33"),
+        ("- 02:51:40", "- `helm rollback x`\n- 02:51:40", f"{WRITES} (rollback), line 33"),
+        ("- 02:51:40", "- `kubectl exec x -- ls` (refused)\n- 02:51:40", ""),
+        ("- 02:51:40", "- `kubectl rollout undo deploy/x`\n- 02:51:40", f"{WRITES} (rollout undo), line 33"),
+        ("None against the cluster", "kubectl was not run, and nothing else", ""),
+        ("## Impact", "AKIAABCDEFGHIJKLMNOP\n\n## Impact", "error: something that looks like a credential, line 45"),
+        ("## Impact", "TODO\n\n## Impact", "warning: a placeholder, line 45"),
+        ("## Impact", "## Timeline\n\n- 02:38 rollout\n\n## Impact", ""),
+    ],
+)  # fmt: skip
+def test_a_report_is_judged_by_what_it_lacks(before: str, after: str, finding: str, tmp_path: Path) -> None:
+    text = REPORT.read_text()
+    assert before in text
+    (tmp_path / "report.md").write_text(text.replace(before, after, 1))
+
+    done = run("validate_report.sh report.md", tmp_path, state=tmp_path)
+
+    usual = {"warning: no section `Timeline`", "warning: FACT-3 is cited nowhere"}
+    found = [line for line in done.stdout.splitlines()[:-1] if line not in usual]
+    assert (finding in found) if finding else not found
+    assert done.returncode == finding.startswith("error")
+
+
+def test_the_skill_is_whole_and_names_only_what_it_has() -> None:
+    text = (SKILL / "SKILL.md").read_text()
+    _, front, body = text.split("---\n", 2)
+
+    assert text.count("\n") < 500
+    assert re.search(r"^name: k8s-troubleshooter$", front, re.MULTILINE)
+    assert 40 < len(front) < 1024
+    named = set(re.findall(r"(?:scripts|references)/[\w.-]+\w", body))
+    assert {path for path in named if not (SKILL / path).is_file()} == set()
+    assert {f"references/{name}.md" for name in SYMPTOMS} <= named
+    commands = {f"scripts/{path.name}" for path in (SKILL / "scripts").glob("*.sh") if os.access(path, os.X_OK)}
+    assert commands == {path for path in named if path.startswith("scripts/")}
+
+
+@pytest.mark.parametrize("symptom", SYMPTOMS)
+def test_a_reference_has_every_part_and_its_links_lead_somewhere(symptom: str) -> None:
+    text = (SKILL / "references" / f"{symptom}.md").read_text()
+
+    parts = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert parts == ["Looks like", "Decide with", "Causes, likeliest first", "False friends", "Next action"]
+    assert {name for name in re.findall(r"\]\(([\w-]+)\.md\)", text) if name not in SYMPTOMS} == set()
+    assert {path for path in re.findall(r"scripts/[\w.]+\w", text) if not (SKILL / path).is_file()} == set()
+
+
+def test_every_symptom_that_the_triage_names_has_a_reference_and_a_recorded_cluster() -> None:
+    program = (SKILL / "scripts/triage.awk").read_text()
+    ranked = re.search(r'split\("([a-z0-9 -]+)", order', program)
+
+    assert ranked is not None
+    assert sorted(ranked[1].split()) == SYMPTOMS
+    for symptom in SYMPTOMS:
+        assert f"{symptom}  " in (HERE / "outputs" / f"{symptom}.incident_triage.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["GEMINI.md", ".goosehints"])
+def test_a_context_file_leads_to_the_skill_and_to_scripts_that_exist(name: str) -> None:
+    text = (ROOT / "runners/context" / name).read_text()
+
+    named = re.findall(r"/skills/([\w./-]+\.(?:sh|md))", text)
+    assert "Kubernetes incident triage" in text
+    assert text == (ROOT / "runners/context/GEMINI.md").read_text()
+    assert "k8s-troubleshooter/SKILL.md" in named
+    assert {f"k8s-troubleshooter/scripts/{path.name}" for path in (SKILL / "scripts").glob("*_*.sh")} <= set(named)
+    assert {path for path in named if "SYMPTOM" not in path and not (ROOT / "skills" / path).is_file()} == set()
+
+
+def test_goose_begins_with_the_provider_and_model_of_its_runner() -> None:
+    settings = YAML(typ="safe").load(ROOT / "runners/context/goose-config.yaml")
+
+    assert settings == {"GOOSE_PROVIDER": "openai", "GOOSE_MODEL": "gpt-4.1"}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "script", [*sorted((SKILL / "scripts").glob("*.sh")), HERE / "kubectl"], ids=lambda path: path.name
+)
+def test_shell_is_clean(script: Path) -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+
+    done = subprocess.run([shellcheck, "-x", "-P", "SCRIPTDIR", script], capture_output=True, text=True)
+
+    assert done.stdout + done.stderr == ""

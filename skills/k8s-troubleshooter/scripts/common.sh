@@ -12,7 +12,7 @@ globals=() positional=()
 fail() { printf 'error: %s\n' "$1" >&2; exit "${2:-2}"; }
 
 # usage: prints the comment at the top of the script, which is its manual.
-usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$0"; }
+usage() { sed -n '2,/^[^#]/{/^# shellcheck/d;s/^# \{0,1\}//p;}' "$0"; }
 
 # seconds DURATION: 90, 90s, 15m, 2h or 1d in seconds.
 seconds() {
@@ -81,7 +81,7 @@ one() {
 
 # clean: masks what looks like a credential and drops control characters but newline and tab.
 clean() {
-    tr -d '\000-\010\013-\037\177' | sed -E \
+    sed -E $'s/\e\\[[0-9;?]*[A-Za-z]//g' | tr -d '\000-\010\013-\037\177' | sed -E \
         -e '/-----BEGIN [A-Z ]*PRIVATE KEY/,/-----END [A-Z ]*PRIVATE KEY/c\***' \
         -e 's#://[^/@ "]+@#://***@#g' \
         -e 's/eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_.-]+/***/g' \
@@ -161,7 +161,7 @@ wanted() {
     reachable "$1"
     case "$(fate "$1")" in
         ok) ;;
-        missing) fail "there is no $2: $(cut -f3 "$work/$1.fate")" 4 ;;
+        missing) fail "$2 does not exist: $(cut -f3 "$work/$1.fate")" 4 ;;
         late) fail "$2 was not read within $timeout s" 3 ;;
         *) fail "$2 could not be read: $(cut -f3 "$work/$1.fate")" 3 ;;
     esac
@@ -184,6 +184,21 @@ body() {
     else
         awk -v most="$most" 'NR <= most { print "  " substr($0, 1, 400) } END { if (NR > most) print "  ... " NR - most " more lines" }' "$work/$1"
     fi
+}
+
+# told FILE: whether the call of FILE succeeded; when not, why is printed in the place of what it would have told.
+told() {
+    [[ "$(fate "$1")" == ok ]] || { body "$1"; return 1; }
+}
+
+# events FILE: the latest 15 of what templates/events.gotmpl printed.
+events() {
+    heading 'Events (latest last)'
+    told "$1" || return 0
+    awk -f "$here/lib.awk" -f /dev/stdin "$work/$1" <<'AWK' | sort | tail -n 15 | awk '{ print } END { if (!NR) print "  none" }'
+BEGIN { FS = "\t" }
+$1 == "E" { print "  " $8 " x" $7 + 0 "  " $3 " " plain($4) ": " clip(plain($9), 300) }
+AWK
 }
 
 # commands: every call so far, and its fate when it did not succeed.

@@ -31,14 +31,16 @@ END { print "  others of " n " nodes that are unwell:" (others == "" ? " none" :
 AWK
 
 heading 'Taints, requests against what it has, events'
-awk '/^Taints:/ { on = 1 } /^Unschedulable:/ { on = 0 } /^Lease:/ { on = 1 } /^Conditions:/ { on = 0 }
-    /^Allocated resources:/ { on = 1 } on { print "  " substr($0, 1, 300) }' "$work/2-describe" | head -n 45
+if told 2-describe; then
+    awk '/^Taints:/ { on = 1 } /^Unschedulable:/ { on = 0 } /^Lease:/ { on = 1 } /^Conditions:/ { on = 0 }
+        /^Allocated resources:/ { on = 1 } on { print "  " substr($0, 1, 300) }' "$work/2-describe" | head -n 45
+fi
 
 heading 'Use now'
 body 4-top
 
 heading 'Pods on it that are unwell'
-awk -f "$here/lib.awk" -f /dev/stdin "$work/3-pods" <<'AWK'
+told 3-pods && awk -f "$here/lib.awk" -f /dev/stdin "$work/3-pods" <<'AWK'
 BEGIN { FS = "\t" }
 $1 == "P" { pods++; pod = $2 "/" $3; phase = $4; if ($9 != "" || $8 != "") say(($8 == "" ? "" : "being deleted since " $8 " ") plain($9) " " plain($10)) }
 $1 == "C" && ($4 != "true" || $12 == 137) && phase != "Succeeded" { say("container " $3 " " $6 " " plain($7) ", restarts " $5 ($12 == "" ? "" : ", before: " plain($11) " exit " $12)) }

@@ -57,27 +57,23 @@ END {
 AWK
 
 heading 'Probes, volumes and what it wants of a node'
-awk '/^    (Liveness|Readiness|Startup|Command|Args):/ || /^Node-Selectors:/ { print "  " $0; next }
-    /^Volumes:|^Tolerations:/ { on = 1 } /^[A-Z][A-Za-z ]*:/ && !/^(Volumes|Tolerations):/ { on = 0 }
-    on && /(Type|ClaimName|Name|SecretName|Optional):|^  [a-z]|^Volumes|^Tolerations/ { print "  " $0 }' "$work/2-describe" | head -n 50
+if told 2-describe; then
+    awk '/^    (Liveness|Readiness|Startup):/ || /^Node-Selectors:/ { sub(/exec \[.*\]/, "exec [...]"); print "  " $0; next }
+        /^Volumes:|^Tolerations:/ { on = 1 } /^[A-Z][A-Za-z ]*:/ && !/^(Volumes|Tolerations):/ { on = 0 }
+        on && /(Type|ClaimName|Name|SecretName|Optional):|^  [a-z]|^Volumes|^Tolerations/ { print "  " $0 }' "$work/2-describe" | head -n 50
+fi
 
-heading 'Events (latest last)'
-awk -f "$here/lib.awk" -f /dev/stdin "$work/3-events" <<'AWK' | sort | tail -n 15
-BEGIN { FS = "\t" }
-$1 == "E" { print "  " $8 " x" $7 + 0 "  " $3 " " plain($4) ": " clip(plain($9), 300) }
-AWK
+events 3-events
 
 if [[ -n "$node" ]]; then
     heading "Node $node"
-    if [[ "$(fate 4-node)" == ok ]]; then
+    if told 4-node; then
         awk -f "$here/lib.awk" -f /dev/stdin "$work/4-node" <<'AWK'
 BEGIN { FS = "\t" }
 $1 == "N" { print "  " ($4 == "" ? "schedulable" : $4) ", kubelet " $5 ", allocatable " $6 " CPU, " $7 " memory" }
 $1 == "c" && (($2 == "Ready") != ($3 == "True")) { bad = 1; print "  " $2 "=" $3 " since " $6 ": " plain($4) " " plain($5) }
 END { if (!bad) print "  Ready, no pressure" }
 AWK
-    else
-        body 4-node
     fi
 fi
 

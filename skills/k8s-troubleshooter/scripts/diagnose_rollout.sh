@@ -3,8 +3,8 @@
 #
 #   diagnose_rollout.sh -n NS KIND/NAME [--context NAME] [--kubeconfig FILE] [--timeout 25s]
 #
-# Of a Deployment the newest two revisions are compared field by field. Values of variables, commands and arguments
-# are compared, but only that they differ is printed.
+# Of a Deployment the newest two revisions are compared field by field. Of what may hold a
+# credential (variables, commands, arguments, headers of probes) only that it differs is printed.
 #
 # Exit: 0 printed; 2 wrong usage; 3 the API server or the workload could not be read; 4 there is no such workload.
 # shellcheck source-path=SCRIPTDIR
@@ -40,19 +40,21 @@ AWK
 
 if [[ "$kind" == deployment ]]; then
     heading 'Revisions, newest first'
-    if [[ "$(fate 2-revisions)" == ok ]]; then
+    if told 2-revisions; then
         awk -F'\t' -v owner="Deployment/$name" '$1 == "R" && $7 == owner { print $3 "\t" $4 "\t" $2 "\t" $5 "\t" $6 "\t" $8 }' "$work/2-revisions" | sort -rn | head -n 6 >"$work/revisions"
-        awk -F'\t' '{ print "  " $1 "  " $2 "  " $3 "  wanted " $4 ", ready " $5 "  " $6 }' "$work/revisions"
+        awk -F'\t' 'END { if (!NR) print "  none" } { print "  " $1 "  " $2 "  " $3 "  wanted " $4 ", ready " $5 "  " $6 }' "$work/revisions"
         heading 'What the newest revision changed'
         awk -F'\t' -f /dev/stdin "$work/revisions" "$work/2-revisions" <<'AWK'
 NR == FNR { if (FNR == 1) now_is = $3; if (FNR == 2) before = $3; next }
 $1 == "R" { side = $2 == now_is ? "new" : $2 == before ? "old" : "" }
 $1 == "x" && side != "" { if (!($3 in fields)) { fields[$3] = $2; list[++n] = $3 } value[side, $3] = $4 }
 END {
-    if (before == "") { print "  there is one revision only"; exit }
+    if (before == "") { print "  there are no two revisions to compare"; exit }
     for (i = 1; i <= n; i++) {
         f = list[i]
         if (value["old", f] == value["new", f]) continue
+        base = f
+        if (sub(/ in full$/, "", base) && value["old", base] != value["new", base]) continue
         changed++
         if (fields[f] == "hidden") print "  " f ": " (!(("old", f) in value) ? "added" : !(("new", f) in value) ? "removed" : "changed") " (value not shown)"
         else print "  " f ": " (("old", f) in value ? value["old", f] : "none") " -> " (("new", f) in value ? value["new", f] : "none")
@@ -60,13 +62,11 @@ END {
     if (!changed) print "  nothing of what is compared: containers, resources, probes, variables, volumes"
 }
 AWK
-    else
-        body 2-revisions
     fi
 fi
 
 heading 'Pods'
-awk -f "$here/lib.awk" -f /dev/stdin -v now="$now" "$work/3-pods" <<'AWK'
+told 3-pods && awk -f "$here/lib.awk" -f /dev/stdin -v now="$now" "$work/3-pods" <<'AWK'
 BEGIN { FS = "\t" }
 function tell() { if (pod != "" && n++ < 15) print "  " pod "  " phase "  " node "  age " aged said }
 $1 == "P" { tell(); pod = $3; phase = $4; node = $5 == "" ? "no node" : $5; aged = age(now - epoch($6)); said = $8 == "" ? "" : "  being deleted since " $8 }
@@ -75,9 +75,5 @@ $1 == "C" { said = said "  " $3 ": " ($4 == "true" ? "ready" : $6 " " plain($7))
 END { tell(); if (n > 15) print "  ... " n - 15 " more"; if (!n) print "  none" }
 AWK
 
-heading 'Events (latest last)'
-awk -f "$here/lib.awk" -f /dev/stdin "$work/4-events" <<'AWK' | sort | tail -n 12
-BEGIN { FS = "\t" }
-$1 == "E" { print "  " $8 " x" $7 + 0 "  " $3 " " plain($4) ": " clip(plain($9), 300) }
-AWK
+events 4-events
 commands

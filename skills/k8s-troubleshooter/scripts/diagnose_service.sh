@@ -26,14 +26,12 @@ kube 5-dns get pods -n kube-system -l k8s-app=kube-dns -o "go-template-file=$her
 wait
 
 heading "SERVICE $namespace/$service"
-sed 's/^/  /; s/\t/ /g' "$work/1-service"
-case "$selector" in
-    '') echo '  no selector: somebody else must write its endpoints' ;;
-esac
+sed 's/^/  /; s/\t/ /g; s/,$//' "$work/1-service"
+[[ -n "$selector" ]] || echo '  no selector: somebody else must write its endpoints'
 
 heading 'Pods of the selector'
 if [[ -n "$selector" ]]; then
-    if [[ "$(fate 2-pods)" == ok ]]; then
+    if told 2-pods; then
         awk -F'\t' -f /dev/stdin "$work/1-service" "$work/2-pods" <<'AWK'
 NR == FNR { if ($1 == "port") { port = $0; sub(/^port\t[^\t]*\t/, "", port); target[++n] = $3 } next }
 $1 == "P" { pods++; ready += $4 == "True"; if (pods <= 15) print "  " $2 "  ready " ($4 == "" ? "unknown" : $4) "  phase " $3 }
@@ -47,27 +45,23 @@ END {
     }
 }
 AWK
-    else
-        body 2-pods
     fi
 fi
 
 heading 'Endpoints'
-if [[ "$(fate 3-slices)" == ok ]]; then
+if told 3-slices; then
     awk -F'\t' '$1 == "e" { n++; ready += $3 != "false"; if (n <= 15) print "  " $2 "  ready " ($3 == "" ? "true" : $3) "  " $4 }
         END { print "  " ready + 0 " of " n + 0 " ready" }' "$work/3-slices"
-else
-    body 3-slices
 fi
 
 heading 'Network policies of the namespace'
-body 4-policies 20
-[[ -s "$work/4-policies" ]] || echo '  (no policy: nothing is denied here)'
+if told 4-policies; then
+    awk 'NR <= 20 { print "  " $0 } END { print NR ? "  " NR " in all: what a policy selects is denied the rest of that direction" : "  none: nothing is denied here" }' "$work/4-policies"
+fi
 
 heading 'Cluster DNS'
-if [[ "$(fate 5-dns)" == ok ]]; then
-    awk -F'\t' '$1 == "P" { n++ } $1 == "C" { ready += $4 == "true" } END { print "  " ready + 0 " of " n + 0 " pods labelled k8s-app=kube-dns are ready" }' "$work/5-dns"
-else
-    body 5-dns
+if told 5-dns; then
+    awk -F'\t' '$1 == "P" { n++ } $1 == "C" { ready += $4 == "true" }
+        END { print n ? "  " ready + 0 " of " n " pods labelled k8s-app=kube-dns are ready" : "  no pod is labelled k8s-app=kube-dns: find what serves the service kube-dns" }' "$work/5-dns"
 fi
 commands

@@ -31,8 +31,8 @@ $1 == "c" { print "  " $2 "=" $3 " " plain($4) " " plain($5) }
 AWK
 
 heading 'Storage classes'
-body 2-classes
-if [[ "$(fate 2-classes)" == ok ]]; then
+if told 2-classes; then
+    body 2-classes
     awk -F'\t' -v class="$class" '$1 == class { found = 1; if ($3 == "WaitForFirstConsumer") print "  => waits for its first pod: Pending without a pod that uses it is healthy" }
         $4 == "default" { any = 1 }
         END { if (class != "" && !found) print "  => the class " class " does not exist"; if (class == "" && !any) print "  => no class is the default" }' "$work/2-classes"
@@ -40,24 +40,16 @@ fi
 
 heading 'Its volume, and where it is attached'
 for file in 3-volumes 4-attachments; do
-    if [[ "$(fate "$file")" != ok ]]; then
-        body "$file"
-    elif [[ -n "$volume" ]]; then
+    if told "$file" && [[ -n "$volume" ]]; then
         awk -F'\t' -v volume="$volume" -v what="${file#*-}" '$1 == volume { print "  " $0; n++ } END { if (!n) print "  " what ": none for " volume }' "$work/$file"
     fi
 done
 [[ -n "$volume" ]] || echo '  no volume is bound'
 
 heading 'Pods that use it'
-if [[ "$(fate 5-users)" == ok ]]; then
+if told 5-users; then
     awk -F'\t' -v claim="$claim" '$1 == claim { n++; print "  " $2 "  " $3 "  " ($4 == "" ? "no node" : $4) } END { if (!n) print "  none" }' "$work/5-users"
-else
-    body 5-users
 fi
 
-heading 'Events (latest last)'
-awk -f "$here/lib.awk" -f /dev/stdin "$work/6-events" <<'AWK' | sort | tail -n 12
-BEGIN { FS = "\t" }
-$1 == "E" { print "  " $8 " x" $7 + 0 "  " $3 " " plain($4) ": " clip(plain($9), 300) }
-AWK
+events 6-events
 commands

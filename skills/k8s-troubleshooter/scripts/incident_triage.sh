@@ -5,7 +5,7 @@
 #                      [--context NAME] [--kubeconfig FILE]
 #
 # Without -n and -A it asks for all namespaces; when the cluster refuses that, for the namespace of the context.
-# --resource puts one object first and counts the rest; --since is how old an event or a restart may be;
+# --resource puts what one object has first; --since is how old an event or a restart may be;
 # --timeout bounds the whole: what has not answered by then is said to be unread.
 # A refused or late call is no failure: it is listed under "Not seen". No secret is read.
 #

@@ -6,6 +6,7 @@ function plain(q) {
     q = substr(q, 2, length(q) - 2)
     gsub(/\\\\/, "\001", q)
     gsub(/\\"/, "\"", q)
+    gsub(/\\x1b\[[0-9;?]*[A-Za-z]/, "", q)
     gsub(/\\[abfnrtv]/, " ", q)
     gsub(/\\(x[0-9a-f][0-9a-f]|u[0-9a-f][0-9a-f][0-9a-f][0-9a-f])/, " ", q)
     gsub(/\001/, "\\", q)

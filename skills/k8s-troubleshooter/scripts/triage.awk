@@ -37,6 +37,7 @@ function add(sym, ns, wl, object, on, restarts, last, what,   g, gist) {
         groups[++n_groups] = g
         g_sym[g] = sym; g_ns[g] = ns; g_wl[g] = wl; first[g] = object
         by_symptom[sym]++
+        unwell[ns, wl] = 1
     }
     gist = what
     gsub(/[0-9]+/, "", gist)
@@ -50,7 +51,7 @@ function add(sym, ns, wl, object, on, restarts, last, what,   g, gist) {
         known_node[g, on] = 1
         if (++n_nodes[g] <= MOST_OBJECTS) g_nodes[g] = g_nodes[g] (n_nodes[g] > 1 ? " " : "") on
     }
-    if (kind_of(wl) == focus || kind_of(object) == focus) in_focus[g] = 1
+    if (kind_of(wl) == focus || kind_of(object) == focus) { in_focus[g] = 1; n_focus++ }
     if (container != "") g_container[g] = container
     if (rank[sym] <= rank["helm-release"]) hit(ns, wl)
 }
@@ -112,6 +113,7 @@ $1 == "E" {
 $1 == "W" {
     subject = "W"; kind = $2; ns = $3; name = $4
     desired = $6 + 0; ready = $7 + 0; updated = $8 + 0
+    if (!desired) at_zero[ns, name] = 1
     if (desired > ready && now - epoch($5) > 60) {
         lagging[++n_lagging] = ns SUBSEP kind "/" name
         lag_text[n_lagging] = ready " of " desired " ready, " updated " updated" ($9 == "" ? "" : ", " $9)
@@ -179,7 +181,8 @@ function finish_pod(   i, settled) {
     container = ""
     settled = 0
     if (phase == "Failed") {
-        if (p_reason == "Evicted" || p_reason ~ /^(OutOf|Preempt|NodeShutdown|Terminated|NodeAffinity|UnexpectedAdmission)/) { found("pod-evicted", 0, created, p_reason ": " p_text); settled = 1 }
+        if (!recent(ready_at == "" ? created : ready_at)) { n_old++; settled = 1 }
+        else if (p_reason == "Evicted" || p_reason ~ /^(OutOf|Preempt|NodeShutdown|Terminated|NodeAffinity|UnexpectedAdmission)/) { found("pod-evicted", 0, created, p_reason ": " p_text); settled = 1 }
         else if (p_reason == "NodeLost") { found("node-not-ready", 0, "", p_reason ": " p_text); settled = 1 }
     }
     if (deleted != "" && now - epoch(deleted) > 300 && !settled) { found(p_node in bad_node ? "node-not-ready" : "rollout-stuck", 0, deleted, "Terminating since " deleted); settled = 1 }
@@ -242,11 +245,12 @@ function after_pods(   i, part, key) {
         split(lagging[i], part, SUBSEP)
         key = part[1] SUBSEP part[2]
         if (key in stuck) add("rollout-stuck", part[1], part[2], part[2], "", 0, "", stuck[key] " (" lag_text[i] ")")
-        else if (!(key in of_workload) && !has(part[1], part[2])) add("rollout-stuck", part[1], part[2], part[2], "", 0, "", lag_text[i])
+        else if (!(key in of_workload) && !((part[1], part[2]) in unwell)) add("rollout-stuck", part[1], part[2], part[2], "", 0, "", lag_text[i])
     }
     for (i = 1; i <= n_services && !index(refused, " endpointslices "); i++) {
         split(services[i], part, SUBSEP)
-        if (!up[services[i]]) add("service-unreachable", part[1], "Service/" part[2], "Service/" part[2], "", 0, "", down[services[i]] ? "no ready endpoint, " down[services[i]] " that are not ready" : "no endpoint: its selector matches no pod that has an address")
+        # By custom a service has the name of its workload: one that is scaled to zero is meant to have no endpoint.
+        if (!up[services[i]] && !(services[i] in at_zero)) add("service-unreachable", part[1], "Service/" part[2], "Service/" part[2], "", 0, "", down[services[i]] ? "no ready endpoint, " down[services[i]] " that are not ready" : "no endpoint: its selector matches no pod that has an address")
     }
     for (i = 1; i <= n_backends && !index(refused, " services "); i++) {
         split(backends[i], part, SUBSEP)
@@ -256,23 +260,12 @@ function after_pods(   i, part, key) {
     }
 }
 
-function has(ns, wl,   i) {
-    for (i = 1; i <= n_groups; i++) if (g_ns[groups[i]] == ns && g_wl[groups[i]] == wl) return 1
-    return 0
-}
-
-function blast(   infra) {
-    infra = rank_seen("control-plane") || rank_seen("node-not-ready")
+function blast() {
     if (!n_groups) return "no-issues"
-    if (infra) return "cluster-infrastructure"
+    if (by_symptom["control-plane"] || by_symptom["node-not-ready"]) return "cluster-infrastructure"
     if (n_sick["ns"] > 1) return "multiple-namespaces"
     if (n_sick["wl"] > 1 || !n_sick["wl"]) return "single-namespace"
     return n_sick["pods"] > 1 ? "single-workload" : n_sick["pods"] == 1 ? "single-pod" : "single-workload"
-}
-
-function rank_seen(sym,   i) {
-    for (i = 1; i <= n_groups; i++) if (g_sym[groups[i]] == sym) return 1
-    return 0
 }
 
 # before(A, B): focus first, then causes before consequences, then the wider one, then by name.
@@ -283,11 +276,12 @@ function before(a, b) {
     return a < b
 }
 
-function sort_groups(   i, j, held) {
-    for (i = 2; i <= n_groups; i++) {
-        held = groups[i]
-        for (j = i - 1; j > 0 && before(held, groups[j]); j--) groups[j + 1] = groups[j]
-        groups[j + 1] = held
+# Only what is shown is put in order: a cluster may have thousands of groups.
+function sort_groups(   i, j, best, held) {
+    for (i = 1; i <= n_groups && i <= MOST_SYMPTOMS; i++) {
+        best = i
+        for (j = i + 1; j <= n_groups; j++) if (before(groups[j], groups[best])) best = j
+        held = groups[i]; groups[i] = groups[best]; groups[best] = held
     }
 }
 
@@ -348,8 +342,10 @@ function text_report(   i, g, line, step, n, key, part, hidden) {
     print "blast radius: " blast() "  (namespaces " n_sick["ns"] + 0 ", workloads " n_sick["wl"] + 0 ", pods " n_sick["pods"] + 0 " of " n_pods + 0 ", nodes " n_sick["nodes"] + 0 ")" (blind ? "  of what could be read" : "")
     if (n_sick["pods"] > 1 && n_sick["nodes"] == 1) print "shared: every affected pod that has a node is on " a_node
     for (i = 1; i <= n_full && i <= MOST_OBJECTS; i++) print "quota full: " full[i]
+    if (n_old) print "not listed: " n_old " failed pods older than " age(since)
     if (cordoned != "") print "cordoned:" cordoned
     if (!n_pods && !n_groups) print "no pods in scope: check the namespace and the context before you call this healthy"
+    if (focus != "" && !n_focus) print "nothing was found of " focus " itself"
     print "\n" bold "Symptoms: " n_groups + 0 end " (causes before consequences" (focus == "" ? "" : "; " focus " first") ")"
     for (i = 1; i <= n_groups && i <= MOST_SYMPTOMS; i++) {
         g = groups[i]

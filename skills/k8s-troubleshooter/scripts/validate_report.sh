@@ -5,7 +5,7 @@
 #
 # Errors: a missing or empty section (Summary, Root Cause, Evidence, Blast Radius or Impact, Commands Executed,
 # Next Steps, Unchecked); facts that are not numbered FACT-1, FACT-2, ... or that name no source in backquotes; a citation
-# of a fact that is not there; a Root Cause that cites no fact; no command listed; a command that changes the cluster;
+# of a fact that is not there; a Root Cause that cites no fact; no command listed; a command that is not read only;
 # something that looks like a credential. Warnings: no Timeline; facts that nothing cites; placeholders left over.
 #
 # Text output is one finding a line, "error: ..." or "warning: ...", then a line that counts. It needs no cluster.
@@ -42,6 +42,23 @@ function known_section(title) {
     return title
 }
 
+# judge_command(TEXT): a finding for each kubectl or helm in it whose verb does more than read.
+function judge_command(text,   word, n_words, i, j, verb) {
+    n_words = split(text, word, /[ \t]+/)
+    for (i = 1; i <= n_words; i++) {
+        if (word[i] !~ /(^|\/)(kubectl|helm)$/) continue
+        for (j = i + 1; j <= n_words && word[j] ~ /^-/; j++) if (word[j] ~ /^(-n|--namespace|--context|--kube-context|--kubeconfig|--cluster|--user|--as|-s|--server)$/) j++
+        verb = word[j]
+        if (verb ~ /^(rollout|auth|config)$/) verb = verb " " word[j + 1]
+        if (word[i] ~ /helm$/ ? verb !~ HELM_READS : verb !~ KUBECTL_READS) problem("error", "a command that is not read only (" verb "), line " FNR)
+    }
+}
+
+BEGIN {
+    KUBECTL_READS = "^(get|describe|logs|top|events|version|api-resources|api-versions|explain|cluster-info|rollout (history|status)|auth (can-i|whoami)|config (view|current-context|get-contexts))$"
+    HELM_READS = "^(list|ls|history|status|version|search|show)$"
+}
+
 { sub(/\r$/, "") }
 /^(```|~~~)/ { fenced = !fenced }
 /^#+[ \t]/ && !fenced { title = $0; sub(/^#+[ \t]+/, "", title); section = known_section(title); seen[section] = 1; next }
@@ -70,10 +87,10 @@ section == "evidence" && /^[ \t]*([-*|]|[0-9]+\.)?[ \t]*(\*\*)?\[?FACT-[0-9]+/ {
 }
 section == "commands executed" && (/`[^`]+`/ || fenced || /^[ \t]*\$ /) && !/^(```|~~~)/ { listed++ }
 section == "commands executed" && tolower($0) ~ /^none/ { listed++ }
-section == "commands executed" && /(^|[^a-z-])(kubectl|helm)[ \t].*[ \t](apply|create|delete|edit|patch|replace|scale|annotate|label|taint|drain|cordon|uncordon|exec|cp|run|set|expose|autoscale|install|upgrade|uninstall|rollback)([ \t`]|$)/ && !/(get|describe|logs|auth can-i)[ \t]/ && tolower($0) !~ /(not run|refused|denied)/ {
-    problem("error", "a command that changes the cluster or enters a pod, line " FNR)
+section == "commands executed" && tolower($0) !~ /not run|refused|denied/ {
+    if (fenced || /^[ \t]*\$ /) judge_command($0)
+    else { n_parts = split($0, parts, "`"); for (i = 2; i <= n_parts; i += 2) judge_command(parts[i]) }
 }
-section == "commands executed" && /kubectl[ \t].*rollout[ \t]+(undo|restart|pause|resume)/ && tolower($0) !~ /(not run|refused|denied)/ { problem("error", "a command that changes the cluster, line " FNR) }
 /-----BEGIN [A-Z ]*PRIVATE KEY|(AKIA|ASIA)[0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z][0-9A-Z]|eyJ[A-Za-z0-9_-]+\.eyJ[A-Za-z0-9_-]+\./ { problem("error", "something that looks like a credential, line " FNR) }
 /TODO|TBD|<(cause|fact|name|command|file|section)[^>]*>|\.\.\. *fill/ && !fenced { problem("warning", "a placeholder, line " FNR) }
 

@@ -1,0 +1,204 @@
+"""Kubernetes objects in few words, as the API server holds them at ``NOW``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.skills.api_server import GROUPS, Object
+
+NOW = datetime(2026, 11, 21, 2, 52, tzinfo=UTC)
+_NOTHING: Mapping[str, Any] = {}
+
+
+def ago(minutes: float) -> str:
+    return (NOW - timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def thing(kind: str, name: str, ns: str | None = "payments", *, old: float = 600, **parts: Any) -> Object:
+    metadata = {"name": name, "creationTimestamp": ago(old), "uid": f"uid-{name}", **parts.pop("metadata", {})}
+    if ns is not None:
+        metadata["namespace"] = ns
+    return {"apiVersion": GROUPS[kind], "kind": kind, "metadata": metadata, **parts}
+
+
+def condition(type: str, status: str, reason: str = "", message: str = "", minutes: float = 10) -> Object:
+    return {"type": type, "status": status, "reason": reason, "message": message, "lastTransitionTime": ago(minutes)}
+
+
+def waiting(reason: str, message: str = "") -> Object:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def ended(code: int, reason: str = "Error", minutes: float = 2) -> Object:
+    return {
+        "terminated": {"exitCode": code, "reason": reason, "startedAt": ago(minutes + 1), "finishedAt": ago(minutes)}
+    }
+
+
+RUNNING: Object = {"running": {"startedAt": ago(12)}}
+
+
+def pod(
+    name: str,
+    ns: str = "payments",
+    *,
+    owner: str = "",
+    node: str | None = "node-a",
+    phase: str = "Running",
+    state: Object = RUNNING,
+    last: Object = _NOTHING,
+    restarts: int = 0,
+    ready: bool = False,
+    labels: Mapping[str, str] = _NOTHING,
+    init: Object | None = None,
+    status: Mapping[str, Any] = _NOTHING,
+    conditions: tuple[Object, ...] = (),
+    deleted: float | None = None,
+    image: str = "registry.example.com/payments/checkout:4.18.2",
+    claimed: str | None = None,
+    old: float = 13,
+) -> Object:
+    kind, _, owned_by = owner.partition("/")
+    metadata: dict[str, Any] = {"labels": dict(labels)}
+    if owner:
+        metadata["ownerReferences"] = [{"apiVersion": GROUPS[kind], "kind": kind, "name": owned_by, "controller": True}]
+    if deleted is not None:
+        metadata |= {"deletionTimestamp": ago(deleted), "deletionGracePeriodSeconds": 30}
+    box = {
+        "name": "app",
+        "image": image,
+        "resources": {"limits": {"memory": "256Mi"}, "requests": {"memory": "128Mi"}},
+        "ports": [{"containerPort": 8080, "name": "http"}],
+    }
+    run = {"name": "app", "image": image, "imageID": "", "ready": ready, "restartCount": restarts, "state": state}
+    given: dict[str, Any] = {"phase": phase, "conditions": list(conditions), **status}
+    if node is not None and "reason" not in status:
+        given["containerStatuses"] = [run | {"lastState": last}]
+        given["conditions"] += [condition("Ready", str(ready), minutes=9)]
+    if init is not None:
+        given["initContainerStatuses"] = [run | {"name": "migrate", "state": init, "lastState": ended(1)}]
+    spec = {"containers": [box], "serviceAccountName": "default"} | ({"nodeName": node} if node else {})
+    if claimed is not None:
+        spec["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": claimed}}]
+    return thing("Pod", name, ns, old=old, metadata=metadata, spec=spec, status=given)
+
+
+def event(
+    on: str, reason: str, message: str, ns: str = "payments", *, count: int = 3, minutes: float = 1, id: str = ""
+) -> Object:
+    kind, _, name = on.partition("/")
+    at = {"firstTimestamp": ago(minutes + 9), "lastTimestamp": ago(minutes), "eventTime": None}
+    about = {"kind": kind, "name": name, "namespace": ns, "uid": f"uid-{name}"}
+    body: dict[str, Any] = {
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "count": count,
+        **at,
+        "involvedObject": about,
+    }
+    return thing("Event", f"{name}.{reason.lower()}{id}", ns, **body)
+
+
+def node(name: str = "node-a", *conditions: Object, cordoned: bool = False) -> Object:
+    given = conditions or (condition("Ready", "True", "KubeletReady", "kubelet is posting ready status", 9000),)
+    return thing(
+        "Node",
+        name,
+        None,
+        old=9000,
+        spec={"unschedulable": True} if cordoned else {},
+        status={
+            "conditions": list(given),
+            "nodeInfo": {"kubeletVersion": "v1.31.4"},
+            "allocatable": {"cpu": "3920m", "memory": "14963Mi", "pods": "110"},
+        },
+    )
+
+
+def deployment(
+    name: str = "checkout",
+    ns: str = "payments",
+    *,
+    wanted: int = 3,
+    ready: int = 3,
+    conditions: tuple[Object, ...] = (),
+    **more: Any,
+) -> Object:
+    status = {"replicas": wanted, "readyReplicas": ready, "updatedReplicas": wanted, "conditions": list(conditions)}
+    labels = {"matchLabels": {"app": name}}
+    return thing("Deployment", name, ns, spec={"replicas": wanted, "selector": labels, **more}, status=status)
+
+
+def replica_set(
+    name: str, revision: int, *, wanted: int, image: str, memory: str, ready: int = 0, old: float = 600
+) -> Object:
+    secret = f"hunter2-{revision}"
+    header = {"name": "Authorization", "value": secret}
+    probe = {"httpGet": {"path": "/healthz", "port": 8080, "httpHeaders": [header]}, "periodSeconds": revision % 100}
+    box = {
+        "name": "app",
+        "image": image,
+        "resources": {"limits": {"memory": memory}},
+        "env": [{"name": "DB_PASSWORD", "value": secret}, {"name": "REGION", "value": "eu"}],
+        "livenessProbe": probe,
+    }
+    mounted = [{"name": "settings", "configMap": {"name": f"settings-{revision}"}}]
+    owner = name.rpartition("-")[0]
+    return thing(
+        "ReplicaSet",
+        name,
+        old=old,
+        metadata={
+            "labels": {"app": owner},
+            "annotations": {"deployment.kubernetes.io/revision": str(revision)},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "name": owner, "controller": True}],
+        },
+        spec={
+            "replicas": wanted,
+            "template": {"metadata": {"labels": {"app": owner}}, "spec": {"containers": [box], "volumes": mounted}},
+        },
+        status={"replicas": wanted, "readyReplicas": ready},
+    )
+
+
+def service(
+    name: str = "checkout", ns: str = "payments", *, up: int = 0, down: int = 0, target: int | str = 8080
+) -> tuple[Object, ...]:
+    one = {"addresses": ["10.2.0.1"]}
+    ends = [one | {"conditions": {"ready": True}}] * up + [one | {"conditions": {"ready": False}}] * down
+    label = {"labels": {"kubernetes.io/service-name": name}}
+    ports = [{"name": "http", "port": 80, "targetPort": target, "protocol": "TCP"}]
+    return (
+        thing(
+            "Service",
+            name,
+            ns,
+            spec={"type": "ClusterIP", "clusterIP": "10.96.0.7", "selector": {"app": name}, "ports": ports},
+        ),
+        thing(
+            "EndpointSlice",
+            f"{name}-x1",
+            ns,
+            metadata=label,
+            addressType="IPv4",
+            endpoints=ends,
+            ports=[{"port": 8080}],
+        ),
+    )
+
+
+def claim(phase: str = "Pending", storage_class: str = "fast") -> Object:
+    return thing(
+        "PersistentVolumeClaim",
+        "data-db-0",
+        spec={
+            "storageClassName": storage_class,
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "20Gi"}},
+        },
+        status={"phase": phase},
+        old=14,
+    )
