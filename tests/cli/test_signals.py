@@ -150,9 +150,9 @@ KILL_BUDGET = "KILL (stop budget)"
 @pytest.mark.parametrize(
     ("agent", "timeouts", "run", "seconds", "message", "rungs"),
     [
-        (OBEDIENT, "", "timeout: 2s", 5, AT_RUN, ["TERM (run deadline)"]),
+        (OBEDIENT, "", "timeout: 2s", 8, AT_RUN, ["TERM (run deadline)"]),
         (STUBBORN, "stop_budget: 4s", "timeout: 2s", 7, AT_RUN, ["TERM (run deadline)", KILL_BUDGET]),
-        (OBEDIENT, "timeouts: {agent: 1s}", "", 5, AT_STEP, ["TERM (step deadline)"]),
+        (OBEDIENT, "timeouts: {agent: 1s}", "", 8, AT_STEP, ["TERM (step deadline)"]),
         (STUBBORN, "timeouts: {agent: 1s}", "", 15, AT_STEP, ["TERM (step deadline)", "KILL (step deadline)"]),
         (
             STUBBORN,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+import struct
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +15,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 _CHUNK = 1 << 16
+_LISTEN = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen(64)
+asked = socket.socket(fileno=0)
+socket.send_fds(asked, [b"x"], [listener.fileno()])
+listener.close()
+asked.recv(1)
+"""
 _FAILED = (
     b"HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\n"
     b'Connection: close\r\nContent-Length: 23\r\n\r\n{"message":"it failed"}'
@@ -117,9 +129,7 @@ class Faulty:
 @contextmanager
 def faulty(real: Path, place: Path) -> Iterator[Faulty]:
     relay = Faulty(real, place)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(place))
-        listener.listen(64)
+    with _listening(place, beside=real) as listener:
         accepting = threading.Thread(target=_accept, args=(listener, relay))
         accepting.start()
         try:
@@ -127,6 +137,26 @@ def faulty(real: Path, place: Path) -> Iterator[Faulty]:
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             accepting.join()
+
+
+@contextmanager
+def _listening(place: Path, *, beside: Path) -> Iterator[socket.socket]:
+    """A listener whose process, as the kernel tells it, sees the mounts of the one behind another socket.
+
+    Those of the tests' own process may be others: its sandboxes have been staged where only it sees them.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(beside))
+        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    words = ["nsenter", f"--target={pid}", "--mount", "python3", "-SIc", _LISTEN, str(place)]
+    with ours, subprocess.Popen(words, stdin=theirs) as listening:
+        theirs.close()
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+        with socket.socket(fileno=descriptors[0]) as listener:
+            yield listener
+        ours.close()
+        assert listening.wait() == 0
 
 
 def _accept(listener: socket.socket, relay: Faulty) -> None:
