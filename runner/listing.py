@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from runner import beneath, programs
 
@@ -74,24 +74,24 @@ class Lister(Protocol, Generic[T]):
 
 
 @contextmanager
-def opened(top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[T]]:
+def opened(top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
     """A lister below the descriptor ``top`` for the block; ``most`` bytes a file, ``skipped`` names at the top."""
     program = programs.find("lister")
     if program is None or beneath.opener() is not beneath.open_in_kernel:
         yield _Here(top, most, frozenset(skipped))
     else:
         with ExitStack() as stack:
-            first: _Here[T] = _Here(top, most, frozenset(skipped), few=_FEW)
+            first: _Here[Any] = _Here(top, most, frozenset(skipped), few=_FEW)
             yield _Growing(first, lambda: stack.enter_context(compiled(program.path, top, most, skipped)))
 
 
 @contextmanager
-def in_python(top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[T]]:
+def in_python(top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
     yield _Here(top, most, frozenset(skipped))
 
 
 @contextmanager
-def compiled(program: Path, top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[T]]:
+def compiled(program: Path, top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
     count = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
     with ExitStack() as stack:
         yield _Spread([stack.enter_context(_worker(program, top, most, skipped)) for _ in range(count)])

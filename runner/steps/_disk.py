@@ -52,7 +52,7 @@ def scan(
     limit_entries: int = 2_000_000,
     limit_violations: int = 1_000,
     should_stop: Callable[[], bool] = lambda: False,
-    open_lister: OpenLister | None = None,
+    open_lister: OpenLister = listing.opened,
 ) -> ScanResult:
     """Walk everything below ``root`` but the ``skip_top`` entries, and judge each entry.
 
@@ -62,8 +62,7 @@ def scan(
     limits or ``should_stop`` (asked every 1,000 entries) ended the walk. No file is opened. Raises
     ``OSError`` when ``root`` cannot be opened or a program that lists is killed, and whatever ``should_stop`` raises.
     """
-    opening = open_lister or listing.opened
-    with beneath.opened(root) as top, opening(top, policy.max_file_size, skip_top) as lister:
+    with beneath.opened(root) as top, open_lister(top, policy.max_file_size, skip_top) as lister:
         walk = _Walk(lister, policy, limit_entries, limit_violations, should_stop)
         walk.run()
     return ScanResult(
