@@ -207,6 +207,7 @@ def _model_url(text: str) -> str:
     from urllib.parse import urlsplit
 
     parts = urlsplit(text)
+    _ = parts.port  # raises ValueError
     known = parts.hostname in ("127.0.0.1", "::1", "localhost") if parts.scheme == "http" else parts.scheme == "https"
     if not known or not parts.hostname or parts.username or parts.query or parts.fragment:
         raise ValueError("an https URL without user and query, or an http one of this host")

@@ -401,12 +401,20 @@ def _findings(detail: Any, model: type[BaseModel], tree: Tree, prefix: Keys) -> 
             choices = re.findall(r"'([^']*)'", context["expected"])
             hint = nearest(str(detail["input"])[:60], choices)
             yield BadValue(f"{tree.written(*keys)} is not a valid choice", at=tree.place(*keys), hint=hint)
-        case "greater_than_equal" | "less_than_equal" as bound:
-            hint = f"at least {context['ge']}" if bound == "greater_than_equal" else f"at most {context['le']}"
+        case "greater_than" | "greater_than_equal" | "less_than_equal" as bound:
+            word, key = _BOUNDS[bound]
+            hint = f"{word} {context[key]:g}"
             yield BadValue(f"{tree.written(*keys)} is out of range", at=tree.place(*keys), hint=hint)
         case kind:
             noun, hint = _EXPECTED[kind]
             yield BadValue(f"{tree.written(*keys)} is not {noun}", at=tree.place(*keys), hint=hint)
+
+
+_BOUNDS = {
+    "greater_than": ("above", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than_equal": ("at most", "le"),
+}
 
 
 def _broken(fault: Fault, tree: Tree, keys: Keys) -> RunnerError:

@@ -218,12 +218,12 @@ async def test_what_the_gateway_has_seen_counts_before_what_the_agent_says(
 
 
 async def test_a_provider_that_stalls_costs_the_step_s_time_and_no_more(project: Project, tools: Path) -> None:
-    write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 1s}")
+    write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 4s}")
 
     record = await applied(project, [{"stall": "1h", "say": "ok"}])
 
     assert record.exit_code == 124
-    assert said_by_agent(record) == "stopped at its deadline of 1s"
+    assert said_by_agent(record) == "stopped at its deadline of 4s"
     assert record.models["gpt-4.1"].requests == 1
 
 

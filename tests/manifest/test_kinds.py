@@ -88,7 +88,7 @@ GOOD = {
     "nothing": source(type="none"),
     "null in place of a field": source(type="none", url=None),
     "limits": limits(cpu="500m", memory="512M", disk="10GiB", pids=16, enforcement="best_effort"),
-    "bare limits": limits(cpu=0.5, memory=1024, disk="2g"),
+    "bare limits": limits(cpu=0.5, memory=67108864, disk="2g"),
     "setup": workspace(setup_commands=[], setup={"timeout": "1m", "on_failure": "warn"}),
     "toolchain": workspace(toolchains=["/opt/node"]),
     "least policy": policy(),

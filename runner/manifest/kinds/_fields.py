@@ -73,6 +73,24 @@ def _size(text: str) -> int:
     return size
 
 
+def _memory(text: str) -> int:
+    if _size(text) < 16 << 20:  # less than the programs that make a sandbox need
+        raise ValueError("a size of at least 16M such as 512M or 4G")
+    return _size(text)
+
+
+def _disk(text: str) -> int:
+    if not 8 << 20 <= _size(text) <= 2 << 40:  # of a smaller one too much is the file system's own
+        raise ValueError("a size from 8M to 2T such as 512M or 10G")
+    return _size(text)
+
+
+def _cpus(text: str) -> float:
+    if parse_cpus(text) < 0.01:  # the least that the kernel can be told
+        raise ValueError("a number of processors from 10m on such as 2 or 500m")
+    return parse_cpus(text)
+
+
 def _command(value: object) -> object:
     if isinstance(value, str) and value and "\0" not in value:
         return value
@@ -135,7 +153,7 @@ def _word(text: str) -> str:
 
 
 def _variable_name(text: str) -> str:
-    if not _VARIABLE.fullmatch(text):
+    if not _VARIABLE.fullmatch(text) or text in ("PATH", "HOME", "PWD"):  # without which no command would start
         raise ValueError("the name of a variable such as `NPM_TOKEN`")
     return text
 
@@ -154,20 +172,19 @@ Duration = Annotated[
         }
     ),
 ]
-Size = Annotated[
-    int,
-    _quantity(_size, "a size such as 512M or 4G"),
-    WithJsonSchema(
-        {
-            "type": ["string", "integer"],
-            "pattern": r"^(?=.*[1-9])[0-9]{1,15}[KMGTkmgt]?([iI]?[bB])?$",
-            "exclusiveMinimum": 0,
-        }
-    ),
-]
+_SIZE_SCHEMA = WithJsonSchema(
+    {
+        "type": ["string", "integer"],
+        "pattern": r"^(?=.*[1-9])[0-9]{1,15}[KMGTkmgt]?([iI]?[bB])?$",
+        "exclusiveMinimum": 0,
+    }
+)
+Size = Annotated[int, _quantity(_size, "a size such as 512M or 4G"), _SIZE_SCHEMA]
+Memory = Annotated[int, _quantity(_memory, "a size such as 512M or 4G"), _SIZE_SCHEMA]
+Disk = Annotated[int, _quantity(_disk, "a size such as 512M or 10G"), _SIZE_SCHEMA]
 Cpus = Annotated[
     float,
-    _quantity(parse_cpus, "a number of processors such as 2 or 500m"),
+    _quantity(_cpus, "a number of processors such as 2 or 500m"),
     WithJsonSchema(
         {
             "type": ["string", "number"],

@@ -13,16 +13,17 @@ from runner.manifest.kinds._fields import (
     Body,
     Command,
     Cpus,
+    Disk,
     Distinct,
     Duration,
     Environment,
     Fault,
     Faults,
     Isolation,
+    Memory,
     ModelName,
     RelativePath,
     Shape,
-    Size,
     Text,
     ToolName,
     VariableName,
@@ -153,8 +154,8 @@ class ResourceLimits(Shape):
     """Ceilings of the whole workspace. Those left out are the server's defaults."""
 
     cpu: Cpus | None = Field(None, description="Processors.")
-    memory: Size | None = Field(None, description="Memory.")
-    disk: Size | None = Field(None, description="Size of the workspace on disk.")
+    memory: Memory | None = Field(None, description="Memory, at least 16M.")
+    disk: Disk | None = Field(None, description="Size of the workspace on disk, from 8M to 2T.")
     pids: int = Field(ge=16, le=1 << 22, description="Processes and threads at a time.")
     enforcement: Literal["strict", "best_effort"] = Field(
         description="Whether a limit that the provider cannot enforce is an error or a note."
