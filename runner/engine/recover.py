@@ -133,6 +133,7 @@ async def recover(
     Raises what the store raises. Cancelling leaves the rest for the next time.
     """
     ending = _Ending(record, saving, places, ports, append)
+    await ending.temporary()
     try:
         await ending.lease()
     except LeaseHeld as held:
@@ -191,6 +192,12 @@ class _Ending:
             tuple(self._kept),
             tuple(self._left),
         )
+
+    async def temporary(self) -> None:
+        """Remove what nobody misses, before anything is written: the disk may be full of it."""
+        for path in sorted(self._places.home.glob(f"tmp/{self._record.id}-*")):
+            if await trio.to_thread.run_sync(remove, path) is None:
+                self._removed.append(str(path))
 
     async def lease(self) -> None:
         """Take the lease, if there is anything that needs it or that has it.

@@ -239,12 +239,21 @@ def test_the_scripts_cannot_call_what_writes_or_reads_a_secret(call: str, tmp_pa
     assert call in done.stderr
 
 
-REPORT = ROOT / "manifests/quickstart/incident/output/investigation.md"
 WRITES = "error: a command that is not read only"
 
 
-def test_the_report_of_the_quickstart_is_valid(tmp_path: Path) -> None:
-    done = run(f"validate_report.sh -o json {REPORT}", tmp_path, state=tmp_path)
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The one that the quickstart writes."""
+    output = tmp_path_factory.mktemp("output")
+    incident = ROOT / "manifests/quickstart/incident"
+    env = {"PATH": os.environ["PATH"], "RUNNER_OUTPUT": str(output), "RUNNER_INCIDENT": str(incident)}
+    subprocess.run(["bash", ROOT / "manifests/quickstart/triage.sh"], check=True, env=env, stdout=subprocess.DEVNULL)
+    return output / "investigation.md"
+
+
+def test_the_report_of_the_quickstart_is_valid(tmp_path: Path, report: Path) -> None:
+    done = run(f"validate_report.sh -o json {report}", tmp_path, state=tmp_path)
 
     told = json.loads(done.stdout)
     assert done.returncode == 0
@@ -273,8 +282,10 @@ def test_the_report_of_the_quickstart_is_valid(tmp_path: Path) -> None:
         ("## Impact", "## Timeline\n\n- 02:38 rollout\n\n## Impact", ""),
     ],
 )  # fmt: skip
-def test_a_report_is_judged_by_what_it_lacks(before: str, after: str, finding: str, tmp_path: Path) -> None:
-    text = REPORT.read_text()
+def test_a_report_is_judged_by_what_it_lacks(
+    before: str, after: str, finding: str, tmp_path: Path, report: Path
+) -> None:
+    text = report.read_text()
     assert before in text
     (tmp_path / "report.md").write_text(text.replace(before, after, 1))
 

@@ -10,6 +10,7 @@ import trio
 
 from runner import events as ev
 from runner import trees
+from runner.errors import PlatformError
 from runner.model import Outcome, Reason, Receipt, failed, succeeded
 from runner.ports.git import Snapshot
 from runner.steps._agents_file import changed
@@ -66,7 +67,11 @@ async def _receipt(run: Run, snapshot: Snapshot) -> Receipt:
     name = "withheld.patch" if withheld else "work.patch"
     path = run.places.directory / name
     path.unlink(missing_ok=True)
-    size = await git.patch(repository, run.base, snapshot.commit, path)
+    try:
+        size = await git.patch(repository, run.base, snapshot.commit, path)
+    except PlatformError:
+        path.unlink(missing_ok=True)  # half of it is worth nothing, and the disk may be full
+        raise
     sha256 = await trio.to_thread.run_sync(_sha256, path)
     return Receipt(snapshot.commit, name, sha256, size, len(changes), withheld, left_out)
 
