@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
@@ -433,9 +434,16 @@ def _version(connection: sqlite3.Connection, path: Path, *, known: int) -> int:
 
 
 def _back_up(connection: sqlite3.Connection, to: Path) -> None:
-    os.close(os.open(to, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
-    with closing(sqlite3.connect(to)) as copy:
-        connection.backup(copy)
+    """Under its name only once it is whole: several processes may do this at a time."""
+    file, part = tempfile.mkstemp(dir=to.parent, prefix=f".{to.name}.")
+    os.close(file)
+    try:
+        with closing(sqlite3.connect(part)) as copy:
+            connection.backup(copy)
+        os.replace(part, to)
+    except BaseException:
+        os.unlink(part)
+        raise
 
 
 def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) -> None:

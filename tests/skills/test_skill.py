@@ -126,7 +126,13 @@ def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return find
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if number % 4 == 0 else pytest.mark.nightly)
+        for number, case in enumerate(CASES)
+    ],
+)
 def test_a_recorded_cluster_is_reported_as_before(
     case: Case, recording: Callable[[str], Path], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
