@@ -195,7 +195,7 @@ def assert_nothing_of_docker(home: Path) -> None:
 def test_a_run_that_is_killed_at_any_append_is_recovered_whole(
     crashing: Crashing, point: str, all_of_them: bool
 ) -> None:
-    """By day every second append of the fake's run is the last at one point or another, and every third of the real one."""
+    """By day every second append of the fake's run is the last at one point or another, of the real one every third."""
     stride = 1 if all_of_them else 9 if crashing.provider == "local" else 6
     for at in range(1, commits(crashing) + 1)[POINTS.index(point) * stride // 3 :: stride]:
         assert kill_and_recover(crashing, point, at), at
