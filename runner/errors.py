@@ -105,6 +105,11 @@ def leaf(error: BaseException) -> BaseException:
     return error
 
 
+def distinct(findings: Iterable[RunnerError]) -> list[RunnerError]:
+    """Findings without those that say the same of the same place, as of a document that several runs rest on."""
+    return list({(finding.code, finding.at, finding.message): finding for finding in findings}.values())
+
+
 def in_order(findings: Iterable[RunnerError]) -> list[RunnerError]:
     """Findings by file, line and column; those without a place first."""
 
@@ -164,6 +169,10 @@ class FileExists(InputError):
 
 class FileNotWritten(InputError):
     code = "init.not-written"
+
+
+class ReportNotWritten(InputError):
+    code = "report.not-written"
 
 
 # --- manifests -------------------------------------------------------------------------------------
@@ -339,8 +348,26 @@ class ImageMissing(PlatformError):
     code = "provider.image-missing"
 
 
+class BaseImageMissing(PlatformError):
+    code = "image.base-missing"
+
+
+class MirrorUnreachable(PlatformError):
+    code = "image.mirror-unreachable"
+
+
+class ImageBuildFailed(PlatformError):
+    code = "image.build-failed"
+
+
 class WorkspaceLost(PlatformError):
     code = "provider.workspace-lost"
+
+
+class OutOfMemory(WorkspaceLost):
+    """The kernel killed a sandbox whole, since what ran in it took too much memory."""
+
+    code = "provider.out-of-memory"
 
 
 class IsolationMismatch(PlatformError):
@@ -509,6 +536,64 @@ class KeyMissing(InputError):
 
 class Unpriced(InputError):
     code = "gateway.unpriced"
+
+
+# --- triage ----------------------------------------------------------------------------------------
+
+
+class PreloadMissing(Advice):
+    code = "triage.preload-missing"
+
+
+class ContextLarge(Advice):
+    code = "triage.context-large"
+
+
+class BaselineFailed(Advice):
+    code = "triage.baseline"
+
+
+class FewRights(Advice):
+    code = "triage.rights"
+
+
+# --- triage ----------------------------------------------------------------------------------------
+
+
+class NoIncident(InputError):
+    code = "triage.no-incident"
+
+
+class ForbiddenIncident(PolicyError):
+    code = "triage.forbidden-incident"
+
+
+# --- clusters --------------------------------------------------------------------------------------
+
+
+class BadKubeconfig(InputError):
+    code = "kubeconfig.unreadable"
+
+
+class UnknownContext(InputError):
+    code = "kubeconfig.context"
+
+
+class KubeconfigRefused(PolicyError):
+    code = "kubeconfig.refused"
+
+
+class KubeconfigExposed(Advice):
+    code = "kubeconfig.exposed"
+
+
+class ClusterUnreachable(PlatformError):
+    code = "cluster.unreachable"
+    passes = True
+
+
+class ClusterDenied(PlatformError):
+    code = "cluster.denied"
 
 
 # --- secrets ---------------------------------------------------------------------------------------

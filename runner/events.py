@@ -15,6 +15,8 @@ from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
 from runner.model import (
+    Check,
+    CheckKind,
     Isolation,
     IsolationClass,
     Limits,
@@ -232,6 +234,28 @@ class IsolationObserved(Event):
 
 
 @dataclass(frozen=True)
+class LogOpened(Event):
+    """All that a step's agent prints, both streams in the order of arrival, is in this file as it comes."""
+
+    step: str
+    path: str
+
+
+@dataclass(frozen=True)
+class ContextPreloaded(Event):
+    """What the prompt has of the incident: the estimated ``tokens`` of each of its ``parts``, and of all together.
+
+    ``cut`` characters of the baseline were left out. ``headline`` is what that is about, in a line.
+    """
+
+    step: str
+    parts: dict[str, int]
+    tokens: int
+    cut: int = 0
+    headline: str = ""
+
+
+@dataclass(frozen=True)
 class ModelAsked(Event):
     """One request of a step's agent through the model gateway, without its contents, once it has ended.
 
@@ -253,11 +277,57 @@ class ModelAsked(Event):
 
 
 @dataclass(frozen=True)
+class AgentStarted(Event):
+    """The words that the agent's CLI is started with, before it is; its prompt is not among them."""
+
+    step: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CommandsSeen(Event):
+    """How many shell commands a step's agent asked for, by what became of them, as its CLI tells it."""
+
+    step: str
+    executed: int
+    denied: int
+    cut: int
+
+
+@dataclass(frozen=True)
 class UsageClaimed(Event):
     """What an agent that had the key of its model itself says that it used; nobody has counted."""
 
     step: str
     usage: Usage
+
+
+@dataclass(frozen=True)
+class ClusterOpened(Event):
+    """Commands of a step can read a cluster, through the runner and without its credential."""
+
+    step: str
+    context: str
+    server: str
+    namespace: str
+
+
+@dataclass(frozen=True)
+class ClusterAsked(Event):
+    """One request of a step's commands to the cluster, without its contents, once it has ended.
+
+    Beyond the first thousand of a step, ``count`` alike ones together, with no ``resource``. ``refusal`` says why it
+    was answered by the runner and not by the cluster.
+    """
+
+    step: str
+    verb: str
+    resource: str
+    namespace: str
+    status: int
+    seconds: float
+    refusal: str | None = None
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -307,6 +377,14 @@ class Overdue(Event):
 class ViolationsFound(Event):
     step: str
     violations: tuple[Violation, ...]
+
+
+@dataclass(frozen=True)
+class ChecksDone(Event):
+    """All that a step has verified, in order, whether it was so or not."""
+
+    step: str
+    checks: tuple[Check, ...]
 
 
 @dataclass(frozen=True)
@@ -410,8 +488,8 @@ class Recorded:
 
 
 _TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasses__()}
-_VALUES = (Outcome, Isolation, Limits, Receipt, Usage, Violation)
-_ENUMS = (Status, Reason, Rung, StopReason, IsolationClass, WorkspaceStatus, Miss)
+_VALUES = (Check, Outcome, Isolation, Limits, Receipt, Usage, Violation)
+_ENUMS = (CheckKind, Status, Reason, Rung, StopReason, IsolationClass, WorkspaceStatus, Miss)
 
 
 def with_texts(value: T, change: Callable[[str], str]) -> T:

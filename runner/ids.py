@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # an RFC 1123 label
+IMAGE_HINT = "a name such as `registry.example.org/team/agent:3`, with `@sha256:...`, or an id `sha256:...`"
 BRANCH_HINT = "letters, digits and `. _ - + @ # = ,` between slashes"
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+IMAGE = re.compile(
+    rf"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{{0,253}}[A-Za-z0-9])?(?::[0-9]{{1,5}})?/)?{_PART}(?:/{_PART})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?|sha256:[0-9a-f]{64}"
+)  # as docker has it
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _BRANCH = re.compile(r"[\w#][\w.+@#=,-]*(?:/[\w#][\w.+@#=,-]*)*")
 _BRANCH_BYTES = 200  # a ref is a file with ``.lock`` beside it
@@ -20,6 +26,11 @@ def is_name(text: str) -> bool:
 def is_commit_id(text: str) -> bool:
     """Whether ``text`` is a whole object id of git, of either hash."""
     return _COMMIT.fullmatch(text) is not None
+
+
+def is_image(text: str) -> bool:
+    """Whether ``text`` may name an image of containers, or is the id of one."""
+    return IMAGE.fullmatch(text) is not None
 
 
 def is_branch(text: str) -> bool:

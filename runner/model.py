@@ -167,6 +167,7 @@ class Reason(StrEnum):
     EXIT = "exit"
     TIMEOUT = "timeout"
     OOM = "oom"
+    DISK = "disk"
     POLICY = "policy"
     NO_EVIDENCE = "no-evidence"
     SETUP = "setup"
@@ -203,6 +204,7 @@ class StopReason(StrEnum):
     SECOND_SIGNAL = "second signal"
     STOP_BUDGET = "stop budget"
     LEASE_LOST = "lease lost"
+    DISK_FULL = "disk limit"
     LEFT_RUNNING = "left running"
     FAILURE = "failure"
 
@@ -270,6 +272,52 @@ class Usage:
             self.reasoning_tokens + other.reasoning_tokens,
             (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None,
         )
+
+
+class Fate(StrEnum):
+    """What became of a command that an agent asked for; ``CUT`` is one whose end its CLI did not tell."""
+
+    EXECUTED = "executed"
+    DENIED = "denied"
+    CUT = "cut"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A shell command that an agent asked for, as its CLI tells it; ``exit`` is ``None`` where that does not say."""
+
+    text: str
+    exit: int | None = None
+    fate: Fate = Fate.EXECUTED
+
+
+class CheckKind(StrEnum):
+    """What verify looks at."""
+
+    REPORT = "report"
+    SECTION = "section"
+    REQUIRED = "required"
+    FORBIDDEN = "forbidden"
+    SETUP = "setup"
+    COMMAND = "command"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was verified: ``what`` is the same in every run, ``found`` is what was so in this one.
+
+    ``size_bytes`` is of a report that was there.
+    """
+
+    kind: CheckKind
+    what: str
+    ok: bool
+    found: str = ""
+    size_bytes: int | None = None
+
+    def __str__(self) -> str:
+        between = " " if self.kind in (CheckKind.SETUP, CheckKind.COMMAND) else ": "
+        return f"{self.what}{between}{self.found}" if self.found else self.what
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from runner import events as ev
-from runner.model import Isolation, IsolationClass, Miss, Outcome, Receipt, Status, Usage, Violation
+from runner.model import Check, Isolation, IsolationClass, Miss, Outcome, Receipt, Status, Usage, Violation
 
 
 @dataclass
@@ -32,11 +32,27 @@ class StepRecord:
 
 
 @dataclass
+class ClusterUse:
+    """What commands asked of a cluster: how often each verb and resource was, and how often each was refused."""
+
+    context: str
+    server: str
+    namespace: str
+    asked: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def requests(self) -> int:
+        return sum(self.asked.values()) + sum(self.refused.values())
+
+
+@dataclass
 class RunRecord:
     """A run so far. ``effects`` maps (kind, name) of what exists, or may exist, outside the store to its place.
 
-    ``attempt`` counts its workspaces, of which it has one at a time. ``models`` are what the gateway counted, by model;
-    ``claimed`` is what an agent says of itself.
+    ``log`` is the file that has what its agent printed. ``attempt`` counts its workspaces, of which it has one at a
+    time. ``models`` are what the gateway counted, by model; ``claimed`` and ``commands`` are what an agent says of
+    itself; ``argv`` is what it was started with.
     """
 
     id: str
@@ -57,9 +73,15 @@ class RunRecord:
     observed: Isolation | None = None
     models: dict[str, Usage] = field(default_factory=dict)
     claimed: Usage | None = None
+    argv: tuple[str, ...] = ()
+    commands: ev.CommandsSeen | None = None
+    log: str | None = None
+    preloaded: ev.ContextPreloaded | None = None
+    cluster: ClusterUse | None = None
     refused: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[tuple[str, str]] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
+    checks: dict[str, tuple[Check, ...]] = field(default_factory=dict)
     placed: dict[str, str] = field(default_factory=dict)
     protected: dict[str, str] = field(default_factory=dict)
     base: str | None = None
@@ -134,7 +156,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.steps |= {name: StepRecord(record.steps[name].kind) for name in again}
             record.provider = record.isolation = record.observed = record.base = None
             record.placed, record.protected = {}, {}
-            record.slot = record.missed = None
+            record.slot = record.missed = record.preloaded = None
         case ev.Retried(step=step, what=what, code=code, reason=reason):
             record.warnings.append((code, f"{step}: {what} failed and was tried again: {reason}"))
         case ev.SlotClaimed(slot=slot):
@@ -143,9 +165,23 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.slot, record.missed = None, reason
         case ev.IsolationObserved(isolation=observed):
             record.observed = observed
+        case ev.LogOpened(path=path):
+            record.log = path
+        case ev.ContextPreloaded() as preloaded:
+            record.preloaded = preloaded
         case ev.ModelAsked(model=model, usage=usage):
             if model:
                 record.models[model] = record.models.get(model, Usage()) + usage
+        case ev.ClusterOpened(context=context, server=server, namespace=namespace):
+            record.cluster = record.cluster or ClusterUse(context, server, namespace)
+        case ev.ClusterAsked(verb=verb, resource=resource, refusal=refusal, count=count) if record.cluster is not None:
+            counts = record.cluster.asked if refusal is None else record.cluster.refused
+            what = f"{verb} {resource}".rstrip()
+            counts[what] = counts.get(what, 0) + count
+        case ev.AgentStarted(argv=argv):
+            record.argv = argv
+        case ev.CommandsSeen() as seen:
+            record.commands = seen
         case ev.UsageClaimed(usage=usage):
             record.claimed = usage
         case ev.Warned(code=code, message=message):
@@ -154,6 +190,8 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.cancelled_by = reason
         case ev.ViolationsFound(violations=violations):
             record.violations += violations
+        case ev.ChecksDone(step=step, checks=checks):
+            record.checks[step] = checks
         case ev.SnapshotPublished() as snapshot:
             record.snapshot = snapshot
         case ev.CommitsTaken() as commits:

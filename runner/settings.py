@@ -106,7 +106,7 @@ class Settings:
     git_token: Token | None
     environment: Mapping[str, str]
     model_keys: Mapping[str, ModelKey]  # by API; they never enter a workspace
-    model_urls: Mapping[str, str]  # where each API is
+    model_urls: Mapping[str, str]  # where each API is, as it is written; see ``model_url``
     reach: Mapping[str, str]  # how the network and its servers are reached from here; never handed to a workspace
     person: Mapping[str, str]  # where git and ssh find what is the user's; only for what the user pushes
     variables: Mapping[str, str] = field(repr=False)  # all of them; only for where the values of secrets come from
@@ -132,7 +132,7 @@ class Settings:
             git_credentials=read("RUNNER_GIT_CREDENTIALS", _credentials, "none"),
             git_token=_token(env),
             model_keys={api: _model_key(env, names) for api, (names, _) in _MODELS.items()},
-            model_urls={api: read(f"RUNNER_{api.upper()}_URL", _model_url, url) for api, (_, url) in _MODELS.items()},
+            model_urls={api: read(_url_name(api), lambda text: text, url) for api, (_, url) in _MODELS.items()},
             sources=read.sources,
             environment={name: env[name] for name in ("PATH", "LANG", "TERM", "NO_COLOR", "CI") if name in env},
             reach={name: env[name] for name in _REACH if env.get(name)},
@@ -140,6 +140,15 @@ class Settings:
             variables=dict(env),
             ci={name: value for name, value in env.items() if name.startswith(("GITHUB_", "CI_"))},
         )
+
+    def model_url(self, api: str) -> str:
+        """Where an API is. Raises ``UsageError`` for what is no such URL, which stops only who needs it."""
+        url = self.model_urls[api]
+        try:
+            _judge_model_url(url)
+        except ValueError as error:
+            raise UsageError(f"`{_url_name(api)}` is `{_without_secrets(url)}`", hint=f"it takes {error}") from None
+        return url
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:
         """Every setting as name, value and source."""
@@ -157,7 +166,7 @@ class Settings:
             "WORKSPACE_MAX_AGE": f"{self.workspace_max_age:g}s" if self.workspace_max_age else "(none)",
             "RUN_RETENTION": f"{self.run_retention:g}s",
             "DOCKER_HOST": self.docker_host,
-            **{f"RUNNER_{api.upper()}_URL": url for api, url in self.model_urls.items()},
+            **{_url_name(api): _without_secrets(url) for api, url in self.model_urls.items()},
         }
         return tuple((name, str(value), self.sources[name]) for name, value in values.items())
 
@@ -203,7 +212,19 @@ def _model_key(env: Mapping[str, str], names: tuple[str, ...]) -> ModelKey:
     return ModelKey(names, name, env.get(name, "") if name else "")
 
 
-def _model_url(text: str) -> str:
+def _url_name(api: str) -> str:
+    return f"RUNNER_{api.upper()}_URL"
+
+
+def _without_secrets(url: str) -> str:
+    """A URL that may be malformed, without what may be a password or a key in it."""
+    before, at, host = url.rpartition("@")
+    scheme, slashes, _ = before.rpartition("//")
+    shown = f"{scheme}{slashes}...@{host}" if at else url
+    return re.sub(r"[?#].*", lambda found: f"{found[0][0]}...", shown, flags=re.DOTALL)
+
+
+def _judge_model_url(text: str) -> None:
     from urllib.parse import urlsplit
 
     parts = urlsplit(text)
@@ -211,7 +232,6 @@ def _model_url(text: str) -> str:
     known = parts.hostname in ("127.0.0.1", "::1", "localhost") if parts.scheme == "http" else parts.scheme == "https"
     if not known or not parts.hostname or parts.username or parts.query or parts.fragment:
         raise ValueError("an https URL without user and query, or an http one of this host")
-    return text
 
 
 def _positive(text: str) -> int:
@@ -235,6 +255,35 @@ def _state_home(env: Mapping[str, str]) -> str:
     if not os.path.isabs(base):
         base = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
     return os.path.join(base, "runner")
+
+
+@dataclass(frozen=True)
+class Manners:
+    """How the environment wants things printed. ``obeyed``: by GitHub Actions, which takes some lines as commands."""
+
+    redraw: bool = True
+    colour: bool = True
+    obeyed: bool = False
+
+
+_CI = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "TF_BUILD", "JENKINS_URL", "TEAMCITY_VERSION")
+
+
+def manners(env: Mapping[str, str] | None = None) -> Manners:
+    """Of an environment; by default that of this process."""
+    env = os.environ if env is None else env  # noqa: TID251  # the other place
+    capable = env.get("TERM", "dumb") != "dumb"
+    ci = any(env.get(name, "").lower() not in ("", "0", "false") for name in _CI)
+    return Manners(
+        redraw=capable and not ci,
+        colour=capable and not env.get("NO_COLOR"),
+        obeyed=in_github(env),
+    )
+
+
+def in_github(env: Mapping[str, str]) -> bool:
+    """Whether a step of GitHub Actions runs us."""
+    return env.get("GITHUB_ACTIONS") == "true"
 
 
 def current() -> Settings:

@@ -5,10 +5,11 @@ Blocking; call it in a worker thread, and only while nothing runs in the tree.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from secrets import token_hex
@@ -31,6 +32,19 @@ def can_give() -> bool:
         return False
     maps = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return any(first <= FIRST_UID and first + count >= FIRST_UID + UIDS for first, _, count in maps)
+
+
+def flush(volume: Path) -> None:
+    """Have the disk take all that was written into a mounted file system. Raises ``OSError`` for what it did not take,
+    also earlier, which nobody else may have heard of."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    directory = os.open(volume, _FLAGS)
+    try:
+        if libc.syncfs(directory) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(volume))
+    finally:
+        os.close(directory)
 
 
 def remove(top: Path) -> list[str]:
@@ -148,21 +162,24 @@ MAX_COPY_BYTES = 256 << 20
 MAX_COPY_FILES = 10_000
 
 
-def copy_out(source: Path, to: Path) -> list[str]:
+def copy_out(source: Path, to: Path, *, only: Collection[str] | None = None) -> list[str]:
     """Copy the regular files of an untrusted tree into a directory, replacing files of the same name.
+
+    With ``only`` nothing but what has one of these names at its top.
 
     Returns what stayed behind, with the reason: links, special files, and all that is over the limits.
     Nothing is followed on either side: a link or directory in the way of a file stays, and is named.
     """
     to.mkdir(parents=True, exist_ok=True)
-    copier = _Copier()
+    copier = _Copier(only)
     copier.copy(os.open(source, _FLAGS), os.open(to, _FLAGS), "")
     return copier.behind
 
 
 class _Copier:
-    def __init__(self) -> None:
+    def __init__(self, only: Collection[str] | None = None) -> None:
         self.behind: list[str] = []
+        self._only = only
         self._bytes = self._files = 0
 
     def copy(self, source: int, to: int, place: str) -> None:
@@ -170,6 +187,8 @@ class _Copier:
         try:
             for entry in sorted(os.scandir(source), key=lambda e: e.name):
                 name = f"{place}{entry.name}"
+                if self._only is not None and not place and name not in self._only:
+                    continue
                 try:
                     reason = self._entry(entry, source, to, name)
                 except OSError as error:
@@ -228,8 +247,15 @@ def _copy_bytes(reading: BinaryIO, writing: BinaryIO, limit: int) -> int:
 
 def bytes_on_disk(top: Path) -> int:
     """What a tree takes, links not followed and files with several names in it counted once."""
-    found = {(status.st_dev, status.st_ino): status.st_blocks * 512 for status in _statuses(top)}
-    return sum(found.values())
+    seen: set[tuple[int, int]] = set()
+    size = 0
+    for status in _statuses(top):
+        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+        size += status.st_blocks * 512
+    return size
 
 
 def _statuses(top: Path) -> Iterator[os.stat_result]:

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# claude: Claude Code on the prompt that comes by standard input.
+# claude: Claude Code on the prompt that comes by standard input. What the repository has in `.claude` and `.mcp.json`
+# changes neither its permissions nor what it runs.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-require_env LLM_MODEL
+require_env LLM_MODEL SESSION_ID
 
 tools="${AGENT_ALLOWED_TOOLS-Bash,Edit,Glob,Grep,Read,Skill,Write}"
-argv=(claude -p --model "$LLM_MODEL" --output-format stream-json --verbose)
+[[ -z "${AGENT_SKILLS:-}" || ",$tools," == *,Skill,* ]] || tools="${tools:+$tools,}Skill"
+argv=(claude -p --model "$LLM_MODEL" --output-format stream-json --verbose --session-id "$SESSION_ID")
+argv+=(--setting-sources user --strict-mcp-config --permission-prompts none)
 argv+=(--tools="$tools" --allowedTools="$tools") # the first says which tools there are, the second which run unasked
 [[ -z "${AGENT_MAX_TURNS:-}" ]] || argv+=(--max-turns "$AGENT_MAX_TURNS")
 emit_command "${argv[@]}"

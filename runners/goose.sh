@@ -3,9 +3,9 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-require_env LLM_MODEL INCIDENT_ID
+require_env LLM_MODEL SESSION_ID
 
-argv=(goose run -q --output-format stream-json --model "$LLM_MODEL" -n "$INCIDENT_ID")
-argv+=(--no-profile --with-builtin developer)
+argv=(goose run -q --output-format stream-json --model "$LLM_MODEL" -n "$SESSION_ID")
+argv+=(--no-profile --with-builtin "developer${AGENT_SKILLS:+,skills}")
 [[ -z "${AGENT_MAX_TURNS:-}" ]] || argv+=(--max-turns "$AGENT_MAX_TURNS")
 emit_command "${argv[@]}" -i -

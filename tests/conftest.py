@@ -11,8 +11,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.conformance import dockerd
+from tests.forked import FORKS
 
-pytest_plugins = ["tests.situations"]
+pytest_plugins = ["tests.situations", "tests.egress.kube"]
 
 CLAIMS = Path(__file__).parent / "scenarios.yaml"
 
@@ -25,6 +26,13 @@ def docker_daemon() -> Iterator[None]:
     """It is started by the first test that wants it, in whatever room."""
     yield
     dockerd.leave()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_commands() -> Iterator[None]:
+    """Their process is started by the first test that runs one."""
+    yield
+    FORKS.close()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

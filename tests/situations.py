@@ -17,6 +17,7 @@ import pytest
 
 from runner import trees
 from runner.providers._mounts import common
+from tests.forked import FORKS
 
 HEAD = "apiVersion: runner/v1\nkind: {kind}\nmetadata: {{name: {name}}}\nspec:\n"
 
@@ -68,12 +69,16 @@ class Project:
         documents.append(document("IncidentRun", "work", f"agent_type: worker\n{policies}{dedent(run)}"))
         self.write(*documents)
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of the command."""
+        return {"PATH": os.environ["PATH"], "HOME": str(self.home), "RUNNER_HOME": str(self.home / "state"), **self.env}
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.home), "RUNNER_HOME": str(self.home / "state"), **self.env}
         return subprocess.Popen(
             [*self.within, sys.executable, "-m", "runner", *arguments],
             cwd=self.folder,
-            env=env,
+            env=self.variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
@@ -82,6 +87,8 @@ class Project:
         )
 
     def runner(self, *arguments: str, timeout: float = 60) -> Done:
+        if not self.within and not any(name.startswith(("PYTHON", "LC_", "LANG")) for name in self.env):
+            return Done(*FORKS.run(arguments, cwd=self.folder, env=self.variables, timeout=timeout))
         process = self.start(*arguments)
         try:
             out, err = process.communicate(timeout=timeout)
@@ -148,18 +155,21 @@ def leftovers(home: Path) -> list[str]:
 
 def processes_of(home: Path) -> list[tuple[int, str]]:
     """Processes that name a home in their command line or environment, or that see a part of it mounted."""
-    # Mounts are named within their file system, which may be that of /tmp, or a volume.
-    mounted = ["/".join(home.parts[2:]).encode(), *(f"{device} ".encode() for device in volumes_of(home))]
+    # Mounts are named within their file system, which may be that of /tmp or /dev/shm, or a volume.
+    mounted = ["/".join(home.parts[3:]).encode(), *(f"{device} ".encode() for device in volumes_of(home))]
     found = []
+    shows: dict[str, bool] = {}  # of each mount namespace: what it has is long, and most processes have the same
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
         try:
             words = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
-            mounts = (folder / "mountinfo").read_bytes().splitlines()
+            namespace = os.readlink(folder / "ns" / "mnt")
+            if namespace not in shows:
+                shows[namespace] = _shows((folder / "mountinfo").read_bytes().splitlines(), mounted)
         except OSError:
             continue
-        if str(home).encode() in words or _shows(mounts, mounted):
+        if str(home).encode() in words or shows[namespace]:
             found.append((int(folder.name), words.replace(b"\0", b" ").decode(errors="replace")[:200]))
     return found
 

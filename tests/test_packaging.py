@@ -46,6 +46,8 @@ def test_the_shipped_folders_are_found_with_their_executable_bits(installed: Pat
     folders = [Path(word) for word in done.stdout.split()]
     assert all(folder.is_relative_to(installed) and any(folder.iterdir()) for folder in folders)
     assert (folders[2] / "script.sh").stat().st_mode & 0o111
+    assert {"Dockerfile", "build.sh", "package-lock.json"} <= {path.name for path in (folders[2] / "image").iterdir()}
+    assert (folders[2] / "context" / ".goosehints").is_file()
 
 
 def test_the_command_works_from_the_wheel(installed: Path) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from runner.agents._lines import last_line, tail
 from runner.errors import printable
-from runner.model import Exit, Outcome, Reason, Status, Usage, failed, succeeded
+from runner.model import Command, Exit, Fate, Outcome, Reason, Status, Usage, failed, succeeded
 from runner.ports.agent import Access, Ended, Preparation
 from runner.ports.gateway import Api
 
@@ -40,17 +40,55 @@ class Turn:
     usage: Usage | None = None
 
 
+@dataclass
+class Calls:
+    """The shell commands of a stream in the order in which they were asked for; cut off until their end is told."""
+
+    _asked: dict[str, Command] = field(default_factory=dict)
+
+    def ask(self, id: str, text: str) -> None:
+        self._asked.setdefault(id, Command(text, fate=Fate.CUT))
+
+    def end(self, id: str, exit: object = None, fate: Fate = Fate.EXECUTED) -> None:
+        """``exit`` is what a stream has in its place, which counts if it is a status."""
+        if id in self._asked:
+            status = exit if isinstance(exit, int) and not isinstance(exit, bool) else None
+            self._asked[id] = Command(self._asked[id].text, status, fate)
+
+    def all(self) -> tuple[Command, ...]:
+        return tuple(self._asked.values())
+
+
 @dataclass(frozen=True)
 class Cli:
-    """``read`` makes a ``Turn`` of the lines of standard output."""
+    """``read`` makes a ``Turn`` of the lines of standard output, ``ran`` the commands in them, and ``said`` is
+    ``Agent.say`` of such a line. ``transcript`` matches the paths in the home directory that are kept. ``exits`` say
+    why it failed when its stream does not; a complaint that ``noise`` matches is none.
+    """
 
     program: str
     api: Api
     prepare: Callable[[Access], Preparation]
     read: Callable[[Iterable[Line]], Turn]
+    said: Callable[[Line], str | None] = field(kw_only=True)
+    ran: Callable[[Iterable[Line]], tuple[Command, ...]] = field(kw_only=True)
+    transcript: re.Pattern[str] = field(kw_only=True)
+    obeys: tuple[str, ...] = field(default=(), kw_only=True)
+    exits: Mapping[int, Reason] = field(default_factory=dict, kw_only=True)
+    noise: re.Pattern[bytes] | None = field(default=None, kw_only=True)
+
+    def say(self, line: str) -> str | None:
+        value = line_of(line.encode())
+        return f"\n{line}\n" if value is None else self.said(value)
 
     def usage(self, ended: Ended) -> Usage | None:
         return self.read(lines(ended.stdout)).usage
+
+    def commands(self, ended: Ended) -> tuple[Command, ...]:
+        return self.ran(lines(ended.stdout))
+
+    def keeps(self, path: str) -> bool:
+        return self.transcript.fullmatch(path) is not None
 
     def judge(self, ended: Ended) -> Outcome:
         """Only a completed turn is a success, whatever the exit status says."""
@@ -66,10 +104,15 @@ class Cli:
         turn = self.read(lines(ended.stdout))
         if turn.finished and exit.ok:
             return _finished(turn)
-        said = printable(turn.said) or last_line(tail(ended.stderr))
-        if turn.reason is not None:
-            return failed(turn.reason, said)
+        said = printable(turn.said) or self._complaint(ended.stderr)
+        reason = turn.reason or self.exits.get(exit.code or 0)
+        if reason is not None:
+            return failed(reason, said)
         return _unfinished(turn, exit, said)
+
+    def _complaint(self, stderr: Path) -> str:
+        lines = tail(stderr).strip().split(b"\n")
+        return last_line(b"\n".join(line for line in lines if self.noise is None or not self.noise.search(line)))
 
 
 def _finished(turn: Turn) -> Outcome:
@@ -92,14 +135,19 @@ def lines(path: Path) -> Iterator[Line]:
     """The JSON objects of a file, one a line; anything else is passed over."""
     with path.open("rb") as stream:
         while raw := stream.readline(LONGEST):
-            if not raw.startswith(b"{"):
-                continue
-            try:
-                value = json.loads(raw)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(value, dict):
+            if (value := line_of(raw)) is not None:
                 yield value
+
+
+def line_of(raw: bytes) -> Line | None:
+    """The JSON object that a line is, if it is one."""
+    if not raw.startswith(b"{"):
+        return None
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def at(value: object, *keys: str) -> Any:
@@ -136,4 +184,6 @@ def reason_of(message: str) -> Reason | None:
 
 
 def reason_of_status(status: object) -> Reason | None:
+    if isinstance(status, int) and 500 <= status <= 599:
+        return Reason.GATEWAY
     return _REASONS.get(status) if isinstance(status, int) else None

@@ -1,15 +1,25 @@
-"""Claude Code, by its ``stream-json``: the ``result`` line says how the turn ended, exit 0 does not."""
+"""Claude Code, by its ``stream-json``: the ``result`` line says how the turn ended, exit 0 does not.
+
+Its sub-runner has it pass over the settings, hooks, skills and MCP servers of the repository, and so it does over what
+the repository says to agents. That comes by the home directory's own file, which names it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from runner.agents._cli import Cli, Line, Turn, at, count, items, reason_of_status, text
-from runner.model import Reason, Usage
+from runner.agents._cli import Calls, Cli, Line, Turn, at, count, items, reason_of_status, text
+from runner.agents._said import of_claude
+from runner.model import Command, Fate, Reason, Usage
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
 
+_UNDONE = "<tool_use_error>"  # before it began
+_REFUSED = (f"{_UNDONE}Blocked", "No such tool available", "requested permissions to", "Permission to use")
+_KILLED = ("Exit code 137", "Exit code 143")
+_EXIT = re.compile(r"Exit code (\d{1,3})\b")
 _ENDS = {"error_max_turns": Reason.TURNS, "error_max_budget_usd": Reason.BUDGET}
 _QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -22,7 +32,8 @@ _QUIET = {
 
 def _prepare(access: Access) -> Preparation:
     redirected = {"ANTHROPIC_BASE_URL": access.address} if access.address is not None else {}
-    return Preparation({**_QUIET, "ANTHROPIC_API_KEY": access.key, **redirected})
+    imports = f"@{access.workspace}/CLAUDE.md\n@{access.workspace}/AGENTS.md\n"
+    return Preparation({**_QUIET, "ANTHROPIC_API_KEY": access.key, **redirected}, {".claude/CLAUDE.md": imports})
 
 
 def _read(lines: Iterable[Line]) -> Turn:
@@ -34,11 +45,59 @@ def _read(lines: Iterable[Line]) -> Turn:
             case "assistant":
                 turn = replace(turn, under_way=True, finished=False)
             case "user":
-                results = [part for part in items(line, "message", "content") if at(part, "type") == "tool_result"]
-                turn = replace(turn, used=turn.used + sum(at(result, "is_error") is not True for result in results))
+                results = list(_results(line))
+                refused = sum(_denied(result) for result in results)
+                used = sum(at(result, "is_error") is not True for result in results)
+                turn = replace(turn, used=turn.used + used, denied=turn.denied + refused)
             case "result":
                 turn = _ended(turn, line)
     return turn
+
+
+def _results(line: Line) -> Iterator[Line]:
+    return (part for part in items(line, "message", "content") if at(part, "type") == "tool_result")
+
+
+def _said(result: Line) -> str:
+    parts = items(result, "content")
+    return text(result, "content") or " ".join(text(part, "text") for part in parts)
+
+
+def _denied(result: Line) -> bool:
+    """Whether an answer to a call for a tool is that the CLI's own rules do not allow it."""
+    said = _said(result)
+    return at(result, "is_error") is True and not _EXIT.match(said) and any(words in said for words in _REFUSED)
+
+
+def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
+    calls = Calls()
+    killed: list[str] = []  # when it is stopped it says so of its command, and then nothing more
+    for line in lines:
+        killed = [] if line.get("type") in ("assistant", "result") else killed
+        match line.get("type"):
+            case "assistant":
+                for part in items(line, "message", "content"):
+                    if at(part, "type") == "tool_use" and at(part, "name") == "Bash":
+                        calls.ask(text(part, "id"), text(part, "input", "command"))
+            case "user":
+                for result in _results(line):
+                    _end(calls, line, result)
+                    killed += [text(result, "tool_use_id")] if _said(result).startswith(_KILLED) else []
+    for id in killed:
+        calls.end(id, fate=Fate.CUT)
+    return calls.all()
+
+
+def _end(calls: Calls, line: Line, result: Line) -> None:
+    id = text(result, "tool_use_id")
+    if _denied(result) or _said(result).startswith(_UNDONE):
+        calls.end(id, fate=Fate.DENIED)
+    elif at(result, "is_error") is True:
+        told = _EXIT.match(_said(result))
+        calls.end(id, int(told[1]) if told else None)
+    else:
+        goes_on = at(line, "tool_use_result", "backgroundTaskId") is not None
+        calls.end(id, None if goes_on else 0)
 
 
 def _ended(turn: Turn, line: Line) -> Turn:
@@ -48,7 +107,7 @@ def _ended(turn: Turn, line: Line) -> Turn:
     said = text(line, "result") or "; ".join(str(error) for error in items(line, "errors"))
     if said.startswith("Not logged in"):
         reason = Reason.AUTH
-    denied = len(items(line, "permission_denials"))
+    denied = max(turn.denied, len(items(line, "permission_denials")))
     reason = None if finished else reason
     return Turn(finished=finished, reason=reason, said=said, denied=denied, used=turn.used, usage=_usage(line))
 
@@ -68,4 +127,12 @@ def _usage(line: Line) -> Usage:
     return replace(used, cost_usd=float(cost) if isinstance(cost, int | float) else None)
 
 
-agent = Cli("claude", Api.ANTHROPIC, _prepare, _read)
+agent = Cli(
+    "claude",
+    Api.ANTHROPIC,
+    _prepare,
+    _read,
+    said=of_claude,
+    ran=_ran,
+    transcript=re.compile(r"\.claude/projects/[\w.-]+/[\w-]+(/subagents/[\w.-]+)?\.jsonl", re.ASCII),
+)

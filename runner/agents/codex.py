@@ -7,19 +7,22 @@ That one takes the key of ``codex login``, which the runner feeds by standard in
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from runner.agents._cli import Cli, Line, Turn, at, count, reason_of, text
-from runner.model import Usage
+from runner.agents._cli import Calls, Cli, Line, Turn, at, count, reason_of, text
+from runner.agents._said import of_codex, script_of
+from runner.model import Command, Fate, Usage
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
 
 _RETRIES = 2
+_DECLINED = "declined"
 
 
 def _prepare(access: Access) -> Preparation:
-    config = "check_for_update_on_startup = false\n"
+    config = "check_for_update_on_startup = false\n"  # of a repository it takes no settings unless it was told to
     if access.address is not None:
         address = json.dumps(f"{access.address}/v1")
         config += (
@@ -28,6 +31,7 @@ def _prepare(access: Access) -> Preparation:
             f'name = "gateway"\nbase_url = {address}\nwire_api = "responses"\nrequires_openai_auth = true\n'
             f"request_max_retries = {_RETRIES}\nstream_max_retries = {_RETRIES}\n"
         )
+    config += "[analytics]\nenabled = false\n"
     return Preparation({}, {".codex/config.toml": config}, ("codex", "login", "--with-api-key"))
 
 
@@ -52,8 +56,22 @@ def _item(turn: Turn, line: Line, *, done: bool) -> Turn:
         case "agent_message":
             return replace(turn, said=text(line, "item", "text"))
         case "command_execution":
-            return replace(turn, used=turn.used + done)
+            denied = text(line, "item", "status") == _DECLINED
+            return replace(turn, used=turn.used + (done and not denied), denied=turn.denied + (done and denied))
     return turn
+
+
+def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
+    calls = Calls()
+    for line in lines:
+        if at(line, "item", "type") != "command_execution":
+            continue
+        item = line["item"]
+        calls.ask(text(item, "id"), script_of(text(item, "command")))
+        if line.get("type") == "item.completed":
+            denied = text(item, "status") == _DECLINED
+            calls.end(text(item, "id"), at(item, "exit_code"), Fate.DENIED if denied else Fate.EXECUTED)
+    return calls.all()
 
 
 def _usage(line: Line) -> Usage:
@@ -66,4 +84,12 @@ def _usage(line: Line) -> Usage:
     )
 
 
-agent = Cli("codex", Api.OPENAI, _prepare, _read)
+agent = Cli(
+    "codex",
+    Api.OPENAI,
+    _prepare,
+    _read,
+    said=of_codex,
+    ran=_ran,
+    transcript=re.compile(r"\.codex/sessions/\d{4}/\d\d/\d\d/rollout-[\w-]+\.jsonl", re.ASCII),
+)

@@ -1,35 +1,78 @@
-"""Gemini CLI, by its ``stream-json``: the ``result`` line says how the turn ended. Stopped, it exits 0 in silence."""
+"""Gemini CLI, by its ``stream-json``: the ``result`` line says how the turn ended. Stopped, it exits 0 in silence.
+
+The repository's own settings, hooks, extensions and MCP servers are left alone only in a folder that it does not
+trust. There it has no mode in which all is allowed, so a policy file says what is; of commands with a pattern of
+arguments, for without that it would look into them by itself and refuse every ``git``. And there it passes over the
+repository's GEMINI.md, which is therefore named like one of the home directory's own.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from posixpath import relpath
 
-from runner.agents._cli import Cli, Line, Turn, at, count, reason_of, text
-from runner.model import Reason, Usage
+from runner.agents._cli import Calls, Cli, Line, Turn, at, count, reason_of, text
+from runner.agents._said import of_gemini
+from runner.model import Command, Fate, Reason, Usage
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
 
+_ATTEMPTS = 3  # the gateway has tried again already
 _QUIET = {
-    "GEMINI_CLI_TRUST_WORKSPACE": "true",
+    "GEMINI_CLI_TRUST_WORKSPACE": "false",
     "GEMINI_CLI_NO_RELAUNCH": "true",  # as its own child it would ignore TERM
     "TERM": "xterm-256color",
     "COLORTERM": "truecolor",
 }
+_CONTEXT = {".gemini/GEMINI.md": "GEMINI.md", "GEMINI.md": "GEMINI.md"}  # the first is where it looks
+
+
+_SHELL = "run_shell_command"
+_REFUSED = ("policy_violation", "tool_not_registered")
+_BLOCKED = "Blocked: "
+_EXIT = re.compile(r"Command exited with code: (\d{1,3})\Z")
 
 
 def _prepare(access: Access) -> Preparation:
+    project = relpath(f"{access.workspace}/GEMINI.md", f"{access.home}/.gemini")
     settings: dict[str, object] = {
-        "security": {"auth": {"selectedType": "gemini-api-key"}},  # or a redirected one has no way to log in
-        "general": {"enableAutoUpdate": False},
+        "security": {
+            "auth": {"selectedType": "gemini-api-key"},  # or a redirected one has no way to log in
+            "folderTrust": {"enabled": False},  # or it does not start in a folder that is not trusted
+        },
+        "general": {"enableAutoUpdate": False, "maxAttempts": _ATTEMPTS},
         "privacy": {"usageStatisticsEnabled": False},
+        "context": {"fileName": ["GEMINI.md", project], "includeDirectories": list(access.others)},
     }
+    tools = access.tools
+    if tools is not None:
+        tools = (*tools, "activate_skill") if access.skills and "activate_skill" not in tools else tools
+        settings["tools"] = {"core": tools or ["none"]}
     if access.turns is not None:
         settings["model"] = {"maxSessionTurns": access.turns}
     redirected = {"GOOGLE_GEMINI_BASE_URL": access.address} if access.address is not None else {}
     env = {**_QUIET, "GEMINI_API_KEY": access.key, **redirected}
-    return Preparation(env, {".gemini/settings.json": json.dumps(settings)})
+    files = {".gemini/settings.json": json.dumps(settings), ".gemini/policies/runner.toml": _policy(tools)}
+    return Preparation(env, files, context=_CONTEXT)
+
+
+def _policy(tools: Sequence[str] | None) -> str:
+    if tools is None:
+        return _rule("*", 500) + _rule(_SHELL, 600, any_arguments=True)
+    rules = _rule("*", 500, decision="deny")
+    rules += "".join(_rule(tool, 600, any_arguments=tool == _SHELL) for tool in tools)
+    return rules
+
+
+def _rule(tool: str, priority: int, *, decision: str = "allow", any_arguments: bool = False) -> str:
+    pattern = 'argsPattern = "."\n' if any_arguments else ""
+    return (
+        f'[[rule]]\ntoolName = "{tool}"\n{pattern}decision = "{decision}"\npriority = {priority}\n'
+        "allowRedirection = true\n"
+    )
 
 
 def _read(lines: Iterable[Line]) -> Turn:
@@ -45,10 +88,30 @@ def _read(lines: Iterable[Line]) -> Turn:
             case "tool_use":
                 saying = False
             case "tool_result":
-                turn = replace(turn, used=turn.used + (line.get("status") == "success"))
+                denied = _denied(line)
+                used = line.get("status") == "success" and not denied
+                turn = replace(turn, used=turn.used + used, denied=turn.denied + denied)
             case "result":
                 turn = _ended(turn, line)
     return turn
+
+
+def _denied(line: Line) -> bool:
+    blocked = text(line, "output").startswith(_BLOCKED)  # as a success, for the model to try otherwise
+    return blocked if line.get("status") == "success" else text(line, "error", "type") in _REFUSED
+
+
+def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
+    calls = Calls()
+    for line in lines:
+        match line.get("type"):
+            case "tool_use" if line.get("tool_name") == _SHELL:
+                calls.ask(text(line, "tool_id"), text(line, "parameters", "command"))
+            case "tool_result":
+                told = _EXIT.match(text(line, "output"))
+                exit = int(told[1]) if told else None  # of commands that printed something it does not say
+                calls.end(text(line, "tool_id"), exit, Fate.DENIED if _denied(line) else Fate.EXECUTED)
+    return calls.all()
 
 
 def _ended(turn: Turn, line: Line) -> Turn:
@@ -69,4 +132,14 @@ def _usage(line: Line) -> Usage:
     )
 
 
-agent = Cli("gemini", Api.GEMINI, _prepare, _read)
+agent = Cli(
+    "gemini",
+    Api.GEMINI,
+    _prepare,
+    _read,
+    said=of_gemini,
+    ran=_ran,
+    exits={41: Reason.AUTH, 173: Reason.QUOTA},  # no key; 429 as a status of one byte
+    noise=re.compile(rb"Project hooks disabled|\[STARTUP\]"),
+    transcript=re.compile(r"\.gemini/tmp/[\w.-]+/chats/session-[\w.-]+\.jsonl", re.ASCII),
+)

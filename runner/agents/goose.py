@@ -1,54 +1,81 @@
 """Goose, by its ``stream-json``. It exits 0 and says ``complete`` whatever happened: only a last message that its model
 made, without a call for a tool, is a completed turn.
+
+Hooks of plug-ins in a repository are run, and there is no setting against that which the repository could not undo.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from runner.agents._cli import Cli, Line, Turn, at, count, items, reason_of, text
-from runner.model import Reason, Usage
+from runner.agents._cli import Calls, Cli, Line, Turn, at, count, items, reason_of, text
+from runner.agents._said import of_goose
+from runner.model import Command, Fate, Reason, Usage
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
+from runner.settings import shipped
 
 _QUIET = {
     "GOOSE_PROVIDER": "openai",
     "GOOSE_MODE": "auto",
     "GOOSE_DISABLE_KEYRING": "1",
+    "GOOSE_DISABLE_SESSION_NAMING": "true",  # by a request of its own, which would count as a turn
     "GOOSE_TELEMETRY_ENABLED": "false",
 }
+_CONFIG = shipped("runners") / "context" / "goose-config.yaml"
+_CONTEXT = {".config/goose/.goosehints": ".goosehints", ".goosehints": ".goosehints"}  # the first is where it looks
 _COMPLAINTS = ("Ran into this error:", "Network error:")
+_SHELLS = ("shell", "developer__shell")
 _LIMITED = "maximum number of actions"
 _REASONS = {"Authentication error": Reason.AUTH, "Rate limit exceeded": Reason.QUOTA}
 
 
 def _prepare(access: Access) -> Preparation:
     redirected = {"OPENAI_HOST": access.address} if access.address is not None else {}
-    config = f"GOOSE_PROVIDER: openai\nGOOSE_MODEL: {json.dumps(access.model)}\n"
+    model = f"GOOSE_MODEL: {json.dumps(access.model)}"
+    config = re.sub(r"(?m)^GOOSE_MODEL:.*$", lambda _: model, _CONFIG.read_text(encoding="utf-8"))
     env = {**_QUIET, "GOOSE_MODEL": access.model, "OPENAI_API_KEY": access.key, **redirected}
-    return Preparation(env, {".config/goose/config.yaml": config})
+    return Preparation(env, {".config/goose/config.yaml": config}, context=_CONTEXT)
 
 
 def _read(lines: Iterable[Line]) -> Turn:
-    turn, answered = Turn(), False
+    turn, answered, latest = Turn(), False, ""
     for line in lines:
         match line.get("type"):
             case "message" if at(line, "message", "role") == "assistant":
                 parts = items(line, "message", "content")
                 made = at(line, "message", "metadata", "inference") is not None  # by the model, not by Goose itself
                 answered = made and not any(at(part, "type") == "toolRequest" for part in parts)
-                said = " ".join(text(part, "text") or text(part, "message") for part in parts).strip()
-                turn = replace(turn, under_way=made, said=said, reason=None if made else _reason(said))
+                said = " ".join(text(part, "text") or text(part, "message") for part in parts)
+                message = text(line, "message", "id")
+                said = (turn.said if made and message and message == latest else "") + said  # it comes in pieces
+                latest = message
+                turn = replace(turn, under_way=made, said=said, reason=None if made else _reason(said.strip()))
             case "message":
                 answers = [part for part in items(line, "message", "content") if at(part, "type") == "toolResponse"]
                 ran = sum(at(answer, "toolResult", "status") == "success" for answer in answers)
-                turn = replace(turn, used=turn.used + ran)
+                turn = replace(turn, used=turn.used + ran, denied=turn.denied + len(answers) - ran)
             case "complete":
                 usage = _usage(line)
                 turn = replace(turn, under_way=False, finished=answered and usage.tokens > 0, usage=usage)
-    return turn
+    return replace(turn, said=turn.said.strip())
+
+
+def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
+    calls = Calls()
+    for line in lines:
+        for part in items(line, "message", "content"):
+            asked, answer = at(part, "toolCall", "value"), at(part, "toolResult")
+            if at(part, "type") == "toolRequest" and text(asked, "name") in _SHELLS:
+                calls.ask(text(part, "id"), text(asked, "arguments", "command"))
+            elif at(part, "type") == "toolResponse":
+                denied = text(answer, "status") == "error"
+                exit = at(answer, "value", "structuredContent", "exit_code")
+                calls.end(text(part, "id"), exit, Fate.DENIED if denied else Fate.EXECUTED)
+    return calls.all()
 
 
 def _reason(said: str) -> Reason | None:
@@ -70,4 +97,13 @@ def _usage(line: Line) -> Usage:
     )
 
 
-agent = Cli("goose", Api.OPENAI, _prepare, _read)
+agent = Cli(
+    "goose",
+    Api.OPENAI,
+    _prepare,
+    _read,
+    said=of_goose,
+    ran=_ran,
+    transcript=re.compile(r"\.local/share/goose/exports/[\w-]+\.json", re.ASCII),
+    obeys=(".agents/plugins",),
+)

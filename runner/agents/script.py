@@ -8,6 +8,10 @@ from runner.ports.agent import Agent, Ended
 
 
 class ScriptAgent:
+    def say(self, line: str) -> str | None:
+        """It says what it prints."""
+        return f"{line}\n"
+
     def judge(self, ended: Ended) -> Outcome:
         """Rule on a script that has ended; its last line, on stderr if it failed, is its word on it."""
         if ended.exit.oom:

@@ -14,10 +14,12 @@ from runner.errors import (
     BadDirectory,
     ProviderUnavailable,
     UnknownPlugin,
+    UsageError,
     WorkspaceLimit,
     nearest,
     printable,
 )
+from runner.ids import IMAGE_HINT, is_image
 from runner.manifest.load import defaults
 from runner.model import Feature, Limits
 from runner.ports.provider import Images, Probe, Provider
@@ -66,6 +68,8 @@ def limits_of(settings: Settings, probe: Probe) -> tuple[Limits, Limits | None]:
 async def choose_provider(premises: Premises, name: str | None, image: str | None, *, adopting: bool) -> Chosen:
     """The provider ``name``, or the first of the chain that can do it. Raises ``ProviderUnavailable``, and
     ``ImageMissing`` when the one that could do it has no such image."""
+    if image is not None and not is_image(image):
+        raise UsageError(f"`{printable(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
     names = [name] if name else premises.settings.providers or _shipped("providers")
     refused, hints = [], []
     for each in names:

@@ -19,15 +19,18 @@ from runner import plugins
 from runner.agents import command_of
 from runner.app.attach import follow
 from runner.app.basis import basis_of
+from runner.app.clusters import check_clusters
 from runner.app.facts import open_provider
 from runner.app.handover import warm
 from runner.app.models import check_models
 from runner.app.planning import Planned
 from runner.app.recorded import RECORD
 from runner.app.secret_values import redactor_of, values_of
+from runner.artifacts.account import account_of, write_comparisons
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.owner import is_held
 from runner.beneath import read_beneath
+from runner.egress.clusters import Clusters
 from runner.egress.gateway import ModelGateway, usable
 from runner.engine.execute import execute
 from runner.engine.run import Append, Control, carry_out, pass_over
@@ -113,6 +116,7 @@ def ports_of(
         agent=agent,
         sub_runner=sub_runner,
         gateway=gateway or ModelGateway(settings),
+        cluster=Clusters(settings),
         model_key=lambda api: usable(settings.model_keys[api.value]),
         lease=store.lease,
         nonce=store.nonce,
@@ -150,6 +154,7 @@ async def apply_all(
 ) -> list[RunRecord]:
     """``apply`` with a store and ports that are there already."""
     check_models(planned.plan.runs, ports)
+    await check_clusters(planned.plan.runs, ports)
     values = await values_of(planned.secrets, planned.plan.runs, settings, ports.redact)
     await _record_projects(planned, store)
     plans = {plan.name: plan for plan in planned.plan.runs}
@@ -207,6 +212,7 @@ async def apply_all(
         await signals.start(watch_signals, list(controls.values()))
         await execute(Graph({name: plan.needs for name, plan in plans.items()}), one)
         signals.cancel_scope.cancel()
+    write_comparisons([account_of(records[name], settings.home / "runs" / records[name].id) for name in plans])
     return [records[name] for name in plans]
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import trio
 
 from runner.engine.run import Control
 from runner.errors import RunUnfinished
+from runner.events import Recorded
 from runner.ports.sink import Sink
-from runner.ports.store import Store
 from runner.record import RunRecord, fold
 
 POLL = 0.2  # seconds between looks at the journal
 
 
+class Journal(Protocol):
+    """A store, be it open for reading only."""
+
+    async def events(self, run: str, *, after: int = 0) -> Sequence[Recorded]: ...
+
+
 async def follow(
     run: str,
-    store: Store,
+    store: Journal,
     sinks: Sequence[Sink],
     control: Control,
     *,

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import file_digest
+from io import BytesIO
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TypeVar
@@ -22,7 +23,10 @@ import trio
 
 from runner import trees
 from runner.app.history import Past, patch_of
-from runner.artifacts.export import Exported, export
+from runner.app.secret_values import redactor_of
+from runner.artifacts.account import account_of
+from runner.artifacts.export import Exported, Opener, export
+from runner.beneath import open_beneath
 from runner.errors import (
     CommitsDiffer,
     HostRefused,
@@ -38,6 +42,7 @@ from runner.events import SnapshotPublished
 from runner.git.common import in_thread
 from runner.git.deliver import Applied, Branched, Pushed, open_delivery
 from runner.model import Status
+from runner.report import markdown
 from runner.settings import Settings
 
 PUSH_SECONDS = 300.0
@@ -121,10 +126,27 @@ async def push(past: Past, settings: Settings, *, to: str, branch: str | None, s
     )
 
 
-async def export_run(past: Past, *, to: Path) -> Exported:
-    """See ``export``."""
+async def export_run(past: Past, settings: Settings, *, to: Path | None) -> Exported:
+    """See ``export``; by default to an archive of the run's name here."""
     name, at = f"run-{past.record.id}", past.record.started // 1_000_000
-    return await trio.to_thread.run_sync(partial(export, past.directory, to, name=name, at=at))
+    place = (to or Path(f"{name}.tar.gz")).absolute()  # a worker thread may have a working directory of its own
+    redactor, added = redactor_of(settings), {"report.md": _markdown(past)} | _log(past)
+    return await trio.to_thread.run_sync(
+        partial(export, past.directory, place, name=name, at=at, redactor=redactor, added=added)
+    )
+
+
+def _markdown(past: Past) -> Opener:
+    text = markdown.render([account_of(past.record, past.directory)])
+    return partial(BytesIO, text.encode(errors="backslashreplace"))
+
+
+def _log(past: Past) -> dict[str, Opener]:
+    """The log that lies with the incident, if it is still there."""
+    log = Path(past.record.log) if past.record.log is not None else None
+    if log is None or log.is_relative_to(past.directory) or not log.is_file():
+        return {}
+    return {f"incident/{log.name}": lambda: open(open_beneath(log.parent, log.name), "rb")}
 
 
 def branch_of(past: Past, snapshot: SnapshotPublished) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +22,17 @@ from runner.errors import (
     StalePlan,
     UnknownCommit,
     UnknownPlugin,
+    UnknownReference,
     nearest,
     shown,
 )
 from runner.manifest import repository
 from runner.model import Checkout
-from runner.settings import Settings
-from runner.spec.model import AGENTS_FILE, CommitFact, ContextFile, Facts, PolicyFile
+from runner.settings import Settings, shipped
+from runner.spec.model import AGENTS_FILE, ClusterFact, CommitFact, ContextFile, Facts, PolicyFile
 from runner.spec.resolve import Wanted
+from runner.triage.incident import FILE as INCIDENT_FILE
+from runner.triage.incident import read_incident
 
 if TYPE_CHECKING:
     from runner.ports.git import Git
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 MAX_FILE = 16 << 20  # bytes of one context file
 MAX_FILES = 1_000  # of an incident, directories counted
 MAX_BYTES = 256 << 20  # of an incident
-MAX_DEPTH = 64  # of incident.json
 
 _NOT_INPUT = ("output", "logs", ".git", "prompt-sent.md")  # at the top of an incident's directory
 
@@ -74,6 +75,7 @@ async def gather(
     files: dict[str, dict[str, ContextFile]] = {}
     incidents: dict[str, dict[str, object]] = {}
     policies: dict[str, PolicyFile] = {}
+    clusters: dict[str, ClusterFact] = {}
     missing: dict[str, RunnerError] = {}
     for want in wanted:
         with _noting(missing, f"{want.run}/providers"):
@@ -99,6 +101,9 @@ async def gather(
             with _noting(missing, f"{want.run}/incident", want.incident.name):
                 files[f"{want.run}/incident"] = found = incident_files(want.incident)
                 incidents[want.run] = incident_document(found)
+        files |= _skills(want, missing)
+        with _noting(missing, f"{want.run}/cluster"):
+            clusters.update(_cluster(want, settings, offline=offline))
         if want.project is not None:
             with _noting(missing, f"{want.run}/agents", AGENTS_FILE):
                 files[f"{want.run}/agents"] = agents_file(want.project)
@@ -106,7 +111,17 @@ async def gather(
             missing[f"{want.run}/toolchain"] = BadValue(
                 f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path"
             )
-    return Facts(probes, commits, files, incidents, missing, offline, policies, images)
+    return Facts(probes, commits, files, incidents, missing, offline, policies, images, clusters)
+
+
+def _cluster(want: Wanted, settings: Settings, *, offline: bool) -> dict[str, ClusterFact]:
+    """What a run's kubeconfig leads to, by the run."""
+    if want.cluster is None or offline:
+        return {}
+    from runner.egress.kubeconfig import read_target  # with all that TLS takes, which most runs do without
+
+    found = read_target(want.cluster.kubeconfig, want.cluster.context, want.cluster.namespace, settings.reach)
+    return {want.run: ClusterFact(found.context, found.server, found.namespace, found.exposed)}
 
 
 @contextmanager
@@ -120,6 +135,14 @@ def _noting(missing: dict[str, RunnerError], key: str, file: str = "") -> Iterat
         missing[key] = error
     except (OSError, ValueError) as error:
         missing[key] = BadValue(f"`{file}` can not be read: {getattr(error, 'strerror', None) or error}")
+
+
+def _skills(want: Wanted, missing: dict[str, RunnerError]) -> dict[str, dict[str, ContextFile]]:
+    found: dict[str, ContextFile] = {}
+    for skill in want.skills:
+        with _noting(missing, f"{want.run}/skills/{skill}", skill):
+            found |= skill_files(skill)
+    return {f"{want.run}/skills": found} if found else {}
 
 
 async def _image(want: Wanted, settings: Settings, probes: Mapping[str, Probe], pinned: Facts | None) -> dict[str, str]:
@@ -233,6 +256,18 @@ def agents_file(root: Path) -> dict[str, ContextFile]:
     return {AGENTS_FILE: ContextFile(root / AGENTS_FILE, sha256(content).hexdigest(), len(content))}
 
 
+def skill_files(name: str) -> dict[str, ContextFile]:
+    """The files of a skill of this installation, by their paths below its name.
+
+    Raises ``UnknownReference``, and ``OSError`` and ``ValueError`` for a file that can not be read.
+    """
+    folder = shipped("skills")
+    known = [path.parent.name for path in folder.glob("*/SKILL.md")]
+    if name not in known:
+        raise UnknownReference(f"`{name}` is not a skill of this installation", hint=nearest(name, known))
+    return {f"{name}/{inner}": file for inner, file in incident_files(folder / name).items()}
+
+
 def incident_files(directory: Path) -> dict[str, ContextFile]:
     """An incident's input files by name: regular ones, links not followed, what earlier runs put there left out.
 
@@ -271,30 +306,6 @@ def _input(name: str, directory: Path) -> ContextFile:
 
 
 def incident_document(files: dict[str, ContextFile]) -> dict[str, object]:
-    """``incident.json`` as templates see it; empty when there is none. Raises ``OSError`` and ``ValueError``."""
-    if "incident.json" not in files:
-        return {}
-    try:
-        document = json.loads(read_file(files["incident.json"].path, MAX_FILE), parse_constant=_no_number)
-        json.dumps(document, ensure_ascii=False).encode()
-    except UnicodeError:
-        raise ValueError("incident.json is not UTF-8, or holds half a character") from None
-    except RecursionError:
-        raise ValueError("incident.json is nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"incident.json is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise ValueError("incident.json is not an object")  # noqa: TRY004  # a value of the file, not of a caller
-    if _deeper(document, MAX_DEPTH):
-        raise ValueError("incident.json is nested too deeply")
-    return document
-
-
-def _no_number(word: str) -> object:
-    raise ValueError(f"`{word}` is no number")
-
-
-def _deeper(value: object, levels: int) -> bool:
-    """Whether a JSON value is nested more than so many levels deep."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(levels == 0 or _deeper(each, levels - 1) for each in inner)
+    """The incident as templates see it; empty without an ``incident.json``. Raises ``OSError`` and ``ValueError``."""
+    file = files.get(INCIDENT_FILE)
+    return read_incident(read_file(file.path, MAX_FILE)) if file is not None else {}

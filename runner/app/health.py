@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runner.app import image
 from runner.app.facts import open_provider, provider_names
 from runner.app.keys import AgentKey, agent_keys
 from runner.git import open_git
@@ -17,6 +18,7 @@ class Health:
     git: str
     agents: tuple[AgentKey, ...]
     settings: tuple[tuple[str, str, str], ...]  # name, value, where it comes from
+    image: str | None  # the id of the agents' image, which the docker daemon has
 
     @property
     def able(self) -> bool:
@@ -27,4 +29,6 @@ class Health:
 async def examine(settings: Settings) -> Health:
     """Probe every provider but the fake, which is for tests."""
     probes = [await open_provider(name, settings).probe() for name in provider_names()]
-    return Health(tuple(probes), open_git(settings).name, agent_keys(settings), settings.rows())
+    docker = any(probe.provider == "docker" and probe.available for probe in probes)
+    built = await image.present(settings) if docker else None
+    return Health(tuple(probes), open_git(settings).name, agent_keys(settings), settings.rows(), built)

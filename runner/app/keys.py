@@ -12,7 +12,7 @@ import trio
 import runner.agents
 from runner import plugins
 from runner.egress.gateway import ModelGateway, usable
-from runner.errors import KeyMissing
+from runner.errors import KeyMissing, UsageError
 from runner.manifest.load import defaults
 from runner.model import Budget, Usage
 from runner.ports.agent import ModelAgent
@@ -84,7 +84,8 @@ def _key(name: str, agent: ModelAgent, settings: Settings) -> AgentKey:
     key, model = settings.model_keys[agent.api.value], defaults()[f"AgentType {name}"].written["model"]
     try:
         usable(key)
-    except KeyMissing as error:
+        settings.model_url(agent.api.value)
+    except (KeyMissing, UsageError) as error:
         return AgentKey(name, agent.api, model, None, error.message)
     return AgentKey(name, agent.api, model, key.variable, None)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.app.facts import gather
+from runner.app.model_faults import model_faults
 from runner.app.recorded import recorded_projects
 from runner.compiler import compile_plan
-from runner.errors import Rejected, RunnerError
+from runner.errors import Rejected, RunnerError, distinct
 from runner.git import open_git
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.incident_run import Task
@@ -80,7 +81,7 @@ async def make_plan(
     for selected in chosen:
         findings += dropped_defaults(selected, defaults())
         spec, complaints = resolve(selected, settings, facts, outputs, untrusted=request.untrusted)
-        findings += complaints
+        findings += complaints + model_faults(selected, spec)
         specs.append(spec)
     _reject(findings)
     written = _written(chosen)
@@ -94,7 +95,7 @@ async def make_plan(
     inputs = {"documents": documented, "settings": deciding, "facts": facts.pinned()}
     checkouts = {want.run: want.checkout for want in wants if want.checkout is not None}
     given = {spec.name: spec.secrets for spec in specs if spec.secrets}
-    return Planned(plan, facts, path, tuple(findings), request, written, inputs, checkouts, given)
+    return Planned(plan, facts, path, tuple(distinct(findings)), request, written, inputs, checkouts, given)
 
 
 def _with_task(document: Document, task: Mapping[str, object]) -> Document:
@@ -108,7 +109,7 @@ def _with_task(document: Document, task: Mapping[str, object]) -> Document:
 
 def _reject(findings: Sequence[RunnerError]) -> None:
     if any(f.severity == "error" for f in findings):
-        raise Rejected(findings)
+        raise Rejected(distinct(findings))
 
 
 def _tightened(selected: Selected) -> Selected:

@@ -5,6 +5,7 @@ The workspace is one as any other, so that what a killed doctor leaves is found 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -15,15 +16,17 @@ import trio
 from runner.app.facts import open_provider
 from runner.app.tenancy import Premises, occupy, open_premises
 from runner.app.workspaces import Wish, create, destroy
-from runner.errors import PlatformError, RunnerError
+from runner.errors import PlatformError, RunnerError, UsageError, printable
+from runner.ids import IMAGE_HINT, is_image
 from runner.model import IsolationClass
+from runner.nurseries import open_services
 from runner.ports.provider import Opening, Workspace
 from runner.providers._escapes import ESCAPES, GAPS, Escape, breaches, open_bait
 from runner.settings import Settings
 
 EACH = 10.0  # seconds for one probe
 ALL = 120.0  # for all of one provider
-_TTL = 600.0  # seconds until `runner gc` removes what was left
+TTL = 600.0  # seconds until `runner gc` removes what was left
 
 
 class Result(StrEnum):
@@ -62,12 +65,25 @@ class Examined:
 
 
 async def examine_all(settings: Settings, names: Sequence[str], image: str | None) -> list[Examined]:
-    """Probe providers, one after the other, those with images in ``image``. Raises ``UnknownPlugin``.
+    """Probe providers, one after the other, those with images in ``image``. Raises ``UnknownPlugin``, ``UsageError``.
 
-    Bounded in time; nothing is left, and when this is cancelled a workspace that ``runner gc`` removes.
+    Bounded in time, and nothing is left, also after a signal; then ``KeyboardInterrupt`` is raised.
     """
-    async with open_premises(replace(settings, workspace_ttl=_TTL)) as premises:
-        return [await _examine(premises, name, image) for name in names]
+    if image is not None and not is_image(image):
+        raise UsageError(f"`{printable(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
+    with trio.CancelScope() as scope:
+        async with open_services() as services:
+            await services.start(_interrupt, scope)
+            async with open_premises(replace(settings, workspace_ttl=TTL)) as premises:
+                return [await _examine(premises, name, image) for name in names]
+    raise KeyboardInterrupt
+
+
+async def _interrupt(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
+        task_status.started()
+        await anext(received)
+        scope.cancel()
 
 
 async def _examine(premises: Premises, name: str, image: str | None) -> Examined:
@@ -86,7 +102,7 @@ async def _examine(premises: Premises, name: str, image: str | None) -> Examined
 
 async def _tried(premises: Premises, name: str, image: str | None) -> tuple[Tried, ...]:
     tried: list[Tried] = []
-    async with _open_workspace(premises, Wish(provider=name, image=image)) as workspace:
+    async with open_scratch(premises, Wish(provider=name, image=image)) as workspace:
         with open_bait(premises.settings.home) as bait, trio.move_on_after(ALL):
             for escape in ESCAPES:
                 tried.append(await _try(workspace, escape, bait, GAPS.get(name, {}).get(escape.name)))
@@ -95,7 +111,7 @@ async def _tried(premises: Premises, name: str, image: str | None) -> tuple[Trie
 
 
 @asynccontextmanager
-async def _open_workspace(premises: Premises, wish: Wish) -> AsyncIterator[Workspace]:
+async def open_scratch(premises: Premises, wish: Wish) -> AsyncIterator[Workspace]:
     row = await create(premises, wish)
     try:
         async with occupy(premises, row, "doctor") as tenancy:

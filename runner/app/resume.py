@@ -18,6 +18,7 @@ import trio
 
 from runner.app.apply import appending, now_microseconds, plainly, ports_of, watch_signals
 from runner.app.basis import ANEW, Basis, basis_of, keys_of, made_anew, read_basis
+from runner.app.clusters import check_clusters
 from runner.app.facts import still
 from runner.app.history import Past, find_run
 from runner.app.models import check_models
@@ -83,6 +84,7 @@ async def resume_run(
     async with _holding(resuming.resumption.kept):
         plan, digest = resuming.plan, resuming.planned.plan.digest
         check_models([plan], ports, reused=resuming.resumption.reused)
+        await check_clusters([plan], ports, reused=resuming.resumption.reused)
         control = Control(plan.stop_budget_seconds)
         places = Places(settings.home, run_id(secrets.token_bytes(8)))
         reused = resuming.resumption.reused

@@ -148,6 +148,8 @@ def _changes(old: Mapping[str, Any], planned: Planned) -> Iterator[tuple[str, Pl
             yield f"{key} {path} {_value(left)} -> {_value(right)}", planned.documents[key].tree.place(*keys)
     for path, left, right in differences(old["settings"], new["settings"]):
         yield f"setting {path} {_value(left)} -> {_value(right)}", None
+    for path, left, right in differences(old["facts"].get("clusters", {}), new["facts"].get("clusters", {})):
+        yield f"cluster of {path} {_value(left)} -> {_value(right)}", None
     before, after = _files(old), _files(new)
     for file in sorted(before.keys() | after.keys()):
         if before.get(file) != after.get(file):

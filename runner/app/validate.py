@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner.app.facts import context_file, provider_names
+from runner.app.facts import context_file, provider_names, skill_files
+from runner.app.model_faults import model_faults
 from runner.errors import (
     BadEncoding,
     BadSyntax,
@@ -20,7 +21,9 @@ from runner.errors import (
     PathEscape,
     RunnerError,
     UnknownPlugin,
+    UnknownReference,
     UnreadableManifest,
+    distinct,
     in_order,
     nearest,
 )
@@ -65,8 +68,7 @@ def validate(path: Path, settings: Settings) -> tuple[list[Document], list[Runne
     for document in documents:
         found += complaints(document) if id(document) not in reached else []
     found += _resolved(chosen, settings)
-    unique = {(finding.code, finding.at, finding.message): finding for finding in found}
-    return documents, in_order(unique.values())
+    return documents, in_order(distinct(found))
 
 
 def _resolved(chosen: Sequence[Selected], settings: Settings) -> list[RunnerError]:
@@ -81,7 +83,8 @@ def _resolved(chosen: Sequence[Selected], settings: Settings) -> list[RunnerErro
     for selected in chosen:
         found += dropped_defaults(selected, defaults())
         run = replace(selected.run, spec=_with_any_task(selected.spec))
-        found += resolve(replace(selected, run=run), settings, facts, outputs)[1]
+        spec, complaints = resolve(replace(selected, run=run), settings, facts, outputs)
+        found += complaints + model_faults(selected, spec)
     return found
 
 
@@ -91,6 +94,11 @@ def _missing(want: Wanted) -> dict[str, RunnerError]:
         if name not in provider_names():
             error = UnknownPlugin(f"`{name}` is not a provider", hint=nearest(name, provider_names()))
             missing[f"{want.run}/providers"] = error
+    for skill in want.skills:
+        try:
+            skill_files(skill)
+        except UnknownReference as error:
+            missing[f"{want.run}/skills/{skill}"] = error
     try:
         if want.script is not None:
             context_file(want.script)

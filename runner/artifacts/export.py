@@ -1,101 +1,257 @@
 """The evidence of a run as a folder or one file that can be kept, sent and checked without the product.
 
-Regular files of the run's directory only, each reached through no link, with their checksums in ``SHA256SUMS`` as
-``sha256sum --check`` reads it. Equal files make an equal archive. Blocking; call it in a worker thread.
+Regular files of the run's directory, each reached through no link, and what is ``added``: ``report.md``, the log that
+lies with an incident. Secrets are taken out once more, since by now this host may know some that it did not know then.
+``EXPORT.json`` says what is here, under which name and with what taken out, and what is not here and why;
+``SHA256SUMS`` has all checksums as ``sha256sum --check`` reads it. Equal files make an equal archive. Blocking; call it
+in a worker thread.
 """
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
+import io
+import json
 import os
+import re
 import stat
 import tarfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from tempfile import SpooledTemporaryFile
+from typing import IO
 
 from trio.from_thread import check_cancelled
 
 from runner import trees
 from runner.beneath import open_beneath
-from runner.errors import HostRefused, TargetExists
+from runner.errors import HostRefused, TargetExists, escaped
+from runner.plan.model import Json
+from runner.redact import Redactor
 
+FORMAT = "runner/export/v1"
+CONTENTS = "EXPORT.json"
 SUMS = "SHA256SUMS"
+MOST = 1 << 30  # bytes of all files together
+MOST_FILE = 256 << 20
+_MEMORY = 8 << 20  # bytes of a file on its way that are not put on a disk
 _CHUNK = 1 << 20
 _SUFFIXES = (".tar.gz", ".tgz")
+_NAME_BYTES = 200
+_FOREIGN = re.compile(r'[<>:"\\|?*]')  # what a name must not have somewhere
+
+Opener = Callable[[], IO[bytes]]  # a file from its start; raises ``OSError``
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """``name`` is relative to the run's directory, and printable."""
+
+    name: str
+    why: str
 
 
 @dataclass(frozen=True)
 class Exported:
-    """``left_out``: links and special files, relative to the run's directory."""
+    """``redacted`` are the files of which secrets were taken out."""
 
     to: Path
     files: int
     size: int
-    left_out: tuple[str, ...]
+    redacted: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
 
 
-Put = Callable[[str, BinaryIO, int], str]  # a file's name, content and size; returns its checksum
+Put = Callable[[str, IO[bytes], int], None]
 
 
-def export(directory: Path, to: Path, *, name: str, at: int) -> Exported:
-    """Copy a run's directory to the new folder or ``.tar.gz`` file ``to``, for the owner only.
+def export(
+    directory: Path,
+    to: Path,
+    *,
+    name: str,
+    at: int,
+    redactor: Redactor,
+    added: Mapping[str, Opener],
+) -> Exported:
+    """Copy a run's directory, and what is ``added`` by its name there, to the new folder or ``.tar.gz`` file ``to``.
 
-    In an archive everything lies below ``name`` and has the time ``at``, seconds since the epoch. What is there
-    already is left alone: ``TargetExists``. Raises ``HostRefused`` and leaves nothing when the disk does not take it,
-    and nothing is left either when cancelled.
+    For the owner only. In an archive everything lies below ``name`` and has the time ``at``, seconds since the epoch.
+    What is there already is left alone: ``TargetExists``. Raises ``HostRefused`` and leaves nothing when the disk does
+    not take it, and nothing is left either when cancelled.
     """
-    files, left_out = _listed(directory)
+    sources, left_out = _listed(directory)
+    contents = _Contents(redactor, [LeftOut(redactor.text(escaped(one.name)), one.why) for one in left_out])
+    sources |= {name: opener for name, opener in added.items() if name not in sources}
     target = _archive(to, name, at) if to.name.endswith(_SUFFIXES) else _folder(to)
-    total = 0
     try:
         with target as put:
-            sums = []
-            for file in files:
-                with open(open_beneath(directory, file), "rb") as stream:
-                    size = os.fstat(stream.fileno()).st_size  # what a run under way adds after this is not in it
-                    sums.append(_sum_line(put(file, stream, size), file))
-                total += size
-            text = os.fsencode("".join(sums))
-            put(SUMS, BytesIO(text), len(text))
+            for source in sorted(sources, key=os.fsencode):
+                check_cancelled()
+                contents.take(source, sources[source], put)
+            contents.finish(name, put)
     except FileExistsError as error:
         raise TargetExists(f"`{to}` is there already", hint="name another place") from error
     except OSError as error:
         raise HostRefused.of(error) from error
-    return Exported(to, len(files), total, tuple(left_out))
+    return contents.exported(to)
 
 
-def _listed(directory: Path) -> tuple[list[str], list[str]]:
+def _listed(directory: Path) -> tuple[dict[str, Opener], list[LeftOut]]:
     """The regular files, and what else is no directory."""
-    files: list[str] = []
-    left_out: list[str] = []
+    files: dict[str, Opener] = {}
+    left_out: list[LeftOut] = []
     for folder, folders, names in os.walk(directory):
         check_cancelled()
         for name in (*folders, *names):
             path = os.path.join(folder, name)
+            relative = os.path.relpath(path, directory)
             mode = os.lstat(path).st_mode
-            if not stat.S_ISDIR(mode):
-                (files if stat.S_ISREG(mode) else left_out).append(os.path.relpath(path, directory))
-    return sorted(files, key=os.fsencode), sorted(left_out, key=os.fsencode)
+            if stat.S_ISREG(mode):
+                files[relative] = _opener(directory, relative)
+            elif not stat.S_ISDIR(mode):
+                left_out.append(LeftOut(relative, "a link" if stat.S_ISLNK(mode) else "not a regular file"))
+    return files, sorted(left_out, key=lambda one: os.fsencode(one.name))
+
+
+def _opener(directory: Path, relative: str) -> Opener:
+    return lambda: open(open_beneath(directory, relative), "rb")
+
+
+class _Contents:
+    """What has been put so far."""
+
+    def __init__(self, redactor: Redactor, left_out: list[LeftOut]) -> None:
+        self._redactor = redactor
+        self._left_out = left_out
+        self._files: list[dict[str, Json]] = []
+        self._sums: list[str] = []
+        self._names: set[str] = {CONTENTS.casefold(), SUMS.casefold()}
+        self._size = 0
+
+    def take(self, source: str, opener: Opener, put: Put) -> None:
+        """Put a file, or note why not."""
+        shown = self._redactor.text(escaped(source))
+        with opener() as file, SpooledTemporaryFile(max_size=_MEMORY) as clean:
+            size = _size(file)  # what a run under way adds after this is not in it
+            if why := self._refused(source, file, size):
+                self._left_out.append(LeftOut(shown, why))
+                return
+            found, text = _cleaned(file, size, clean.write, self._redactor)
+            if found and not text:
+                self._left_out.append(LeftOut(shown, f"not text, and shows {', '.join(sorted(found))}"))
+                return
+            name = self._named(self._redactor.text(source))
+            entry: dict[str, Json] = {"name": name, **({"was": shown} if shown != name else {})}
+            self._put(entry | ({"redacted": list[Json](sorted(found))} if found else {}), clean, put)
+
+    def finish(self, run: str, put: Put) -> None:
+        document: Json = {
+            "format": FORMAT,
+            "run": run.removeprefix("run-"),
+            "files": list(self._files),
+            "left_out": [{"name": one.name, "why": one.why} for one in self._left_out],
+        }
+        text = json.dumps(document, indent=1, ensure_ascii=False).encode(errors="backslashreplace")
+        self._put({"name": CONTENTS}, BytesIO(text + b"\n"), put)
+        sums = "".join(self._sums).encode()
+        put(SUMS, BytesIO(sums), len(sums))
+
+    def exported(self, to: Path) -> Exported:
+        redacted = tuple(str(entry["name"]) for entry in self._files if "redacted" in entry)
+        return Exported(to, len(self._sums), self._size, redacted, tuple(self._left_out))
+
+    def _refused(self, source: str, file: IO[bytes], size: int) -> str | None:
+        if size > MOST_FILE or self._size + size > MOST:
+            return f"{size} bytes are too many"
+        if source.endswith(".bundle"):
+            return "packed by git, so that it cannot be searched; `runner runs branch --commits` delivers it"
+        if source.endswith(_SUFFIXES):
+            return _shown_inside(file, self._redactor)
+        return None
+
+    def _put(self, entry: dict[str, Json], content: IO[bytes], put: Put) -> None:
+        size = _size(content)
+        digest = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]  # it has readinto
+        content.seek(0)
+        put(str(entry["name"]), content, size)
+        self._sums.append(f"{digest}  {entry['name']}\n")
+        self._files.append(entry | {"bytes": size, "sha256": digest})
+        self._size += size
+
+    def _named(self, source: str) -> str:
+        """A name that every system can write and no terminal obeys, and that no other file has."""
+        name = "/".join(_safe(part) for part in source.split("/"))
+        stem, number = name, 1
+        while name.casefold() in self._names:
+            number += 1
+            name = f"{stem}~{number}"
+        self._names.add(name.casefold())
+        return name
+
+
+def _safe(part: str) -> str:
+    plain = "".join(character if character.isprintable() else "_" for character in _FOREIGN.sub("_", part))
+    short = plain.encode()[:_NAME_BYTES].decode(errors="ignore")
+    return short.rstrip(". ") or "_"
+
+
+def _size(file: IO[bytes]) -> int:
+    """Leaves it at its start."""
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    return size
+
+
+def _cleaned(file: IO[bytes], size: int, write: Callable[[bytes], object], redactor: Redactor) -> tuple[set[str], bool]:
+    """Copy the first ``size`` bytes without secrets; which these were, and whether it is text."""
+    stream, left, text = redactor.stream(), size, True
+    while left and (chunk := file.read(min(_CHUNK, left))):
+        check_cancelled()
+        left -= len(chunk)
+        text = text and b"\0" not in chunk
+        write(stream.feed(chunk))
+    write(stream.end())
+    return stream.found, text
+
+
+def _shown_inside(file: IO[bytes], redactor: Redactor) -> str | None:
+    """Why an archive is not taken: it shows secrets, or nobody can say. Leaves ``file`` at its start."""
+    try:
+        left = MOST_FILE
+        with tarfile.open(fileobj=file, mode="r:gz") as tar:
+            for member in tar:
+                check_cancelled()
+                left -= member.size
+                if left < 0:
+                    return "an archive that is too large to be searched"
+                found = redactor.names_in(member.name.encode(errors="surrogateescape"))
+                if content := tar.extractfile(member) if member.isreg() else None:
+                    found |= _cleaned(content, member.size, len, redactor)[0]
+                if found:
+                    return f"an archive that shows {', '.join(sorted(found))}"
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        return f"an archive that cannot be read: {error}"
+    file.seek(0)
+    return None
 
 
 @contextmanager
 def _folder(to: Path) -> Iterator[Put]:
     to.mkdir(mode=0o700)
 
-    def put(name: str, content: BinaryIO, size: int) -> str:
+    def put(name: str, content: IO[bytes], size: int) -> None:
         path = to / name
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        reading = _Reading(content, size)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            while chunk := reading.read(_CHUNK):
+            while chunk := content.read(_CHUNK):
+                check_cancelled()
                 file.write(chunk)
-        return reading.digest.hexdigest()
 
     try:
         yield put
@@ -111,15 +267,13 @@ def _archive(to: Path, top: str, at: int) -> Iterator[Put]:
         with (
             open(descriptor, "wb") as file,
             gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=at) as packed,
-            tarfile.open(fileobj=packed, mode="w|", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar,
+            tarfile.open(fileobj=packed, mode="w|", format=tarfile.GNU_FORMAT) as tar,
         ):
 
-            def put(name: str, content: BinaryIO, size: int) -> str:
+            def put(name: str, content: IO[bytes], size: int) -> None:
                 entry = tarfile.TarInfo(f"{top}/{name}")
                 entry.size, entry.mtime, entry.mode = size, at, 0o600
-                reading = _Reading(content, size)
-                tar.addfile(entry, reading)
-                return reading.digest.hexdigest()
+                tar.addfile(entry, _Cancellable(content))
 
             yield put
     except BaseException:
@@ -127,26 +281,12 @@ def _archive(to: Path, top: str, at: int) -> Iterator[Put]:
         raise
 
 
-class _Reading:
-    """A file's first ``size`` bytes, hashed as they are read."""
+class _Cancellable(io.RawIOBase):
+    """A file whose reading can be cancelled."""
 
-    def __init__(self, content: BinaryIO, size: int) -> None:
-        self.digest = hashlib.sha256()
+    def __init__(self, content: IO[bytes]) -> None:
         self._content = content
-        self._left = size
 
     def read(self, size: int = -1) -> bytes:
         check_cancelled()
-        wanted = self._left if size < 0 else min(size, self._left)
-        chunk = self._content.read(wanted)
-        if wanted and not chunk:
-            raise OSError(errno.EIO, "a file became shorter meanwhile")
-        self._left -= len(chunk)
-        self.digest.update(chunk)
-        return chunk
-
-
-def _sum_line(digest: str, name: str) -> str:
-    """As ``sha256sum`` writes it: an odd name is escaped, which a backslash in front says."""
-    escaped = name.replace("\\", "\\\\").replace("\n", "\\n")
-    return f"{'' if escaped == name else chr(92)}{digest}  {escaped}\n"
+        return self._content.read(size)

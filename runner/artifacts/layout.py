@@ -1,7 +1,7 @@
 """A run's directory: ``plan.json``, ``events.jsonl`` as they happen, the report and ``run.json`` at the end.
 
 The journal is the truth; these are copies that can be read, archived and deleted without the product. ``run.json``
-comes last and at once: where it is, everything is.
+comes last and at once: where it is, everything is; but for the comparison of a matrix, which waits for all its members.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RunFiles:
         """``basis`` is what the plan was made from, for a run that resumes this one; ``rehearsal`` as in its record."""
         played = {} if rehearsal is None else {"rehearsal": rehearsal}
         document = {"format": FORMAT, **played, "digest": digest, "runs": [run_document(plan)], "basis": basis}
-        _write(self.directory / "plan.json", self._clean(json.dumps(document, indent=1, ensure_ascii=False)))
+        write(self.directory / "plan.json", self._clean(json.dumps(document, indent=1, ensure_ascii=False)))
 
     def __call__(self, recorded: Recorded) -> None:
         self._events.write(json.dumps(as_json(recorded), ensure_ascii=False) + "\n")
@@ -62,7 +62,7 @@ class RunFiles:
 def write_copies(directory: Path, history: Iterable[Recorded], record: RunRecord) -> None:
     """The files of a run that has ended, from its journal; those that its runner could not write any more."""
     lines = [json.dumps(as_json(recorded), ensure_ascii=False) for recorded in history]
-    _write(directory / "events.jsonl", "\n".join(lines))
+    write(directory / "events.jsonl", "\n".join(lines))
     _write_end(directory, record)
 
 
@@ -75,11 +75,12 @@ def is_finished(directory: Path) -> bool:
 
 
 def _write_end(directory: Path, record: RunRecord) -> None:
-    _write(directory / "report.txt", render_run(record, directory))
-    _write(directory / "run.json", json.dumps(record_document(record), indent=1, ensure_ascii=False))
+    write(directory / "report.txt", render_run(record, directory))
+    write(directory / "run.json", json.dumps(record_document(record), indent=1, ensure_ascii=False))
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """A file and its final line break, all at once."""
     part = path.with_name(f".{path.name}.part")
     part.write_text(text + "\n", encoding="utf-8", errors=ESCAPED)
     part.replace(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -26,15 +25,18 @@ NEWS = 5.0  # seconds that a live tree shows what was done to a command whose st
 def open_console(out: Output, form: str) -> Iterator[Sink]:
     """The sink for one apply, in ``form`` text or jsonl; the live tree is gone when the block ends."""
     if form == "jsonl":
-        yield lambda recorded: out.line(json.dumps(ev.as_json(recorded), ensure_ascii=out.live))
-    elif out.live:
+        yield lambda recorded: out.json(ev.as_json(recorded), indent=None)
+    elif out.redraws:
         from rich.console import Console
         from rich.live import Live
 
         from runner.app.apply import now_microseconds
 
+        screen = Console(file=out.stdout, no_color=not out.manners.colour)
         tree = Tree(now_microseconds)
-        with Live(get_renderable=tree.render, console=Console(file=out.stdout), refresh_per_second=8, transient=True):
+        with Live(
+            get_renderable=lambda: tree.render(screen.height), console=screen, refresh_per_second=8, transient=True
+        ):
             yield tree
     else:
         yield Lines(out)
@@ -53,7 +55,9 @@ class Lines:
         for line in self._lines(record, recorded.event):
             self._out.line(printable(f"{record.name}: {line}", WIDEST))
 
-    def _lines(self, record: RunRecord, event: ev.Event) -> Iterator[str]:
+    def _lines(  # noqa: C901, PLR0912  # one arm an event type
+        self, record: RunRecord, event: ev.Event
+    ) -> Iterator[str]:
         match event:
             case ev.RunStarted():
                 if record.rehearsal is not None:
@@ -62,6 +66,8 @@ class Lines:
                 yield f"run {record.id}{resumes}, stops after {duration(record.deadline_seconds)} at the latest"
             case ev.IsolationObserved() | ev.ProviderChosen():
                 yield f"isolation {isolation_line(record)}"
+            case ev.LogOpened(path=path):
+                yield f"log {path}"
             case ev.ProviderRefused(provider=provider, reason=reason):
                 yield f"provider {provider} refused: {reason}"
             case ev.FellBack(step=name, provider=provider, reason=reason):
@@ -70,6 +76,8 @@ class Lines:
                 yield f"{name}: {what} failed, trying again in {duration(pause)}: {reason}"
             case ev.StepEnded(step=name):
                 yield step_line(name, record.steps[name])
+                if record.preloaded is not None and record.preloaded.step == name and record.preloaded.headline:
+                    yield f"    baseline: {record.preloaded.headline}"
                 yield from (f"  warning: {text}" for text in event.outcome.warnings)
             case ev.Warned(message=message):
                 yield f"warning: {message}"
@@ -104,6 +112,9 @@ def _stopping(step: StepRecord, now: int) -> str:
     return rung(reached) if since < NEWS else ""
 
 
+_STYLES = {Status.SUCCEEDED: "green", Status.FAILED: "red", Status.RUNNING: "bold", Status.CANCELLED: "yellow"}
+
+
 class Tree:
     """Every run with its steps, redrawn in place; running steps show how long they have been."""
 
@@ -114,17 +125,33 @@ class Tree:
     def __call__(self, recorded: ev.Recorded) -> None:
         fold(self._records.setdefault(recorded.run, RunRecord(recorded.run)), recorded)
 
-    def render(self) -> Text:
+    def render(self, height: int = 0) -> Text:
+        """At most ``height`` lines, if given: runs that have ended, and steps that do not run, give way."""
         from rich.text import Text
 
-        styles = {Status.SUCCEEDED: "green", Status.FAILED: "red", Status.RUNNING: "bold", Status.CANCELLED: "yellow"}
+        records = list(self._records.values())
+        lines = [line for record in records for line in self._lines(record)]
+        if height and len(lines) > height:
+            running = [record for record in records if record.ended is None]
+            ended = [(_ended_line(record), _STYLES.get(record.status, "")) for record in records if record.ended]
+            lines = [line for record in running for line in self._lines(record, brief=True)] + ended
+        if height and len(lines) > height:
+            lines = [*lines[: height - 1], (f"and {len(lines) - height + 1} more lines", "dim")]
         text = Text(no_wrap=True, overflow="ellipsis")
-        for record in list(self._records.values()):
-            used = "".join(f"  {line}" for line in usage_lines(record))
-            text.append("rehearsal  " if record.rehearsal is not None else "", "bold yellow")
-            text.append(f"{record.name}  run {record.id}  {isolation_line(record)}{printable(used, WIDEST)}\n", "bold")
-            for name, step in record.steps.items():
-                text.append(
-                    f"  {printable(step_line(name, step, self._now()), WIDEST)}\n", styles.get(step.status, "dim")
-                )
+        for line, style in lines:
+            text.append(f"{printable(line, WIDEST)}\n", style)
         return text
+
+    def _lines(self, record: RunRecord, *, brief: bool = False) -> Iterator[tuple[str, str]]:
+        """A run and its steps, each line with its style; when ``brief``, only steps that run or went wrong."""
+        used = "".join(f"  {line}" for line in usage_lines(record))
+        rehearsal = "rehearsal  " if record.rehearsal is not None else ""
+        yield f"{rehearsal}{record.name}  run {record.id}  {isolation_line(record)}{used}", "bold"
+        for name, step in record.steps.items():
+            if not brief or step.status not in (Status.PENDING, Status.SUCCEEDED, Status.SKIPPED):
+                yield f"  {step_line(name, step, self._now())}", _STYLES.get(step.status, "dim")
+
+
+def _ended_line(record: RunRecord) -> str:
+    because = record.outcome.message if record.outcome is not None else ""
+    return f"{MARKS[record.status]} {record.name}  run {record.id}  {duration(record.seconds)}  {because}".rstrip()

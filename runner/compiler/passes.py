@@ -13,7 +13,7 @@ from runner import plugins
 from runner.errors import IsolationTooWeak, NotEnforced, ProviderUnavailable, RunnerError, Unenforceable
 from runner.manifest.text import collector_paused
 from runner.plan.graph import Graph
-from runner.plan.model import FORMAT, Given, Plan, RunPlan, Step, digest
+from runner.plan.model import FORMAT, Given, Plan, PlannedCluster, RunPlan, Step, digest
 from runner.ports.provider import Probe
 from runner.spec.model import Demand, Facts, RunSpec
 
@@ -104,8 +104,10 @@ def demand_features(draft: Draft) -> Draft:
         for name, probe in chain:
             if not probe.available or probe.enforces(demand.feature):
                 continue
-            notes.append(f"{demand.text}: not enforced by {name}")
-            if demand.written:
+            soft = demand.feature in probe.soft
+            how = "watched from outside, and what goes beyond it is ended, with" if soft else "not enforced by"
+            notes.append(f"{demand.text}: {how} {name}")
+            if demand.written and not soft:
                 findings.append(_unenforced(draft, demand, name, probe))
     return replace(draft, notes=tuple(notes)).found(*findings)
 
@@ -117,7 +119,8 @@ def _unenforced(draft: Draft, demand: Demand, name: str, probe: Probe) -> Runner
         return NotEnforced(text, at=demand.at)
     probes = {n: p.among_others() if draft.spec.shared else p for n, p in draft.facts.probes.items()}
     able = sorted(n for n, p in probes.items() if p.available and p.enforces(demand.feature))
-    hint = f"providers here that can: {', '.join(able)}" if able else "no provider here can; leave the field out"
+    others = "leave the field out, or see `runner doctor` for another provider"
+    hint = f"providers here that can: {', '.join(able)}" if able else others
     return Unenforceable(text, at=demand.at, hint=hint)
 
 
@@ -205,7 +208,14 @@ def _run_plan(draft: Draft) -> RunPlan:
         origins=spec.origins,
         base_image=spec.base_image,
         image=draft.facts.images.get(spec.name),
+        cluster=_cluster(spec),
     )
+
+
+def _cluster(spec: RunSpec) -> PlannedCluster | None:
+    if (found := spec.cluster) is None:
+        return None
+    return PlannedCluster(found.context, found.server, found.namespace, found.access)
 
 
 def _chain(draft: Draft) -> list[tuple[str, Probe]]:

@@ -36,8 +36,14 @@ class Double:
     def __init__(self, api: Api, turns: Sequence[Turn]) -> None:
         self._api: ApiModule = import_module(f"runner.egress.apis.{api.value}").api
         self._name = api
-        self._turns = iter(turns)
-        self._count = 0
+        self._turns = list(turns)
+        self._count = 0  # of requests
+        self._taken = 0  # of turns
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        left = len(self._turns) - self._taken
+        return (f"{left} of the rehearsal's {len(self._turns)} turns were not asked for",) if left else ()
 
     @asynccontextmanager
     async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
@@ -63,7 +69,7 @@ class Double:
         tools = voice.tools(asked)
         model = call.model or str(asked.get("model"))
         self._count += 1
-        turn = next(self._turns, None) if tools else Turn(say=_HELPED)
+        turn = self._next() if tools else Turn(say=_HELPED)
         if turn is None:
             yield self._refuse(400, "the rehearsal's script has no more turns")
             return
@@ -80,6 +86,12 @@ class Double:
         kind = b"text/event-stream" if streams else _JSON
         async with aclosing(_spoken(turn, _said(voice, said, streams=streams))) as body:
             yield Answer(200, [(b"content-type", kind)], body)
+
+    def _next(self) -> Turn | None:
+        if self._taken == len(self._turns):
+            return None
+        self._taken += 1
+        return self._turns[self._taken - 1]
 
     def _voice(self, call: Call) -> Voice:
         by_name = {"responses": "responses", "chat/completions": "chat"}

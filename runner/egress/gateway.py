@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from runner.egress.upstream import Upstream
 
 
+_LONGEST_KEY = 4096  # characters; a request's headers have no room for more
+
+
 class ModelGateway:
     """The gateway to the providers themselves, with the keys of the settings."""
 
@@ -31,7 +34,7 @@ class ModelGateway:
 
         usable(self._settings.model_keys[grant.api.value])
         check_prices(grant)
-        check_reach(self._settings.model_urls[grant.api.value], self._settings.reach)
+        check_reach(self._settings.model_url(grant.api.value), self._settings.reach)
 
     @asynccontextmanager
     async def open(self, grant: Grant, on_exchange: Callable[[Exchange], None]) -> AsyncIterator[Session]:
@@ -40,7 +43,7 @@ class ModelGateway:
         self.check(grant)
         key = usable(self._settings.model_keys[grant.api.value])
         async with (
-            open_remote(self._settings.model_urls[grant.api.value], self._settings.reach) as upstream,
+            open_remote(self._settings.model_url(grant.api.value), self._settings.reach) as upstream,
             open_session(grant, upstream, key, on_exchange) as session,
         ):
             yield session
@@ -68,9 +71,19 @@ def usable(key: ModelKey) -> str:
     hint = "set it where runner is started, or rehearse without a key: `runner rehearse`"
     if not key.variable:
         raise KeyMissing(f"no key for the agent's model: {names} is not set", hint=hint)
-    if not key.text.isascii() or not key.text.isprintable() or " " in key.text:
-        raise KeyMissing(f"`{key.variable}` is no key: it is blank, or holds a blank or a line's end", hint=hint)
+    if why := _why_no_key(key.text):
+        raise KeyMissing(f"`{key.variable}` is no key: {why}", hint=hint)
     return key.text
+
+
+def _why_no_key(text: str) -> str | None:
+    if len(text) > _LONGEST_KEY:
+        return f"it has {len(text)} characters"
+    if not text.isascii():
+        return "it holds a character that is not ASCII"
+    if not text.isprintable() or " " in text:
+        return "it is blank, or holds a blank or a line's end"
+    return None
 
 
 def check_prices(grant: Grant) -> None:

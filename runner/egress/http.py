@@ -98,12 +98,12 @@ class Reply:
 Serve = Callable[[Request, Reply], Awaitable[None]]
 
 
-async def serve_http(connection: Connection, serve: Serve, large: trio.Semaphore) -> None:
+async def serve_http(connection: Connection, serve: Serve, large: trio.Semaphore, *, max_body: int = MAX_BODY) -> None:
     """Answer the requests of one connection until it ends. ``large`` is shared by all connections.
 
     Raises what the connection raises.
     """
-    wire = Wire(connection, large)
+    wire = Wire(connection, large, max_body)
     try:
         while True:
             try:
@@ -129,8 +129,9 @@ async def serve_http(connection: Connection, serve: Serve, large: trio.Semaphore
 
 
 class Wire:
-    def __init__(self, connection: Connection, large: trio.Semaphore) -> None:
+    def __init__(self, connection: Connection, large: trio.Semaphore, max_body: int) -> None:
         self.gone = False
+        self._max_body = max_body
         self._connection = connection
         self._large = large
         self._holds_place = False
@@ -164,8 +165,8 @@ class Wire:
                     raise BadRequest(408, "the request did not go on")
             elif isinstance(event, h11.Data):
                 body += event.data
-                if len(body) > MAX_BODY:
-                    raise BadRequest(413, f"a request has at most {MAX_BODY >> 20} MiB")
+                if len(body) > self._max_body:
+                    raise BadRequest(413, f"a request has at most {self._max_body >> 10} KiB")
                 if len(body) > LARGE and not self._holds_place:
                     await self._large.acquire()
                     self._holds_place = True

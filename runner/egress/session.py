@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import trio
@@ -29,14 +30,21 @@ _MAX_ERROR = 64 << 10  # bytes of an error's body that are read, and searched fo
 _ASKED = frozenset({b"accept", b"content-type", b"user-agent"})
 _QUERY = frozenset({"alt", "beta", "limit", "after", "after_id", "before_id", "pageSize", "pageToken"})
 _ANSWERED = frozenset({b"content-type", b"content-encoding", b"retry-after", b"retry-after-ms", b"x-should-retry"})
+_BEFORE, _SHOULD = b"retry-after", b"x-should-retry"
 _TELLING = (b"anthropic-ratelimit-", b"x-ratelimit-", b"request-id", b"x-request-id")
+_FINAL = 403  # and 400 end every CLI at once; after 401, 429 and 5xx some try again for minutes
 _STATUS = {
     Refusal.PATH: 404,
     Refusal.REQUEST: 400,
-    Refusal.MODEL: 403,  # 400 and 403 end every CLI at once; it tries again for minutes after 401, 429 and 5xx
-    Refusal.BUDGET: 403,
-    Refusal.GATEWAY: 502,
+    Refusal.MODEL: _FINAL,
+    Refusal.BUDGET: _FINAL,
+    Refusal.GATEWAY: _FINAL,
 }
+PAUSES = (1.0, 2.0)  # seconds before a request for an answer is made again that has failed in a way that may pass
+PATIENCE = 5.0  # seconds that a provider may ask to wait instead; if it asks for more, there is no use in waiting
+MOST_BROKEN = 3  # answers in a row that break off; the next request is not made
+_PASSING = frozenset({408, 425, 429})  # and all from 500 on
+_REASONS = {Refusal.BUDGET: Reason.BUDGET, Refusal.MODEL: Reason.MODEL}
 _WORDS = {
     Reason.AUTH: "refuses the key",
     Reason.QUOTA: "has no more quota for it",
@@ -48,10 +56,13 @@ _WORDS = {
 class Refused(Exception):
     """Why a request is answered here. Never leaves this module."""
 
-    def __init__(self, refusal: Refusal, message: str, *, status: int | None = None) -> None:
+    def __init__(
+        self, refusal: Refusal, message: str, *, status: int | None = None, reason: Reason | None = None
+    ) -> None:
         super().__init__(message)
         self.refusal = refusal
         self.status = status or _STATUS[refusal]
+        self.reason = reason or _REASONS.get(refusal, Reason.GATEWAY)
 
 
 @dataclass
@@ -83,14 +94,14 @@ class _Purse:
     dearest: float = 0.0
     changed: trio.Event = field(default_factory=trio.Event)
 
-    def used_up(self) -> str | None:
+    def used_up(self) -> tuple[Reason, str] | None:
         budget, usage = self.grant.budget, self.usage
         if budget.tokens is not None and usage.tokens >= budget.tokens:
-            return f"{usage.tokens} of {budget.tokens} tokens are used"
+            return Reason.BUDGET, f"{usage.tokens} of {budget.tokens} tokens are used"
         if budget.cost_usd is not None and (usage.cost_usd or 0.0) >= budget.cost_usd:
-            return f"${usage.cost_usd:.4f} of ${budget.cost_usd:.4f} are used"
+            return Reason.BUDGET, f"${usage.cost_usd:.4f} of ${budget.cost_usd:.4f} are used"
         if budget.turns is not None and self.turns >= budget.turns:
-            return f"{self.turns} of {budget.turns} turns are used"
+            return Reason.TURNS, f"{self.turns} of {budget.turns} turns are used"
         return None
 
     def has_room(self) -> bool:
@@ -109,10 +120,10 @@ class _Purse:
 
     async def admit(self) -> None:
         """Take part, when there is room. Raises ``Refused``."""
-        while not (words := self.used_up()) and not self.has_room():
+        while not (spent := self.used_up()) and not self.has_room():
             await self.changed.wait()
-        if words:
-            raise Refused(Refusal.BUDGET, f"the budget of this run is used up: {words}")
+        if spent:
+            raise Refused(Refusal.BUDGET, f"the budget of this run is used up: {spent[1]}", reason=spent[0])
         self.under_way += 1
 
     def settle(self, usage: Usage, *, turn: bool) -> None:
@@ -141,7 +152,8 @@ class GrantedSession:
         self._by_model: dict[str, Usage] = {}
         self._large = trio.Semaphore(LARGE_PLACES)
         self._scopes: set[trio.CancelScope] = set()
-        self._refused: dict[Refusal, str] = {}
+        self._refused: dict[Refusal, tuple[Reason, str]] = {}
+        self._broken = 0
         self._fault: tuple[Reason, str] | None = None
         self._closed = False
         self._free = 0
@@ -171,13 +183,17 @@ class GrantedSession:
         return dict(self._by_model)
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._upstream.warnings
+
+    @property
     def verdict(self) -> Outcome | None:
-        if words := self._refused.get(Refusal.BUDGET):
-            return failed(Reason.BUDGET, words)
+        if spent := self._refused.get(Refusal.BUDGET):
+            return failed(*spent)
         if self._fault:
             return failed(*self._fault)
-        if (words := self._refused.get(Refusal.MODEL)) and not self._purse.turns:
-            return failed(Reason.MODEL, words)
+        if (refused := self._refused.get(Refusal.MODEL)) and not self._purse.turns:
+            return failed(*refused)
         return None
 
     # --- one request ---
@@ -193,7 +209,7 @@ class GrantedSession:
             await self._forward(request, body, reply, note)
         except Refused as refused:
             note.refusal = refused.refusal
-            self._refused.setdefault(refused.refusal, str(refused))
+            self._refused.setdefault(refused.refusal, (refused.reason, str(refused)))
             text = self._api.error(refused.status, refused.refusal, str(refused))
             await reply.send_all(refused.status, _JSON, text)
         finally:
@@ -223,7 +239,9 @@ class GrantedSession:
             raise Refused(Refusal.MODEL, f"the model `{model}` is not granted to this run, only: {granted}")
         if self._grant.budget.cost_usd is not None and self._cost(model, Counts()) is None:
             raise Refused(Refusal.MODEL, f"the model `{model}` has no known price, and the budget is in dollars")
-        if call.kind is Kind.ANSWER and (found := self._api.reach(body)):
+        if note.answers and self._broken >= MOST_BROKEN:
+            raise Refused(Refusal.GATEWAY, f"{self._broken} answers in a row have broken off")
+        if note.answers and (found := self._api.reach(body)):
             raise Refused(Refusal.REQUEST, f"{printable(found)} is not granted: it leaves the conversation")
         return request.body
 
@@ -234,19 +252,30 @@ class GrantedSession:
             headers.append(self._api.auth(self._key))
         query = urlencode([pair for pair in parse_qsl(request.query.decode()) if pair[0] in _QUERY])
         target = f"{note.call.path}?{query}" if query else note.call.path
-        note.asked = True
-        try:
-            async with self._upstream.send(request.method, target, headers, body) as answer:
+        for pause in (*(PAUSES if note.answers else ()), None):
+            note.asked, note.fault = True, None
+            try:
+                async with self._upstream.send(request.method, target, headers, body) as answer:
+                    note.asked = False
+                    if pause is None or (pause := _wait(answer, pause)) is None:
+                        await self._pass(answer, reply, note)
+                        self._broken = 0
+                        return
+                    status = answer.status
+            except UpstreamFailed as error:
                 note.asked = False
-                await self._pass(answer, reply, note)
-        except UpstreamFailed as error:
-            what = "broke off" if reply.status else "could not be reached"
-            note.fault = Reason.GATEWAY, f"the provider {what}: {printable(str(error))}"
-            note.refusal, note.asked = Refusal.GATEWAY, False
-            if reply.status:
-                reply.cut()
-            else:
-                raise Refused(Refusal.GATEWAY, note.fault[1]) from error
+                what = "broke off" if reply.status else "could not be reached"
+                note.fault = Reason.GATEWAY, f"the provider {what}: {printable(str(error))}"
+                if reply.status:
+                    note.refusal = Refusal.GATEWAY
+                    self._broken += 1
+                    reply.cut()
+                    return
+                if pause is None:
+                    raise Refused(Refusal.GATEWAY, note.fault[1]) from error
+                status = 0
+            self._tell(request, note, status=status)
+            await trio.sleep(pause)
 
     async def _pass(self, answer: Answer, reply: Reply, note: _Note) -> None:
         headers = [(name, value) for name, value in answer.headers if name in _ANSWERED or name.startswith(_TELLING)]
@@ -266,9 +295,14 @@ class GrantedSession:
             text = (text + chunk)[:_MAX_ERROR]
         if self._key:
             text = text.replace(self._key.encode(), b"[redacted]")
-        if reason := self._api.reason(answer.status, text):
-            note.fault = reason, f"the provider {_WORDS[reason]}: it answered {answer.status}, {_message(text)}"
-        await reply.start(answer.status, headers)
+        status = answer.status
+        if reason := self._api.reason(status, text):
+            note.fault = reason, f"the provider {_WORDS[reason]}: it answered {status}, {_message(text)}"
+            if note.answers:  # in our own words: some CLIs go by the status that the body names
+                told = [pair for pair in headers if pair[0].startswith(_TELLING)]
+                status, headers = _FINAL, [*told, (b"content-type", _JSON), (_SHOULD, b"false")]
+                text = self._api.error(status, Refusal.GATEWAY, _message(text))
+        await reply.start(status, headers)
         await reply.send(text)
 
     def _settle(self, request: Request, reply: Reply, note: _Note, *, admitted: bool) -> None:
@@ -291,27 +325,46 @@ class GrantedSession:
             self._by_model[note.model] = self._by_model.get(note.model, Usage()) + usage
             self._purse.settle(usage, turn=note.meter is not None)
             self._fault = note.fault
-        self._free += usage.tokens == 0
-        if self._free > MOST_FREE and usage.tokens == 0:
-            return
-        now = trio.current_time()
-        self._on_exchange(
-            Exchange(
-                call=note.call.name if note.call else printable(request.path),
-                model=note.model,
-                status=reply.status,
-                sent_bytes=note.sent_bytes,
-                received_bytes=reply.sent_bytes,
-                first_byte_seconds=reply.first_byte and reply.first_byte - request.began,
-                seconds=now - request.began,
-                usage=usage,
-                estimated=estimated,
-                refusal=note.refusal,
-            )
+        first = reply.first_byte and reply.first_byte - request.began
+        self._tell(
+            request,
+            note,
+            status=reply.status,
+            received_bytes=reply.sent_bytes,
+            first_byte_seconds=first,
+            usage=usage,
+            estimated=estimated,
+            refusal=note.refusal,
         )
+
+    def _tell(self, request: Request, note: _Note, *, status: int, **more: Any) -> None:
+        exchange = Exchange(
+            call=note.call.name if note.call else printable(request.path),
+            model=note.model,
+            status=status,
+            sent_bytes=note.sent_bytes,
+            seconds=trio.current_time() - request.began,
+            **{"received_bytes": 0, "first_byte_seconds": None, "usage": Usage(), **more},
+        )
+        self._free += exchange.usage.tokens == 0
+        if self._free <= MOST_FREE or exchange.usage.tokens:
+            self._on_exchange(exchange)
 
     def _cost(self, model: str, counts: Counts) -> float | None:
         return cost_usd(self._grant.api.value, model, counts)
+
+
+def _wait(answer: Answer, pause: float) -> float | None:
+    """How long to wait before a request with this answer is made again; ``None`` when the answer is the last word."""
+    told = dict(answer.headers)
+    if (answer.status not in _PASSING and answer.status < 500) or told.get(_SHOULD) == b"false":
+        return None
+    if _BEFORE in told:
+        try:
+            pause = float(told[_BEFORE])
+        except ValueError:
+            return pause  # a date
+    return pause if 0 <= pause <= PATIENCE else None
 
 
 def _message(text: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -16,6 +17,11 @@ from runner.manifest.load import load_value
 class Write(Shape):
     path: Text = Field(description="The file, from where the agent's commands start.")
     content: str = Field(description="All that is in it afterwards.")
+
+
+class Call(Shape):
+    tool: Text = Field(description="The tool's name, whether the CLI has offered it or not.")
+    arguments: dict[str, Any] = Field({}, description="What it is called with.")
 
 
 class Fail(Shape):
@@ -38,6 +44,7 @@ class Turn(Shape):
     say: Text | None = Field(None, description="What the model says; a turn without a tool ends the agent's work.")
     run: Text | None = Field(None, description="A command for the CLI's shell tool.")
     write: Write | None = Field(None, description="A file, by the CLI's tool for that, else by its shell tool.")
+    call: Call | None = Field(None, description="Any tool by its name, as a model may make one up.")
     fail: Fail | None = Field(None, description="The provider answers with an error.")
     stall: Duration | None = Field(None, description="How long nothing comes, before the answer.")
     pace: float | None = Field(None, gt=0, le=1000, description="How many pieces of the answer come in a second.")
@@ -46,14 +53,14 @@ class Turn(Shape):
 
     @model_validator(mode="after")
     def _consistent(self) -> Turn:
-        answers = [name for name in ("think", "say", "run", "write") if getattr(self, name) is not None]
+        answers = [name for name in ("think", "say", "run", "write", "call") if getattr(self, name) is not None]
         if self.fail is not None:
             others = [*answers, *(name for name in ("pace", "usage") if getattr(self, name) is not None)]
             others += ["cut_off"] * self.cut_off
             if others:
                 raise Faults(*(Fault((name,), "a turn that fails has no answer", "remove it") for name in others))
         elif not answers:
-            raise Faults(Fault((), "a turn does something", "say, think, run, write or fail"))
+            raise Faults(Fault((), "a turn does something", "say, think, run, write, call or fail"))
         return self
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
@@ -19,7 +20,6 @@ CONNECT_SECONDS = 30.0
 READ_SECONDS = 600.0  # a model may think that long before its next byte
 MAX_CONNECTIONS = 256
 _KEPT_SECONDS = 30.0
-_TIMEOUTS = {"connect": CONNECT_SECONDS, "read": READ_SECONDS, "write": READ_SECONDS, "pool": READ_SECONDS}
 
 _FAILURES = (
     httpcore2.NetworkError,
@@ -44,7 +44,13 @@ class Answer:
 
 
 class Upstream(Protocol):
-    """Whatever stands for a provider: the provider itself, or a scripted double."""
+    """Whatever stands for a provider: the provider itself, or a scripted double.
+
+    ``warnings`` are what whoever had the answers should know, once there are no more.
+    """
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
 
     def send(self, method: str, target: str, headers: Headers, body: bytes) -> AbstractAsyncContextManager[Answer]:
         """Ask, and have the answer for the length of the block; leaving it early breaks the answer off.
@@ -60,23 +66,37 @@ def check_reach(base: str, reach: Mapping[str, str]) -> None:
 
 
 @asynccontextmanager
-async def open_remote(base: str, reach: Mapping[str, str]) -> AsyncIterator[Upstream]:
+async def open_remote(
+    base: str,
+    reach: Mapping[str, str],
+    *,
+    certificates: ssl.SSLContext | None = None,
+    server_name: str | None = None,
+    read_seconds: float | None = READ_SECONDS,
+) -> AsyncIterator[Upstream]:
     """A provider at its base URL, reached as ``reach`` of the settings says; connections are kept between requests.
 
-    Raises what ``check_reach`` raises.
+    The server is judged by ``certificates`` instead of the host's, and by ``server_name`` instead of its own. Without
+    ``read_seconds`` it may be silent for ever. Raises what ``check_reach`` raises.
     """
     async with httpcore2.AsyncConnectionPool(
-        ssl_context=_certificates(reach),
+        ssl_context=certificates or _certificates(reach),
         proxy=_proxy(base, reach),
         max_connections=MAX_CONNECTIONS,
         keepalive_expiry=_KEPT_SECONDS,
     ) as pool:
-        yield _Remote(base, pool)
+        yield _Remote(base, pool, server_name, read_seconds)
 
 
 class _Remote:
-    def __init__(self, base: str, pool: httpcore2.AsyncConnectionPool) -> None:
+    warnings: tuple[str, ...] = ()
+
+    def __init__(
+        self, base: str, pool: httpcore2.AsyncConnectionPool, server_name: str | None, read_seconds: float | None
+    ) -> None:
         self._base = base.rstrip("/")
+        timeouts = {"connect": CONNECT_SECONDS, "read": read_seconds, "write": READ_SECONDS, "pool": READ_SECONDS}
+        self._extensions = {"timeout": timeouts, **({"sni_hostname": server_name} if server_name else {})}
         self._host = urlsplit(base).netloc.encode()
         self._pool = pool
 
@@ -88,7 +108,7 @@ class _Remote:
             self._base + target,
             headers=[(b"host", self._host), *headers, *length],
             content=body,
-            extensions={"timeout": _TIMEOUTS},
+            extensions=self._extensions,
         )
         try:
             response = await self._pool.handle_async_request(request)
@@ -103,16 +123,45 @@ class _Remote:
 
 async def _body(response: httpcore2.Response) -> AsyncGenerator[bytes]:
     try:
-        async for chunk in response.aiter_stream():
-            yield chunk
+        async with aclosing(response.aiter_stream()) as pieces:  # closed, too, when nobody asks for more
+            async for chunk in pieces:
+                yield chunk
     except _FAILURES as error:
         raise UpstreamFailed(_words(error)) from error
 
 
 def _words(error: BaseException) -> str:
     """The first of an error and its causes that says something; the library keeps a cause as an argument."""
-    cause = error.__cause__ or next((given for given in error.args if isinstance(given, BaseException)), None)
-    return str(error) or (_words(cause) if cause is not None else type(error).__name__)
+    if str(error):
+        return str(error) + (f": {why}" if (why := _refusal(error)) else "")
+    cause = _cause(error)
+    return _words(cause) if cause is not None else type(error).__name__
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ or next((given for given in error.args if isinstance(given, BaseException)), None)
+
+
+def _refusal(error: BaseException) -> str:
+    """What the system said of a connection, such as that it was refused, deep down among the causes."""
+    found: BaseException | None = error
+    while found is not None and not (isinstance(found, OSError) and found.errno and found.strerror):
+        found = found.exceptions[0] if isinstance(found, BaseExceptionGroup) else _cause(found)
+    said = found.strerror.lower() if isinstance(found, OSError) and found.strerror else ""
+    return "" if said in str(error).lower() else said
+
+
+def _in_network(host: str, networks: str) -> bool:
+    """Whether an address lies in one of the networks of a list such as ``localhost,10.0.0.0/8``, as Go reads it."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    for text in networks.split(","):
+        with suppress(ValueError):
+            if "/" in text and address in ip_network(text.strip(), strict=False):
+                return True
+    return False
 
 
 def _certificates(reach: Mapping[str, str]) -> ssl.SSLContext:
@@ -131,6 +180,8 @@ def _proxy(base: str, reach: Mapping[str, str]) -> httpcore2.Proxy | None:
     name = next((name for name in named if reach.get(name)), None)
     bypassed = {"no": reach.get("NO_PROXY") or reach.get("no_proxy") or ""}
     if name is None or parts.scheme != "https" or proxy_bypass_environment(parts.netloc, bypassed):
+        return None
+    if _in_network(parts.hostname or "", bypassed["no"]):
         return None
     proxy = urlsplit(reach[name] if "://" in reach[name] else f"http://{reach[name]}")
     if proxy.scheme not in ("http", "https") or not proxy.hostname:

@@ -25,6 +25,7 @@ from runner.ports.git import Snapshot
 from runner.ports.provider import Provider
 from runner.record import RunRecord, fold
 from runner.spec.model import PolicySpec
+from runner.steps._incident import is_latest
 from runner.steps._lease import Tenure
 from runner.steps._run import Places, Ports, Run
 from runner.steps.save.plan import Body
@@ -84,8 +85,13 @@ def saving_of(document: Mapping[str, Any]) -> Saving:
         values=run["values"],
         steps=(),
     )
-    # The output stays with the run: by now the incident may have the output of a later one.
-    body = Body(bodies["save"]["message"], tuple(map(_policy, bodies["save"]["policies"])), incident=None)
+    incident = bodies["save"]["incident"]
+    body = Body(
+        bodies["save"]["message"],
+        tuple(map(_policy, bodies["save"]["policies"])),
+        Path(incident) if incident is not None else None,
+        bodies["save"].get("member", ""),
+    )
     inputs = tuple(name for name, _ in provision["incident"]) if provision["inputs_in_tree"] else ()
     base = clone["commit"] if clone and not clone["include_dirty"] else None
     secrets = {step["id"]: tuple(given["name"] for given in step.get("secrets", ())) for step in run["steps"]}
@@ -280,7 +286,9 @@ class _Ending:
                 run.snapshot = Snapshot(
                     snapshot.commit, snapshot.tree, snapshot.base, snapshot.entries, snapshot.ignored
                 )
-            return await save(saving.body, run)
+            # By now the incident may have the output of a later run; then this one's stays here.
+            latest = record.log is not None and await trio.to_thread.run_sync(is_latest, Path(record.log))
+            return await save(saving.body if latest else replace(saving.body, incident=None), run)
 
     async def _emit_news(self, *events: ev.Event) -> None:
         """All but violations that a step before has found."""

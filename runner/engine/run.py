@@ -7,7 +7,8 @@ needed inside work; sandboxes and their services live in a nursery around both.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -16,14 +17,15 @@ import trio
 from runner import __version__
 from runner import events as ev
 from runner.engine.execute import execute
-from runner.errors import Escaped, HostRefused, LeaseHeld, LeaseLost, RunnerError, WorkspaceLost, leaf
+from runner.errors import Escaped, HostRefused, LeaseHeld, LeaseLost, OutOfMemory, RunnerError, WorkspaceLost, leaf
 from runner.lifecycle.lease import TTL
 from runner.model import Fence, Outcome, Reason, Rung, Status, StopReason, failed, succeeded
-from runner.plan.model import HOUSING, RunPlan, Step, graph_of
+from runner.plan.model import AFTER_AGENT, HOUSING, RunPlan, Step, graph_of
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
 from runner.record import RunRecord, fold
 from runner.redact import Secret
 from runner.steps._lease import Tenure, keep
+from runner.steps._quota import outgrown, watched
 from runner.steps._removal import fall_back
 from runner.steps._run import Places, Ports, Resumption, Run, Underway
 from runner.steps.provision.plan import Body as Provisioning
@@ -231,20 +233,22 @@ async def _settle(stage: _Stage) -> None:
         await stage.run.emit(ev.PhaseEntered("settle"))
         # The agent ran, but work ended before its hooks: they come first now, while there are sandboxes.
         stage.deadline = control.sandboxes.deadline
-        await stage.perform(
-            [
-                step
-                for step in plan.phase("work")
-                if step.kind == "post_hook"
-                and record.steps[step.id].status is Status.PENDING
-                and all(record.steps[need].started is not None for need in step.needs)
-            ]
-        )
+        await stage.perform(_late(plan, record))
         stage.deadline = settle.deadline
         await stage.perform(plan.phase("settle"))
 
 
-_OF_PLACE = (Reason.PLATFORM, Reason.SETUP, Reason.TIMEOUT, Reason.UNKNOWN)
+def _late(plan: RunPlan, record: RunRecord) -> list[Step]:
+    """What should follow an agent that has begun, and has not."""
+    late: dict[str, Step] = {}
+    for step in plan.phase("work"):
+        begun = all(need in late or record.steps[need].started is not None for need in step.needs)
+        if step.kind in AFTER_AGENT and record.steps[step.id].status is Status.PENDING and begun:
+            late[step.id] = step
+    return list(late.values())
+
+
+_OF_PLACE = (Reason.PLATFORM, Reason.SETUP, Reason.TIMEOUT, Reason.OOM, Reason.UNKNOWN)
 
 
 @dataclass
@@ -309,8 +313,10 @@ class _Stage:
         stops = _Stops(step, self.control, trio.current_time() + step.deadline_seconds, self.deadline, self.settling)
         self.run.underway = underway = Underway(step.id, stops.explain)
         try:
-            with trio.CancelScope(deadline=min(stops.own, stops.outer)):
-                outcome = await (_take_over(step, self.run, reused[0].from_run) if reused else _perform(step, self.run))
+            with trio.CancelScope(deadline=min(stops.own, stops.outer)) as scope:
+                async with self._watching_disk(stops, scope):
+                    work = _take_over(step, self.run, reused[0].from_run) if reused else _perform(step, self.run)
+                    outcome = await work
         except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
             outcome = _broken(group, end_unknown=underway.end_unknown)
             if isinstance(error := leaf(group), Escaped):
@@ -319,6 +325,24 @@ class _Stage:
             if step.secrets:
                 self.run.retire()  # no later step may find what was in this one's sandbox
             await self.run.emit(ev.StepEnded(step.id, outcome or stops.outcome()))
+
+    @asynccontextmanager
+    async def _watching_disk(self, stops: _Stops, scope: trio.CancelScope) -> AsyncIterator[None]:
+        """Cancel the step's scope when its workspace outgrows a limit that the provider does not keep."""
+        places = watched(self.run)
+        if not places:
+            yield
+            return
+
+        async def watch() -> None:
+            stops.over_bytes = await outgrown(places, self.run.plan.limits.disk_bytes or 0)
+            stops.over_at = trio.current_time()
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            yield
+            nursery.cancel_scope.cancel()
 
     def _blocked(self, step: Step) -> str | None:
         for need in step.needs:
@@ -330,9 +354,9 @@ class _Stage:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Stops:
-    """What may stop one step and when, in trio time: its ``own`` deadline, its phase's (``outer``), a signal.
+    """What may stop one step and when, in trio time: its ``own`` deadline, its phase's (``outer``), a signal, its disk.
 
     Asked of the clock, since several scopes may have expired by now: the earliest is why, whatever came while the
     step was ending.
@@ -343,6 +367,8 @@ class _Stops:
     own: float
     outer: float
     settling: bool
+    over_at: float | None = None  # when the workspace was seen to be larger than its limit
+    over_bytes: int = 0
 
     def explain(self, rung: Rung, command: float) -> ev.RungReached:
         """The event of a rung of ending this step's command, whose own deadline is ``command``."""
@@ -366,6 +392,8 @@ class _Stops:
                 return failed(Reason.TIMEOUT, "stopped when the stop budget was used up")
             case StopReason.LEASE_LOST:
                 return failed(Reason.LEASE, "stopped because the lease of its workspace was ending")
+            case StopReason.DISK_FULL:
+                return failed(Reason.DISK, f"stopped because its workspace had grown to {self.over_bytes >> 20} MiB")
             case _:
                 return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped")
 
@@ -377,7 +405,9 @@ class _Stops:
             signal = (_moment(self.control.requested_at), StopReason.SIGNAL)
             outer = (self.outer, StopReason.RUN_DEADLINE)
         lost = (_moment(self.control.lost_at), StopReason.LEASE_LOST)
-        moments = (signal, lost, (self.own, StopReason.STEP_DEADLINE), outer, (command, StopReason.COMMAND_DEADLINE))
+        full = (_moment(self.over_at), StopReason.DISK_FULL)
+        own = (self.own, StopReason.STEP_DEADLINE)
+        moments = (signal, lost, full, own, outer, (command, StopReason.COMMAND_DEADLINE))
         at, reason = min(moments, key=lambda moment: moment[0])  # the first of equal ones
         return reason if at <= trio.current_time() else StopReason.FAILURE
 
@@ -392,6 +422,8 @@ def _broken(group: ExceptionGroup[RunnerError | OSError], *, end_unknown: bool) 
         error = HostRefused.of(error)
     assert isinstance(error, RunnerError)
     details = (f"hint: {error.hint}",) if error.hint else ()
+    if end_unknown and isinstance(error, OutOfMemory):  # of which the command was ended, whatever it had done
+        return failed(Reason.OOM, error.message, details=details)
     if end_unknown and isinstance(error, WorkspaceLost):
         message = f"the sandbox was lost while a command ran in it: {error.message}"
         return Outcome(Status.UNKNOWN, Reason.UNKNOWN, message, details=details)

@@ -58,6 +58,7 @@ class Link:
         self.shield = Shield.NONE
         self.outbox = Outbox()
         self.lost: str | None = None
+        self._kind = WorkspaceLost
         self._what = what
         self._kill_sandbox: Callable[[], None] | None = kill_sandbox
         self._open_relayed = open_relayed
@@ -117,10 +118,10 @@ class Link:
             self._kill_sandbox = None
             kill()
 
-    def lose(self, words: str) -> None:
+    def lose(self, words: str, kind: type[WorkspaceLost] = WorkspaceLost) -> None:
         """Nothing behind the guest lives any more, or can be known."""
         if self.lost is None:
-            self.lost = words
+            self.lost, self._kind = words, kind
             self.outbox.close()
             for channel in self._channels.values():
                 channel.lose(self._fault)
@@ -135,7 +136,7 @@ class Link:
             raise self._fault()
 
     def _fault(self) -> Exception:
-        return WorkspaceLost(self.lost or "")
+        return self._kind(self.lost or "")
 
     async def greeted(self) -> None:
         """Wait for the first guest's list. Raises ``WorkspaceLost``."""
@@ -162,7 +163,7 @@ class Link:
                 async with stream:
                     await self._converse(stream)
         except WorkspaceLost as lost:
-            self.lose(lost.message)
+            self.lose(lost.message, type(lost))
         except Violation as violation:
             self.kill_sandbox()
             self.lose(f"the guest of {self._what} broke the protocol: {violation}")

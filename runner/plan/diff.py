@@ -1,7 +1,8 @@
 """What differs between two plan documents, field by field, with the manifest line of each change.
 
 Both sides are the JSON form, since the older one comes from a file. Runs are compared by name, steps by
-id. Not compared: origins, since a comment moves them, and what is computed from the rest.
+id. Not compared: origins, since a comment moves them, and what is computed from the rest, such as the digest of all
+that policies say.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _run(name: str, old: Plain, new: Plain) -> Iterator[Change]:
     def fields(where: str, left: Plain, right: Plain, origin: str) -> Iterator[Change]:
         for path, was, becomes in differences(_compared(left), _compared(right)):
             key = path.removeprefix("body."), repr((was, becomes))
-            if key not in seen and not path.endswith(".origin"):
+            if key not in seen and not path.endswith((".origin", ".warm.policy")):
                 seen.add(key)
                 yield Change(_sign(was, becomes), f"{where}.{key[0]}", was, becomes, origin)
 

@@ -21,7 +21,10 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 BUILT_IN = "built-in"  # the origin of what nobody can choose
-HOUSING = ("provision", "clone", "setup", "agent")  # steps that may be done again with each provider of the chain
+# Steps that may be done again with each provider of the chain.
+HOUSING = ("provision", "clone", "setup", "preload", "agent")
+# Steps that follow the agent whatever becomes of it: when work ends before they have begun, they come first in settle.
+AFTER_AGENT = ("post_hook", "session")
 DEFAULTS = "defaults"  # the origin of what manifests/defaults decides
 
 
@@ -65,6 +68,16 @@ class Step:
 
 
 @dataclass(frozen=True)
+class PlannedCluster:
+    """The cluster that commands of a run can ask, and what for."""
+
+    context: str
+    server: str
+    namespace: str
+    access: str
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """One run. ``notes`` are defaults that the chosen providers cannot enforce, in words for a person;
     ``values`` is what templates may name besides ``run``. ``needs`` are names of runs that come first,
@@ -91,6 +104,7 @@ class RunPlan:
     origins: Mapping[str, str] = field(default_factory=dict)
     base_image: str | None = None
     image: str | None = None
+    cluster: PlannedCluster | None = None
 
     def phase(self, phase: str) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.phase == phase)

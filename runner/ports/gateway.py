@@ -54,7 +54,8 @@ class Exchange:
     """One request and its answer, without their contents.
 
     ``call`` is the API's name of the call, or the path when it has none; ``model`` is empty where none was named.
-    ``status`` is what the CLI was told, 0 when it was gone before. Times are seconds from the request's first byte.
+    ``status`` is what the CLI was told, 0 when it was gone before; of a request that is made again, an exchange of its
+    own, it is the provider's, 0 when that was not reached. Times are seconds from the request's first byte.
     ``usage`` counts what the provider's own fields say; ``estimated`` when the answer was cut off before them.
     """
 
@@ -88,12 +89,16 @@ class Session(Protocol):
     def by_model(self) -> Mapping[str, Usage]: ...
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What should be known of a session that ends well, such as turns of a rehearsal that nobody asked for."""
+
+    @property
     def verdict(self) -> Outcome | None:
         """What the gateway knows of why the agent cannot have succeeded, as the step's outcome; ``None`` if nothing.
 
-        Its reason is ``BUDGET`` from the first request that the budget refused; else, while the latest request for an
-        answer has failed, ``AUTH``, ``QUOTA``, ``MODEL`` (not granted, or unknown to the provider) or ``GATEWAY``.
-        A refused model counts only when no request has succeeded.
+        From the first request that the budget refused its reason is ``TURNS`` or ``BUDGET``; else, while the latest
+        request for an answer has failed, ``AUTH``, ``QUOTA``, ``MODEL`` (not granted, or unknown to the provider) or
+        ``GATEWAY``. A refused model counts only when no request has succeeded.
         """
 
 

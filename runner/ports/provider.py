@@ -28,7 +28,8 @@ class Probe:
 
     ``missing`` maps each feature that it cannot enforce here to the reason, in words for a person.
     ``reason`` and ``hint`` say why it is unavailable, and the one command that would change it. With ``needs_image``
-    it makes workspaces of an image only.
+    it makes workspaces of an image only. Of the missing ones a run itself watches those that are ``soft``: it ends the
+    step that goes beyond, which is less than keeping it from that.
     """
 
     provider: str
@@ -39,13 +40,15 @@ class Probe:
     reason: str | None = None
     hint: str | None = None
     needs_image: bool = False
+    soft: frozenset[Feature] = frozenset()
 
     def enforces(self, feature: Feature) -> bool:
         return feature not in self.missing
 
     def among_others(self) -> Probe:
         """As it holds for a workspace whose files are not alone on their disk: adopted, or of a shared project."""
-        return replace(self, missing={Feature.DISK: "others write to the same disk", **self.missing})
+        missing = {**self.missing, Feature.DISK: "others write to the same disk"}
+        return replace(self, missing=missing, soft=self.soft - {Feature.DISK})
 
 
 @dataclass(frozen=True)
@@ -210,13 +213,16 @@ class Workspace(Protocol):
 
 @dataclass(frozen=True)
 class Paths:
-    """Places as a command inside sees them. ``incident`` exists only when the opening mounts one."""
+    """Places as a command inside sees them. ``incident``, ``skills`` and ``kube``, the directory of its kubeconfig, are
+    of use only when the opening mounts them."""
 
     workspace: str
     output: str
     incident: str
     runner: str
     home: str
+    skills: str
+    kube: str
 
 
 class Provider(Protocol):

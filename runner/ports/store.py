@@ -12,7 +12,8 @@ from runner.model import DEFAULT_PROJECT, Anchor, Fence, Lease, Limits, SlotKey,
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run as listings show it. Times are microseconds since the epoch, UTC; ``resumes`` is the run it continues."""
+    """A run as listings show it. Times are microseconds since the epoch, UTC; ``resumes`` is the run it continues, and
+    ``rehearsal`` what stood for its models."""
 
     id: str
     name: str
@@ -22,6 +23,7 @@ class RunRow:
     created: int
     ended: int | None
     resumes: str | None = None
+    rehearsal: str | None = None
 
 
 @dataclass(frozen=True)

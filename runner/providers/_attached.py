@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from runner.errors import ProviderFailed, WorkspaceLost
+from runner.errors import OutOfMemory, ProviderFailed, WorkspaceLost
 from runner.model import Limits
 from runner.providers._cgroup import Group
 from runner.providers._container import Recipe
@@ -68,12 +68,12 @@ class Attached:
 
     async def connect(self, first: First) -> trio.abc.Stream:
         if self._stream is None:
-            raise WorkspaceLost(await self._why(first))
+            raise await self._why(first)
         stream, self._stream = self._stream, None
         self._memory = first.group(_ANY_MEMORY)
         return _Demultiplexed(stream, first, self._memory)
 
-    async def _why(self, first: First) -> str:
+    async def _why(self, first: First) -> WorkspaceLost:
         """What became of it. Its container is killed if it still runs: nobody can reach it any more."""
         first.kill()
         for_memory, why = self._memory.oom_kills() > 0, f"the docker daemon has not said why within {_ASKING:.0f}s"
@@ -84,8 +84,8 @@ class Attached:
             except ProviderFailed as error:
                 why = error.message
         if for_memory:
-            return f"{self._what} ran out of memory, and its sandbox was killed whole"
-        return f"the guest of {self._what} is lost: {why}"
+            return OutOfMemory(f"{self._what} ran out of memory, and its sandbox was killed whole")
+        return WorkspaceLost(f"the guest of {self._what} is lost: {why}")
 
     def close(self) -> None:
         if self._stream is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -53,6 +54,40 @@ class Engine:
     async def image(self, name: str) -> Mapping[str, Any]:
         """What ``docker image inspect`` says. Raises ``ImageMissing``."""
         return await self._call(lambda client: client.inspect_image(name), self.patience)
+
+    async def files(self, image: str, path: str, limit: int) -> bytes:
+        """The tar of what an image has at ``path``, cut off above ``limit`` bytes; empty when it has nothing there.
+
+        For that a container is made, which never starts, and removed. Raises ``ImageMissing``.
+        """
+        label = {"runner.looking": secrets.token_hex(8)}
+
+        def read(client: APIClient) -> bytes:
+            from docker.errors import NotFound
+
+            found = b""
+            try:
+                for chunk in client.get_archive(container, path)[0]:
+                    found += chunk
+                    if len(found) > limit:
+                        break
+            except NotFound:
+                pass
+            return found
+
+        config = {"Image": image, "Cmd": ["-"], "Labels": label}
+        try:
+            container = await self.make(f"runner-looking-{label['runner.looking']}", config)
+            return await self._call(read, _START_FACTOR * self.patience)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.remove(label)
+
+    async def forget_stages(self, label: str) -> None:
+        """Remove the images without a name that carry ``label``, and what they were made from."""
+        await self._call(
+            lambda client: client.prune_images({"dangling": True, "label": [label]}), _START_FACTOR * self.patience
+        )
 
     async def make(self, name: str, config: Mapping[str, Any]) -> str:
         """Make a container, which ``start`` starts; its id.

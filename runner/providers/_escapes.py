@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
+
+from runner import trees
+
+_BAIT = "runner-probe-"
+_OLD = 3600.0  # seconds after which nobody uses it any more
 
 _PRELUDE = """
 import ctypes, os, socket
@@ -192,9 +198,12 @@ def breaches(stdout: bytes) -> list[str] | None:
 @contextmanager
 def open_bait(home: Path) -> Iterator[dict[str, str]]:
     """Things of this host that no sandbox should reach, as variables for the probes: a file and a socket that every
-    user may open, an abstract socket, and the runner's own ``home``."""
+    user may open, an abstract socket, and the runner's own ``home``. What a killed probe has left goes."""
+    for old in Path(gettempdir()).glob(f"{_BAIT}*"):
+        if old.lstat().st_uid == os.geteuid() and time.time() - old.lstat().st_mtime > _OLD:
+            trees.remove(old)
     with (
-        TemporaryDirectory(prefix="runner-probe-") as name,
+        TemporaryDirectory(prefix=_BAIT) as name,
         closing(socket.socket(socket.AF_UNIX)) as listener,
         closing(socket.socket(socket.AF_UNIX)) as abstract,
     ):

@@ -15,7 +15,7 @@ import trio
 from runner import trees
 from runner.errors import ProviderFailed, WorkspaceLost
 from runner.model import Handle
-from runner.ports.provider import Opening
+from runner.ports.provider import Opening, Paths
 from runner.providers._directories import WORKSPACES
 from runner.providers._mounts import Place, Places, open_linkless
 
@@ -43,6 +43,23 @@ class Room:
             return self.places.add(open_linkless(source))
         except OSError as error:
             raise ProviderFailed(f"`{source}` cannot be shown: {error.strerror}") from error
+
+
+def paths_on_host(room: Room, opening: Opening) -> Paths:
+    """Where commands find things that see this host's own names. Raises ``ProviderFailed`` for a mount elsewhere."""
+    shown = {mount.target: room.add(mount.source).path for mount in opening.mounts}
+    paths = Paths(
+        workspace=room.tree_path,
+        output=shown.pop("/output", room.output.path),
+        incident=shown.pop("/incident", "/incident"),
+        runner=room.runner.path,
+        home=room.home.path,
+        skills=shown.pop("/skills", "/skills"),
+        kube=shown.pop("/root/.kube", "/root/.kube"),
+    )
+    if shown:
+        raise ProviderFailed(f"a provider without mounts can have nothing at `{min(shown)}`")
+    return paths
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from runner.providers._protected import Guard, Kind
 NO_IMAGE = "commands see this host's own system"  # of the providers that have none
 NOT_WARM = "its workspaces open in milliseconds, so none is kept running"  # of the providers that need no pool
 WORKSPACE, HOME = "/workspace", "/home/agent"
-PATHS = Paths(WORKSPACE, "/output", "/incident", "/run/runner", HOME)
+PATHS = Paths(WORKSPACE, "/output", "/incident", "/run/runner", HOME, "/skills", "/root/.kube")
 ENV = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": HOME}
 
 EMPTY = {Kind.MISSING_FILE: "nothing", Kind.MISSING_DIRECTORY: "nowhere"}

@@ -1,17 +1,18 @@
 """Containers that run before it is known for whom, and what is shown in them later.
 
 The tree of such a container follows a mount of ours, so what is mounted over a path of that is seen inside at once:
-that is how protected paths come in. Its guest knows its host by a nonce, and dials a socket whose listening end goes
-from process to process; where nobody has that any more, the guest ends.
+that is how protected paths come in. What is not in the tree lies in directories of the workspace that are shown from
+the start, and empty until it is known for whom. Its guest knows its host by a nonce, and dials a socket whose
+listening end goes from process to process; where nobody has that any more, the guest ends.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ class Idle:
 class Seat:
     """A container that was handed over; its first process is ``pid``, and its tree is mounted at ``tree``.
 
-    ``descriptor`` is the socket that its guest dials, and whose has the seat.
+    ``descriptor`` is the socket that its guest dials, and whose has the seat. ``shown`` are the places, beside the
+    workspace's own, at which it shows directories of the workspace.
     """
 
     descriptor: int
@@ -65,6 +67,7 @@ class Seat:
     nonce: bytes
     groups: Mapping[str, str]
     toolchains: tuple[str, ...]
+    shown: tuple[str, ...]
 
     @property
     def group(self) -> Group:
@@ -73,29 +76,24 @@ class Seat:
 
     def fits(self, handle: Handle, opening: Opening) -> bool:
         """Whether all that an opening asks for is there, or can be shown now."""
-        shown = Opening(protected=opening.protected, toolchains=self.toolchains, env=opening.env)
-        return opening in (shown, _with_incident(handle, shown))
+        here = {mount for mount in mounts_of(handle) if mount.target in self.shown}
+        plain = Opening(protected=opening.protected, toolchains=self.toolchains, env=opening.env)
+        return replace(opening, mounts=()) == plain and here.issuperset(opening.mounts)
 
 
 def seat_of(passed: Passed) -> Seat:
     """What ``Idle`` has handed over. Raises ``KeyError``, ``TypeError``, ``ValueError`` for another version's."""
     words = dict(passed.words)
-    nonce, toolchains = bytes.fromhex(words.pop("nonce")), tuple(words.pop("toolchains"))
+    toolchains, shown = tuple(words.pop("toolchains")), tuple(words.pop("shown"))
+    nonce = bytes.fromhex(words.pop("nonce"))
     (descriptor,) = passed.descriptors
-    return Seat(descriptor, nonce=nonce, toolchains=toolchains, **words)
+    return Seat(descriptor, nonce=nonce, toolchains=toolchains, shown=shown, **words)
 
 
-def opening_of(handle: Handle, toolchains: Sequence[str]) -> Opening:
-    """What a container shows whoever it will be for; the incident is empty until then, and for those without one."""
-    return _with_incident(handle, Opening(toolchains=tuple(toolchains)))
-
-
-def _with_incident(handle: Handle, opening: Opening) -> Opening:
-    return Opening((incident(handle),), opening.protected, opening.toolchains, opening.env)
-
-
-def incident(handle: Handle) -> Mount:
-    return Mount(handle.private / "incident", PATHS.incident)
+def mounts_of(handle: Handle) -> tuple[Mount, ...]:
+    """What a container shows whoever it will be for."""
+    shown = {"incident": PATHS.incident, "skills": PATHS.skills, "kube": PATHS.kube}
+    return tuple(Mount(handle.private / name, target) for name, target in shown.items())
 
 
 @contextmanager

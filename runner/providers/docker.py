@@ -41,10 +41,12 @@ from runner.providers._handed import Cover, Handed, Namespace, open_handed, open
 from runner.providers._opening import Room, open_room
 from runner.providers._protected import open_guards, remove_stand_ins
 from runner.providers._shown import ENV, PATHS, show_all, workspace_path, write_system_files
-from runner.providers._slots import Idle, Seat, Stay, covers, incident, open_tree, opening_of, seat_of
+from runner.providers._slots import Idle, Seat, Stay, covers, mounts_of, open_tree, seat_of
 from runner.settings import Settings
 
 _TMP, _TMP_BYTES = "/tmp", 1 << 30
+_ROOT = "/root"
+_STARTING = 5.0  # seconds for a runtime to say its version
 _VOLUME_BYTES = 1 << 16  # for the places that ours are shown at; nobody inside is root
 _CEILINGS = {Feature.CPU: "CpuCfsQuota", Feature.MEMORY: "MemoryLimit", Feature.PIDS: "PidsLimit"}
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -134,6 +136,7 @@ class Docker:
             versions = _versions(about, guest)
             missing |= {f: f"the daemon cannot limit {f}" for f, word in _CEILINGS.items() if not about.get(word)}
             _check_daemon(about, self._flavour)
+            await check_runtime(about, self._flavour.runtime)
             await trio.to_thread.run_sync(_check_reach, self._engine.socket)
         except ProviderFailed as error:
             return Probe(
@@ -185,11 +188,12 @@ class Docker:
     @asynccontextmanager
     async def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[Idle]:
         self._directories.check(handle)
-        shown = incident(handle).source
-        shown.mkdir(mode=0o700)
-        trees.own(shown, handle.uid)
+        mounts = mounts_of(handle)
+        for mount in mounts:
+            mount.source.mkdir(mode=0o700)
+            trees.own(mount.source, handle.uid)
         stay, nonce = Stay(late=True), os.urandom(NONCE_BYTES)
-        async with self._started(handle, opening_of(handle, toolchains), stay) as started:
+        async with self._started(handle, Opening(mounts, toolchains=tuple(toolchains)), stay) as started:
             first, channel, places = started.first, started.channel, started.room.places
             assert isinstance(channel, Dialled)
             assert isinstance(places, Handed)
@@ -200,6 +204,7 @@ class Docker:
                 "nonce": nonce.hex(),
                 "groups": self._group(handle, first).words,
                 "toolchains": list(toolchains),
+                "shown": [mount.target for mount in mounts],
             }
             try:
                 async with open_guest(
@@ -270,6 +275,9 @@ class Docker:
                 image = self._image(handle)
                 for volume in image["volumes"]:  # else the daemon makes a writable one for each
                     recipe.show(room.places.add_memory(_VOLUME_BYTES, 0), volume, writable=True)
+                if any(mount.target == PATHS.kube for mount in opening.mounts):
+                    # What an image has there is root's own, and would keep others from what is shown below it.
+                    recipe.show(room.places.add_memory(_VOLUME_BYTES, 0), _ROOT, writable=True)
                 recipe.show(room.places.add_memory(_tmp_bytes(handle.limits), handle.uid), _TMP, writable=True)
                 show_all(recipe, handle, opening, room, guards)
                 recipe.show(room.add(program.path), _container.GUEST)
@@ -435,7 +443,7 @@ def _containers(private: Path) -> Path:
 def _volumes(image: Mapping[str, Any]) -> list[str]:
     """The places that an image wants to be writable. Raises ``ProviderFailed`` for one inside of ours."""
     found = sorted(posixpath.normpath(place) for place in image["Config"].get("Volumes") or ())
-    ours = (PATHS.workspace, PATHS.output, PATHS.runner, PATHS.home, _TMP)
+    ours = (PATHS.workspace, PATHS.output, PATHS.runner, PATHS.home, PATHS.skills, PATHS.kube, _TMP)
     if within := [place for place in found if any(place.startswith(f"{our}/") for our in ours)]:
         raise ProviderFailed(
             f"image `{image['Id']}` declares a volume at `{within[0]}`, where the workspace's own files are",
@@ -473,6 +481,29 @@ def _check_daemon(about: Mapping[str, Any], flavour: Flavour) -> None:
             )
     if flavour.runtime not in about.get("Runtimes", {}):
         raise ProviderFailed(f"the docker daemon has no runtime `{flavour.runtime}`", hint=flavour.hint)
+
+
+async def check_runtime(about: Mapping[str, Any], runtime: str) -> None:
+    """Raises ``ProviderFailed`` for a runtime that is more than a name for the daemon, and whose program does not start
+    here; the daemon itself never looks."""
+    path = about["Runtimes"][runtime].get("path")
+    if path is None or not os.path.isabs(path):
+        return
+    why = f"it has not answered within {_STARTING:.0f}s"
+    with trio.move_on_after(_STARTING):
+        try:
+            tried = await trio.run_process(
+                [path, "--version"], env={}, capture_stdout=True, capture_stderr=True, check=False
+            )
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            if tried.returncode == 0:
+                return
+            why = tried.stderr.decode(errors="replace").strip()[-200:] or f"it exits {tried.returncode}"
+    raise ProviderFailed(
+        f"the runtime `{runtime}` of the docker daemon, `{path}`, does not start: {why}", hint=f"{path} --version"
+    )
 
 
 def _check_reach(daemon: Path) -> None:

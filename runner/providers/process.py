@@ -19,19 +19,18 @@ from runner import trees
 from runner.errors import ProviderFailed
 from runner.guest import binary
 from runner.model import Feature, Handle, IsolationClass
-from runner.ports.provider import KILL_GRACE, STOP_GRACE, Opening, Paths, Probe, Workspace, WorkspaceRequest
+from runner.ports.provider import KILL_GRACE, STOP_GRACE, Opening, Probe, Workspace, WorkspaceRequest
 from runner.providers import _cgroup, spawn
 from runner.providers._directories import Directories
 from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
 from runner.providers._marked import open_unconfined
 from runner.providers._mounts import can_stage, open_places
-from runner.providers._opening import Room, open_room
+from runner.providers._opening import Room, open_room, paths_on_host
 from runner.providers._shown import NO_IMAGE, NOT_WARM
 from runner.settings import Settings
 
 _NO_NAMESPACES = "process runs commands directly on this host"
 _NO_QUOTA = "process has no disk quota"  # a volume would not be all of this host that they can write to
-_PLACES = ("/incident", "/output")
 
 
 def provider(settings: Settings) -> OnHost:
@@ -81,8 +80,6 @@ class OnHost:
         self._directories.check(handle)
         if opening.protected:
             raise ProviderFailed("`process` cannot protect paths", hint="use provider `local`")
-        if other := [mount.target for mount in opening.mounts if mount.target not in _PLACES]:
-            raise ProviderFailed(f"`process` has no mounts, so nothing can be at `{other[0]}`")
         async with (
             open_room(handle, opening, open_places(handle.uid if self._root and can_stage() else None)) as room,
             _cgroup.open_group(handle.id, handle.limits) as group,
@@ -100,14 +97,7 @@ class OnHost:
         return binary.find() if self._guest else None
 
     def _surroundings(self, handle: Handle, opening: Opening, room: Room, group: _cgroup.Group) -> Surroundings:
-        shown = {mount.target: room.add(mount.source).path for mount in opening.mounts}
-        paths = Paths(
-            workspace=room.tree_path,
-            output=shown.get("/output", room.output.path),
-            incident=shown.get("/incident", "/incident"),
-            runner=room.runner.path,
-            home=room.home.path,
-        )
+        paths = paths_on_host(room, opening)
         env = {"LANG": "C.UTF-8", "HOME": room.home.path, "TMPDIR": room.tmp.path, **opening.environment}
         if not self._directories.has_own_user(handle):
             env["RUNNER_PRIVATE"] = f"{handle.private}/"  # by which its processes are told from others of their user

@@ -1,35 +1,104 @@
-"""Findings as GitHub workflow commands, which become annotations on the lines of a pull request."""
+"""Findings and failed runs as GitHub workflow commands, which become annotations on the lines of a pull request.
+
+``harmless`` is for all else that is printed where GitHub listens: whatever an agent writes commands nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from runner.errors import RunnerError, in_order, shown
+from runner.errors import Place, RunnerError, in_order, shown
+from runner.model import Status
+from runner.report.account import Account, blamed
 from runner.report.diagnostics import MESSAGE
 
 SHOWN = 10  # of each severity in one step; GitHub drops the rest without a word
 
 
+@dataclass(frozen=True)
+class Note:
+    """One annotation. ``at`` has a file relative to the repository."""
+
+    severity: Literal["error", "warning"]
+    title: str
+    text: str
+    at: Place | None = None
+
+
 def commands(findings: Sequence[RunnerError]) -> Iterator[str]:
     """One command a line, errors first, then a line that counts those that would not be shown."""
-    ordered = in_order(findings)
+    yield from listed([note_of(finding) for finding in in_order(findings)], "runner validate")
+
+
+def listed(notes: Sequence[Note], rest: str) -> Iterator[str]:
+    """As many of each severity as GitHub shows, errors first, and where the ``rest`` is."""
     hidden = 0
     for severity in ("error", "warning"):
-        chosen = [finding for finding in ordered if finding.severity == severity]
+        chosen = [note for note in notes if note.severity == severity]
         hidden += len(chosen[SHOWN:])
         yield from map(_command, chosen[:SHOWN])
     if hidden:
-        yield f"and {hidden} more: runner validate"
+        yield f"and {hidden} more: {rest}"
 
 
-def _command(finding: RunnerError) -> str:
-    properties: dict[str, object] = {}
-    if at := finding.at:
-        properties = {"file": at.file, "line": at.line, "col": at.column, "endColumn": at.column + at.width}
-    properties["title"] = finding.code
-    listed = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
+def note_of(finding: RunnerError) -> Note:
     text = shown(finding.message, MESSAGE) + (f"\nhint: {shown(finding.hint, MESSAGE)}" if finding.hint else "")
-    return f"::{finding.severity} {listed}::{_data(text)}"
+    return Note(finding.severity, finding.code, text, finding.at)
+
+
+def violations_of(account: Account) -> Iterator[Note]:
+    """What of a run's work broke policy, at the file of the repository."""
+    for violation in account.record.violations:
+        yield Note("error", f"policy: {violation.rule}", shown(str(violation), MESSAGE), Place(violation.path, 1, 1))
+
+
+def notes_of(account: Account) -> Iterator[Note]:
+    """A run that did not succeed, at the manifest line of the step that decided it; and each warning."""
+    record = account.record
+    if record.status not in (Status.SUCCEEDED, Status.SKIPPED):
+        outcome = record.outcome
+        step = blamed(record)
+        reason = outcome.reason.value if outcome is not None and outcome.reason is not None else record.status.value
+        lines = [outcome.message if outcome is not None else record.status.value]
+        lines += record.steps[step].outcome.details[:20] if step is not None else ()  # type: ignore[union-attr]
+        severity: Literal["error", "warning"] = "warning" if record.status is Status.CANCELLED else "error"
+        text = "\n".join(shown(line, MESSAGE) for line in [*lines, f"runner runs show {record.id}"])
+        yield Note(severity, f"run {record.name}: {reason}", text, _place(account, step or ""))
+    for code, message in record.warnings:
+        yield Note("warning", f"run {record.name}: {code}", shown(message, MESSAGE))
+
+
+def harmless(text: str) -> str:
+    """A line in which GitHub sees no command; in JSON, ``quoted`` does the same."""
+    head = text[: len(text) - len(text.lstrip())]
+    if text.startswith("::", len(head)):
+        text = f"{head}\\x3a{text[len(head) + 1 :]}"
+    return text.replace("##[", "#\\x23[")
+
+
+def quoted(document: str) -> str:
+    """A JSON text that says the same, and in which GitHub sees no command: two of ``#`` are in strings only."""
+    return document.replace("##[", "#\\u0023[")
+
+
+def _place(account: Account, step: str) -> Place | None:
+    """The manifest line of a step, else of the run."""
+    for name in (step, ""):
+        file, _, line = account.origins.get(name, "").rpartition(":")
+        if file and line.isdigit():
+            return Place(file, int(line), 1)
+    return None
+
+
+def _command(note: Note) -> str:
+    properties: dict[str, object] = {}
+    if at := note.at:
+        properties = {"file": at.file, "line": at.line, "col": at.column, "endColumn": at.column + at.width}
+    properties["title"] = note.title
+    named = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
+    return f"::{note.severity} {named}::{_data(note.text)}"
 
 
 def _data(text: str) -> str:

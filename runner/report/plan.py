@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from runner.errors import NotEnforced, shown
 from runner.model import Limits
 from runner.plan.diff import Change
-from runner.plan.model import BUILT_IN, DEFAULTS, Given, Plan, RunPlan, Step
+from runner.plan.model import BUILT_IN, DEFAULTS, Given, Plan, PlannedCluster, RunPlan, Step
 from runner.report.words import columns, duration, limits, wrapped
 
 _LEAST = 24  # columns of the cells that are wrapped, however narrow the terminal
@@ -64,7 +64,9 @@ def _run(run: RunPlan, plan: Plan, width: int) -> Iterator[str]:
     facts += [f"isolation >= {run.isolation.word}", f"policy {', '.join(run.policies)}"]
     facts += [f"needs {', '.join(run.needs)}"] if run.needs else []
     facts += [f"at most {run.max_parallel} of {run.group} at once"] if run.max_parallel else []
-    for text in ("   ".join(facts), f"longest path {' > '.join(run.worst_case()[0])}"):
+    lines = ["   ".join(facts), f"longest path {' > '.join(run.worst_case()[0])}"]
+    lines += [f"{_cluster(run.cluster)}{_written(run, 'cluster')}"] if run.cluster is not None else []
+    for text in lines:
         yield from (f"  {line}" for line in wrapped(_safe(text), max(width - 2, _LEAST)))
     yield from _table([row for step in run.steps for row in _rows(step, run)], width)
     yield from (f"warning[{NotEnforced.code}]: {_safe(note)}" for note in run.notes)
@@ -101,6 +103,12 @@ def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:
         parts.append((run.origins.get("base image", BUILT_IN), f"image {run.base_image}{pinned}"))
     parts.append((run.origins.get("network none", BUILT_IN), f"network {network}"))
     return _together(parts)
+
+
+def _cluster(cluster: PlannedCluster) -> str:
+    words = [cluster.context or "(current context)", cluster.server]
+    words += [f"namespace {cluster.namespace}"] if cluster.namespace else []
+    return f"cluster {' '.join(filter(None, words))} READ ONLY (get list watch logs; secrets refused)"
 
 
 def _secret(given: Given) -> str:

@@ -8,10 +8,12 @@ from pathlib import Path
 from runner.errors import printable
 from runner.events import CommitsTaken
 from runner.model import IsolationClass, Status
-from runner.record import RunRecord, StepRecord
-from runner.report.words import MARKS, duration, isolation, rung, usage
+from runner.record import ClusterUse, RunRecord, StepRecord
+from runner.report.words import MARKS, commands, duration, isolation, rung, usage
+from runner.triage.budget import sizes
 
 WIDEST = 1_000  # characters of a line
+_NAMED = 4  # kinds of refused requests that are named
 
 _WORDS = {Status.SUCCEEDED: "SUCCEEDED", Status.FAILED: "FAILED", Status.CANCELLED: "CANCELLED"}
 
@@ -38,7 +40,14 @@ def _lines(record: RunRecord, directory: Path, brief: bool) -> Iterator[str]:
         yield f"  because    {record.outcome.message}"
     if record.status is Status.LOST:
         yield f"  because    its runner has died; `runner recover {record.id}` saves its work and cleans up"
+    if record.preloaded is not None:
+        yield f"  preloaded  {sizes(record.preloaded.parts)}"
+        yield from (f"  baseline   {line}" for line in (record.preloaded.headline,) if line)
     yield from (f"  model      {line}" for line in usage_lines(record))
+    if record.commands is not None:
+        yield f"  agent ran  {commands(record.commands)}"
+    if record.cluster is not None:
+        yield f"  cluster    {cluster_line(record.cluster)}"
     for _, message in record.warnings:
         yield f"  warning    {message}"
     for name, step in record.steps.items():
@@ -53,7 +62,8 @@ def isolation_line(record: RunRecord) -> str:
     """The class that was used, and what was read back from inside."""
     if record.isolation is None:
         return "nothing was started"
-    seen = f"; read back: {isolation(record.observed)}" if record.observed else ""
+    unseen = "; nothing was read back" if record.ended is not None else ""
+    seen = f"; read back: {isolation(record.observed)}" if record.observed else unseen
     loud = " - NOT ISOLATED from this host" if record.isolation is IsolationClass.NONE else ""
     return f"{record.isolation.word} ({record.provider}){loud}{seen}"
 
@@ -63,6 +73,15 @@ def usage_lines(record: RunRecord) -> Iterator[str]:
     yield from (f"{name}: {usage(used)}" for name, used in record.models.items())
     if record.claimed is not None:
         yield f"as the agent says, which had the key: {usage(record.claimed)}"
+
+
+def cluster_line(used: ClusterUse) -> str:
+    """How often commands asked a cluster, and what of it was refused."""
+    refused = sum(used.refused.values())
+    most = sorted(used.refused, key=lambda what: (-used.refused[what], what))
+    named = ", ".join(most[:_NAMED]) + (", ..." if len(most) > _NAMED else "")
+    counts = f"{used.requests} request{'s' * (used.requests != 1)}, {refused} refused"
+    return f"{used.context}: {counts}" + (f" ({named})" if most else "")
 
 
 def _step(name: str, step: StepRecord) -> Iterator[str]:
@@ -89,6 +108,8 @@ def _places(record: RunRecord, directory: Path) -> Iterator[str]:
         yield f"  patch      {directory / receipt.patch}{held}"
     if receipt is not None:
         yield from (f"  output     {path}" for path in receipt.outputs[:10])
+    if record.log is not None:
+        yield f"  log        {record.log}"
     yield f"  evidence   {directory}"
 
 

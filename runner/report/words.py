@@ -6,7 +6,7 @@ import math
 import unicodedata
 from collections.abc import Iterator
 
-from runner.events import RungReached
+from runner.events import CommandsSeen, RungReached
 from runner.model import Isolation, Limits, Rung, Status, Usage
 
 MARKS = {
@@ -34,6 +34,14 @@ def duration(seconds: float | None) -> str:
         return f"{minutes}m{rest:02}s" if rest else f"{minutes}m"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if minutes else f"{hours}h"
+
+
+def commands(seen: CommandsSeen) -> str:
+    """``17 commands, 1 refused, 1 cut``; what there is none of is left out."""
+    total = seen.executed + seen.denied + seen.cut
+    parts = [f"{total} command{'s' * (total != 1)}"]
+    parts += [f"{count} {word}" for count, word in ((seen.denied, "refused"), (seen.cut, "cut")) if count]
+    return ", ".join(parts)
 
 
 def size(count: int) -> str:
@@ -70,19 +78,23 @@ def isolation(seen: Isolation) -> str:
 
 
 def usage(used: Usage) -> str:
-    """``9 requests, 48.1k tokens (12k of them cached), $0.31``; a price that is not known is left out."""
+    """``9 requests, 48.1k tokens (12k of them cached), $0.31``; a price that is not known is left out, and of a model
+    that was refused ``nothing used``."""
+    if used == Usage():
+        return "nothing used"
     parts = [f"{used.requests} request{'s' * (used.requests != 1)}"] if used.requests else []
-    cached = f" ({_tokens(used.cached_tokens)} of them cached)" if used.cached_tokens else ""
-    parts.append(f"{_tokens(used.tokens)} tokens{cached}")
+    cached = f" ({count(used.cached_tokens)} of them cached)" if used.cached_tokens else ""
+    parts.append(f"{count(used.tokens)} tokens{cached}")
     if used.cost_usd is not None:
         parts.append(f"${used.cost_usd:.2f}" if used.cost_usd >= 0.01 or not used.cost_usd else "less than $0.01")
     return ", ".join(parts)
 
 
-def _tokens(count: int) -> str:
-    if count < 1000:
-        return str(count)
-    return f"{count / 1000:.3g}k" if count < 999_500 else f"{count / 1e6:.3g}M"
+def count(number: int) -> str:
+    """``512``, ``48.1k``, ``1.2M``: three significant figures at most."""
+    if number < 1000:
+        return str(number)
+    return f"{number / 1000:.3g}k" if number < 999_500 else f"{number / 1e6:.3g}M"
 
 
 def rung(reached: RungReached, left: float = 0.0) -> str:

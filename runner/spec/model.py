@@ -54,7 +54,7 @@ class Facts:
     ``missing`` maps a wanted thing to why it could not be had, so that resolving reports it at its place;
     with any of it there is no plan.
     ``policies`` has the runs whose repository has a policy of its own.
-    ``images`` has the id of the image of each run that names one.
+    ``images`` has the id of the image of each run that names one, ``clusters`` what its kubeconfig leads to.
     ``open`` Facts have no probes, no commits, no images and no policies: nobody looked.
     """
 
@@ -66,6 +66,7 @@ class Facts:
     open: bool = False
     policies: Mapping[str, PolicyFile] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
+    clusters: Mapping[str, ClusterFact] = field(default_factory=dict)
 
     def pinned(self) -> dict[str, object]:
         """What the digest covers: everything but host paths."""
@@ -73,6 +74,7 @@ class Facts:
             "probes": self.probes,
             "commits": self.commits,
             "images": self.images,
+            **({"clusters": {run: fact.pinned() for run, fact in self.clusters.items()}} if self.clusters else {}),
             "files": {
                 group: {name: {"sha256": f.sha256, "size": f.size} for name, f in files.items()}
                 for group, files in self.files.items()
@@ -182,6 +184,30 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class ClusterFact:
+    """The cluster that a kubeconfig leads to. ``exposed`` says who else can read the file; it is not planned."""
+
+    context: str
+    server: str
+    namespace: str
+    exposed: str = ""
+
+    def pinned(self) -> dict[str, str]:
+        return {"context": self.context, "server": self.server, "namespace": self.namespace}
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """The cluster that commands may read. ``kubeconfig`` is a path of this host, or several with ``:`` between them."""
+
+    kubeconfig: str
+    context: str
+    server: str
+    namespace: str
+    access: str
+
+
+@dataclass(frozen=True)
 class CommandCheck:
     argv: Command
     timeout_seconds: float | None
@@ -213,7 +239,8 @@ class RunSpec:
     """One incident run, complete. ``origins`` maps a step kind, feature or field to the manifest line that decided it;
     ``group`` is the document's name, shared by the members of a matrix; ``outputs`` maps names to files,
     ``protected`` paths to the lines that ask for them. Workspaces of a ``shared`` project see it whole, so that
-    what the project protects is ``unprotected``.
+    what the project protects is ``unprotected``. ``member`` is the name of one whose incident other members of its
+    matrix have as well, else empty.
     """
 
     name: str
@@ -260,3 +287,9 @@ class RunSpec:
     max_parallel: int | None
     outputs: Mapping[str, str]
     secrets: tuple[SecretSpec, ...] = ()
+    debug: bool = False
+    member: str = ""
+    preload: tuple[str, ...] = ()
+    namespace: str | None = None  # of the incident: as the manifest says, else as the incident itself does
+    cluster: ClusterSpec | None = None
+    skills: tuple[str, ...] = ()

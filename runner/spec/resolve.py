@@ -39,6 +39,15 @@ from runner.policy.toolchains import check_toolchain
 from runner.settings import Settings
 from runner.spec import template
 from runner.spec.checkout import RepoSource, TaskContext, judge_url, resolve_checkout, uses_keys
+from runner.spec.cluster import (
+    WantedCluster,
+    cluster_demands,
+    cluster_faults,
+    cluster_of,
+    keys_of,
+    untrusted_cluster,
+    wanted_cluster,
+)
 from runner.spec.model import (
     Command,
     CommandCheck,
@@ -54,6 +63,7 @@ from runner.spec.model import (
     VerifySpec,
     Warm,
 )
+from runner.spec.preload import namespace_of, preload_faults
 from runner.spec.repository import OwnPolicy, dropped, read_own, with_own
 from runner.spec.secrets import secret_demands, secret_faults, secrets_of, untrusted_secrets
 from runner.spec.select import Selected, project_root, repository_root
@@ -76,7 +86,9 @@ class Wanted:
     project: Path | None  # the root of the run's project, where an AGENTS.md may be
     toolchains: tuple[str, ...]
     base_image: str | None
+    skills: tuple[str, ...]
     uses_keys: bool  # the repository is reached with the ssh keys or the netrc of this host's user
+    cluster: WantedCluster | None
 
 
 def wanted(selected: Selected, settings: Settings) -> tuple[Wanted, list[RunnerError]]:
@@ -94,7 +106,7 @@ def wanted(selected: Selected, settings: Settings) -> tuple[Wanted, list[RunnerE
         script = _inside(selected, selected.agent_type, agent.script.path, ("script", "path"), findings)
     incident = None
     if selected.incident is not None:
-        incident = _inside(selected, selected.run, selected.incident, selected.incident_keys, findings)
+        incident = _incident(selected, selected.incident, findings)
     return (
         Wanted(
             selected.name,
@@ -106,7 +118,9 @@ def wanted(selected: Selected, settings: Settings) -> tuple[Wanted, list[RunnerE
             project_root(selected, selected.project) if selected.project else None,
             tuple(agent.workspace.toolchains),
             agent.workspace.base_image,
+            tuple(agent.skills),
             checkout is not None and checkout.url is not None and uses_keys(checkout.url, settings.git_credentials),
+            wanted_cluster(selected, settings),
         ),
         findings,
     )
@@ -119,6 +133,13 @@ def _source_place(selected: Selected) -> Place:
         return selected.run.place("task", "repository_url")
     keys = ("workspace", "repo_source", "url") if source.type == "fixed" else ("workspace", "repo_source")
     return selected.agent_type.place(*keys)
+
+
+def _incident(selected: Selected, written: str, findings: list[RunnerError]) -> Path | None:
+    """The incident's directory: in the manifest's project, or by its absolute path anywhere on this host."""
+    if os.path.isabs(written):
+        return Path(os.path.realpath(written))
+    return _inside(selected, selected.run, written, selected.incident_keys, findings)
 
 
 def _inside(
@@ -157,6 +178,11 @@ def untrusted_faults(selected: Selected, want: Wanted) -> list[RunnerError]:
         message = "an untrusted manifest may not have the key of a model"
         findings.append(Untrusted(message, at=at, hint="write credentials: gateway, or leave it out"))
     findings += untrusted_secrets(selected)
+    findings += untrusted_cluster(selected)
+    if want.incident is not None and not want.incident.is_relative_to(project_root(selected, selected.run)):
+        at = selected.run.place(*selected.incident_keys)
+        message = f"an untrusted manifest may not have `{want.incident}` for its incident"
+        findings.append(Untrusted(message, at=at, hint="apply it without --untrusted"))
     if want.uses_keys:
         refuse("reach a repository with your keys", "repo_source")
     source = want.checkout.path if want.checkout is not None else None
@@ -205,6 +231,8 @@ def resolve(
     findings += _ceilings(selected, needs.providers, policies)
     findings += secret_faults(selected, policies)
     findings += _key_inside(selected, needs.providers, facts)
+    findings += cluster_faults(selected, facts)
+    findings += preload_faults(selected, facts.files.get(f"{name}/incident"), cluster=needs.cluster is not None)
     demands = _demands(selected, settings)
     task = TaskContext(**dict(run.task)) if run.task else TaskContext()
     spec = RunSpec(
@@ -256,6 +284,12 @@ def resolve(
         max_parallel=run.matrix.max_parallel if run.matrix else None,
         outputs={output: found.file for output, found in run.outputs.items()},
         secrets=secrets_of(selected),
+        skills=tuple(agent.skills),
+        debug=run.debug,
+        member=name if run.matrix and (run.matrix.agent_type or run.matrix.model) else "",
+        cluster=cluster_of(selected, needs.cluster, facts),
+        preload=tuple(run.context.preload),
+        namespace=namespace_of(selected, facts.incidents.get(name, {})),
     )
     known = {need: outputs[need] for need in run.needs if need in outputs}
     if f"{name}/incident" not in facts.missing:
@@ -373,8 +407,10 @@ def _missing(selected: Selected, facts: Facts) -> list[RunnerError]:
         f"{name}/providers": (agent, ("workspace", "providers")),
         f"{name}/script": (agent, ("script",)),
         f"{name}/incident": (run, selected.incident_keys),
+        f"{name}/cluster": (run, keys_of(selected, facts.missing.get(f"{name}/cluster"))),
         f"{name}/toolchain": (agent, ("workspace", "toolchains")),
         f"{name}/image": (agent, ("workspace", "base_image")),
+        **{f"{name}/skills/{skill}": (agent, ("skills", i)) for i, skill in enumerate(selected.agent.skills)},
     }
     found = {key: document.place(*keys) for key, (document, keys) in places.items() if key in facts.missing}
     if f"{name}/agents" in facts.missing and selected.project is not None:
@@ -543,6 +579,7 @@ def _demands(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
     )
     demands.append(network)
     demands += secret_demands(selected)
+    demands += cluster_demands(selected)
     if agent.model is not None and agent.credentials == "gateway":
         demands.append(Demand(Feature.RELAY, "the way to the model gateway", types.place("agent"), True))
     if size := _warm_size(selected, settings):
@@ -637,12 +674,16 @@ def _origins(selected: Selected, own: OwnPolicy | None) -> dict[str, str]:
         "agent": types.origin("agent"),
         "model": run.origin("matrix", "model", selected.model[1]) if selected.model else types.origin("model"),
         "budget": types.origin("budget"),
+        "skills": types.origin("skills"),
+        "preload": run.origin("context", "preload"),
         "post_hook": types.origin("post_hooks") if selected.agent.post_hooks else run.origin("post_hooks"),
+        "session": run.origin("debug"),
         "snapshot": run.origin("snapshot"),
         "verify": run.origin("verify"),
         "settle": types.origin("stop_budget"),
         "deadline": run.origin("timeout"),
         "incident": run.origin(*selected.incident_keys),
+        "cluster": run.origin("incident", "kubeconfig"),
         "project": selected.project.origin("workspace_isolation") if selected.project else DEFAULTS,
         **{f"timeouts.{step}": types.origin("timeouts", step) for step in type(selected.agent.timeouts).model_fields},
     }

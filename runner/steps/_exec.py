@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import trio
 
@@ -30,12 +30,21 @@ _NOTHING = Redactor()
 DRAIN = 2.0  # seconds for what is left in the pipes after the command has ended, if a descendant holds them
 
 
-class LogFile:
-    """One stream of a step on disk: its beginning, a marker saying how much was cut, and its end."""
+class Log(Protocol):
+    """Where what a command prints goes, as it comes."""
 
-    def __init__(self, path: Path, limit: int = MAX_LOG) -> None:
+    def write(self, chunk: bytes) -> None: ...
+
+
+class LogFile:
+    """One stream of a step on disk: its beginning, a marker saying how much was cut, and its end.
+
+    ``file`` is what the path leads to, for one that was opened already, without a buffer.
+    """
+
+    def __init__(self, path: Path, limit: int = MAX_LOG, *, file: BinaryIO | None = None) -> None:
         self.path = path
-        self._file: BinaryIO = path.open("ab", buffering=0)
+        self._file: BinaryIO = path.open("ab", buffering=0) if file is None else file
         self._room = limit - self._file.tell()
         self._tail = bytearray()
         self._cut = 0
@@ -59,11 +68,24 @@ class LogFile:
             self._file.write(self._tail)
 
 
+@dataclass(frozen=True)
+class Shared:
+    """A log whose every piece goes to several."""
+
+    logs: tuple[Log, ...]
+
+    def write(self, chunk: bytes) -> None:
+        for log in self.logs:
+            log.write(chunk)
+
+
 @contextmanager
-def open_logs(directory: Path, step: str) -> Iterator[tuple[LogFile, LogFile]]:
-    """The two log files of a step, appended to when it has several commands."""
+def open_logs(directory: Path, step: str, limit: int = MAX_LOG) -> Iterator[tuple[LogFile, LogFile]]:
+    """The two log files of a step, appended to when it has several commands; each has ``limit`` bytes and a tail."""
     directory.mkdir(parents=True, exist_ok=True)
-    with closing(LogFile(directory / f"{step}.stdout")) as out, closing(LogFile(directory / f"{step}.stderr")) as err:
+    paths = (directory / f"{step}.{stream}" for stream in ("stdout", "stderr"))
+    out, err = (LogFile(path, limit) for path in paths)
+    with closing(out), closing(err):
         yield out, err
 
 
@@ -71,7 +93,7 @@ async def run_command(
     run: Run,
     workspace: Workspace,
     argv: Sequence[str],
-    logs: tuple[LogFile, LogFile],
+    logs: tuple[Log, Log],
     *,
     env: Mapping[str, str] | None = None,
     stdin: bytes = b"",
@@ -127,7 +149,7 @@ async def emit_all(events: trio.MemoryReceiveChannel[ev.Event], emit: Emit) -> N
 async def run_logged(
     workspace: Workspace,
     argv: Sequence[str],
-    logs: tuple[LogFile, LogFile],
+    logs: tuple[Log, Log],
     *,
     env: Mapping[str, str] | None = None,
     stdin: bytes = b"",
@@ -158,7 +180,7 @@ async def run_logged(
     return exit
 
 
-async def _copy_both(process: Process, logs: tuple[LogFile, LogFile], redactor: Redactor, copied: trio.Event) -> None:
+async def _copy_both(process: Process, logs: tuple[Log, Log], redactor: Redactor, copied: trio.Event) -> None:
     """Ends at the latest when the block around the command has ended, for then there is end of file."""
     async with trio.open_nursery() as readers:
         readers.cancel_scope.shield = True
@@ -177,7 +199,7 @@ async def _feed(stdin: Writer, content: bytes) -> None:
         pass
 
 
-async def _copy(stream: Reader, log: LogFile, through: Stream) -> None:
+async def _copy(stream: Reader, log: Log, through: Stream) -> None:
     try:
         while chunk := await stream.receive_some(CHUNK):
             log.write(through.feed(chunk))

@@ -18,6 +18,8 @@ from runner.steps._disk import ScanResult, scan
 from runner.steps._run import Run
 from runner.steps._secrets import leaks, output_leaks
 
+_NAMED = 3  # violations in a sentence; all of them are below it
+
 
 def policy_of(specs: Sequence[PolicySpec]) -> PathPolicy:
     return compose([PathPolicy(s.allowed_paths, s.forbidden_patterns, s.max_file_size) for s in specs])
@@ -45,7 +47,10 @@ async def scan_checkout(run: Run, step: str, specs: Sequence[PolicySpec]) -> tup
 
 def broken(violations: Sequence[Violation], where: str = "") -> Outcome:
     """How a step ends that found violations."""
-    text = f"{len(violations)} violation{'s' * (len(violations) != 1)}{where}: {violations[0]}"
+    text = f"{len(violations)} violation{'s' * (len(violations) != 1)}{where}: "
+    text += "; ".join(str(violation) for violation in violations[:_NAMED])
+    if (more := len(violations) - _NAMED) > 0:
+        text += f"; and {more} more"
     return failed(Reason.POLICY, text, details=tuple(str(v) for v in violations))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from typing import TypeVar
 
 import trio
@@ -19,9 +20,10 @@ from runner import events as ev
 from runner import trees
 from runner.errors import InputChanged, PlatformError, WorkspaceLost
 from runner.lifecycle.backoff import SLOW, pauses
-from runner.model import Feature, Handle, Lease, Miss, Mount, Receipt, Rung, SlotKey
+from runner.model import Feature, Handle, Lease, Miss, Receipt, Rung, SlotKey
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent
+from runner.ports.cluster import ClusterGateway
 from runner.ports.gateway import Api, Gateway
 from runner.ports.git import Author, Git, Snapshot
 from runner.ports.provider import Opening, Paths, Probe, Provider, Workspace, WorkspaceRequest
@@ -88,6 +90,7 @@ class Ports:
     agent: Callable[[str], Agent]
     sub_runner: Callable[[str, Mapping[str, str]], Awaitable[list[str]]]
     gateway: Gateway
+    cluster: ClusterGateway
     model_key: Callable[[Api], str]  # for an agent that is to have it; raises ``KeyMissing``
     lease: Callable[[str], Awaitable[Lease]]  # of a workspace, by the store
     nonce: str
@@ -95,6 +98,7 @@ class Ports:
     chance: Callable[[], float]  # between 0 and 1
     redact: Redactor = field(default_factory=Redactor)  # of all that is shown or kept
     warm: Callable[[Provider, SlotKey, WorkspaceRequest], Awaitable[Handle | Miss | None]] = no_pool
+    random_hex: Callable[[int], str] = token_hex  # of so many bytes; nobody can guess it
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,7 @@ class Run:
         self.base: str | None = None
         self.scan: ScanResult | None = None
         self.offending: frozenset[bytes] = frozenset()
+        self.context = b""  # of the incident, for the agent's prompt
         self.unchecked: tuple[str, ...] = ()  # secrets whose values are not known here any more, to look for them
         self.snapshot: Snapshot | None = None
         self.receipt: Receipt | None = None
@@ -206,7 +211,7 @@ class Run:
     def vacate(self) -> None:
         """Forget all that was learned of a workspace that is fallen back from."""
         self.provider = self.probe = self.handle = self.base = self.missed = None
-        self.inputs, self.placed, self.protected = (), {}, {}
+        self.inputs, self.placed, self.protected, self.context = (), {}, {}, b""
         self._repository = False
 
     async def persist(self, what: str, act: Callable[[], Awaitable[_T]]) -> _T:
@@ -258,11 +263,14 @@ class Run:
         _, handle = self.require()
         protects = self.probe is not None and self.probe.enforces(Feature.PROTECTED_PATHS)
         inputs = shape.inputs if protects else ()  # copies anyway, so a provider that cannot is no danger to them
-        mounts = (Mount(handle.private / "incident", "/incident"),) if shape.incident else ()
         if shape.protected and not self.protected:
             look = partial(digests, handle.tree, shape.protected, checkpoint=trio.from_thread.check_cancelled)
             self.protected = await trio.to_thread.run_sync(look)
             await self.emit(ev.ProtectedSeen(self.protected))
+        for shown, name in ((shape.incident, "incident"), (shape.cluster, "kube")):
+            if shown:  # an incident may have no files, and a kubeconfig comes later
+                (handle.private / name).mkdir(mode=0o755, exist_ok=True)
+        mounts = shape.mounts(handle.private)
         return await self.open_as(Opening(mounts, (*shape.protected, *inputs), shape.toolchains), shape)
 
     async def open_as(self, opening: Opening, shape: object) -> Workspace:
@@ -335,6 +343,8 @@ class Run:
         }
         if "incident" in self.plan.values:
             variables["RUNNER_INCIDENT"] = paths.incident
+        if self._sandbox is not None and isinstance(self._sandbox.shape, Shape) and self._sandbox.shape.cluster:
+            variables["KUBECONFIG"] = f"{paths.kube}/config"
         return variables
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from runner.model import Feature
+from runner.model import Feature, Mount
 from runner.plan.model import BUILT_IN, Mounted
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec
 
@@ -13,19 +14,35 @@ _OUTPUT = Mounted("/output", True, BUILT_IN)
 
 @dataclass(frozen=True)
 class Shape:
-    """``protected`` are relative to the tree; ``inputs`` are the incident's top entries when they lie in the tree."""
+    """``protected`` are relative to the tree; ``inputs`` are the incident's top entries when they lie in the tree.
+
+    ``skills`` are the names of those that commands find in ``/skills``. With ``cluster`` they have a directory for the
+    kubeconfig, in which the host writes.
+    """
 
     protected: tuple[str, ...]
     toolchains: tuple[str, ...]
     incident: bool
     inputs: tuple[str, ...] = ()
+    skills: tuple[str, ...] = ()
+    cluster: bool = False
+
+    def mounts(self, private: Path) -> tuple[Mount, ...]:
+        """What a workspace with this private directory shows beside its own places; all of it read-only."""
+        wanted = (
+            (self.incident, "incident", "/incident"),
+            (bool(self.skills), "skills", "/skills"),
+            (self.cluster, "kube", "/root/.kube"),
+        )
+        return tuple(Mount(private / name, target) for shown, name, target in wanted if shown)
 
 
 def shape_of(spec: RunSpec, facts: Facts) -> Shape:
     """The shape for setup, agent and hooks. Without a repository the incident's files lie in the tree, read-only."""
     names = facts.files.get(f"{spec.name}/incident", {}) if spec.checkout is None else {}
     inputs = tuple(sorted({name.split("/", 1)[0] for name in names}))
-    return Shape(tuple(spec.protected), spec.toolchains, spec.incident is not None, inputs)
+    protected, has_incident, has_cluster = tuple(spec.protected), spec.incident is not None, spec.cluster is not None
+    return Shape(protected, spec.toolchains, has_incident, inputs, spec.skills, has_cluster)
 
 
 def agents_file(spec: RunSpec, facts: Facts) -> ContextFile | None:
@@ -40,6 +57,8 @@ def mounts_of(shape: Shape, spec: RunSpec) -> tuple[Mounted, ...]:
         Mounted("/workspace", True, spec.origins["project"] if spec.shared else BUILT_IN),
         _OUTPUT,
         *(Mounted(path, False, spec.origins["incident"]) for path in incident),
+        *(Mounted(f"/skills/{name}", False, spec.origins["skills"]) for name in shape.skills),
+        *((Mounted("/root/.kube", False, spec.origins["cluster"]),) if shape.cluster else ()),
         *(Mounted(path, False, spec.protected[path]) for path in shape.protected),
         *(Mounted(path, False, spec.origins[Feature.TOOLCHAINS]) for path in shape.toolchains),
     )

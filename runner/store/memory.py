@@ -166,7 +166,7 @@ class MemoryStore:
 
 def _project(rows: dict[str, RunRow], run: str, at: int, event: Event) -> None:
     if isinstance(event, RunStarted) and run not in rows:
-        rows[run] = RunRow(run, event.name, Status.RUNNING, None, event.plan, at, None, event.resumes)
+        rows[run] = RunRow(run, event.name, Status.RUNNING, None, event.plan, at, None, event.resumes, event.rehearsal)
     if run not in rows:
         raise StoreFailed(f"run `{run}` has not started")
     if isinstance(event, RunEnded):

@@ -142,8 +142,11 @@ class Reader:
 
     async def runs(self) -> list[RunRow]:
         first = "SELECT body FROM events WHERE run = runs.id AND seq = 1"
-        resumes = f"(SELECT CASE WHEN json_valid(body) THEN json_extract(body, '$.resumes') END FROM ({first}))"
-        columns = f"id, name, status, exit_code, plan, created, ended, {resumes}"
+        said = (
+            f"(SELECT CASE WHEN json_valid(body) THEN json_extract(body, '$.{name}') END FROM ({first}))"
+            for name in ("resumes", "rehearsal")
+        )
+        columns = f"id, name, status, exit_code, plan, created, ended, {', '.join(said)}"
         query = f"SELECT {columns} FROM runs ORDER BY created DESC, rowid DESC"
         return await self._in_thread(lambda: [RunRow(*row) for row in self._connection.execute(query)])
 

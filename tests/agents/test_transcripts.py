@@ -1,5 +1,7 @@
 """What the CLIs print, judged. The cases are streams of the real programs against scripted answers, with ids, paths and
 ports replaced and what nobody reads left out: Claude Code 2.1.330, Codex 0.169.0, Gemini CLI 0.61.0, Goose 1.52.0.
+
+Those in ``transcripts`` are made by ``record_transcripts.py``; those in ``cases`` are what the double cannot be told.
 """
 
 from __future__ import annotations
@@ -7,14 +9,17 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import runner.agents
 from runner import plugins
 from runner.agents._cli import Cli
-from runner.model import Exit, Reason, Status, Usage
+from runner.model import Exit, Fate, Reason, Status, Usage
 from runner.ports.agent import Ended
+from tests.agents.record_transcripts import CASES as RECORDED
+from tests.agents.record_transcripts import TRANSCRIPTS, verdict_of
 
 CASES = Path(__file__).parents[1] / "cases" / "agents"
 CLIS = ("claude", "codex", "gemini", "goose")
@@ -33,43 +38,111 @@ def ended(stdout: Path, exit: Exit, stderr: bytes = b"") -> Ended:
     return Ended(exit, stdout, errors if stderr else Path("/dev/null"))
 
 
+EXPECTED = [
+    (name, case, value)
+    for name in CLIS
+    for case, value in json.loads((TRANSCRIPTS / name / "expected.json").read_text()).items()
+]
+
+
+@pytest.mark.scenario("BEY-07")
+@pytest.mark.parametrize(("name", "case", "expected"), EXPECTED, ids=[f"{e[0]} {e[1]}" for e in EXPECTED])
+def test_what_a_recorded_session_comes_to(name: str, case: str, expected: dict[str, Any]) -> None:
+    exit = Exit(**expected["exit"])
+
+    assert {"exit": expected["exit"], **verdict_of(cli_of(name), name, case, exit)} == expected
+    assert (expected["status"] == "succeeded") is (case in GOOD or (name, case) == UNSEEN)
+
+
+GOOD = ("finished", "failing-command")
+UNSEEN = ("codex", "denied")  # its stream does not have what it was refused
+
+
+def test_every_case_is_recorded_of_every_cli() -> None:
+    recorded = {(path.parent.name, path.stem) for path in TRANSCRIPTS.glob("*/*.jsonl")}
+
+    assert recorded == {(name, case) for case, how in RECORDED.items() for name in how.clis}
+    assert recorded == {(name, case) for name, case, _ in EXPECTED}
+
+
+@pytest.mark.parametrize("name", CLIS)
+def test_a_command_is_executed_refused_or_cut_off(name: str) -> None:
+    """As the golden data has it, where a reviewer may pass over it."""
+    found = {case: value["commands"] for cli, case, value in EXPECTED if cli == name}
+
+    assert [fate for fate, _, _ in found["stopped"]] == ["executed", "cut"]
+    assert [text for _, _, text in found["failing-command"]] == ["exit 3", "cat > x <<'EOF'\nline\nEOF\nfalse"]
+    assert [exit for _, exit, _ in found["failing-command"]] == [3, 1]
+    assert "executed" not in [fate for fate, _, _ in found["denied"]]
+
+
+@pytest.mark.parametrize("name", CLIS)
+def test_commands_of_a_stream_that_was_cut_anywhere_are_a_beginning_of_all(name: str, tmp_path: Path) -> None:
+    stream = (TRANSCRIPTS / name / "failing-command.jsonl").read_bytes()
+    everything = [command.text for command in cli_of(name).commands(ended(_written(tmp_path, stream), Exit(0)))]
+    for at in range(0, len(stream), 97):
+        found = cli_of(name).commands(ended(_written(tmp_path, stream[:at]), TERMED))
+
+        assert [command.text for command in found] == everything[: len(found)]
+        assert all(command.fate is not Fate.DENIED for command in found)
+
+
+def _written(folder: Path, stream: bytes) -> Path:
+    (folder / "stdout").write_bytes(stream)
+    return folder / "stdout"
+
+
+KEPT = {
+    "claude": (".claude/projects/-workspace/0a-1b.jsonl", ".claude/projects/-w/0a/subagents/agent-1.jsonl"),
+    "codex": (".codex/sessions/2026/11/22/rollout-2026-11-22T10-37-05-0a1b.jsonl",),
+    "gemini": (".gemini/tmp/workspace/chats/session-2026-11-22T10-37-60116528.jsonl",),
+    "goose": (".local/share/goose/exports/0a-1b.json",),
+}
+NEVER = (
+    ".codex/auth.json",
+    ".claude/.credentials.json",
+    ".claude.json",
+    ".codex/shell_snapshots/1.sh",
+    ".codex/log/codex-login.log",
+    ".gemini/settings.json",
+    ".gemini/.env",
+    ".config/goose/config.yaml",
+    ".local/share/goose/sessions/sessions.db",
+    ".local/state/goose/logs/llm_request.0.jsonl",
+    "{kept}/../../auth.json",
+    "/{kept}",
+    "../{kept}",
+    "{kept}\n",
+    "{kept}.env",
+    "x{kept}",
+)
+
+
+@pytest.mark.scenario("TRI-11")
+@pytest.mark.parametrize("name", CLIS)
+def test_only_transcripts_are_kept(name: str) -> None:
+    agent = cli_of(name)
+
+    assert all(agent.keeps(path) for path in KEPT[name])
+    assert not any(agent.keeps(path.format(kept=kept)) for path in NEVER for kept in KEPT[name])
+    assert not any(agent.keeps(path) for other in CLIS if other != name for path in KEPT[other])
+
+
 # CLI, case, how it exited, and what that is
 ENDS = [
-    ("claude", "finished", Exit(0), None, "All done."),
     ("claude", "empty-answer", Exit(0), None, ""),
-    ("claude", "wrong-key", Exit(1), Reason.AUTH, "Failed to authenticate. API Error: 401 scripted 401"),
-    ("claude", "unknown-model", Exit(1), Reason.MODEL, "There's an issue with the selected model"),
-    ("claude", "over-quota", Exit(1), Reason.QUOTA, "API Error: Request rejected (429)"),
-    ("claude", "provider-down", Exit(1), Reason.EXIT, "exited 1: API Error: 500 scripted 500."),
     ("claude", "cut-answer", Exit(1), Reason.EXIT, "exited 1: API Error: API returned an empty or malformed response"),
-    ("claude", "turn-limit", Exit(1), Reason.TURNS, "Reached maximum number of turns (2)"),
     ("claude", "denied", Exit(0), Reason.DENIED, "1 tool call refused by the CLI's own rules, and none let through"),
-    ("claude", "killed", Exit(143), Reason.CUT_OFF, "exited 143"),
-    ("codex", "finished", Exit(0), None, "All done."),
+    ("claude", "finished", Exit(0), None, "All done."),
     ("codex", "empty-answer", Exit(0), None, ""),
-    ("codex", "wrong-key", Exit(1), Reason.AUTH, "unexpected status 401 Unauthorized"),
-    ("codex", "unknown-model", Exit(1), Reason.MODEL, "unexpected status 404 Not Found"),
-    ("codex", "over-quota", Exit(1), Reason.QUOTA, "exceeded retry limit, last status: 429"),
-    ("codex", "provider-down", Exit(1), Reason.EXIT, "exited 1: We"),
     ("codex", "cut-answer", Exit(1), Reason.EXIT, "exited 1: stream disconnected before completion"),
-    ("codex", "killed", TERMED, Reason.CUT_OFF, "died by signal 15"),
-    ("gemini", "finished", Exit(0), None, "All done."),
+    ("codex", "finished", Exit(0), None, "All done."),
     ("gemini", "empty-answer", Exit(0), None, ""),
     ("gemini", "cut-answer", Exit(0), None, "All done."),  # its one event had arrived whole
-    ("gemini", "wrong-key", Exit(145), Reason.AUTH, "[API Error: "),
-    ("gemini", "unknown-model", Exit(1), Reason.EXIT, "exited 1: [API Error: scripted 404]"),
-    ("gemini", "over-quota", Exit(0), Reason.NO_EVIDENCE, "exited 0 without a completed turn"),
-    ("gemini", "turn-limit", Exit(53), Reason.TURNS, "Reached max session turns"),
-    ("gemini", "killed", Exit(0), Reason.NO_EVIDENCE, "exited 0 without a completed turn"),
-    ("goose", "finished", Exit(0), None, "All done."),
+    ("gemini", "finished", Exit(0), None, "All done."),
     ("goose", "empty-answer", Exit(0), Reason.NO_EVIDENCE, "exited 0 without a completed turn: The model returned an"),
     ("goose", "cut-answer", Exit(0), Reason.NO_EVIDENCE, "exited 0 without a completed turn: All done."),
-    ("goose", "wrong-key", Exit(1), Reason.AUTH, "Ran into this error: Authentication error"),
-    ("goose", "unknown-model", Exit(0), Reason.MODEL, "Ran into this error: Request failed: Resource not found (404)"),
-    ("goose", "over-quota", Exit(0), Reason.QUOTA, "Ran into this error: Rate limit exceeded"),
-    ("goose", "provider-down", Exit(0), Reason.NO_EVIDENCE, "exited 0 without a completed turn: Ran into this error"),
-    ("goose", "turn-limit", Exit(0), Reason.TURNS, "I've reached the maximum number of actions"),
-    ("goose", "killed", TERMED, Reason.EXIT, "died by signal 15"),
+    ("goose", "finished", Exit(0), None, "All done."),
 ]
 
 
@@ -164,6 +237,7 @@ def test_what_is_said_is_safe_to_show(tmp_path: Path) -> None:
 def test_a_complaint_on_stderr_is_told_when_the_stream_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "stdout").touch()
 
-    outcome = cli_of("gemini").judge(ended(tmp_path / "stdout", Exit(41), b"Please set an Auth method\n"))
+    complaints = b"Please set an Auth method\n Project hooks disabled because the folder is not trusted.\n"
+    outcome = cli_of("gemini").judge(ended(tmp_path / "stdout", Exit(41), complaints))
 
-    assert outcome.message == "exited 41: Please set an Auth method"
+    assert (outcome.reason, outcome.message) == (Reason.AUTH, "Please set an Auth method")

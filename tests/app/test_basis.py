@@ -120,11 +120,13 @@ async def test_only_the_workspace_is_made_anew_in_any_case(project: Project, rep
 
 
 UNDECIDING = {  # fields that are no inputs: their content is, they follow from others, or say how long and where
-    "provision": {"providers", "incident", "inputs_in_tree", "script", "unprotected", "agents_file", "warm"},
+    "provision": {"providers", "incident", "inputs_in_tree", "script", "unprotected", "agents_file", "warm", "skills"},
     "clone": {"path", "policies"},
     "setup": {"command_seconds"},
-    "agent": {"must"},
+    "preload": {"baseline_seconds"},
+    "agent": {"must", "incident", "member"},
     "post_hook": set(),
+    "session": set(),
     "scan": set(),
     "snapshot": {"commits"},
     "verify": set(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -54,8 +55,33 @@ def a_repository_that_allows_network(folder: Path) -> Path:
     return Path("fix.runner.yaml")
 
 
+def a_kubeconfig(mode: int, server: str, incident: str, user: dict[str, object], folder: Path) -> Path:
+    """A run that reads a cluster with this kubeconfig."""
+    config = {
+        "current-context": "prod-eu",
+        "contexts": [{"name": "prod-eu", "context": {"cluster": "eu", "user": "me"}}],
+        "clusters": [{"name": "eu", "cluster": {"server": server}}],
+        "users": [{"name": "me", "user": user}],
+    }
+    (folder / "kube.yaml").write_text(json.dumps(config))
+    (folder / "kube.yaml").chmod(mode)
+    (folder / "incident").mkdir()
+    agent = "agent: script\nscript: {files: []}\nworkspace: {enabled: true, repo_source: {type: none}}"
+    run = f"agent_type: oncall\nincident:\n  directory: incident\n{incident}"
+    documents = [document("AgentType", "oncall", agent), document("IncidentRun", "triage", run)]
+    (folder / "triage.runner.yaml").write_text("---\n".join(documents))
+    return Path("triage.runner.yaml")
+
+
+_SERVER, _FILE = "https://10.2.0.1:6443", "  kubeconfig: kube.yaml\n"
+
+
 SITUATIONS: dict[str, Callable[[Path], Path]] = {
     "git.unknown-commit": a_repository_without_the_branch,
+    "kubeconfig.context": partial(a_kubeconfig, 0o600, _SERVER, f"{_FILE}  context: prod-us\n", {}),
+    "kubeconfig.exposed": partial(a_kubeconfig, 0o644, _SERVER, _FILE, {}),
+    "kubeconfig.refused": partial(a_kubeconfig, 0o600, _SERVER, _FILE, {"exec": {"command": "aws"}}),
+    "kubeconfig.unreadable": partial(a_kubeconfig, 0o600, _SERVER, "  kubeconfig: incident\n", {}),
     "manifest.path-escape": a_link_out,
     "manifest.unreadable": a_fifo,
     "policy.network-ignored": a_repository_that_allows_network,
@@ -63,6 +89,10 @@ SITUATIONS: dict[str, Callable[[Path], Path]] = {
 BY_HOST = {  # what only a look outside can show
     "git.source",
     "git.unknown-commit",
+    "kubeconfig.context",
+    "kubeconfig.exposed",
+    "kubeconfig.refused",
+    "kubeconfig.unreadable",
     "plan.not-enforced",
     "plan.unenforceable",
     "policy.isolation",
@@ -72,6 +102,7 @@ BY_HOST = {  # what only a look outside can show
 ELSEWHERE = {
     "agent.sub-runner": "what a sub-runner prints",
     "cli.": "what a command line says",
+    "cluster.": "what a cluster answers",
     "deliver.": "what a checkout or a remote holds",
     "gateway.": "which keys and prices there are",
     "git.checkout-differs": "what git does",
@@ -85,6 +116,7 @@ ELSEWHERE = {
     "git.unreachable": "what a network does",
     "git.url-unsupported": "what a host lacks",
     "host.": "what a host forbids",
+    "image.": "what a daemon, a network or an image holds",
     "init.": "what is in the way of new files",
     "lease.": "who else uses a workspace",
     "manifest.not-convertible": "an older version: tests/cases/convert/refused.txt",
@@ -99,9 +131,11 @@ ELSEWHERE = {
     "pool.none": "what is asked to be kept warm",
     "pool.unknown": "what is kept warm",
     "provider.": "what providers do",
+    "report.": "what a command line says",
     "run.": "what ran before",
     "secret.": "what an environment, a file or a command holds",
     "store.": "what the journal holds",
+    "triage.": "what a command line says, what an incident or a cluster holds",
     "workspace.": "what a workspace holds, and what was done with it",
 }
 

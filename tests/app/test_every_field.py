@@ -68,6 +68,10 @@ OF_MODELS = {
     ("AgentType", "cli_tools"),
     ("IncidentRun", "matrix.model"),
 }
+READING = {
+    **BASE,
+    "IncidentRun": {**BASE["IncidentRun"], "incident": {"directory": "incident", "kubeconfig": "kube.yaml"}},
+}
 CLAUDE = {**BASE, "AgentType": {**BASE["AgentType"], "agent": "claude", "script": None}}
 
 # field: (where to put it in the base, a value that differs from what holds there)
@@ -89,6 +93,7 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("IncidentRun", "matrix.model"): (("matrix",), {"model": ["opus"]}),
     ("AgentType", "prompt.system"): (("prompt",), {"system": "changed"}),
     ("AgentType", "prompt.user"): (("prompt",), {"user": "changed"}),
+    ("AgentType", "skills"): (("skills",), ["k8s-troubleshooter"]),
     ("AgentType", "policy"): (("policy",), "two"),
     ("AgentType", "env"): (("env",), {"A": "b"}),
     **{
@@ -111,7 +116,7 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     },
     **{
         ("AgentType", f"timeouts.{step}"): (("timeouts",), {step: "7s"})
-        for step in ("provision", "clone", "setup", "agent", "post_hook", "scan", "snapshot", "verify")
+        for step in ("provision", "clone", "setup", "preload", "agent", "post_hook", "scan", "snapshot", "verify")
     },
     ("AgentType", "stop_budget"): (("stop_budget",), "7s"),
     ("AgentType", "post_hooks"): (("post_hooks",), ["false"]),
@@ -165,6 +170,16 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("IncidentRun", "task.pull_request_number"): (("task",), {"pull_request_number": 7}),
     ("IncidentRun", "task.commit"): (("task",), {"commit": "a" * 40}),
     ("IncidentRun", "incident.directory"): (("incident",), {"directory": "incident"}),
+    **{
+        ("IncidentRun", f"incident.{field}"): (("incident", field), value)
+        for field, value in (
+            ("kubeconfig", "other.yaml"),
+            ("context", "other"),
+            ("namespace", "shop"),
+            ("access", "write"),
+        )
+    },
+    ("IncidentRun", "context.preload"): (("context",), {"preload": ["incident"]}),
     ("IncidentRun", "verify.files.required"): (("verify", "files", "required"), ["other"]),
     ("IncidentRun", "verify.files.forbidden"): (("verify", "files", "forbidden"), ["other"]),
     ("IncidentRun", "verify.report.path"): (("verify", "report", "path"), "other.md"),
@@ -177,6 +192,7 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("IncidentRun", "post_hooks"): (("post_hooks",), ["false"]),
     ("IncidentRun", "snapshot.message"): (("snapshot",), {"message": "changed"}),
     ("IncidentRun", "snapshot.branch"): (("snapshot",), {"message": "x", "branch": "changed"}),
+    ("IncidentRun", "debug"): (("debug",), True),
     ("IncidentRun", "timeout"): (("timeout",), "7s"),
 }
 
@@ -198,6 +214,11 @@ def stage(project: Project, repository: Path) -> Project:
     (project.folder / "other.sh").write_text("false\n")
     (project.folder / "incident").mkdir()
     (project.folder / "incident" / "incident.json").write_text("{}")
+    for file, server in (("kube.yaml", "https://one.example"), ("other.yaml", "https://two.example")):
+        contexts = [{"name": name, "context": {"cluster": "c"}} for name in ("current", "other")]
+        clusters = [{"name": "c", "cluster": {"server": server}}]
+        config = {"current-context": "current", "contexts": contexts, "clusters": clusters}
+        (project.folder / file).write_text(json.dumps(config))
     return project
 
 
@@ -234,7 +255,7 @@ def changed(path: Path_, value: Any, spec: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.scenario("BEY-01")
 async def test_changing_any_field_changes_the_plan_or_is_an_error(stage: Project) -> None:
-    plans = {id(base): await outcome(stage, base) for base in (BASE, CLAUDE)}
+    plans = {id(base): await outcome(stage, base) for base in (BASE, CLAUDE, READING)}
     assert not [plan for plan in plans.values() if plan.startswith("rejected")]
     silent = []
     for kind, field in FIELDS:
@@ -242,7 +263,7 @@ async def test_changing_any_field_changes_the_plan_or_is_an_error(stage: Project
             continue
         assert (kind, field) in CHANGES, f"a new field needs a line here that shows its effect: {kind} {field}"
         path, value = CHANGES[kind, field]
-        base = CLAUDE if (kind, field) in OF_MODELS else BASE
+        base = CLAUDE if (kind, field) in OF_MODELS else READING if path[:-1] == ("incident",) else BASE
         if await outcome(stage, {**base, kind: changed(path, value, base[kind])}) == plans[id(base)]:
             silent.append(f"{kind}.{field}")
 

@@ -110,6 +110,21 @@ def test_temporary_directories_are_listed_and_stale_ones_removed_by_age(project:
     shutil.rmtree(temporary)
 
 
+def test_manifests_that_were_generated_go_when_they_were_long_unused(project: Project) -> None:
+    project.script("true")
+    project.apply()
+    generated = project.home / "state" / "triage"
+    generated.mkdir()
+    for name, days in (("old", 31), ("new", 1)):
+        (generated / f"{name}.runner.yaml").write_text("x: y\n")
+        set_age(generated / f"{name}.runner.yaml", days)
+
+    done = project.runner("gc")
+
+    assert done.code == 0
+    assert [path.name for path in generated.iterdir()] == ["new.runner.yaml"]
+
+
 def test_nothing_of_a_run_that_has_not_ended_is_removed_whether_it_lives_or_is_lost(project: Project) -> None:
     project.script("true")
     _, record = project.apply()

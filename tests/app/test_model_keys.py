@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from runner.app.keys import agent_keys, spend
 from runner.egress.double import serve_double
+from runner.egress.gateway import ModelGateway, usable
 from runner.egress.turns import Turn
-from runner.ports.gateway import Api
+from runner.errors import KeyMissing, UsageError
+from runner.ports.gateway import Api, Grant
 from runner.settings import Settings
 
 KEY = "sk-0123456789"
@@ -30,6 +33,33 @@ def test_each_cli_is_shown_with_its_model_and_where_its_key_is() -> None:
     assert "`GEMINI_API_KEY` is no key" in (found["gemini"].problem or "")
     assert [key.model for key in found.values()] == ["sonnet", "gpt-6.1-sol", "gemini-2.5-pro", "gpt-4.1"]
     assert KEY not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("sk-ключ", "is not ASCII", id="not ASCII"),
+        pytest.param("sk 1", "holds a blank", id="a blank"),
+        pytest.param("x" * (1 << 20), "it has 1048576 characters", id="a megabyte"),
+    ],
+)
+def test_why_a_key_is_none_is_said_without_it(text: str, words: str) -> None:
+    with pytest.raises(KeyMissing, match=words) as refused:
+        usable(settings(GEMINI_API_KEY=text).model_keys["gemini"])
+
+    assert text not in refused.value.message
+
+
+def test_a_url_that_is_none_stops_only_who_needs_it_and_shows_no_password() -> None:
+    bad = settings(ANTHROPIC_API_KEY=KEY, OPENAI_API_KEY=KEY, RUNNER_OPENAI_URL="https://me:hunter2@x.org/v1?key=k1")
+    found = {key.agent: key.problem for key in agent_keys(bad)}
+
+    assert found["claude"] is None
+    assert found["codex"] == "`RUNNER_OPENAI_URL` is `https://...@x.org/v1?...`"
+    assert ("RUNNER_OPENAI_URL", "https://...@x.org/v1?...", "environment") in bad.rows()
+    with pytest.raises(UsageError, match="RUNNER_OPENAI_URL") as refused:
+        ModelGateway(bad).check(Grant(Api.OPENAI, ("gpt-4.1",)))
+    assert "hunter2" not in f"{refused.value.message}{refused.value.hint}"
 
 
 async def test_a_provider_is_asked_once_and_what_it_costs_is_said() -> None:

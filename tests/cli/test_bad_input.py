@@ -249,6 +249,18 @@ def test_an_incident_outside_the_project_is_refused(project: Project) -> None:
     assert (said.code, said.errors) == (3, ["manifest.path-escape"])
 
 
+def test_an_incident_by_its_absolute_path_is_for_trusted_manifests(project: Project) -> None:
+    """A manifest of a fork must not choose what of this host an agent sees."""
+    (project.home / "inc").mkdir()
+    worker(run=f"incident: {{directory: {project.home / 'inc'}}}")(project)
+
+    trusted = say(project, "plan", project.folder)
+    said = refused(project, "plan", project.folder, "--untrusted")
+
+    assert trusted.code == 0, trusted.err
+    assert (said.code, said.errors) == (3, ["policy.untrusted"])
+
+
 def test_links_in_an_incident_are_not_followed(project: Project) -> None:
     worker(run="incident: {directory: inc}")(project)
     inc = project.folder / "inc"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 
 import pytest
 
@@ -10,7 +13,7 @@ from runner.app.probe import Examined, Result, Tried
 from runner.model import IsolationClass
 from runner.providers._escapes import ESCAPES
 from tests.conformance import dockerd
-from tests.situations import Project
+from tests.situations import Project, leftovers
 
 
 @pytest.mark.slow
@@ -27,6 +30,27 @@ def test_every_way_out_is_tried_and_nothing_is_left(project: Project, provider: 
     assert (examined["provider"], examined["isolation"], examined["holds"]) == (provider, "namespaces", True)
     assert [tried["name"] for tried in examined["tried"]] == [escape.name for escape in ESCAPES]
     assert all(tried["result"] == "refused" or tried["reason"] for tried in examined["tried"])
+    assert json.loads(project.runner("workspace", "list", "--output", "json").out) == []
+
+
+@pytest.mark.slow
+def test_a_probe_that_is_stopped_leaves_nothing(project: Project) -> None:
+    bait = project.home / "bait"
+    left = bait / "runner-probe-killed"
+    left.mkdir(parents=True)
+    os.utime(left, (0, 0))
+    project.env["TMPDIR"] = str(bait)
+    process = project.start("doctor", "--probe", "process")
+    while not list((project.home / "state").glob("projects/*/workspaces/*")):
+        assert process.poll() is None
+        time.sleep(0.01)  # another process makes it
+
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+
+    assert (process.returncode, out) == (130, ""), err
+    assert leftovers(project.home) == []
+    assert list(bait.glob("runner-probe-*")) in ([], [left])  # it had not come to look there, or had
     assert json.loads(project.runner("workspace", "list", "--output", "json").out) == []
 
 

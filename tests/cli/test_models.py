@@ -18,11 +18,12 @@ from runner.app.planning import Request, make_plan
 from runner.egress.double import serve_double
 from runner.egress.turns import Turn
 from runner.errors import Rejected
-from runner.model import Reason
+from runner.model import Reason, Usage
 from runner.record import RunRecord
 from runner.report.json import record_document
 from runner.report.plan import render_plan
 from runner.report.text import render_run
+from runner.report.words import usage
 from runner.settings import Settings
 from runner.steps.agent.model import STANDS_FOR_KEY
 from tests.situations import Project, document
@@ -124,10 +125,10 @@ def hashed(key: str) -> list[str]:
 # CLI: its words, where it is told of the gateway, and a file in its home
 STARTS = {
     "claude": (
-        "claude -p --model sonnet --output-format stream-json --verbose --tools=Read,Grep --allowedTools=Read,Grep "
-        "--max-turns 7",
+        "claude -p --model sonnet --output-format stream-json --verbose --session-id SESSION --setting-sources user "
+        "--strict-mcp-config --permission-prompts none --tools=Read,Grep --allowedTools=Read,Grep --max-turns 7",
         "ANTHROPIC_BASE_URL",
-        None,
+        "600 .claude/CLAUDE.md",
     ),
     "codex": (
         "codex login --with-api-key codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox "
@@ -136,12 +137,12 @@ STARTS = {
         "600 .codex/config.toml",
     ),
     "gemini": (
-        "gemini --approval-mode yolo -m gemini-2.5-pro -o stream-json",
+        "gemini --session-id SESSION -m gemini-2.5-pro -o stream-json",
         "GOOGLE_GEMINI_BASE_URL",
-        "600 .gemini/settings.json",
+        "600 .gemini/policies/runner.toml",
     ),
     "goose": (
-        "goose run -q --output-format stream-json --model gpt-4.1 -n RUN --no-profile --with-builtin developer "
+        "goose run -q --output-format stream-json --model gpt-4.1 -n SESSION --no-profile --with-builtin developer "
         "--max-turns 7 -i -",
         "OPENAI_HOST",
         "600 .config/goose/config.yaml",
@@ -158,7 +159,10 @@ async def test_a_cli_is_started_as_its_sub_runner_says_and_has_no_key(project: P
 
     record = await applied(project)
 
-    assert given(project, record, "words") == words.replace("RUN", record.id).split()
+    said = given(project, record, "words")
+    (session,) = {word for word in said if word.count("-") == 4 and len(word) == 36} or {""}
+    assert said == words.replace("SESSION", session).split()
+    assert list(record.argv) == said[said.index(name, 1) if name == "codex" else 0 :]
     env = dict(line.split("=", 1) for line in given(project, record, "env") if "=" in line)
     assert variable is None or env[variable].startswith("http://127.0.0.1:")
     assert given(project, record, "key") == hashed("" if name == "codex" else STANDS_FOR_KEY)
@@ -169,12 +173,16 @@ async def test_a_cli_is_started_as_its_sub_runner_says_and_has_no_key(project: P
     assert (read, sent) == ((STANDS_FOR_KEY if name == "codex" else "") + sent, "be brief\n\ndo it")
 
 
+def test_a_model_that_was_refused_shows_no_tokens() -> None:
+    assert (usage(Usage()), usage(Usage(requests=1))) == ("nothing used", "1 request, 0 tokens, $0.00")
+
+
 @pytest.mark.scenario("BEY-16")
 async def test_what_was_used_is_in_the_record_and_the_report(project: Project, tools: Path) -> None:
     write(project, tools, "agent: goose\nenv: {ASKS: '2'}\nbudget: {tokens: 1000, cost_usd: 1, turns: 2}")
-    usage = {"input": 100, "output": 20, "cached": 40}
+    told = {"input": 100, "output": 20, "cached": 40}
 
-    record = await applied(project, [{"say": "a", "usage": usage}, {"say": "b", "usage": usage}])
+    record = await applied(project, [{"say": "a", "usage": told}, {"say": "b", "usage": told}])
 
     assert record.exit_code == 0, record.outcome
     used = record.models["gpt-4.1"]
@@ -191,7 +199,7 @@ async def test_what_was_used_is_in_the_record_and_the_report(project: Project, t
 @pytest.mark.parametrize(
     ("spec", "turns", "reason", "said"),
     [
-        pytest.param("env: {ASKS: '3'}\nbudget: {turns: 2}", 3, "budget", "2 turns", id="turns",
+        pytest.param("env: {ASKS: '3'}\nbudget: {turns: 2}", 3, "turns", "2 turns", id="turns",
                      marks=pytest.mark.scenario("BEY-16")),
         pytest.param("env: {ASKS: '3'}\nbudget: {tokens: 10}", 3, "budget", "10 tokens", id="tokens"),
         pytest.param("env: {ASKS: '3'}\nbudget: {cost_usd: 0.01}", 3, "budget", "$0.01", id="dollars"),
@@ -209,7 +217,7 @@ async def test_what_the_gateway_has_seen_counts_before_what_the_agent_says(
     write(project, tools, f"agent: goose\n{spec}")
     answer = {"say": "ok", "usage": {"input": 4000, "output": 1000}}
 
-    record = await applied(project, [answer] * turns if isinstance(turns, int) else [turns])
+    record = await applied(project, [answer] * turns if isinstance(turns, int) else [turns] * 3)
 
     outcome = record.steps["agent"].outcome
     assert outcome is not None
@@ -296,7 +304,7 @@ async def test_keys_of_several_runs_are_asked_for_together(project: Project, too
 @pytest.mark.scenario("BEY-14")
 async def test_a_matrix_over_models_is_a_run_for_each(project: Project, tools: Path) -> None:
     write(
-        project, tools, "agent: goose\nenv: {ASKS: '1', ASKED: gpt-5}", run="matrix: {model: [gpt-4.1, gpt-5, GPT 5]}"
+        project, tools, "agent: goose\nenv: {ASKS: '1', ASKED: gpt-5}", run="matrix: {model: [gpt-4.1, gpt-5, GPT-5]}"
     )
 
     async with doubled(project, [{"say": "ok"}] * 3) as settings:
@@ -337,6 +345,10 @@ async def test_an_agent_that_has_the_key_is_marked_everywhere(project: Project, 
         pytest.param(
             "agent: script\nscript: {files: []}", False, 2, "the agent of `worker` uses no model", id="script"
         ),
+        pytest.param("agent: claude\ncli_tools: [Read, grep]", False, 2, "`grep` is not a tool of `claude`", id="tool"),
+        pytest.param("agent: gemini\ncli_tools: [Read]", False, 2, "`Read` is not a tool of `gemini`", id="its tool"),
+        pytest.param("agent: codex\ncli_tools: [exec]", False, 2, "`codex` cannot be told which", id="codex's tools"),
+        pytest.param("agent: goose\ncli_tools: [shell]", False, 2, "`goose` cannot be told which", id="goose's tools"),
     ],
 )
 async def test_what_would_be_no_use_is_an_error_at_its_place(
@@ -353,4 +365,4 @@ async def test_what_would_be_no_use_is_an_error_at_its_place(
     (found,) = (finding for finding in refused.value.findings if said in finding.message)
     assert found.exit_code == code
     assert found.at is not None
-    assert found.at.text.strip().startswith(("credentials", "budget", "matrix"))
+    assert found.at.text.strip().startswith(("credentials", "budget", "matrix", "cli_tools"))

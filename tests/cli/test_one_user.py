@@ -35,3 +35,22 @@ def test_the_doctor_says_what_is_there(root_without_other_users: Project) -> Non
     done = root_without_other_users.runner("doctor")
 
     assert (done.code, done.err) == (0, "")
+
+
+def test_what_outgrows_a_limit_on_the_disk_is_ended_and_kept(root_without_other_users: Project) -> None:
+    project = root_without_other_users
+    project.script(
+        "echo first > first; dd if=/dev/zero of=big bs=1M count=80 2> /dev/null; sleep 100",
+        workspace="repo_source: {type: none}\nresource_limits: {disk: 64M}",
+    )
+
+    planned = project.runner("plan", str(project.folder))
+    assert "disk 64M: watched from outside, and what goes beyond it is ended, with local" in planned.out
+
+    done, record = project.apply()
+
+    assert done.code == 1, done.out + done.err
+    assert record["outcome"]["reason"] == "disk"
+    assert "its workspace had grown to 8" in record["outcome"]["message"]
+    assert "+first" in (project.directory(record) / "withheld.patch").read_text()  # a file of 80M breaks the policy
+    assert record["left"] == []

@@ -82,11 +82,14 @@ def slots(project: Project) -> list[str]:
 @pytest.mark.scenario("LIF-03")
 @pytest.mark.scenario("LIF-04")
 @pytest.mark.scenario("LIF-20")
+@pytest.mark.scenario("LIF-21")
 async def test_a_run_has_its_workspace_from_the_pool_or_says_why_not(docked: Project) -> None:
     settings = Settings.from_env({"RUNNER_HOME": str(docked.home / "state"), "PATH": os.environ["PATH"], **docked.env})
     planned = await make_plan(docked.folder, settings)
     told: list[RunnerError] = []
-    async with open_premises(settings) as premises, open_pool(premises, pools_of(planned, None), told.append):
+    async with open_premises(settings) as premises, open_pool(premises, pools_of(planned, 1), told.append):
+        await until(premises.store, 1)
+        await resize(premises, 2, None)
         await until(premises.store, 2)
         (warm,) = await apply(planned, settings, [])
         read = docked.logs("agent").split()

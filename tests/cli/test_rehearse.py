@@ -88,8 +88,21 @@ def test_a_rehearsal_does_the_work_without_a_key_and_says_first_what_it_is(proje
     assert list(json.loads((directory / "plan.json").read_text()))[:2] == ["format", "rehearsal"]
     assert json.loads((directory / "run.json").read_text())["rehearsal"] == "a.turns.yaml"
     assert "+here" in (directory / "work.patch").read_text()
+    assert [warning["message"] for warning in record["warnings"]] == []
     (usage,) = record["models"].values()
     assert (usage["requests"], usage["input_tokens"] > 1800, usage["cost_usd"] > 0) == (3, True, True)
+
+
+def test_turns_that_nobody_asked_for_are_said_and_a_listing_tells_rehearsals(project: Project, claude: Path) -> None:
+    """A script that is longer than the work has rehearsed something else."""
+    write(project, claude, turns=TURNS + "  - {run: ls}\n  - {say: Really.}\n")
+    done, record = rehearse(project)
+    listed = project.runner("runs", "list").out
+
+    assert (done.code, record["status"]) == (0, "succeeded")
+    (warning,) = record["warnings"]
+    assert warning["message"] == "agent: 2 of the rehearsal's 5 turns were not asked for"
+    assert listed.rstrip().endswith("work  a rehearsal")
 
 
 @pytest.mark.scenario("BEY-16", only="rehearsal")

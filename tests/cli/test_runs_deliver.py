@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from runner.redact import Redactor
 from tests.cli.bad import say
 from tests.everything import everything
 from tests.situations import Project, git
@@ -280,10 +281,20 @@ def test_a_folder_has_the_evidence_with_checksums_that_hold(project: Project, od
     said = say(project, "runs", "export", "last", "--to", "out", "--output", "json")
 
     assert said.code == 0, said.err
-    assert json.loads(said.out)["left_out"] == ["logs/fifo", "output/etc", "output/secret"]
+    assert json.loads(said.out)["left_out"] == [
+        {"name": "logs/fifo", "why": "not a regular file"},
+        {"name": "output/etc", "why": "a link"},
+        {"name": "output/secret", "why": "a link"},
+    ]
     out = project.folder / "out"
     found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    assert found > {"run.json", "plan.json", "events.jsonl", "report.txt", "SHA256SUMS", "output/a/b/c"}
+    evidence = {"run.json", "plan.json", "events.jsonl", "report.txt", "report.md", "prompt-sent.md", "output/a/b/c"}
+    assert found > evidence | {"EXPORT.json", "SHA256SUMS"}
+    listed = {file["name"]: file for file in json.loads((out / "EXPORT.json").read_text())["files"]}
+    assert found == set(listed) | {"EXPORT.json", "SHA256SUMS"}
+    assert listed["output/a_line"]["was"] == "output/a\\nline"
+    assert listed["output/raw_"]["was"] == "output/raw\\udcff"
+    assert (out / "output" / "with_slash").read_text() == "2\n"
     checked = subprocess.run(["sha256sum", "--check", "--quiet", "--strict", "SHA256SUMS"], cwd=out, check=False)
     assert checked.returncode == 0
     assert len((out / "SHA256SUMS").read_bytes().splitlines()) == len(found) - 1
@@ -302,20 +313,49 @@ def test_an_archive_is_the_same_every_time(project: Project, odd: dict[str, Any]
     assert one.stat().st_mode & 0o777 == 0o600
     with tarfile.open(one) as tar:
         members = tar.getmembers()
-    *names, last = [member.name for member in members]
-    assert names == sorted(names, key=os.fsencode)
-    assert last == f"run-{odd['id']}/SHA256SUMS"
+    *names, contents, sums = [member.name.removeprefix(f"run-{odd['id']}/") for member in members]
+    assert len(names) > 10
+    assert (contents, sums) == ("EXPORT.json", "SHA256SUMS")
     assert {(m.mtime, m.uid, m.gid, m.uname, m.isreg()) for m in members} == {(odd["started"] // 10**6, 0, 0, "", True)}
 
 
 def test_an_archive_unpacks_to_what_its_checksums_say(project: Project, odd: dict[str, Any]) -> None:
-    say(project, "runs", "export", "last", "--to", "one.tar.gz")
-    subprocess.run(["tar", "-xzf", "one.tar.gz"], cwd=project.folder, check=True)
+    say(project, "runs", "export", "last")
+    subprocess.run(["tar", "-xzf", f"run-{odd['id']}.tar.gz"], cwd=project.folder, check=True)
     out = project.folder / f"run-{odd['id']}"
 
     assert subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=out, check=False).returncode == 0
     big = hashlib.sha256(bytes(3_000_000)).hexdigest()
-    assert f"{big}  output/big\n" in (out / "SHA256SUMS").read_text(errors="surrogateescape")
+    assert f"{big}  output/big\n" in (out / "SHA256SUMS").read_text()
+
+
+def test_a_key_that_this_host_knows_by_now_is_nowhere_in_an_archive(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Printed when no key was known here, in the log, the report of the incident, a message and a file's name."""
+    key = "sk-ant-api03-Zm9v+YmFy/0123456789"
+    (project.folder / "inc").mkdir()
+    (project.folder / "inc" / "incident.json").write_text("{}")
+    project.script(
+        f"""
+        echo '{key}'; echo '{key}' | base64; echo '{key}' >&2
+        echo '{key}' > $RUNNER_OUTPUT/r.md; echo 1 > $RUNNER_OUTPUT/{key.replace("/", "%2F")}
+        exit 3
+        """,
+        run="incident: {directory: inc}",
+    )
+    assert project.runner("apply", ".").code == 1
+    monkeypatch.setenv("ANTHROPIC_API_KEY", key)
+
+    said = say(project, "runs", "export", "last", "--to", "e.tar.gz")
+
+    assert said.code == 0
+    assert "secrets taken out of events.jsonl, incident/triage_script_" in said.out
+    redactor = Redactor({"ANTHROPIC_API_KEY": key.encode()})
+    with tarfile.open(project.folder / "e.tar.gz") as tar:
+        contents = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    assert len(contents) > 10
+    assert {name for name, content in contents.items() if redactor.names_in(name.encode() + b"\n" + content)} == set()
 
 
 @pytest.mark.parametrize("name", ["there", "there.tar.gz", "link", "link.tar.gz"])

@@ -23,6 +23,20 @@ OBEDIENT = f"{DAEMON}; echo begun; sleep 1000"
 STUBBORN = f"{DAEMON}; trap '' TERM; echo begun; while :; do sleep 0.1; done"
 
 
+def at_night(number: signal.Signals, where: str) -> bool:
+    """Where a run is when a signal comes matters, and which signal, but hardly both at once."""
+    return where != "agent" and number is not signal.SIGTERM
+
+
+FATAL_THERE = [
+    pytest.param(
+        number, where, id=f"{number.name}-{where}", marks=[pytest.mark.nightly] if at_night(number, where) else []
+    )
+    for number in FATAL
+    for where in ("setup", "agent", "verify")
+]
+
+
 def hanging(project: Project, where: str, how: str = OBEDIENT) -> None:
     """A run that makes something, and then does not get past one of its steps."""
     commands = {"setup": "true", "agent": "true", "verify": "true", where: how}
@@ -70,8 +84,7 @@ def saved(project: Project, record: dict[str, Any]) -> bool:
 @pytest.mark.slow
 @pytest.mark.scenario("BEY-06")
 @pytest.mark.usefixtures("repository")
-@pytest.mark.parametrize("where", ["setup", "agent", "verify"])
-@pytest.mark.parametrize("number", FATAL, ids=lambda number: number.name)
+@pytest.mark.parametrize(("number", "where"), FATAL_THERE)
 def test_a_fatal_signal_ends_the_work_which_is_saved_and_nothing_is_left(
     project: Project, number: signal.Signals, where: str
 ) -> None:

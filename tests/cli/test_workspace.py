@@ -245,6 +245,8 @@ def test_a_directory_becomes_a_workspace_in_containers_in_place(project: Project
     [
         pytest.param(("--provider", "docker"), 4, "name one with --image", id="docker without an image"),
         pytest.param(("--provider", "docker", "--image", "gone:7"), 4, "error[provider.image-missing]", id="no image"),
+        pytest.param(("--provider", "docker", "--image", ""), 2, "`` is not the name of an image", id="an empty name"),
+        pytest.param(("--provider", "docker", "--image", "Gone"), 2, "write a name such as", id="no name of an image"),
         pytest.param(("--provider", "local", "--image", "gone:7"), 4, "`local`: it has no images", id="local"),
     ],
 )

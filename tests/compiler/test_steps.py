@@ -51,6 +51,14 @@ HOOKS = "post_hooks: ['true']"
             " release<teardown",
             id="no setup",
         ),
+        pytest.param(
+            "",
+            SETUP,
+            "incident: {directory: .}\ncontext: {preload: [incident]}",
+            "lease provision<lease setup<provision preload<setup agent<preload scan<agent save teardown<save"
+            " release<teardown",
+            id="an incident",
+        ),
     ],
 )
 async def test_each_step_stands_after_the_best_that_is_there_of_what_it_can_wait_for(

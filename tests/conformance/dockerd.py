@@ -17,9 +17,10 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from docker import APIClient
@@ -36,38 +37,31 @@ _PROGRAMS = (
 _WITHOUT = ("__pycache__", "config-", "dist-packages", "ensurepip", "idlelib", "lib2to3", "site-packages", "test")
 _READY, _STOPPED = 60.0, 20.0  # seconds
 
+_T = TypeVar("_T")
 _held = ExitStack()
 _NAME = "RUNNER_TESTS_DOCKERD"  # for the processes that a test starts, too
 os.environ.setdefault(_NAME, os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))[:12])
 
 
 class Daemon:
-    """A docker daemon below ``root``, with other directories than any that runs here."""
+    """A docker daemon below ``root``, with other directories than any that runs here; ``data`` outlives it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, data: Path | None = None) -> None:
         self.root = root
+        self.data = data or root / "data"
         self.socket = root / "docker.sock"
         self.host = f"unix://{self.socket}"
 
-    def start(self) -> None:
-        """Start it and wait until it answers; it outlives us."""
+    def start(self, bridge: str | None = None) -> None:
+        """Start it and wait until it answers; it outlives us. With a ``bridge`` it has the host's network."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.root / "daemon.json").write_text(json.dumps({"runtimes": _runtimes()}))
         words = [
-            *(
-                "setsid",
-                "--fork",
-                "unshare",
-                "--net",
-                "dockerd",
-                "--config-file",
-                str(self.root / "daemon.json"),
-                "--host",
-                self.host,
-            ),
-            *("--data-root", str(self.root / "data"), "--exec-root", str(self.root / "exec")),
+            *("setsid", "--fork", *(() if bridge else ("unshare", "--net"))),
+            *("dockerd", "--config-file", str(self.root / "daemon.json"), "--host", self.host),
+            *("--data-root", str(self.data), "--exec-root", str(self.root / "exec")),
             *("--pidfile", str(self.root / "pid"), "--log-level=warn"),
-            *("--bridge=none", "--iptables=false", "--ip-masq=false"),
+            *(f"--bridge={bridge or 'none'}", "--iptables=false", "--ip-masq=false", "--ip-forward=false"),
         ]
         with (self.root / "log").open("ab") as log:
             env = {"PATH": os.environ["PATH"]}  # not that of the test which happens to be the first
@@ -124,7 +118,8 @@ class Daemon:
                     os.kill(pid, number)
             _wait_until_gone(pids)
         mounts = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        for point in sorted((point for point in mounts if point.startswith(f"{self.root}/")), reverse=True):
+        ours = f"{self.root}/", f"{self.data}/"
+        for point in sorted((point for point in mounts if point.startswith(ours)), reverse=True):
             subprocess.run(["umount", "--lazy", point], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(self.root, ignore_errors=True)
 
@@ -216,7 +211,7 @@ def host() -> str:
 def session() -> Daemon:
     if (why := missing()) is not None:
         pytest.skip(why)
-    return _held.enter_context(shared(os.environ[_NAME]))
+    return hold(shared(os.environ[_NAME]))
 
 
 def image_id() -> str:
@@ -237,20 +232,33 @@ def first(container: str) -> int:
         return int(client.inspect_container(container)["State"]["Pid"])
 
 
+def hold(what: AbstractContextManager[_T]) -> _T:
+    """Enter ``what`` until the session's end."""
+    return _held.enter_context(what)
+
+
 def leave() -> None:
     _held.close()
 
 
+def root(name: str) -> Path:
+    return Path("/tmp", f"runner-dockerd-{name}")
+
+
 @contextmanager
-def shared(name: str) -> Iterator[Daemon]:
-    """The daemon of all processes that give this name, with the image, for as long as one of them is in the block."""
-    daemon = Daemon(Path("/tmp", f"runner-dockerd-{name}"))
+def shared(name: str, data: Path | None = None) -> Iterator[Daemon]:
+    """The daemon of all processes that give this name, for as long as one of them is in the block.
+
+    It has the image, or what is in ``data``.
+    """
+    daemon = Daemon(root(name), data)
     with _opened(daemon.root.with_suffix(".users")) as users:
         with _changing(daemon):
             fcntl.flock(users, fcntl.LOCK_SH)
             if not daemon.answers():
                 daemon.start()
-                daemon.make_image()
+                if data is None:
+                    daemon.make_image()
         try:
             yield daemon
         finally:

@@ -17,6 +17,21 @@ from tests.conformance.places import INSTALLED, Place, listing, shell
 KINDS = INSTALLED  # without a guest, directories are the same
 
 
+ATTEMPTS = [
+    ("echo x > d/P", "Read-only file system"),
+    ("echo x >> d/P", "Read-only file system"),
+    ("truncate -s 0 d/P", "Read-only file system"),
+    ("chmod 777 d/P", "Read-only file system"),
+    ("touch d/P", "Read-only file system"),
+    ("rm -f d/P", "busy"),
+    ("mv d/P other", "busy"),
+    ("echo x > n; mv -f n d/P", "busy"),
+    ("ln d/P hard", "cross-device"),
+    ("ln -s d/P soft; echo x > soft", "Read-only file system"),
+    ("umount d/P", "mount"),
+]
+
+
 async def test_home_persists_and_a_fresh_one_does_not(place: Place) -> None:
     async with place.open() as workspace:
         await shell(workspace, 'echo mine > "$HOME/note"')
@@ -78,6 +93,35 @@ async def test_a_mounted_incident_can_be_read(place: Place, tmp_path: Path) -> N
         assert await shell(workspace, f"cat {workspace.paths.incident}/incident.json") == "{}"
 
 
+async def test_skills_and_a_kubeconfig_that_is_written_late_can_be_read(place: Place) -> None:
+    private = place.handle.private
+    for name in ("skills/triage", "kube"):
+        (private / name).mkdir(parents=True)
+    (private / "skills/triage/SKILL.md").write_text("how")
+    mounts = (Mount(private / "skills", "/skills"), Mount(private / "kube", "/root/.kube"))
+    async with place.open(Opening(mounts=mounts)) as workspace:
+        paths = workspace.paths
+        before = await shell(workspace, f"cat {paths.skills}/triage/SKILL.md; {listing(paths.kube)}")
+        (private / "kube/config").write_text("late")
+        after = await shell(workspace, f"cat {paths.kube}/config")
+
+    assert (before, after) == ("how", "late")
+
+
+async def test_skills_and_the_kubeconfig_cannot_be_written(place: Place) -> None:
+    private = place.handle.private
+    mounts = (Mount(private / "skills", "/skills"), Mount(private / "kube", "/root/.kube"))
+    for mount in mounts:
+        mount.source.mkdir(mode=0o777)
+    async with place.open(Opening(mounts=mounts)) as workspace:
+        said = await shell(workspace, "for d in /skills /root/.kube /root; do echo x > $d/x; mkdir $d/y; done")
+        seen = await shell(workspace, "cd /root/.kube && pwd")
+
+    assert len(re.findall("Read-only file system|Permission denied", said)) == 6
+    assert seen == "/root/.kube\n"
+    assert not any(list(mount.source.iterdir()) for mount in mounts)
+
+
 async def test_a_read_only_mount_cannot_be_written(place: Place, tmp_path: Path) -> None:
     skills = tmp_path / "skills"
     skills.mkdir(mode=0o777)
@@ -124,46 +168,31 @@ async def test_protected_paths_are_read_only_in_place_and_the_rest_is_writable(p
 
 
 @pytest.mark.scenario("ISO-11", only="provider")
-@pytest.mark.parametrize(
-    ("attempt", "words"),
-    [
-        ("echo x > d/P", "Read-only file system"),
-        ("echo x >> d/P", "Read-only file system"),
-        ("truncate -s 0 d/P", "Read-only file system"),
-        ("chmod 777 d/P", "Read-only file system"),
-        ("touch d/P", "Read-only file system"),
-        ("rm -f d/P", "busy"),
-        ("mv d/P other", "busy"),
-        ("echo x > n; mv -f n d/P", "busy"),
-        ("ln d/P hard", "cross-device"),
-        ("ln -s d/P soft; echo x > soft", "Read-only file system"),
-        ("umount d/P", "mount"),
-    ],
-    ids=lambda value: value.split(";")[0],
-)
-async def test_writing_a_protected_file_fails_and_changes_nothing(place: Place, attempt: str, words: str) -> None:
+async def test_writing_a_protected_file_fails_and_changes_nothing(place: Place) -> None:
     kept = place.write("d/P", "rules")
     await place.provider.give(place.handle)
     async with place.open(Opening(protected=("d/P",))) as workspace:
-        seen = await shell(workspace, attempt)
+        for attempt, words in ATTEMPTS:
+            seen = await shell(workspace, attempt)
 
-    assert words.lower() in seen.lower()
-    assert kept.read_text() == "rules"
+            assert words.lower() in seen.lower(), attempt
+            assert kept.read_text() == "rules", attempt
 
 
 @pytest.mark.scenario("ISO-12", only="provider")
-@pytest.mark.parametrize("path", ["AGENTS.md", ".factory/", "no/such/parent.md", "sub/new"])
-async def test_a_protected_path_that_does_not_exist_is_no_error_and_cannot_be_created(place: Place, path: str) -> None:
+async def test_protected_paths_that_do_not_exist_are_no_error_and_cannot_be_created(place: Place) -> None:
     place.write("sub/file", "")
     await place.provider.give(place.handle)
     before = sorted(str(p) for p in place.handle.tree.rglob("*"))
-    async with place.open(Opening(protected=(path,))) as workspace:
-        seen = await shell(workspace, f"mkdir -p $(dirname {path}); echo forged > {path}; rm -rf {path.split('/')[0]}")
+    paths = ("AGENTS.md", ".factory/", "no/such/parent.md", "sub/new")
+    async with place.open(Opening(protected=paths)) as workspace:
+        for path in paths:
+            forging = f"mkdir -p $(dirname {path}); echo forged > {path}; rm -rf {path.split('/')[0]}"
+            assert await shell(workspace, forging) != "", path
 
-    assert seen != ""
     left = sorted(str(p) for p in place.handle.tree.rglob("*"))
     assert [p for p in left if p not in before] == []
-    assert not (place.handle.tree / path).exists()
+    assert not any((place.handle.tree / path).exists() for path in paths)
 
 
 async def test_moving_the_parent_of_a_protected_path_away_fails(place: Place) -> None:

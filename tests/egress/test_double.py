@@ -214,12 +214,23 @@ async def test_a_turn_that_needs_a_tool_that_is_not_offered_says_so(call: str) -
 
 
 @ALL
+async def test_a_turn_calls_a_tool_that_nobody_offered(call: str) -> None:
+    turn = Turn.model_validate({"call": {"tool": "Delete", "arguments": {"path": "x"}}})
+    async with rehearsing(call, [turn]) as (_, client, target):
+        heard = await client.ask("POST", target, offering(call))
+
+    assert heard.status == 200
+    assert b"Delete" in heard.body
+
+
+@ALL
 async def test_a_turn_fails_as_the_provider_would(call: str) -> None:
     turn = Turn.model_validate({"fail": {"status": 429, "message": "slow down", "retry_after": "7s"}})
     async with rehearsing(call, [turn]) as (line, client, target):
         heard = await client.ask("POST", target, offering(call))
 
-        assert (heard.status, heard.json()["error"]["message"], heard.headers["retry-after"]) == (429, "slow down", "7")
+        assert (heard.status, heard.json()["error"]["message"]) == (403, "slow down")
+        assert [told.status for told in line.told] == [403]  # for the provider asks for more patience than there is
         assert line.session.verdict is not None
         assert line.session.verdict.reason is Reason.QUOTA
 

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from runner.egress.http import LARGE, MAX_BODY
-from runner.egress.session import MOST_FREE
+from runner.egress.session import MOST_BROKEN, MOST_FREE, PAUSES
 from runner.errors import WorkspaceLost
 from runner.model import Budget, Reason, Usage
 from runner.ports.gateway import Api, Refusal
@@ -281,31 +281,87 @@ async def test_a_refused_helper_model_is_no_verdict_when_the_agent_s_own_has_ans
 
 
 @ALL
-@pytest.mark.parametrize(
-    ("status", "reason"),
-    [(401, Reason.AUTH), (403, Reason.AUTH), (404, Reason.MODEL), (429, Reason.QUOTA), (500, Reason.GATEWAY)],
-)
-async def test_an_error_passes_through_and_is_the_verdict_until_an_answer_succeeds(
+@pytest.mark.parametrize(("status", "reason"), [(401, Reason.AUTH), (403, Reason.AUTH), (404, Reason.MODEL)])
+async def test_an_error_that_stays_ends_the_client_and_is_the_verdict_until_an_answer_succeeds(
     call: str, status: int, reason: Reason
 ) -> None:
+    """Whatever the provider's status: some clients would try again for minutes."""
     api, target = CALLS[call]
     error = Said([b'{"error": {"message": "so it ', b'is"}}'], status=status, headers=[(b"retry-after", b"9")])
-    async with open_line(api, Provider(error, stream(call))) as line:
+    provider = Provider(error, stream(call))
+    async with open_line(api, provider) as line:
         client = line.connect()
         heard = await client.ask("POST", target, request(call))
         verdict = line.session.verdict
         await client.ask("POST", target, request(call))
 
-        assert (heard.status, heard.json()["error"]["message"], heard.headers["retry-after"]) == (
-            status,
-            "so it is",
-            "9",
-        )
+        assert (heard.status, heard.json()["error"]["message"]) == (403, "so it is")
+        assert (heard.headers["x-should-retry"], "retry-after" in heard.headers) == ("false", False)
         assert verdict is not None
         assert verdict.reason is reason
         assert verdict.message.endswith(f"it answered {status}, so it is")
         assert line.session.verdict is None
-        assert line.session.usage.requests == 2
+        assert (line.session.usage.requests, len(provider.asked)) == (2, 2)
+
+
+@ALL
+@pytest.mark.parametrize(("status", "reason"), [(429, Reason.QUOTA), (500, Reason.GATEWAY), (529, Reason.GATEWAY)])
+async def test_an_error_that_may_pass_is_waited_for_a_few_seconds(
+    call: str, status: int, reason: Reason, autojump_clock: MockClock
+) -> None:
+    api, target = CALLS[call]
+    error = Said([b'{"error": {"message": "busy"}}'], status=status)
+    async with open_line(api, Provider(error)) as line:
+        began = trio.current_time()
+        heard = await line.connect().ask("POST", target, request(call))
+
+        assert (heard.status, trio.current_time() - began) == (403, sum(PAUSES))
+        assert [told.status for told in line.told] == [status, status, 403]
+        assert line.session.usage.requests == 1
+        assert line.session.verdict is not None
+        assert line.session.verdict.reason is reason
+        assert f"it answered {status}, busy" in line.session.verdict.message
+
+
+async def test_an_error_that_passes_is_not_heard_of(autojump_clock: MockClock) -> None:
+    busy = Said([b"{}"], status=529)
+    async with open_line(Api.ANTHROPIC, Provider(busy, Said(breaks=True), stream("messages"))) as line:
+        heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
+
+        assert (heard.status, line.session.verdict) == (200, None)
+        assert [told.status for told in line.told] == [529, 0, 200]
+
+
+@pytest.mark.parametrize(
+    ("told", "waited"),
+    [
+        pytest.param("4", 4.0 + 4.0, id="a wait that is worth it"),
+        pytest.param("60", 0.0, id="too long a wait"),
+        pytest.param("Wed, 21 Oct 2026 07:28:00 GMT", sum(PAUSES), id="a date"),
+        pytest.param("-1", 0.0, id="nonsense"),
+    ],
+)
+async def test_a_provider_may_say_how_long_to_wait(told: str, waited: float, autojump_clock: MockClock) -> None:
+    busy = Said([b"{}"], status=429, headers=[(b"retry-after", told.encode())])
+    async with open_line(Api.ANTHROPIC, Provider(busy)) as line:
+        began = trio.current_time()
+        heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
+
+        assert (heard.status, trio.current_time() - began) == (403, waited)
+
+
+async def test_answers_that_break_off_again_and_again_are_asked_for_no_more() -> None:
+    broken = Said([b"data: {}\n\n"], kind=b"text/event-stream", breaks=True)
+    provider = Provider(broken)
+    async with open_line(Api.ANTHROPIC, provider) as line:
+        for _ in range(MOST_BROKEN):
+            await line.connect().ask("POST", "/v1/messages", request("messages"))
+        heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
+
+        assert (heard.status, len(provider.asked)) == (403, MOST_BROKEN)
+        assert "answers in a row have broken off" in heard.json()["error"]["message"]
+        assert line.session.verdict is not None
+        assert line.session.verdict.reason is Reason.GATEWAY
 
 
 @pytest.mark.parametrize(
@@ -341,12 +397,13 @@ async def test_a_key_in_an_error_does_not_come_through() -> None:
     assert KEY not in str(verdict)
 
 
-async def test_a_provider_that_cannot_be_reached_is_a_gateway_error() -> None:
+async def test_a_provider_that_cannot_be_reached_is_a_gateway_error(autojump_clock: MockClock) -> None:
     async with open_line(Api.ANTHROPIC, Provider(Said(breaks=True))) as line:
         heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
         verdict = line.session.verdict
 
-    assert (heard.status, line.told[0].refusal) == (502, Refusal.GATEWAY)
+    assert (heard.status, [told.status for told in line.told]) == (403, [0, 0, 403])
+    assert line.told[-1].refusal is Refusal.GATEWAY
     assert verdict is not None
     assert (verdict.reason, verdict.message) == (Reason.GATEWAY, "the provider could not be reached: nobody there")
 
@@ -482,16 +539,16 @@ async def test_of_requests_without_end_that_cost_nothing_only_so_many_are_told()
 
 @ALL
 @pytest.mark.parametrize(
-    ("budget", "words"),
+    ("budget", "reason", "words"),
     [
-        (Budget(tokens=100), "110 of 100 tokens are used"),
-        (Budget(turns=1), "1 of 1 turns are used"),
-        (Budget(cost_usd=0.00001), "of $0.0000 are used"),
+        (Budget(tokens=100), Reason.BUDGET, "110 of 100 tokens are used"),
+        (Budget(turns=1), Reason.TURNS, "1 of 1 turns are used"),
+        (Budget(cost_usd=0.00001), Reason.BUDGET, "of $0.0000 are used"),
     ],
     ids=["tokens", "turns", "cost"],
 )
 @pytest.mark.scenario("BEY-16", only="gateway")
-async def test_a_request_over_the_budget_is_refused(call: str, budget: Budget, words: str) -> None:
+async def test_a_request_over_the_budget_is_refused(call: str, budget: Budget, reason: Reason, words: str) -> None:
     """The overrun is what one request makes of it."""
     api, target = CALLS[call]
     provider = Provider(stream(call, 100, 10))
@@ -504,16 +561,16 @@ async def test_a_request_over_the_budget_is_refused(call: str, budget: Budget, w
     assert (first.status, second.status, len(provider.asked)) == (200, 403, 1)
     assert words in second.json()["error"]["message"]
     assert verdict is not None
-    assert (verdict.reason, line.told[1].refusal) == (Reason.BUDGET, Refusal.BUDGET)
+    assert (verdict.reason, line.told[1].refusal) == (reason, Refusal.BUDGET)
 
 
 async def test_an_error_is_no_turn() -> None:
-    error = Said([b"{}"], status=429)
+    error = Said([b"{}"], status=404)
     async with open_line(Api.ANTHROPIC, Provider(error, error, stream("messages")), budget=Budget(turns=1)) as line:
         client = line.connect()
         statuses = [(await client.ask("POST", "/v1/messages", request("messages"))).status for _ in range(4)]
 
-    assert statuses == [429, 429, 200, 403]
+    assert statuses == [403, 403, 200, 403]
 
 
 @pytest.mark.parametrize("budget", [Budget(tokens=1000), Budget(turns=10), Budget(cost_usd=0.0022)])

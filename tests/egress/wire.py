@@ -53,7 +53,7 @@ class Client:
     async def send(self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] = {}) -> None:
         if self._protocol.our_state is h11.DONE:
             self._protocol.start_next_cycle()
-        named = [("host", "model"), ("content-length", str(len(body))), *headers.items()]
+        named = [*{"host": "model", "content-length": str(len(body)), **headers}.items()]
         await self._put(h11.Request(method=method, target=target, headers=named))
         await self._put(h11.Data(data=body))
         await self._put(h11.EndOfMessage())

@@ -36,6 +36,7 @@ from runner.providers.fake import Fake, Script, Scripted
 from runner.providers.local import Local
 from runner.settings import Settings
 from runner.store.sqlite import open_store
+from tests.forked import load_everything
 
 FAULTS = {"ENOSPC": sqlite3.SQLITE_FULL, "EIO": sqlite3.SQLITE_IOERR}
 SECONDS = 60  # until a fork is given up
@@ -43,6 +44,7 @@ SECONDS = 60  # until a fork is given up
 
 def main() -> None:
     planned = _planned(Path(sys.argv[1]))
+    load_everything()
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)

@@ -11,6 +11,7 @@ from runner.agents import command_of
 from runner.agents.script import agent
 from runner.app.facts import open_provider
 from runner.app.planning import make_plan
+from runner.egress.clusters import Clusters
 from runner.egress.gateway import ModelGateway
 from runner.engine.run import Control, carry_out
 from runner.git import open_git
@@ -40,6 +41,7 @@ class Machine:
             agent=lambda name: agent,
             sub_runner=lambda name, env: command_of(shipped("runners") / f"{name}.sh", env),
             gateway=ModelGateway(self.settings),
+            cluster=Clusters(self.settings),
             model_key=lambda api: "",
             lease=self.store.lease,
             nonce=self.store.nonce,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
@@ -50,6 +51,7 @@ async def test_a_sub_runner_gets_the_standard_variables_and_nothing_of_this_host
         "INCIDENT_ID": "INC-7",
         "RUN_ID": record.id,
     }
+    assert UUID(seen.pop("SESSION_ID")).version == 5
     assert seen == (expected if long else {**expected, "PROMPT": prompt})
     directory = machine.settings.home / "runs" / record.id
     assert {(directory / name).read_text() for name in ("prompt-sent.md", "output/stdin", "output/file")} == {prompt}

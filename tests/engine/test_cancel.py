@@ -31,7 +31,7 @@ def machine(project: Project, repository: Path) -> Machine:
 
 
 @pytest.mark.scenario("BEY-06")
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.nightly)])
 async def test_a_cancel_at_any_event_leaves_nothing_and_saves_the_work(machine: Machine, stride: int) -> None:
     whole = await machine.run()
     assert whole.status is Status.SUCCEEDED

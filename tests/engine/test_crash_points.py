@@ -14,6 +14,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from runner import trees
 from tests.conformance import dockerd
 from tests.situations import git, leftovers
 
@@ -82,9 +85,26 @@ class Crashing:
         return answer["code"], answer["commits"]
 
 
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that is in memory where there is room: who dies by a signal loses nothing that a disk would have had."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < 1 << 30:
+        yield tmp_path_factory.mktemp("crashing")
+        return
+    for old in memory.glob("runner-crashing-*"):
+        if time.time() - old.stat().st_mtime > 86_400:
+            trees.remove(old)  # of tests that were killed
+    folder = Path(tempfile.mkdtemp(prefix="runner-crashing-", dir=memory))
+    folder.chmod(0o755)
+    yield folder
+    trees.remove(folder)
+
+
 @pytest.fixture(scope="module", params=["fake", "local"])
-def crashing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
-    folder = tmp_path_factory.mktemp("crashing")
+def crashing(request: pytest.FixtureRequest, quick: Path) -> Iterator[Crashing]:
+    folder = Path(tempfile.mkdtemp(prefix=f"{request.param}-", dir=quick))
+    folder.chmod(0o755)
     repository = folder / "project" / "repo"
     repository.mkdir(parents=True)
     git(repository, "init", "-q", "-b", "main")
@@ -195,8 +215,8 @@ def assert_nothing_of_docker(home: Path) -> None:
 def test_a_run_that_is_killed_at_any_append_is_recovered_whole(
     crashing: Crashing, point: str, all_of_them: bool
 ) -> None:
-    """By day every second append of the fake's run is the last at one point or another, of the real one every third."""
-    stride = 1 if all_of_them else 9 if crashing.provider == "local" else 6
+    """By day every third append of the fake's run is the last at one point or another, of the real one every fifth."""
+    stride = 1 if all_of_them else 15 if crashing.provider == "local" else 9
     for at in range(1, commits(crashing) + 1)[POINTS.index(point) * stride // 3 :: stride]:
         assert kill_and_recover(crashing, point, at), at
 
@@ -228,8 +248,9 @@ def test_a_run_in_containers_that_is_killed_anywhere_is_recovered_whole(crashing
 
 
 @pytest.mark.slow
-def test_a_recovery_that_is_killed_at_any_append_is_done_by_the_next(crashing: Crashing) -> None:
-    stride = {"fake": 3, "local": 7}[crashing.provider]
+@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["some", "all"])
+def test_a_recovery_that_is_killed_at_any_append_is_done_by_the_next(crashing: Crashing, all_of_them: bool) -> None:
+    stride = 1 if all_of_them else {"fake": 7, "local": 13}[crashing.provider]
     ended = commits(crashing, AGENT_ENDED)
     for point in POINTS:
         number = 1

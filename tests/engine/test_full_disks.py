@@ -18,9 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.test_crash_points import Crashing, assert_whole, commits, crashing
+from tests.engine.crashing import fill
+from tests.engine.test_crash_points import Crashing, assert_whole, commits, crashing, quick
+from tests.situations import Project, step
 
-__all__ = ["crashing"]
+__all__ = ["crashing", "quick"]
 
 Disk = AbstractContextManager[Callable[[], None]]
 
@@ -130,7 +132,7 @@ if os.geteuid() == 0:  # not a skip: CI counts those
     @pytest.mark.parametrize(
         ("disk", "stride"),
         [
-            pytest.param(memory, 12, id="full-some"),
+            pytest.param(memory, 18, id="full-some"),
             pytest.param(memory, 1, id="full-all", marks=pytest.mark.nightly),
             pytest.param(ext4, 1, id="ext4-full-all", marks=pytest.mark.nightly),
             pytest.param(failing, 1, id="ext4-broken-all", marks=pytest.mark.nightly),
@@ -144,3 +146,27 @@ if os.geteuid() == 0:  # not a skip: CI counts those
 
         assert {*codes} <= {0, 1, 4, 5}
         assert 4 in codes
+
+    @pytest.mark.slow
+    def test_work_that_the_disk_under_its_volume_did_not_take_is_not_taken_for_done(project: Project) -> None:
+        """Whoever writes into a volume hears nothing of the disk that its image is on, here one of the runner alone."""
+        volumes, tools = project.home / "state" / "volumes", project.home / "tools"
+        for made in (volumes, tools):
+            made.mkdir(parents=True)
+        mounting = f'mount -t tmpfs -o size=20m none {volumes} && exec "$@"'
+        project.within = ("unshare", "--mount", "sh", "-c", mounting, "sh")
+        project.script(
+            f"while [ ! -e {tools}/full ]; do sleep 0.02; done; head -c 8M /dev/urandom > big",
+            workspace=f"resource_limits: {{disk: 16M}}\ntoolchains: [{tools}]",
+        )
+        process = project.start("apply", str(project.folder), "--output", "jsonl")
+        assert process.stdout is not None
+        assert any("IsolationObserved" in line for line in process.stdout)
+        fill(Path(f"/proc/{process.pid}/root{volumes}/ballast"))
+        (tools / "full").touch()
+        process.communicate()
+        record = json.loads(project.runner("runs", "show", "last", "--output", "json").out)
+
+        assert (step(record, "agent")["status"], process.returncode) == ("succeeded", 4)
+        message = step(record, "scan")["outcome"]["message"]
+        assert message.startswith("host.refused: the disk of this host did not take all that was written")

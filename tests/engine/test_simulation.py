@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from tests.engine.world import STEPS, World
 
-SEEDS = 250
+SEEDS = 120
 EVERYTHING = (
     *("expired", "forced", "regained", "lease.held", "lease.lost", "store.run-over"),
     *("run succeeded", "run lease", "run unknown"),

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from runner import events as ev
 from runner import trees
 from runner.engine.run import Control
-from runner.errors import WorkspaceLost
+from runner.errors import OutOfMemory, WorkspaceLost
 from runner.model import Exit, Fence, Handle, Outcome, Reason, Rung, Status, StopReason
 from runner.ports.provider import Opening
 from runner.providers.fake import Fake, Played, Scripted, Stage
@@ -363,6 +363,22 @@ async def test_a_sandbox_lost_under_a_command_leaves_its_outcome_unknown_and_its
     assert (ended.record.status, ended.record.exit_code) == (Status.UNKNOWN, 4)
     assert ended.record.receipt is not None
     assert ended.record.effects == {}
+
+
+@pytest.mark.parametrize("killed", ["agent", "setup"])
+async def test_a_sandbox_killed_for_its_memory_fails_the_step_and_not_the_platform(
+    stopping: Stopping, mock_clock: MockClock, killed: str
+) -> None:
+    """What becomes of the command is known: it was ended. With ``docker`` the same is the command's own end."""
+    starved = Scripted(seconds=50, fault=OutOfMemory("it was killed whole"))
+    ended = await stopping.run(
+        starved if killed == "agent" else Scripted(),
+        workspace="setup_commands: [setup]",
+        others={"setup": starved if killed == "setup" else Scripted()},
+    )
+
+    assert ended.outcome(killed) == Outcome(Status.FAILED, Reason.OOM, "it was killed whole")
+    assert (ended.record.status, ended.record.exit_code) == (Status.FAILED, 1)
 
 
 async def test_nothing_runs_in_a_sandbox_that_was_lost(stopping: Stopping, mock_clock: MockClock) -> None:

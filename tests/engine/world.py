@@ -346,6 +346,7 @@ class World:
             agent=cast(Any, None),
             sub_runner=cast(Any, None),
             gateway=ModelGateway(cast(Any, None)),
+            cluster=cast(Any, None),
             model_key=cast(Any, None),
             lease=self.connect(process).lease,
             nonce="world",

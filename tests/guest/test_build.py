@@ -84,7 +84,7 @@ def played(program: Path, machine: str, *argv: str) -> tuple[bytes, int]:
     raise AssertionError("the guest closed its channel")
 
 
-@machines
+@pytest.mark.parametrize("machine", ["x86_64", pytest.param("aarch64", marks=pytest.mark.nightly)])
 @programs
 def test_same_source_gives_the_same_bytes_wherever_it_lies(name: str, machine: str, tmp_path: Path) -> None:
     made = []

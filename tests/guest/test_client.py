@@ -1066,7 +1066,9 @@ async def one_connection(first: Wires, *, late: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("late", [False, True], ids=["read at once", "read late"])
+@pytest.mark.parametrize(
+    "late", [pytest.param(False, marks=pytest.mark.nightly, id="read at once"), pytest.param(True, id="read late")]
+)
 @pytest.mark.parametrize("side", [0, 1], ids=["from the host", "from the guest"])
 @pytest.mark.parametrize("scenario", [one_command, one_connection])
 async def test_a_connection_may_be_lost_at_every_byte(scenario: Callable[..., object], side: int, late: bool) -> None:

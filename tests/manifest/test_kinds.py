@@ -58,6 +58,10 @@ def secrets(*sources: object) -> dict[str, object]:
 
 GOOD = {
     "least agent type": agent_type(),
+    "image": workspace(base_image="node"),
+    "image of a registry": workspace(base_image="Registry.example.org:5000/team/my_agent--x:3.1"),
+    "image by its digest": workspace(base_image=f"team/agent@sha256:{'0' * 64}"),
+    "image by its id": workspace(base_image=f"sha256:{'a' * 64}"),
     "script path may lead up": agent_type(script={"path": "../play.sh"}),
     "script file": agent_type(script={"files": [{"path": "a/b.sh", "content": "", "executable": True}]}),
     "other script is null": agent_type(script={"path": None, "files": []}),
@@ -65,7 +69,7 @@ GOOD = {
     "model": document("AgentType", agent="claude", model="opus", credentials="env", script=None),
     "no tools": document("AgentType", agent="claude", cli_tools=[]),
     "tools that another agent does not have": document("AgentType", agent="gemini", cli_tools=None),
-    "models": run(matrix={"model": ["gpt-5", "openai/gpt 5"]}),
+    "models": run(matrix={"model": ["gpt-5", "openai/gpt-5:beta@2[1m]"]}),
     "budget": document("AgentType", agent="codex", budget={"tokens": 1, "cost_usd": 0.01, "turns": 50}),
     "secrets of each kind of place": secrets({"env": "A"}, {"file": "a"}, {"command": ["a", "b"]}),
     "secret of the keyring as a file": agent_type(
@@ -74,6 +78,7 @@ GOOD = {
     "policy without secrets": policy(secrets=[]),
     "budget of whole dollars": document("AgentType", agent="gemini", budget={"cost_usd": 3, "tokens": None}),
     "no model of the script agent": agent_type(model=None, budget=None),
+    "skills": agent_type(skills=["k8s-troubleshooter", "of-another-installation"]),
     "policy may be null": agent_type(policy=None),
     "variable": agent_type(env={"_A1": ""}),
     "durations": agent_type(timeouts={"agent": "90s", "clone": "1h30m", "setup": 5, "scan": "30d"}),
@@ -102,6 +107,14 @@ GOOD = {
 }
 
 BAD = {
+    "image without a name": workspace(base_image=""),
+    "image with a blank": workspace(base_image="node 22"),
+    "image in capitals": workspace(base_image="Node:22"),
+    "image whose tag is none": workspace(base_image="node:"),
+    "image that is a url": workspace(base_image="docker://registry.example.org/node"),
+    "image with half a digest": workspace(base_image="node@sha256:00"),
+    "model with a blank": document("AgentType", agent="claude", model="son net"),
+    "model without end": document("AgentType", agent="claude", model="x" * 201),
     "agent that there is none of": document("AgentType", agent="cursor"),
     "script of another agent": agent_type(agent="claude"),
     "model of the script agent": agent_type(model="sonnet"),
@@ -127,6 +140,9 @@ BAD = {
         for name, value in (("tokens", 0), ("tokens", 1.5), ("turns", "50"), ("cost_usd", 0), ("cost_usd", "3"))
     },
     "unknown budget": document("AgentType", agent="goose", budget={"seconds": 5}),
+    **{f"skill {name!r}": agent_type(skills=[name]) for name in ("", "..", "a/b", "A", "-a", "a" * 65, 5)},
+    "the same skill twice": agent_type(skills=["a", "a"]),
+    "null skills": agent_type(skills=None),
     "no script": document("AgentType", agent="script"),
     "empty script": agent_type(script={}),
     "both scripts": agent_type(script={"path": "a", "files": []}),

@@ -16,7 +16,11 @@ STEP = {
     "needs": ["clone"],
     "deadline_seconds": 300.0,
     "origin": "a.yaml:9",
-    "body": {"commands": [["sh", "-c", "npm ci"]], "policies": [{"name": "house", "max": 1, "origin": "p.yaml:1"}]},
+    "body": {
+        "warm": {"size": 0, "policy": "sha256:1"},
+        "commands": [["sh", "-c", "npm ci"]],
+        "policies": [{"name": "house", "max": 1, "origin": "p.yaml:1"}],
+    },
 }
 SAVE = {**STEP, "id": "save", "body": {"policies": deepcopy(STEP["body"]["policies"])}, "origin": "defaults"}  # type: ignore[index]
 RUN = {"name": "fix", "origin": "a.yaml:1", "commit": "abc", "steps": [STEP, SAVE], "worst_seconds": 5.0}
@@ -37,6 +41,11 @@ def changed(*edits: tuple[tuple[str | int, ...], object]) -> dict[str, Any]:
     ("new", "changes"),
     [
         pytest.param(changed(), [], id="equal"),
+        pytest.param(
+            changed((("runs", 0, "steps", 0, "body", "warm"), {"size": 0, "policy": "sha256:2"})),
+            [],
+            id="what is computed of policies",
+        ),
         pytest.param(
             changed((("runs", 0, "steps", 0, "body", "commands", 0), ["sh", "-c", "npm install"])),
             [Change("~", "fix.setup.commands[0]", ["sh", "-c", "npm ci"], ["sh", "-c", "npm install"], "a.yaml:9")],

@@ -89,13 +89,19 @@ async def test_a_warm_container_is_what_a_cold_one_is_and_no_other_is_started(tm
     assert left(handle) == []
 
 
-async def test_files_of_the_incident_appear_in_a_container_that_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("incident", "/incident"), ("skills", "/skills"), ("kube", "/root/.kube")],
+    ids=["incident", "skills", "kubeconfig"],
+)
+async def test_files_of_a_run_appear_in_a_container_that_runs(tmp_path: Path, name: str, target: str) -> None:
     provider, handle, _ = await handed_over(tmp_path)
-    incident = handle.private / "incident"
-    (incident / "report.txt").write_text("it burns\n")
+    before, source = containers(handle), handle.private / name
+    (source / "report.txt").write_text("it burns\n")
     await provider.give(handle)
-    async with provider.open(handle, Opening(mounts=(Mount(incident, "/incident"),))) as workspace:
-        said = await shell(workspace, "cat /incident/report.txt; echo x > /incident/report.txt")
+    async with provider.open(handle, Opening(mounts=(Mount(source, target),))) as workspace:
+        said = await shell(workspace, f"cat {target}/report.txt; echo x > {target}/report.txt")
+        assert containers(handle) == before
     await provider.destroy(handle)
 
     assert said.startswith("it burns\n")

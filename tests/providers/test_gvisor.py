@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.errors import CleanUpIncomplete, ProviderFailed, WorkspaceLost
+from runner.errors import CleanUpIncomplete, OutOfMemory, ProviderFailed, WorkspaceLost
 from runner.model import Exit, Handle, IsolationClass, Limits
 from runner.ports.provider import Opening, WorkspaceRequest
-from runner.providers.docker import Docker
+from runner.providers.docker import Docker, check_runtime
 from runner.providers.gvisor import RUNSC
 from tests.conformance import dockerd
 from tests.conformance.dockerd import IMAGE, Daemon
@@ -92,6 +92,27 @@ async def test_a_daemon_without_the_runtime_is_unavailable_and_the_hint_is_its_c
     assert '{"runtimes": {"runsc":' in (probe.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        pytest.param(None, "No such file", id="away"),
+        pytest.param("not a program", "Exec format error", id="no program"),
+        pytest.param("#!/bin/sh\necho no platform >&2; exit 1", "no platform", id="that fails"),
+    ],
+)
+async def test_a_runtime_whose_program_does_not_start_is_unavailable(
+    tmp_path: Path, program: str | None, words: str
+) -> None:
+    """The daemon lists it all the same, so that a run would only fail once everything else was made."""
+    runsc = tmp_path / "runsc"
+    if program is not None:
+        runsc.write_text(program)
+        runsc.chmod(0o755)
+
+    with pytest.raises(ProviderFailed, match=f"`{runsc}`, does not start: .*{words}"):
+        await check_runtime({"Runtimes": {"runsc": {"path": str(runsc)}}}, "runsc")
+
+
 async def test_too_much_memory_ends_the_sandbox_which_says_why_and_opens_again(tmp_path: Path) -> None:
     provider = at(tmp_path)
     handle = await workspace_of(provider, Limits(memory_bytes=64 * MIB))
@@ -100,9 +121,9 @@ async def test_too_much_memory_ends_the_sandbox_which_says_why_and_opens_again(t
         reserved = await workspace.run(["python3", "-SIc", "import mmap; mmap.mmap(-1, 8 << 30)"])
         assert reserved.exit.ok
         async with took_at_most(10):
-            with pytest.raises(WorkspaceLost, match="ran out of memory, and its sandbox was killed whole"):
+            with pytest.raises(OutOfMemory, match="ran out of memory, and its sandbox was killed whole"):
                 await workspace.run(["tail", "/dev/zero"])
-        with pytest.raises(WorkspaceLost, match="out of memory"):
+        with pytest.raises(OutOfMemory):
             await workspace.run(["true"])
     async with provider.open(handle, Opening()) as workspace:
         assert (await workspace.run(["true"])).exit.ok

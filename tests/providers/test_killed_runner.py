@@ -93,7 +93,7 @@ async def opening():
     async with provider.open(handle, Opening()):
         await trio.sleep_forever()
 
-for _ in range(50):
+for _ in range(25):
     runner = os.fork()
     if not runner:
         trio.run(opening)

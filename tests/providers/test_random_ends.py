@@ -88,7 +88,7 @@ def living(handles: list[Handle], mark: str) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.scenario("BEY-06")
-@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [160, pytest.param(10_000, marks=pytest.mark.nightly)])
 async def test_however_and_whenever_commands_are_ended_none_is_left(tmp_path: Path, count: int) -> None:
     random, mark, ended = Random(count), f"random-{os.getpid()}", Counter[str]()
     provider = Local(tmp_path, grace=0.01)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from runner import events as ev
 from runner.errors import BadValue, DefaultsDropped, Place, RunnerError
-from runner.report.github import commands
+from runner.model import Outcome, Reason, Status
+from runner.report.github import commands, harmless, listed, notes_of, quoted, violations_of
+from tests.report.accounts import account, bad, good
 
 
 @pytest.mark.parametrize(
@@ -42,3 +47,61 @@ def test_errors_come_first_and_what_github_would_drop_is_counted() -> None:
 
     assert [line.split(" ")[0] for line in lines] == ["::error"] * 10 + ["::warning"] * 10 + ["and"]
     assert lines[-1] == "and 3 more: runner validate"
+
+
+def test_a_failed_run_is_shown_at_the_line_of_its_step_and_a_violation_at_its_file() -> None:
+    failed = account(bad(details=("one", "two")))
+
+    lines = list(listed([*violations_of(failed), *notes_of(failed)], "elsewhere"))
+
+    assert lines == [
+        "::error file=src/.env,line=1,col=1,endColumn=2,title=policy%3A forbidden%3A**/.env"
+        "::src/.env: forbidden:**/.env",
+        "::error file=a.runner.yaml,line=5,col=1,endColumn=2,title=run work%3A exit"
+        "::agent: exited 3%0Aone%0Atwo%0Arunner runs show r1",
+        "::warning title=run work%3A lease.refresh-failed::exited 3",
+    ]
+
+
+def test_a_run_that_succeeded_is_no_annotation() -> None:
+    assert [*violations_of(account(good())), *notes_of(account(good()))] == []
+
+
+def test_a_run_without_a_guilty_step_is_shown_at_its_own_line() -> None:
+    stopped = [ev.RunEnded(Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal"), 130)]
+
+    (note,) = notes_of(account(stopped))
+
+    assert (note.severity, str(note.at)) == ("warning", "a.runner.yaml:9:1")
+
+
+def test_what_an_agent_says_is_one_command_and_no_other() -> None:
+    text = "x\r\n::add-mask::y\n##[error]z%0A"
+    lines = list(listed(list(notes_of(account(bad(text, (text,))))), "elsewhere"))
+
+    assert len(lines) == 2
+    assert all("\r" not in line and "\n" not in line for line in lines)
+    assert "%250A" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("::add-mask::x", "\\x3a:add-mask::x"),
+        ("  \t::error::x", "  \t\\x3a:error::x"),
+        ("say ##[error]x", "say #\\x23[error]x"),
+        ("a::b", "a::b"),
+        ("## [x]", "## [x]"),
+    ],
+)
+def test_a_line_that_github_would_obey_is_shown_and_not_obeyed(line: str, shown: str) -> None:
+    assert harmless(line) == shown
+
+
+def test_json_says_the_same_when_github_reads_it() -> None:
+    value = {"##[error]x": "##[error]###[y]"}
+
+    text = quoted(json.dumps(value))
+
+    assert json.loads(text) == value
+    assert "##[" not in text

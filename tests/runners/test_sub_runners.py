@@ -27,12 +27,13 @@ def test_sub_runners_pass_their_own_check_in_bash() -> None:
     assert done.stdout.endswith(b" passed\n")
 
 
-@pytest.mark.scenario("TRI-24", only="without hooks")
+@pytest.mark.scenario("TRI-24")
 def test_every_agent_has_a_sub_runner_on_common_ground() -> None:
     agents = get_args(Spec.model_fields["agent"].annotation)
 
     for agent in agents:
         assert '/common.sh"' in (ROOT / "runners" / f"{agent}.sh").read_text()
+        assert (ROOT / "runners" / f"{agent}-post.sh").exists() is (agent != "script")
     assert set(agents) > {"claude", "codex", "gemini", "goose"}
 
 

@@ -29,8 +29,8 @@ def add_arguments(add: Callable[[str, str], ArgumentParser]) -> None:
     push = add("push", "its snapshot to a branch of a remote, never over the commits of others")
     push.add_argument("--to", metavar="URL|REMOTE", required=True, help="a URL, or a remote of that repository")
     push.add_argument("--branch", metavar="BRANCH", help="the branch of the manifest, or runner/RUN")
-    export = add("export", "its evidence as a folder or an archive, with checksums")
-    export.add_argument("--to", metavar="FILE.tar.gz|DIR", type=Path, required=True, help="a place with nothing there")
+    export = add("export", "its evidence for a ticket: an archive or folder, without secrets, with checksums")
+    export.add_argument("--to", metavar="FILE.tar.gz|DIR", type=Path, help="a place with nothing there: run-RUN.tar.gz")
     for parser in (branch, apply, push, export):
         parser.add_argument("--output", choices=("text", "json"), default="text")
 
@@ -79,6 +79,7 @@ async def _push(past: Past, args: Namespace, settings: Settings) -> tuple[object
 async def _export(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
     from runner.app.deliver import export_run
 
-    done = await export_run(past, to=args.to)
-    left = f"; left out: {', '.join(done.left_out[:5])}" if done.left_out else ""
-    return done, f"{done.files} files, {done.size} bytes in {done.to}{left}"
+    done = await export_run(past, settings, to=args.to)
+    cleaned = f"; secrets taken out of {', '.join(done.redacted[:5])}" if done.redacted else ""
+    left = f"; left out: {', '.join(one.name for one in done.left_out[:5])}" if done.left_out else ""
+    return done, f"{done.files} files, {done.size} bytes in {done.to}{cleaned}{left}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.cli.reports import Reports, add_report_arguments, open_reports, show_comparisons
 from runner.cli.requests import add_request_arguments, request_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_request_arguments(parser)
     parser.add_argument("--run-key", metavar="KEY", help="a second apply with this key attaches to the first's runs")
     parser.add_argument("--output", choices=("text", "jsonl"), default="text", help="jsonl: every event as it happens")
+    add_report_arguments(parser)
 
 
 def main(args: Namespace, out: Output) -> int:
@@ -41,44 +43,47 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
     from runner.app.secret_values import redactor_of
     from runner.cli.console import open_console
     from runner.errors import UsageError
+    from runner.report.text import render_run
     from runner.settings import current
 
     settings = current()
     redactor = redactor_of(settings)
-    gateway = _rehearsal(turns) if turns is not None else None
+    gateway = rehearsal(turns) if turns is not None else None
     out.clean = redactor.text
-    request = request_of(args, settings)
 
-    async def whole() -> Sequence[RunRecord]:
+    async def whole(reports: Reports) -> Sequence[RunRecord]:
+        request = request_of(args, settings)
         if args.path.suffix == ".json":
             if request != Request():
                 raise UsageError("a saved plan runs as it is", hint="plan with these arguments, and save that")
             planned = await make_saved_plan(args.path, settings)
         else:
             planned = await make_plan(args.path, settings, request)
-        out.findings(planned.warnings)
+        reports.findings(planned.warnings)
+        reports.order = tuple(run.name for run in planned.plan.runs)
         with open_console(out, args.output) as sink:
             return await apply(
                 planned,
                 settings,
-                [sink],
+                [sink, reports],
                 key=args.run_key,
                 gateway=gateway,
-                advise=lambda advice: out.findings([advice]),
+                advise=lambda advice: reports.findings([advice]),
                 redactor=redactor,
             )
 
-    records = trio.run(whole)
-    if args.output == "text":
-        from runner.report.text import render_run
-
-        for record in records:
-            out.line()
-            out.line(render_run(record, settings.home / "runs" / record.id, brief=not out.live))
+    with open_reports(args, out, settings) as reports:
+        records = trio.run(whole, reports)
+        if args.output == "text":
+            for record in records:
+                out.line()
+                out.line(render_run(record, settings.home / "runs" / record.id, brief=not out.redraws))
+            show_comparisons(reports.accounts(), out)
     return max((record.exit_code or 0 for record in records), default=0)
 
 
-def _rehearsal(turns: Path) -> Gateway:
+def rehearsal(turns: Path) -> Gateway:
+    """What stands for every model: the script in a file. Raises ``Rejected``."""
     from runner.egress.double import Rehearsal
     from runner.egress.turns import read_turns
 

@@ -123,6 +123,7 @@ def _lines(health: Health) -> Iterator[str]:
         if probe.available:
             yield from (f"    not enforced: {feature.value} ({why})" for feature, why in sorted(probe.missing.items()))
     yield f"✓ git        {health.git}"
+    yield f"✓ image      {health.image}" if health.image else "- image      none for triage: `runner image build`"
     for key in health.agents:
         found = f"key in {key.variable}" if key.problem is None else key.problem
         yield f"{'-' if key.problem else '✓'} {key.agent:<10} {key.model:<20} {found}"

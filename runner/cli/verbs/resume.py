@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.cli.reports import Reports, add_report_arguments, open_reports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -22,6 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", nargs="?", type=Path, help="its manifests (default: where they were)")
     parser.add_argument("--explain", action="store_true", help="only say which steps would run again, and why")
     parser.add_argument("--output", choices=("text", "json"), default="text")
+    add_report_arguments(parser)
 
 
 def main(args: Namespace, out: Output) -> int:
@@ -39,26 +41,27 @@ def main(args: Namespace, out: Output) -> int:
     redactor = redactor_of(settings)
     out.clean = redactor.text
 
-    async def whole() -> int:
+    async def whole(reports: Reports) -> int:
         past = await find_run(settings, args.run)
         if past.record.status is Status.SUCCEEDED:
             _show(past.record, args.output, out, [f"run {past.record.id} succeeded: there is nothing to resume"])
             return 0
         resuming = await consider(past, args.path, settings)
-        out.findings(resuming.planned.warnings)
+        reports.findings(resuming.planned.warnings)
         if args.explain:
             _explain(resuming, args.output, out)
             return 0
         if args.output == "json":
-            record = await resume(resuming, settings, [], redactor=redactor)
+            record = await resume(resuming, settings, [reports], redactor=redactor)
         else:
             with open_console(out, "text") as sink:
-                record = await resume(resuming, settings, [sink], redactor=redactor)
-        report = render_run(record, settings.home / "runs" / record.id, brief=not out.live)
+                record = await resume(resuming, settings, [sink, reports], redactor=redactor)
+        report = render_run(record, settings.home / "runs" / record.id, brief=not out.redraws)
         _show(record, args.output, out, ["", *(f"note: {note}" for note in resuming.notes), *report.split("\n")])
         return record.exit_code or 0
 
-    return trio.run(whole)
+    with open_reports(args, out, settings) as reports:
+        return trio.run(whole, reports)
 
 
 def _show(record: RunRecord, form: str, out: Output, lines: list[str]) -> None:

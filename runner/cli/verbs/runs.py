@@ -8,15 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.cli.verbs import _deliver
+from runner.cli.verbs import _deliver, _show
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.app.history import Past
     from runner.ports.store import RunRow
+    from runner.settings import Settings
 
-SUMMARY = "what happened: list, show, logs; its work: patch, branch, apply, push; its evidence: export"
+SUMMARY = "what happened: list, show, compare, logs, attach; its work: patch, branch, apply, push; its evidence: export"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -32,9 +33,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     for name, summary in (("show", "the report of a run"), ("logs", "what its steps printed"), ("patch", "its work")):
         verb = add(name, summary)
         if name == "show":
-            verb.add_argument("--output", choices=("text", "json"), default="text")
+            verb.add_argument("--output", choices=_show.FORMS, default="text")
         if name == "logs":
             verb.add_argument("step", nargs="?", metavar="STEP", help="only this step")
+    attached = add("attach", "follow a run to its end; Ctrl-C stops the looking, never the run")
+    attached.add_argument("-q", "--quiet", action="store_true", help="do not show what the agent says")
+    compare = verbs.add_parser("compare", help="several runs beside each other", allow_abbrev=False)
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="ids, their beginnings, or `last`")
+    compare.add_argument("--output", choices=_show.COMPARED, default="text")
     _deliver.add_arguments(add)
 
 
@@ -48,19 +54,46 @@ def main(args: Namespace, out: Output) -> int:
     if args.what == "list":
         _list(trio.run(history.list_runs, settings), args.output, out)
         return 0
+    if args.what == "compare":
+        _show.compare([trio.run(history.find_run, settings, run) for run in args.runs], args.output, out)
+        return 0
     past = trio.run(partial(history.find_run, settings, args.run))
     match args.what:
         case what if what in _deliver.VERBS:
             _deliver.deliver(past, args, settings, out)
+        case "attach":
+            return _attach(past, args, settings, out)
         case "show":
-            _show(past, args.output, out)
+            _show.show(past, args.output, out)
         case "logs":
             for file in history.logs_of(past, args.step):
                 _heading(file, args.step, out)
-                _print_file(file, out)
+                _print_file(file, out, log=True)
         case "patch":
             _print_file(history.patch_of(past), out)
     return 0
+
+
+def _attach(past: Past, args: Namespace, settings: Settings, out: Output) -> int:
+    from runner.app.deliver import run_cancellable
+    from runner.app.secret_values import redactor_of
+    from runner.app.watch import planned, watch
+    from runner.cli.screen import open_screen
+    from runner.report.triage import scene_of
+
+    out.clean = redactor_of(settings).text
+
+    async def whole() -> int:
+        async with open_screen(out, scene_of(planned(past)), settings, quiet=args.quiet) as screen:
+            record = await watch(past, settings, [screen])
+        screen.finish(record)
+        return record.exit_code or 0
+
+    try:
+        return run_cancellable(whole)
+    except KeyboardInterrupt:
+        out.complain(f"not looking any more; the run goes on: runner runs attach {past.record.id}")
+        raise
 
 
 def _list(rows: list[RunRow], form: str, out: Output) -> None:
@@ -74,17 +107,8 @@ def _list(rows: list[RunRow], form: str, out: Output) -> None:
     for row in rows:
         at = datetime.fromtimestamp(row.created / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         resumes = f"  resumes {row.resumes}" if row.resumes else ""
-        out.line(f"{row.id}  {at}  {row.status:<10} {row.name}{resumes}")
-
-
-def _show(past: Past, form: str, out: Output) -> None:
-    from runner.report.json import record_document
-    from runner.report.text import render_run
-
-    if form == "json":
-        out.json(record_document(past.record))
-    else:
-        out.line(render_run(past.record, past.directory))
+        rehearsed = "  a rehearsal" if row.rehearsal is not None else ""
+        out.line(f"{row.id}  {at}  {row.status:<10} {row.name}{resumes}{rehearsed}")
 
 
 def _heading(file: Path, step: str | None, out: Output) -> None:
@@ -92,12 +116,12 @@ def _heading(file: Path, step: str | None, out: Output) -> None:
         out.line(f"--- {file.stem} {file.suffix[1:]}")
 
 
-def _print_file(file: Path, out: Output) -> None:
-    """Raw bytes into a file or pipe; on a terminal, what could command it is escaped."""
+def _print_file(file: Path, out: Output, *, log: bool = False) -> None:
+    """Raw bytes into a file or pipe; on a terminal, or of a log where GitHub obeys it, what commands is escaped."""
     from runner.errors import printable
 
     with file.open("rb") as stream:
-        if not out.live:
+        if not out.live and not (log and out.manners.obeyed):
             out.stdout.flush()
             while chunk := stream.read(1 << 20):
                 sys.stdout.buffer.write(chunk)

@@ -55,8 +55,7 @@ def _show(findings: Sequence[RunnerError], documents: int, args: Namespace, out:
         case "github":
             from runner.report.github import commands
 
-            for line in commands(findings):
-                out.line(line)
+            out.commands(commands(findings))
         case _:
             out.findings(findings)
             if all(finding.severity == "warning" for finding in findings):

@@ -70,6 +70,8 @@ def said_of(turn: Turn, number: int, model: str, tools: Tools, sent_bytes: int) 
         calls.append(_writing(f"call_{number}_w", tools, turn.write.path, turn.write.content))
     if turn.run is not None:
         calls.append(_running(f"call_{number}_r", tools, turn.run))
+    if turn.call is not None:
+        calls.append(ToolCall(f"call_{number}_c", turn.call.tool, turn.call.arguments))
     text = f"{turn.think or ''}{turn.say or ''}{calls}"
     counts = Counts(fresh=sent_bytes // 4, output=len(text) // 4)
     if used := turn.usage:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from runner.errors import shown
+from runner.ids import IMAGE, is_image
 from runner.settings import parse_cpus, parse_duration, parse_size
 
 
@@ -136,13 +137,35 @@ def _model(text: str) -> str:
     return text
 
 
+def _image(text: str) -> str:
+    if not is_image(text):
+        raise ValueError("the name or id of an image such as `node:22`")
+    return text
+
+
 def _tool(text: str) -> str:
     if not _TOOL.fullmatch(text):
         raise ValueError("the name of a tool such as `Bash`")
     return text
 
 
-_MODEL = re.compile(r"[!-~]([ -~]*[!-~])?")
+def _skill(text: str) -> str:
+    if not _SKILL.fullmatch(text):
+        raise ValueError("the name of a skill such as `k8s-troubleshooter`")
+    return text
+
+
+_SKILL = re.compile(r"(?=.{1,64}$)[a-z0-9]+(-[a-z0-9]+)*")
+
+
+def _namespace(text: str) -> str:
+    if not _NAMESPACE.fullmatch(text):
+        raise ValueError("the name of a namespace such as `shop-prod`")
+    return text
+
+
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_MODEL = re.compile(r"[A-Za-z0-9@][A-Za-z0-9@._:/+\[\]-]{0,199}")  # a gateway takes no longer one
 _TOOL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -229,6 +252,11 @@ ModelName = Annotated[
     AfterValidator(_model),
     Field(json_schema_extra={"pattern": f"^{_MODEL.pattern}$"}),
 ]
+ImageName = Annotated[
+    str,
+    AfterValidator(_image),
+    Field(json_schema_extra={"pattern": f"^(?:{IMAGE.pattern})$"}),
+]
 ModelNames = Annotated[
     list[ModelName], AfterValidator(no_repeats), Field(min_length=1, json_schema_extra={"uniqueItems": True})
 ]
@@ -237,7 +265,18 @@ ToolName = Annotated[
     AfterValidator(_tool),
     Field(json_schema_extra={"pattern": f"^{_TOOL.pattern}$"}),
 ]
+SkillName = Annotated[
+    str,
+    AfterValidator(_skill),
+    Field(json_schema_extra={"pattern": f"^{_SKILL.pattern}$"}),
+]
+SkillNames = Annotated[list[SkillName], AfterValidator(no_repeats), Field(json_schema_extra={"uniqueItems": True})]
 Word = Annotated[str, AfterValidator(_word), Field(json_schema_extra={"pattern": "^[^\0]+$"})]
+Namespace = Annotated[
+    str,
+    AfterValidator(_namespace),
+    Field(max_length=63, json_schema_extra={"pattern": f"^{_NAMESPACE.pattern}$"}),
+]
 VariableName = Annotated[
     str, AfterValidator(_variable_name), Field(json_schema_extra={"pattern": f"^{_VARIABLE.pattern}$"})
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
+from runner.errors import nearest
+from runner.manifest.kinds._cli_tools import CLI_TOOLS
 from runner.manifest.kinds._fields import (
     AbsolutePath,
     Body,
@@ -19,11 +21,13 @@ from runner.manifest.kinds._fields import (
     Environment,
     Fault,
     Faults,
+    ImageName,
     Isolation,
     Memory,
     ModelName,
     RelativePath,
     Shape,
+    SkillNames,
     Text,
     ToolName,
     VariableName,
@@ -38,6 +42,13 @@ _WRITTEN: JsonDict = {"not": _NULL}
 
 _SOURCES = ("command", "env", "file", "keyring")  # of a secret
 _OF_MODELS = ("model", "budget", "credentials", "cli_tools")  # fields that say what an agent may use, and how
+
+
+def _tools_of(agent: str, names: Sequence[str]) -> JsonDict:
+    """A rule of a JSON schema for the tools of one CLI; the model's validator says the same."""
+    tools: JsonDict = {"anyOf": [_NULL, {"type": "array", "items": {"enum": [*names]}}]}
+    condition: JsonDict = {"properties": {"agent": {"const": agent}}, "required": ["agent"]}
+    return {"if": condition, "then": {"properties": {"cli_tools": tools}}}
 
 
 def _of_type(name: str, then: JsonDict, otherwise: JsonDict) -> JsonDict:
@@ -89,6 +100,7 @@ class Timeouts(Shape):
     provision: Duration = Field(description="Making the workspace.")
     clone: Duration = Field(description="Filling it with the repository.")
     setup: Duration = Field(description="All setup commands together.")
+    preload: Duration = Field(description="Gathering what the agent is told of an incident.")
     agent: Duration = Field(description="The agent's work.")
     post_hook: Duration = Field(description="All post-hooks together.")
     scan: Duration = Field(description="Judging what was changed.")
@@ -192,7 +204,7 @@ class Workspace(Shape):
     network: Literal["none"] = Field(description="What the workspace may reach.")
     repo_source: RepoSource = Field(description="Where the code comes from.")
     checkout_on_start: bool = Field(description="Whether the code is cloned; without, the workspace starts empty.")
-    base_image: Text | None = Field(
+    base_image: ImageName | None = Field(
         None, description="The image whose system commands see, by a name or id that its provider has; never pulled."
     )
     resource_limits: ResourceLimits = Field(description="Ceilings of the workspace.")
@@ -292,8 +304,13 @@ class Spec(Body):
             },
             "else": {
                 "properties": {"script": _NULL},
-                "if": {"not": {"properties": {"agent": {"const": "claude"}}}},
-                "then": {"properties": {"cli_tools": _NULL}},
+                "allOf": [
+                    *(_tools_of(agent, names) for agent, names in CLI_TOOLS.items()),
+                    {
+                        "if": {"not": {"properties": {"agent": {"enum": [*CLI_TOOLS]}}}},
+                        "then": {"properties": {"cli_tools": _NULL}},
+                    },
+                ],
             },
         }
     )
@@ -308,9 +325,14 @@ class Spec(Body):
         description="Whether the model's key stays with the runner's gateway, or is put into the agent's environment."
     )
     cli_tools: list[ToolName] | None = Field(
-        None, description="The only tools of its own that the CLI has, by its names for them; with `claude`."
+        None,
+        description="The only tools of its own that the CLI has, by its names for them; with `claude` and `gemini`."
+        " With `skills` it has the one for those besides.",
     )
     prompt: Prompt = Field(description="What the agent is told.")
+    skills: SkillNames = Field(
+        description="Skills of this installation that the agent is shown, below `/skills` and where its CLI looks."
+    )
     policy: str | None = Field(None, description="A policy by name; it adds to that of the run.")
     env: Environment = Field(description="Variables of the agent and its hooks; values are templates.")
     secrets: Annotated[list[GivenSecret], AfterValidator(_distinct_names)] = Field(
@@ -343,6 +365,16 @@ class Spec(Body):
 
     @model_validator(mode="after")
     def _tools_of_a_cli_that_can_be_told(self) -> Spec:
-        if self.cli_tools is not None and self.agent not in ("script", "claude"):
+        if self.cli_tools is None or self.agent == "script":
+            return self
+        known = CLI_TOOLS.get(self.agent)
+        if known is None:
             raise Faults(Fault(("cli_tools",), f"`{self.agent}` cannot be told which tools it has", "remove it"))
+        faults = [
+            Fault(("cli_tools", position), f"`{tool}` is not a tool of `{self.agent}`", nearest(tool, known))
+            for position, tool in enumerate(self.cli_tools)
+            if tool not in known
+        ]
+        if faults:
+            raise Faults(*faults)
         return self

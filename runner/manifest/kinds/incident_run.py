@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, Literal
 
-from runner.manifest.kinds._fields import Body, Command, Distinct, Duration, ModelNames, RelativePath, Shape, Text
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from runner.manifest.kinds._fields import (
+    Body,
+    Command,
+    Distinct,
+    Duration,
+    Fault,
+    Faults,
+    ModelNames,
+    Namespace,
+    RelativePath,
+    Shape,
+    Text,
+    Word,
+    no_repeats,
+)
 
 KIND = "IncidentRun"
 
@@ -19,10 +35,57 @@ class Task(Shape):
     commit: Text | None = Field(None, description="The commit to work on, as a full id.")
 
 
+_OF_CLUSTERS = ("context", "namespace")
+
+
 class Incident(Shape):
     """What is known about an incident."""
 
-    directory: Text = Field(description="The incident's files, relative to the manifest.")
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["kubeconfig"], "properties": {"kubeconfig": {"not": {"type": "null"}}}},
+                {"properties": {name: {"type": "null"} for name in _OF_CLUSTERS}},
+            ]
+        }
+    )
+
+    directory: Text = Field(
+        description="The incident's files: in the manifest's project, relative to it, or an absolute path on this host."
+    )
+    kubeconfig: Word | None = Field(
+        None,
+        description="The kubeconfig of the cluster that commands may read, relative to the manifest or to `~/`; several"
+        " with `:` between them are merged. It stays on this host.",
+    )
+    context: Word | None = Field(None, description="Its context; left out, the current one.")
+    namespace: Namespace | None = Field(None, description="The namespace; left out, that of the context.")
+    access: Literal["read"] = Field(
+        description="What commands may do in the cluster: get, list, watch and read logs, but no secrets."
+    )
+
+    @model_validator(mode="after")
+    def _a_cluster_needs_a_kubeconfig(self) -> Incident:
+        if self.kubeconfig is not None:
+            return self
+        given = [name for name in _OF_CLUSTERS if getattr(self, name) is not None]
+        if given:
+            words, hint = "is of a cluster, and no `kubeconfig` is named", "add it, or remove this"
+            raise Faults(*(Fault((name,), f"`{name}` {words}", hint) for name in given))
+        return self
+
+
+class Context(Shape):
+    """What the agent is told beside its prompts, before them."""
+
+    preload: Annotated[
+        list[Literal["incident", "permissions", "baseline"]],
+        AfterValidator(no_repeats),
+        Field(json_schema_extra={"uniqueItems": True}),
+    ] = Field(
+        description="What is put between its system prompt and its prompt: incident.json, its rights in the cluster, "
+        "and what the skill's triage script finds there."
+    )
 
 
 class Files(Shape):
@@ -93,7 +156,9 @@ class Spec(Body):
     prompt: str = Field(description="What is to be done; a template.")
     task: Task | None = Field(None, description="The repository that it is about.")
     incident: Incident | None = Field(None, description="The incident that it is about.")
+    context: Context = Field(description="What the agent is told beside its prompts.")
     verify: Verify | None = Field(None, description="How the result is judged.")
     post_hooks: list[Command] = Field(description="Commands after the agent, after those of its type.")
     snapshot: Snapshot | None = Field(None, description="The commit that holds the result.")
     timeout: Duration = Field(description="How long the whole run may take.")
+    debug: bool = Field(description="Whether the transcripts of the agent's session and its commands are kept.")

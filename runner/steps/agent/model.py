@@ -8,6 +8,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import trio
 
@@ -63,18 +64,29 @@ class Way:
             return replace(verdict, details=(*verdict.details, f"the agent: {outcome.message}"))
         if outcome.ok and not self.session.usage.requests:
             return failed(Reason.NO_EVIDENCE, "it says that it has finished, and its model was never asked")
-        return outcome
+        return replace(outcome, warnings=(*outcome.warnings, *self.session.warnings)) if outcome.ok else outcome
 
 
 @asynccontextmanager
 async def open_way(
-    agent: ModelAgent, model: ModelSpec, run: Run, workspace: Workspace, step: str
+    agent: ModelAgent, model: ModelSpec, run: Run, workspace: Workspace, step: str, *, skills: tuple[str, ...]
 ) -> AsyncIterator[Way]:
     """The way to a model for the length of the block. Raises what opening a session and listening raise."""
-    turns = model.budget.turns
+    paths = workspace.paths
+    incident = (paths.incident,) if "incident" in run.plan.values else ()
+    access = partial(
+        Access,
+        model.name,
+        turns=model.budget.turns,
+        tools=model.tools,
+        skills=skills,
+        workspace=paths.workspace,
+        home=paths.home,
+        others=(paths.output, *incident, *((paths.skills,) if skills else ())),
+    )
     if _has_key(model, run.ports):
         await run.emit(ev.Warned(KeyInside.code, f"the key of `{model.name}` was given to the agent", step))
-        yield Way(agent, Access(model.name, run.ports.model_key(agent.api), turns=turns), None)
+        yield Way(agent, access(run.ports.model_key(agent.api)), None)
         return
     send, receive = trio.open_memory_channel[ev.Event](math.inf)
 
@@ -86,8 +98,7 @@ async def open_way(
         with send:
             opened = run.ports.gateway.open(grant_of(agent, model), tell)
             async with opened as session, workspace.listen(session.serve) as port:
-                access = Access(model.name, STANDS_FOR_KEY, f"http://127.0.0.1:{port}", turns)
-                yield Way(agent, access, session)
+                yield Way(agent, access(STANDS_FOR_KEY, f"http://127.0.0.1:{port}"), session)
 
 
 def _asked(exchange: Exchange, step: str) -> ev.ModelAsked:

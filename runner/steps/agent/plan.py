@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from runner.model import Feature
 from runner.plan.model import Step
-from runner.spec.model import Facts, ModelSpec, RunSpec
+from runner.spec.model import ClusterSpec, Facts, ModelSpec, RunSpec
 from runner.steps._shape import Shape, mounts_of, shape_of
 
-NEEDS = (("setup", "clone", "provision"),)
+NEEDS = (("preload", "setup", "clone", "provision"),)
 
 
 @dataclass(frozen=True)
 class Body:
-    """Templates are filled when the step starts. ``must`` is compared with what is read back from inside."""
+    """Templates are filled when the step starts. ``must`` is compared with what is read back from inside.
+
+    ``incident`` is the directory that what the agent is sent and what it prints go to, ``member`` as in ``RunSpec``.
+    """
 
     agent: str
     system: str
@@ -25,11 +29,15 @@ class Body:
     must: tuple[Feature, ...]
     shape: Shape
     model: ModelSpec | None = None
+    incident: Path | None = None
+    cluster: ClusterSpec | None = None
+    member: str = ""
 
 
 def inputs(body: Body) -> dict[str, object]:
     prompt = {"system": body.system, "user": body.user, "run": body.prompt}
-    return {"agent": body.agent, "model": body.model, "prompt": prompt, "env": body.env, "mounts": body.shape}
+    seen = {"cluster": pinned(body.cluster), "mounts": body.shape}
+    return {"agent": body.agent, "model": body.model, "prompt": prompt, "env": body.env, **seen}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
@@ -43,10 +51,35 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         needs=needs,
         deadline_seconds=spec.timeouts["agent"],
         origin=spec.origins["agent"],
-        body=Body(spec.agent, spec.system, spec.user, spec.prompt, spec.env, must, shape, spec.model),
-        network="model gateway" if spec.model is not None and not spec.model.key_inside else "none",
+        body=Body(
+            spec.agent,
+            spec.system,
+            spec.user,
+            spec.prompt,
+            spec.env,
+            must,
+            shape,
+            spec.model,
+            spec.incident,
+            spec.cluster,
+            spec.member,
+        ),
+        network=_network(spec),
         mounts=mounts_of(shape, spec),
     )
+
+
+def pinned(cluster: ClusterSpec | None) -> dict[str, str] | None:
+    """What of a cluster decides what its readers see; no path of this host."""
+    if cluster is None:
+        return None
+    return {"context": cluster.context, "server": cluster.server, "namespace": cluster.namespace}
+
+
+def _network(spec: RunSpec) -> str:
+    ways = ["model gateway"] if spec.model is not None and not spec.model.key_inside else []
+    ways += ["cluster, read only"] if spec.cluster is not None else []
+    return " and ".join(ways) or "none"
 
 
 def _what(spec: RunSpec) -> str:

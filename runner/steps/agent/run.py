@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
 from runner import events as ev
 from runner import trees
 from runner.errors import IsolationMismatch
-from runner.model import Feature, Isolation, Limits, Outcome
-from runner.ports.agent import Ended, ModelAgent, Preparation
-from runner.ports.provider import PATH, Workspace
+from runner.model import Exit, Fate, Feature, Isolation, Limits, Outcome
+from runner.ports.agent import Agent, Ended, ModelAgent, Preparation
+from runner.ports.provider import Workspace
 from runner.spec import template
-from runner.steps._exec import open_logs, run_command
+from runner.steps._cluster import open_cluster
+from runner.steps._exec import Log, LogFile, Shared, open_logs, run_command
+from runner.steps._incident import PROMPT, Delivery, open_log
 from runner.steps._regain import regain_tree
 from runner.steps._run import Run, write_new
+from runner.steps.agent.home import furnish
 from runner.steps.agent.model import open_way
 from runner.steps.agent.plan import Body
+from runner.steps.agent.variables import PROMPT as PROMPT_FILE
+from runner.steps.agent.variables import standard
+from runner.triage.prompt import compose
 
 STEP = "agent"
 SMALL_PROMPT = 64 << 10  # bytes; Linux takes 128 KiB for one variable
-
-_PROMPT = "prompt.md"
-_WRITE = ("sh", "-c", 'umask 077; mkdir -p -- "${1%/*}" && cat > "$1"', "sh")
 
 
 async def perform(body: Body, run: Run) -> Outcome:
@@ -32,19 +38,21 @@ async def perform(body: Body, run: Run) -> Outcome:
     await _read_back(body, run, workspace)
     run.moved_in = True
     prompt = run.ports.redact.clean(_prompt(body, run))
-    _keep_prompt(run, prompt)
+    await trio.to_thread.run_sync(_keep_prompt, body, run, prompt)
     work = _Work(body, run, workspace, prompt)
     agent = run.ports.agent(body.agent)
     try:
-        if body.model is None:
-            ended = await work.carry_out(Preparation({}))
-        else:
-            assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
-            async with open_way(agent, body.model, run, workspace, STEP) as way:
-                ended = await work.carry_out(way.prepare(), way.access.key)
+        async with open_cluster(run, workspace, STEP, body.cluster):
+            if body.model is None:
+                ended = await work.carry_out(Preparation({}))
+            else:
+                assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
+                async with open_way(agent, body.model, run, workspace, STEP, skills=body.shape.skills) as way:
+                    ended = await work.carry_out(way.prepare(), way.access.key)
     finally:
         # Killing one command's tree is best effort among processes of one user; killing the sandbox is not.
         run.retire()
+        await _tell_commands(agent, run)
     await run.close()
     return agent.judge(ended) if body.model is None else await way.judge(ended, run, STEP)
 
@@ -63,19 +71,52 @@ class _Work:
         run, workspace, body = self.run, self.workspace, self.body
         env = {**prepared.env, **run.variables(workspace.paths), **run.fill_all(body.env)}
         argv = await run.ports.sub_runner(body.agent, _standard(body, run, workspace, self.prompt))
-        home = workspace.paths.home
-        commands: list[tuple[Sequence[str], bytes]] = [
-            ((*_WRITE, f"{home}/{name}"), content.encode()) for name, content in prepared.files.items()
-        ]
+        commands = list(furnish(prepared, workspace.paths, body.shape.skills))
         commands += [(prepared.login, key.encode())] if prepared.login else []
-        commands.append((argv, self.prompt))
         with open_logs(run.places.logs, STEP) as logs:
             for words, stdin in commands:
                 exit = await run_command(run, workspace, words, logs, env=env, stdin=stdin)
                 if not exit.ok:
                     break
+            else:
+                await _tell_obeyed(run.ports.agent(body.agent), run)
+                await run.emit(ev.AgentStarted(STEP, tuple(argv)))
+                async with self._heard(logs) as heard:
+                    exit = await run_command(run, workspace, argv, heard, env=env, stdin=self.prompt)
         out, err = (log.path for log in logs)
         return Ended(exit, out, err)
+
+    @asynccontextmanager
+    async def _heard(self, logs: tuple[LogFile, LogFile]) -> AsyncIterator[tuple[Log, Log]]:
+        """The step's logs, whose every piece goes to the incident's log as well."""
+        run, body = self.run, self.body
+        both: list[Log] = []
+        with ExitStack() as stack:
+            if body.incident is not None:
+                directory = body.incident / "output"  # of all members of a matrix, since the names differ
+                opening = partial(open_log, directory, body.agent, run.ports.now())
+                log = stack.enter_context(closing(await trio.to_thread.run_sync(opening)))
+                await run.emit(ev.LogOpened(STEP, str(log.path)))
+                both.append(log)
+            yield Shared((logs[0], *both)), Shared((logs[1], *both))
+
+
+async def _tell_commands(agent: Agent, run: Run) -> None:
+    """What an agent has asked for is told of one that was stopped, too."""
+    out, err = (run.places.logs / f"{STEP}.{stream}" for stream in ("stdout", "stderr"))
+    if isinstance(agent, ModelAgent) and out.exists():
+        fates = Counter(command.fate for command in agent.commands(Ended(Exit(), out, err)))
+        await run.emit(ev.CommandsSeen(STEP, fates[Fate.EXECUTED], fates[Fate.DENIED], fates[Fate.CUT]))
+
+
+async def _tell_obeyed(agent: Agent, run: Run) -> None:
+    if not isinstance(agent, ModelAgent):
+        return
+    _, handle = run.require()
+    for place in agent.obeys:
+        if (handle.tree / place).exists():
+            text = f"`{agent.program}` runs by itself what the repository has in `{place}`"
+            await run.emit(ev.Warned("agent.repository-hooks", text, STEP))
 
 
 async def take_over(body: Body, run: Run) -> None:
@@ -126,35 +167,29 @@ def _same(wanted: Limits, seen: Limits) -> bool:
 def _prompt(body: Body, run: Run) -> bytes:
     own = run.fill(body.prompt)
     values = run.values(prompt=own)
-    parts = [template.render(text, values) for text in (body.system, body.user)]
-    return "\n\n".join(part for part in parts if part).encode()
+    system, user = (template.render(text, values) for text in (body.system, body.user))
+    return compose(system, run.context.decode(), user).encode()
 
 
-def _keep_prompt(run: Run, prompt: bytes) -> None:
-    """Evidence of what was sent, and the same where the workspace can read it."""
+def _keep_prompt(body: Body, run: Run, prompt: bytes) -> None:
+    """Evidence of what was sent, with the incident as well, and the same where the workspace can read it."""
     _, handle = run.require()
-    write_new(run.places.directory / "prompt-sent.md", prompt)
-    write_new(handle.private / "runner" / _PROMPT, prompt, 0o644)
+    write_new(run.places.directory / PROMPT, prompt)
+    write_new(handle.private / "runner" / PROMPT_FILE, prompt, 0o644)
+    if body.incident is not None:
+        Delivery(body.incident, body.member).put_prompt(run.places.directory)
 
 
 def _standard(body: Body, run: Run, workspace: Workspace, prompt: bytes) -> dict[str, str]:
     """The documented variables of a sub-runner; keys and the host's environment are not among them.
 
-    Paths are those inside the workspace. ``PROMPT`` is there only when it fits into an environment.
+    ``PROMPT`` is there only when it fits into an environment.
     """
-    paths, model, incident = workspace.paths, body.model, run.plan.values.get("incident")
-    known = incident.get("incidentId") if isinstance(incident, Mapping) else None
-    variables = {
-        "PATH": PATH,
-        "LC_ALL": "C.UTF-8",
-        "AGENT_CLI": body.agent,
-        "AGENT_HOME": paths.home,
-        "AGENT_SCRIPT": f"{paths.runner}/script",
-        "PROMPT_FILE": f"{paths.runner}/{_PROMPT}",
-        "WORKSPACE_DIR": paths.workspace,
-        "INCIDENT_ID": known if isinstance(known, str) and known.isprintable() and known else run.id,
-        "RUN_ID": run.id,
-    }
+    paths, model = workspace.paths, body.model
+    variables = standard(run, body.agent, paths)
+    variables["AGENT_SCRIPT"] = f"{paths.runner}/script"
+    if body.shape.skills:
+        variables["AGENT_SKILLS"] = ",".join(body.shape.skills)
     if model is not None:
         variables["LLM_MODEL"] = model.name
         if model.budget.turns is not None:

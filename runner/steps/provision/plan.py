@@ -34,6 +34,7 @@ class Body:
     agents_file: ContextFile | None
     image: str | None
     warm: Warm
+    skills: tuple[tuple[str, ContextFile], ...] = ()
 
 
 def inputs(body: Body) -> dict[str, object]:
@@ -71,6 +72,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             agents_file(spec, facts) if spec.shared or spec.checkout is None else None,
             facts.images.get(spec.name),
             spec.warm,
+            tuple(sorted(facts.files.get(f"{spec.name}/skills", {}).items())),
         ),
     )
 

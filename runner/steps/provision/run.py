@@ -78,7 +78,7 @@ async def _refuse(run: Run, name: str, reason: str) -> None:
 def _unfit(body: Body, probe: Probe) -> str | None:
     if probe.isolation < body.isolation:
         return f"isolation {probe.isolation.word} is below {body.isolation.word}"
-    lacking = [feature.value for feature in body.must if not probe.enforces(feature)]
+    lacking = [feature.value for feature in body.must if not (probe.enforces(feature) or feature in probe.soft)]
     return f"can not enforce {', '.join(lacking)}" if lacking else None
 
 
@@ -149,6 +149,9 @@ def _write_inputs(body: Body, run: Run, handle: Handle) -> None:
         write_new(handle.private / "incident" / name, content, 0o644)
         if body.inputs_in_tree:
             write_new(handle.tree / name, content, 0o644)
+    for name, wanted in body.skills:
+        content = read_input(wanted)
+        write_new(handle.private / "skills" / name, content, 0o755 if content.startswith(b"#!") else 0o644)
     if body.script is not None:
         write_new(handle.private / "runner" / "script", read_input(body.script), 0o755)
     elif body.files:

@@ -13,11 +13,15 @@ NEEDS: tuple[tuple[str, ...], ...] = ()
 
 @dataclass(frozen=True)
 class Body:
-    """The run's output is delivered to the folder ``output`` of ``incident``; ``None`` keeps it in the run."""
+    """The run's output is delivered to the folder ``output`` of ``incident``; ``None`` keeps it in the run.
+
+    ``member`` is as in ``RunSpec``.
+    """
 
     message: str
     policies: tuple[PolicySpec, ...]
     incident: Path | None
+    member: str = ""
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
@@ -29,6 +33,6 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         needs=needs,
         deadline_seconds=spec.stop_budget_seconds,
         origin=spec.origins["settle"],
-        body=Body(spec.message, spec.policies, spec.incident),
+        body=Body(spec.message, spec.policies, spec.incident, spec.member),
         when="ended",
     )

@@ -14,6 +14,7 @@ from runner.errors import PlatformError
 from runner.model import Outcome, Reason, Receipt, failed, succeeded
 from runner.ports.git import Snapshot
 from runner.steps._agents_file import changed
+from runner.steps._incident import LOGS, Delivery
 from runner.steps._judge import commit_tree, scan_tree
 from runner.steps._run import Run
 from runner.steps._secrets import redact_files, shown_by
@@ -84,6 +85,8 @@ def _sha256(path: Path) -> str:
 def _deliver_output(body: Body, run: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Copy what the agent put into ``/output`` out of its reach, and to the incident; where it is, and warnings.
 
+    The incident gets the archive of the agent's session and the list of its commands as well, where there are such.
+
     Links and special files stay behind.
     """
     _, handle = run.require()
@@ -91,8 +94,12 @@ def _deliver_output(body: Body, run: Run) -> tuple[tuple[str, ...], tuple[str, .
     skipped = trees.copy_out(handle.private / "output", kept)
     warnings = tuple(redact_files(run.ports.redact, kept))
     names = sorted(str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file())
-    if body.incident is not None and names:
-        delivered = body.incident / "output"
+    delivery = Delivery(body.incident, body.member) if body.incident is not None else None
+    if delivery is not None:
+        logs = [name for name in LOGS if (run.places.logs / name).exists()]
+        skipped += trees.copy_out(run.places.logs, delivery.rest / "logs", only=logs) if logs else []
+    if delivery is not None and names:
+        delivered = delivery.output
         skipped += trees.copy_out(kept, delivered)
     warnings += tuple(f"output left behind: {what}" for what in map(run.ports.redact.text, skipped))
     return tuple(str(delivered / name) for name in names[:MAX_NAMED]), warnings

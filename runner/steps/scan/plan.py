@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from runner.plan.model import Step
 from runner.spec.model import Facts, PolicySpec, RunSpec
 
-NEEDS = (("agent",), ("post_hook",))
+NEEDS = (("agent",), ("post_hook",), ("session",))
 
 
 @dataclass(frozen=True)

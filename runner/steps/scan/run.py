@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import trio
+
+from runner import trees
+from runner.errors import HostRefused
 from runner.model import Outcome, succeeded
 from runner.steps._judge import broken, scan_tree
 from runner.steps._run import Run
@@ -9,7 +13,23 @@ from runner.steps.scan.plan import Body
 
 
 async def perform(body: Body, run: Run) -> Outcome:
+    await _flush(run)
     result = await scan_tree(run, "scan", body.policies)
     if result.violations:
         return broken(result.violations)
     return succeeded(f"{result.files} files")
+
+
+async def _flush(run: Run) -> None:
+    """A workspace with a limit on its disk is a sparse file on the host's. When that is full, whoever writes inside
+    hears nothing of it: what was written is gone once memory lets go of it. Raises ``HostRefused``."""
+    _, handle = run.require()
+    if not handle.private.is_mount():
+        return
+    try:
+        await trio.to_thread.run_sync(trees.flush, handle.private)
+    except OSError as error:
+        raise HostRefused(
+            f"the disk of this host did not take all that was written in the workspace: {error.strerror}",
+            hint="make room, as with `runner gc`, and begin again: what is kept of this run may lack files or bytes",
+        ) from error

@@ -14,7 +14,7 @@ from runner import events as ev
 from runner import trees
 from runner.beneath import read_beneath
 from runner.errors import CheckoutDiffers, CleanUpIncomplete, RunnerError
-from runner.model import Mount, Outcome, Reason, failed, succeeded
+from runner.model import Check, CheckKind, Mount, Outcome, Reason, failed, succeeded
 from runner.policy.paths import PathPolicy, matcher, printable
 from runner.ports.git import Entry
 from runner.ports.provider import Opening, Workspace
@@ -31,31 +31,33 @@ MAX_OUTPUT = 1 << 20  # bytes of a file that a later run reads
 
 @dataclass
 class Results:
-    good: list[str] = field(default_factory=list)
-    bad: list[str] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     no_evidence: bool = False
 
-    def add(self, ok: bool, text: str) -> None:
-        (self.good if ok else self.bad).append(text)
+    def add(self, kind: CheckKind, what: str, ok: bool, found: str = "", size_bytes: int | None = None) -> None:
+        self.checks.append(Check(kind, what, ok, found, size_bytes))
 
     def outcome(self) -> Outcome:
-        if not self.bad:
-            return succeeded(f"{len(self.good)} of {len(self.good)} checks", details=tuple(self.good))
-        total = len(self.good) + len(self.bad)
+        total = len(self.checks)
+        bad, good = ([str(check) for check in self.checks if check.ok is ok] for ok in (False, True))
+        if not bad:
+            return succeeded(f"{total} of {total} checks", details=tuple(good))
         reason = Reason.NO_EVIDENCE if self.no_evidence else Reason.VERIFY
-        text = f"{len(self.bad)} of {total} checks failed: {self.bad[0]}"
-        return failed(reason, text, details=(*self.bad, *self.good))
+        return failed(reason, f"{len(bad)} of {total} checks failed: {bad[0]}", details=(*bad, *good))
 
 
 async def perform(body: Body, run: Run) -> Outcome:
     results = Results()
     verify = body.verify
-    if verify.report is not None:
-        check_report(verify.report, run, results)
-    for path in body.outputs:
-        check_report(ReportCheck(path, 0, ()), run, results, most=MAX_OUTPUT)
-    if verify.needs_tree:
-        await _check_tree(body, run, results)
+    try:
+        if verify.report is not None:
+            check_report(verify.report, run, results)
+        for path in body.outputs:
+            check_report(ReportCheck(path, 0, ()), run, results, most=MAX_OUTPUT)
+        if verify.needs_tree:
+            await _check_tree(body, run, results)
+    finally:
+        await run.emit(ev.ChecksDone(STEP, tuple(results.checks)))
     return results.outcome()
 
 
@@ -66,14 +68,16 @@ def check_report(wanted: ReportCheck, run: Run, results: Results, *, most: int =
         text = read_beneath(handle.private / "output", wanted.path, most).decode(errors="replace")
     except (OSError, RunnerError) as error:
         results.no_evidence = True
-        results.add(False, f"report {wanted.path}: {getattr(error, 'strerror', None) or error}")
+        found = str(getattr(error, "strerror", None) or error)
+        results.add(CheckKind.REPORT, f"report {wanted.path}", False, found)
         return
     size = len(text.encode())
     results.no_evidence |= size < wanted.min_bytes
-    results.add(size >= wanted.min_bytes, f"report {wanted.path}: {size} bytes of at least {wanted.min_bytes}")
+    found = f"{size} bytes of at least {wanted.min_bytes}"
+    results.add(CheckKind.REPORT, f"report {wanted.path}", size >= wanted.min_bytes, found, size)
     headings = {found.strip().casefold() for found in re.findall(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", text, re.MULTILINE)}
     for section in wanted.sections:
-        results.add(section.casefold() in headings, f"report section `{section}`")
+        results.add(CheckKind.SECTION, f"report section `{section}`", section.casefold() in headings)
 
 
 async def _check_tree(body: Body, run: Run, results: Results) -> None:
@@ -108,11 +112,11 @@ def check_files(verify: VerifySpec, entries: Sequence[Entry], results: Results) 
     paths = [entry.path.decode("utf-8", "surrogateescape") for entry in entries]
     for pattern in verify.required:
         rule = PathPolicy((pattern,), (), 0)  # exactly as written, which a forbidden pattern is not
-        results.add(any(rule.judge(p).allowed for p in paths), f"required file `{pattern}`")
+        results.add(CheckKind.REQUIRED, f"required file `{pattern}`", any(rule.judge(p).allowed for p in paths))
     for pattern in verify.forbidden:
         anyhow = matcher((pattern,))
         hit = next((p for p in paths if anyhow.match(p, directory=False)), None)
-        results.add(hit is None, f"forbidden file `{pattern}`" + (f": {printable(hit)}" if hit else ""))
+        results.add(CheckKind.FORBIDDEN, f"forbidden file `{pattern}`", hit is None, printable(hit) if hit else "")
 
 
 async def _run_commands(
@@ -121,19 +125,19 @@ async def _run_commands(
     env = run.variables(workspace.paths)
     for argv in verify.setup:
         exit = await run_command(run, workspace, argv, logs, env=env)
-        results.add(exit.ok, f"`{command_words(argv)}` {exit}")
+        results.add(CheckKind.SETUP, f"`{command_words(argv)}`", exit.ok, str(exit))
         if not exit.ok:
             return
     for check in verify.commands:
-        words = command_words(check.argv)
+        words = f"`{command_words(check.argv)}`"
         limit = check.timeout_seconds or math.inf
         try:
             exit = await run_command(run, workspace, check.argv, logs, env=env, seconds=limit)
         except trio.TooSlowError:
-            results.add(False, f"`{words}` timed out after {limit:g}s")
+            results.add(CheckKind.COMMAND, words, False, f"timed out after {limit:g}s")
             continue
         wanted = "" if check.exit == 0 else f", wanted {check.exit}"
-        results.add(exit.code == check.exit, f"`{words}` {exit}{wanted}")
+        results.add(CheckKind.COMMAND, words, exit.code == check.exit, f"{exit}{wanted}")
 
 
 async def discard_checkout(run: Run, step: str) -> None:

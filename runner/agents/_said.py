@@ -1,0 +1,92 @@
+"""What the streams of the CLIs say to a person who watches: the model's words, and each tool as it is called.
+
+One function a CLI, of one line of its stream. What ends without a line break goes on in the next; a command is ``$``
+and its text, any other tool is in brackets. What tools answer is not for the terminal: the log has it.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from runner.agents._cli import Line, at, items, text
+
+
+def of_claude(line: Line) -> str | None:
+    if line.get("type") != "assistant":
+        return None
+    parts = (_part_of_claude(part) for part in items(line, "message", "content"))
+    return "".join(part for part in parts if part)
+
+
+def _part_of_claude(part: object) -> str | None:
+    match at(part, "type"):
+        case "text":
+            return _whole(text(part, "text"))
+        case "tool_use":
+            return _call(text(part, "name"), at(part, "input"))
+    return None
+
+
+def of_codex(line: Line) -> str | None:
+    item = at(line, "item")
+    match line.get("type"), at(item, "type"):
+        case "item.started", "command_execution":
+            return _whole(f"$ {script_of(text(item, 'command'))}")
+        case "item.completed", "agent_message":
+            return _whole(text(item, "text"))
+        case ("error", _):
+            return _whole(text(line, "message"))
+        case ("turn.failed", _):
+            return _whole(text(line, "error", "message"))
+    return None
+
+
+def script_of(command: str) -> str:
+    """What the shell was asked for, without the shell around it."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return command
+    return words[2] if len(words) == 3 and words[1] in ("-c", "-lc") else command
+
+
+def of_gemini(line: Line) -> str | None:
+    match line.get("type"):
+        case "message" if line.get("role") == "assistant":
+            words = text(line, "content")
+            return words if line.get("delta") else _whole(words)
+        case "tool_use":
+            return _call(text(line, "tool_name"), line.get("parameters"))
+        case "result" if line.get("status") != "success":
+            return _whole(text(line, "error", "message"))
+    return None
+
+
+def of_goose(line: Line) -> str | None:
+    """A message comes in several lines, of which each has a further piece."""
+    if line.get("type") != "message" or at(line, "message", "role") != "assistant":
+        return None
+    made = at(line, "message", "metadata", "inference") is not None
+    said = ""
+    for part in items(line, "message", "content"):
+        words = text(part, "text") or text(part, "message")
+        if call := at(part, "toolCall", "value"):
+            words = _call(text(call, "name"), at(call, "arguments"))
+        said += words if made else f"\n{words}\n"
+    return said
+
+
+_SHELLS = ("Bash", "run_shell_command", "shell", "developer__shell")
+
+
+def _call(name: str, given: object) -> str:
+    command = text(given, "command")
+    if name in _SHELLS and command:
+        return f"\n$ {command}\n"
+    values = given.values() if isinstance(given, dict) else ()
+    about = next((value for value in values if isinstance(value, str) and "\n" not in value), "")
+    return f"\n[{name}{' ' * bool(about)}{about[:200]}]\n"
+
+
+def _whole(words: str) -> str | None:
+    return f"\n{words}\n" if words else None

@@ -1,0 +1,42 @@
+"""Watching a run of this host from another process, to its end or until one has seen enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from runner.app.apply import now_microseconds
+from runner.app.attach import follow
+from runner.app.history import Past
+from runner.app.saved import read_document
+from runner.artifacts.owner import is_held
+from runner.engine.run import Control
+from runner.errors import BadPlanFile
+from runner.ports.sink import Sink
+from runner.record import RunRecord
+from runner.settings import Settings
+from runner.store.sqlite import open_reader
+
+_LATE = 60.0  # seconds for the end of a run to be written, beyond its deadline and stop budget
+
+
+async def watch(past: Past, settings: Settings, sinks: Sequence[Sink]) -> RunRecord:
+    """Hand a run's events to the sinks, those that were and those that come, and return its record at its end.
+
+    Cancelling only ends the looking. Raises ``RunUnfinished`` when it has lost its runner.
+    """
+    run = past.record.id
+    stop_budget = float(planned(past).get("stop_budget_seconds", 0.0)) + _LATE
+    held = partial(is_held, past.directory)
+    async with open_reader(settings.home / "state.db") as store:
+        return await follow(run, store, sinks, Control(stop_budget), now=now_microseconds, is_held=held)
+
+
+def planned(past: Past) -> dict[str, Any]:
+    """The plan of a run as its ``plan.json`` has it; empty when that is gone."""
+    try:
+        (run,) = read_document(past.directory / "plan.json")["runs"]
+    except BadPlanFile:
+        return {}
+    return dict(run)

@@ -1,0 +1,81 @@
+"""Files that a user has asked for by name, outside of a run's directory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkstemp
+
+from runner.errors import HostRefused, ReportNotWritten
+
+ENCODING_ERRORS = "backslashreplace"  # of names that are not UTF-8
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file that could be written when it was named. ``adds``: to its end, beside what others write there."""
+
+    path: Path
+    adds: bool
+
+    @classmethod
+    def replacing(cls, path: Path) -> Published:
+        """One that is written anew, all at once; a link is followed. Raises ``ReportNotWritten``."""
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            raise ReportNotWritten(f"`{path}` is not a regular file", hint="name a new file")
+        try:
+            descriptor, name = mkstemp(prefix=f".{target.name}.", dir=target.parent)
+            os.close(descriptor)
+            os.unlink(name)
+        except OSError as error:
+            raise _refused(path, error) from error
+        return cls(target, adds=False)
+
+    @classmethod
+    def appending(cls, path: Path) -> Published:
+        """Raises ``ReportNotWritten``."""
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            raise _refused(path, error) from error
+        return cls(path, adds=True)
+
+    def room(self, most: int) -> int:
+        """Bytes that are left of ``most``."""
+        return max(0, most - self.path.stat().st_size) if self.adds else most
+
+    def write(self, text: str) -> None:
+        """Whole or not at all. Raises ``HostRefused``."""
+        content = text.encode(errors=ENCODING_ERRORS)
+        try:
+            if self.adds:
+                with self.path.open("ab", buffering=0) as file:
+                    file.write(content)
+                return
+            descriptor, name = mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(content)
+                    os.fchmod(descriptor, _mode(self.path))
+                os.replace(name, self.path)
+            except BaseException:
+                os.unlink(name)
+                raise
+        except OSError as error:
+            raise HostRefused.of(error) from error
+
+
+def _refused(path: Path, error: OSError) -> ReportNotWritten:
+    return ReportNotWritten(f"`{path}` can not be written: {error.strerror}", hint="name another file")
+
+
+def _mode(path: Path) -> int:
+    """Of the file that is there, else what any new file gets."""
+    try:
+        return path.stat().st_mode & 0o777
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask

@@ -1,0 +1,144 @@
+"""What ``apply`` and its like leave for a CI: JUnit, a summary in Markdown, annotations, and the table of a matrix.
+
+Written at the end, however that comes, from the events that a sink has seen: also of runs that failed or were stopped,
+and when an error of ours is why there are no more.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.cli.output import Output
+
+if TYPE_CHECKING:
+    from runner.artifacts.published import Published
+    from runner.errors import RunnerError
+    from runner.events import Recorded
+    from runner.record import RunRecord
+    from runner.report.account import Account
+    from runner.report.github import Note
+    from runner.settings import Settings
+
+
+def add_report_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--junit", metavar="FILE", type=Path, help="write each step and check as JUnit XML")
+    parser.add_argument(
+        "--summary", metavar="FILE", type=Path, help="write it as Markdown (in GitHub Actions: the job's summary)"
+    )
+
+
+class Reports:
+    """A sink, and the findings that annotations tell as well."""
+
+    def __init__(self, args: Namespace, out: Output, settings: Settings) -> None:
+        from runner.artifacts.published import Published
+
+        self._out = out
+        self._settings = settings
+        self._records: dict[str, RunRecord] = {}
+        self._findings: list[RunnerError] = []
+        self.order: tuple[str, ...] = ()  # the names of the runs as the plan has them, once there is one
+        self._aside = getattr(args, "output", "text") != "text"
+        self._junit = Published.replacing(args.junit) if args.junit is not None else None
+        self._summary = self._open_summary(args.summary)
+
+    def __call__(self, recorded: Recorded) -> None:
+        from runner.record import RunRecord, fold
+
+        fold(self._records.setdefault(recorded.run, RunRecord(recorded.run)), recorded)
+
+    def findings(self, findings: Sequence[RunnerError]) -> None:
+        """Show warnings, and keep them for the annotations."""
+        self._findings += findings
+        self._out.findings(findings)
+
+    def accounts(self) -> list[Account]:
+        """Of the runs that were seen, in the order of the plan."""
+        from runner.artifacts.account import account_of
+
+        places = {name: place for place, name in enumerate(self.order)}
+        records = sorted(self._records.values(), key=lambda record: places.get(record.name, len(places)))
+        return [account_of(record, self._settings.home / "runs" / record.id) for record in records]
+
+    def write(self, failure: RunnerError | None) -> None:
+        """Write all that was asked for. Raises ``HostRefused`` when a file is not taken any more."""
+        from runner.report import junit, markdown
+
+        accounts = self.accounts()
+        if self._junit is not None:
+            self._junit.write(junit.render(accounts, failure))
+        if self._summary is not None:
+            self._summary.write(markdown.render(accounts, failure, room=self._summary.room(markdown.MOST)))
+        if self._out.manners.obeyed:
+            self._annotate(accounts, failure)
+
+    def _annotate(self, accounts: Sequence[Account], failure: RunnerError | None) -> None:
+        from runner.errors import Rejected, in_order
+        from runner.report.github import listed, note_of, notes_of, violations_of
+
+        stopped = failure.findings if isinstance(failure, Rejected) else (failure,) if failure is not None else ()
+        notes = [self._in_repository(note_of(finding)) for finding in in_order([*self._findings, *stopped])]
+        for account in accounts:
+            notes += [*violations_of(account), *map(self._in_repository, notes_of(account))]
+        self._out.commands(listed(notes, "runner runs show RUN"), aside=self._aside)
+
+    def _in_repository(self, note: Note) -> Note:
+        """With the place of a manifest as GitHub knows it, also when we were started further down."""
+        root = self._settings.ci.get("GITHUB_WORKSPACE")
+        if root is None or note.at is None:
+            return note
+        relative = os.path.relpath(os.path.abspath(note.at.file), root)
+        return note if relative.startswith("..") else replace(note, at=replace(note.at, file=relative))
+
+    def _open_summary(self, path: Path | None) -> Published | None:
+        """The file that was named; else GitHub's, to which every command of a step appends."""
+        from runner.artifacts.published import Published
+        from runner.errors import ReportNotWritten
+
+        given = self._settings.ci.get("GITHUB_STEP_SUMMARY") if self._out.manners.obeyed else None
+        if path is not None and str(path) != given:
+            return Published.replacing(path)
+        if not given:
+            return None
+        try:
+            return Published.appending(Path(given))
+        except ReportNotWritten as error:
+            if path is not None:
+                raise
+            error.severity = "warning"
+            self.findings([error])
+            return None
+
+
+@contextmanager
+def open_reports(args: Namespace, out: Output, settings: Settings) -> Iterator[Reports]:
+    """The reports of the block's runs; raises ``ReportNotWritten`` before it when one could not be written."""
+    from runner.errors import RunnerError
+
+    reports = Reports(args, out, settings)
+    failure: RunnerError | None = None
+    try:
+        yield reports
+    except RunnerError as error:
+        failure = error
+        raise
+    except BaseException as error:
+        failure = RunnerError(f"stopped by {type(error).__name__}")
+        raise
+    finally:
+        reports.write(failure)
+
+
+def show_comparisons(accounts: Sequence[Account], out: Output) -> None:
+    """A table of each matrix."""
+    from runner.report import compare
+
+    for members in compare.groups(accounts).values():
+        out.line()
+        out.line(compare.text([compare.row_of(account) for account in members]))

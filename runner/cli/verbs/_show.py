@@ -1,0 +1,51 @@
+"""``runner runs show|compare``: one run in any form, or several beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from runner.cli.output import Output
+
+if TYPE_CHECKING:
+    from runner.app.history import Past
+    from runner.report.account import Account
+
+FORMS = ("text", "json", "junit", "markdown")
+COMPARED = ("text", "json", "markdown")
+
+
+def show(past: Past, form: str, out: Output) -> None:
+    match form:
+        case "json":
+            from runner.report.json import record_document
+
+            out.json(record_document(past.record))
+        case "junit":
+            from runner.report import junit
+
+            out.line(junit.render([_account(past)]).rstrip("\n"))
+        case "markdown":
+            from runner.report import markdown
+
+            out.line(markdown.render([_account(past)]).rstrip("\n"))
+        case _:
+            from runner.report.text import render_run
+
+            out.line(render_run(past.record, past.directory))
+
+
+def compare(pasts: Sequence[Past], form: str, out: Output) -> None:
+    from runner.report import compare
+
+    rows = [compare.row_of(_account(past)) for past in pasts]
+    if form == "json":
+        out.json(compare.document(rows))
+    else:
+        out.line((compare.markdown(rows) if form == "markdown" else compare.text(rows)).rstrip("\n"))
+
+
+def _account(past: Past) -> Account:
+    from runner.artifacts.account import account_of
+
+    return account_of(past.record, past.directory)

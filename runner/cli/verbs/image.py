@@ -1,0 +1,86 @@
+"""``runner image``: the image that agents look into incidents from.
+
+``check`` exits with 4 when it is not what this runner would build.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.cli.output import Output
+
+if TYPE_CHECKING:
+    from runner.app.image import Checked
+    from runner.settings import Settings
+
+SUMMARY = "the image k8s-triage-agent: build, check"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    told = "build it from what this runner ships; nothing of this host is in it"
+    build = verbs.add_parser("build", help=told, description=told, allow_abbrev=False)
+    build.add_argument("--base", metavar="IMAGE", help="a Debian, by name or digest (default: the Dockerfile's)")
+    build.add_argument("--tag", metavar="NAME", default="k8s-triage-agent", help="the image's name")
+    build.add_argument("--ca", metavar="FILE", type=Path, help="certificate authorities of this network, PEM")
+    build.add_argument("--npmrc", metavar="FILE", type=Path, help="npm's settings: where its registry is, and a token")
+    build.add_argument("--apt-sources", metavar="FILE", type=Path, help="apt's sources, in either of its two forms")
+    build.add_argument("--network", choices=("default", "host"), default="default", help="the build's")
+    build.add_argument(
+        "--save-context", metavar="FILE", type=Path, help="build nothing; write what a builder gets, a tar"
+    )
+    told = "start it, and compare what is in it with what this runner wants"
+    check = verbs.add_parser("check", help=told, description=told, allow_abbrev=False)
+    check.add_argument("image", metavar="IMAGE", nargs="?", default="k8s-triage-agent", help="its name, or its id")
+    for verb in verbs.choices.values():
+        verb.add_argument("--output", choices=("text", "json"), default="text")
+
+
+def main(args: Namespace, out: Output) -> int:
+    from runner.settings import current
+
+    return _build(args, current(), out) if args.what == "build" else _check(args, current(), out)
+
+
+def _build(args: Namespace, settings: Settings, out: Output) -> int:
+    from runner.app import image
+    from runner.app.deliver import run_cancellable
+    from runner.errors import printable
+
+    recipe = image.Recipe(args.base, args.tag, args.ca, args.npmrc, args.apt_sources, args.network == "host")
+    if args.save_context is not None:
+        image.save_context(recipe, args.save_context)
+        out.line(f"{args.save_context}: build it with `-f {image.DOCKERFILE}`")
+        return 0
+    show = out.complain if args.output == "json" else out.line
+    id = run_cancellable(lambda: image.build(settings, recipe, lambda line: show(printable(line, 1_000))))
+    if args.output == "json":
+        out.json({"image": id, "tag": args.tag})
+    else:
+        out.line(f"built {args.tag}  {id}")
+    return 0
+
+
+def _check(args: Namespace, settings: Settings, out: Output) -> int:
+    from runner.app.deliver import run_cancellable
+    from runner.app.image import check
+    from runner.plan.model import plain_fields
+
+    checked = run_cancellable(lambda: check(settings, args.image))
+    if args.output == "json":
+        out.json({**plain_fields(checked), "is_right": checked.is_right})
+    else:
+        _print(args.image, checked, out)
+    return 0 if checked.is_right else 4
+
+
+def _print(name: str, checked: Checked, out: Output) -> None:
+    from runner.errors import printable
+
+    out.line(f"{printable(name)}  {checked.image}  {checked.size_bytes / 1e9:.2f} GB, user {printable(checked.user)}")
+    for found in checked.found:
+        out.line(f"{'✓' if found.is_right else '✗'} {found.what:<32} {found.told}")
+    if not checked.is_right:
+        out.line("= hint: runner image build")

@@ -1,0 +1,148 @@
+"""``runner triage -w DIR [PROMPT]``: an incident is investigated by an agent in a sandbox, and a report is written."""
+
+from __future__ import annotations
+
+import sys
+from argparse import SUPPRESS, Action, ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from runner.cli.output import Output
+from runner.errors import UsageError
+
+if TYPE_CHECKING:
+    from runner.app.triage import Triage
+    from runner.record import RunRecord
+    from runner.settings import Settings
+
+SUMMARY = "investigate an incident with an agent, read only, and write a report"
+
+_KEY = "a key on a command line can be read by every process of this host"
+_REFUSED = {
+    "--network": "a workspace has no network: its model and its cluster are reached through the runner",
+    "--user": "commands run as a user of the workspace's own, never as one of this host",
+    "--skills-dir": "the skill is the one that is installed with the runner",
+    "--anthropic-key": f"{_KEY}: set ANTHROPIC_API_KEY",
+    "--openai-key": f"{_KEY}: set OPENAI_API_KEY",
+    "--gemini-key": f"{_KEY}: set GEMINI_API_KEY",
+}
+
+
+class _Refuse(Action):
+    """An option of the document's that there is not, and why."""
+
+    def __call__(self, parser: object, namespace: object, values: object, option: str | None = None) -> NoReturn:
+        raise UsageError(f"`{option}` is not supported", hint=_REFUSED[str(option)])
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("prompt", nargs="*", metavar="PROMPT", help="what is asked; - reads standard input")
+    add("-w", "--workspace", metavar="DIR", help="the incident's directory")
+    add("-a", "--agent", metavar="NAME", help="claude, codex, gemini or goose (default: claude)")
+    add("-m", "--model", metavar="NAME", help="the agent's model (claude: sonnet)")
+    add("-t", "--allowed-tools", dest="tools", metavar="LIST", help="the only tools that the CLI has, with commas")
+    add("-s", "--system-prompt-file", dest="system_prompt", metavar="FILE", help="instead of the built-in one")
+    add("-i", "--image", metavar="REF", help="the image of the container (default: k8s-triage-agent)")
+    add("--provider", metavar="NAME", help="where it runs (default: docker)")
+    add("--toolchain", dest="toolchains", metavar="DIR", action="append", default=[], help="a directory with the CLIs")
+    add("--timeout", metavar="SECONDS", help="how long the whole run may take (default: 600)")
+    add("--memory", metavar="SIZE", help="how much memory it has (default: 2g)")
+    add("--cpus", metavar="N", help="how many processors it has")
+    add("--max-turns", metavar="N", help="how many answers the model may give")
+    add("--kubeconfig", metavar="FILE", help="the cluster, read only (default: KUBECONFIG, then ~/.kube/config)")
+    add("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
+    add("--namespace", metavar="NAME", help="where it looks first")
+    add("--resource", metavar="KIND/NAME", help="what a new incident is about, with --namespace")
+    add("--alert", metavar="FILE", help="what a new incident is about, as Alertmanager says it; - reads standard input")
+    add("--output-dir", metavar="DIR", help="where output and log go besides (default: DIR/output)")
+    add("--output-file", metavar="NAME", help="the log's name there")
+    add("-o", "--output-format", "--output", dest="format", metavar="FORM", help="text, json or jsonl (stream-json)")
+    add("-v", "--verbose", action="store_true", help="show the agent's output as it is")
+    add("-q", "--quiet", action="store_true", help="do not show what the agent says")
+    add("-d", "--debug", action="store_true", help="keep the agent's own session and the list of its commands")
+    add("--turns", metavar="FILE", type=Path, help="rehearse: a script in the model's place, no key, no cost")
+    add("--print", action="store_true", help="print the manifest that would be applied, and start nothing")
+    add("--check", action="store_true", help="test key, cluster, rights and image in 5 s, and start nothing")
+    for option in _REFUSED:
+        add(option, action=_Refuse, help=SUPPRESS)
+
+
+def main(args: Namespace, out: Output) -> int:
+    from runner.app.apply import now_microseconds
+    from runner.app.triage import keep_manifest, manifest_of, triage_of, write_incident
+    from runner.settings import current
+
+    settings = current()
+    triage = triage_of(vars(args), settings, sys.stdin.buffer.read, now=now_microseconds())
+    text = manifest_of(triage)
+    if args.print:
+        out.stdout.write(text)
+        return 0
+    if args.check:
+        return _check(triage, settings, out)
+    if write_incident(triage):
+        out.complain(f"wrote {triage.directory / 'incident.json'}")
+    return _carry_out(triage, keep_manifest(text, settings), args, settings, out)
+
+
+def _check(triage: Triage, settings: Settings, out: Output) -> int:
+    import trio
+
+    from runner.app.preflight import preflight
+    from runner.app.secret_values import redactor_of
+    from runner.errors import printable
+    from runner.plan.model import plain
+
+    out.clean = redactor_of(settings).text
+    found = trio.run(preflight, triage, settings)
+    if triage.form == "text":
+        for one in found:
+            mark = {True: "✓", False: "✗", None: "!"}[one.good]
+            out.line(printable(f"{mark} {one.what:<9} {one.text}", 1_000))
+            if one.hint and not one.good:
+                out.line(printable(f"    = hint: {one.hint}", 1_000))
+    else:
+        out.json(plain(found))
+    return 3 if any(one.good is False for one in found) else 0
+
+
+def _carry_out(triage: Triage, manifest: Path, args: Namespace, settings: Settings, out: Output) -> int:
+    import trio
+
+    from runner.app.apply import apply
+    from runner.app.secret_values import redactor_of
+    from runner.app.triage import deliver, plan_triage
+    from runner.cli.console import open_console
+    from runner.cli.screen import open_screen
+    from runner.cli.verbs.apply import rehearsal
+    from runner.plan.model import run_document
+    from runner.report.triage import scene_of
+
+    redactor = redactor_of(settings)
+    out.clean = redactor.text
+    gateway = rehearsal(args.turns) if args.turns is not None else None
+
+    async def whole() -> RunRecord:
+        planned = await plan_triage(manifest, settings)
+        out.findings(planned.warnings)
+        if triage.form == "text":
+            scene = scene_of(run_document(planned.plan.runs[0]))
+            async with open_screen(out, scene, settings, quiet=args.quiet, raw=triage.verbose) as screen:
+                (record,) = await apply(planned, settings, [screen], gateway=gateway, redactor=redactor)
+            screen.finish(record)
+        else:
+            with open_console(out, "jsonl") as sink:
+                sinks = [sink] if triage.form == "jsonl" else []
+                (record,) = await apply(planned, settings, sinks, gateway=gateway, redactor=redactor)
+        return record
+
+    record = trio.run(whole)
+    if triage.form == "json":
+        from runner.report.json import record_document
+
+        out.json(record_document(record))
+    directory = settings.home / "runs" / record.id
+    for left in deliver(triage, directory / "output", Path(record.log) if record.log else None):
+        out.complain(f"not copied: {left}")
+    return record.exit_code or 0

@@ -1,0 +1,204 @@
+"""What a request to a Kubernetes API asks for, by the rules of the API server itself, and whether it only reads. Pure.
+
+The server's rules (its ``RequestInfo``) decide from method and path. Here only one spelling of each path is taken:
+plain segments, nothing encoded, no empty one and no dots; and what is forwarded is written anew from what was judged.
+So no two readers can disagree about it. What is not known to read is refused: another prefix, a subresource that
+connects or was added later, a query that no reader needs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import parse_qsl, quote, urlencode
+
+MAX_TARGET = 8 << 10  # characters
+
+
+class Refusal(StrEnum):
+    SECRETS = "secrets"
+    WRITE = "write"
+    REQUEST = "request"  # odd, or not known to read
+    CLUSTER = "cluster"  # not reached, or it did not go on
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request in the API's words. ``target`` is what is forwarded, and empty with a ``refusal``."""
+
+    verb: str
+    resource: str
+    namespace: str = ""
+    target: str = ""
+    streams: bool = False
+    review: bool = False
+    refusal: Refusal | None = None
+    message: str = ""
+
+
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,253}")
+_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_GROUP = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
+_VALUE = re.compile(r"[ -~]*")
+_VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+SECRET = frozenset({"secrets", "oauthaccesstokens", "oauthauthorizetokens", "useroauthaccesstokens"})
+_PASSIVE = frozenset({"status", "scale"})  # subresources of anything that only show a part of it
+_REVIEWS = {
+    ("authorization.k8s.io", "selfsubjectaccessreviews"),
+    ("authorization.k8s.io", "selfsubjectrulesreviews"),
+    ("authentication.k8s.io", "selfsubjectreviews"),
+}
+_HEALTH = frozenset({"healthz", "livez", "readyz"})
+
+_OF_ALL = frozenset({"timeout", "pretty"})
+_OF_LISTS = frozenset(
+    {"labelSelector", "fieldSelector", "limit", "continue", "resourceVersion", "resourceVersionMatch", "includeObject"}
+    | {"watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds"}
+)
+_OF_LOGS = frozenset(
+    {"container", "follow", "previous", "sinceSeconds", "sinceTime", "timestamps", "tailLines", "limitBytes", "stream"}
+)
+_OF_HEALTH = frozenset({"verbose", "exclude"})
+_OF_REVIEWS = frozenset({"fieldManager", "fieldValidation"})
+
+_READS = "here are get, list, watch and logs only, and no secrets"
+
+
+class _Refused(Exception):
+    def __init__(self, refusal: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+
+
+def judge(method: str, target: bytes) -> Asked:
+    """What a request asks for, ready to be forwarded or refused with the reason in words."""
+    verb = _VERBS.get(method, "other")
+    asked = Asked(verb, "")
+    try:
+        parts, query = _taken_apart(target)
+        asked = _named(method, parts, query)
+        kind = _permitted(asked, parts, query)
+    except _Refused as refused:
+        return Asked(asked.verb, asked.resource, asked.namespace, refusal=refused.refusal, message=f"runner: {refused}")
+    path = "/" + "/".join(parts)
+    target_text = f"{path}?{urlencode(query, quote_via=quote)}" if query else path
+    return Asked(asked.verb, asked.resource, asked.namespace, target_text, kind == "stream", kind == "review")
+
+
+def refusal_of(verb: str, group: str, resource: str, subresource: str) -> Refusal | None:
+    """Why a verb on a resource is refused, whatever its object; ``None`` when it reads what may be read."""
+    if resource in SECRET or subresource in SECRET or resource == "*":
+        return Refusal.SECRETS
+    if verb not in ("get", "list", "watch"):
+        return Refusal.WRITE
+    if subresource in ("", *_PASSIVE) or (group, resource, subresource) == ("", "pods", "log"):
+        return None
+    return Refusal.WRITE if subresource in ("exec", "attach", "portforward", "proxy") else Refusal.REQUEST
+
+
+def _taken_apart(target: bytes) -> tuple[list[str], list[tuple[str, str]]]:
+    """Path segments and query of a target in its one spelling."""
+    text = target.decode("ascii", "replace")
+    path, _, query = text.partition("?")
+    if len(text) > MAX_TARGET:
+        raise _Refused(Refusal.REQUEST, "the URL is too long")
+    parts = path.removesuffix("/").split("/")[1:]
+    if not path.startswith("/") or not parts or any(not _NAME.fullmatch(p) or p in (".", "..") for p in parts):
+        raise _Refused(Refusal.REQUEST, "the path of the URL is not plain: no encoding, no empty segment, no dots")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=32, errors="strict")
+    except ValueError:
+        raise _Refused(Refusal.REQUEST, "the query of the URL cannot be read") from None
+    if any(not _VALUE.fullmatch(value) for _, value in pairs) or ";" in query:
+        raise _Refused(Refusal.REQUEST, "the query of the URL is not plain text")
+    return parts, pairs
+
+
+def _named(method: str, parts: list[str], query: list[tuple[str, str]]) -> Asked:
+    """Verb, resource and namespace, as the API server names them; of what is no resource, the first of its path."""
+    verb = _VERBS.get(method, "other")
+    group, rest = _split(parts)
+    if not rest:
+        return Asked(verb, f"/{parts[0]}"[:64])
+    namespace, words = _scoped(rest)
+    resource, name, subresource = (*words, "", "")[:3] if len(words) < 3 else words[:3]
+    if not name and verb == "get":
+        watched = [value for key, value in query if key == "watch"]
+        verb = "watch" if watched and watched[0].lower() not in ("0", "false") else "list"
+    label = f"{resource}.{group}" if group else resource
+    return Asked(verb, f"{label}/{subresource}" if subresource else label, namespace)
+
+
+def _split(parts: list[str]) -> tuple[str, list[str]]:
+    """The group of a path, and what follows its version; nothing for the path of no resource."""
+    if parts[0] == "api":
+        return "", parts[2:]
+    return (parts[1], parts[3:]) if parts[0] == "apis" and len(parts) > 3 else ("", [])
+
+
+def _scoped(rest: list[str]) -> tuple[str, list[str]]:
+    """The namespace of a resource, and the words from the resource on."""
+    if rest[0] != "namespaces" or len(rest) < 2:
+        return "", rest
+    inner = len(rest) > 2 and rest[2] not in ("status", "finalize")
+    return rest[1], rest[2:] if inner else rest
+
+
+def _permitted(asked: Asked, parts: list[str], query: list[tuple[str, str]]) -> str:
+    """What kind of request it is. Raises ``_Refused``."""
+    group, rest = _split(parts)
+    if not rest:
+        _check_path(asked, parts)
+        _check_query(query, _OF_ALL | (_OF_HEALTH if parts[0] in _HEALTH else frozenset({"hash"})))
+        return "plain"
+    _check_version(parts, group)
+    namespace, words = _scoped(rest)
+    if namespace and not _LABEL.fullmatch(namespace):
+        raise _Refused(Refusal.REQUEST, "that is not the name of a namespace")
+    resource, subresource = words[0], words[2] if len(words) > 2 else ""
+    if resource in ("watch", "proxy") or len(words) > 3 or not _LABEL.fullmatch(resource):
+        raise _Refused(Refusal.REQUEST, "that is no path of a resource")
+    if asked.verb == "create" and (group, "/".join(words)) in _REVIEWS and not namespace:
+        _check_query(query, _OF_ALL | _OF_REVIEWS)
+        return "review"
+    match refusal_of(asked.verb, group, resource, subresource):
+        case Refusal.SECRETS:
+            raise _Refused(Refusal.SECRETS, f"secrets are refused; {_READS}")
+        case Refusal.WRITE:
+            what = f"{asked.verb} {asked.resource}"
+            raise _Refused(Refusal.WRITE, f"read only: `{what}` is refused; {_READS}")
+        case Refusal.REQUEST:
+            raise _Refused(Refusal.REQUEST, f"`{asked.resource}` is refused: it is not known to read only")
+    is_log = subresource == "log"
+    _check_query(query, _OF_ALL | (_OF_LOGS if is_log else _OF_LISTS))
+    follows = is_log and any(key == "follow" and value.lower() not in ("0", "false") for key, value in query)
+    return "stream" if follows or asked.verb == "watch" else "plain"
+
+
+def _check_path(asked: Asked, parts: list[str]) -> None:
+    """Discovery, schemas, version and health."""
+    if asked.verb != "get":
+        raise _Refused(Refusal.WRITE, f"read only: {_READS}")
+    match parts:
+        case ["version"] | ["api"] | ["api", "v1"] | ["apis"] | ["openapi", "v2"]:
+            return
+        case ["openapi", "v3", *_] if len(parts) <= 5:
+            return
+        case ["apis", group] | ["apis", group, _] if _GROUP.fullmatch(group):
+            return
+        case [health] | [health, _] if health in _HEALTH:
+            return
+    raise _Refused(Refusal.REQUEST, "that path is not among what can be read")
+
+
+def _check_version(parts: list[str], group: str) -> None:
+    version = parts[2] if group else parts[1]
+    if not _LABEL.fullmatch(version) or (not group and version != "v1") or (group and not _GROUP.fullmatch(group)):
+        raise _Refused(Refusal.REQUEST, "that is no version of an API")
+
+
+def _check_query(query: list[tuple[str, str]], known: frozenset[str]) -> None:
+    if unknown := [key for key, _ in query if key not in known]:
+        raise _Refused(Refusal.REQUEST, f"`{unknown[0][:40]}` in the URL is refused: no reader needs it")

@@ -1,0 +1,128 @@
+"""Runs beside each other: the members of a matrix, or any. How each ended, what it took, and what it put out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from runner.errors import printable
+from runner.model import Status
+from runner.plan.model import Json, plain_fields
+from runner.report.account import Account, report_bytes, sections, used
+from runner.report.words import MARKS, columns, count, duration, size
+
+FORMAT = "runner/comparison/v1"
+WIDEST = 40  # columns of a cell
+
+_HEADS = ("member", "outcome", "time", "tokens", "cost", "commands", "sections", "report")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. ``None`` is what it has not, or nobody knows, such as a report, a price, or an agent's commands.
+
+    ``sections`` are those that the report has of the ``sections_wanted``.
+    """
+
+    run: str
+    name: str
+    agent: str
+    model: str
+    incident: str
+    status: Status
+    reason: str | None
+    seconds: float | None
+    tokens: int
+    cost_usd: float | None
+    executed: int | None
+    denied: int | None
+    cut: int | None
+    sections: int | None
+    sections_wanted: int | None
+    report_bytes: int | None
+    rehearsal: bool
+
+
+def row_of(account: Account) -> Row:
+    record = account.record
+    usage, found = used(record), sections(record)
+    outcome, commands = record.outcome, record.commands
+    return Row(
+        run=record.id,
+        name=record.name,
+        agent=account.agent,
+        model=account.model,
+        incident=account.incident,
+        status=record.status,
+        reason=outcome.reason.value if outcome is not None and outcome.reason is not None else None,
+        seconds=record.seconds,
+        tokens=usage.tokens,
+        cost_usd=usage.cost_usd,
+        executed=commands.executed if commands is not None else None,
+        denied=commands.denied if commands is not None else None,
+        cut=commands.cut if commands is not None else None,
+        sections=found[0] if found else None,
+        sections_wanted=found[1] if found else None,
+        report_bytes=report_bytes(record),
+        rehearsal=record.rehearsal is not None,
+    )
+
+
+def groups(accounts: Sequence[Account]) -> Mapping[str, Sequence[Account]]:
+    """The members of each matrix that has several, in the order of the accounts."""
+    found: dict[str, list[Account]] = {}
+    for account in accounts:
+        found.setdefault(account.group, []).append(account)
+    return {group: members for group, members in found.items() if group and len(members) > 1}
+
+
+def document(rows: Sequence[Row]) -> Json:
+    return {"format": FORMAT, "members": [plain_fields(row) for row in rows]}
+
+
+def text(rows: Sequence[Row]) -> str:
+    """A table for a terminal; ends without a line break. A column that is empty for all is left out."""
+    cells = [[printable(cell, WIDEST) for cell in line] for line in _table(rows)]
+    widths = [max(columns(line[at]) for line in cells) for at in range(len(cells[0]))]
+    return "\n".join(
+        "  ".join(cell + " " * (width - columns(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table of Markdown, ending with a line break."""
+    head, *body = _table(rows)
+    lines = [head, ["---"] * len(head), *body]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def _table(rows: Sequence[Row]) -> list[list[str]]:
+    lines = [list(_HEADS), *(_cells(row) for row in rows)]
+    if len({row.name for row in rows}) < len(rows):
+        for line, row in zip(lines[1:], rows, strict=True):
+            line[0] += f" {row.run}"
+    filled = [at for at in range(len(_HEADS)) if any(line[at] for line in lines[1:])]
+    return [[line[at] for at in filled] for line in lines]
+
+
+def _cells(row: Row) -> list[str]:
+    reason = f": {row.reason}" if row.reason and row.reason != row.status.value else ""
+    return [
+        row.name,
+        f"{MARKS[row.status]} {row.status.value}{reason}{' (rehearsal)' * row.rehearsal}",
+        duration(row.seconds),
+        count(row.tokens) if row.tokens else "",
+        f"${row.cost_usd:.2f}" if row.tokens and row.cost_usd is not None else "",
+        _commands(row),
+        f"{row.sections} of {row.sections_wanted}" if row.sections_wanted else "",
+        size(row.report_bytes) + "B" * (row.report_bytes < 1024) if row.report_bytes is not None else "",
+    ]
+
+
+def _commands(row: Row) -> str:
+    """All that were asked for, and how many of them did not come to their end."""
+    if row.executed is None or row.denied is None or row.cut is None:
+        return ""
+    others = [f"{number} {word}" for number, word in ((row.denied, "refused"), (row.cut, "cut")) if number]
+    return ", ".join([str(row.executed + row.denied + row.cut), *others])

@@ -1,0 +1,156 @@
+"""Runs as JUnit XML: a suite a run, a case a step, and a case for each thing that was verified.
+
+Only what the schemas of Ant (windyroad) and of Jenkins (junit-10) both allow: no attribute of ``testsuites``, one
+child of a case at most, ``failure`` also where one of them would say ``error``, output in the text of a failure.
+Names of cases are the same in every run of a manifest, so that a CI can follow them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from xml.sax.saxutils import escape, quoteattr
+
+from runner.errors import Rejected, RunnerError, escaped
+from runner.model import Check, Outcome, Reason, Status
+from runner.record import RunRecord, StepRecord
+from runner.report.account import Account, blamed, used
+from runner.report.text import isolation_line
+from runner.report.words import commands
+
+HOST = "localhost"  # reports go where a host's name is nobody's business
+_MOST = 4096  # characters of a message or line
+
+
+def render(accounts: Sequence[Account], failure: RunnerError | None = None) -> str:
+    """The document of some runs. ``failure`` is what kept runs from starting or going on: a suite of its own."""
+    suites = [_suite(number, account) for number, account in enumerate(accounts)]
+    if failure is not None:
+        suites.append(_refusal(len(suites), failure))
+    return '<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n' + "".join(suites) + "</testsuites>\n"
+
+
+def _suite(number: int, account: Account) -> str:
+    record = account.record
+    cases = list(_cases(account))
+    properties = "".join(_element("property", {"name": name, "value": value}) for name, value in _properties(account))
+    content = f"<properties>\n{properties}</properties>\n" + "".join(text for text, _ in cases)
+    return _whole_suite(number, record.name or record.id, record, [kind for _, kind in cases], content)
+
+
+def _whole_suite(number: int, name: str, record: RunRecord | None, kinds: Sequence[str], content: str) -> str:
+    moment = datetime.fromtimestamp((record.started if record is not None else 0) / 1e6, UTC)
+    attributes = {
+        "name": name,
+        "package": "runner",
+        "id": str(number),
+        "timestamp": moment.strftime("%Y-%m-%dT%H:%M:%S"),
+        "hostname": HOST,
+        "tests": str(len(kinds)),
+        "failures": str(kinds.count("failure")),
+        "errors": "0",
+        "skipped": str(kinds.count("skipped")),
+        "time": _seconds(record.seconds if record is not None else None),
+    }
+    streams = _element("system-out", {}) + _element("system-err", {})
+    return _element("testsuite", attributes, "\n" + content + streams)
+
+
+def _properties(account: Account) -> Iterator[tuple[str, str]]:
+    record = account.record
+    usage = used(record)
+    values = {
+        "run": record.id,
+        "status": record.status.value,
+        "plan": record.plan,
+        "provider": record.provider,
+        "isolation": isolation_line(record),
+        "rehearsal": record.rehearsal,
+        "resumes": record.resumes,
+        "agent": account.agent,
+        "model": account.model,
+        "incident": account.incident,
+        "requests": usage.requests or None,
+        "tokens": usage.tokens or None,
+        "cost_usd": f"{usage.cost_usd:.4f}" if usage.tokens and usage.cost_usd is not None else None,
+        "commands": commands(record.commands) if record.commands is not None else None,
+        "snapshot": record.snapshot.commit if record.snapshot is not None else None,
+        "exit_code": record.exit_code,
+    }
+    yield from ((name, escaped(str(value))) for name, value in values.items() if value not in (None, ""))
+
+
+def _cases(account: Account) -> Iterator[tuple[str, str]]:
+    """Each case, and whether it is a ``failure``, ``skipped`` or neither."""
+    record = account.record
+    for name, step in record.steps.items():
+        yield _case(record.name, name, step.seconds, *_of_step(name, step, account))
+        for check in record.checks.get(name, ()):
+            yield _case(record.name, f"{name}: {check.what}", None, *_of_check(check))
+    if record.status is Status.LOST:
+        yield _case(record.name, "run", None, "failure", _failure("lost", "its runner has died", ""))
+    elif blamed(record) is None and (record.outcome is None or not record.outcome.ok or not record.steps):
+        yield _case(record.name, "run", record.seconds, *_of_outcome(record.outcome, ""))
+
+
+def _of_step(name: str, step: StepRecord, account: Account) -> tuple[str, str]:
+    if step.outcome is None:
+        return "skipped", _element("skipped", {"message": "not reached"})
+    return _of_outcome(step.outcome, _lines(account.tails.get(name, ())))
+
+
+def _of_outcome(outcome: Outcome | None, tail: str) -> tuple[str, str]:
+    if outcome is None or outcome.status is Status.SKIPPED:
+        return "skipped", _element("skipped", {"message": _line(outcome.message if outcome else "not ended")})
+    if outcome.ok:
+        return "", ""
+    text = _lines(outcome.details) + (f"\n\nthe end of its output:\n{tail}" if tail else "")
+    reason = outcome.reason.value if outcome.reason is not None else outcome.status.value
+    return "failure", _failure(reason, outcome.message, text)
+
+
+def _of_check(check: Check) -> tuple[str, str]:
+    if check.ok:
+        return "", ""
+    return "failure", _failure(Reason.VERIFY.value, check.found or "it is not so", str(check))
+
+
+def _refusal(number: int, failure: RunnerError) -> str:
+    """A suite with a case for each finding."""
+    findings = failure.findings if isinstance(failure, Rejected) else (failure,)
+    wrong = [finding for finding in findings if finding.severity == "error"]
+    cases = [_case("runner", f"{one.code} {one.at or ''}".strip(), None, "failure", _finding(one)) for one in wrong]
+    content = "<properties>\n</properties>\n" + "".join(text for text, _ in cases)
+    return _whole_suite(number, "runner", None, [kind for _, kind in cases], content)
+
+
+def _finding(finding: RunnerError) -> str:
+    places = [str(place) for place in (finding.at, *finding.also) if place is not None]
+    hint = [f"hint: {finding.hint}"] if finding.hint else []
+    return _failure(finding.code, finding.message, _lines([finding.message, *places, *hint]))
+
+
+def _case(classname: str, name: str, seconds: float | None, kind: str, child: str) -> tuple[str, str]:
+    attributes = {"name": _line(name), "classname": classname or "runner", "time": _seconds(seconds)}
+    return _element("testcase", attributes, child), kind
+
+
+def _failure(reason: str, message: str, text: str) -> str:
+    return _element("failure", {"type": reason, "message": _line(message)}, escape(text))
+
+
+def _element(tag: str, attributes: dict[str, str], content: str = "") -> str:
+    written = "".join(f" {name}={quoteattr(value)}" for name, value in attributes.items())
+    return f"<{tag}{written}>{content}</{tag}>\n"
+
+
+def _line(text: str) -> str:
+    return escaped(text[:_MOST])
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return "\n".join(_line(line.expandtabs()) for line in lines)
+
+
+def _seconds(seconds: float | None) -> str:
+    return f"{seconds or 0.0:.3f}"

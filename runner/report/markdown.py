@@ -1,0 +1,121 @@
+"""Runs as Markdown, for the summary of a CI job or a ticket.
+
+What agents and their commands have written stands in code spans and fences only, so that nothing of it is a link, a
+picture, HTML or a heading.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from runner.errors import Rejected, RunnerError, escaped, in_order, printable
+from runner.model import Check, Status
+from runner.report import compare
+from runner.report.account import Account
+from runner.report.text import cluster_line, isolation_line, usage_lines
+from runner.report.words import MARKS, commands, duration
+
+MOST = 1 << 20  # bytes of what GitHub shows of one step
+_WIDEST = 500  # characters of a line
+_SHOWN = 50  # checks, violations or warnings of a run
+_CUT = "\n_Cut here: GitHub shows no more than 1 MiB of a step._\n"
+_TICKS = re.compile("`+")
+
+
+def render(accounts: Sequence[Account], failure: RunnerError | None = None, *, room: int = MOST) -> str:
+    """Some runs, and what kept others from starting; with a comparison of each matrix.
+
+    At most ``room`` bytes: what comes last is left out, which is said. ``""`` when there is no room at all.
+    """
+    parts = [] if failure is None else [_refusal(failure)]
+    for group, members in compare.groups(accounts).items():
+        rows = [compare.row_of(account) for account in members]
+        parts.append(f"### {len(rows)} members of {code(group)}\n\n{compare.markdown(rows)}\n")
+    parts += [part for account in accounts for part in _run(account)]
+    return _within(parts, room)
+
+
+def code(text: str) -> str:
+    """Foreign text as a code span."""
+    shown = printable(text, _WIDEST).strip() or " "
+    ticks = "`" * (1 + max(map(len, _TICKS.findall(shown)), default=0))
+    padding = " " if "`" in shown else ""
+    return f"{ticks}{padding}{shown}{padding}{ticks}"
+
+
+def _within(parts: Iterable[str], room: int) -> str:
+    whole = ""
+    left = room - len(_CUT.encode())
+    for part in parts:
+        left -= len(part.encode(errors="replace"))
+        if left < 0:
+            return whole + _CUT if room >= len(_CUT.encode()) else ""
+        whole += part
+    return whole
+
+
+def _run(account: Account) -> Iterator[str]:
+    """In parts that can be left out from the end."""
+    record = account.record
+    outcome = record.outcome
+    taken = f" in {duration(record.seconds)}" if record.seconds is not None else ""
+    rehearsed = " (a rehearsal: no model was asked)" if record.rehearsal is not None else ""
+    because = f"{code(outcome.message)}\n\n" if outcome is not None and outcome.message else ""
+    title = f"### {MARKS[record.status]} {code(record.name)} {record.status.value}{taken}{rehearsed}"
+    facts = {
+        "run": record.id,
+        "plan": record.plan,
+        "isolation": isolation_line(record),
+        "baseline": record.preloaded.headline if record.preloaded is not None else "",
+        "model": "; ".join(usage_lines(record)),
+        "agent ran": commands(record.commands) if record.commands is not None else "",
+        "cluster": cluster_line(record.cluster) if record.cluster is not None else "",
+        "snapshot": record.snapshot.commit if record.snapshot is not None else "",
+    }
+    listed = "".join(f"- {name} {code(value)}\n" for name, value in facts.items() if value)
+    yield f"{title}\n\n{because}{listed}\n"
+    yield _steps(account)
+    yield _list("verified", [_check(check) for checks in record.checks.values() for check in checks])
+    yield _list("violations of policy", [code(str(violation)) for violation in record.violations])
+    yield _list("warnings", [f"{one} {code(message)}" for one, message in record.warnings])
+    yield _list("LEFT BEHIND", [code(left) for left in record.left])
+    for name, tail in account.tails.items():
+        yield f"<details><summary>the end of what {name} printed</summary>\n\n{fence(tail)}\n</details>\n\n"
+
+
+def _steps(account: Account) -> str:
+    lines = ["| step | | time | |\n| --- | --- | --- | --- |\n"]
+    for name, step in account.record.steps.items():
+        message = step.outcome.message if step.outcome is not None else ""
+        cell = code(message).replace("|", "\\|") if message else ""
+        lines.append(f"| {name} | {MARKS[step.status]} {step.status.value} | {duration(step.seconds)} | {cell} |\n")
+    return "".join([*lines, "\n"]) if len(lines) > 1 else ""
+
+
+def _check(check: Check) -> str:
+    return f"{MARKS[Status.SUCCEEDED if check.ok else Status.FAILED]} {code(str(check))}"
+
+
+def _list(title: str, items: Sequence[str]) -> str:
+    if not items:
+        return ""
+    more = [f"and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+    return f"{title}:\n\n" + "".join(f"- {item}\n" for item in [*items[:_SHOWN], *more]) + "\n"
+
+
+def fence(lines: Sequence[str]) -> str:
+    """Foreign lines as a fenced block, ending with a line break."""
+    shown = [escaped(line.expandtabs()[:_WIDEST]) for line in lines]
+    longest = max((len(ticks) for line in shown for ticks in _TICKS.findall(line)), default=0)
+    ticks = "`" * max(3, longest + 1)
+    return f"{ticks}text\n" + "".join(f"{line}\n" for line in shown) + f"{ticks}\n"
+
+
+def _refusal(failure: RunnerError) -> str:
+    findings = failure.findings if isinstance(failure, Rejected) else (failure,)
+    lines = [
+        f"{one.severity} `{one.code}`{f' at {code(str(one.at))}' if one.at else ''}: {code(one.message)}"
+        for one in in_order(findings)
+    ]
+    return "### ✗ stopped by an error\n\n" + _list("findings", lines)

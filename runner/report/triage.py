@@ -1,0 +1,249 @@
+"""A triage as a person at 3 a.m. reads it: what is about to happen, what happens, and what came of it.
+
+Pure over plan, record and files. Everything shown was written by others, an agent among them: what a terminal could
+obey is escaped, and what is long is cut.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner import events as ev
+from runner.errors import printable
+from runner.model import Reason, Status, Usage
+from runner.record import RunRecord, StepRecord
+from runner.report.account import blamed, used
+from runner.report.text import cluster_line, isolation_line
+from runner.report.words import MARKS, commands, count, duration, wrapped
+
+WIDEST = 1_000  # characters of a line
+_WIDTH = 100  # columns of what is wrapped
+_SAID = 4  # lines of what the agent concludes
+_WORDS = 300  # characters of the last words
+
+# Steps that are not worth a line when they went well.
+_HOUSEKEEPING = frozenset(
+    {"lease", "clone", "setup", "scan", "snapshot", "save", "teardown", "release", "post_hook", "session"}
+)
+_HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is known of a run before it starts. ``sections`` are those that its report must have."""
+
+    agent: str = ""
+    model: str = ""
+    providers: tuple[str, ...] = ()
+    incident: Path | None = None
+    cluster: str = ""
+    network: str = ""
+    turns: int | None = None
+    report: str = ""
+    sections: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run has left. ``report`` is the text of the report, be it a draft; ``place`` where that is."""
+
+    report: str | None = None
+    place: Path | None = None
+    words: str = ""
+    here: Path = field(default_factory=Path)  # what paths are shown from
+
+
+def scene_of(run: Mapping[str, Any]) -> Scene:
+    """The scene of a run's plan in its JSON form, as ``plan.json`` has it."""
+    bodies = {step["kind"]: (step["body"], step) for step in run.get("steps", ())}
+    agent, step = bodies.get("agent", ({}, {}))
+    verify = (bodies.get("verify", ({}, {}))[0].get("verify") or {}).get("report") or {}
+    save, _ = bodies.get("save", ({}, {}))
+    model, cluster = agent.get("model") or {}, agent.get("cluster")
+    return Scene(
+        agent.get("agent", ""),
+        model.get("name", ""),
+        tuple(run.get("providers", ())),
+        Path(save["incident"]) if save.get("incident") else None,
+        _cluster(cluster) if cluster else "",
+        step.get("network", "none"),
+        (model.get("budget") or {}).get("turns"),
+        verify.get("path", ""),
+        tuple(verify.get("sections", ())),
+    )
+
+
+def _cluster(cluster: Mapping[str, Any]) -> str:
+    where = f", namespace {cluster['namespace']}" if cluster.get("namespace") else ""
+    return f"{cluster['context']} {cluster['server']}{where}   READ ONLY (get list watch logs; secrets refused)"
+
+
+def opening(record: RunRecord, scene: Scene, clock: Callable[[int], str]) -> Iterator[str]:
+    """The lines before anything happens; ``clock`` says a moment in microseconds since the epoch as people do here."""
+    if record.rehearsal is not None:
+        yield f"REHEARSAL  no model is asked, {record.rehearsal} stands for it"
+    who = f"{scene.agent}/{scene.model}" if scene.model else scene.agent
+    stops = clock(record.started + int(record.deadline_seconds * 1e6))
+    where = ", then ".join(scene.providers)
+    again = f"   resumes {record.resumes}" if record.resumes else ""
+    yield f"run {record.id}   {who} in {where}   stops {stops} ({duration(record.deadline_seconds)}){again}"
+    if scene.incident is not None:
+        yield f"cluster    {scene.cluster or 'none: the files of the incident are all there is'}"
+    if scene.network != "none":
+        key = "; the key stays outside" if scene.network.startswith("model gateway") else ""
+        reach = "API server (through the runner) and " if scene.cluster else ""
+        yield f"network    {reach}{scene.network} only{key}"
+
+
+def news(record: RunRecord, event: ev.Event) -> Iterator[str]:
+    """What an event that was just folded adds to the screen; nothing for most."""
+    match event:
+        case ev.IsolationObserved():
+            yield f"   isolation  {isolation_line(record)}"
+        case ev.ProviderRefused(provider=provider, reason=reason):
+            yield f" ! provider {provider} refused: {reason}"
+        case ev.FellBack(step=name, provider=provider, reason=reason):
+            yield f" ! falling back from {provider}: {name}: {reason}"
+        case ev.Retried(step=name, what=what, reason=reason, pause_seconds=pause):
+            yield f" ! {name}: {what} failed, trying again in {duration(pause)}: {reason}"
+        case ev.ContextPreloaded(headline=headline) if headline:
+            yield f"     baseline: {headline}"
+        case ev.StepEnded(step=name, outcome=outcome):
+            if name not in _HOUSEKEEPING or not outcome.ok:
+                yield " " + step_line(name, record.steps[name])
+            yield from (f"     ! {text}" for text in outcome.warnings)
+        case ev.Warned(message=message):
+            yield f" ! {message}"
+        case ev.OomKilled():
+            yield f" ! {record.warnings[-1][1]}"
+        case ev.CancelRequested(reason=reason):
+            yield f" ! stopping: {reason}; what there is will be saved"
+        case _:
+            pass
+
+
+def step_line(name: str, step: StepRecord) -> str:
+    message = step.outcome.message if step.outcome else ""
+    return f"{MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {message}".rstrip()
+
+
+def live_line(record: RunRecord, scene: Scene, now: int, doing: str = "") -> str:
+    """The step under way, with what its model has used by now, and the latest thing that it does."""
+    name = next(iter(record.unfinished()), "")
+    step = record.steps.get(name)
+    if step is None or step.started is None:
+        return ""
+    minutes, seconds = divmod((now - step.started) // 1_000_000, 60)
+    line = f" {MARKS[Status.RUNNING]} {name:<10} {f'{minutes}:{seconds:02}':>6}"
+    if step.kind != "agent":
+        return line
+    if record.models:
+        spent = used(record)
+        of = f"/{scene.turns}" if scene.turns is not None else ""
+        line += f"  turn {spent.requests}{of}{_spent(spent)}"
+    return printable(f"{line}   {doing}".rstrip(), WIDEST)
+
+
+def closing(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
+    """How it ended, and what a person does next."""
+    reached = sections_of(found.report or "", scene.sections)
+    if record.status is Status.SUCCEEDED:
+        word = "INVESTIGATED" if scene.incident is not None else "SUCCEEDED"
+        yield f"{word} in {duration(record.seconds)}{_used(record)}"
+        yield from _conclusions(found)
+    elif record.outcome is not None and record.outcome.reason is Reason.TIMEOUT:
+        at = blamed(record)
+        where = f" in {at}" if at else ""
+        yield f"TIMED OUT after {duration(record.seconds)}{where} (exit {record.exit_code}){_used(record)}"
+    else:
+        word = "CANCELLED" if record.status is Status.CANCELLED else "FAILED"
+        yield f"{word} after {duration(record.seconds)} (exit {record.exit_code}){_used(record)}"
+        because = record.outcome.message if record.outcome is not None else ""
+        yield from _labelled("Because", because or "see the evidence")
+    if record.status is not Status.SUCCEEDED:
+        if record.preloaded is not None:
+            yield from _labelled("Baseline", record.preloaded.headline)
+        if scene.sections:
+            draft = f"draft, {len(reached)} of {len(scene.sections)} sections" if found.report else "none was written"
+            yield f"  Report      {draft}"
+        yield from _conclusions(found) if found.report else ()
+        if found.words:
+            yield from _labelled("Last words", f'"{found.words[-_WORDS:]}"')
+    if record.commands is not None:
+        yield from _labelled("Commands", commands(record.commands))
+    if record.cluster is not None:
+        yield from _labelled("Cluster", cluster_line(record.cluster))
+    if found.report and found.place is not None:
+        label = "Report" if record.status is Status.SUCCEEDED else "Draft"
+        yield f"  {label:<10}  {shown_path(found.place, found.here)}"
+    for left in record.left:
+        yield f"  LEFT BEHIND {left}"
+    yield from _next(record, scene, found)
+
+
+def _next(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
+    if record.status is Status.SUCCEEDED:
+        if scene.incident is not None:
+            other = "codex" if scene.agent == "claude" else "claude"
+            yield f"  Second opinion: runner triage -w {shown_path(scene.incident, found.here)} -a {other}"
+        return
+    if record.rehearsal is None:
+        yield f"  Continue    runner resume {record.id}"
+    yield f"  Evidence    runner runs show {record.id}"
+
+
+def _used(record: RunRecord) -> str:
+    return _spent(used(record)) if record.models else ""
+
+
+def _spent(spent: Usage) -> str:
+    cost = f"  ${spent.cost_usd:.2f}" if spent.cost_usd is not None else ""
+    return f"  {count(spent.tokens)} tokens{cost}"
+
+
+def _conclusions(found: Found) -> Iterator[str]:
+    report = found.report or ""
+    yield from _labelled("Agent says", paragraph(section(report, "Root Cause")))
+    yield from _labelled("Next", paragraph(section(report, "Next Steps")))
+    yield from _labelled("Unchecked", paragraph(section(report, "Unchecked")))
+
+
+def _labelled(label: str, text: str) -> Iterator[str]:
+    lines = list(wrapped(printable(text, WIDEST), _WIDTH)) if text else []
+    if len(lines) > _SAID:
+        lines = [*lines[: _SAID - 1], lines[_SAID - 1] + " ..."]
+    for number, line in enumerate(lines):
+        yield f"  {'' if number else label:<10}  {line}"
+
+
+def section(report: str, title: str) -> str:
+    """The text below a heading, up to the next heading; empty when there is none."""
+    marks = list(_HEADING.finditer(report))
+    for number, mark in enumerate(marks):
+        if mark[1].strip().casefold() == title.casefold():
+            end = marks[number + 1].start() if number + 1 < len(marks) else len(report)
+            return report[mark.end() : end].strip()
+    return ""
+
+
+def sections_of(report: str, wanted: Iterable[str]) -> tuple[str, ...]:
+    """Those of the wanted sections that a report has, and that are not empty."""
+    return tuple(title for title in wanted if section(report, title))
+
+
+def paragraph(text: str) -> str:
+    """The first paragraph or item in one line, without its marks."""
+    block = text.split("\n\n", 1)[0].split("\n")
+    end = next((n for n, line in enumerate(block) if n and re.match(r"\s*([-*]|\d+[.)])\s", line)), len(block))
+    return " ".join(re.sub(r"^\s*([-*]|\d+[.)])\s+", "", " ".join(block[:end])).replace("**", "").split())
+
+
+def shown_path(path: Path, here: Path) -> str:
+    """A path as it can be typed from ``here``, if that is shorter."""
+    relative = os.path.relpath(path, here)
+    return printable(relative if not relative.startswith("../..") else str(path), WIDEST)

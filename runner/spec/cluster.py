@@ -1,0 +1,72 @@
+"""What an incident's kubeconfig comes to for a run: where it is, which cluster it leads to, what providers must do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from runner.errors import KubeconfigExposed, RunnerError, UnknownContext, Untrusted
+from runner.model import Feature
+from runner.settings import Settings
+from runner.spec.model import ClusterSpec, Demand, Facts
+from runner.spec.select import Selected
+
+KEYS = ("incident", "kubeconfig")
+
+
+@dataclass(frozen=True)
+class WantedCluster:
+    """A kubeconfig, or several with ``:`` between them, and what a manifest says beside it."""
+
+    kubeconfig: str
+    context: str | None
+    namespace: str | None
+
+
+def wanted_cluster(selected: Selected, settings: Settings) -> WantedCluster | None:
+    incident = selected.spec.incident
+    if incident is None or incident.kubeconfig is None:
+        return None
+    home = settings.reach.get("HOME", "/")
+    beside = selected.run.directory.absolute()
+    places = (
+        os.path.join(home, path[2:]) if path.startswith("~/") else os.path.join(beside, path)
+        for path in incident.kubeconfig.split(":")
+        if path
+    )
+    return WantedCluster(":".join(places), incident.context, incident.namespace)
+
+
+def cluster_of(selected: Selected, want: WantedCluster | None, facts: Facts) -> ClusterSpec | None:
+    """The cluster of a run; of open Facts no more of it than the manifest says."""
+    incident = selected.spec.incident
+    if want is None or incident is None:
+        return None
+    fact = facts.clusters.get(selected.name)
+    context = fact.context if fact else want.context or ""
+    namespace = fact.namespace if fact else want.namespace or ""
+    return ClusterSpec(want.kubeconfig, context, fact.server if fact else "", namespace, incident.access)
+
+
+def keys_of(selected: Selected, error: RunnerError | None) -> tuple[str, str]:
+    """The field that what is wrong with a cluster is said at."""
+    is_context = isinstance(error, UnknownContext) and selected.run.wrote("incident", "context")
+    return ("incident", "context") if is_context else KEYS
+
+
+def cluster_faults(selected: Selected, facts: Facts) -> Iterator[RunnerError]:
+    fact = facts.clusters.get(selected.name)
+    if fact is not None and fact.exposed:
+        yield KubeconfigExposed(fact.exposed, at=selected.run.place(*KEYS), hint="`chmod 600` it")
+
+
+def untrusted_cluster(selected: Selected) -> Iterator[RunnerError]:
+    if selected.spec.incident is not None and selected.spec.incident.kubeconfig is not None:
+        message = "an untrusted manifest may not read a cluster with your kubeconfig"
+        yield Untrusted(message, at=selected.run.place(*KEYS), hint="apply it without --untrusted")
+
+
+def cluster_demands(selected: Selected) -> Iterator[Demand]:
+    if selected.spec.incident is not None and selected.spec.incident.kubeconfig is not None:
+        yield Demand(Feature.RELAY, "the way to the cluster", selected.run.place(*KEYS), True)

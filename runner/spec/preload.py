@@ -1,0 +1,52 @@
+"""What of an incident is put into the agent's prompt: where it is, and what is wrong with asking for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from runner.errors import BadValue, PreloadMissing, RunnerError
+from runner.spec.model import ContextFile
+from runner.spec.select import Selected
+
+SKILL = "k8s-troubleshooter"  # whose script takes the baseline
+FILES: Mapping[str, str] = {"incident": "incident.json", "permissions": "incident_cluster_permissions.json"}
+MAX_FILE = 1 << 20  # bytes of a file: it is never cut, and what is larger fits no model
+
+
+def preload_faults(
+    selected: Selected, files: Mapping[str, ContextFile] | None, *, cluster: bool
+) -> Iterator[RunnerError]:
+    """What cannot be preloaded, as errors, and what there is nothing of, as warnings.
+
+    ``files`` are those of the incident, ``None`` when nobody looked; ``cluster`` whether the run names one.
+    """
+    run, parts = selected.run, selected.spec.context.preload
+    if parts and selected.incident is None:
+        message = "there is no incident to put into the prompt"
+        hint = "write `incident: {directory: DIRECTORY}`, or leave `context` out"
+        yield BadValue(message, at=run.place("context", "preload"), hint=hint)
+        return
+    for position, part in enumerate(parts):
+        at = run.place("context", "preload", position)
+        if part == "baseline":
+            if SKILL not in selected.agent.skills:
+                message = f"agent type `{selected.agent_type.name}` has no skill `{SKILL}`, which takes the baseline"
+                yield BadValue(message, at=at, hint=f"write `skills: [{SKILL}]` there, or leave `baseline` out")
+            elif not cluster:
+                hint = "write `incident.kubeconfig`, or leave `baseline` out"
+                yield PreloadMissing("without a cluster there is no baseline", at=at, hint=hint)
+            continue
+        file = files.get(FILES[part]) if files is not None else None
+        if file is not None and file.size > MAX_FILE:
+            message = f"`{FILES[part]}` is larger than {MAX_FILE >> 20} MiB, and it would be sent whole"
+            yield BadValue(message, at=at, hint=f"make it smaller, or leave `{part}` out")
+        elif file is None and files is not None and not (part == "permissions" and cluster):
+            message = f"the incident has no `{FILES[part]}`, so `{part}` will not be in the prompt"
+            yield PreloadMissing(message, at=at, hint=f"write the file, or leave `{part}` out")
+
+
+def namespace_of(selected: Selected, incident: Mapping[str, object]) -> str | None:
+    """Where the incident is: the manifest's word counts before the incident's own."""
+    written = selected.spec.incident.namespace if selected.spec.incident is not None else None
+    told = incident.get("namespace") if written is None else written
+    return told if isinstance(told, str) else None

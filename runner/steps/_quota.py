@@ -1,0 +1,42 @@
+"""A limit on the disk where no file system keeps it: a run looks at its workspace from outside while a step works."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import trio
+
+from runner.model import Feature
+from runner.steps._run import Run
+from runner.trees import bytes_on_disk
+
+EVERY = 5.0  # seconds between two looks at least
+_SHARE = 20  # times as long as a look took: it must not become what the host is busy with
+
+
+def watched(run: Run) -> tuple[Path, ...]:
+    """All that the workspace's commands write, if it has a limit that the run must look after."""
+    handle, probe = run.handle, run.probe
+    if handle is None or probe is None or run.plan.limits.disk_bytes is None or handle.project_tree is not None:
+        return ()
+    return (handle.private, handle.tree) if Feature.DISK in probe.soft else ()
+
+
+async def outgrown(places: tuple[Path, ...], limit: int) -> int:
+    """Wait until the places together take more than ``limit`` bytes on disk, and give how many.
+
+    Cancelling leaves a look that is under way to end by itself.
+    """
+    pause = EVERY
+    while True:
+        await trio.sleep(pause)
+        began = time.monotonic()
+        size = await trio.to_thread.run_sync(_size, places, abandon_on_cancel=True)
+        if size > limit:
+            return size
+        pause = max(EVERY, _SHARE * (time.monotonic() - began))
+
+
+def _size(places: tuple[Path, ...]) -> int:
+    return sum(map(bytes_on_disk, places))

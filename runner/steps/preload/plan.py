@@ -1,0 +1,59 @@
+"""Gather what the agent is told of the incident: the incident itself, its rights in the cluster, and a first look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.plan.model import Step
+from runner.spec.model import ClusterSpec, ContextFile, Facts, RunSpec
+from runner.spec.preload import FILES
+from runner.steps._shape import Shape, mounts_of, shape_of
+from runner.steps.agent.plan import pinned
+from runner.triage.baseline import SECONDS
+
+NEEDS = (("setup", "clone", "provision"),)
+
+
+@dataclass(frozen=True)
+class Body:
+    """``files`` maps parts to files of the incident. The other parts come out of ``cluster``, if there is one."""
+
+    parts: tuple[str, ...]
+    files: tuple[tuple[str, ContextFile], ...]
+    baseline_seconds: float
+    shape: Shape
+    cluster: ClusterSpec | None = None
+    namespace: str | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether commands ask the cluster."""
+        return self.cluster is not None and bool({"permissions", "baseline"} & set(self.parts))
+
+
+def inputs(body: Body) -> dict[str, object]:
+    files = {part: file.sha256 for part, file in body.files}
+    asked = {"cluster": pinned(body.cluster), "namespace": body.namespace, "mounts": body.shape}
+    return {"preload": body.parts, "files": files, **asked}
+
+
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
+    if not spec.preload:
+        return None
+    shape = shape_of(spec, facts)
+    found = facts.files.get(f"{spec.name}/incident", {})
+    files = tuple((part, found[name]) for part, name in FILES.items() if part in spec.preload and name in found)
+    limit = spec.timeouts["preload"]
+    body = Body(spec.preload, files, min(SECONDS, limit / 2), shape, spec.cluster, spec.namespace)
+    return Step(
+        id="preload",
+        kind="preload",
+        what=", ".join(spec.preload),
+        phase="work",
+        needs=needs,
+        deadline_seconds=limit,
+        origin=spec.origins["preload"],
+        body=body,
+        network="cluster, read only" if body.asks else "none",
+        mounts=mounts_of(shape, spec) if body.asks else (),
+    )

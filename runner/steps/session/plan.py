@@ -1,0 +1,46 @@
+"""Keep what the agent's CLI has written down of its session, for whoever looks for a fault; it can not fail the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runner.plan.model import Step
+from runner.spec.model import Facts, RunSpec
+from runner.steps._shape import Shape, mounts_of, shape_of
+
+NEEDS = (("agent",), ("post_hook",))
+
+HOOK_SECONDS = 20.0
+_SECONDS = 60.0  # for the hook, for ending it, and for what it names
+
+
+@dataclass(frozen=True)
+class Body:
+    """``env`` is the agent's: templates, filled when the step starts."""
+
+    agent: str
+    env: Mapping[str, str]
+    shape: Shape
+
+
+def inputs(body: Body) -> dict[str, object]:
+    return {"agent": body.agent, "env": body.env, "mounts": body.shape}
+
+
+def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
+    if not spec.debug:
+        return None
+    shape = shape_of(spec, facts)
+    return Step(
+        id="session",
+        kind="session",
+        what=f"runners/{spec.agent}-post.sh: transcripts and commands of {spec.agent}",
+        phase="work",
+        needs=needs,
+        deadline_seconds=_SECONDS,
+        origin=spec.origins["session"],
+        body=Body(spec.agent, spec.env, shape),
+        when="ended",
+        mounts=mounts_of(shape, spec),
+    )

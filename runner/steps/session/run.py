@@ -1,0 +1,151 @@
+"""See ``plan``. The agent's own post-hook runs inside and only names files; what is kept of them is decided here.
+
+Both what the hook prints and what lies in the home directory are the agent's to forge: a file is kept if its path is
+one where this CLI has transcripts, if it is reached through no link and if it is small enough, and without secrets.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import trio
+
+from runner.beneath import read_beneath
+from runner.errors import ProviderFailed, RunnerError, WorkspaceLost, escaped, leaf
+from runner.model import Command, Exit, Fate, Outcome, succeeded
+from runner.ports.agent import Ended, ModelAgent
+from runner.settings import shipped
+from runner.steps._exec import open_logs, run_command
+from runner.steps._run import Run, write_new
+from runner.steps.agent.variables import incident_id, session_id, standard
+from runner.steps.session.plan import HOOK_SECONDS, Body
+
+STEP = "session"
+ARCHIVE = "agent-session.tar.gz"
+COMMANDS = "agent-commands-executed.log"
+
+_PRINTED = 1 << 20  # bytes of the hook's output that are kept
+_NAMED = 100  # files
+_FILE = 16 << 20  # bytes
+_ALL = 64 << 20
+_MARKS = {Fate.EXECUTED: "", Fate.DENIED: "  # refused", Fate.CUT: "  # cut off"}
+
+
+@dataclass
+class _Kept:
+    files: dict[str, bytes] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+async def perform(body: Body, run: Run) -> Outcome:
+    kept = _Kept()
+    agent = run.ports.agent(body.agent)
+    commands: tuple[Command, ...] = ()
+    try:
+        if (hook := _hook(body.agent)) is None:
+            kept.warnings.append(f"there is no runners/{body.agent}-post.sh")
+        else:
+            named = await _ask(hook, body, run, kept)
+            if isinstance(agent, ModelAgent):
+                await trio.to_thread.run_sync(_gather, agent, named, run, kept)
+    except* (ProviderFailed, WorkspaceLost) as group:
+        kept.warnings.append(f"there is no session to ask for: {_message(group)}")
+    if isinstance(agent, ModelAgent):
+        out, err = (run.places.logs / f"agent.{stream}" for stream in ("stdout", "stderr"))
+        ended = Ended(Exit(), out, err)
+        commands = await trio.to_thread.run_sync(agent.commands, ended) if out.exists() else ()
+        write_new(run.places.logs / COMMANDS, run.ports.redact.clean(_listing(body, run, commands).encode()))
+    if kept.files:
+        content = await trio.to_thread.run_sync(_packed, kept.files)
+        write_new(run.places.logs / ARCHIVE, content)
+    count = len(kept.files)
+    said = f"{count} transcript{'s' * (count != 1)}, {len(commands)} command{'s' * (len(commands) != 1)}"
+    return succeeded(said, warnings=tuple(kept.warnings))
+
+
+def _message(group: ExceptionGroup[ProviderFailed | WorkspaceLost]) -> str:
+    error = leaf(group)
+    assert isinstance(error, RunnerError)
+    return error.message
+
+
+def _hook(agent: str) -> str | None:
+    path = shipped("runners") / f"{agent}-post.sh"
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+async def _ask(hook: str, body: Body, run: Run, kept: _Kept) -> list[str]:
+    """The paths that the hook prints. It has no more than half of the time that is left."""
+    workspace = await run.open(body.shape)
+    env = run.variables(workspace.paths) | run.fill_all(body.env) | standard(run, body.agent, workspace.paths)
+    del env["PATH"]  # the workspace's own, where the CLI is
+    seconds = min(HOOK_SECONDS, (trio.current_effective_deadline() - trio.current_time()) / 2)
+    name = f"runners/{body.agent}-post.sh"
+    with open_logs(run.places.logs, STEP, _PRINTED) as logs:
+        try:
+            words = ("bash", "--noprofile", "--norc", "-c", hook)
+            exit = await run_command(run, workspace, words, logs, env=env | {"DEBUG": "true"}, seconds=seconds)
+            if not exit.ok:
+                kept.warnings.append(f"{name} {exit}")
+        except trio.TooSlowError:
+            kept.warnings.append(f"{name} was stopped after {seconds:.3g}s")
+    await run.close()
+    with logs[0].path.open("rb") as printed:
+        return printed.read(_PRINTED).decode(errors="replace").splitlines()
+
+
+def _gather(agent: ModelAgent, named: Sequence[str], run: Run, kept: _Kept) -> None:
+    """Read what of the named files may be kept. Blocking."""
+    _, handle = run.require()
+    wanted = sorted({name for name in named if agent.keeps(name)})
+    others = len({name for name in named if name}) - len(wanted)
+    if others:
+        kept.warnings.append(f"{others} of the paths that it printed are no transcripts of {agent.program}")
+    if len(wanted) > _NAMED:
+        kept.warnings.append(f"{len(wanted) - _NAMED} transcripts are left out: there are more than {_NAMED}")
+    room = _ALL
+    for name in wanted[:_NAMED]:
+        try:
+            content = read_beneath(handle.private / "home", name, min(_FILE, room))
+        except OSError as error:
+            kept.warnings.append(f"{name}: {error.strerror}")
+            continue
+        room -= len(content)
+        kept.files[name] = run.ports.redact.clean(content)
+
+
+def _packed(files: dict[str, bytes]) -> bytes:
+    """The same bytes for the same files."""
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o600
+            archive.addfile(member, io.BytesIO(content))
+    return gzip.compress(tar.getvalue(), mtime=0)
+
+
+def _listing(body: Body, run: Run, commands: Sequence[Command]) -> str:
+    fates = Counter(command.fate for command in commands)
+    time = datetime.fromtimestamp(run.ports.now() / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    head = [
+        f"# Agent: {body.agent}",
+        f"# Time: {time}",
+        f"# Incident: {incident_id(run)}",
+        f"# Session: {session_id(run)}",
+        f"# Commands: {len(commands)}, of which {fates[Fate.DENIED]} refused and {fates[Fate.CUT]} cut off",
+    ]
+    return "\n".join([*head, "", *(_line(command) for command in commands)]) + "\n"
+
+
+def _line(command: Command) -> str:
+    """As a terminal would have it, where further lines of a command begin with ``>``; nothing in it is obeyed."""
+    first, *more = [escaped(line) for line in command.text.split("\n")]
+    mark = f"  # exit {command.exit}" if command.exit else _MARKS[command.fate]
+    return "\n".join([f"$ {first}", *(f"> {line}" for line in more)]) + mark

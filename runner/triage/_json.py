@@ -1,0 +1,57 @@
+"""JSON from files that others wrote: read strictly and within bounds, and written so that all of it can be seen."""
+
+from __future__ import annotations
+
+import json
+
+MAX_DEPTH = 64  # levels of objects and lists
+
+
+def read_object(content: bytes, name: str) -> dict[str, object]:
+    """The object that a file called ``name`` holds. Raises ``ValueError`` in words for a person."""
+    try:
+        document = json.loads(content, parse_constant=_no_number, object_pairs_hook=_no_repeats)
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise ValueError(f"{name} is not UTF-8, or holds half a character") from None
+    except RecursionError:
+        raise ValueError(f"{name} is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{name} is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"{name} is not an object")  # noqa: TRY004  # a value of the file, not of a caller
+    if _deeper(document, MAX_DEPTH):
+        raise ValueError(f"{name} is nested too deeply")
+    return document
+
+
+def written(document: object) -> str:
+    """Indented JSON in which every character is visible: controls and direction marks are escapes."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    return "\n".join(line if line.isprintable() else "".join(map(_visible, line)) for line in text.split("\n"))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[i] << 8 | units[i + 1]:04x}" for i in range(0, len(units), 2))
+
+
+def _no_number(word: str) -> object:
+    raise ValueError(f"`{word}` is no number")
+
+
+def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{json.dumps(repeated[:60])} is twice in one object")
+    return found
+
+
+def _deeper(value: object, levels: int) -> bool:
+    """Whether a JSON value is nested more than so many levels deep."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(levels == 0 or _deeper(each, levels - 1) for each in inner)

@@ -1,0 +1,44 @@
+"""What a triage script printed, as text that can be read and sent on: no colours, nothing that a terminal obeys."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+SECONDS = 30.0  # how long the script may take: "execution is limited to 30 seconds timeout", says the triage document
+MAX_BYTES = 192 << 10  # of the script's output that are kept from its beginning; ten times what a prompt takes
+MAX_HEADLINE = 200  # characters
+
+# Of a terminal's codes: CSI, then the strings (OSC, DCS, SOS, PM, APC) up to their end, then the short ones.
+_CODES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-~]?"
+)
+_NEW_LINES = re.compile("\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
+_BLANK = re.compile(r"\n{3,}")
+_RADIUS = re.compile(r"^blast radius: (\S+)", re.MULTILINE)
+_SYMPTOM = re.compile(r"^1\. +(.+)$", re.MULTILINE)
+
+
+def cleaned(output: bytes) -> str:
+    """A script's output as text of printable characters, tabs and line breaks, without blank lines at its ends.
+
+    Bytes that are no UTF-8 show as U+FFFD. Marks that change the direction or hide characters are left out.
+    """
+    text = _NEW_LINES.sub("\n", _CODES.sub("", output.decode(errors="replace")))
+    if not text.isascii() or not text.replace("\n", "").replace("\t", "").isprintable():
+        text = "".join(character for character in text if _shows(character))
+    lines = "\n".join(line.rstrip() for line in text.split("\n"))
+    return _BLANK.sub("\n\n", lines).strip("\n")
+
+
+def _shows(character: str) -> bool:
+    return character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn")
+
+
+def headline(text: str) -> str:
+    """The least that a person wants to know of a report: its reach and first symptom, else its first line."""
+    found = [" ".join(match[1].split()) for match in (_RADIUS.search(text), _SYMPTOM.search(text)) if match]
+    line = "; ".join(found) or next(iter(text.split("\n", 1)), "").strip()
+    return line if len(line) <= MAX_HEADLINE else f"{line[: MAX_HEADLINE - 3]}..."

@@ -1,0 +1,53 @@
+"""``incident.json``, in the one form that templates and prompts see whichever of its historic shapes it had."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from runner.triage._json import read_object, written
+
+FILE = "incident.json"
+
+
+def read_incident(content: bytes) -> dict[str, object]:
+    """The incident that the file describes: ``resource`` is an object, ``context`` a text, and neither is ``null``.
+
+    A resource that was written as the text ``KIND/NAME`` has the incident's ``namespace``. Everything else is as it
+    was. Raises ``ValueError`` in words for a person.
+    """
+    incident = dict(read_object(content, FILE))
+    for name, normal in (("resource", _resource), ("context", _context)):
+        if name in incident and (value := normal(incident[name], incident)) is not None:
+            incident[name] = value
+        else:
+            incident.pop(name, None)
+    return incident
+
+
+def incident_text(incident: Mapping[str, object]) -> str:
+    """An incident as a prompt has it: JSON."""
+    return written(incident)
+
+
+def _resource(value: object, incident: Mapping[str, object]) -> object:
+    if isinstance(value, str):
+        kind, slash, name = value.partition("/")
+        named = {"kind": kind, "name": name} if slash and kind.isalpha() and "/" not in name else {"name": value}
+        namespace = incident.get("namespace")
+        return {**named, "namespace": namespace} if isinstance(namespace, str) and namespace else named
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"`resource` of {FILE} is neither an object nor a text such as Deployment/checkout")
+    return value
+
+
+def _context(value: object, incident: Mapping[str, object]) -> object:
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {_words(each)}" for name, each in value.items())
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"`context` of {FILE} is neither a text nor an object")
+    return value
+
+
+def _words(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,76 @@
+"""``incident_cluster_permissions.json``: what the credential of a triage may read in its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from runner.triage._json import read_object, written
+
+FILE = "incident_cluster_permissions.json"
+MINIMUM = ("pods", "logs", "events")  # without any of them an investigation is guesswork
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """The file's fields by its own names; a right that it does not mention is not there.
+
+    ``validated_at`` is when the rights were looked at, in RFC 3339. ``secrets_access_allowed`` is what this
+    installation allows, ``can_get_secrets`` what the cluster would.
+    """
+
+    cluster_name: str = ""
+    validated_at: str = ""
+    can_get_pods: bool = False
+    can_get_logs: bool = False
+    can_get_events: bool = False
+    can_get_deployments: bool = False
+    can_get_services: bool = False
+    secrets_access_allowed: bool = False
+    can_get_secrets: bool = False
+    can_get_configmaps: bool = False
+    can_get_nodes: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """What of the minimum can not be read."""
+        return tuple(what for what in MINIMUM if not getattr(self, f"can_get_{what}"))
+
+    def complaints(self) -> tuple[str, ...]:
+        """What a person should know before relying on the investigation: too few rights first, then the warnings."""
+        few = (f"too few rights in the cluster: it can not read {', '.join(self.lacking)}",) if self.lacking else ()
+        return (*few, *self.warnings)
+
+
+def read_permissions(content: bytes) -> tuple[Permissions, dict[str, object]]:
+    """The permissions that a file states, and all that it says. Raises ``ValueError`` in words for a person."""
+    document = read_object(content, FILE)
+    return permissions_of(document), document
+
+
+def permissions_of(document: Mapping[str, object]) -> Permissions:
+    """The permissions that a document states, whatever else it says. Raises ``ValueError`` in words for a person."""
+    known: dict[str, object] = {}
+    for field in fields(Permissions):
+        value = document.get(field.name)
+        if value is None:
+            continue
+        if not _fits(field.default, value):
+            raise ValueError(f"`{field.name}` of {FILE} is not {_KINDS[type(field.default)]}")
+        known[field.name] = tuple(value) if isinstance(value, list) else value
+    return Permissions(**known)  # type: ignore[arg-type]  # each was compared with its default
+
+
+_KINDS: Mapping[type, str] = {str: "text", bool: "true or false", tuple: "a list of texts"}
+
+
+def _fits(default: object, value: object) -> bool:
+    if isinstance(default, tuple):
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return type(value) is type(default)
+
+
+def permissions_text(document: Mapping[str, object]) -> str:
+    """What a file says as a prompt has it, and as it is written: JSON."""
+    return written(document)

@@ -1,0 +1,118 @@
+"""``runner triage --check``: each thing that a triage needs, asked for no money and in no more than five seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from runner.app.preflight import PATIENCE, Checked, preflight
+from runner.app.triage import Triage
+from runner.egress.double import serve_double
+from runner.egress.turns import Turn
+from runner.settings import Settings
+
+KEYS = {
+    "claude": ("ANTHROPIC_API_KEY", "RUNNER_ANTHROPIC_URL", ""),
+    "codex": ("OPENAI_API_KEY", "RUNNER_OPENAI_URL", "/v1"),
+    "gemini": ("GEMINI_API_KEY", "RUNNER_GEMINI_URL", ""),
+    "goose": ("OPENAI_API_KEY", "RUNNER_OPENAI_URL", "/v1"),
+}
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    (tmp_path / "bin").mkdir()
+    for name in KEYS:
+        (tmp_path / "bin" / name).touch(mode=0o755)
+    return tmp_path
+
+
+def wanted(tools: Path, agent: str, provider: str = "process") -> Triage:
+    return Triage(tools, agent, providers=(provider,), image=None, toolchains=(str(tools),))
+
+
+def found(checked: list[Checked], what: str) -> Checked:
+    return next(one for one in checked if one.what == what)
+
+
+@pytest.mark.parametrize("agent", KEYS)
+async def test_what_is_there_is_said_to_be_there(tools: Path, agent: str) -> None:
+    variable, url, path = KEYS[agent]
+    async with serve_double([Turn(say="never asked")]) as port:
+        env = {variable: "sk-test-9f8e7d6c", url: f"http://127.0.0.1:{port}{path}"}
+        checked = await preflight(wanted(tools, agent), Settings.from_env(env))
+
+    assert [(one.what, one.good) for one in checked] == [
+        ("incident", None),
+        ("key", True),
+        ("provider", True),
+        ("agent", True),
+        ("cluster", None),
+    ]
+    assert found(checked, "key").text.startswith(f"{variable} is accepted by 127.0.0.1 in ")
+    assert found(checked, "agent").text == f"{tools}/bin/{agent}"
+
+
+async def answering(status: bytes, tools: Path) -> Checked:
+    """What is said of the key when its provider answers like this."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\n\r\n")
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(lambda **how: trio.serve_tcp(serve, 0, host="127.0.0.1", **how))
+        port = listeners[0].socket.getsockname()[1]
+        env = {"ANTHROPIC_API_KEY": "sk-test-9f8e7d6c", "RUNNER_ANTHROPIC_URL": f"http://127.0.0.1:{port}"}
+        checked = await preflight(wanted(tools, "claude"), Settings.from_env(env))
+        nursery.cancel_scope.cancel()
+    return found(checked, "key")
+
+
+@pytest.mark.parametrize(
+    ("status", "good", "words"),
+    [
+        (b"401 Unauthorized", False, "ANTHROPIC_API_KEY is refused by 127.0.0.1 (401)"),
+        (b"403 Forbidden", False, "ANTHROPIC_API_KEY is refused by 127.0.0.1 (403)"),
+        (b"503 Busy", None, "127.0.0.1 answers 503: nobody knows about ANTHROPIC_API_KEY"),
+    ],
+)
+async def test_a_key_is_judged_by_its_provider(tools: Path, status: bytes, good: bool | None, words: str) -> None:
+    key = await answering(status, tools)
+
+    assert (key.good, key.text) == (good, words)
+
+
+async def test_what_is_missing_is_said_with_what_to_do(tools: Path) -> None:
+    (tools / "bin" / "claude").unlink()
+    env = {"DOCKER_HOST": f"unix://{tools}/nothing.sock"}
+
+    here = await preflight(wanted(tools, "claude"), Settings.from_env(env))
+    contained = await preflight(wanted(tools, "claude", "docker"), Settings.from_env(env))
+
+    assert found(here, "key").text == "no key for the agent's model: `ANTHROPIC_API_KEY` is not set"
+    assert found(here, "agent") == Checked(
+        "agent", False, "`claude` is nowhere", "--toolchain DIR, with the CLI in DIR/bin"
+    )
+    assert found(contained, "provider").good is False
+    assert found(contained, "provider").hint
+
+
+async def test_what_does_not_answer_is_said_in_five_seconds(tools: Path, autojump_clock: MockClock) -> None:
+    server = trio.socket.socket()
+    with server:
+        await server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        env = {
+            "ANTHROPIC_API_KEY": "sk-x-9f8e7d6c",
+            "RUNNER_ANTHROPIC_URL": f"http://127.0.0.1:{server.getsockname()[1]}",
+        }
+
+        checked = await preflight(wanted(tools, "claude"), Settings.from_env(env))
+
+    assert trio.current_time() == PATIENCE
+    assert found(checked, "key") == Checked("key", False, "no answer in 5s")

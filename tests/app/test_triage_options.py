@@ -1,0 +1,320 @@
+"""Flag over environment over default: each either works or is refused, and what comes out is a manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.app.triage import (
+    PROMPT,
+    SYSTEM,
+    Triage,
+    deliver,
+    keep_manifest,
+    manifest_of,
+    triage_of,
+    write_incident,
+)
+from runner.cli.main import parser_of
+from runner.errors import ForbiddenIncident, NoIncident, RunnerError, UsageError
+from runner.manifest.load import load
+from runner.settings import Settings
+from runner.spec import template
+
+NOW = 1_795_230_000_000_000
+DESCRIBED = ("--namespace", "payments", "--resource", "deploy/checkout")
+
+
+@pytest.fixture
+def incident(tmp_path: Path) -> Path:
+    folder = tmp_path / "INC-1"
+    folder.mkdir()
+    (folder / "incident.json").write_text('{"incidentId": "i-1", "namespace": "payments"}')
+    return folder
+
+
+def asked(
+    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, stdin: bytes = b"", where: str | None = ""
+) -> Triage:
+    home = folder.parent / "home"
+    settings = Settings.from_env({"RUNNER_HOME": str(home / "state"), "HOME": str(home), **(env or {})})
+    words = ["triage", *(["-w", where or str(folder)] if where is not None else []), *arguments]
+    return triage_of(vars(parser_of(["triage"]).parse_args(words)), settings, lambda: stdin, now=NOW)
+
+
+def documents(triage: Triage, tmp_path: Path) -> dict[str, Any]:
+    """What the manifest says, as it is read."""
+    path = tmp_path / "made.runner.yaml"
+    path.write_text(manifest_of(triage))
+    found, errors = load(path)
+    assert errors == []
+    return {document.kind: document.written for document in found}
+
+
+@pytest.mark.scenario("TRI-03")
+def test_without_flags_it_is_claude_for_ten_minutes_in_the_image(incident: Path, tmp_path: Path) -> None:
+    made = documents(asked(incident), tmp_path)
+
+    agent, run = made["AgentType"], made["IncidentRun"]
+    assert (agent["agent"], agent.get("model"), agent["skills"]) == ("claude", None, ["k8s-troubleshooter"])
+    assert agent["workspace"]["providers"] == ["docker"]
+    assert agent["workspace"]["base_image"] == "k8s-triage-agent"
+    assert agent["workspace"]["resource_limits"] == {"memory": "2g"}
+    assert (run["timeout"], run["incident"], run["prompt"]) == ("600", {"directory": str(incident)}, PROMPT)
+    assert run["context"] == {"preload": ["incident"]}
+    assert len(run["verify"]["report"]["sections"]) == 7
+
+
+LIMITS = ("AgentType", "workspace", "resource_limits")
+FLAGS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...], object]] = {
+    # option: flag, variables, where in the manifest, value
+    "agent": (("-a", "goose"), {"AGENT_CLI": "goose"}, ("AgentType", "agent"), "goose"),
+    "model": (("-m", "opus"), {"LLM_MODEL": "opus"}, ("AgentType", "model"), "opus"),
+    "claude's model": ((), {"CLAUDE_MODEL": "opus"}, ("AgentType", "model"), "opus"),
+    "tools": (("-t", "Read,Grep"), {"AGENT_ALLOWED_TOOLS": "Read,Grep"}, ("AgentType", "cli_tools"), ["Read", "Grep"]),
+    "timeout": (("--timeout", "90"), {"CONTAINER_TIMEOUT": "90"}, ("IncidentRun", "timeout"), "90"),
+    "agent's timeout": (("--timeout", "1h"), {}, ("AgentType", "timeouts", "agent"), "1h"),
+    "memory": (
+        ("--memory", "1g"),
+        {"CONTAINER_MEMORY": "1g"},
+        ("AgentType", "workspace", "resource_limits", "memory"),
+        "1g",
+    ),
+    "cpus": (("--cpus", "1.5"), {"CONTAINER_CPUS": "1.5"}, (*LIMITS, "cpu"), "1.5"),
+    "image": (("-i", "a/b:1"), {"AGENT_IMAGE": "a/b:1"}, ("AgentType", "workspace", "base_image"), "a/b:1"),
+    "turns": (("--max-turns", "9"), {"AGENT_MAX_TURNS": "9"}, ("AgentType", "budget", "turns"), 9),
+    "debug": (("-d",), {"DEBUG": "true"}, ("IncidentRun", "debug"), True),
+    "system prompt": ((), {"SYSTEM_PROMPT": "Be brief."}, ("AgentType", "prompt", "system"), "Be brief."),
+    "incident's id": ((), {"INCIDENT_ID": "i-1"}, ("AgentType", "env", "INCIDENT_ID"), "i-1"),
+    "prompt": (("why", "does it restart"), {}, ("IncidentRun", "prompt"), "why does it restart"),
+    "context": (
+        ("--kubeconfig", "/k", "--context", "eu"),
+        {"KUBECONFIG_PATH": "/k", "KUBERNETES_CONTEXT": "eu"},
+        ("IncidentRun", "incident"),
+        {"kubeconfig": "/k", "access": "read", "context": "eu"},
+    ),
+    "kubectl's variable": ((), {"KUBECONFIG": "/k:/l"}, ("IncidentRun", "incident", "kubeconfig"), "/k:/l"),
+    "no baseline": (
+        (),
+        {"KUBECONFIG": "/k", "DISABLE_TRIAGE_PRELOAD": "true"},
+        ("IncidentRun", "context", "preload"),
+        ["incident", "permissions"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FLAGS)
+def test_a_flag_and_its_variable_say_the_same_in_the_manifest(incident: Path, tmp_path: Path, what: str) -> None:
+    flags, env, keys, value = FLAGS[what]
+    for triage in [*([asked(incident, *flags)] if flags else []), *([asked(incident, env=env)] if env else [])]:
+        found: Any = documents(triage, tmp_path)
+        for key in keys:
+            found = found[key]
+        if isinstance(value, dict):
+            found = {name: found[name] for name in value}
+        assert found == value
+
+
+@pytest.mark.scenario("TRI-19")
+@pytest.mark.parametrize(
+    ("flags", "env", "model"),
+    [
+        (("-m", "opus"), {"LLM_MODEL": "haiku", "CLAUDE_MODEL": "haiku"}, "opus"),
+        ((), {"LLM_MODEL": "haiku", "CLAUDE_MODEL": "opus"}, "haiku"),
+        (("-a", "codex"), {"CLAUDE_MODEL": "opus"}, None),
+    ],
+    ids=["flag first", "then the variable", "Claude's is for Claude"],
+)
+def test_a_flag_goes_before_the_environment(
+    incident: Path, flags: tuple[str, ...], env: dict[str, str], model: str | None
+) -> None:
+    assert asked(incident, *flags, env=env).model == model
+
+
+@pytest.mark.parametrize(
+    "text", ["{{ run.id }}", "{% for x in y %}", 'a {{ "b\\n" }}\r\n{# c #}', "50% {{", "😀 {{ \\u0041"]
+)
+def test_a_prompt_is_no_template(incident: Path, tmp_path: Path, text: str) -> None:
+    made = documents(asked(incident, text, env={"SYSTEM_PROMPT": text}), tmp_path)
+
+    for written in (made["IncidentRun"]["prompt"], made["AgentType"]["prompt"]["system"]):
+        assert template.check(written) is None
+        assert template.render(written, {}) == text
+
+
+def test_the_prompt_and_the_system_prompt_can_be_files(incident: Path, tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text("Be brief.\n")
+    triage = asked(incident, "-s", str(tmp_path / "system.txt"), "-", stdin=b"why?\n", env={"SYSTEM_PROMPT": "other"})
+
+    assert (triage.system, triage.prompt) == ("Be brief.\n", "why?\n")
+
+
+@pytest.mark.scenario("TRI-34")
+def test_the_system_prompt_knows_no_domain() -> None:
+    assert not [word for word in ("kube", "pod", "cluster", "container", "node") if word in SYSTEM.lower()]
+    assert len(SYSTEM) < 1_500
+
+
+def test_a_host_with_the_tools_needs_no_image(incident: Path, tmp_path: Path) -> None:
+    triage = asked(incident, "--provider", "local", "--toolchain", str(tmp_path), env={"AGENT_IMAGE": "x"})
+    workspace = documents(triage, tmp_path)["AgentType"]["workspace"]
+
+    assert workspace["providers"] == ["local"]
+    assert workspace["toolchains"] == [str(tmp_path.resolve())]
+    assert "base_image" not in workspace
+    assert workspace["resource_limits"] == {"memory": "2g", "enforcement": "best_effort"}
+
+
+def test_gemini_has_the_tools_of_the_document_under_its_own_names(incident: Path) -> None:
+    triage = asked(incident, "-a", "gemini", "-t", "Read, Bash,Skill,web_fetch,Read")
+
+    assert triage.tools == ("read_file", "run_shell_command", "web_fetch")
+
+
+def test_the_usual_kubeconfig_is_taken_when_it_is_there(incident: Path) -> None:
+    usual = incident.parent / "home" / ".kube" / "config"
+    assert asked(incident).kubeconfig is None
+    usual.parent.mkdir(parents=True)
+    usual.write_text("")
+
+    assert asked(incident).kubeconfig == str(usual)
+
+
+REFUSALS: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
+    "network": (("--network", "host"), {}, "has no network"),
+    "network by variable": ((), {"CONTAINER_NETWORK": "host"}, "has none"),
+    "user": (("--user", "0"), {}, "a user of the workspace's own"),
+    "user by variable": ((), {"CONTAINER_USER": "0"}, "a user of the workspace's own"),
+    "skills": ((), {"SKILLS_DIR": "/x"}, "installed with the runner"),
+    "agent": (("-a", "cluade"), {}, "did you mean `claude`?"),
+    "script": (("-a", "script"), {}, "is not an agent"),
+    "timeout": (("--timeout", "soon"), {}, "90s, 5m"),
+    "turns": (("--max-turns", "0"), {}, "above 0"),
+    "form": (("-o", "xml"), {}, "valid choices"),
+    "file's name": (("--output-file", "../x"), {}, "a file's name"),
+    "resource alone": (("--resource", "deploy/x"), {}, "needs `--namespace`"),
+    "resource of another form": (("--namespace", "x", "--resource", "x"), {}, "KIND/NAME"),
+    "two descriptions": ((*DESCRIBED, "--alert", "-"), {}, "both describe"),
+    "alert and prompt": (("--alert", "-", "-"), {}, "both the prompt and the alert"),
+    "no alert": (("--alert", "/nonexistent"), {}, "can not be read"),
+    "image without images": (("--provider", "local", "-i", "x"), {}, "has no images"),
+    "system prompt": (("-s", "/nonexistent"), {}, "can not be read"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_what_does_not_work_is_refused_with_the_reason(incident: Path, what: str) -> None:
+    flags, env, words = REFUSALS[what]
+    with pytest.raises(UsageError) as caught:
+        asked(incident, *flags, env=env, stdin=b'{"alerts": [{}]}')
+
+    assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_key_on_the_command_line_is_refused_and_not_repeated(incident: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        asked(incident, "--anthropic-key", "sk-ant-verysecret")
+
+    said = f"{caught.value.message} {caught.value.hint}"
+    assert "ANTHROPIC_API_KEY" in said
+    assert "verysecret" not in said
+
+
+@pytest.mark.scenario("TRI-04")
+def test_a_missing_directory_is_asked_for_with_the_line_that_makes_one(incident: Path) -> None:
+    with pytest.raises(NoIncident) as caught:
+        asked(incident, where=None)
+
+    assert "an incident workspace directory is required" in caught.value.message
+    assert "runner triage -w ./INC-1 --namespace" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "words"),
+    [
+        ("/", ForbiddenIncident, "the root of this host"),
+        ("{0}/root", ForbiddenIncident, "the root of this host"),
+        ("{0}/home/state", ForbiddenIncident, "the runner's own state"),
+        ("{0}/home/state/runs", ForbiddenIncident, "the runner's own state"),
+        ("{0}/home", ForbiddenIncident, "holds the runner's own state"),
+        ("{0}/file", NoIncident, "not a directory"),
+        ("{0}/missing", NoIncident, "does not exist"),
+        ("{0}/fifo", NoIncident, "not a directory"),
+        ("{0}/circle", NoIncident, "does not exist"),
+    ],
+)
+def test_a_directory_that_is_no_incidents_is_refused(
+    incident: Path, where: str, error: type[RunnerError], words: str
+) -> None:
+    """Case 212."""
+    import os
+
+    (incident.parent / "root").symlink_to("/")
+    (incident.parent / "circle").symlink_to("circle")
+    (incident.parent / "home" / "state" / "runs").mkdir(parents=True)
+    (incident.parent / "file").touch()
+    os.mkfifo(incident.parent / "fifo")
+
+    with pytest.raises(error, match=words) as caught:
+        asked(incident, where=where.format(incident.parent))
+
+    assert caught.value.exit_code == (3 if error is ForbiddenIncident else 2)
+    assert caught.value.hint
+
+
+def test_a_new_directory_is_written_from_words_once(incident: Path) -> None:
+    new = incident.parent / "INC-2"
+    triage = asked(new, *DESCRIBED, "--context", "eu", "--kubeconfig", "/k")
+
+    assert not new.exists()
+    assert write_incident(triage)
+    made = json.loads((new / "incident.json").read_text())
+    assert (made["cluster"], made["createdAt"]) == ("eu", "2026-11-21T03:00:00Z")
+    assert made["resource"]["kind"] == "Deployment"
+    assert not write_incident(asked(new, *DESCRIBED))  # the same line again
+    assert json.loads((new / "incident.json").read_text()) == made
+
+
+def test_a_directory_of_another_incident_is_not_overwritten(incident: Path) -> None:
+    with pytest.raises(NoIncident, match="of another incident"):
+        asked(incident, *DESCRIBED)
+    with pytest.raises(NoIncident, match="INCIDENT_ID"):
+        asked(incident, env={"INCIDENT_ID": "other"})
+
+
+def test_an_alert_and_an_incident_json_can_both_be_given(incident: Path, tmp_path: Path) -> None:
+    alert = {"alerts": [{"status": "firing", "labels": {"alertname": "X", "pod": "p", "namespace": "n"}}]}
+    of_alert = asked(tmp_path / "new", "--alert", "-", stdin=json.dumps(alert).encode())
+    (tmp_path / "i.json").write_text('{"incidentId": "7", "resource": "pod/x"}')
+    plain = asked(tmp_path / "new", "--alert", str(tmp_path / "i.json"))
+
+    assert of_alert.about is not None
+    assert of_alert.about["resource"] == {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "n"}
+    assert plain.about == {"incidentId": "7", "resource": "pod/x"}
+
+
+def test_equal_manifests_are_one_file_of_its_owner_only(incident: Path) -> None:
+    settings = Settings.from_env({"RUNNER_HOME": str(incident.parent / "state")})
+    first, second = (keep_manifest(manifest_of(asked(incident)), settings) for _ in range(2))
+
+    assert first == second
+    assert first.parent.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in first.parent.iterdir()] == [first.name]
+
+
+def test_output_and_log_are_copied_to_where_they_were_asked_for(incident: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "investigation.md").write_text("report")
+    (tmp_path / "x.log").write_text("log")
+
+    assert deliver(asked(incident), kept, tmp_path / "x.log") == []
+    assert not (incident / "output").exists()
+    assert deliver(asked(incident, "--output-file", "mine.log"), kept, tmp_path / "x.log") == []
+    assert (incident / "output" / "mine.log").read_text() == "log"
+    assert deliver(asked(incident, "--output-dir", str(tmp_path / "out")), kept, tmp_path / "x.log") == []
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["investigation.md", "x.log"]

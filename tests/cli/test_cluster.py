@@ -1,0 +1,296 @@
+"""The real kubectl in a workspace, and a cluster behind the runner: what it reads, what is refused, and where the
+credential is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.app.planning import Request, make_plan
+from runner.app.saved import make_saved_plan, save
+from runner.egress.turns import Turn
+from runner.errors import Rejected, StalePlan
+from runner.report.plan import render_plan
+from runner.settings import Settings
+from tests.cli.test_agent_clis import CLIS, PLACE, places_with, work_off
+from tests.conformance import dockerd
+from tests.egress.kube import KUBECTL, POD, SECRET, TOKEN, Api, serving
+from tests.situations import Done, Project, document
+
+HOUSING = {
+    "local": f"providers: [local], toolchains: [{KUBECTL}]",
+    "docker": f"providers: [docker], base_image: {dockerd.IMAGE}, toolchains: [{KUBECTL}, /usr, /etc/ssl]",
+    "gvisor": f"providers: [gvisor], base_image: {dockerd.IMAGE}, toolchains: [{KUBECTL}, /usr, /etc/ssl]",
+}
+
+START = f"""
+cd "$RUNNER_OUTPUT"
+POD={POD}
+ask() {{ name=$1; shift; timeout 30 "$@" > "$name.out" 2> "$name.err"; echo $? > "$name.code"; }}
+"""
+SHORT = """
+ask pods kubectl get pods
+ask logs kubectl logs $POD
+ask secrets kubectl get secrets
+ask delete kubectl delete pod $POD
+ask exec kubectl exec $POD -- id
+ask kubeconfig cat "$KUBECONFIG"
+ask change sh -c 'echo x > "$KUBECONFIG"'
+ask beside sh -c 'echo x > "${KUBECONFIG%/*}/other"'
+cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' > processes
+find /run /tmp /root ~ -xdev -type f -exec cat {} + > files 2>/dev/null
+"""
+BY_DAY = f"""{SHORT}
+ask describe kubectl describe pod $POD
+ask may kubectl auth can-i get secrets
+ask follow timeout 1 kubectl logs -f $POD
+ask watch timeout 1 kubectl get pods --watch
+"""
+FULL = f"""{BY_DAY}
+ask wide kubectl get pods,deployments -o wide -A
+ask events kubectl events
+ask can kubectl auth can-i get pods
+ask version kubectl version
+ask ready kubectl get --raw /readyz
+ask context kubectl config current-context
+ask top kubectl top pods
+ask secret kubectl get secret key -n kube-system -o yaml
+ask odd kubectl get --raw /api/v1/namespaces/x/%2573ecrets
+ask create kubectl create configmap made --from-literal=a=b
+ask apply kubectl apply --validate=false -f made.json
+ask forward kubectl port-forward pod/$POD 8080
+"""
+MADE = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "made"}, "data": {"a": "b"}}
+
+SAID = {  # what each command ends with, and says
+    "pods": (0, POD),
+    "logs": (0, "out of memory"),
+    "secrets": (1, "Error from server (Forbidden): runner: secrets are refused"),
+    "delete": (1, "Error from server (Forbidden): runner: read only: `delete pods` is refused"),
+    "exec": (1, "runner: read only: nothing can be run, attached or forwarded"),
+    "kubeconfig": (0, "http://127.0.0.1:"),
+    "change": (2, "cannot create /root/.kube/config: "),
+    "beside": (2, "cannot create /root/.kube/other: "),
+    "wide": (0, "deployment.apps/checkout"),
+    "describe": (0, "OOMKilled"),
+    "events": (0, "No events found in payments namespace"),
+    "can": (0, "yes"),
+    "may": (1, "no - runner: this cluster is only read here"),
+    "version": (0, "Server Version: v1.31.2"),
+    "ready": (0, "[+]etcd ok"),
+    "follow": (124, "line 2"),
+    "watch": (124, POD),
+    "context": (0, "prod-eu"),
+    "top": (1, "Metrics API not available"),
+    "secret": (1, "runner: secrets are refused"),
+    "odd": (1, "runner: the path of the URL is not plain"),
+    "create": (1, "runner: read only: `create configmaps` is refused"),
+    "apply": (1, "runner: read only: `create configmaps` is refused"),
+    "forward": (1, "runner: read only: nothing can be run, attached or forwarded"),
+}
+
+
+def write(project: Project, api: Api, script: str = "true", *, provider: str = "local") -> Path:
+    """One run that reads a cluster, and its kubeconfig; its agent is a shell script."""
+    if provider != "local":
+        project.env["DOCKER_HOST"] = dockerd.host()
+    (project.folder / "agent.sh").write_text(f"{START}echo '{json.dumps(MADE)}' > made.json\n{script}")
+    (project.folder / "incident").mkdir(exist_ok=True)
+    (project.folder / "incident" / "incident.json").write_text("{}")
+    agent = f"""
+        agent: script
+        script: {{path: agent.sh}}
+        workspace: {{enabled: true, repo_source: {{type: none}}, {HOUSING[provider]}}}
+    """
+    run = "agent_type: worker\nincident: {directory: incident, kubeconfig: kube.yaml}\n"
+    project.write(document("AgentType", "worker", agent), document("IncidentRun", "triage", run))
+    return api.write(project.folder / "kube.yaml")
+
+
+def asked(project: Project, record: Mapping[str, Any]) -> dict[str, Done]:
+    """What each command of the script printed, by its name."""
+    found = {}
+    for code in (project.directory(dict(record)) / "output").glob("*.code"):
+        out, err = (code.with_suffix(suffix).read_text() for suffix in (".out", ".err"))
+        found[code.stem] = Done(int(code.read_text()), out, err)
+    return found
+
+
+@pytest.mark.scenario("TRI-06", only="provider")
+@pytest.mark.parametrize(
+    ("provider", "script"),
+    [
+        pytest.param("local", BY_DAY, id="local"),
+        pytest.param("local", FULL, id="local in full", marks=pytest.mark.nightly),
+        pytest.param("docker", SHORT, id="docker"),
+        pytest.param("docker", FULL, id="docker in full", marks=pytest.mark.nightly),
+        pytest.param("gvisor", SHORT, id="gvisor", marks=pytest.mark.nightly),
+    ],
+)
+def test_kubectl_reads_a_cluster_and_gets_neither_secrets_nor_writes(
+    project: Project, kubectl: Path, authority: Path, provider: str, script: str
+) -> None:
+    with serving(authority) as api:
+        write(project, api, script, provider=provider)
+        done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    found = asked(project, record)
+    wrong = {
+        name: (one.code, one.out + one.err)
+        for name, one in found.items()
+        if one.code != SAID[name][0] or SAID[name][1] not in one.out + one.err
+    }
+    assert wrong == {}
+    assert len(found) == script.count("ask ")
+    assert "secrets" not in "".join(api.paths())
+    assert set(api.paths("POST")) <= {"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"}
+    assert {one.method for one in api.asked} <= {"GET", "POST"}
+    assert places_with(TOKEN, project.home) == []
+    assert places_with(SECRET, project.home) == []
+    assert b"KUBECONFIG=/root/.kube/config\n" in (project.directory(record) / "output" / "processes").read_bytes()
+    cluster = record["cluster"]
+    assert (cluster["context"], cluster["server"], cluster["namespace"]) == ("prod-eu", api.server, "payments")
+    assert cluster["refused"]["list secrets"] == 1
+    assert cluster["asked"]["get pods/log"] >= 1
+    refused = sum(cluster["refused"].values())
+    total = refused + sum(cluster["asked"].values())
+    assert f"  cluster    prod-eu: {total} requests, {refused} refused (" in done.out
+
+
+async def test_a_plan_pins_the_server_and_no_credential(project: Project, authority: Path) -> None:
+    settings = Settings.from_env({"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin"})
+    with serving(authority) as api:
+        write(project, api)
+        planned = await make_plan(project.folder, settings)
+        save(planned, project.folder / "plan.json")
+        api.write(project.folder / "kube.yaml", {"token": "renewed-0123456789"})
+        renewed = await make_saved_plan(project.folder / "plan.json", settings)
+        api.write(project.folder / "kube.yaml", server="https://127.0.0.1:1")
+        with pytest.raises(StalePlan, match=f'cluster of triage.server "{api.server}" -> "https://127.0.0.1:1"'):
+            await make_saved_plan(project.folder / "plan.json", settings)
+
+    text = render_plan(planned.plan, width=200)
+    words = f"  cluster prod-eu {api.server} namespace payments READ ONLY (get list watch logs; secrets refused) ("
+    assert words in text
+    assert "/root/.kube ro" in text
+    assert "cluster, read only" in text
+    assert renewed.plan.digest == planned.plan.digest
+    assert api.asked == []
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "words"),
+    [
+        pytest.param("gone", 4, "error[cluster.unreachable]: cluster https://127.0.0.1:", id="unreachable"),
+        pytest.param("unknown", 4, "error[cluster.denied]: cluster https://127.0.0.1:", id="credential"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_ends_it_before_anything_is_made(
+    project: Project, authority: Path, trouble: str, code: int, words: str
+) -> None:
+    with serving(authority) as api:
+        write(project, api)
+        if trouble == "unknown":
+            api.tokens = set()
+            done = project.runner("apply", str(project.folder))
+    if trouble == "gone":
+        done = project.runner("apply", str(project.folder))
+
+    assert done.code == code
+    assert words in done.err
+    assert "= hint: " in done.err
+    assert project.runner("runs", "list", "--output", "json").out.strip() in ("[]", "")
+
+
+async def test_a_manifest_of_a_fork_reads_no_cluster(project: Project, authority: Path) -> None:
+    with serving(authority) as api:
+        write(project, api)
+        with pytest.raises(Rejected) as caught:
+            await make_plan(project.folder, Settings.from_env({}), Request(untrusted=True))
+
+    assert "an untrusted manifest may not read a cluster with your kubeconfig" in [
+        one.message for one in caught.value.findings if one.code == "policy.untrusted"
+    ]
+
+
+def test_a_program_that_a_kubeconfig_names_is_not_run(project: Project, authority: Path) -> None:
+    canary = project.folder / "canary"
+    with serving(authority) as api:
+        file = write(project, api)
+        api.write(
+            file, {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "touch", "args": [str(canary)]}}
+        )
+        done = project.runner("apply", str(project.folder))
+
+    assert done.code == 3
+    assert "error[kubeconfig.refused]: user `me` runs a program" in done.err
+    assert "all.runner.yaml" in done.err
+    assert not canary.exists()
+
+
+@pytest.mark.nightly
+def test_rights_and_a_baseline_of_the_cluster_are_in_the_prompt(
+    project: Project, kubectl: Path, authority: Path
+) -> None:
+    with serving(authority) as api:
+        write(project, api, "ask pods kubectl get pods")
+        manifest = project.folder / "all.runner.yaml"
+        text = manifest.read_text().replace("agent: script\n", "agent: script\n  skills: [k8s-troubleshooter]\n")
+        manifest.write_text(f"{text}  context: {{preload: [incident, permissions, baseline]}}\n")
+        done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    prompt = (project.folder / "incident" / "prompt-sent.md").read_text()
+    assert '"can_get_pods": true' in prompt
+    assert '"can_get_nodes": false' in prompt
+    assert "OOMKilled" in prompt
+    assert asked(project, record)["pods"].code == 0
+    assert record["cluster"]["asked"]["list pods"] >= 2
+    assert "secrets" not in "".join(api.paths())
+    assert places_with(TOKEN, project.home) == []
+    permissions = json.loads((project.folder / "incident" / "output" / "incident_cluster_permissions.json").read_text())
+    assert (permissions["cluster_name"], permissions["secrets_access_allowed"]) == ("prod-eu", False)
+
+
+@pytest.mark.nightly
+def test_a_watch_does_not_outlive_its_step(project: Project, kubectl: Path, authority: Path) -> None:
+    with serving(authority) as api:
+        write(project, api, "kubectl get pods --watch & kubectl logs -f $POD & wait")
+        manifest = project.folder / "all.runner.yaml"
+        manifest.write_text(manifest.read_text().replace("agent: script\n", "agent: script\n  timeouts: {agent: 4s}\n"))
+        done, record = project.apply()
+
+    assert done.code == 124, done.out + done.err
+    assert (record["outcome"]["reason"], record["left"]) == ("timeout", [])
+    assert record["cluster"]["asked"]["watch pods"] == 1
+    assert record["cluster"]["asked"]["get pods/log"] == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CLIS)
+async def test_the_shell_of_each_cli_reaches_the_cluster(
+    project: Project, kubectl: Path, authority: Path, name: str
+) -> None:
+    if not (PLACE / "versions").exists():
+        pytest.skip(f"no agent CLIs in {PLACE}: .ci/run installs them")
+    ask = f"kubectl get pods > $RUNNER_OUTPUT/pods 2>&1; kubectl get secret a > $RUNNER_OUTPUT/secret 2>&1; echo {POD}"
+    with serving(authority) as api:
+        write(project, api)
+        spec = f"agent: {name}\nworkspace: {{enabled: true, repo_source: {{type: none}}, providers: [local], "
+        agent = document("AgentType", "worker", f"{spec}toolchains: [{PLACE}, {KUBECTL}]}}")
+        manifest = project.folder / "all.runner.yaml"
+        manifest.write_text(f"{agent}---\n{manifest.read_text().partition('---')[2].lstrip()}  prompt: look\n")
+        record = await work_off(project, name, [Turn(run=ask), Turn(say="All done.")], bytearray())
+
+    output = project.home / "state" / "runs" / record.id / "output"
+    assert record.exit_code == 0, record.outcome
+    assert POD in (output / "pods").read_text()
+    assert "runner: secrets are refused" in (output / "secret").read_text()
+    assert record.cluster is not None
+    assert record.cluster.refused == {"get secrets": 1}
+    assert places_with(TOKEN, project.home) == []

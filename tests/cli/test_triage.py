@@ -1,0 +1,351 @@
+"""``runner triage`` as an engineer on call types it, with each real CLI and a script in its model's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from runner.egress.double import serve_double
+from runner.egress.turns import Turn
+from tests.cli.test_agent_clis import CLIS, KEY, WORK, overheard, places_with, toolchain
+from tests.cli.test_rehearse import STAND_IN, claude
+from tests.cli.test_signals import until
+from tests.conformance import dockerd
+from tests.egress.kube import KUBECTL, POD, TOKEN, serving
+from tests.situations import Done, Project, processes_of, step
+
+__all__ = ["claude", "toolchain"]
+
+REPORT = """\
+# checkout in payments: CrashLoopBackOff
+
+## Summary
+
+**The memory limit is too small.** P1, high.
+
+## Root Cause
+
+Memory limit cut 512Mi -> 256Mi by rollout 118 [FACT-1].
+
+## Evidence
+
+- **FACT-1** the incident says so (`cat /incident/incident.json`)
+
+## Blast Radius
+
+3 of 5 pods.
+
+## Commands Executed
+
+- `cat /incident/incident.json`
+
+## Next Steps
+
+1. `kubectl -n payments rollout undo deploy/checkout` (not run: read only)
+
+## Unchecked
+
+- configmaps (no right)
+"""
+TURNS: list[dict[str, Any]] = [
+    {"say": "I read the incident.", "run": "cat /incident/incident.json; printf 'probe %d' 0x2a"},
+    {"say": "I write.", "write": {"path": "/output/investigation.md", "content": REPORT}},
+    {"say": "The memory limit was cut by rollout 118.", "usage": {"input": 2000, "output": 20}},
+]
+DESCRIBED = ("--namespace", "payments", "--resource", "deploy/checkout")
+
+
+def triage(project: Project, *arguments: str, turns: list[dict[str, Any]] | None = None) -> Done:
+    (project.folder / "a.turns.yaml").write_text(json.dumps({"turns": TURNS if turns is None else turns}))
+    return project.runner("triage", "-w", "INC-1", "--turns", "a.turns.yaml", *arguments)
+
+
+def record_of(project: Project) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(project.runner("runs", "show", "last", "--output", "json").out)
+    return found
+
+
+def place(project: Project, provider: str, tools: Path) -> tuple[str, ...]:
+    """The options for a place that has the CLIs. A container sees of this host Node, libraries, and certificates."""
+    if provider == "local":
+        return ("--provider", "local", "--toolchain", str(tools))
+    project.env["DOCKER_HOST"] = dockerd.host()
+    seen = (str(tools), "/usr", "/etc/ssl")
+    return ("--provider", provider, "-i", dockerd.IMAGE, *(word for path in seen for word in ("--toolchain", path)))
+
+
+# What could have the key inside: environments, command lines, temporary files, and the home directory.
+SEARCH = f"; {WORK.strip().partition(chr(10))[2]}\ncp -r ~ $RUNNER_OUTPUT/home"
+
+
+async def investigate(project: Project, name: str, provider: str, tools: Path) -> Done:
+    """Rehearse in a container. Here, with a key, which the double in the provider's place hears, and nobody else."""
+    words = ("-a", name, *DESCRIBED, "-d", *place(project, provider, tools), "Why does it restart?")
+    variable, header = CLIS[name]
+    project.env[variable] = KEY
+    if provider != "local":
+        return await trio.to_thread.run_sync(partial(triage, project, *words))
+    look, *others = TURNS
+    turns = [Turn.model_validate(turn) for turn in ({**look, "run": look["run"] + SEARCH}, *others)]
+    heard = bytearray()
+    async with serve_double(turns) as port, overheard(port, heard) as front:
+        url = f"http://127.0.0.1:{front}"
+        project.env |= {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1", "RUNNER_GEMINI_URL": url}
+        done = await trio.to_thread.run_sync(partial(project.runner, "triage", "-w", "INC-1", *words))
+    assert header.lower() in heard.decode(errors="replace").lower()
+    return done
+
+
+KEYS = {"claude": "TRI-12", "codex": "TRI-13", "gemini": "TRI-14", "goose": "BEY-18"}
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("TRI-02", only="provider")
+@pytest.mark.scenario("TRI-17", only="provider")
+@pytest.mark.parametrize(
+    ("name", "provider"),
+    [
+        *(pytest.param(name, "local", marks=pytest.mark.scenario(scenario)) for name, scenario in KEYS.items()),
+        *((name, "docker") for name in KEYS),
+    ],
+)
+async def test_each_cli_investigates_an_incident_and_writes_its_report(
+    project: Project, toolchain: Path, name: str, provider: str
+) -> None:
+    done = await investigate(project, name, provider, toolchain)
+
+    incident, record = project.folder / "INC-1", record_of(project)
+    log = Path(record["log"])
+    assert done.code == 0, done.out + done.err
+    assert done.out.startswith("REHEARSAL ") is (provider == "docker")
+    assert "INVESTIGATED in " in done.out
+    assert "  Agent says  Memory limit cut 512Mi -> 256Mi by rollout 118 [FACT-1]." in done.out
+    assert (incident / "output" / "investigation.md").read_text().strip() == REPORT.strip()
+    assert log.parent == incident / "output"
+    assert re.fullmatch(rf"triage_{name}_\d{{8}}_\d{{6}}\.log", log.name)
+    assert "probe 42" in log.read_text()
+    assert "payments" in log.read_text().partition("probe 42")[0]
+    sent = (incident / "prompt-sent.md").read_text()
+    assert sent.index("<incident") < sent.index("Why does it restart?")
+    assert [used["requests"] >= 3 and used["input_tokens"] > 2000 for used in record["models"].values()] == [True]
+    assert step(record, "agent")["outcome"]["message"] == "The memory limit was cut by rollout 118."
+    assert record["observed"]["limits"]["memory_bytes"] == 2 << 30
+    commands = (incident / "logs" / "agent-commands-executed.log").read_text()
+    assert "$ cat /incident/incident.json; printf" in commands
+    with tarfile.open(incident / "logs" / "agent-session.tar.gz") as archive:
+        assert archive.getnames()
+    assert provider != "local" or {"home", "processes", "temporary"} <= set(os.listdir(incident / "output"))
+    assert places_with(KEY, project.home) + places_with(KEY, project.folder) == []
+    assert KEY not in done.out + done.err
+
+
+HANGS: list[dict[str, Any]] = [
+    {"say": "A draft first.", "write": {"path": "/output/investigation.md", "content": REPORT.partition("## Root")[0]}},
+    {"say": "I look deeper.", "run": "echo begun; sleep 1000 & setsid sleep 1000 & wait"},
+]
+SAID = 'print(json.dumps({"type": "assistant", "message": {"content": content}}), flush=True)'
+TALKS = STAND_IN.replace("    calls = [", f"    {SAID}\n    calls = [")
+WAITS: list[dict[str, Any]] = [{"say": "I wait.", "run": "sleep 2"}, *TURNS]
+
+
+def line(project: Project, tools: Path, turns: list[dict[str, Any]], *arguments: str) -> list[str]:
+    (project.folder / "a.turns.yaml").write_text(json.dumps({"turns": turns}))
+    (tools / "bin" / "claude").write_text(TALKS)
+    words = ["triage", "-w", "INC-1", *DESCRIBED, "--turns", "a.turns.yaml", *place(project, "local", tools)]
+    return [sys.executable, "-m", "runner", *words, *arguments]
+
+
+def begun(project: Project) -> None:
+    """Wait until an agent has said something."""
+    until(lambda: [log for log in (project.folder / "INC-1" / "output").glob("*.log") if log.stat().st_size])
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("TRI-16")
+def test_a_time_out_ends_with_what_there_is_and_nothing_lives(project: Project, claude: Path) -> None:
+    (claude / "bin" / "claude").write_text(TALKS)
+    done = triage(project, *DESCRIBED, "--timeout", "4", *place(project, "local", claude), turns=HANGS)
+
+    record = record_of(project)
+    assert (done.code, record["status"], record["exit_code"]) == (124, "failed", 124), done.out + done.err
+    assert re.search(r"^TIMED OUT after [\d.]+s in agent \(exit 124\)", done.out, re.MULTILINE)
+    assert "  Report      draft, 1 of 7 sections\n" in done.out
+    assert (project.folder / "INC-1" / "output" / "investigation.md").read_text().startswith("# checkout")
+    assert '  Last words  "I look deeper."\n' in done.out, done.out
+    assert processes_of(project.home) == []
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("TRI-10")
+def test_a_run_outlives_its_terminal_and_is_returned_to_from_another(project: Project, claude: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = ["setsid", "--ctty", *line(project, claude, WAITS)]
+    process = subprocess.Popen(
+        words,
+        cwd=project.folder,
+        env={**project.variables, "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    begun(project)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)  # which hangs it up
+
+    attached = project.runner("runs", "attach", "last")
+    assert process.wait(20) == 0
+    again = project.runner("runs", "attach", "last", "-q")
+
+    assert "claude/sonnet in local   stops " in shown
+    assert "\x1b[2K" in shown
+    assert (attached.code, again.code) == (0, 0), attached.err
+    assert "   | I read the incident.\n" in attached.out
+    assert "INVESTIGATED in " in attached.out
+    assert "\x1b" not in attached.out
+    assert "   | " not in again.out
+    assert attached.out.split("\n")[-7:] == again.out.split("\n")[-7:]
+    assert (project.folder / "INC-1" / "output" / "investigation.md").exists()
+
+
+@pytest.mark.slow
+def test_whoever_stops_looking_stops_nothing(project: Project, claude: Path) -> None:
+    running = subprocess.Popen(
+        line(project, claude, WAITS),
+        cwd=project.folder,
+        env=project.variables,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    begun(project)
+    attached = project.start("runs", "attach", "last")
+    assert attached.stdout is not None
+    assert attached.stdout.readline().startswith("REHEARSAL")
+
+    attached.send_signal(signal.SIGINT)
+    said = attached.communicate(timeout=10)[1]
+
+    assert attached.returncode == 130
+    assert "the run goes on: runner runs attach " in said
+    assert running.wait(20) == 0
+
+
+def test_any_run_can_be_looked_at(project: Project) -> None:
+    project.script("echo one; printf 'two\\033[2J'; exit 3")
+    project.apply()
+
+    attached = project.runner("runs", "attach", "last")
+
+    assert attached.code == 1
+    assert "   | one\n   | two\\x1b[2J\n" in attached.out
+    assert "FAILED after " in attached.out
+
+
+@pytest.mark.slow
+def test_what_is_printed_is_what_is_applied(project: Project, claude: Path) -> None:
+    where = place(project, "local", claude)
+    done = triage(project, *DESCRIBED, *where, "-o", "json", "--max-turns", "9", "why {{ x }}?")
+    first = json.loads(done.out)
+    printed = triage(project, *where, "--max-turns", "9", "--print", "why {{ x }}?")
+    (project.folder / "sub").mkdir()
+    (project.folder / "sub" / "printed.runner.yaml").write_text(printed.out)
+
+    applied = project.runner("rehearse", "sub", "--turns", "a.turns.yaml", "--output", "jsonl")
+    second = record_of(project)
+
+    assert (done.code, printed.code, applied.code) == (0, 0, 0), applied.err
+    assert first["id"] != second["id"]
+    assert [s["outcome"]["message"] for s in first["steps"]][:2] != []
+    assert first["plan"] == second["plan"]
+    assert "why {{ x }}?" in (project.folder / "INC-1" / "prompt-sent.md").read_text()
+    assert json.loads(applied.out.splitlines()[0])["type"] == "RunStarted"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        pytest.param((), 2, "an incident workspace directory is required", id="no directory"),
+        pytest.param(("-w", "/"), 3, "the root of this host", id="the root"),
+        pytest.param(("-w", "INC-1", "--anthropic-key", "sk-x"), 2, "set ANTHROPIC_API_KEY", id="a key as argument"),
+        pytest.param(("-w", "INC-1", *DESCRIBED, "--provider", "lcoal"), 2, "local", id="no provider"),
+        pytest.param(("-w", "INC-1", *DESCRIBED, "--provider", "local"), 2, "ANTHROPIC_API_KEY", id="no key"),
+        pytest.param(
+            ("-w", "INC-1", *DESCRIBED, "--provider", "local", "-a", "goose"), 2, "OPENAI_API_KEY", id="no other key"
+        ),
+        pytest.param(
+            ("-w", "INC-1", *DESCRIBED, "--provider", "local", "-a", "codex", "-t", "Bash"),
+            2,
+            "`codex` cannot be told which tools it has",
+            id="tools that cannot be kept",
+        ),
+        pytest.param(
+            ("-w", "INC-1", *DESCRIBED, "--provider", "local", "--memory", "2"), 2, "at least 16M", id="memory"
+        ),
+    ],
+)
+def test_what_cannot_begin_says_why_before_anything_is_made(
+    project: Project, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    """Cases 139 and 212."""
+    done = project.runner("triage", *arguments)
+
+    assert (done.code, done.out) == (code, "")
+    assert words in done.err
+    assert "sk-x" not in done.err
+    assert not (project.home / "state" / "runs").exists() or not os.listdir(project.home / "state" / "runs")
+
+
+def test_an_image_that_is_not_there_names_what_builds_it(project: Project) -> None:
+    project.env["DOCKER_HOST"] = dockerd.host()
+    project.env["ANTHROPIC_API_KEY"] = KEY
+
+    done = project.runner("triage", "-w", "INC-1", *DESCRIBED, "-i", "k8s-triage-agent:none")
+
+    assert (done.code, done.out) == (4, "")
+    assert "k8s-triage-agent:none" in done.err
+    assert "= hint: runner image build" in done.err
+
+
+LOOKS: list[dict[str, Any]] = [
+    {"say": "I look.", "run": f"kubectl get pods -o name; kubectl logs {POD}; kubectl get secrets"},
+    *TURNS[1:],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kubectl")
+def test_a_cluster_is_read_through_the_runner_and_told_of(project: Project, claude: Path, authority: Path) -> None:
+    (claude / "bin" / "claude").write_text(TALKS)
+    with serving(authority) as api:
+        kubeconfig = str(api.write(project.home / "kubeconfig"))
+        where = (*place(project, "local", claude), "--toolchain", str(KUBECTL), "--kubeconfig", kubeconfig)
+        project.env["ANTHROPIC_API_KEY"] = KEY
+        project.env["RUNNER_ANTHROPIC_URL"] = "http://127.0.0.1:1"
+        checked = project.runner("triage", *where, "--check")
+        done = triage(project, *DESCRIBED, *where, turns=LOOKS)
+
+    assert checked.code == 3
+    assert "✗ key       127.0.0.1 can not be reached" in checked.out
+    assert f"✓ cluster   prod-eu https://127.0.0.1:{api.port} answers; read only" in checked.out
+    assert "! rights    pods logs events deployments services configmaps in payments; no nodes" in checked.out
+    assert not list((project.home / "state").glob("runs/*/plan.json"))[1:]
+    assert done.code == 0, done.out + done.err
+    assert f"cluster    prod-eu https://127.0.0.1:{api.port}, namespace payments   READ ONLY (get list" in done.out
+    parts = r"incident [\d.]+k \+ (permissions|rights) [\d.]+k \+ baseline [\d.]+k = "
+    assert re.search(rf"^ ✓ preload +[\d.]+s  {parts}", done.out, re.MULTILINE), done.out
+    assert "     baseline: " in done.out
+    assert re.search(r"^  Cluster     prod-eu: \d+ requests, \d+ refused \(list secrets\)$", done.out, re.MULTILINE)
+    assert TOKEN not in done.out + done.err
+    assert places_with(TOKEN, project.home / "state") + places_with(TOKEN, project.folder / "INC-1") == []

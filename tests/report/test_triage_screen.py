@@ -1,0 +1,210 @@
+"""What a person sees of a triage: made of plan, record and files alone, and nothing in it that a terminal obeys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner import events as ev
+from runner.model import Isolation, IsolationClass, Limits, Outcome, Reason, Status, Usage, failed, succeeded
+from runner.record import RunRecord, fold
+from runner.report.triage import Found, Scene, closing, live_line, news, opening, scene_of, section, sections_of
+
+SECTIONS = ("Summary", "Root Cause", "Next Steps", "Unchecked")
+SCENE = Scene(
+    "claude",
+    "sonnet",
+    ("docker",),
+    Path("/w/INC-4821"),
+    "prod-eu https://10.2.0.1:6443, namespace payments   READ ONLY (get list watch logs; secrets refused)",
+    "model gateway",
+    50,
+    "investigation.md",
+    SECTIONS,
+)
+REPORT = """\
+# checkout
+
+## Summary
+
+It restarts.
+
+## Root Cause
+
+Memory limit cut **512Mi** -> 256Mi by
+rollout 118 [FACT-2].
+
+More of it.
+
+## Next Steps
+
+1. `kubectl rollout undo deploy/checkout` (not run: read only)
+2. something else
+
+## Unchecked
+
+- configmaps (no right)
+- nodes
+"""
+START = ev.RunStarted("triage", "sha256:0", "1", {"provision": "provision", "agent": "agent"}, 600.0)
+USED = Usage(9, 40_000, 0, 0, 8_000, 0, 0.31)
+ASKED = ev.ModelAsked("agent", "messages", "sonnet", 200, 1, 1, 0.1, 0.2, USED)
+SECOND = 1_000_000
+
+
+def clock(moment: int) -> str:
+    return f"{moment // SECOND}s"
+
+
+def told(*events: ev.Event) -> RunRecord:
+    """The record of a run whose events come a second after each other."""
+    record = RunRecord("7k3q")
+    for seq, event in enumerate(events, start=1):
+        fold(record, ev.Recorded("7k3q", seq, seq * SECOND, event))
+    return record
+
+
+def ended(outcome: Outcome, code: int, *before: ev.Event) -> RunRecord:
+    return told(START, ev.StepStarted("agent"), *before, ev.RunEnded(outcome, code))
+
+
+def test_the_first_lines_say_who_where_until_when_and_what_can_be_reached() -> None:
+    assert list(opening(told(START), SCENE, clock)) == [
+        "run 7k3q   claude/sonnet in docker   stops 601s (10m)",
+        f"cluster    {SCENE.cluster}",
+        "network    API server (through the runner) and model gateway only; the key stays outside",
+    ]
+
+
+def test_without_a_cluster_the_first_lines_say_so() -> None:
+    scene = Scene("goose", "gpt-4.1", ("local",), Path("/w/x"), network="model gateway")
+
+    assert list(opening(told(START), scene, clock))[1:] == [
+        "cluster    none: the files of the incident are all there is",
+        "network    model gateway only; the key stays outside",
+    ]
+
+
+def test_the_live_line_has_turns_tokens_money_and_what_is_done() -> None:
+    record = told(START, ev.StepStarted("agent"), ASKED)
+
+    line = live_line(record, SCENE, 153 * SECOND, "$ kubectl describe deploy/checkout\x1b[2J")
+
+    assert line == " ▸ agent        2:31  turn 9/50  48k tokens  $0.31   $ kubectl describe deploy/checkout\\x1b[2J"
+
+
+def test_what_was_found_is_the_last_block() -> None:
+    record = ended(succeeded("1 of 1"), 0, ASKED)
+
+    assert list(closing(record, SCENE, Found(REPORT, Path("/w/INC-4821/output/investigation.md"), "", Path("/w")))) == [
+        "INVESTIGATED in 3.0s  48k tokens  $0.31",
+        "  Agent says  Memory limit cut 512Mi -> 256Mi by rollout 118 [FACT-2].",
+        "  Next        `kubectl rollout undo deploy/checkout` (not run: read only)",
+        "  Unchecked   configmaps (no right)",
+        "  Report      INC-4821/output/investigation.md",
+        "  Second opinion: runner triage -w INC-4821 -a codex",
+    ]
+
+
+@pytest.mark.scenario("TRI-16")
+def test_a_time_out_shows_what_there_is() -> None:
+    timed_out = failed(Reason.TIMEOUT, "stopped at its deadline")
+    record = ended(timed_out, 124, ASKED, ev.StepEnded("agent", timed_out))
+    draft = REPORT[: REPORT.index("## Next Steps")]
+
+    assert list(closing(record, SCENE, Found(draft, Path("/w/INC-4821/x.md"), "I look deeper.", Path("/w")))) == [
+        "TIMED OUT after 4.0s in agent (exit 124)  48k tokens  $0.31",
+        "  Report      draft, 2 of 4 sections",
+        "  Agent says  Memory limit cut 512Mi -> 256Mi by rollout 118 [FACT-2].",
+        '  Last words  "I look deeper."',
+        "  Draft       INC-4821/x.md",
+        "  Continue    runner resume 7k3q",
+        "  Evidence    runner runs show 7k3q",
+    ]
+
+
+def test_a_failure_says_why_and_that_there_is_no_report() -> None:
+    lines = list(closing(ended(failed(Reason.AUTH, "the key is refused"), 1), SCENE, Found(here=Path("/w"))))
+
+    assert lines[:3] == [
+        "FAILED after 2.0s (exit 1)",
+        "  Because     the key is refused",
+        "  Report      none was written",
+    ]
+
+
+def test_a_rehearsal_is_said_first_and_is_not_continued() -> None:
+    start = ev.RunStarted("triage", "sha256:0", "1", {"agent": "agent"}, 600.0, rehearsal="a.turns.yaml")
+    record = told(start, ev.RunEnded(failed(Reason.EXIT, "x"), 1))
+
+    assert next(opening(record, SCENE, clock)) == "REHEARSAL  no model is asked, a.turns.yaml stands for it"
+    assert not [line for line in closing(record, SCENE, Found()) if "Continue" in line]
+
+
+def test_an_agents_conclusion_is_cut_and_cannot_command_the_terminal() -> None:
+    report = "## Root Cause\n\n" + "word " * 400 + "\x1b]0;x\x07"
+
+    lines = list(closing(ended(succeeded("fine"), 0), SCENE, Found(report, here=Path("/w"))))
+
+    assert len(lines) < 9
+    assert all(len(line) <= 120 for line in lines)
+    assert "\x1b" not in "".join(lines)
+
+
+def test_housekeeping_is_quiet_until_it_fails() -> None:
+    record = told(START, ev.StepStarted("provision"))
+    good, bad = ev.StepEnded("provision", succeeded("local")), ev.StepEnded("agent", failed(Reason.EXIT, "exited 1"))
+    for event in (good, bad):
+        fold(record, ev.Recorded("7k3q", 9, 9 * SECOND, event))
+    record.steps["save"] = record.steps["provision"]
+
+    assert list(news(record, good)) == [" ✓ provision    7.0s  local"]
+    assert list(news(record, bad)) == [" ✗ agent              exited 1"]
+    assert list(news(record, ev.StepEnded("save", succeeded("no change", warnings=("left a link",))))) == [
+        "     ! left a link"
+    ]
+
+
+def test_what_was_read_back_is_shown() -> None:
+    seen = Isolation(IsolationClass.NAMESPACES, "docker", 1000, "none", True, (), (), (), Limits(2.0, 2 << 30))
+    chosen, observed = ev.ProviderChosen("docker", IsolationClass.NAMESPACES), ev.IsolationObserved("agent", seen)
+
+    (line,) = news(told(START, chosen, observed), observed)
+
+    assert line == "   isolation  namespaces (docker); read back: uid 1000, no interface, 2 CPU, 2G"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", ()),
+        ("## summary\n\nx", ("Summary",)),
+        ("## Summary\n\n## Root Cause ##\ny", ("Root Cause",)),
+        ("Summary\n", ()),
+        ("# Summary\nx\n###### Unchecked\nz", ("Summary", "Unchecked")),
+    ],
+    ids=["nothing", "lower case", "an empty one", "no heading", "any level"],
+)
+def test_a_section_counts_when_something_stands_in_it(text: str, found: tuple[str, ...]) -> None:
+    assert sections_of(text, SECTIONS) == found
+
+
+def test_a_section_ends_with_the_next_heading() -> None:
+    assert section(REPORT, "summary") == "It restarts."
+    assert section(REPORT, "Unchecked").endswith("- nodes")
+
+
+def test_a_plan_that_is_gone_gives_an_empty_scene() -> None:
+    assert scene_of({}) == Scene(network="none")
+    assert list(opening(told(START), scene_of({}), clock)) == ["run 7k3q    in    stops 601s (10m)"]
+
+
+def test_a_run_without_an_incident_has_investigated_nothing() -> None:
+    assert list(closing(ended(succeeded("fine"), 0), scene_of({}), Found())) == ["SUCCEEDED in 2.0s"]
+
+
+def test_a_cancelled_run_is_no_failure() -> None:
+    lines = list(closing(ended(Outcome(Status.CANCELLED, Reason.CANCELLED, "signal"), 130), SCENE, Found()))
+
+    assert lines[0] == "CANCELLED after 2.0s (exit 130)"

@@ -1,0 +1,120 @@
+"""Alerts and words of a command line become incidents in struct form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runner.triage.alert import Made, incident_of, incident_of_words, same_incident
+
+MADE = Made("an-id", "2026-11-21T03:00:00Z", "prod-eu")
+
+MESSAGE: dict[str, Any] = {
+    "version": "4",
+    "groupKey": '{}:{alertname="KubePodCrashLooping"}',
+    "status": "firing",
+    "receiver": "oncall",
+    "commonLabels": {"alertname": "KubePodCrashLooping", "namespace": "payments", "severity": "critical"},
+    "commonAnnotations": {"summary": "Pod is crash looping."},
+    "alerts": [
+        {"status": "resolved", "labels": {"alertname": "Old", "pod": "gone"}, "startsAt": "2026-11-21T01:00:00Z"},
+        {
+            "status": "firing",
+            "labels": {
+                "alertname": "KubePodCrashLooping",
+                "pod": "checkout-7c9d64bf5b-8wm2t",
+                "deployment": "checkout",
+                "service": "kube-state-metrics",
+                "reason": "CrashLoopBackOff",
+            },
+            "annotations": {"description": "checkout restarts."},
+            "startsAt": "2026-11-21T02:51:09Z",
+            "fingerprint": "c7f9e2b04d6a1835",
+        },
+        {"status": "firing", "labels": {"alertname": "KubeDeploymentReplicasMismatch"}},
+    ],
+}
+
+
+def test_a_webhook_message_is_the_incident_of_its_first_firing_alert() -> None:
+    assert incident_of(MESSAGE, MADE) == {
+        "incidentId": "an-id",
+        "status": "pending",
+        "createdAt": "2026-11-21T03:00:00Z",
+        "cluster": "prod-eu",
+        "faultId": "c7f9e2b04d6a1835",
+        "namespace": "payments",
+        "resource": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "checkout", "namespace": "payments"},
+        "faultType": "CrashLoopBackOff",
+        "severity": "CRITICAL",
+        "context": "Pod is crash looping.\ncheckout restarts.\n1 more: KubeDeploymentReplicasMismatch",
+        "timestamp": "2026-11-21T02:51:09Z",
+        "triggeringEventId": '{}:{alertname="KubePodCrashLooping"}',
+    }
+
+
+@pytest.mark.parametrize(
+    ("labels", "resource"),
+    [
+        ({"node": "n1", "namespace": "kube-system"}, {"apiVersion": "v1", "kind": "Node", "name": "n1"}),
+        ({"service": "web", "job": "x"}, {"apiVersion": "v1", "kind": "Service", "name": "web"}),
+        ({"job_name": "nightly"}, {"apiVersion": "batch/v1", "kind": "Job", "name": "nightly"}),
+        ({}, None),
+    ],
+    ids=["node", "service", "job", "nothing"],
+)
+def test_a_single_alert_names_what_its_labels_do(labels: dict[str, str], resource: object) -> None:
+    assert incident_of({"labels": labels}, MADE).get("resource") == resource
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{}, {"alerts": []}, {"alerts": "x"}, {"alerts": [1, None]}, {"labels": []}],
+    ids=["empty", "no alert", "text", "no objects", "list"],
+)
+def test_what_is_no_alert_is_refused(odd: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Alertmanager"):
+        incident_of(odd, MADE)
+
+
+def test_values_that_are_no_text_and_endless_ones_do_no_harm() -> None:
+    made = incident_of({"labels": {"pod": 7, "namespace": "x" * 10_000, "severity": None}, "startsAt": {}}, MADE)
+
+    assert made == {
+        "incidentId": "an-id",
+        "status": "pending",
+        "createdAt": MADE.created,
+        "cluster": "prod-eu",
+        "namespace": "x" * 4096,
+        "resource": {"apiVersion": "v1", "kind": "Namespace", "name": "x" * 4096},
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "version"),
+    [
+        ("deploy/checkout", "Deployment", "apps/v1"),
+        ("pods/checkout", "Pod", "v1"),
+        ("STS/checkout", "StatefulSet", "apps/v1"),
+        ("ingress/checkout", "Ingress", "networking.k8s.io/v1"),
+        ("widgets.acme.io/checkout", "widgets.acme.io", None),
+    ],
+)
+def test_words_name_an_object_as_kubectl_takes_them(words: str, kind: str, version: str | None) -> None:
+    resource = incident_of_words(words, "payments", MADE)["resource"]
+
+    assert (resource["kind"], resource.get("apiVersion"), resource["name"]) == (kind, version, "checkout")
+
+
+@pytest.mark.parametrize("words", ["checkout", "/x", "deploy/", "deploy/a/b", "deploy/a b", "deploy/a\x1b[2J"])
+def test_other_words_are_refused(words: str) -> None:
+    with pytest.raises(ValueError, match="KIND/NAME"):
+        incident_of_words(words, "payments", MADE)
+
+
+def test_an_incident_stays_the_same_whatever_becomes_of_it() -> None:
+    one = incident_of(MESSAGE, MADE)
+
+    assert same_incident(one, {**one, "incidentId": "other", "status": "investigated", "exitCode": 0})
+    assert not same_incident(one, {**one, "namespace": "other"})

@@ -1,0 +1,60 @@
+"""What ``incident_cluster_permissions.json`` says, and what of it a person has to know."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from runner.ports.cluster import Rights
+from runner.triage.permissions import Permissions, permissions_of, permissions_text, read_permissions
+
+FULL = {
+    "cluster_name": "prod-eu",
+    "validated_at": "2026-11-21T02:50:00Z",
+    "can_get_pods": True,
+    "can_get_logs": True,
+    "can_get_events": True,
+    "can_get_deployments": True,
+    "can_get_services": True,
+    "secrets_access_allowed": False,
+    "can_get_secrets": False,
+    "can_get_configmaps": True,
+    "can_get_nodes": False,
+    "warnings": ["nodes: refused"],
+}
+
+
+def test_the_file_of_the_predecessor_is_read() -> None:
+    permissions, document = read_permissions(json.dumps({**FULL, "audited": 1}).encode())
+
+    assert permissions == Permissions(**{**FULL, "warnings": ("nodes: refused",)})  # type: ignore[arg-type]
+    assert json.loads(permissions_text(document)) == {**FULL, "audited": 1}
+    assert permissions.complaints() == ("nodes: refused",)
+
+
+def test_what_a_cluster_says_is_in_the_same_form() -> None:
+    rights = Rights("prod-eu", "payments", pods=True, logs=True, warnings=("events: no answer",))
+    permissions = permissions_of(rights.document("2026-11-21T02:50:00Z"))
+
+    assert permissions.lacking == ("events",)
+    assert permissions.complaints() == ("too few rights in the cluster: it can not read events", "events: no answer")
+
+
+def test_rights_that_are_not_mentioned_are_not_there() -> None:
+    assert read_permissions(b"{}")[0].lacking == ("pods", "logs", "events")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        pytest.param(b"yes", "incident_cluster_permissions.json is not JSON", id="no JSON"),
+        pytest.param(b'{"can_get_pods": 1}', "`can_get_pods` of .* is not true or false", id="a number for a right"),
+        pytest.param(b'{"cluster_name": true}', "`cluster_name` of .* is not text", id="a right for a name"),
+        pytest.param(b'{"warnings": [1]}', "`warnings` of .* is not a list of texts", id="numbers for warnings"),
+        pytest.param(b'{"can_get_pods": true, "can_get_pods": false}', "twice in one object", id="a right twice"),
+    ],
+)
+def test_what_is_not_in_its_form_is_an_error_in_words(content: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_permissions(content)
