@@ -17,8 +17,14 @@ async def open_services() -> AsyncIterator[trio.Nursery]:
             yield nursery
         except trio.Cancelled:
             raise
-        except BaseException as error:  # noqa: BLE001  # raised below, outside of the nursery that would wrap it
+        except BaseException as error:  # raised below, outside of the nursery that would wrap it
+            if _has_cancelled(error):
+                raise  # a nursery in the block was cancelled, maybe by this one: then nobody beyond it may see that
             failure = error
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+def _has_cancelled(error: BaseException) -> bool:
+    return isinstance(error, BaseExceptionGroup) and error.subgroup(trio.Cancelled) is not None

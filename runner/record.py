@@ -33,17 +33,18 @@ class StepRecord:
 
 @dataclass
 class ClusterUse:
-    """What commands asked of a cluster: how often each verb and resource was, and how often each was refused."""
+    """What commands asked of a cluster: how often each verb and resource was, was refused here, and failed there."""
 
     context: str
     server: str
     namespace: str
     asked: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
 
     @property
     def requests(self) -> int:
-        return sum(self.asked.values()) + sum(self.refused.values())
+        return sum(sum(each.values()) for each in (self.asked, self.refused, self.failed))
 
 
 @dataclass
@@ -175,7 +176,8 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.ClusterOpened(context=context, server=server, namespace=namespace):
             record.cluster = record.cluster or ClusterUse(context, server, namespace)
         case ev.ClusterAsked(verb=verb, resource=resource, refusal=refusal, count=count) if record.cluster is not None:
-            counts = record.cluster.asked if refusal is None else record.cluster.refused
+            used = record.cluster
+            counts = used.asked if refusal is None else used.failed if refusal == "cluster" else used.refused
             what = f"{verb} {resource}".rstrip()
             counts[what] = counts.get(what, 0) + count
         case ev.AgentStarted(argv=argv):

@@ -7,7 +7,8 @@ unregistered.
 
 Looked for is each *form* of a secret: as it is; in base64 (both alphabets, at any of three offsets), hexadecimal and
 percent-encoding; escaped for JSON, Python and shells. White space, NUL and the colour codes of a terminal may stand
-anywhere between the bytes of a form, so that other line ends, indentation, wrapped lines and UTF-16 hide nothing.
+anywhere between the bytes of a form, so that other line ends, indentation, wrapped lines and UTF-16 hide nothing; also
+as escapes, ``\\n`` and ``\\u001b[1m``, since what an agent's CLI says of a command's output is JSON.
 
 Theory of operation. Text is *squeezed*: white space is deleted. No form can be in the squeezed text unless one of
 its fixed-size pieces stands at a multiple of the stride, for stride and piece are chosen so that the shortest form
@@ -37,8 +38,18 @@ _BEGINNING = 4  # bytes of a form that are looked for at the end of a text befor
 _SPACE = b" \t\r\n\v\f\0"
 _CODE = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2048}(?:\x07|\x1b\\)|[()][0-9A-Za-z]|[=>78MDEHc])"
 _CODES = re.compile(_CODE)
-_HALF_CODE = re.compile(rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}|\][^\x07\x1b]{0,2048}\x1b?|[()])?\Z")
+_PART = rb"\[[0-?]{0,64}[ -/]{0,8}"  # of a code whose end is to come
+_HALF_CODE = re.compile(rb"\x1b(?:" + _PART + rb"|\][^\x07\x1b]{0,2048}\x1b?|[()])?\Z")
 _JUNK = re.compile(rb"(?:[ \t\r\n\v\f\0]|" + _CODE + rb")+")
+_ESCAPE = rb"\\\\*(?:u001[bB]|x1[bB])"
+_BEHIND_ONE = rb"(?:[nrt]|u00(?:0[09aAdD]|20)|x(?:0[09aAdD]|20)|(?:u001[bB]|x1[bB])(?:\[[0-?]*[ -/]*[@-~])?)"
+_BEHIND = re.compile(_BEHIND_ONE)
+_ESCAPED = rb"\\\\*" + _BEHIND_ONE  # one literal first, by which a text is searched fast
+_ESCAPES = re.compile(_ESCAPED)
+_HALF_ESCAPE = re.compile(
+    rb"(?<!\x1b)\\+(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?)?\Z|" + _ESCAPE + rb"(?:" + _PART + rb")?\Z"
+)
+_ALL_JUNK = re.compile(rb"(?:[ \t\r\n\v\f\0]|" + _CODE + rb"|" + _ESCAPED + rb")+")
 _ONLY_SPACE = re.compile(rb"[ \t\r\n\v\f\0]+")
 
 # How much of a form a filter needs: its fewest bytes, the piece's size as a type, and which of those are sampled.
@@ -201,10 +212,18 @@ class _View:
         return origins, places
 
 
+def _unescaped(squeezed: bytes) -> bytes:
+    """Without white space and codes that are written as escapes, and without what else is a backslash."""
+    first, *parts = squeezed.split(b"\\")
+    return first + b"".join([part[found.end() :] if (found := _BEHIND.match(part)) else part for part in parts])
+
+
 def _views(text: bytes) -> list[_View]:
-    """Without white space; and without the terminal's codes as well, which may have text of their own inside."""
+    """Without white space; and without the terminal's codes as well, which may have text of their own inside; and
+    without what is either, written as escapes."""
     views = [_View(text, _ONLY_SPACE)]
-    return [*views, _View(text, _JUNK)] if b"\x1b" in text else views
+    views += [_View(text, _JUNK)] if b"\x1b" in text else []
+    return [*views, _View(text, _ALL_JUNK)] if _ESCAPES.search(text) else views
 
 
 @dataclass
@@ -215,18 +234,21 @@ class _Forms:
     ordered: list[bytes] = field(init=False)
     longest: int = field(init=False)
     pieces: frozenset[int] = field(init=False)
+    unescaped: frozenset[int] = field(init=False)
     starts: re.Pattern[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
         self.ordered = sorted(self.names)
         lengths = [len(form) for form in self.names]
+        least = [len(_unescaped(form)) for form in self.names]
         self.longest = max(lengths, default=0)
-        shortest = min(lengths, default=0)
+        shortest = min(least, default=0)
         fitting = ((kind, step) for least, kind, step in _FILTERS if shortest >= least)
         self._type: _Piece | None
         self._type, self._step = next(fitting, (None, 0))
         self._size = 8 if self._type == "Q" else 4
         self.pieces = frozenset(piece for form in self.names for piece in self._pieces(form))
+        self.unescaped = frozenset(piece for form in self.names for piece in self._pieces(_unescaped(form)))
         begun = {re.escape(form[:size]) + rb"\Z" for form in self.names for size in range(1, _BEGINNING)}
         begun |= {re.escape(form[:_BEGINNING]) for form in self.names}
         self.starts = re.compile(b"|".join(sorted(begun)))
@@ -238,17 +260,26 @@ class _Forms:
         for at in range(start, start + stride):
             yield int.from_bytes(form[at : at + size], sys.byteorder)
 
-    def _may_be_in(self, squeezed: bytes) -> bool:
+    def _may_be_in(self, squeezed: bytes, pieces: frozenset[int] | None = None) -> bool:
         if self._type is None:
             return True
         whole = memoryview(squeezed)[: len(squeezed) // self._size * self._size]
-        return not self.pieces.isdisjoint(whole.cast(self._type)[:: self._step])
+        return not (pieces or self.pieces).isdisjoint(whole.cast(self._type)[:: self._step])
+
+    def _may_be_escaped_in(self, squeezed: bytes) -> bool:
+        """Of a text in which white space or codes are written as escapes: of any other all is known already."""
+        plain = _unescaped(squeezed)
+        return len(plain) + squeezed.count(b"\\") < len(squeezed) and self._may_be_in(plain, self.unescaped)
 
     def spans(self, text: bytes) -> list[tuple[int, int, str]]:
         """What is to be replaced: start, end and the name of the longest of what overlaps, in order."""
         squeezed = text.translate(None, _SPACE)
-        bare = _CODES.sub(b"", text).translate(None, _SPACE) if b"\x1b" in text else b""
-        if not (self._may_be_in(squeezed) or (bare and self._may_be_in(bare))):
+        bare = _CODES.sub(b"", text).translate(None, _SPACE) if b"\x1b" in text else squeezed
+        if not (
+            self._may_be_in(squeezed)
+            or (bare is not squeezed and self._may_be_in(bare))
+            or (b"\\" in bare and self._may_be_escaped_in(bare))
+        ):
             return []
         found = sorted({span for view in _views(text) for span in self._whole(view)})
         joined: list[tuple[int, int, str]] = []
@@ -275,10 +306,13 @@ class _Forms:
         """Where the first thing begins that more text may make a form, or a code of a terminal, of."""
         tail = max(0, len(text) - self.longest - MOST_JUNK)
         end = text[tail:]
-        if b"\x1b" not in end and self._unfinished(squeezed := end.translate(None, _SPACE)) == len(squeezed):
-            return len(text)
-        half = _HALF_CODE.search(end)
-        stop = half.start() if half else len(end)
+        halves = [half.start() for pattern in (_HALF_CODE, _HALF_ESCAPE) if (half := pattern.search(end))]
+        if not halves and b"\x1b" not in end:
+            squeezed = end.translate(None, _SPACE)
+            forms = {squeezed, _ESCAPES.sub(b"", squeezed)} if b"\\" in end else {squeezed}
+            if all(self._unfinished(each) == len(each) for each in forms):
+                return len(text)
+        stop = min(halves, default=len(end))
         return tail + min(view.origin(self._unfinished(view.squeezed)) for view in _views(end[:stop]))
 
     def _unfinished(self, squeezed: bytes) -> int:
@@ -309,6 +343,7 @@ def forms_of(value: bytes) -> frozenset[bytes]:
     bodies = {value.strip(), b"\n".join(lines), b"\r\n".join(lines)}
     found = (form for body in bodies for form in _encoded(body))
     squeezed = {form.translate(None, _SPACE) for form in found}
+    squeezed |= {_ESCAPES.sub(b"", form) for form in squeezed if b"\\" in form}
     return frozenset(form for form in squeezed if len(form) >= SHORTEST)
 
 

@@ -150,6 +150,10 @@ class Settings:
             raise UsageError(f"`{_url_name(api)}` is `{_without_secrets(url)}`", hint=f"it takes {error}") from None
         return url
 
+    def own_model_url(self, api: str) -> str | None:
+        """Where an API is when the environment says so, without a slash at its end; raises as ``model_url``."""
+        return self.model_url(api).rstrip("/") if self.sources[_url_name(api)] == "environment" else None
+
     def rows(self) -> tuple[tuple[str, str, str], ...]:
         """Every setting as name, value and source."""
         values = {

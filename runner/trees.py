@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator
 from functools import cache
@@ -160,6 +161,7 @@ def _inner(fd: int, uid: int) -> list[str]:
 
 MAX_COPY_BYTES = 256 << 20
 MAX_COPY_FILES = 10_000
+OWN_LOG = re.compile(r"triage_.*\.log", re.DOTALL)  # beside an agent's output: by these names the last run is known
 
 
 def copy_out(source: Path, to: Path, *, only: Collection[str] | None = None) -> list[str]:
@@ -167,7 +169,8 @@ def copy_out(source: Path, to: Path, *, only: Collection[str] | None = None) -> 
 
     With ``only`` nothing but what has one of these names at its top.
 
-    Returns what stayed behind, with the reason: links, special files, and all that is over the limits.
+    Returns what stayed behind, with the reason: links, special files, all that is over the limits, names that a
+    terminal could obey or not show, and at the top names of the runner's own logs.
     Nothing is followed on either side: a link or directory in the way of a file stays, and is named.
     """
     to.mkdir(parents=True, exist_ok=True)
@@ -190,7 +193,7 @@ class _Copier:
                 if self._only is not None and not place and name not in self._only:
                     continue
                 try:
-                    reason = self._entry(entry, source, to, name)
+                    reason = _unfit(entry.name, place) or self._entry(entry, source, to, name)
                 except OSError as error:
                     reason = error.strerror
                 if reason:
@@ -215,6 +218,12 @@ class _Copier:
         self._files += 1
         self._bytes += _copy_file(entry.name, source, to, MAX_COPY_BYTES - self._bytes)
         return None
+
+
+def _unfit(name: str, place: str) -> str | None:
+    if not name.isprintable():
+        return "its name is not plain text"
+    return "the runner's own logs have such names" if not place and OWN_LOG.fullmatch(name) else None
 
 
 def _copy_file(name: str, source: int, to: int, limit: int) -> int:

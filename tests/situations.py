@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent, indent
@@ -182,8 +183,11 @@ def _shows(mounts: Sequence[bytes], places: Sequence[bytes]) -> bool:
 
 def volumes_of(home: Path) -> list[str]:
     """The loop devices of volumes below a home."""
-    attached = {place: (place / "backing_file").read_text() for place in Path("/sys/block").glob("loop*/loop")}
-    return [f"/dev/{place.parent.name}" for place, file in attached.items() if str(home) in file]
+    found = []
+    for place in Path("/sys/block").glob("loop*/loop"):
+        with suppress(OSError):  # one that others have just given back
+            found += [f"/dev/{place.parent.name}"] if str(home) in (place / "backing_file").read_text() else []
+    return found
 
 
 @pytest.fixture

@@ -209,6 +209,7 @@ def test_text_of_any_kind_is_itself_again() -> None:
 
 _WORDS = (b"error", b"INFO", b"\x1b[32m", b"\x1b[0m", b"ghp_", b"2026-11-22T07:28:34Z", b"\n", b"  ", b"%41", b"-----")
 _BETWEEN = (b"", b"", b"", b"\r\n", b"\n  ", b"\x1b[1m", b"\x1b[0;31m", b"\n\x1b[K\t")
+_WRITTEN = (rb"\n", rb"\r\n", rb"\n    ", rb"\\n", rb"\\\\n", rb"\u001b[1m", rb"\u001b[0;31m", rb"\t", rb"\x1b[m")
 
 
 def _cases(seed: int, count: int) -> Iterator[tuple[bytes, bytes, list[bytes], str]]:
@@ -223,7 +224,8 @@ def _cases(seed: int, count: int) -> Iterator[tuple[bytes, bytes, list[bytes], s
         form = luck.choice(coded[name])
         cut = sorted(luck.randrange(1, len(form)) for _ in range(luck.randrange(4)))
         pieces = [form[a:b] for a, b in zip([0, *cut], [*cut, len(form)], strict=True)]
-        dirty = pieces[0] + b"".join(luck.choice(_BETWEEN) + piece for piece in pieces[1:])
+        between = (*_BETWEEN, *_WRITTEN) if b"\\" not in form else _BETWEEN  # else nobody can tell whose it is
+        dirty = pieces[0] + b"".join(luck.choice(between) + piece for piece in pieces[1:])
         before, after = (b"".join(luck.choices(_WORDS, k=luck.randrange(6))) + b"," for _ in range(2))
         text = before + dirty + after
         cuts = sorted(luck.randrange(len(text)) for _ in range(luck.randrange(8)))
@@ -236,6 +238,22 @@ def _fuzz(seed: int, count: int) -> None:
         stream = HIDING[name].stream()
         shown = b"".join(map(stream.feed, chunks)) + stream.end()
         assert bare(shown) == bare(before + b"[redacted:%s]" % name.encode() + after), chunks
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3])
+@pytest.mark.parametrize("written", [base64.b64encode, bytes])
+def test_wrapped_lines_in_json_hide_nothing(written: Callable[[bytes], bytes], levels: int) -> None:
+    for name, value in SECRETS.items():
+        if levels > 1 and json.dumps(value.decode())[1:-1].encode() != value:
+            continue  # escapes of escapes are no form
+        lines = written(value).decode()
+        text = "\n".join(lines[at : at + 20] for at in range(0, len(lines), 20))
+        for _ in range(levels):
+            text = json.dumps(f"key: \x1b[1m{text}\x1b[0m\n")
+        for cut in range(1, len(text), 7):
+            stream = HIDING[name].stream()
+            shown = stream.feed(text[:cut].encode()) + stream.feed(text[cut:].encode()) + stream.end()
+            assert b"[redacted:%s]" % name.encode() in shown, (name, text, shown)
 
 
 def test_however_it_is_written_and_cut_up_it_is_hidden_and_nothing_else() -> None:

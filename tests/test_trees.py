@@ -49,3 +49,37 @@ def test_only_regular_files_are_copied_out(tmp_path: Path) -> None:
 
     assert left == ["'out': not a regular file", "'pipe': not a regular file"]
     assert sorted(p.name for p in (tmp_path / "to").iterdir()) == ["big", "small"]
+
+
+def test_a_name_that_a_terminal_obeys_or_that_is_no_text_is_not_copied_out(tmp_path: Path) -> None:
+    """``ls`` in the directory of the user would obey it."""
+    (tmp_path / "from" / "in" / "\x9b2J").mkdir(parents=True)
+    for name in (b"a\x1b[31m\nb", b"\xff", "Ursache für 東京.md".encode(), b"in/\xe2\x80\xaegpj.md"):
+        (tmp_path / "from" / os.fsdecode(name)).touch()
+
+    left = trees.copy_out(tmp_path / "from", tmp_path / "to")
+
+    assert [name.partition(": ")[0] for name in left] == [
+        r"'a\x1b[31m\nb'",
+        r"'in/\x9b2J'",
+        r"'in/\u202egpj.md'",
+        r"'\udcff'",
+    ]
+    assert {name.partition(": ")[2] for name in left} == {"its name is not plain text"}
+    assert sorted(p.name for p in (tmp_path / "to").rglob("*")) == ["Ursache für 東京.md", "in"]
+
+
+def test_names_of_the_runners_own_logs_are_not_copied_out(tmp_path: Path) -> None:
+    """An agent that leaves one of a later day would be taken for the last run on the incident; one of now would be
+    in the place of the real one."""
+    later = "triage_x_20991231_235959.log"
+    (tmp_path / "from" / "notes").mkdir(parents=True)
+    (tmp_path / "from" / "triage_x_20991231_235958.log").mkdir()
+    for name in (later, f"notes/{later}", "triage.log"):
+        (tmp_path / "from" / name).touch()
+
+    left = trees.copy_out(tmp_path / "from", tmp_path / "to")
+
+    assert [name.partition(": ")[2] for name in left] == ["the runner's own logs have such names"] * 2
+    copied = sorted(str(p.relative_to(tmp_path / "to")) for p in (tmp_path / "to").rglob("*") if p.is_file())
+    assert copied == [f"notes/{later}", "triage.log"]

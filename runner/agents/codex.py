@@ -24,7 +24,7 @@ _DECLINED = "declined"
 def _prepare(access: Access) -> Preparation:
     config = "check_for_update_on_startup = false\n"  # of a repository it takes no settings unless it was told to
     if access.address is not None:
-        address = json.dumps(f"{access.address}/v1")
+        address = json.dumps(access.address)
         config += (
             'model_provider = "gateway"\n'
             "[model_providers.gateway]\n"

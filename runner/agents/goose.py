@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from urllib.parse import SplitResult, urlsplit
 
 from runner.agents._cli import Calls, Cli, Line, Turn, at, count, items, reason_of, text
 from runner.agents._said import of_goose
@@ -34,11 +35,17 @@ _REASONS = {"Authentication error": Reason.AUTH, "Rate limit exceeded": Reason.Q
 
 
 def _prepare(access: Access) -> Preparation:
-    redirected = {"OPENAI_HOST": access.address} if access.address is not None else {}
+    redirected = _redirected(urlsplit(access.address)) if access.address is not None else {}
     model = f"GOOSE_MODEL: {json.dumps(access.model)}"
     config = re.sub(r"(?m)^GOOSE_MODEL:.*$", lambda _: model, _CONFIG.read_text(encoding="utf-8"))
     env = {**_QUIET, "GOOSE_MODEL": access.model, "OPENAI_API_KEY": access.key, **redirected}
     return Preparation(env, {".config/goose/config.yaml": config}, context=_CONTEXT)
+
+
+def _redirected(url: SplitResult) -> dict[str, str]:
+    """It wants host and path apart, and the path down to the call."""
+    host = f"{url.scheme}://{url.netloc}"
+    return {"OPENAI_HOST": host, "OPENAI_BASE_PATH": f"{url.path.strip('/')}/chat/completions".lstrip("/")}
 
 
 def _read(lines: Iterable[Line]) -> Turn:

@@ -118,6 +118,7 @@ def ports_of(
         gateway=gateway or ModelGateway(settings),
         cluster=Clusters(settings),
         model_key=lambda api: usable(settings.model_keys[api.value]),
+        model_url=lambda api: settings.own_model_url(api.value),
         lease=store.lease,
         nonce=store.nonce,
         now=now_microseconds,

@@ -283,6 +283,9 @@ def incident_files(directory: Path) -> dict[str, ContextFile]:
         with os.scandir(directory / folder) as entries:
             for entry in entries:
                 name = f"{folder}{entry.name}"
+                if name == INCIDENT_FILE and not entry.is_file(follow_symlinks=False):
+                    what = "a link, and none is followed" if entry.is_symlink() else "not a regular file"
+                    raise ValueError(f"its `{name}` is {what}")
                 if entry.is_symlink() or name in _NOT_INPUT:
                     continue
                 seen += 1

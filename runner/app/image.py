@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 import trio
 
+from runner.app.facts import read_file
 from runner.app.probe import TTL, open_scratch
 from runner.app.tenancy import open_premises
 from runner.app.workspaces import Wish
@@ -59,6 +61,7 @@ DISTRIBUTED = ("rg", "fd", "fzf", "git", "jq", "bash")
 _USER = 1000
 _HOME = "/home/agent"
 _HOME_BYTES = 1 << 20
+MAX_HOST_FILE = 4 << 20  # bytes; the authorities of a distribution are a quarter of one MiB
 _VERSION = re.compile(rb"\d+\.\d+(?:\.\d+)*")
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy")  # the daemon keeps these out of the image's history
 
@@ -152,11 +155,22 @@ def context(recipe: Recipe) -> bytes:
 
 
 def save_context(recipe: Recipe, path: Path) -> None:
-    """For a builder that is not this host's docker. Raises ``UsageError``, ``FileNotWritten``."""
+    """A new file for a builder that is not this host's docker; only its owner can read it, for it may hold a token.
+
+    Raises ``UsageError``, and ``FileNotWritten``, also for a file or link that is there already.
+    """
     content = context(recipe)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        path.touch(mode=0o600)  # a token may be in it
-        path.write_bytes(content)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+        except OSError:
+            path.unlink()  # half of it is worth nothing
+            raise
+    except FileExistsError as error:
+        raise FileNotWritten(f"`{printable(str(path))}` is there already", hint="name a new file") from error
     except OSError as error:
         raise FileNotWritten(f"`{printable(str(path))}` can not be written: {error.strerror}") from error
 
@@ -167,7 +181,7 @@ def _of_host(recipe: Recipe) -> Iterator[tuple[str, bytes]]:
         if path is None:
             continue
         try:
-            text = path.read_bytes()
+            text = read_file(path, MAX_HOST_FILE)
         except OSError as error:
             raise UsageError(f"`{printable(str(path))}` can not be read: {error.strerror}") from error
         kind = (".sources" if b"Types:" in text else ".list") if name == "apt" else ""
@@ -180,15 +194,16 @@ async def build(settings: Settings, recipe: Recipe, say: Callable[[str], None]) 
     With an ``npmrc``, which may hold a token, the stages that have seen it are removed from the daemon. Raises
     ``UsageError``, and what ``build_image`` raises.
     """
-    for name in (recipe.base, recipe.tag):
-        _require_name(name or NAME)
+    for name in (recipe.tag,) if recipe.base is None else (recipe.base, recipe.tag):
+        _require_name(name)
+    sent = context(recipe)
     engine = Engine(settings.docker_host)
     if (machine := (await engine.about()).get("Architecture")) != MACHINE:
         raise ImageBuildFailed(f"what is pinned is for {MACHINE}, and the docker daemon runs on {machine}")
     proxies = {name: url for name, url in settings.reach.items() if name.lower() in _PROXIES}
     labels = {f"{NAME}.{tool}": version for tool, version in pins().items()}
     wanted = Build(
-        context(recipe),
+        sent,
         DOCKERFILE,
         recipe.tag,
         {**proxies, **({"BASE": recipe.base} if recipe.base else {})},

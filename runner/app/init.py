@@ -71,20 +71,28 @@ RULES = (
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Directories outside the system that a program needs to be seen, and the one that is to be on the ``PATH``."""
+    """Directories outside the system that a program needs to be seen, and the one that is to be on the ``PATH``.
+
+    ``missing`` is the program when it was not found.
+    """
 
     directories: tuple[str, ...] = ()
     search: str | None = None
+    missing: str | None = None
 
 
 @dataclass(frozen=True)
 class Begun:
-    """What was written, the test command, and what is left for a person to put in place, by the file it is for."""
+    """What was written, the test command, and what is left for a person to put in place, by the file it is for.
+
+    ``notes`` are what a person has to see to before it works everywhere, a line each.
+    """
 
     top: Path
     written: tuple[Path, ...]
     test: str
     left: Mapping[str, str]
+    notes: tuple[str, ...]
 
 
 async def begin(path: Path, settings: Settings, *, test: str | None, hooks: bool) -> Begun:
@@ -99,10 +107,12 @@ async def begin(path: Path, settings: Settings, *, test: str | None, hooks: bool
     if source.head is None:
         raise UnknownCommit(f"`{top}` has no commit yet", hint="a run works on a clone of HEAD: commit something first")
     command: str | Sequence[str]
+    notes: tuple[str, ...]
     if test:
-        command, toolchain = test, Toolchain()
+        command, toolchain, notes = test, Toolchain(), ()
     elif rule := find_rule(top):
         command, toolchain = rule.command, find_toolchain(rule, top, settings)
+        notes = tuple(_notes(toolchain))
     else:
         raise UsageError("there is no test command that is known here", hint="name yours: runner init --test COMMAND")
     files = {f".runner/{name}": text for name, text in _manifests(command, toolchain).items()}
@@ -117,7 +127,7 @@ async def begin(path: Path, settings: Settings, *, test: str | None, hooks: bool
         left[HOOKS] = _HOOKS
     _write(top, files)
     words = command if isinstance(command, str) else " ".join(command)
-    return Begun(top, tuple(top / name for name in files), words, left)
+    return Begun(top, tuple(top / name for name in files), words, left, notes)
 
 
 def find_rule(top: Path) -> Rule | None:
@@ -133,17 +143,36 @@ def _fits(rule: Rule, top: Path) -> bool:
 
 
 def find_toolchain(rule: Rule, top: Path, settings: Settings) -> Toolchain:
-    """Where a rule's program lives on this machine; empty when every workspace has it, or nobody has."""
-    own = settings.environment.get("PATH", "").split(os.pathsep)
-    search = [str(top / ".venv/bin"), *SYSTEM_PATH, *(p for p in own if os.path.isabs(p))]
+    """Where a rule's program lives on this machine; empty when every workspace has it, or nobody has.
+
+    A virtual environment that happens to be on the ``PATH`` is nobody's: only the repository's own is meant by it.
+    """
+    path = settings.environment.get("PATH", "").split(os.pathsep)
+    own = (p for p in path if os.path.isabs(p) and not _foreign(Path(p), top))
+    search = [str(top / ".venv/bin"), *SYSTEM_PATH, *own]
     name = rule.tool or rule.command[0]
     program = None if "/" in name else shutil.which(name, path=os.pathsep.join(search))
     if program is None:
-        return Toolchain()
-    folders = [*_folders(program)]
+        return Toolchain(missing=None if "/" in name else name)
+    first = os.path.join(os.path.dirname(program), rule.command[0])  # of an environment, a link to the real Python
+    folders = [*_folders(program), *(_folders(first) if os.path.exists(first) else ())]
     outside = {_prefix(Path(folder), Path.home()) for folder in folders if not f"{folder}/".startswith(SYSTEM)}
     alone = sorted(str(p) for p in outside if p is not None and not outside & {*p.parents})
     return Toolchain(tuple(alone), folders[0] if folders[0] not in SYSTEM_PATH else None)
+
+
+def _notes(toolchain: Toolchain) -> Iterator[str]:
+    if toolchain.missing is not None:
+        yield f"`{toolchain.missing}` is neither in the repository's .venv nor elsewhere here: install it before a run"
+    if toolchain.directories:
+        places = ", ".join(f"`{place}`" for place in toolchain.directories)
+        yield f"{places}: of this machine; take `toolchains` and `PATH` out where others, or a CI, use these manifests"
+
+
+def _foreign(folder: Path, top: Path) -> bool:
+    """Whether programs there are of a virtual environment that is not the repository's, such as runner's own."""
+    environment = folder.resolve().parent
+    return (environment / "pyvenv.cfg").is_file() and not environment.is_relative_to(top.resolve())
 
 
 def _folders(program: str) -> Iterator[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import trio
@@ -15,14 +15,14 @@ import trio
 import runner.agents
 from runner import plugins
 from runner.app.facts import open_provider
-from runner.app.triage import IMAGE, NOWHERE, Triage
+from runner.app.triage import IMAGE, NOWHERE, Triage, cannot_write, manifest_of, plan_triage, program_of
 from runner.egress.clusters import Clusters
 from runner.egress.gateway import usable
-from runner.errors import ImageMissing, RunnerError
+from runner.errors import ImageMissing, ProviderUnavailable, Rejected, RunnerError
 from runner.ports.agent import ModelAgent
 from runner.ports.cluster import ClusterGrant, Rights
 from runner.ports.gateway import Api
-from runner.ports.provider import PATH, Images
+from runner.ports.provider import Images
 from runner.settings import Settings
 
 PATIENCE = 5.0  # seconds for everything together
@@ -51,6 +51,7 @@ async def preflight(triage: Triage, settings: Settings) -> list[Checked]:
         "key": partial(_key, triage, settings),
         "place": partial(_place, triage, settings),
         "cluster": partial(_cluster, triage, settings),
+        "plan": partial(_plan, triage, settings),
     }
     found = {name: [Checked(name, False, f"no answer in {PATIENCE:g}s")] for name in checks}
 
@@ -64,13 +65,35 @@ async def preflight(triage: Triage, settings: Settings) -> list[Checked]:
         async with trio.open_nursery() as nursery:
             for name in checks:
                 nursery.start_soon(one, name)
+    told = [checked.text for name in checks if name != "plan" for checked in found[name] if not checked.good]
+    found["plan"] = [one for one in found["plan"] if not any(one.text in text or text in one.text for text in told)]
     return [checked for name in checks for checked in found[name]]
+
+
+async def _plan(triage: Triage, settings: Settings) -> list[Checked]:
+    """What a run would refuse, or say before it starts; nothing when it would begin. An incident that is not there yet
+    is left out, and so is what the other checks look at themselves."""
+    with TemporaryDirectory() as folder:
+        if not triage.directory.is_dir():
+            triage = replace(triage, directory=Path(folder))
+        manifest = Path(folder) / "triage.runner.yaml"
+        manifest.write_text(manifest_of(replace(triage, about=None)), encoding="utf-8")
+        try:
+            findings = (await plan_triage(triage, manifest, settings)).warnings
+        except Rejected as error:
+            findings = tuple(one for one in error.findings if not isinstance(one, (ImageMissing, ProviderUnavailable)))
+    found = [Checked("plan", None if one.severity == "warning" else False, one.message, one.hint) for one in findings]
+    lacks = cannot_write(triage)
+    return [*found, *([Checked("tools", None, lacks)] if lacks else [])]
 
 
 async def _incident(triage: Triage) -> list[Checked]:
     await trio.lowlevel.checkpoint()
     if triage.directory == NOWHERE:
         return []
+    if not triage.directory.exists() and triage.about is None:
+        hint = "--namespace NAMESPACE --resource KIND/NAME, or --alert FILE, and a run writes it"
+        return [Checked("incident", None, f"{triage.directory} is not there yet", hint)]
     if not triage.directory.exists():
         return [Checked("incident", True, f"{triage.directory} would be written")]
     known = (triage.directory / "incident.json").exists()
@@ -115,20 +138,18 @@ async def _place(triage: Triage, settings: Settings) -> list[Checked]:
         try:
             image = await provider.image(triage.image)
         except ImageMissing as error:
-            hint = "runner image build" if triage.image == IMAGE else error.hint
+            hint = "runner image build" if triage.image.partition(":")[0] == IMAGE else f"docker pull {triage.image}"
             return [*found, Checked("image", False, error.message, hint)]
         return [*found, Checked("image", True, f"{triage.image} {image[:19]}")]
     return [*found, _program(triage)]
 
 
 def _program(triage: Triage) -> Checked:
-    agent = plugins.load(runner.agents, triage.agent).agent
-    assert isinstance(agent, ModelAgent)
-    folders = [*(f"{folder}/bin" for folder in triage.toolchains), *PATH.split(":")]
-    where = next((place for folder in folders if os.access(place := f"{folder}/{agent.program}", os.X_OK)), None)
+    where = program_of(triage)
     if where is None:
-        return Checked("agent", False, f"`{agent.program}` is nowhere", "--toolchain DIR, with the CLI in DIR/bin")
-    return Checked("agent", True, str(Path(where)))
+        hint = "--toolchain DIR, with the CLI in DIR/bin"
+        return Checked("agent", False, f"`{triage.agent}` is not on this host", hint)
+    return Checked("agent", True, str(where))
 
 
 async def _cluster(triage: Triage, settings: Settings) -> list[Checked]:

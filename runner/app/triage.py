@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -21,19 +23,24 @@ from runner import plugins, trees
 from runner.app.facts import read_file
 from runner.app.planning import Planned, make_plan
 from runner.errors import (
+    BadKubeconfig,
     ForbiddenIncident,
     ImageMissing,
     NoIncident,
     ProviderUnavailable,
     Rejected,
+    RunnerError,
+    UnknownContext,
     UsageError,
     nearest,
     shown,
 )
 from runner.manifest.emit import Value, emit
 from runner.ports.agent import ModelAgent
+from runner.ports.provider import PATH
 from runner.settings import Settings, parse_duration
 from runner.spec.template import is_template
+from runner.steps._incident import keep_earlier
 from runner.triage.alert import Made, incident_of, incident_of_words, same_incident
 
 NAME = "triage"
@@ -57,6 +64,10 @@ Write the report to /output/{REPORT}, early as a draft and then better, with exa
 Each claim names the command or the file that shows it. Say what you did not check.
 """
 PROMPT = "Find out what is wrong, why, and since when."
+
+# Never an incident's directory, nor is anything below the first.
+_SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")
+_SHARED = ("/dev", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/var/lib", "/var/log", "/var/tmp")
 
 # Variables of the triage document, by the option that goes before them.
 _VARIABLES = {
@@ -84,12 +95,24 @@ REFUSED = {
     "CONTAINER_USER": "commands run as a user of the workspace's own, never as one of this host",
     "SKILLS_DIR": "the skill is the one that is installed with the runner",
 }
+_FLAGS = {  # of options that are not called as their fields are
+    "tools": "--allowed-tools", "system_prompt": "--system-prompt-file", "format": "--output-format",
+    "toolchains": "--toolchain",
+}  # fmt: skip
+_FIELDS = {  # of the manifest, by the option that fills them
+    "directory": "workspace", "model": "model", "cli_tools": "tools", "turns": "max_turns", "timeout": "timeout",
+    "timeouts": "timeout", "providers": "provider", "base_image": "image", "memory": "memory", "cpu": "cpus",
+    "toolchains": "toolchains", "kubeconfig": "kubeconfig", "context": "context", "namespace": "namespace",
+}  # fmt: skip
+_OF_INCIDENT = "cluster of the incident"
+_KEY = re.compile(r"([a-z_]+):(?: |$)")
 FORMS = {"text": "text", "json": "json", "jsonl": "jsonl", "stream-json": "jsonl"}  # the CLIs' word for it
 _NO = ("", "0", "false", "no", "off")
 _NATIVE = {  # what Gemini CLI calls the tools that the document names
     "Bash": "run_shell_command", "Edit": "replace", "Glob": "glob", "Grep": "grep_search", "Read": "read_file",
     "Write": "write_file",
 }  # fmt: skip
+_WRITERS = ("Bash", "Edit", "Write")
 
 
 @dataclass(frozen=True)
@@ -97,6 +120,8 @@ class Triage:
     """What is asked for. ``about`` is the incident to write when its directory has none; ``prompt`` as it was typed.
 
     ``kubeconfig`` is a path, or several as kubectl takes them, all absolute; without one there are only files.
+    ``context`` and ``namespace`` are those of the incident where nobody named others. ``said`` is how an option was
+    given: the flag, or the variable in its place.
     """
 
     directory: Path
@@ -123,6 +148,7 @@ class Triage:
     verbose: bool = False
     form: str = "text"
     about: Mapping[str, Any] | None = field(default=None, repr=False)
+    said: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], bytes], *, now: int) -> Triage:
@@ -136,10 +162,11 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
         if env.get(variable) and (variable, env[variable]) != ("CONTAINER_NETWORK", "none"):
             raise UsageError(f"`{variable}` is set, and {why}", hint=f"unset {variable}")
     asked = {option: given[option] for option in given if given[option] not in (None, [], False)}
+    said = {option: _FLAGS.get(option, f"--{option.replace('_', '-')}") for option in given}
     for option, names in _VARIABLES.items():
-        values = [env[name] for name in names if env.get(name)]
-        if option not in asked and values:
-            asked[option] = values[0]
+        named = next((name for name in names if env.get(name)), None)
+        if option not in asked and named is not None:
+            asked[option], said[option] = env[named], named
     nowhere = bool(asked.get("check")) and "workspace" not in asked  # the rest can be checked without an incident
     directory = NOWHERE if nowhere else _directory(asked.get("workspace"), settings)
     made = Made(
@@ -152,28 +179,50 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
         directory,
         _agent(asked.get("agent", Triage.agent)),
         prompt=_prompt(asked, read),
-        system=_system(asked, env),
-        seconds=_seconds(asked.get("timeout", SECONDS)),
+        system=_system(asked, env, said),
+        seconds=_seconds(asked.get("timeout", SECONDS), said),
         memory=asked.get("memory"),
         cpus=asked.get("cpus"),
-        turns=_turns(asked.get("max_turns")),
+        turns=_turns(asked.get("max_turns"), said),
         context=asked.get("context"),
         namespace=asked.get("namespace"),
         baseline=env.get("DISABLE_TRIAGE_PRELOAD", "").lower() in _NO,
         debug=str(asked.get("debug", "")).lower() not in _NO,
         incident_id=env.get("INCIDENT_ID") or None,
         output_dir=Path(os.path.abspath(asked["output_dir"])) if "output_dir" in asked else None,
-        output_file=_file_name(asked.get("output_file")),
+        output_file=_file_name(asked.get("output_file"), said),
         verbose=str(asked.get("verbose", "")).lower() not in _NO,
-        form=_form(asked.get("format", "text")),
+        form=_form(asked.get("format", "text"), said),
         kubeconfig=_kubeconfig(asked.get("kubeconfig"), settings),
         about=about,
+        said=said,
     )
     model = asked.get("model") or (env.get("CLAUDE_MODEL") if triage.agent == "claude" else None)
     triage = replace(triage, model=model or None, tools=_tools(given, asked, triage.agent), **_place(given, asked))
     if not nowhere:
-        _check_directory(triage, wrote=asked["workspace"])
-    return triage
+        _check_directory(triage, wrote=asked["workspace"], must_be=not asked.get("check"))
+    return _at_the_incident(triage)
+
+
+def _at_the_incident(triage: Triage) -> Triage:
+    """The cluster and the namespace of the incident, where no others are named. Raises ``UsageError``."""
+    if triage.kubeconfig is None:
+        if triage.context is not None:
+            message = f"`{triage.said['context']}` is `{shown(triage.context)}`, and there is no kubeconfig"
+            raise UsageError(message, hint="--kubeconfig FILE, KUBECONFIG, or ~/.kube/config")
+        return triage
+    incident = _known(triage.directory) if triage.about is None else triage.about
+    cluster, namespace = (_word(incident.get(name)) for name in ("cluster", "namespace"))
+    said = dict(triage.said)
+    if triage.context is None and cluster is not None:
+        said["context"] = _OF_INCIDENT
+    if triage.namespace is None and namespace is not None:
+        said["namespace"] = "namespace of the incident"
+    return replace(triage, context=triage.context or cluster, namespace=triage.namespace or namespace, said=said)
+
+
+def _word(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def manifest_of(triage: Triage) -> str:
@@ -238,27 +287,120 @@ def keep_manifest(text: str, settings: Settings) -> Path:
     return path
 
 
-def write_incident(triage: Triage) -> bool:
-    """Make the directory and its ``incident.json``, if there is something to say; whether anything was written."""
-    if triage.about is None or (triage.directory / "incident.json").exists():
-        return False
-    (triage.directory / "output").mkdir(parents=True, exist_ok=True)
-    with (triage.directory / "incident.json").open("x", encoding="utf-8") as file:
-        file.write(json.dumps(triage.about, indent=2, ensure_ascii=False) + "\n")
-    return True
+@contextmanager
+def written_incident(triage: Triage) -> Iterator[bool]:
+    """The directory with its ``incident.json`` for the block; whether anything was written.
 
-
-async def plan_triage(manifest: Path, settings: Settings) -> Planned:
-    """The plan of a generated manifest. What is missing of the usual place to work in says how to get it."""
+    When an exception leaves the block and no run has put anything there, what was written is taken away again: it
+    would stand in the way of the corrected line. Raises ``NoIncident``.
+    """
+    known, output = triage.directory / "incident.json", triage.directory / "output"
+    if triage.about is None or known.exists():
+        yield False
+        return
+    made = [folder for folder in (output, triage.directory) if not folder.exists()]
+    text = json.dumps(triage.about, indent=2, ensure_ascii=False) + "\n"
+    half = known.with_name(f".incident.json.{os.getpid()}")
     try:
-        return await make_plan(manifest, settings)
+        output.mkdir(parents=True, exist_ok=True)
+        try:
+            half.write_text(text, encoding="utf-8")
+            os.link(half, known)  # whole or not at all, and never over another
+        finally:
+            half.unlink(missing_ok=True)
+    except OSError as error:
+        _take_away(made)
+        hint = "-w takes a directory that you can write, or a new one in such"
+        raise NoIncident(f"`{shown(str(known), 400)}` can not be written: {error.strerror}", hint=hint) from error
+    before = os.listdir(output)
+    try:
+        yield True
+    except BaseException:
+        if output.is_dir() and {*os.listdir(output)} <= {*before}:
+            known.unlink(missing_ok=True)
+            _take_away(made)
+        raise
+
+
+def _take_away(folders: Sequence[Path]) -> None:
+    """Remove those that are empty."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+async def plan_triage(triage: Triage, manifest: Path, settings: Settings) -> Planned:
+    """The plan of a generated manifest. What is wrong is said of the option that filled a field, and what is missing of
+    the usual place to work in says how to get it.
+
+    Raises ``Rejected``, and ``UsageError`` when this host is to have the agent's program and has not.
+    """
+    try:
+        planned = await make_plan(manifest, settings)
     except Rejected as error:
         for finding in error.findings:
-            if isinstance(finding, ImageMissing):
-                finding.hint = "runner image build, or --provider local --toolchain DIR with the CLIs of this host"
-            elif isinstance(finding, ProviderUnavailable):
-                finding.hint = f"{finding.hint or 'see `runner doctor`'}; or --provider local --toolchain DIR"
+            _say_how(finding, triage)
         raise
+    if triage.providers[0] in ("local", "process") and program_of(triage) is None:
+        raise UsageError(
+            f"`{shown(triage.agent)}` is not on this host", hint="--toolchain DIR, with the agent's CLI in DIR/bin"
+        )
+    return planned
+
+
+def _say_how(finding: RunnerError, triage: Triage) -> None:
+    """Put the option in the place of a line that nobody wrote."""
+    option = _option_at(finding)
+    if option is not None:
+        finding.message, finding.at = f"{triage.said.get(option, option)}: {finding.message}", None
+    if isinstance(finding, ImageMissing):
+        own = (triage.image or "").partition(":")[0] == IMAGE
+        get = "runner image build" if own else f"docker pull {shown(triage.image or '')}"
+        finding.hint = f"{get}, or --provider local --toolchain DIR with the CLIs of this host"
+    elif isinstance(finding, ProviderUnavailable):
+        finding.hint = f"{finding.hint or 'see `runner doctor`'}; or --provider local --toolchain DIR"
+    elif isinstance(finding, UnknownContext) and triage.said.get(option or "") == _OF_INCIDENT:
+        finding.hint = f"--context NAME says which is meant; {finding.hint}"
+    elif isinstance(finding, BadKubeconfig) and triage.said.get("kubeconfig", "-").isupper():
+        finding.hint = f"unset {triage.said['kubeconfig']}, or name another with --kubeconfig"
+
+
+def _option_at(finding: RunnerError) -> str | None:
+    """The option that filled the field at which something is found."""
+    if finding.at is None:
+        return None
+    start = finding.at.column - 1
+    itself = _KEY.match(finding.at.text, start)
+    keys = [itself[1]] if itself else _KEY.findall(finding.at.text[:start])
+    return _FIELDS.get(keys[-1]) if keys else None
+
+
+def program_of(triage: Triage) -> Path | None:
+    """The agent's program as it is found on this host; ``None`` when it is nowhere."""
+    agent = plugins.load(runner.agents, triage.agent).agent
+    assert isinstance(agent, ModelAgent)  # as whoever made a triage has checked
+    folders = [*(f"{folder}/bin" for folder in triage.toolchains), *PATH.split(":")]
+    return next((Path(at) for folder in folders if os.access(at := f"{folder}/{agent.program}", os.X_OK)), None)
+
+
+def cannot_write(triage: Triage) -> str | None:
+    """What is to be said of tools with which no report can be written; ``None`` when there is one."""
+    if triage.tools is None or {*triage.tools} & {*_WRITERS, *(_NATIVE[name] for name in _WRITERS)}:
+        return None
+    return f"with {', '.join(triage.tools) or 'no tool'} alone the agent can not write its report: add Write or Bash"
+
+
+def flags_of(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The words that name place, limits and cluster, as they were given, for another run of the same."""
+    words: list[str] = []
+    for option in (
+        "provider", "image", "toolchains", "memory", "cpus", "timeout", "kubeconfig", "context", "namespace",
+        "output_dir",
+    ):  # fmt: skip
+        value = given.get(option)
+        for one in value if isinstance(value, list) else [value] if value is not None else []:
+            words += [_FLAGS.get(option, f"--{option.replace('_', '-')}"), str(one)]
+    return tuple(words)
 
 
 def deliver(triage: Triage, kept: Path, log: Path | None) -> list[str]:
@@ -266,7 +408,8 @@ def deliver(triage: Triage, kept: Path, log: Path | None) -> list[str]:
     place = triage.output_dir or triage.directory / "output"
     behind: list[str] = []
     if triage.output_dir is not None and kept.is_dir():
-        behind = trees.copy_out(kept, place)
+        behind = keep_earlier(place, kept, REPORT)
+        behind += trees.copy_out(kept, place)
     if log is None or (triage.output_dir is None and triage.output_file is None):
         return behind
     name = place / (triage.output_file or log.name)
@@ -292,37 +435,36 @@ def _directory(text: str | None, settings: Settings) -> Path:
         )
     directory, home = Path(os.path.realpath(text)), Path(os.path.realpath(settings.home))
     whose = None
+    own = Path(os.path.realpath(settings.variables.get("HOME") or "/root"))
     if directory == Path("/"):
         whose = "the root of this host"
     elif directory == home or home in directory.parents:
         whose = "the runner's own state"
     elif directory in home.parents and directory.is_dir():
         whose = "a directory that holds the runner's own state"
+    elif any(Path(name) in (directory, *directory.parents) for name in _SYSTEM) or str(directory) in _SHARED:
+        whose = "a directory of this host's own system"
+    elif directory == own or directory.parent == Path("/home"):
+        whose = "a home directory"
     if whose is not None:
         raise ForbiddenIncident(f"`{shown(text)}` is {whose}", hint="name a directory of the incident's own")
     return directory
 
 
-def _check_directory(triage: Triage, wrote: str) -> None:
-    """Whether the incident can be had from there, or be written there."""
+def _check_directory(triage: Triage, wrote: str, *, must_be: bool) -> None:
+    """Whether the incident can be had from there, or be written there; with ``must_be`` it is one of the two."""
     directory = triage.directory
     if directory.exists() and not directory.is_dir():
         raise NoIncident(f"`{shown(wrote)}` is not a directory", hint="-w takes the incident's directory")
-    if not directory.exists() and triage.about is None:
+    if not directory.exists() and triage.about is None and must_be:
         raise NoIncident(
             f"the incident directory `{shown(wrote)}` does not exist",
             hint="add --namespace NAMESPACE --resource KIND/NAME, or --alert FILE, and it is written",
         )
     if not directory.parent.is_dir():
         raise NoIncident(f"`{shown(str(directory.parent))}` is not a directory", hint="make it first")
-    known = directory / "incident.json"
-    if not known.exists():
-        return
-    try:
-        there = json.loads(read_file(known, MAX_TEXT))
-    except (OSError, ValueError):
-        return  # said with its place when it is planned
-    if not isinstance(there, dict):
+    there = _known(directory)
+    if not there:
         return
     if triage.about is not None and not _agree(triage, there):
         hint = "name another directory, or leave out what describes a new incident"
@@ -330,6 +472,15 @@ def _check_directory(triage: Triage, wrote: str) -> None:
     if triage.incident_id is not None and there.get("incidentId") not in (None, "", triage.incident_id):
         message = f"`INCIDENT_ID` is `{shown(triage.incident_id)}`, and incident.json says another"
         raise NoIncident(message, hint="unset INCIDENT_ID, or name that incident's directory")
+
+
+def _known(directory: Path) -> Mapping[str, Any]:
+    """What incident.json says; empty when it is not there, and when it is wrong, which is said when it is planned."""
+    try:
+        there = json.loads(read_file(directory / "incident.json", MAX_TEXT))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return there if isinstance(there, dict) else {}
 
 
 def _agree(triage: Triage, there: Mapping[str, Any]) -> bool:
@@ -411,11 +562,11 @@ def _prompt(asked: Mapping[str, Any], read: Callable[[], bytes]) -> str:
     return _read_text("-", read, "the prompt") or PROMPT
 
 
-def _system(asked: Mapping[str, Any], env: Mapping[str, str]) -> str:
+def _system(asked: Mapping[str, Any], env: Mapping[str, str], said: Mapping[str, str]) -> str:
     file = asked.get("system_prompt")
     if file is None:
         return env.get("SYSTEM_PROMPT") or SYSTEM
-    return _read_text(str(file), lambda: b"", "--system-prompt-file")
+    return _read_text(str(file), lambda: b"", said["system_prompt"])
 
 
 def _tools(given: Mapping[str, Any], asked: Mapping[str, Any], agent: str) -> tuple[str, ...] | None:
@@ -428,31 +579,33 @@ def _tools(given: Mapping[str, Any], asked: Mapping[str, Any], agent: str) -> tu
     return tuple(dict.fromkeys(names))
 
 
-def _seconds(text: str) -> str:
+def _seconds(text: str, said: Mapping[str, str]) -> str:
     try:
         parse_duration(text)
     except ValueError as error:
-        raise UsageError(f"`--timeout` is `{shown(text)}`", hint=f"it takes {error}") from None
+        raise UsageError(
+            f"`{said['timeout']}` is `{shown(text)}`", hint=f"it takes {error}, and at most 999999999s"
+        ) from None
     return text
 
 
-def _turns(text: object) -> int | None:
+def _turns(text: object, said: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not str(text).isascii() or not str(text).isdigit() or int(str(text)) < 1:
-        raise UsageError(f"`--max-turns` is `{shown(str(text))}`", hint="a whole number above 0")
+        raise UsageError(f"`{said['max_turns']}` is `{shown(str(text))}`", hint="a whole number above 0")
     return int(str(text))
 
 
-def _file_name(text: str | None) -> str | None:
+def _file_name(text: str | None, said: Mapping[str, str]) -> str | None:
     if text is not None and (text in (".", "..") or "/" in text or not text.isprintable()):
-        raise UsageError(f"`--output-file` is `{shown(text)}`", hint="a file's name; --output-dir says where")
+        raise UsageError(f"`{said['output_file']}` is `{shown(text)}`", hint="a file's name; --output-dir says where")
     return text
 
 
-def _form(text: str) -> str:
+def _form(text: str, said: Mapping[str, str]) -> str:
     if text not in FORMS:
-        raise UsageError(f"`--output-format` is `{shown(text)}`", hint=nearest(text, FORMS))
+        raise UsageError(f"`{said['format']}` is `{shown(text)}`", hint=nearest(text, FORMS))
     return FORMS[text]
 
 

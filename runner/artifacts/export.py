@@ -30,7 +30,7 @@ from trio.from_thread import check_cancelled
 
 from runner import trees
 from runner.beneath import open_beneath
-from runner.errors import HostRefused, TargetExists, escaped
+from runner.errors import HostRefused, TargetExists, UsageError, escaped
 from runner.plan.model import Json
 from runner.redact import Redactor
 
@@ -42,6 +42,7 @@ MOST_FILE = 256 << 20
 _MEMORY = 8 << 20  # bytes of a file on its way that are not put on a disk
 _CHUNK = 1 << 20
 _SUFFIXES = (".tar.gz", ".tgz")
+_OTHERS = (".7z", ".bz2", ".gz", ".rar", ".tar", ".tbz", ".txz", ".xz", ".zip", ".zst")  # which are not written
 _NAME_BYTES = 200
 _FOREIGN = re.compile(r'[<>:"\\|?*]')  # what a name must not have somewhere
 
@@ -83,12 +84,17 @@ def export(
 
     For the owner only. In an archive everything lies below ``name`` and has the time ``at``, seconds since the epoch.
     What is there already is left alone: ``TargetExists``. Raises ``HostRefused`` and leaves nothing when the disk does
-    not take it, and nothing is left either when cancelled.
+    not take it, and nothing is left either when cancelled. Raises ``UsageError`` for the name of another archive.
     """
+    is_archive = to.name.lower().endswith(_SUFFIXES)
+    if not is_archive and to.name.lower().endswith(_OTHERS):
+        raise UsageError(
+            f"`{to.name}` can not be written as its name says", hint="a name that ends in .tar.gz, or a folder"
+        )
     sources, left_out = _listed(directory)
     contents = _Contents(redactor, [LeftOut(redactor.text(escaped(one.name)), one.why) for one in left_out])
     sources |= {name: opener for name, opener in added.items() if name not in sources}
-    target = _archive(to, name, at) if to.name.endswith(_SUFFIXES) else _folder(to)
+    target = _archive(to, name, at) if is_archive else _folder(to)
     try:
         with target as put:
             for source in sorted(sources, key=os.fsencode):

@@ -21,11 +21,12 @@ class Published:
 
     @classmethod
     def replacing(cls, path: Path) -> Published:
-        """One that is written anew, all at once; a link is followed. Raises ``ReportNotWritten``."""
+        """One that is written anew, all at once; links are followed, directories made. Raises ``ReportNotWritten``."""
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():
             raise ReportNotWritten(f"`{path}` is not a regular file", hint="name a new file")
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             descriptor, name = mkstemp(prefix=f".{target.name}.", dir=target.parent)
             os.close(descriptor)
             os.unlink(name)

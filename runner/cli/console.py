@@ -23,7 +23,11 @@ NEWS = 5.0  # seconds that a live tree shows what was done to a command whose st
 
 @contextmanager
 def open_console(out: Output, form: str) -> Iterator[Sink]:
-    """The sink for one apply, in ``form`` text or jsonl; the live tree is gone when the block ends."""
+    """The sink for one apply, in ``form`` text or jsonl; the live tree is gone when the block ends.
+
+    From here on the run outlives who reads of it.
+    """
+    out.outlive()
     if form == "jsonl":
         yield lambda recorded: out.json(ev.as_json(recorded), indent=None)
     elif out.redraws:

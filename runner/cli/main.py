@@ -29,8 +29,8 @@ def parser_of(names: Iterable[str]) -> ArgumentParser:
     parser = _Parser(
         prog="runner",
         description="Plan, policy and proof for AI agents.",
-        epilog="Exit codes: 0 success, 1 run failed, 2 bad input, 3 policy, 4 platform, 6 not found, "
-        "7 state damaged, 9 plan differs, 70 bug, 124 deadline, 130 cancelled.",
+        epilog="Exit codes: 0 success, 1 run failed, 2 bad input, 3 policy, 4 platform, 5 in use, "
+        "6 not found, 7 state damaged, 9 plan differs, 70 bug, 124 deadline, 130 cancelled.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"runner {__version__}")

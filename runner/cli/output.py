@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
 
 from runner.settings import Manners, manners
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from runner.errors import RunnerError
 
 
@@ -29,6 +34,13 @@ class Output:
     def redraws(self) -> bool:
         """Whether a person watches: then progress may be redrawn."""
         return self.live and self.manners.redraw
+
+    def outlive(self) -> None:
+        """From now on nothing ends because a stream can not be written, as when a reader has gone or a disk is full.
+
+        What is said there from then on goes nowhere. Whoever opened the streams keeps them open.
+        """
+        self.stdout, self.stderr = _lasting(self.stdout), _lasting(self.stderr)
 
     def line(self, text: str = "") -> None:
         print(self._harmless(self.clean(text)), file=self.stdout, flush=True)
@@ -65,9 +77,39 @@ class Output:
         return "\n".join(map(harmless, text.split("\n")))
 
 
+class _Lasting(FileIO):
+    """The end of a stream: one that can not be written is left for nowhere, and one that is full is waited for."""
+
+    def write(self, content: ReadableBuffer, /) -> int:
+        try:
+            while (written := super().write(content)) is None:
+                select.select([], [self], [])
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return memoryview(content).nbytes
+        return written
+
+
+def _lasting(stream: TextIO) -> TextIO:
+    if not isinstance(stream, TextIOWrapper):  # text in memory is always taken
+        return stream
+    end = _Lasting(stream.fileno(), "w", closefd=False)
+    return TextIOWrapper(BufferedWriter(end), encoding=stream.encoding, errors=stream.errors)
+
+
 def standard() -> Output:
-    """Standard output and error, made to survive any text: what the terminal cannot show is escaped."""
+    """Standard output and error, made to survive any text: what the terminal cannot show is escaped.
+
+    One that was closed before we began is nowhere.
+    """
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()  # held there: they stay open
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     return Output(sys.stdout, sys.stderr, manners())
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")

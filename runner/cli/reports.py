@@ -11,6 +11,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,9 @@ class Reports:
         stopped = failure.findings if isinstance(failure, Rejected) else (failure,) if failure is not None else ()
         notes = [self._in_repository(note_of(finding)) for finding in in_order([*self._findings, *stopped])]
         for account in accounts:
-            notes += [*violations_of(account), *map(self._in_repository, notes_of(account))]
+            notes += map(self._in_repository, notes_of(account))
+        for several in zip_longest(*map(violations_of, accounts)):  # GitHub shows few: each run has its turn
+            notes += filter(None, several)
         self._out.commands(listed(notes, "runner runs show RUN"), aside=self._aside)
 
     def _in_repository(self, note: Note) -> Note:

@@ -1,7 +1,7 @@
 """Watching one run closely: what happens, what its agent says as it says it, and a line that is always of now.
 
 The agent's words are read from the log on disk, so that a process which did not start the run shows the same. A
-terminal that has gone takes nothing with it: the run goes on unseen.
+terminal that has gone takes nothing with it (``Output.outlive``): the run goes on unseen.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,7 +92,7 @@ class Screen:
         self._clock = clock
         self._log = Log()
         self._doing = self._words = self._piece = ""
-        self._acted = self._drawn = self._gone = False
+        self._acted = self._drawn = False
 
     def __call__(self, recorded: ev.Recorded) -> None:
         if self.record is None or self.record.id != recorded.run:
@@ -116,7 +115,7 @@ class Screen:
     def lines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._draw("")
-            self._attempt(partial(self._out.line, printable(line, triage.WIDEST)))
+            self._out.line(printable(line, triage.WIDEST))
 
     def tick(self) -> None:
         """Show what the agent has said since, and what is under way now."""
@@ -163,17 +162,9 @@ class Screen:
     def _draw(self, line: str) -> None:
         """Make this the line that is of now; an empty one takes it away."""
         if line or self._drawn:
-            self._attempt(partial(self._out.stdout.write, _CLEAR + self._out.clean(line)))
-            self._attempt(self._out.stdout.flush)
+            self._out.stdout.write(_CLEAR + self._out.clean(line))
+            self._out.stdout.flush()
         self._drawn = bool(line)
-
-    def _attempt(self, write: Callable[[], object]) -> None:
-        if not self._gone:
-            try:
-                write()
-            except OSError:
-                self._gone = True
-                _leave(self._out)
 
 
 @asynccontextmanager
@@ -183,6 +174,7 @@ async def open_screen(
     """A screen that keeps itself up to date for the length of the block; ``raw`` shows output as it is."""
     from runner.app.apply import now_microseconds
 
+    out.outlive()
     screen = Screen(out, scene, settings.home / "runs", quiet=quiet, raw=raw, now=now_microseconds, clock=_clock)
 
     async def tick() -> None:
@@ -201,17 +193,6 @@ async def open_screen(
 def _is_said(line: str) -> bool:
     """Whether a line is of the agent's words, and not a command or a tool."""
     return not line.startswith(("$ ", "["))
-
-
-def _leave(out: Output) -> None:
-    """Nobody reads any more: what is still buffered, or said later, goes nowhere instead of ending anything."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, out.stdout.fileno())
-    try:
-        out.stderr.flush()
-        os.write(out.stderr.fileno(), b"")
-    except OSError:
-        os.dup2(nowhere, out.stderr.fileno())
 
 
 def _say_of(agent: str) -> Say:

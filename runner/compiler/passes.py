@@ -69,6 +69,14 @@ def give_secrets(draft: Draft) -> Draft:
     return replace(draft, steps=tuple(steps))
 
 
+def give_network(draft: Draft) -> Draft:
+    """Only providers that leave a run the host's network take one whose agent has the key: all that it runs has it."""
+    model = draft.spec.model
+    if model is None or not model.key_inside:
+        return draft
+    return replace(draft, steps=tuple(replace(step, network="host") for step in draft.steps))
+
+
 def bound_deadlines(draft: Draft) -> Draft:
     """No step may promise more time than its run has."""
     run = draft.spec.deadline_seconds
@@ -156,6 +164,7 @@ def demand_availability(draft: Draft) -> Draft:
 PASSES: tuple[Pass, ...] = (
     add_steps,
     give_secrets,  # after add_steps: it takes the steps that are there
+    give_network,  # after add_steps: it takes the steps that are there
     bound_deadlines,  # after add_steps: it takes the steps that are there
     demand_isolation,
     demand_features,

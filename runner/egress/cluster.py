@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -21,18 +21,20 @@ from runner.egress.verbs import Asked, Refusal, judge, refusal_of
 from runner.errors import RunnerError, printable
 from runner.ports.cluster import MOST_TOLD, ClusterRequest, Rights
 from runner.ports.provider import Connection
+from runner.redact import SHORTEST
 
 PATIENCE = 5.0  # seconds for what is asked before anything starts
 PLACES = 64  # requests that are under way at once; watches count
+BUSY_SECONDS = 30.0  # for one of the places
 PIECE_SECONDS = 90.0  # for the head and each piece of an answer that is no stream; the API server gives up after 60
 MAX_BODY = 64 << 10  # of a request: reviews are the only ones that have one
-_MAX_ERROR = 64 << 10
+_MAX_TEXT = 64 << 10  # of what is asked here
 _JSON = b"application/json"
-_ASKED = frozenset({b"accept", b"accept-encoding", b"content-type", b"if-none-match", b"if-modified-since"})
+_ASKED = frozenset({b"accept", b"content-type", b"if-none-match", b"if-modified-since"})
 _ANSWERED = frozenset(
-    {b"content-type", b"content-encoding", b"etag", b"last-modified", b"cache-control", b"vary", b"warning"}
-    | {b"retry-after", b"audit-id"}
+    {b"content-type", b"etag", b"last-modified", b"cache-control", b"vary", b"warning", b"retry-after", b"audit-id"}
 )
+_PLAIN = (b"accept-encoding", b"identity")  # no credential could be found in anything else
 _HOSTS = frozenset({"127.0.0.1", "localhost"})
 _ACCESS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -90,7 +92,7 @@ class ReadSession:
 
     async def rights(self) -> Rights:
         answers: dict[str, bool] = {}
-        warnings: list[str] = []
+        unknown: defaultdict[str, list[str]] = defaultdict(list)  # by why
 
         async def look(field: str, group: str, resource: str, subresource: str) -> None:
             review = {
@@ -107,17 +109,21 @@ class ReadSession:
                 },
             }
             status, words = await ask(self._upstream, self._target, "POST", _ACCESS, json.dumps(review).encode())
-            found = _object(words) if status == 201 else None
-            if found is None:
-                reason = words if status is None else f"the cluster answered {status}"
-                warnings.append(f"whether {field} can be read is not known: {printable(reason)}")
+            allowed = _inner(_object(words) or {}, "status").get("allowed") if status == 201 else None
+            if isinstance(allowed, bool):
+                answers[field] = allowed
+            elif status is None:
+                unknown[printable(words)].append(field)
             else:
-                answers[field] = _inner(found, "status").get("allowed") is True
+                unknown[f"the cluster answered {status}" + " without saying it" * (status == 201)].append(field)
 
         async with trio.open_nursery() as nursery:
             for each in _RIGHTS:
                 nursery.start_soon(look, *each)
-        return Rights(self._target.context, self._target.namespace, **answers, warnings=tuple(sorted(warnings)))
+        order = [field for field, *_ in _RIGHTS]
+        named = {why: ", ".join(sorted(lacking, key=order.index)) for why, lacking in unknown.items()}
+        warnings = sorted(f"whether {fields} can be read is not known: {why}" for why, fields in named.items())
+        return Rights(self._target.context, self._target.namespace, **answers, warnings=tuple(warnings))
 
     # --- one request ---
 
@@ -133,8 +139,7 @@ class ReadSession:
             elif asked.review and (answer := _own_review(request.body)) is not None:
                 await reply.send_all(201, _JSON, answer)
             else:
-                async with self._places:
-                    refusal = await self._forward(asked, request, reply)
+                refusal = await self._forward_in_turn(asked, request, reply)
         finally:
             self._tell(asked, reply.status, trio.current_time() - request.began, refusal)
 
@@ -145,6 +150,17 @@ class ReadSession:
             return
         self._left_to_tell -= not self._closed
         self._on_request(ClusterRequest(asked.verb, asked.resource, asked.namespace, status, seconds, why))
+
+    async def _forward_in_turn(self, asked: Asked, request: Request, reply: Reply) -> Refusal | None:
+        with trio.move_on_after(BUSY_SECONDS) as waiting:
+            await self._places.acquire()
+        if waiting.cancelled_caught:
+            await _refuse(reply, Refusal.BUSY, f"runner: {PLACES} requests are under way; end a watch or a log first")
+            return Refusal.BUSY
+        try:
+            return await self._forward(asked, request, reply)
+        finally:
+            self._places.release()
 
     async def _forward(self, asked: Asked, request: Request, reply: Reply) -> Refusal | None:
         """Let a request through; why that failed, if it did, is answered."""
@@ -169,7 +185,7 @@ class ReadSession:
     async def _pass_on(self, asked: Asked, request: Request, reply: Reply, waiting: trio.CancelScope) -> None:
         """Raises ``UpstreamFailed``, and what is wrong with the file of a token by now."""
         body = request.body if asked.review else b""
-        headers = [(name, value) for name, value in request.headers if name in _ASKED]
+        headers = [(name, value) for name, value in request.headers if name in _ASKED] + [_PLAIN]
         for last in (False, True):
             shown = self._target.authorization()
             own = [(b"authorization", shown)] if shown else []
@@ -181,31 +197,60 @@ class ReadSession:
 
 
 async def _pass(answer: Answer, reply: Reply, waiting: trio.CancelScope, *, streams: bool, secret: bytes) -> None:
-    """Hand an answer on as it comes. A client may take its time; a server may not, unless it ``streams``."""
-    headers = [(name, value) for name, value in answer.headers if name in _ANSWERED]
-    coded = any(name == b"content-encoding" for name, _ in headers)
-    if answer.status >= 400 and secret and not coded:
-        text = b""
-        async for chunk in answer.body:
-            text = (text + chunk)[:_MAX_ERROR]
-        await reply.start(answer.status, headers)
-        await reply.send(text.replace(secret.partition(b" ")[2], b"[redacted]"))
-        return
+    """Hand an answer on as it comes, but for the secret. A client may take its time; a server may not, unless it
+    ``streams``."""
+    if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in answer.headers):
+        raise UpstreamFailed("it answers in an encoding that it was not asked for")
+    hiding = _Hiding(secret.partition(b" ")[2])
+    headers = [(name, hiding.within(value)) for name, value in answer.headers if name in _ANSWERED]
     await reply.start(answer.status, headers)
-    patience = math.inf if streams else PIECE_SECONDS
+    patience = math.inf if streams and answer.status < 400 else PIECE_SECONDS
     waiting.deadline = trio.current_time() + patience
     async for chunk in answer.body:
         waiting.deadline = math.inf
-        await reply.send(chunk)
+        if text := hiding.feed(chunk):
+            await reply.send(text)
         waiting.deadline = trio.current_time() + patience
+    if hiding.held:
+        await reply.send(hiding.held)
+
+
+class _Hiding:
+    """Bytes on their way, with a word left out. ``held`` is what may be its beginning.
+
+    Only the word as it is: what looks for more forms waits at the end of many a line for the next one.
+    """
+
+    def __init__(self, word: bytes) -> None:
+        self._word = word if len(word) >= SHORTEST else b""
+        self.held = b""
+
+    def within(self, text: bytes) -> bytes:
+        return text.replace(self._word, b"[redacted]") if self._word else text
+
+    def feed(self, chunk: bytes) -> bytes:
+        text = self.within(self.held + chunk)
+        at = self._begun(text)
+        self.held = text[at:]
+        return text[:at]
+
+    def _begun(self, text: bytes) -> int:
+        """Where the word begins that the text ends in the middle of; else where the text ends."""
+        at = max(len(text) - len(self._word) + 1, 0)
+        while self._word and (at := text.find(self._word[:1], at)) >= 0:
+            if self._word.startswith(text[at:]):
+                return at
+            at += 1
+        return len(text)
 
 
 def _uninvited(request: Request) -> str | None:
     """Why a request is not of a client that reads: one that changes the protocol, or a page in a browser."""
-    if request.header(b"upgrade"):
+    names = {name for name, _ in request.headers}  # and not their values: a second one may follow an empty one
+    if b"upgrade" in names:
         return "runner: read only: nothing can be run, attached or forwarded in this cluster"
     host = request.header(b"host").decode("ascii", "replace").rpartition(":")
-    if request.header(b"origin") or (host[0] or host[2]) not in _HOSTS:
+    if b"origin" in names or (host[0] or host[2]) not in _HOSTS:
         return "runner: only clients of this workspace are answered"
     return None
 
@@ -222,16 +267,19 @@ def _own_review(body: bytes) -> bytes | None:
     return json.dumps({**review, "status": denied}).encode()
 
 
+_STATUSES = {Refusal.CLUSTER: (502, "ServiceUnavailable"), Refusal.BUSY: (429, "TooManyRequests")}
+
+
 async def _refuse(reply: Reply, refusal: Refusal, message: str) -> None:
     """A ``Status`` as the API server's own, which clients print."""
-    code = 502 if refusal is Refusal.CLUSTER else 403
+    code, reason = _STATUSES.get(refusal, (403, "Forbidden"))
     status = {
         "kind": "Status",
         "apiVersion": "v1",
         "metadata": {},
         "status": "Failure",
         "message": message,
-        "reason": "ServiceUnavailable" if refusal is Refusal.CLUSTER else "Forbidden",
+        "reason": reason,
         "code": code,
     }
     await reply.send_all(code, _JSON, json.dumps(status).encode())
@@ -242,12 +290,14 @@ async def ask(upstream: Upstream, target: Target, method: str, path: str, body: 
     with trio.move_on_after(PATIENCE):
         try:
             own = [(b"authorization", shown)] if (shown := target.authorization()) else []
-            headers: Headers = [(b"accept", _JSON), (b"content-type", _JSON), (b"accept-encoding", b"identity"), *own]
+            headers: Headers = [(b"accept", _JSON), (b"content-type", _JSON), _PLAIN, *own]
             async with upstream.send(method, path, headers, body) as answer:
                 text = b""
                 async for chunk in answer.body:
-                    text = (text + chunk)[:_MAX_ERROR]
-                return answer.status, text.decode(errors="replace")
+                    text += chunk
+                    if len(text) >= _MAX_TEXT:
+                        break
+                return answer.status, text[:_MAX_TEXT].decode(errors="replace")
         except (UpstreamFailed, RunnerError) as error:
             return None, str(error)
     return None, f"no answer in {PATIENCE:g} s"

@@ -39,11 +39,13 @@ class Double:
         self._turns = list(turns)
         self._count = 0  # of requests
         self._taken = 0  # of turns
+        self._unplayed: list[str] = []
 
     @property
     def warnings(self) -> tuple[str, ...]:
         left = len(self._turns) - self._taken
-        return (f"{left} of the rehearsal's {len(self._turns)} turns were not asked for",) if left else ()
+        unasked = [f"{left} of the rehearsal's {len(self._turns)} turns were not asked for"] if left else []
+        return (*self._unplayed, *unasked)
 
     @asynccontextmanager
     async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
@@ -80,6 +82,7 @@ class Double:
         try:
             said = said_of(turn, self._count, model, tools, sent_bytes)
         except NoTool as error:
+            self._unplayed.append(f"turn {self._taken} of the rehearsal was not played: {error}")
             yield self._refuse(400, str(error))
             return
         streams = alt == ["sse"] if self._name is Api.GEMINI else bool(asked.get("stream"))

@@ -16,20 +16,36 @@ import stat
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from runner.errors import BadKubeconfig, KubeconfigRefused, RunnerError, UnknownContext, nearest, printable, shown
+from runner.errors import (
+    BadEncoding,
+    BadKubeconfig,
+    KubeconfigRefused,
+    OverBudget,
+    RunnerError,
+    UnknownContext,
+    nearest,
+    printable,
+    shown,
+)
 from runner.manifest.text import parse
 
 MAX_FILE = 1 << 20  # bytes of a kubeconfig, and of each file that it names
 MAX_TOKEN = 64 << 10
+_MAX_NAME = 253  # characters of a context's name
+_MAX_SERVER = 2048  # characters of a URL
+_MOST_KNOWN = 20  # contexts that are named
 _PATH = 400  # characters of a path that is named
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?")
 _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_HOST_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"(?=.{{1,253}}\Z){_HOST_LABEL}(?:\.{_HOST_LABEL})*\.?")
 _STATIC = "use a kubeconfig with a token instead, best of a service account that may only read: `kubectl create token`"
 _FLATTEN = "`kubectl config view --minify --flatten > FILE` puts certificates into the file itself"
 _KINDS = (("cluster", "clusters"), ("user", "users"), ("context", "contexts"))
@@ -111,10 +127,13 @@ def read_target(files: str, context: str | None, namespace: str | None, reach: M
     merged = _Merged(files)
     name = context or merged.current
     if not name:
-        known = ", ".join(sorted(merged.of("contexts"))) or "none"
+        names = sorted(merged.of("contexts"))
+        known = ", ".join([*map(shown, names[:_MOST_KNOWN]), *["..."] * (len(names) > _MOST_KNOWN)]) or "none"
         raise UnknownContext(
             f"`{shown(files, _PATH)}` has no current context", hint=f"name one of its contexts: {known}"
         )
+    if len(name) > _MAX_NAME:
+        raise BadKubeconfig(f"the name of context `{shown(name)}` has more than {_MAX_NAME} characters")
     chosen, _ = merged.entry("context", name)
     cluster, cluster_folder = merged.entry("cluster", _text(chosen, "cluster"))
     user_name = _text(chosen, "user")
@@ -130,7 +149,7 @@ def read_target(files: str, context: str | None, namespace: str | None, reach: M
         server,
         where,
         merged.exposed,
-        _text(cluster, "tls-server-name") or None,
+        _server_name(cluster, name),
         _material(cluster, "certificate-authority", cluster_folder),
         None if is_plain else _certificate(user, user_folder),
         _token(_text(user, "token"), "token") if user.get("token") and not user.get("tokenFile") else "",
@@ -195,7 +214,10 @@ class _Merged:
         if mode & 0o024 and not self.exposed:
             what = "changed by its group" if mode & 0o020 else "read by others"
             self.exposed = f"`{shown(path, _PATH)}` can be {what}"
-        trees, findings = parse(path, raw)
+        try:
+            trees, findings = parse(path, raw)
+        except (BadEncoding, OverBudget) as error:
+            raise BadKubeconfig(f"`{shown(path, _PATH)}` is not a kubeconfig: {error.message}") from error
         if findings or len(trees) != 1 or not isinstance(trees[0].data, dict):
             at = next((f", line {finding.at.line}" for finding in findings if finding.at), "")
             raise BadKubeconfig(
@@ -259,14 +281,29 @@ def _server(cluster: Mapping[str, Any], context: str, reach: Mapping[str, str]) 
         _ = parts.port
     except ValueError as error:
         raise BadKubeconfig(f"the server of context `{shown(context)}` is no URL") from error
-    if parts.username or parts.query or parts.fragment or not parts.hostname or not _PREFIX.fullmatch(parts.path):
+    if set(text) & set("@?#") or not _is_host(parts.hostname or "") or not _PREFIX.fullmatch(parts.path):
         raise BadKubeconfig(f"the server of context `{shown(context)}` is no URL of a cluster")
     if parts.scheme != "https" and (parts.scheme != "http" or parts.hostname not in _LOOPBACK):
         message = f"the server of context `{shown(context)}` is not reached by https"
         raise KubeconfigRefused(message, hint="only a server on this host may be http")
-    if not text.isascii() or not text.isprintable() or " " in text:
+    if not text.isascii() or not text.isprintable() or " " in text or len(text) > _MAX_SERVER:
         raise BadKubeconfig(f"the server of context `{shown(context)}` is no plain URL")
     return text.rstrip("/")
+
+
+def _server_name(cluster: Mapping[str, Any], context: str) -> str | None:
+    name = _text(cluster, "tls-server-name")
+    if name and not _is_host(name):
+        raise BadKubeconfig(f"`tls-server-name` of context `{shown(context)}` is no name of a host")
+    return name or None
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return _HOST.fullmatch(text) is not None
+    return True
 
 
 def _certificate(user: Mapping[str, Any], folder: Path) -> bytes | None:

@@ -20,6 +20,7 @@ class Refusal(StrEnum):
     SECRETS = "secrets"
     WRITE = "write"
     REQUEST = "request"  # odd, or not known to read
+    BUSY = "busy"  # too many are under way
     CLUSTER = "cluster"  # not reached, or it did not go on
 
 

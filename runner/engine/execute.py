@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -14,27 +15,31 @@ RunStep = Callable[[str], Awaitable[None]]
 async def execute(graph: Graph, run_step: RunStep) -> None:
     """Run every node once all that it needs has ended, each edge looked at once.
 
+    Nodes that may begin at once begin in the graph's order, up to what ``run_step`` waits for first.
     Cancelling this call cancels the running nodes. A node that raises is an infrastructure error: it
     cancels the others and propagates. Skipping by the outcomes of needs is ``run_step``'s decision.
     """
     waiting = graph.indegrees  # needs that have not ended
     followers = graph.followers
+    ready = deque(name for name, count in waiting.items() if not count)  # as many as tasks that are about to take one
 
     async with trio.open_nursery() as nursery:
 
-        async def run(name: str) -> None:
-            while True:  # the first follower goes on in this task: a chain costs no task a step
+        async def run() -> None:
+            """Tasks begin in any order, so none is started for a node: each takes the first that is ready."""
+            while True:  # one follower goes on in this task: a chain costs no task a step
+                name = ready.popleft()
                 await run_step(name)
-                ready = []
+                before = len(ready)
                 for follower in followers[name]:
                     waiting[follower] -= 1
                     if not waiting[follower]:
                         ready.append(follower)
-                for follower in ready[1:]:
-                    nursery.start_soon(run, follower)
-                if not ready:
+                more = len(ready) - before
+                if not more:
                     return
-                name = ready[0]
+                for _ in range(more - 1):
+                    nursery.start_soon(run)
 
-        for root in [name for name, count in waiting.items() if not count]:
-            nursery.start_soon(run, root)
+        for _ in range(len(ready)):
+            nursery.start_soon(run)

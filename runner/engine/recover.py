@@ -288,6 +288,8 @@ class _Ending:
                 )
             # By now the incident may have the output of a later run; then this one's stays here.
             latest = record.log is not None and await trio.to_thread.run_sync(is_latest, Path(record.log))
+            if record.log is not None and not latest:
+                self._kept.append(f"{run.places.directory / 'output'}: another run has worked on the incident since")
             return await save(saving.body if latest else replace(saving.body, incident=None), run)
 
     async def _emit_news(self, *events: ev.Event) -> None:

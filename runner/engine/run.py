@@ -7,8 +7,7 @@ needed inside work; sandboxes and their services live in a nursery around both.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -25,7 +24,7 @@ from runner.ports.provider import KILL_GRACE, STOP_GRACE
 from runner.record import RunRecord, fold
 from runner.redact import Secret
 from runner.steps._lease import Tenure, keep
-from runner.steps._quota import outgrown, watched
+from runner.steps._quota import outgrown, size_of, too_large, watched
 from runner.steps._removal import fall_back
 from runner.steps._run import Places, Ports, Resumption, Run, Underway
 from runner.steps.provision.plan import Body as Provisioning
@@ -314,9 +313,8 @@ class _Stage:
         self.run.underway = underway = Underway(step.id, stops.explain)
         try:
             with trio.CancelScope(deadline=min(stops.own, stops.outer)) as scope:
-                async with self._watching_disk(stops, scope):
-                    work = _take_over(step, self.run, reused[0].from_run) if reused else _perform(step, self.run)
-                    outcome = await work
+                work = _take_over(step, self.run, reused[0].from_run) if reused else _perform(step, self.run)
+                outcome = await self._within_disk(stops, scope, work)
         except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
             outcome = _broken(group, end_unknown=underway.end_unknown)
             if isinstance(error := leaf(group), Escaped):
@@ -326,23 +324,23 @@ class _Stage:
                 self.run.retire()  # no later step may find what was in this one's sandbox
             await self.run.emit(ev.StepEnded(step.id, outcome or stops.outcome()))
 
-    @asynccontextmanager
-    async def _watching_disk(self, stops: _Stops, scope: trio.CancelScope) -> AsyncIterator[None]:
-        """Cancel the step's scope when its workspace outgrows a limit that the provider does not keep."""
-        places = watched(self.run)
+    async def _within_disk(self, stops: _Stops, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
+        """Do a step's work; cancel its scope when its workspace outgrows a limit that the provider does not keep."""
+        places, limit = watched(self.run, stops.step.kind), self.run.plan.limits.disk_bytes or 0
         if not places:
-            yield
-            return
+            return await work
 
         async def watch() -> None:
-            stops.over_bytes = await outgrown(places, self.run.plan.limits.disk_bytes or 0)
+            stops.overfull = too_large(await outgrown(places, limit), limit)
             stops.over_at = trio.current_time()
             scope.cancel()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
-            yield
+            outcome = await work
             nursery.cancel_scope.cancel()
+        size = await size_of(places)
+        return failed(Reason.DISK, too_large(size, limit)) if size > limit and outcome.ok else outcome
 
     def _blocked(self, step: Step) -> str | None:
         for need in step.needs:
@@ -368,7 +366,7 @@ class _Stops:
     outer: float
     settling: bool
     over_at: float | None = None  # when the workspace was seen to be larger than its limit
-    over_bytes: int = 0
+    overfull: str = ""  # in words
 
     def explain(self, rung: Rung, command: float) -> ev.RungReached:
         """The event of a rung of ending this step's command, whose own deadline is ``command``."""
@@ -393,7 +391,7 @@ class _Stops:
             case StopReason.LEASE_LOST:
                 return failed(Reason.LEASE, "stopped because the lease of its workspace was ending")
             case StopReason.DISK_FULL:
-                return failed(Reason.DISK, f"stopped because its workspace had grown to {self.over_bytes >> 20} MiB")
+                return failed(Reason.DISK, f"stopped: {self.overfull}")
             case _:
                 return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped")
 

@@ -389,7 +389,7 @@ def _findings(detail: Any, model: type[BaseModel], tree: Tree, prefix: Keys) -> 
         case "extra_forbidden":
             name = shown(str(own[-1]))
             message = f"`{name}` is not a field of {_name_of(keys[:-1])}"
-            yield UnknownField(message, at=tree.key_place(*keys), hint=nearest(name, _fields(model, own[:-1])))
+            yield UnknownField(message, at=tree.key_place(*keys), hint=_hint(name, model, own[:-1]))
         case "value_error" if isinstance(context["error"], Faults):
             for fault in context["error"].faults:
                 yield _broken(fault, tree, keys)
@@ -427,6 +427,17 @@ def _fields(model: type[BaseModel] | None, keys: Keys) -> dict[str, str]:
         if model is not None and isinstance(key, str):
             model, _ = inner_model(model, key)
     return {f.alias or name: f.description or "" for name, f in model.model_fields.items()} if model else {}
+
+
+def _hint(name: str, model: type[BaseModel], keys: Keys) -> str:
+    """What an unknown field may have been meant to be: a near one, or, of a ``spec``, one of another kind."""
+    near = nearest(name, _fields(model, keys))
+    bodies = {} if keys or model not in kinds().values() else kinds()
+    others = [f"`{kind}`" for kind, body in bodies.items() if name in _fields(body, ())]
+    if not others:
+        return near
+    where = f"it is a field of {' and '.join(others)}"
+    return f"{near} {where}" if near.endswith("?") else where
 
 
 def _name_of(keys: Keys) -> str:

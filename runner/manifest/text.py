@@ -203,7 +203,8 @@ def read(path: Path, shown_as: str) -> bytes:
             raw = stream.read(FILE_BYTES + 1)
     except OSError as error:
         reason = "its links go round in a circle" if error.errno == errno.ELOOP else (error.strerror or "").lower()
-        raise UnreadableManifest(f"`{shown(shown_as)}` cannot be read: {reason}") from error
+        hint = "`runner init` writes it" if error.errno == errno.ENOENT and path.name == ".runner" else None
+        raise UnreadableManifest(f"`{shown(shown_as)}` cannot be read: {reason}", hint=hint) from error
     if len(raw) > FILE_BYTES:
         raise OverBudget(f"`{shown(shown_as)}` is over {FILE_BYTES >> 20} MiB", hint="split it into several files")
     return raw

@@ -35,8 +35,9 @@ class Agent(Protocol):
 class Access:
     """How a CLI reaches its model. Without an ``address`` it goes to the provider itself.
 
-    ``address`` is ``http://HOST:PORT``, and ``key`` then no more than what stands where a key is wanted. ``tools`` are
-    the only ones that it may have, ``None`` for its own choice. ``workspace`` and ``home`` are directories inside.
+    ``address`` is the base URL of its API, as ``RUNNER_*_URL`` have it; that of the gateway takes anything as ``key``.
+    ``tools`` are the only ones that it may have, ``None`` for its own choice. ``workspace`` and ``home`` are
+    directories inside.
     """
 
     model: str

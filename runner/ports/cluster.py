@@ -33,7 +33,8 @@ class ClusterRequest:
     """One request and how it was answered, or ``count`` alike ones, in which case ``resource`` is empty.
 
     ``verb`` and ``resource`` are the API's: ``get``, ``pods/log``, ``deployments.apps``; or the path of what is none.
-    ``refusal`` says why it was answered here and not by the cluster: ``secrets``, ``write``, ``request``, ``cluster``.
+    ``refusal`` says why it was answered here and not by the cluster: ``secrets``, ``write``, ``request``, ``busy``,
+    or ``cluster`` when that failed.
     """
 
     verb: str
@@ -47,24 +48,24 @@ class ClusterRequest:
 
 @dataclass(frozen=True)
 class Rights:
-    """What may be read in a namespace, as the cluster itself says, and ``warnings`` of what could not be asked.
+    """What may be read in a namespace, as the cluster itself says; ``None`` is not known, and ``warnings`` say why.
 
     Secrets are not among it, whatever the credential may do.
     """
 
     cluster: str
     namespace: str
-    pods: bool = False
-    logs: bool = False
-    events: bool = False
-    deployments: bool = False
-    services: bool = False
-    configmaps: bool = False
-    nodes: bool = False
+    pods: bool | None = None
+    logs: bool | None = None
+    events: bool | None = None
+    deployments: bool | None = None
+    services: bool | None = None
+    configmaps: bool | None = None
+    nodes: bool | None = None
     warnings: tuple[str, ...] = ()
 
     def document(self, validated_at: str) -> dict[str, object]:
-        """The content of ``incident_cluster_permissions.json``."""
+        """The content of ``incident_cluster_permissions.json``; a right that is not known is ``null``."""
         return {
             "cluster_name": self.cluster,
             "validated_at": validated_at,

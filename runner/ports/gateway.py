@@ -21,13 +21,17 @@ from runner.ports.provider import Connection
 class Api(StrEnum):
     """Whose protocol the CLI speaks. ``OPENAI`` is both of its forms, Responses and Chat Completions.
 
-    The base URL for a CLI is ``http://127.0.0.1:PORT`` for ``ANTHROPIC`` and ``GEMINI``; for ``OPENAI`` it is that, or
-    that with ``/v1``, as the CLI wants it.
+    The base URL at a port of a workspace is ``http://127.0.0.1:PORT`` and ``below``.
     """
 
     ANTHROPIC = "anthropic"
     OPENAI = "openai"
     GEMINI = "gemini"
+
+    @property
+    def below(self) -> str:
+        """The path that its base URL ends with."""
+        return "/v1" if self is Api.OPENAI else ""
 
 
 class Refusal(StrEnum):

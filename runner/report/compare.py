@@ -9,7 +9,7 @@ from runner.errors import printable
 from runner.model import Status
 from runner.plan.model import Json, plain_fields
 from runner.report.account import Account, report_bytes, sections, used
-from runner.report.words import MARKS, columns, count, duration, size
+from runner.report.words import MARKS, columns, cost, count, duration, others, size
 
 FORMAT = "runner/comparison/v1"
 WIDEST = 40  # columns of a cell
@@ -113,7 +113,7 @@ def _cells(row: Row) -> list[str]:
         f"{MARKS[row.status]} {row.status.value}{reason}{' (rehearsal)' * row.rehearsal}",
         duration(row.seconds),
         count(row.tokens) if row.tokens else "",
-        f"${row.cost_usd:.2f}" if row.tokens and row.cost_usd is not None else "",
+        cost(row.cost_usd) if row.tokens and row.cost_usd is not None else "",
         _commands(row),
         f"{row.sections} of {row.sections_wanted}" if row.sections_wanted else "",
         size(row.report_bytes) + "B" * (row.report_bytes < 1024) if row.report_bytes is not None else "",
@@ -121,8 +121,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _commands(row: Row) -> str:
-    """All that were asked for, and how many of them did not come to their end."""
+    """All that ran, and how many did not come to their end or were refused."""
     if row.executed is None or row.denied is None or row.cut is None:
         return ""
-    others = [f"{number} {word}" for number, word in ((row.denied, "refused"), (row.cut, "cut")) if number]
-    return ", ".join([str(row.executed + row.denied + row.cut), *others])
+    return f"{row.executed + row.cut}{others(row.denied, row.cut)}"

@@ -1,8 +1,9 @@
 """Runs as JUnit XML: a suite a run, a case a step, and a case for each thing that was verified.
 
 Only what the schemas of Ant (windyroad) and of Jenkins (junit-10) both allow: no attribute of ``testsuites``, one
-child of a case at most, ``failure`` also where one of them would say ``error``, output in the text of a failure.
-Names of cases are the same in every run of a manifest, so that a CI can follow them.
+child of a case at most, output in the text of a failure. ``error`` is a run that has not ended, ``failure`` all else
+that went wrong; a check that failed is a failure, and its step is not another one. Names of cases are the same in every
+run of a manifest, so that a CI can follow them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from runner.report.words import commands
 
 HOST = "localhost"  # reports go where a host's name is nobody's business
 _MOST = 4096  # characters of a message or line
+_OF_CHECKS = (Reason.VERIFY, Reason.NO_EVIDENCE)  # what went wrong is that a check failed
 
 
 def render(accounts: Sequence[Account], failure: RunnerError | None = None) -> str:
@@ -48,7 +50,7 @@ def _whole_suite(number: int, name: str, record: RunRecord | None, kinds: Sequen
         "hostname": HOST,
         "tests": str(len(kinds)),
         "failures": str(kinds.count("failure")),
-        "errors": "0",
+        "errors": str(kinds.count("error")),
         "skipped": str(kinds.count("skipped")),
         "time": _seconds(record.seconds if record is not None else None),
     }
@@ -81,38 +83,52 @@ def _properties(account: Account) -> Iterator[tuple[str, str]]:
 
 
 def _cases(account: Account) -> Iterator[tuple[str, str]]:
-    """Each case, and whether it is a ``failure``, ``skipped`` or neither."""
+    """Each case, and whether it is an ``error``, a ``failure``, ``skipped`` or neither."""
     record = account.record
     for name, step in record.steps.items():
-        yield _case(record.name, name, step.seconds, *_of_step(name, step, account))
-        for check in record.checks.get(name, ()):
-            yield _case(record.name, f"{name}: {check.what}", None, *_of_check(check))
-    if record.status is Status.LOST:
-        yield _case(record.name, "run", None, "failure", _failure("lost", "its runner has died", ""))
-    elif blamed(record) is None and (record.outcome is None or not record.outcome.ok or not record.steps):
+        checks = record.checks.get(name, ())
+        tail = _lines(account.tails.get(name, ()))
+        first = next((check for check in checks if not check.ok), None)
+        yield _case(record.name, name, step.seconds, *_of_step(step, checks, tail))
+        for check in checks:
+            yield _case(record.name, f"{name}: {check.what}", None, *_of_check(check, tail if check is first else ""))
+    if record.outcome is None:
+        why = "its runner has died" if record.status is Status.LOST else "it has not ended"
+        yield _case(record.name, "run", None, "error", _wrong("error", record.status.value, why, ""))
+    elif blamed(record) is None and (not record.outcome.ok or not record.steps):
         yield _case(record.name, "run", record.seconds, *_of_outcome(record.outcome, ""))
 
 
-def _of_step(name: str, step: StepRecord, account: Account) -> tuple[str, str]:
+def _of_step(step: StepRecord, checks: Sequence[Check], tail: str) -> tuple[str, str]:
     if step.outcome is None:
-        return "skipped", _element("skipped", {"message": "not reached"})
-    return _of_outcome(step.outcome, _lines(account.tails.get(name, ())))
+        return _skipped("not reached" if step.started is None else "it has not ended")
+    if step.outcome.reason in _OF_CHECKS and not all(check.ok for check in checks):
+        return _skipped(step.outcome.message)
+    return _of_outcome(step.outcome, tail)
 
 
-def _of_outcome(outcome: Outcome | None, tail: str) -> tuple[str, str]:
-    if outcome is None or outcome.status is Status.SKIPPED:
-        return "skipped", _element("skipped", {"message": _line(outcome.message if outcome else "not ended")})
+def _of_outcome(outcome: Outcome, tail: str) -> tuple[str, str]:
+    if outcome.status is Status.SKIPPED:
+        return _skipped(outcome.message)
     if outcome.ok:
         return "", ""
-    text = _lines(outcome.details) + (f"\n\nthe end of its output:\n{tail}" if tail else "")
     reason = outcome.reason.value if outcome.reason is not None else outcome.status.value
-    return "failure", _failure(reason, outcome.message, text)
+    return "failure", _wrong("failure", reason, outcome.message, _with_tail(_lines(outcome.details), tail))
 
 
-def _of_check(check: Check) -> tuple[str, str]:
+def _of_check(check: Check, tail: str) -> tuple[str, str]:
     if check.ok:
         return "", ""
-    return "failure", _failure(Reason.VERIFY.value, check.found or "it is not so", str(check))
+    text = _with_tail(str(check), tail)
+    return "failure", _wrong("failure", Reason.VERIFY.value, check.found or "it is not so", text)
+
+
+def _skipped(message: str) -> tuple[str, str]:
+    return "skipped", _element("skipped", {"message": _line(message)})
+
+
+def _with_tail(text: str, tail: str) -> str:
+    return f"{text}\n\nthe end of its output:\n{tail}" if tail else text
 
 
 def _refusal(number: int, failure: RunnerError) -> str:
@@ -127,7 +143,7 @@ def _refusal(number: int, failure: RunnerError) -> str:
 def _finding(finding: RunnerError) -> str:
     places = [str(place) for place in (finding.at, *finding.also) if place is not None]
     hint = [f"hint: {finding.hint}"] if finding.hint else []
-    return _failure(finding.code, finding.message, _lines([finding.message, *places, *hint]))
+    return _wrong("failure", finding.code, finding.message, _lines([finding.message, *places, *hint]))
 
 
 def _case(classname: str, name: str, seconds: float | None, kind: str, child: str) -> tuple[str, str]:
@@ -135,8 +151,9 @@ def _case(classname: str, name: str, seconds: float | None, kind: str, child: st
     return _element("testcase", attributes, child), kind
 
 
-def _failure(reason: str, message: str, text: str) -> str:
-    return _element("failure", {"type": reason, "message": _line(message)}, escape(text))
+def _wrong(tag: str, reason: str, message: str, text: str) -> str:
+    """A ``failure`` or an ``error``."""
+    return _element(tag, {"type": reason, "message": _line(message)}, escape(text))
 
 
 def _element(tag: str, attributes: dict[str, str], content: str = "") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner.errors import printable
@@ -76,12 +76,17 @@ def usage_lines(record: RunRecord) -> Iterator[str]:
 
 
 def cluster_line(used: ClusterUse) -> str:
-    """How often commands asked a cluster, and what of it was refused."""
-    refused = sum(used.refused.values())
-    most = sorted(used.refused, key=lambda what: (-used.refused[what], what))
-    named = ", ".join(most[:_NAMED]) + (", ..." if len(most) > _NAMED else "")
-    counts = f"{used.requests} request{'s' * (used.requests != 1)}, {refused} refused"
-    return f"{used.context}: {counts}" + (f" ({named})" if most else "")
+    """How often commands asked a cluster, and what of it was refused here or failed at the cluster."""
+    counts = [f"{used.requests} request{'s' * (used.requests != 1)}", _counted(used.refused, "refused")]
+    counts += [_counted(used.failed, "failed")] if used.failed else []
+    return f"{used.context}: {', '.join(counts)}"
+
+
+def _counted(requests: Mapping[str, int], what: str) -> str:
+    most = sorted(requests, key=lambda each: (-requests[each], each))
+    known = [each for each in most if " " in each]  # requests that were counted together have a verb only
+    named = ", ".join(known[:_NAMED] + ["..."] * (len(most) > len(known[:_NAMED])))
+    return f"{sum(requests.values())} {what}" + (f" ({named})" if known else "")
 
 
 def _step(name: str, step: StepRecord) -> Iterator[str]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from runner import events as ev
@@ -35,7 +36,8 @@ _HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Scene:
-    """What is known of a run before it starts. ``sections`` are those that its report must have."""
+    """What is known of a run before it starts. ``sections`` are those that its report must have, ``flags``
+    the words with which a triage like it is asked for."""
 
     agent: str = ""
     model: str = ""
@@ -46,6 +48,7 @@ class Scene:
     turns: int | None = None
     report: str = ""
     sections: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,8 @@ def opening(record: RunRecord, scene: Scene, clock: Callable[[int], str]) -> Ite
         yield f"cluster    {scene.cluster or 'none: the files of the incident are all there is'}"
     if scene.network != "none":
         key = "; the key stays outside" if scene.network.startswith("model gateway") else ""
-        reach = "API server (through the runner) and " if scene.cluster else ""
-        yield f"network    {reach}{scene.network} only{key}"
+        ways = scene.network.replace("cluster, read only", "API server (through the runner, read only)")
+        yield f"network    {ways}, nothing else{key}"
 
 
 def news(record: RunRecord, event: ev.Event) -> Iterator[str]:
@@ -122,7 +125,7 @@ def news(record: RunRecord, event: ev.Event) -> Iterator[str]:
         case ev.OomKilled():
             yield f" ! {record.warnings[-1][1]}"
         case ev.CancelRequested(reason=reason):
-            yield f" ! stopping: {reason}; what there is will be saved"
+            yield f" ! stopping: {reason}; what there is will be saved, unless you stop it again"
         case _:
             pass
 
@@ -183,6 +186,8 @@ def closing(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
         yield f"  {label:<10}  {shown_path(found.place, found.here)}"
     for left in record.left:
         yield f"  LEFT BEHIND {left}"
+    if record.left:
+        yield f"  Clean up    runner recover {record.id}"
     yield from _next(record, scene, found)
 
 
@@ -190,8 +195,11 @@ def _next(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
     if record.status is Status.SUCCEEDED:
         if scene.incident is not None:
             other = "codex" if scene.agent == "claude" else "claude"
-            yield f"  Second opinion: runner triage -w {shown_path(scene.incident, found.here)} -a {other}"
+            flags = "".join(f" {quote(word)}" for word in scene.flags)
+            yield f"  Second opinion: runner triage -w {shown_path(scene.incident, found.here)} -a {other}{flags}"
         return
+    if record.outcome is not None and record.outcome.reason in (Reason.TURNS, Reason.BUDGET):
+        yield "  More turns  runner triage --max-turns N"
     if record.rehearsal is None:
         yield f"  Continue    runner resume {record.id}"
     yield f"  Evidence    runner runs show {record.id}"

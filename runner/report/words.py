@@ -37,11 +37,14 @@ def duration(seconds: float | None) -> str:
 
 
 def commands(seen: CommandsSeen) -> str:
-    """``17 commands, 1 refused, 1 cut``; what there is none of is left out."""
-    total = seen.executed + seen.denied + seen.cut
-    parts = [f"{total} command{'s' * (total != 1)}"]
-    parts += [f"{count} {word}" for count, word in ((seen.denied, "refused"), (seen.cut, "cut")) if count]
-    return ", ".join(parts)
+    """``17 commands, 1 of them cut, 2 refused``: 17 ran; what there is none of is left out."""
+    ran = seen.executed + seen.cut
+    return f"{ran} command{'s' * (ran != 1)}{others(seen.denied, seen.cut)}"
+
+
+def others(denied: int, cut: int) -> str:
+    """What follows the number of commands that ran: those whose end nobody saw, and those that never began."""
+    return f", {cut} of them cut" * bool(cut) + f", {denied} refused" * bool(denied)
 
 
 def size(count: int) -> str:
@@ -86,8 +89,13 @@ def usage(used: Usage) -> str:
     cached = f" ({count(used.cached_tokens)} of them cached)" if used.cached_tokens else ""
     parts.append(f"{count(used.tokens)} tokens{cached}")
     if used.cost_usd is not None:
-        parts.append(f"${used.cost_usd:.2f}" if used.cost_usd >= 0.01 or not used.cost_usd else "less than $0.01")
+        parts.append(cost(used.cost_usd))
     return ", ".join(parts)
+
+
+def cost(dollars: float) -> str:
+    """``$0.31``; what is no whole cent is not said to be free."""
+    return f"${dollars:.2f}" if dollars >= 0.01 or not dollars else "less than $0.01"
 
 
 def count(number: int) -> str:

@@ -6,6 +6,7 @@ written over, and a reader never sees half a prompt.
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 from contextlib import suppress
@@ -42,8 +43,12 @@ def open_log(directory: Path, agent: str, moment: int) -> LogFile:
 
 
 def is_latest(log: Path) -> bool:
-    """Whether no agent has worked on the incident since the one whose log this is. Blocking."""
-    names = [name for path in log.parent.glob("*") if (name := _LOG.fullmatch(path.name))]
+    """Whether no agent has worked on the incident since the one whose log this is. Blocking.
+
+    Names tell, since what an agent leaves is never delivered under one of them: see ``trees.OWN_LOG``.
+    """
+    files = (path.name for path in log.parent.glob("*") if path.is_file() and not path.is_symlink())
+    names = [name for file in files if (name := _LOG.fullmatch(file))]
     return bool(names) and max(names, key=_moment)[0] == log.name
 
 
@@ -51,11 +56,34 @@ def _moment(name: re.Match[str]) -> tuple[str, int]:
     return name[1], int(name[2] or 1)
 
 
+def keep_earlier(output: Path, new: Path, report: str) -> list[str]:
+    """Before the files of ``new`` go to ``output``: the report there that theirs would replace gets another name, with
+    the moment of its last change (UTC); why not, if it could not. A link stays, and so does a report of the same bytes.
+
+    Blocking.
+    """
+    there = output / report
+    if not (new / report).is_file() or not there.is_file() or there.is_symlink():
+        return []
+    try:
+        if filecmp.cmp(there, new / report, shallow=False):
+            return []
+        second = datetime.fromtimestamp(there.stat().st_mtime, UTC).strftime("%Y%m%d_%H%M%S")
+        names = (f"{there.stem}.{second}{f'-{number}' if number > 1 else ''}{there.suffix}" for number in count(1))
+        name = next(name for name in names if not os.path.lexists(there.with_name(name)))
+        with opened(there.parent) as top:
+            os.rename(there.name, name, src_dir_fd=top, dst_dir_fd=top)
+    except OSError as error:
+        return [f"the earlier {report}: {error.strerror}"]
+    return []
+
+
 @dataclass(frozen=True)
 class Delivery:
     """Where what a run leaves goes in an incident's directory.
 
-    Members of a matrix that share the directory have a folder each below ``output``, by their names.
+    Members of a matrix that share the directory have a folder each in ``output`` and ``logs``, by their names; no
+    name that an agent chooses leads from the one to the other.
     """
 
     incident: Path
@@ -66,11 +94,11 @@ class Delivery:
         return self.incident / "output" / self.member
 
     @property
-    def rest(self) -> Path:
-        """The place of the prompt, and of the folder ``logs``."""
-        return self.output if self.member else self.incident
+    def logs(self) -> Path:
+        return self.incident / "logs" / self.member
 
     def put_prompt(self, run: Path) -> None:
         """Copy it from a run's directory, in the place of an earlier run's. Blocking. Raises ``HostRefused``."""
-        if left := trees.copy_out(run, self.rest, only=(PROMPT,)):
-            raise HostRefused(f"`{self.rest}` does not take what the agent is sent: {left[0]}")
+        place = self.logs if self.member else self.incident
+        if left := trees.copy_out(run, place, only=(PROMPT,)):
+            raise HostRefused(f"`{place}` does not take what the agent is sent: {left[0]}")

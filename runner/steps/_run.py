@@ -92,6 +92,7 @@ class Ports:
     gateway: Gateway
     cluster: ClusterGateway
     model_key: Callable[[Api], str]  # for an agent that is to have it; raises ``KeyMissing``
+    model_url: Callable[[Api], str | None]  # where it goes with it, ``None`` for the provider; raises ``UsageError``
     lease: Callable[[str], Awaitable[Lease]]  # of a workspace, by the store
     nonce: str
     now: Callable[[], int]  # microseconds since the epoch

@@ -81,14 +81,14 @@ def _judged(redactor: Redactor, root: Path, path: str, prefix: str) -> Iterator[
 
 
 async def output_leaks(redactor: Redactor, output: Path) -> tuple[Violation, ...]:
-    """Files of a quiet output directory that show a secret."""
+    """Files and folders of a quiet output directory that show a secret."""
     return await trio.to_thread.run_sync(_output_leaks, redactor, output) if redactor else ()
 
 
 def _output_leaks(redactor: Redactor, output: Path) -> tuple[Violation, ...]:
     found: list[Violation] = []
-    for folder, _, names in os.walk(output):
-        for name in sorted(names):
+    for folder, folders, names in os.walk(output):
+        for name in sorted((*folders, *names)):
             trio.from_thread.check_cancelled()
             path = os.path.relpath(os.path.join(folder, name), output)
             found += _judged(redactor, output, path, "/output/")
@@ -125,10 +125,14 @@ def _shown(redactor: Redactor, root: Path, path: str) -> frozenset[str]:
 
 
 def redact_files(redactor: Redactor, folder: Path) -> list[str]:
-    """Take secrets out of copies that are nobody else's, and out of their names; blocks. Says which showed what."""
+    """Take secrets out of copies that are nobody else's, and out of their names; blocks. Says which showed what.
+
+    A folder whose path shows one is gone afterwards: what was in it lies where the cleaned path says.
+    """
     if not redactor:
         return []
     said: list[str] = []
+    emptied: set[Path] = set()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         stream = redactor.stream()
         half = path.with_name(f".{os.urandom(4).hex()}")
@@ -144,6 +148,18 @@ def redact_files(redactor: Redactor, folder: Path) -> list[str]:
         to = folder / cleaned
         to.parent.mkdir(parents=True, exist_ok=True)
         half.rename(to)
-        found = stream.found | redactor.names_in(relative)
-        said += [f"output {printable(cleaned)} showed secret {name}; it was taken out" for name in sorted(found)]
+        if to != path:
+            emptied.add(path.parent)
+        said += _said(cleaned, stream.found | redactor.names_in(relative))
+    for path in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):  # from within outwards
+        relative = os.fsencode(path.relative_to(folder))
+        found = redactor.names_in(relative)
+        if (found or path in emptied) and not any(path.iterdir()):
+            path.rmdir()
+            said += _said(os.fsdecode(redactor.clean(relative)), found) if path not in emptied else []
+            emptied.add(path.parent)
     return said
+
+
+def _said(cleaned: str, found: Iterable[str]) -> list[str]:
+    return [f"output {printable(cleaned)} showed secret {name}; it was taken out" for name in sorted(found)]

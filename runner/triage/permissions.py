@@ -13,7 +13,8 @@ MINIMUM = ("pods", "logs", "events")  # without any of them an investigation is 
 
 @dataclass(frozen=True)
 class Permissions:
-    """The file's fields by its own names; a right that it does not mention is not there.
+    """The file's fields by its own names; a right that it does not mention is not there, and one that is ``null`` is
+    not known.
 
     ``validated_at`` is when the rights were looked at, in RFC 3339. ``secrets_access_allowed`` is what this
     installation allows, ``can_get_secrets`` what the cluster would.
@@ -21,26 +22,35 @@ class Permissions:
 
     cluster_name: str = ""
     validated_at: str = ""
-    can_get_pods: bool = False
-    can_get_logs: bool = False
-    can_get_events: bool = False
-    can_get_deployments: bool = False
-    can_get_services: bool = False
+    can_get_pods: bool | None = False
+    can_get_logs: bool | None = False
+    can_get_events: bool | None = False
+    can_get_deployments: bool | None = False
+    can_get_services: bool | None = False
     secrets_access_allowed: bool = False
-    can_get_secrets: bool = False
-    can_get_configmaps: bool = False
-    can_get_nodes: bool = False
+    can_get_secrets: bool | None = False
+    can_get_configmaps: bool | None = False
+    can_get_nodes: bool | None = False
     warnings: tuple[str, ...] = ()
 
     @property
     def lacking(self) -> tuple[str, ...]:
         """What of the minimum can not be read."""
-        return tuple(what for what in MINIMUM if not getattr(self, f"can_get_{what}"))
+        return tuple(what for what in MINIMUM if getattr(self, f"can_get_{what}") is False)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Of what of the minimum it is not known whether it can be read."""
+        return tuple(what for what in MINIMUM if getattr(self, f"can_get_{what}") is None)
 
     def complaints(self) -> tuple[str, ...]:
-        """What a person should know before relying on the investigation: too few rights first, then the warnings."""
+        """What a person should know before relying on the investigation: too few rights first, then the warnings.
+
+        What is not known is said here when no warning says why.
+        """
         few = (f"too few rights in the cluster: it can not read {', '.join(self.lacking)}",) if self.lacking else ()
-        return (*few, *self.warnings)
+        unknown = f"whether {', '.join(self.unknown)} can be read is not known"
+        return (*few, *(self.warnings or ((unknown,) if self.unknown else ())))
 
 
 def read_permissions(content: bytes) -> tuple[Permissions, dict[str, object]]:
@@ -54,9 +64,9 @@ def permissions_of(document: Mapping[str, object]) -> Permissions:
     known: dict[str, object] = {}
     for field in fields(Permissions):
         value = document.get(field.name)
-        if value is None:
+        if value is None and (field.name not in document or not field.name.startswith("can_get_")):
             continue
-        if not _fits(field.default, value):
+        if value is not None and not _fits(field.default, value):
             raise ValueError(f"`{field.name}` of {FILE} is not {_KINDS[type(field.default)]}")
         known[field.name] = tuple(value) if isinstance(value, list) else value
     return Permissions(**known)  # type: ignore[arg-type]  # each was compared with its default

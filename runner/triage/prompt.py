@@ -8,8 +8,10 @@ to who wrote the part and would be replaced, and what reads like one of the tags
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from runner.triage.budget import CHARACTERS, MOST, tokens
 
@@ -21,7 +23,8 @@ TAGS: Mapping[str, str] = {
 CUT = "baseline"  # the only part that is ever cut
 
 # The beginning of something that a model could take for one of the tags, whatever stands between `<` and the name.
-_TAG = re.compile(rf"[<\uff1c\ufe64](?=[^A-Za-z0-9<>]{{0,64}}(?:{'|'.join(TAGS.values())}))", re.IGNORECASE)
+# For folded text.
+_TAG = re.compile(rf"<(?=[^A-Za-z0-9<>]{{0,64}}(?:{'|'.join(TAGS.values())}))", re.IGNORECASE)
 _BOUNDARY = re.compile(r"[0-9a-f]{16,64}")
 
 
@@ -64,7 +67,22 @@ def compose(system: str, context: str, user: str) -> str:
 
 def escaped(text: str, boundary: str) -> str:
     """A part's text in which nothing ends the part: no boundary, and ``&lt;`` where one of the tags would begin."""
-    return _TAG.sub("&lt;", text.replace(boundary, "[boundary]"))
+    text = text.replace(boundary, "[boundary]")
+    if text.isascii():
+        return _TAG.sub("&lt;", text)
+    letters = [_folded(letter) for letter in text]
+    starts = {found.start() for found in _TAG.finditer("".join(letters))}
+    at, parts = 0, list[str]()
+    for letter, folded in zip(text, letters, strict=True):
+        parts.append(letter if starts.isdisjoint(range(at, at + len(folded))) else "&lt;")
+        at += len(folded)
+    return "".join(parts)
+
+
+@lru_cache(1 << 12)
+def _folded(letter: str) -> str:
+    """The plain letters that a model could read one as: of a wide ``i`` that, and of what is not seen nothing."""
+    return "" if unicodedata.category(letter) == "Cf" else unicodedata.normalize("NFKD", letter)
 
 
 def _section(name: str, text: str, boundary: str) -> str:

@@ -146,7 +146,7 @@ async def _play(name: str, agent: Cli, case: Case, root: Path) -> tuple[Exit, in
     turns = [_turn(turn, tool) for turn in case.turns]
     tools = READERS.get(name) if case.restricted else None
     async with _served(agent, name, case, [*turns, *[turns[-1]] * 30]) as port:
-        url = f"http://127.0.0.1:{port}"
+        url = f"http://127.0.0.1:{port}{agent.api.below}"
         access = Access(MODELS[name], case.key, url, case.limit, tools, workspace=str(workspace), home=str(home))
         prepared = agent.prepare(access)
         env = {"HOME": str(home), "PATH": f"{PLACE}/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", **prepared.env}

@@ -5,15 +5,29 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import re
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from runner.app.image import CONTEXT_FILES, Recipe, compare, context, digest, inputs, judge, of_home, pins
-from runner.errors import UsageError
-from runner.settings import shipped
+from runner.app.image import (
+    CONTEXT_FILES,
+    MAX_HOST_FILE,
+    Recipe,
+    build,
+    compare,
+    context,
+    digest,
+    inputs,
+    judge,
+    of_home,
+    pins,
+    save_context,
+)
+from runner.errors import FileNotWritten, UsageError
+from runner.settings import Settings, shipped
 
 FOLDER = shipped("runners") / "image"
 ROOT = FOLDER.parents[1]
@@ -116,8 +130,53 @@ def test_what_the_host_reaches_its_mirrors_with_is_in_the_context_and_not_among_
 
 
 def test_a_file_of_the_host_that_can_not_be_read_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="can not be read"):
-        context(Recipe(ca=tmp_path / "nothing"))
+    """Neither a FIFO that nobody writes to nor a file without end is waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b"x" * (MAX_HOST_FILE + 1))
+
+    for path, why in (
+        (tmp_path / "nothing", "No such file"),
+        (tmp_path / "pipe", "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path / "large", "larger than 4 MiB"),
+    ):
+        with pytest.raises(UsageError, match=f"can not be read: {why}"):
+            context(Recipe(ca=path))
+
+
+def test_a_saved_context_is_a_new_file_of_its_owner_alone(tmp_path: Path) -> None:
+    """It may hold a token, which neither a file that others can read nor a link may get."""
+    before = os.umask(0)
+    try:
+        save_context(Recipe(), tmp_path / "new")
+    finally:
+        os.umask(before)
+    (tmp_path / "there").write_text("as it was")
+    (tmp_path / "link").symlink_to("elsewhere")
+
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "new").read_bytes() == context(Recipe())
+    for name in ("there", "link"):
+        with pytest.raises(FileNotWritten, match="is there already"):
+            save_context(Recipe(), tmp_path / name)
+    assert (tmp_path / "there").read_text() == "as it was"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (Recipe(ca=Path("/nonexistent")), "`/nonexistent` can not be read"),
+        (Recipe(base=""), "`` is not the name of an image"),
+        (Recipe(tag=""), "`` is not the name of an image"),
+    ],
+    ids=["a file that is not there", "no base", "no tag"],
+)
+async def test_what_is_asked_for_is_looked_at_before_the_daemon_is(recipe: Recipe, words: str, tmp_path: Path) -> None:
+    settings = Settings.from_env({"HOME": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/no-daemon"})
+
+    with pytest.raises(UsageError, match=words):
+        await build(settings, recipe, print)
 
 
 def test_a_tool_of_another_version_than_the_pinned_one_is_wrong() -> None:

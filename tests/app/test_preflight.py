@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from runner.app.preflight import PATIENCE, Checked, preflight
-from runner.app.triage import Triage
+from runner.app.triage import NOWHERE, Triage
 from runner.egress.double import serve_double
 from runner.egress.turns import Turn
 from runner.settings import Settings
@@ -96,10 +97,32 @@ async def test_what_is_missing_is_said_with_what_to_do(tools: Path) -> None:
 
     assert found(here, "key").text == "no key for the agent's model: `ANTHROPIC_API_KEY` is not set"
     assert found(here, "agent") == Checked(
-        "agent", False, "`claude` is nowhere", "--toolchain DIR, with the CLI in DIR/bin"
+        "agent", False, "`claude` is not on this host", "--toolchain DIR, with the CLI in DIR/bin"
     )
     assert found(contained, "provider").good is False
     assert found(contained, "provider").hint
+
+
+@pytest.mark.parametrize(
+    ("triage", "what", "good", "words"),
+    [
+        (Triage(NOWHERE, memory="5"), "plan", False, "--memory: `5` is not a size"),
+        (Triage(NOWHERE, tools=("Foo",)), "plan", False, "--allowed-tools: `Foo` is not a tool"),
+        (Triage(NOWHERE, tools=("Read",)), "tools", None, "can not write its report"),
+        (Triage(Path("/nonexistent/INC-1")), "incident", None, "is not there yet"),
+    ],
+)
+async def test_what_a_run_would_refuse_is_said(
+    tools: Path, triage: Triage, what: str, good: bool | None, words: str
+) -> None:
+    said = {"memory": "--memory", "tools": "--allowed-tools"}
+    place = replace(triage, providers=("local",), image=None, toolchains=(str(tools),), said=said)
+
+    checked = await preflight(place, Settings.from_env({"RUNNER_HOME": str(tools / "home")}))
+
+    assert found(checked, what).good is good
+    assert words in found(checked, what).text
+    assert found(checked, "agent").good is True
 
 
 async def test_what_does_not_answer_is_said_in_five_seconds(tools: Path, autojump_clock: MockClock) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,17 @@ from runner.app.triage import (
     PROMPT,
     SYSTEM,
     Triage,
+    cannot_write,
     deliver,
+    flags_of,
     keep_manifest,
     manifest_of,
+    plan_triage,
     triage_of,
-    write_incident,
+    written_incident,
 )
 from runner.cli.main import parser_of
-from runner.errors import ForbiddenIncident, NoIncident, RunnerError, UsageError
+from runner.errors import ForbiddenIncident, NoIncident, Rejected, RunnerError, UsageError
 from runner.manifest.load import load
 from runner.settings import Settings
 from runner.spec import template
@@ -241,6 +247,11 @@ def test_a_missing_directory_is_asked_for_with_the_line_that_makes_one(incident:
         ("{0}/home/state", ForbiddenIncident, "the runner's own state"),
         ("{0}/home/state/runs", ForbiddenIncident, "the runner's own state"),
         ("{0}/home", ForbiddenIncident, "holds the runner's own state"),
+        ("/etc", ForbiddenIncident, "of this host's own system"),
+        ("/usr/share/INC-1", ForbiddenIncident, "of this host's own system"),
+        ("/var", ForbiddenIncident, "of this host's own system"),
+        ("/proc", ForbiddenIncident, "of this host's own system"),
+        ("/home/somebody", ForbiddenIncident, "a home directory"),
         ("{0}/file", NoIncident, "not a directory"),
         ("{0}/missing", NoIncident, "does not exist"),
         ("{0}/fifo", NoIncident, "not a directory"),
@@ -251,8 +262,6 @@ def test_a_directory_that_is_no_incidents_is_refused(
     incident: Path, where: str, error: type[RunnerError], words: str
 ) -> None:
     """Case 212."""
-    import os
-
     (incident.parent / "root").symlink_to("/")
     (incident.parent / "circle").symlink_to("circle")
     (incident.parent / "home" / "state" / "runs").mkdir(parents=True)
@@ -271,12 +280,163 @@ def test_a_new_directory_is_written_from_words_once(incident: Path) -> None:
     triage = asked(new, *DESCRIBED, "--context", "eu", "--kubeconfig", "/k")
 
     assert not new.exists()
-    assert write_incident(triage)
+    with written_incident(triage) as wrote:
+        assert wrote
     made = json.loads((new / "incident.json").read_text())
     assert (made["cluster"], made["createdAt"]) == ("eu", "2026-11-21T03:00:00Z")
     assert made["resource"]["kind"] == "Deployment"
-    assert not write_incident(asked(new, *DESCRIBED))  # the same line again
+    with written_incident(asked(new, *DESCRIBED)) as wrote:  # the same line again
+        assert not wrote
+    assert sorted(os.listdir(new)) == ["incident.json", "output"]
     assert json.loads((new / "incident.json").read_text()) == made
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "there already"])
+def test_what_does_not_begin_leaves_no_incident_in_the_way_of_the_corrected_line(incident: Path, is_new: bool) -> None:
+    folder = incident.parent / "INC-2"
+    if not is_new:
+        folder.mkdir()
+    with pytest.raises(UsageError), written_incident(asked(folder, *DESCRIBED)):
+        raise UsageError("the cluster does not answer")
+
+    assert folder.exists() is not is_new
+    assert is_new or os.listdir(folder) == []
+
+
+def test_what_a_run_has_left_keeps_its_incident(incident: Path) -> None:
+    folder = incident.parent / "INC-2"
+    with suppress(UsageError), written_incident(asked(folder, *DESCRIBED)):
+        (folder / "output" / "triage.log").touch()
+        raise UsageError("lost")
+
+    assert (folder / "incident.json").exists()
+
+
+@pytest.mark.parametrize("way", ["dangling link", "file in the way of output"])
+def test_an_incident_that_can_not_be_written_is_an_error_and_leaves_nothing(incident: Path, way: str) -> None:
+    folder = incident.parent / "INC-2"
+    folder.mkdir()
+    in_the_way = folder / ("incident.json" if way == "dangling link" else "output")
+    in_the_way.symlink_to("nowhere/at/all")
+
+    with pytest.raises(NoIncident, match="can not be written: "), written_incident(asked(folder, *DESCRIBED)):
+        pass
+
+    assert list(folder.iterdir()) == [in_the_way]
+
+
+CLUSTERS: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
+    "of the incident": ('{"cluster": "eu", "namespace": "payments"}', (), {"context": "eu", "namespace": "payments"}),
+    "flags first": (
+        '{"cluster": "eu", "namespace": "payments"}',
+        ("--context", "us", "--namespace", "web"),
+        {"context": "us", "namespace": "web"},
+    ),
+    "no text": ('{"cluster": {"name": "eu"}, "namespace": null}', (), {}),
+    "no object": ("[]", (), {}),
+}
+
+
+@pytest.mark.parametrize("what", CLUSTERS)
+def test_the_cluster_of_an_incident_is_the_one_that_is_read(incident: Path, tmp_path: Path, what: str) -> None:
+    text, flags, cluster = CLUSTERS[what]
+    (incident / "incident.json").write_text(text)
+    made = documents(asked(incident, "--kubeconfig", "/k", *flags), tmp_path)["IncidentRun"]["incident"]
+
+    assert made == {"directory": str(incident), "kubeconfig": "/k", "access": "read", **cluster}
+
+
+def test_the_cluster_and_namespace_of_an_alert_are_those_that_are_read(tmp_path: Path) -> None:
+    alert = {"labels": {"alertname": "X", "pod": "p", "namespace": "n", "cluster": "eu"}}
+    triage = asked(tmp_path / "new", "--alert", "-", "--kubeconfig", "/k", stdin=json.dumps(alert).encode())
+
+    assert (triage.context, triage.namespace) == ("eu", "n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "word"),
+    [(("--context", "eu"), {}, "--context"), ((), {"KUBERNETES_CONTEXT": "eu"}, "KUBERNETES_CONTEXT")],
+)
+def test_a_context_without_a_kubeconfig_is_an_error(
+    incident: Path, flags: tuple[str, ...], env: dict[str, str], word: str
+) -> None:
+    with pytest.raises(UsageError, match=f"`{word}` is `eu`, and there is no kubeconfig"):
+        asked(incident, *flags, env=env)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("CONTAINER_TIMEOUT", "abc"),
+        ("AGENT_MAX_TURNS", "0"),
+        ("OUTPUT_FORMAT", "xml"),
+        ("OUTPUT_FILE", "a/b"),
+        ("SYSTEM_PROMPT_FILE", "/nonexistent"),
+    ],
+)
+def test_what_a_variable_says_is_called_by_its_name(incident: Path, variable: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"`{variable}") as caught:
+        asked(incident, env={variable: value})
+
+    assert "--" not in caught.value.message
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Path:
+    (tmp_path / "cli" / "bin").mkdir(parents=True)
+    (tmp_path / "cli" / "bin" / "claude").touch(mode=0o755)
+    return tmp_path / "cli"
+
+
+KUBECONFIG = """\
+contexts: [{name: staging, context: {cluster: s}}]
+clusters: [{name: s, cluster: {server: "https://10.0.0.1"}}]
+current-context: staging
+"""
+UNFIT: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
+    "memory": (("--memory", "5"), {}, "--memory: `5` is not a size"),
+    "tool": (("-t", "Read,Foo"), {}, "--allowed-tools: `Foo` is not a tool"),
+    "processors": (("--cpus", "x"), {}, "--cpus: `x` is not"),
+    "variable": ((), {"CONTAINER_MEMORY": "5"}, "CONTAINER_MEMORY: `5` is not a size"),
+    "model": (("-m", "''"), {}, "--model: `''` is not the name"),
+    "kubeconfig": ((), {"KUBECONFIG": "/nonexistent"}, "unset KUBECONFIG, or name another"),
+    "other cluster": (
+        ("--kubeconfig", "{kubeconfig}"),
+        {},
+        "cluster of the incident: `{kubeconfig}` has no context `eu`; --context NAME says which is meant",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+async def test_what_a_plan_refuses_is_said_of_the_option(incident: Path, tool: Path, what: str) -> None:
+    flags, env, words = UNFIT[what]
+    (incident / "incident.json").write_text('{"cluster": "eu"}')
+    path = incident.parent / "kubeconfig"
+    path.write_text(KUBECONFIG)
+    path.chmod(0o600)
+    flags = tuple(flag.format(kubeconfig=path) for flag in flags)
+    triage = asked(incident, "--provider", "local", "--toolchain", str(tool), *flags, env=env)
+    settings = Settings.from_env({"RUNNER_HOME": str(incident.parent / "state")})
+
+    with pytest.raises(Rejected) as caught:
+        await plan_triage(triage, keep_manifest(manifest_of(triage), settings), settings)
+
+    said = [f"{finding.message}; {finding.hint}" for finding in caught.value.findings if finding.severity == "error"]
+    assert [words.format(kubeconfig=path) in one for one in said] == [True], said
+
+
+def test_tools_that_write_no_report_are_told_of(incident: Path) -> None:
+    assert "add Write or Bash" in (cannot_write(asked(incident, "-t", "Read")) or "")
+    assert cannot_write(asked(incident, "-t", "Read,Bash", "-a", "gemini")) is None
+    assert cannot_write(asked(incident)) is None
+
+
+def test_another_run_of_the_same_has_the_flags_of_place_limits_and_cluster() -> None:
+    words = ("--provider", "local", "--toolchain", "/a b", "--toolchain", "/c", "--memory", "1g", "--context", "eu")
+    given = vars(parser_of(["triage"]).parse_args(["triage", "-w", "x", "-m", "opus", "-t", "Bash", *words, "why?"]))
+
+    assert flags_of(given) == words
 
 
 def test_a_directory_of_another_incident_is_not_overwritten(incident: Path) -> None:
@@ -318,3 +478,24 @@ def test_output_and_log_are_copied_to_where_they_were_asked_for(incident: Path, 
     assert (incident / "output" / "mine.log").read_text() == "log"
     assert deliver(asked(incident, "--output-dir", str(tmp_path / "out")), kept, tmp_path / "x.log") == []
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["investigation.md", "x.log"]
+
+
+def test_an_earlier_report_is_kept_beside_a_later_one(incident: Path, tmp_path: Path) -> None:
+    """A run that ends too early delivers a draft, which was written over the good report of the run before."""
+    kept, out = tmp_path / "kept", tmp_path / "out"
+    kept.mkdir()
+    for text in ("first", "second", "second", "third"):
+        (kept / "investigation.md").write_text(text)
+        assert deliver(asked(incident, "--output-dir", str(out)), kept, None) == []
+
+    earlier = {
+        path.read_text() for path in out.iterdir() if re.fullmatch(r"investigation\.\d{8}_\d{6}(-2)?\.md", path.name)
+    }
+    assert (out / "investigation.md").read_text() == "third"
+    assert earlier == {"first", "second"}
+    assert len(list(out.iterdir())) == 3
+
+
+def test_a_home_is_no_incidents_directory(incident: Path, tmp_path: Path) -> None:
+    with pytest.raises(ForbiddenIncident, match="a home directory"):
+        asked(incident, env={"HOME": str(incident)})

@@ -15,6 +15,7 @@ import trio
 
 from runner.artifacts import export as exporting
 from runner.artifacts.export import Exported, export
+from runner.errors import UsageError
 from runner.redact import Redactor, forms_of
 
 KEY = b"sk-ant-api03-Zm9v+YmFy/0123456789 $\"'\\~!\nsecond line of it: 9876543210"
@@ -91,6 +92,23 @@ async def test_an_archive_within_is_taken_as_it_is_or_not_at_all(
     assert [one.name for one in done.left_out] == ["bad.tar.gz"]
     assert done.left_out[0].why.startswith(why)
     assert contents(tmp_path / "e.tar.gz")["run-1/good.tar.gz"] == good
+
+
+@pytest.mark.parametrize("name", ["e.tgz", "E.TAR.GZ"])
+async def test_an_archive_may_have_its_short_name(directory: Path, tmp_path: Path, name: str) -> None:
+    (directory / "a").write_text("a")
+
+    await exported(directory, tmp_path / name)
+
+    assert contents(tmp_path / name)["run-1/a"] == b"a"
+
+
+@pytest.mark.parametrize("name", ["e.zip", "e.ZIP", "e.tar", "e.tar.xz"])
+async def test_a_name_of_another_archive_is_refused(directory: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        await exported(directory, tmp_path / name)
+
+    assert not (tmp_path / name).exists()
 
 
 async def test_what_is_too_large_is_left_out_and_named(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import tarfile
+import tempfile
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -100,6 +102,16 @@ def toolchain() -> Path:
     return PLACE
 
 
+@pytest.fixture(scope="session")
+def open_toolchain(toolchain: Path) -> Iterator[Path]:
+    """The same files where the user of commands on `process` may go: root's cache is closed to all others."""
+    folder = Path(tempfile.mkdtemp(prefix="runner-tools-"))
+    shutil.copytree(toolchain, folder, symlinks=True, copy_function=os.link, dirs_exist_ok=True)
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
 async def work_off(project: Project, name: str, turns: Sequence[Turn], heard: bytearray) -> RunRecord:
     """Apply the project with the key of one CLI and these turns in its provider's place, which keeps what it hears."""
     async with serve_double(turns) as port, overheard(port, heard) as front:
@@ -179,6 +191,37 @@ async def test_a_turn_with_a_tool_is_worked_off_and_the_key_is_nowhere(
     assert member.name.startswith(ARCHIVED[name])
     listing = (directory / "logs" / "agent-commands-executed.log").read_text()
     assert "\n> echo made > made.txt\n" in listing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("goose"),
+        pytest.param("claude", marks=pytest.mark.nightly),
+        pytest.param("codex", marks=pytest.mark.nightly),
+        pytest.param("gemini", marks=pytest.mark.nightly),
+    ],
+)
+async def test_an_agent_with_the_key_goes_where_this_host_has_its_api(
+    project: Project, open_toolchain: Path, name: str
+) -> None:
+    """A company's gateway is to have the requests, and the key, that would else go to the provider itself."""
+    workspace = f"providers: [process], toolchains: [{open_toolchain}]"
+    write(project, f"agent: {name}\ncredentials: env\ntimeouts: {{agent: 60s}}", workspace)
+    heard = bytearray()
+
+    turns = [Turn(run="echo made > $RUNNER_OUTPUT/made"), Turn(say="All done.")]
+    record = await work_off(project, name, turns, heard)
+
+    directory = project.home / "state" / "runs" / record.id
+    said = [(directory / "logs" / f"agent.{stream}").read_text()[-3000:] for stream in ("stdout", "stderr")]
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    assert (record.exit_code, outcome.message) == (0, "All done."), said
+    assert (directory / "output" / "made").read_text() == "made\n"
+    assert CLIS[name][1].lower() in heard.decode(errors="replace").lower()
+    assert not record.models
 
 
 ARCHIVED = {

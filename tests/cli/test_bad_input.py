@@ -208,11 +208,19 @@ def waiting(path: Path) -> None:
     os.mkfifo(path / "events")
 
 
+def linked(path: Path) -> None:
+    path.mkdir()
+    (path / "told").write_text("{}")
+    (path / "incident.json").symlink_to("told")
+
+
 INCIDENTS = {
     "missing": (lambda path: None, "not a directory"),
     "a file": (lambda path: path.write_text(""), "not a directory"),
     "a circle": (circle, "not a directory"),
     "a FIFO in it": (waiting, "`events`: not a regular file"),
+    "a link as incident.json": (linked, "`incident.json` is a link, and none is followed"),
+    "a directory as incident.json": (lambda path: (path / "incident.json").mkdir(parents=True), "not a regular file"),
     "2,000 files": (crowded, "more than 1000 files"),
     "folders 1,500 deep": (deep, "more than 1000 files"),
     "a file of 20 MiB": (folder_with("log", b"x" * (20 << 20)), "`log`: larger than 16 MiB"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.settings import shipped
-from runner.steps._incident import is_latest, open_log
+from runner.steps._incident import is_latest, keep_earlier, open_log
 from tests.app.test_recover import kill, run_in_agent
 from tests.conformance import dockerd
 from tests.situations import Project, document, step
@@ -191,6 +191,7 @@ def test_two_runs_of_one_second_have_logs_of_their_own(project: Project, inciden
     logs = [open_log(output, "claude", 1_763_780_647_000_000 + moment) for moment in (0, 1, 999_999)]
     (output / "triage_claude_20251122_030408.log").symlink_to(project.folder / "elsewhere")
     logs.append(open_log(output, "claude", 1_763_780_648_000_000))
+    (output / "triage_claude_20991231_235959.log").mkdir()
     for number, log in enumerate(logs):
         log.write(b"%d" % number)
         log.close()
@@ -199,6 +200,7 @@ def test_two_runs_of_one_second_have_logs_of_their_own(project: Project, inciden
     assert [log.path.name for log in logs] == names
     assert [(output / name).read_text() for name in names] == ["0", "1", "2", "3"]
     assert [is_latest(log.path) for log in logs] == [False, False, False, True]
+    assert not is_latest(project.folder / "removed since" / names[0])
     assert not (project.folder / "elsewhere").exists()
 
 
@@ -240,7 +242,11 @@ def test_the_prompt_is_with_the_incident_before_the_agent_starts(project: Projec
 def test_a_recovered_run_delivers_to_its_incident_unless_another_came_after(
     project: Project, incident: Path, later: bool
 ) -> None:
-    work = "echo draft > $RUNNER_OUTPUT/report.md; echo said; echo > made; sleep 300"
+    forged = "echo > $RUNNER_OUTPUT/triage_x_20991231_235959.log"
+    project.script(forged, run=INCIDENT)
+    before = project.runner("apply", str(project.folder))
+    assert "output left behind: 'triage_x_20991231_235959.log'" in before.out + before.err
+    work = f"{forged}; echo draft > $RUNNER_OUTPUT/report.md; echo said; echo > made; sleep 300"
     project.script(work, run=INCIDENT)
     with run_in_agent(project) as (runner, run):
         kill(runner)
@@ -253,6 +259,7 @@ def test_a_recovered_run_delivers_to_its_incident_unless_another_came_after(
             assert done.code == 0, done.out + done.err
         recovered = project.runner("recover", run)
         assert (recovered.code, recovered.err) == (0, ""), recovered.out
+        assert ("another run has worked on the incident since" in recovered.out) == later
 
     delivered = sorted(str(path.relative_to(incident)) for path in incident.rglob("*") if path.is_file())
     mine = ["logs/agent-commands-executed.log", "logs/agent-session.tar.gz"]
@@ -282,5 +289,32 @@ def test_members_of_a_matrix_that_share_an_incident_do_not_write_over_each_other
     assert done.code == 0, done.out + done.err
     found = {place.name: (place / "report.md").read_text() for place in (incident / "output").glob("work.*")}
     assert found == {"work.one": "1\n", "work.two": "2\n"}
-    assert [(incident / "output" / name / "prompt-sent.md").read_text() for name in found] == ["find it"] * 2
+    assert [(incident / "logs" / name / "prompt-sent.md").read_text() for name in found] == ["find it"] * 2
     assert len(list((incident / "output").glob("triage_script_*.log"))) == 2
+
+
+def test_a_report_of_another_run_is_kept_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    there, new = tmp_path / "there", tmp_path / "new"
+    for folder in (there, new):
+        folder.mkdir()
+    (there / "report.md").write_text("complete")
+
+    assert keep_earlier(there, new, "report.md") == []  # a run without one
+    assert [path.name for path in there.iterdir()] == ["report.md"]
+    (new / "report.md").write_text("draft")
+    assert keep_earlier(there, new, "report.md") == []
+    (kept,) = there.iterdir()
+    assert (bool(re.fullmatch(r"report\.\d{8}_\d{6}\.md", kept.name)), kept.read_text()) == (True, "complete")
+    (there / "report.md").symlink_to(kept)
+    assert keep_earlier(there, new, "report.md") == []
+    assert (there / "report.md").is_symlink()
+
+
+def test_a_second_run_of_an_incident_keeps_the_first_ones_report(project: Project, incident: Path) -> None:
+    verify = f"{INCIDENT}\nverify: {{report: {{path: r.md, min_bytes: 3}}}}"
+    for text, code in (("complete", 0), ("x", 1)):
+        project.script(f"printf {text} > /output/r.md", run=verify)
+        assert project.apply()[1]["exit_code"] == code
+
+    (kept,) = (incident / "output").glob("r.*.md")
+    assert (kept.read_text(), (incident / "output" / "r.md").read_text()) == ("complete", "x")

@@ -163,6 +163,37 @@ def test_the_environment_of_the_repository_is_used(project: Project) -> None:
     assert done.code == 0, project.logs("verify", "stderr")
 
 
+def test_a_virtual_environment_of_somebody_else_is_not_written_down(project: Project, tmp_path: Path) -> None:
+    """Such as runner's own, which is on the ``PATH`` of whoever activated it and nowhere in a CI."""
+    commit(project.folder, {"conftest.py": ""})
+    other = tmp_path / "other"
+    (other / "bin").mkdir(parents=True)
+    (other / "pyvenv.cfg").write_text("")
+    (other / "bin" / "pytest").write_text("#!/bin/sh\n")
+    (other / "bin" / "pytest").chmod(0o755)
+    project.env = {"PATH": f"{other}/bin:/usr/bin:/bin"}
+
+    begun = project.runner("init")
+
+    assert "note: `pytest` is neither in the repository's .venv nor elsewhere here" in begun.out
+    assert [name for name, text in files_of(project.folder).items() if str(tmp_path) in text] == []
+
+
+def test_the_python_that_an_environment_leads_to_is_shown_too(project: Project, tmp_path: Path) -> None:
+    python = tmp_path / "versions" / "3" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    commit(project.folder, {"conftest.py": "", ".venv/bin/pytest": "#!/bin/sh\n"})
+    (project.folder / ".venv/bin/python3").symlink_to(python)
+
+    begun = project.runner("init")
+
+    (agent,) = YAML(typ="safe").load_all(project.folder / ".runner/agent.runner.yaml")
+    places = [f"{project.folder}/.venv", str(python.parents[1])]
+    assert agent["spec"]["workspace"]["toolchains"] == places
+    assert f"note: `{places[0]}`, `{places[1]}`: of this machine" in begun.out
+
+
 def test_a_test_command_can_be_named(project: Project) -> None:
     commit(project.folder, {"README": "hello\n"})
 

@@ -7,18 +7,22 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import pytest
 
+from runner import trees
+from runner.agents._cli import Cli
 from runner.app.apply import apply
 from runner.app.planning import Request, make_plan
 from runner.egress.double import serve_double
 from runner.egress.turns import Turn
 from runner.errors import Rejected
 from runner.model import Reason, Usage
+from runner.ports.agent import Access
 from runner.record import RunRecord
 from runner.report.json import record_document
 from runner.report.plan import render_plan
@@ -326,12 +330,68 @@ async def test_an_agent_that_has_the_key_is_marked_everywhere(project: Project, 
 
     assert [finding.code for finding in planned.warnings] == ["agent.key-inside"]
     assert "goose gpt-4.1; HAS THE KEY of its model" in render_plan(planned.plan, width=200)
+    assert {step.network for run in planned.plan.runs for step in run.steps} == {"host"}
     assert record.exit_code == 0, record.outcome
     assert record.warnings[0] == ("agent.key-inside", "the key of `gpt-4.1` was given to the agent")
     assert given(project, record, "key") == hashed(KEYS["OPENAI_API_KEY"])
     assert not record.models
     assert record.claimed is not None
     assert "as the agent says, which had the key: 220 tokens" in render_run(record, project.home)
+
+
+@pytest.mark.parametrize(
+    ("name", "url", "told"),
+    [
+        pytest.param("claude", "https://gate.example/a", {"ANTHROPIC_BASE_URL=https://gate.example/a"}, id="claude"),
+        pytest.param("gemini", "https://gate.example/", {"GOOGLE_GEMINI_BASE_URL=https://gate.example"}, id="gemini"),
+        pytest.param(
+            "goose",
+            "https://gate.example/openai/v1",
+            {"OPENAI_HOST=https://gate.example", "OPENAI_BASE_PATH=openai/v1/chat/completions"},
+            id="goose",
+        ),
+        pytest.param("codex", "https://gate.example/v1", {'base_url = "https://gate.example/v1"'}, id="codex"),
+    ],
+)
+def test_an_agent_with_the_key_is_told_where_this_host_has_its_api(name: str, url: str, told: set[str]) -> None:
+    agent: Cli = import_module(f"runner.agents.{name}").agent
+    settings = Settings.from_env({"HOME": "/", f"RUNNER_{agent.api.value.upper()}_URL": url})
+
+    prepared = agent.prepare(Access("m", "k", settings.own_model_url(agent.api.value)))
+
+    written = {f"{key}={value}" for key, value in prepared.env.items()}
+    assert told <= written | {line for text in prepared.files.values() for line in text.splitlines()}
+
+
+async def test_a_limit_of_turns_is_told_in_our_words(project: Project, tools: Path) -> None:
+    """Gemini says that a setting of its own could be raised."""
+    ended = "Reached max session turns for this session. Increase the number of turns by settings.json."
+    error = {"type": "FatalTurnLimitedError", "message": ended}
+    line = json.dumps({"type": "result", "status": "error", "error": error})
+    program(tools, "gemini", f"#!/bin/sh\ncat > /dev/null\necho '{line}'\nexit 53\n")
+    write(project, tools, "agent: gemini\nbudget: {turns: 2}")
+
+    record = await applied(project)
+
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    assert outcome.reason is Reason.TURNS
+    assert outcome.message == "the budget of this run is used up: 2 of 2 turns are used"
+    assert outcome.details == (f"the agent: {ended}",)
+
+
+@pytest.mark.skipif(not trees.can_give(), reason="commands run as ourselves")
+async def test_a_toolchain_that_the_user_of_commands_cannot_enter_is_named(project: Project, tools: Path) -> None:
+    write(project, tools, "agent: goose", provider="process")
+    tools.chmod(0o700)
+
+    record = await applied(project)
+
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    assert outcome.message == "exited 126: goose: Permission denied"
+    (hint,) = outcome.details
+    assert hint.startswith(f"hint: the user of its commands cannot enter `{tools}`")
 
 
 @pytest.mark.parametrize(

@@ -54,3 +54,18 @@ def test_what_outgrows_a_limit_on_the_disk_is_ended_and_kept(root_without_other_
     assert "its workspace had grown to 8" in record["outcome"]["message"]
     assert "+first" in (project.directory(record) / "withheld.patch").read_text()  # a file of 80M breaks the policy
     assert record["left"] == []
+
+
+def test_what_outgrew_the_disk_before_anybody_looked_is_found_at_the_end_of_its_step(
+    root_without_other_users: Project,
+) -> None:
+    project = root_without_other_users
+    project.script(
+        "dd if=/dev/zero of=$RUNNER_OUTPUT/big bs=1M count=30 2> /dev/null",
+        workspace="repo_source: {type: none}\nresource_limits: {disk: 16M}",
+    )
+
+    done, record = project.apply()
+
+    assert (done.code, record["outcome"]["reason"]) == (1, "disk"), done.out + done.err
+    assert "and may have 16" in record["outcome"]["message"]

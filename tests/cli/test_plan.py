@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.settings import Settings
+from tests.forked import ROOT
 from tests.situations import Done, Project, document, git
 
 WORKSPACE = """
@@ -50,6 +51,25 @@ def rewrite(project: Project, old: str, new: str) -> None:
 def line_of(project: Project, text: str) -> str:
     lines = (project.folder / "all.runner.yaml").read_text().splitlines()
     return f"all.runner.yaml:{next(n for n, line in enumerate(lines, start=1) if text in line)}"
+
+
+@pytest.mark.parametrize(("path", "hint"), [((), True), (("elsewhere",), False)], ids=["by default", "of a name"])
+@pytest.mark.parametrize("verb", ["plan", "apply", "validate"])
+def test_where_there_is_nothing_yet_the_hint_is_how_to_begin(
+    project: Project, verb: str, path: tuple[str, ...], *, hint: bool
+) -> None:
+    done = project.runner(verb, *path)
+
+    assert done.code == 2
+    assert ("= hint: `runner init` writes it" in done.err) is hint
+
+
+def test_the_help_has_every_exit_code_of_the_readme(project: Project) -> None:
+    table = re.findall(r"^\| (\d+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+    told = project.runner("--help").out.partition("Exit codes:")[2]
+
+    assert re.findall(r"(?:^|,)\s+(\d+)\s", told) == table
 
 
 @pytest.mark.scenario("BEY-02")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
+import subprocess
+import sys
 import time
 from argparse import Namespace
 from io import StringIO
@@ -49,7 +53,7 @@ def test_junit_has_the_steps_and_checks_of_a_run_that_failed(project: Project) -
     assert done.code == 1
     found = cases(project.folder / "runs.xml")
     assert found["agent"] == found["verify: report section `Cause`"] == "passed"
-    assert found["verify"] == found["verify: report section `Fix`"] == "failure"
+    assert (found["verify"], found["verify: report section `Fix`"]) == ("skipped", "failure")
     assert project.runner("runs", "show", "last", "--output", "junit").out == (project.folder / "runs.xml").read_text()
     assert "- ✗ `` report section `Fix` ``" in project.runner("runs", "show", "last", "--output", "markdown").out
     assert sorted(path.name for path in project.folder.iterdir()) == ["agent.sh", "all.runner.yaml", "runs.xml"]
@@ -93,13 +97,14 @@ def test_reports_say_that_something_broke(tmp_path: Path) -> None:
     assert "`stopped by ZeroDivisionError`" in (tmp_path / "summary.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["missing/runs.xml", "folder", "pipe"])
+@pytest.mark.parametrize("name", ["file/runs.xml", "folder", "pipe"])
 @pytest.mark.parametrize("option", ["--junit", "--summary"])
 def test_a_report_that_can_not_be_written_is_said_before_anything_starts(
     project: Project, option: str, name: str
 ) -> None:
     project.script("true")
     (project.folder / "folder").mkdir()
+    (project.folder / "file").write_text("")
     os.mkfifo(project.folder / "pipe")
 
     done = project.runner("apply", ".", option, name)
@@ -107,6 +112,56 @@ def test_a_report_that_can_not_be_written_is_said_before_anything_starts(
     assert done.code == 2
     assert "error[report.not-written]" in done.err
     assert not (project.home / "state" / "runs").exists()
+
+
+def test_a_directory_for_reports_is_made(project: Project) -> None:
+    project.script("true")
+
+    done = project.runner("apply", ".", "--junit", "a/b/runs.xml", "--summary", "c/summary.md")
+
+    assert done.code == 0, done.err
+    assert cases(project.folder / "a" / "b" / "runs.xml")["agent"] == "passed"
+    assert (project.folder / "c" / "summary.md").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--output", "jsonl")], ids=["text", "events"])
+@pytest.mark.parametrize("gone", ["reader", "both readers", "terminal", "disk", "closed"])
+def test_a_run_outlives_who_reads_of_it(project: Project, gone: str, options: tuple[str, ...]) -> None:
+    """As with ``| head -1``, or with a full disk behind a CI's log: it ends as it would have, and says so."""
+    project.script("sleep 0.3; exit 3")
+    reader, writer = pty.openpty() if gone == "terminal" else os.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    words = [sys.executable, "-m", "runner", "apply", ".", "--junit", "runs.xml", *options]
+    ends = {"reader": (writer, full), "disk": (full, full), "closed": (None, None)}
+    stdout, stderr = ends.get(gone, (writer, writer))
+    closing = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh"] if gone == "closed" else []
+    process = subprocess.Popen(
+        [*closing, *words], cwd=project.folder, env=project.variables | {"TERM": "xterm"}, stdout=stdout, stderr=stderr
+    )
+    os.close(writer)
+    if writer in (stdout, stderr):
+        os.read(reader, 1)
+    os.close(reader)
+    os.close(full)
+
+    assert process.wait(60) == 1
+    assert cases(project.folder / "runs.xml")["agent"] == "failure"
+    assert "run" not in cases(project.folder / "runs.xml")
+    assert json.loads(project.runner("runs", "show", "last", "--output", "json").out)["status"] == "failed"
+
+
+@pytest.mark.scenario("BEY-17", only="GitHub annotations")
+def test_many_violations_hide_no_run(project: Project) -> None:
+    """GitHub shows ten; so runs come first, and then of each run one violation after the other."""
+    matrix(project, {"a": "for n in $(seq 12); do echo > k$n.pem; done", "b": "echo > b.pem", "c": "exit 3"})
+    project.env = GITHUB
+
+    done = project.runner("apply", ".")
+
+    titles = re.findall(r"^::error .*title=([^:]*)::", done.out, re.MULTILINE)
+    assert len(titles) == 10
+    assert [title.split("%")[0] for title in titles[:3]] == ["run triage.a", "run triage.b", "run triage.c"]
+    assert "::error file=b.pem" in done.out
 
 
 @pytest.mark.scenario("BEY-17", only="GitHub annotations")
@@ -219,3 +274,14 @@ def test_comparing_a_run_that_is_not_there_says_so(project: Project) -> None:
 
     assert done.code == 6
     assert "error[store.unknown-run]" in done.err
+
+
+@pytest.mark.parametrize("runs", [("last",), ("last", "last")])
+def test_a_run_is_not_compared_with_itself(project: Project, runs: tuple[str, ...]) -> None:
+    project.script("true")
+    project.runner("apply", ".")
+
+    done = project.runner("runs", "compare", *runs)
+
+    assert done.code == 2
+    assert "error[cli.usage]: there is only one run to compare" in done.err

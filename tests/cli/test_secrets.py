@@ -133,6 +133,34 @@ def test_work_that_shows_a_secret_is_not_published_and_kept_without_the_files_th
     assert TOKEN not in done.out + done.err + journal(secretive.home)
 
 
+@pytest.mark.scenario("BEY-12")
+@pytest.mark.parametrize("last", ["", "/file"], ids=["empty", "with a file"])
+def test_a_directory_named_after_a_secret_is_a_violation_and_not_kept(
+    secretive: Project, tmp_path: Path, last: str
+) -> None:
+    """Also of a value with a slash, whose first part is a directory above it; what was empty before stays."""
+    value = "s3cr3t/Tok+en&value9Qz"
+    (secretive.home / "slashed").write_text(value)
+    (secretive.home / "slashed").chmod(0o600)
+    secretive.script(
+        f"""
+        cd "$RUNNER_OUTPUT"; mkdir -p "d/$SLASHED/below" plain
+        {'echo x > "d/$SLASHED/file"' if last else ""}
+        """,
+        agent=f"secrets: [{{name: SLASHED, from: {{file: {secretive.home}/slashed}}, steps: [agent]}}]",
+    )
+
+    done, record = secretive.apply()
+
+    assert done.code == 3, done.out + done.err
+    assert {violation["rule"] for violation in record["violations"]} == {"secret:SLASHED"}
+    kept = secretive.directory(record) / "output"
+    wanted = ["d", "d/[redacted:SLASHED]" + last, "d/[redacted:SLASHED]", "plain"] if last else ["plain"]
+    found = [str(path.relative_to(kept)) for path in kept.rglob("*")]
+    assert sorted(found) == sorted(wanted)
+    assert "output d/[redacted:SLASHED]" in " ".join(message for _, message in map(dict.values, record["warnings"]))
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look as another user")
 @pytest.mark.parametrize("provider", ["local", "process"])

@@ -273,6 +273,9 @@ def test_what_is_printed_is_what_is_applied(project: Project, claude: Path) -> N
     assert json.loads(applied.out.splitlines()[0])["type"] == "RunStarted"
 
 
+HERE = ("--provider", "local", "--toolchain", "tools")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -280,10 +283,13 @@ def test_what_is_printed_is_what_is_applied(project: Project, claude: Path) -> N
         pytest.param(("-w", "/"), 3, "the root of this host", id="the root"),
         pytest.param(("-w", "INC-1", "--anthropic-key", "sk-x"), 2, "set ANTHROPIC_API_KEY", id="a key as argument"),
         pytest.param(("-w", "INC-1", *DESCRIBED, "--provider", "lcoal"), 2, "local", id="no provider"),
-        pytest.param(("-w", "INC-1", *DESCRIBED, "--provider", "local"), 2, "ANTHROPIC_API_KEY", id="no key"),
+        pytest.param(("-w", "/etc", *DESCRIBED), 3, "this host's own system", id="a system's directory"),
+        pytest.param(("-w", "INC-1", *DESCRIBED, *HERE), 2, "ANTHROPIC_API_KEY", id="no key"),
+        pytest.param(("-w", "INC-1", *DESCRIBED, *HERE, "-a", "goose"), 2, "OPENAI_API_KEY", id="no other key"),
         pytest.param(
-            ("-w", "INC-1", *DESCRIBED, "--provider", "local", "-a", "goose"), 2, "OPENAI_API_KEY", id="no other key"
+            ("-w", "INC-1", *DESCRIBED, "--provider", "local", "-a", "goose"), 2, "= hint: --toolchain DIR", id="no CLI"
         ),
+        pytest.param(("-w", "INC-1", *DESCRIBED, "--context", "eu"), 2, "there is no kubeconfig", id="no kubeconfig"),
         pytest.param(
             ("-w", "INC-1", *DESCRIBED, "--provider", "local", "-a", "codex", "-t", "Bash"),
             2,
@@ -299,10 +305,15 @@ def test_what_cannot_begin_says_why_before_anything_is_made(
     project: Project, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     """Cases 139 and 212."""
+    for name in ("claude", "goose"):
+        (project.folder / "tools" / "bin").mkdir(parents=True, exist_ok=True)
+        (project.folder / "tools" / "bin" / name).touch(mode=0o755)
+
     done = project.runner("triage", *arguments)
 
     assert (done.code, done.out) == (code, "")
     assert words in done.err
+    assert not (project.folder / "INC-1").exists()
     assert "sk-x" not in done.err
     assert not (project.home / "state" / "runs").exists() or not os.listdir(project.home / "state" / "runs")
 
@@ -346,6 +357,8 @@ def test_a_cluster_is_read_through_the_runner_and_told_of(project: Project, clau
     parts = r"incident [\d.]+k \+ (permissions|rights) [\d.]+k \+ baseline [\d.]+k = "
     assert re.search(rf"^ ✓ preload +[\d.]+s  {parts}", done.out, re.MULTILINE), done.out
     assert "     baseline: " in done.out
-    assert re.search(r"^  Cluster     prod-eu: \d+ requests, \d+ refused \(list secrets\)$", done.out, re.MULTILINE)
+    assert re.search(
+        r"^  Cluster     prod-eu: \d+ requests, \d+ refused \(list secrets\)$", done.out, re.MULTILINE
+    )
     assert TOKEN not in done.out + done.err
     assert places_with(TOKEN, project.home / "state") + places_with(TOKEN, project.folder / "INC-1") == []

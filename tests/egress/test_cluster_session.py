@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,9 +12,9 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, memory_stream_pair
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from runner.egress.cluster import PIECE_SECONDS, ReadSession
+from runner.egress.cluster import BUSY_SECONDS, PIECE_SECONDS, PLACES, ReadSession
 from runner.egress.clusters import Clusters
 from runner.egress.kubeconfig import read_target
 from runner.errors import ClusterDenied, ClusterUnreachable, InputChanged
@@ -23,7 +22,7 @@ from runner.nurseries import open_services
 from runner.ports.cluster import ClusterGrant, ClusterRequest, ClusterSession
 from runner.settings import Settings
 from tests.egress.kube import CONTEXT, NAMESPACE, POD, SECRET, TOKEN, Api, serving
-from tests.egress.wire import Client, Heard, Provider, Said
+from tests.egress.wire import Client, Connecting, Heard, Provider, Said
 from tests.skills.api_server import Cluster
 
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -120,7 +119,7 @@ async def test_a_request_goes_out_with_the_credential_and_without_the_client_s_o
     assert (heard.status, heard.json()["kind"], heard.whole) == (200, "PodList", True)
     (asked,) = api.asked
     assert (asked.target, asked.headers["authorization"]) == (f"{PODS}?limit=500", f"Bearer {TOKEN}")
-    assert set(asked.headers) == {"host", "accept", "authorization"}
+    assert set(asked.headers) == {"host", "accept", "accept-encoding", "authorization"}
     (told,) = line.told
     assert (told.verb, told.resource, told.namespace, told.status, told.refusal) == (
         "list",
@@ -132,12 +131,106 @@ async def test_a_request_goes_out_with_the_credential_and_without_the_client_s_o
     assert 0 < told.seconds < 20
 
 
-async def test_what_is_compressed_passes_as_it_is(api: Api, tmp_path: Path) -> None:
+async def test_nothing_is_compressed_since_no_credential_could_be_found_in_it(api: Api, tmp_path: Path) -> None:
     async with open_line(api, api.write(tmp_path / "config")) as line:
         heard = await line.get(PODS, accept_encoding="gzip")
 
-    assert heard.headers["content-encoding"] == "gzip"
-    assert json.loads(gzip.decompress(heard.body))["kind"] == "PodList"
+    assert api.asked[0].headers["accept-encoding"] == "identity"
+    assert "content-encoding" not in heard.headers
+    assert heard.json()["kind"] == "PodList"
+
+
+async def test_an_answer_in_an_encoding_that_was_not_asked_for_is_not_passed_on(
+    tmp_path: Path, authority: Path
+) -> None:
+    coded = Said([b"coded"], headers=[(b"content-encoding", b"gzip")])
+    async with scripted(tmp_path, authority, coded) as (line, _):
+        heard = await line.get(PODS)
+
+    assert heard.status == 502
+    assert heard.json()["message"].endswith("it answers in an encoding that it was not asked for")
+    assert [one.refusal for one in line.told] == ["cluster"]
+
+
+@pytest.mark.parametrize("status", [200, 403])
+async def test_a_credential_that_the_cluster_repeats_is_hidden(tmp_path: Path, authority: Path, status: int) -> None:
+    """In headers, too, and wherever an answer is cut into pieces."""
+    shown = f"<Bearer {TOKEN}> {TOKEN}{TOKEN[:9]}".encode()
+    for at in range(len(shown)):
+        said = Said([shown[:at], shown[at:]], status=status, headers=[(b"warning", TOKEN.encode())])
+        async with scripted(tmp_path, authority, said) as (line, _):
+            heard = await line.get(PODS)
+
+        assert (heard.status, heard.whole, heard.headers["warning"]) == (status, True, "[redacted]")
+        assert heard.body == f"<Bearer [redacted]> [redacted]{TOKEN[:9]}".encode()
+
+
+async def test_an_error_that_never_ends_is_passed_on_as_it_comes(
+    tmp_path: Path, authority: Path, autojump_clock: MockClock
+) -> None:
+    endless = Said([b"no\n" * 999] * 999, status=403, pace=60)
+    async with scripted(tmp_path, authority, endless) as (line, _):
+        client = line.connect()
+        await client.send("GET", f"{PODS}?watch=true")
+        with trio.fail_after(1):
+            heard = await client.receive(until=b"no")
+
+    assert (heard.status, heard.whole) == (403, False)
+
+
+@pytest.mark.parametrize("half", [True, False], ids=["half closed", "closed"])
+async def test_a_client_that_hangs_up_while_the_cluster_is_connected_to_ends_nothing_else(
+    tmp_path: Path, authority: Path, half: bool
+) -> None:
+    """Connecting tries several addresses at once, so what is cancelled there is a group."""
+    provider, told = Connecting(), list[ClusterRequest]()
+    path = Api(authority, Cluster()).write(tmp_path / "config")
+    session = ReadSession(read_target(str(path), None, None, {}), provider, told.append)
+    others: list[int] = []
+    async with connected(session, told) as line:
+        client = line.connect()
+        with trio.fail_after(5):
+            await client.send("GET", PODS)
+            await provider.begun.wait()
+            await (client.stream.send_eof() if half else client.stream.aclose())
+            while not told:
+                await trio.sleep(0.001)
+        await wait_all_tasks_blocked()
+        others.append((await line.get("/api/v1/secrets")).status)
+
+    assert others == [403]
+    assert [(one.verb, one.refusal) for one in told] == [("list", None), ("list", "secrets")]
+
+
+async def test_who_waits_for_a_place_is_told_so_after_a_while(
+    tmp_path: Path, authority: Path, autojump_clock: MockClock
+) -> None:
+    async with scripted(tmp_path, authority, Said([b"one\n"], stalls=7200)) as (line, provider):
+        for _ in range(PLACES):
+            await line.connect().send("GET", f"{PODS}?watch=true")
+        while len(provider.asked) < PLACES:
+            await trio.sleep(0.01)
+        start = trio.current_time()
+        heard = await line.connect().ask("GET", PODS)
+        waited = trio.current_time() - start
+
+    assert (heard.status, heard.json()["reason"]) == (429, "TooManyRequests")
+    assert math.isclose(waited, BUSY_SECONDS, abs_tol=0.1)
+    assert line.told[0].refusal == "busy"
+
+
+@pytest.mark.parametrize("name", ["Upgrade", "Origin"])
+async def test_a_header_that_follows_an_empty_one_counts(api: Api, tmp_path: Path, name: str) -> None:
+    async with open_line(api, api.write(tmp_path / "config")) as line:
+        client = line.connect()
+        with trio.fail_after(5):
+            await client.stream.send_all(
+                f"GET {PODS} HTTP/1.1\r\nHost: localhost\r\n{name}:\r\n{name}: http://a.example\r\n\r\n".encode()
+            )
+            answer = await client.stream.receive_some(1 << 16)
+
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    assert api.asked == []
 
 
 @pytest.mark.parametrize(
@@ -367,17 +460,26 @@ async def test_rights_are_what_the_cluster_says_of_its_credential(api: Api, tmp_
     assert {one["namespace"] for one in wanted if one["resource"] != "nodes"} == {NAMESPACE}
 
 
-async def test_rights_that_nobody_tells_are_none_with_a_warning(
-    tmp_path: Path, authority: Path, autojump_clock: MockClock
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        pytest.param(Said([b"{}"], status=201, stalls=60), "no answer in 5 s", id="hangs"),
+        pytest.param(Said([b"{}"], status=500), "the cluster answered 500", id="fails"),
+        pytest.param(Said([b"[]"], status=201), "the cluster answered 201 without saying it", id="no object"),
+        pytest.param(Said([b"{}"] * 70_000, status=201), "the cluster answered 201 without saying it", id="long"),
+    ],
+)
+async def test_rights_that_nobody_tells_are_not_known_which_is_said_once(
+    tmp_path: Path, authority: Path, autojump_clock: MockClock, said: Said, why: str
 ) -> None:
     start = trio.current_time()
-    async with scripted(tmp_path, authority, Said([b"{}"], status=201, stalls=60)) as (line, _):
+    async with scripted(tmp_path, authority, said) as (line, _):
         rights = await line.session.rights()
 
     assert trio.current_time() - start < 6
-    assert not rights.pods
-    assert len(rights.warnings) == 7
-    assert "whether pods can be read is not known: no answer in 5 s" in rights.warnings
+    assert (rights.pods, rights.document("")["can_get_pods"]) == (None, None)
+    every = "pods, logs, events, deployments, services, configmaps, nodes"
+    assert rights.warnings == (f"whether {every} can be read is not known: {why}",)
 
 
 async def test_a_cluster_is_reached_or_it_is_said_why_not(api: Api, tmp_path: Path) -> None:

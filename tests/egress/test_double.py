@@ -206,10 +206,12 @@ async def test_a_request_without_tools_is_a_helper_s_and_takes_no_turn(call: str
 @ALL
 async def test_a_turn_that_needs_a_tool_that_is_not_offered_says_so(call: str) -> None:
     tools = [_declared(call, "Read", {"path": TEXT})]
-    async with rehearsing(call, [Turn(run="ls")]) as (_, client, target):
+    async with rehearsing(call, [Turn(run="ls")]) as (line, client, target):
         heard = await client.ask("POST", target, request(call, tools=tools))
+        warnings = line.session.warnings
 
     assert heard.status == 400
+    assert [warning.partition(":")[0] for warning in warnings] == ["turn 1 of the rehearsal was not played"]
     assert "no shell tool is offered, only: Read" in heard.json()["error"]["message"]
 
 

@@ -53,6 +53,14 @@ def test_a_context_means_a_cluster_a_namespace_and_a_credential(api: Api, tmp_pa
     assert TOKEN not in repr(target)
 
 
+@pytest.mark.parametrize(
+    "server",
+    ["https://a.example.:6443", "https://my_cluster-1/k8s/c-1", "https://[::1]:6443", f"https://{'a' * 63}.example"],
+)
+def test_servers_that_kubectl_takes_too(api: Api, tmp_path: Path, server: str) -> None:
+    assert read(api.write(tmp_path / "config", server=server, tls_server_name="kube.test")).server == server
+
+
 def test_context_and_namespace_can_be_named(api: Api, tmp_path: Path) -> None:
     document = api.kubeconfig(server=SERVER)
     document["contexts"].append({"name": "us", "context": {"cluster": "eu", "user": "me"}})
@@ -208,6 +216,8 @@ def test_the_host_s_own_proxy_may_be_named(api: Api, tmp_path: Path) -> None:
         pytest.param(lambda path: path.symlink_to("elsewhere"), "is a symbolic link", id="link"),
         pytest.param(lambda path: os.mkfifo(path), "is not a regular file", id="pipe"),
         pytest.param(lambda path: path.write_text("a: [\n"), "is not a kubeconfig, line", id="syntax"),
+        pytest.param(lambda path: path.write_text("a: \0\n"), "is not a kubeconfig: ", id="nul"),
+        pytest.param(lambda path: path.write_text("a: " + "x" * 300_000), "is not a kubeconfig: ", id="long line"),
         pytest.param(lambda path: path.write_text("token"), "is not a kubeconfig", id="text"),
         pytest.param(lambda path: path.write_text("a: 1\n---\nb: 2\n"), "is not a kubeconfig", id="two documents"),
         pytest.param(lambda path: path.write_text("contexts: 5\n"), "`contexts` of", id="no list"),
@@ -232,6 +242,30 @@ def test_what_is_no_kubeconfig_is_said(tmp_path: Path, make: Callable[[Path], ob
         pytest.param(lambda d: cluster(d).update(server="https://me:pw@10.2.0.1"), "no URL of a cluster", id="user"),
         pytest.param(lambda d: cluster(d).update(server="https://10.2.0.1/../x"), "no URL of a cluster", id="dots"),
         pytest.param(lambda d: cluster(d).update(server="https://10.2.0.1:port"), "no URL", id="port"),
+        *(
+            pytest.param(lambda d, server=server: cluster(d).update(server=server), "no URL|plain URL", id=name)
+            for name, server in {
+                "empty label": "https://a..b/",
+                "long label": f"https://{'a' * 64}/",
+                "long host": f"https://{'a.' * 127}aa/",
+                "wide host": "https://\uff41.example/",
+                "no host": "https://:443",
+                "empty user": "https://@a.example",
+                "empty query": "https://a.example?",
+                "long path": f"https://a.example/{'a' * 2048}",
+            }.items()
+        ),
+        *(
+            pytest.param(
+                lambda d, name=name: cluster(d).update({"tls-server-name": name}), "`tls-server-name` of", id=named
+            )
+            for named, name in {"dots": ".x..y", "wide name": "\u00e9" * 300, "long name": "a" * 300}.items()
+        ),
+        pytest.param(
+            lambda d: (d["contexts"][0].update(name="x" * 254), d.update({"current-context": "x" * 254})),
+            "has more than 253 characters",
+            id="long context",
+        ),
         pytest.param(lambda d: cluster(d).update(server=7), "`server` of the kubeconfig is no text", id="number"),
         pytest.param(lambda d: cluster(d).update({"certificate-authority-data": "!"}), "not base64", id="base64"),
         pytest.param(lambda d: cluster(d).update({"certificate-authority-data": "YQ=="}), "no certificate", id="ca"),

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runner.egress.http import LARGE, MAX_BODY
 from runner.egress.session import MOST_BROKEN, MOST_FREE, PAUSES
 from runner.errors import WorkspaceLost
 from runner.model import Budget, Reason, Usage
 from runner.ports.gateway import Api, Refusal
-from tests.egress.wire import CALLS, KEY, MODELS, Client, Provider, Said, open_line, request, stream, used
+from tests.egress.wire import CALLS, KEY, MODELS, Client, Connecting, Provider, Said, open_line, request, stream, used
 
 ALL = pytest.mark.parametrize("call", list(CALLS))
 _AUTH = {Api.ANTHROPIC: ("x-api-key", KEY), Api.OPENAI: ("authorization", f"Bearer {KEY}")}
@@ -51,6 +51,27 @@ async def test_a_request_goes_out_with_the_real_key_and_nothing_else_of_the_clie
     assert asked.headers == {name: value, "accept": "text/event-stream", "accept-encoding": "identity"}
     assert "placeholder" not in asked.target
     assert asked.target == (target.removeprefix("/v1") if api is Api.OPENAI else target)
+
+
+@pytest.mark.parametrize("half", [True, False], ids=["half closed", "closed"])
+async def test_a_client_that_hangs_up_while_the_provider_is_connected_to_ends_nothing_else(half: bool) -> None:
+    """Connecting tries several addresses at once, so what is cancelled there is a group."""
+    api, target = CALLS["messages"]
+    provider = Connecting()
+    others: list[int] = []
+    async with open_line(api, provider) as line:
+        client = line.connect()
+        with trio.fail_after(5):
+            await client.send("POST", target, json.dumps(request("messages")).encode())
+            await provider.begun.wait()
+            await (client.stream.send_eof() if half else client.stream.aclose())
+            while not line.told:
+                await trio.sleep(0.001)
+        await wait_all_tasks_blocked()
+        with trio.fail_after(5):
+            others.append((await line.connect().ask("GET", "/nothing")).status)
+
+    assert others == [404]
 
 
 @ALL

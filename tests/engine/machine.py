@@ -43,6 +43,7 @@ class Machine:
             gateway=ModelGateway(self.settings),
             cluster=Clusters(self.settings),
             model_key=lambda api: "",
+            model_url=lambda api: None,
             lease=self.store.lease,
             nonce=self.store.nonce,
             now=lambda: 1_000_000,

@@ -57,3 +57,20 @@ async def test_cancelling_ends_running_steps_and_starts_none(autojump_clock: Moc
         await execute(Graph({"a": [], "b": ["a"], "c": ["b"]}), step)
 
     assert started == ["a", "b"]
+
+
+@pytest.mark.parametrize("root", [pytest.param([], id="at once"), pytest.param(["first"], id="after another")])
+async def test_what_may_begin_at_once_begins_in_the_graph_s_order(root: list[str], autojump_clock: MockClock) -> None:
+    """Members of a matrix wait for one place, which the first is to have, and trio starts tasks in any order."""
+    began: list[str] = []
+    place = trio.CapacityLimiter(1)
+
+    async def step(name: str) -> None:
+        async with place:
+            began.append(name)
+            await trio.sleep(1)
+
+    names = [f"m{number}" for number in range(20)]
+    await execute(Graph({**{name: [] for name in root}, **{name: root for name in names}}), step)
+
+    assert began == [*root, *names]

@@ -348,6 +348,7 @@ class World:
             gateway=ModelGateway(cast(Any, None)),
             cluster=cast(Any, None),
             model_key=cast(Any, None),
+            model_url=cast(Any, None),
             lease=self.connect(process).lease,
             nonce="world",
             now=self.now,

@@ -130,6 +130,19 @@ def test_three_faults_are_three_errors_at_their_columns(tmp_path: Path, monkeypa
     ]
 
 
+@pytest.mark.parametrize(
+    ("field", "hint"),
+    [
+        pytest.param("debug", "it is a field of `IncidentRun`", id="of another kind"),
+        pytest.param("timeout", "did you mean `timeouts`? it is a field of `IncidentRun`", id="near one, too"),
+    ],
+)
+def test_a_field_of_another_kind_is_said_to_be_one(tmp_path: Path, field: str, hint: str) -> None:
+    _, (found,) = load_text(tmp_path, AGENT.replace("spec:\n", f"spec:\n  {field}: true\n"))
+
+    assert (found.code, found.hint) == ("manifest.unknown-field", hint)
+
+
 def test_every_error_of_every_file_is_in_one_report_by_place(tmp_path: Path) -> None:
     (tmp_path / "b.runner.yaml").write_text("a: [\n---\n" + POLICY.replace("{}", "{x: 1, y: 2}"))
     (tmp_path / "a.runner.yaml").write_text("kind: Job\n")

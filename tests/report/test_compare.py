@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from runner import events as ev
+from runner.model import Usage
 from runner.report import compare
 from runner.report.account import Account
+from runner.report.text import render_run
 from runner.report.words import columns
 from tests.report.accounts import CHECKS, account, bad, good
 
@@ -26,7 +29,7 @@ def test_a_table_has_a_line_for_each_member() -> None:
         "13s",
         "48k",
         "$0.31",
-        "20, 1 refused, 2 cut",
+        "19, 2 of them cut, 1 refused",
         "1 of 2",
         "120B",
     ]
@@ -61,7 +64,8 @@ def test_the_document_has_the_numbers() -> None:
 def test_markdown_has_the_same_cells() -> None:
     lines = compare.markdown([compare.row_of(member) for member in members()]).splitlines()
 
-    assert lines[2] == "| triage.claude | ✓ succeeded | 13s | 48k | $0.31 | 20, 1 refused, 2 cut | 1 of 2 | 120B |"
+    cells = ["triage.claude", "✓ succeeded", "13s", "48k", "$0.31", "19, 2 of them cut, 1 refused", "1 of 2", "120B"]
+    assert lines[2] == f"| {' | '.join(cells)} |"
     assert {line.count("|") for line in lines} == {9}
 
 
@@ -75,6 +79,16 @@ def test_only_what_has_several_members_is_compared() -> None:
     several, alone = members(), account(good(), name="fix", group="fix")
 
     assert compare.groups([*several, alone]) == {"triage": several}
+
+
+def test_commands_that_were_refused_are_none_that_ran_and_a_small_price_is_not_nothing() -> None:
+    asked = ev.ModelAsked("agent", "1", "sonnet", 200, 1, 1, 0.1, 1.0, Usage(1, 40, 0, 0, 8, 0, 0.004))
+    one = account([asked, ev.CommandsSeen("agent", 0, 2, 0), *bad()])
+
+    cells = [cell.strip() for cell in compare.text([compare.row_of(one)]).splitlines()[1].split("  ") if cell.strip()]
+
+    assert cells[-2:] == ["less than $0.01", "0, 2 refused"]
+    assert "  agent ran  0 commands, 2 refused" in render_run(one.record, one.directory).splitlines()
 
 
 def test_no_line_is_wider_than_its_cells_may_be() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from runner import events as ev
 from runner.errors import BadValue, Place, Rejected
-from runner.model import Outcome, Reason, Status
+from runner.model import Outcome, Reason, Status, failed, succeeded
 from runner.report import junit
 from tests.report.accounts import CHECKS, NASTY, account, bad, good
 
@@ -23,6 +23,7 @@ ATTRIBUTES = {
     "property": {"name": r"\S+", "value": r"(?s).*"},
     "testcase": {"name": r"\S.*", "classname": r"\S+", "time": r"\d+\.\d{3}"},
     "failure": {"type": r"\S+", "message": r"(?s).*"},
+    "error": {"type": r"\S+", "message": r"(?s).*"},
     "skipped": {"message": r"(?s).*"},
     "system-out": {},
     "system-err": {},
@@ -31,7 +32,7 @@ CHILDREN = {
     "testsuites": r"(testsuite )*",
     "testsuite": r"properties (testcase )*system-out system-err ",
     "properties": r"(property )*",
-    "testcase": r"((skipped|failure) )?",
+    "testcase": r"((skipped|failure|error) )?",
 }
 
 
@@ -44,8 +45,9 @@ def parsed(document: str) -> ElementTree.Element:
         assert all(re.fullmatch(wanted[name], value) for name, value in element.items()), element.attrib
         assert re.fullmatch(CHILDREN.get(element.tag, ""), "".join(f"{child.tag} " for child in element))
     for number, suite in enumerate(root):
-        counts = [len(suite.findall(path)) for path in ("testcase", "testcase/failure", "testcase/skipped")]
-        assert [int(suite.attrib[name]) for name in ("tests", "failures", "skipped")] == counts
+        paths = ("testcase", "testcase/failure", "testcase/error", "testcase/skipped")
+        counts = [len(suite.findall(path)) for path in paths]
+        assert [int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")] == counts
         assert suite.attrib["id"] == str(number)
     return root
 
@@ -79,7 +81,7 @@ def test_each_step_and_each_check_is_a_case() -> None:
             "plan": "sha256:4b1f",
             "provider": "local",
             "isolation": "namespaces (local); nothing was read back",
-            "commands": "20 commands, 1 refused, 2 cut",
+            "commands": "19 commands, 2 of them cut, 1 refused",
             "tokens": "48000",
             "cost_usd": "0.3100",
             "exit_code": "0",
@@ -100,7 +102,7 @@ def test_a_failure_has_its_reason_its_details_and_the_end_of_the_output() -> Non
 @pytest.mark.parametrize(
     ("end", "case"),
     [
-        pytest.param([], ("run", "skipped"), id="under way"),
+        pytest.param([], ("run", "error"), id="under way"),
         pytest.param(
             [ev.RunEnded(Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal"), 130)],
             ("run", "failure"),
@@ -126,11 +128,27 @@ def test_a_run_that_did_not_get_far_is_no_success(end: list[ev.Event], case: tup
     assert case in cases(junit.render([account(end)])).items()
 
 
-def test_a_run_that_has_lost_its_runner_failed() -> None:
+def test_a_run_that_has_lost_its_runner_is_an_error() -> None:
     lost = account([])
     lost.record.status = Status.LOST
 
-    assert cases(junit.render([lost]))["run"] == "failure"
+    assert cases(junit.render([lost]))["run"] == "error"
+
+
+def test_a_failed_check_is_counted_once_and_has_the_end_of_the_output() -> None:
+    """Its step says the same, and would be one failure more than there are."""
+    end = [
+        ev.StepEnded("agent", succeeded("turn completed")),
+        ev.ChecksDone("verify", CHECKS),
+        ev.StepEnded("verify", failed(Reason.VERIFY, "2 of 4 checks failed: report section `Fix`")),
+        ev.RunEnded(Outcome(Status.FAILED, Reason.VERIFY, "verify: 2 of 4 checks failed"), 1),
+    ]
+
+    document = junit.render([account(end, tails={"verify": ["make: *** [check]"]})])
+
+    assert parsed(document)[0].attrib["failures"] == "2"
+    assert cases(document)["verify"] == "skipped"
+    assert [str(each.text).endswith("make: *** [check]") for each in parsed(document).iter("failure")] == [True, False]
 
 
 def test_whatever_bytes_a_run_says_the_document_is_xml() -> None:

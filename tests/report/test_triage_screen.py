@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ SCENE = Scene(
     ("docker",),
     Path("/w/INC-4821"),
     "prod-eu https://10.2.0.1:6443, namespace payments   READ ONLY (get list watch logs; secrets refused)",
-    "model gateway",
+    "model gateway and cluster, read only",
     50,
     "investigation.md",
     SECTIONS,
@@ -73,7 +74,7 @@ def test_the_first_lines_say_who_where_until_when_and_what_can_be_reached() -> N
     assert list(opening(told(START), SCENE, clock)) == [
         "run 7k3q   claude/sonnet in docker   stops 601s (10m)",
         f"cluster    {SCENE.cluster}",
-        "network    API server (through the runner) and model gateway only; the key stays outside",
+        "network    model gateway and API server (through the runner, read only), nothing else; the key stays outside",
     ]
 
 
@@ -82,7 +83,7 @@ def test_without_a_cluster_the_first_lines_say_so() -> None:
 
     assert list(opening(told(START), scene, clock))[1:] == [
         "cluster    none: the files of the incident are all there is",
-        "network    model gateway only; the key stays outside",
+        "network    model gateway, nothing else; the key stays outside",
     ]
 
 
@@ -132,6 +133,25 @@ def test_a_failure_says_why_and_that_there_is_no_report() -> None:
         "  Because     the key is refused",
         "  Report      none was written",
     ]
+
+
+def test_a_second_opinion_is_asked_for_in_the_same_place() -> None:
+    scene = replace(SCENE, flags=("--kubeconfig", "my kubeconfig"))
+    *_, last = closing(ended(succeeded("1 of 1"), 0), scene, Found(here=Path("/w")))
+
+    assert last == "  Second opinion: runner triage -w INC-4821 -a codex --kubeconfig 'my kubeconfig'"
+
+
+def test_what_is_left_behind_is_said_with_what_removes_it() -> None:
+    left = ev.RunEnded(failed(Reason.CANCELLED, "signal"), 130, ("lease 1",))
+
+    lines = list(closing(told(START, left), SCENE, Found()))
+
+    assert lines[lines.index("  LEFT BEHIND lease 1") + 1] == "  Clean up    runner recover 7k3q"
+
+
+def test_whoever_ran_out_of_turns_is_told_the_flag() -> None:
+    assert "  More turns  runner triage --max-turns N" in closing(ended(failed(Reason.TURNS, "9"), 1), SCENE, Found())
 
 
 def test_a_rehearsal_is_said_first_and_is_not_continued() -> None:

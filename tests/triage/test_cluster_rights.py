@@ -34,11 +34,24 @@ def test_the_file_of_the_predecessor_is_read() -> None:
 
 
 def test_what_a_cluster_says_is_in_the_same_form() -> None:
-    rights = Rights("prod-eu", "payments", pods=True, logs=True, warnings=("events: no answer",))
+    rights = Rights("prod-eu", "payments", pods=True, logs=True, events=False, warnings=("nodes: no answer",))
     permissions = permissions_of(rights.document("2026-11-21T02:50:00Z"))
 
     assert permissions.lacking == ("events",)
-    assert permissions.complaints() == ("too few rights in the cluster: it can not read events", "events: no answer")
+    assert permissions.complaints() == ("too few rights in the cluster: it can not read events", "nodes: no answer")
+
+
+def test_rights_that_are_not_known_are_not_said_to_lack() -> None:
+    rights = Rights("prod-eu", "payments", warnings=("whether pods can be read is not known: no answer in 5 s",))
+    permissions, document = read_permissions(json.dumps(rights.document("2026-11-21T02:50:00Z")).encode())
+
+    assert json.loads(permissions_text(document))["can_get_pods"] is None
+    assert (permissions.lacking, permissions.complaints()) == ((), rights.warnings)
+    alone = permissions_of({"can_get_pods": True, "can_get_logs": None, "can_get_events": False})
+    assert alone.complaints() == (
+        "too few rights in the cluster: it can not read events",
+        "whether logs can be read is not known",
+    )
 
 
 def test_rights_that_are_not_mentioned_are_not_there() -> None:

@@ -64,7 +64,10 @@ def nested(levels: int) -> bytes:
         pytest.param(b"[]", "not an object", id="a list"),
         pytest.param(b'{"a": 1, "b": {"c": 1, "c": 2}}', '"c" is twice in one object', id="a key twice"),
         pytest.param(b'{"a": NaN}', "`NaN` is no number", id="no number"),
-        pytest.param(b'{"a": ' + b"9" * 5000 + b"}", "not JSON", id="a number of 5,000 digits"),
+        pytest.param(b'{"a": ' + b"9" * 5000 + b"}", "has a number that is too large", id="a number of 5,000 digits"),
+        pytest.param(b'{"a": [-1.5e999]}', "has a number that is too large", id="a number beyond any other"),
+        pytest.param(b'{"a": 1e+}', "not JSON", id="half a number"),
+        pytest.param(b'"' + rb"\"" * 100_000, "not JSON", id="a text without end"),
         pytest.param(nested(66), "nested too deeply", id="66 levels"),
         pytest.param(b"[" * 100_000, "nested too deeply", id="levels without end"),
         pytest.param(b'{"a": "\xff"}', "not UTF-8", id="not UTF-8"),
@@ -77,6 +80,12 @@ def test_what_is_malformed_is_an_error_in_words(content: bytes, words: str) -> N
     """Case 35."""
     with pytest.raises(ValueError, match=words):
         read_incident(content)
+
+
+def test_digits_in_a_text_are_no_number() -> None:
+    told = {"title": 'a"' + "9" * 5000, "restarts": 10**300, "load": 1.5e-3}
+
+    assert read(told) == told
 
 
 def test_text_for_the_prompt_is_the_same_json_with_nothing_invisible() -> None:

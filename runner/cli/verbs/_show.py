@@ -36,9 +36,14 @@ def show(past: Past, form: str, out: Output) -> None:
 
 
 def compare(pasts: Sequence[Past], form: str, out: Output) -> None:
+    """Each run once. Raises ``UsageError`` when there is one only."""
+    from runner.errors import UsageError
     from runner.report import compare
 
-    rows = [compare.row_of(_account(past)) for past in pasts]
+    different = {past.record.id: past for past in pasts}
+    if len(different) < 2:
+        raise UsageError("there is only one run to compare", hint="runner runs compare RUN RUN; `runs show` shows one")
+    rows = [compare.row_of(_account(past)) for past in different.values()]
     if form == "json":
         out.json(compare.document(rows))
     else:

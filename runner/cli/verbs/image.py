@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     build.add_argument("--apt-sources", metavar="FILE", type=Path, help="apt's sources, in either of its two forms")
     build.add_argument("--network", choices=("default", "host"), default="default", help="the build's")
     build.add_argument(
-        "--save-context", metavar="FILE", type=Path, help="build nothing; write what a builder gets, a tar"
+        "--save-context", metavar="FILE", type=Path, help="build nothing; write what a builder gets, a new tar"
     )
     told = "start it, and compare what is in it with what this runner wants"
     check = verbs.add_parser("check", help=told, description=told, allow_abbrev=False)

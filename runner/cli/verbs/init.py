@@ -27,6 +27,8 @@ def main(args: Namespace, out: Output) -> int:
     for path in begun.written:
         out.line(f"wrote {path.relative_to(begun.top)}")
     out.line(f"tests: {begun.test}")
+    for note in begun.notes:
+        out.line(f"note: {note}")
     for name, text in begun.left.items():
         out.line(f"\nfor {name}:\n\n{text.rstrip()}")
     out.line("\nNext: runner plan, then runner apply")

@@ -52,6 +52,7 @@ def main(args: Namespace, out: Output) -> int:
             _explain(resuming, args.output, out)
             return 0
         if args.output == "json":
+            out.outlive()
             record = await resume(resuming, settings, [reports], redactor=redactor)
         else:
             with open_console(out, "text") as sink:

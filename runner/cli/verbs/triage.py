@@ -70,7 +70,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace, out: Output) -> int:
     from runner.app.apply import now_microseconds
-    from runner.app.triage import keep_manifest, manifest_of, triage_of, write_incident
+    from runner.app.triage import cannot_write, deliver, keep_manifest, manifest_of, triage_of, written_incident
     from runner.settings import current
 
     settings = current()
@@ -81,9 +81,14 @@ def main(args: Namespace, out: Output) -> int:
         return 0
     if args.check:
         return _check(triage, settings, out)
-    if write_incident(triage):
-        out.complain(f"wrote {triage.directory / 'incident.json'}")
-    return _carry_out(triage, keep_manifest(text, settings), args, settings, out)
+    if (lacks := cannot_write(triage)) is not None:
+        out.complain(lacks)
+    with written_incident(triage) as wrote:
+        record = _carry_out(triage, keep_manifest(text, settings), args, settings, out, wrote=wrote)
+    directory = settings.home / "runs" / record.id
+    for left in deliver(triage, directory / "output", Path(record.log) if record.log else None):
+        out.complain(f"not copied: {left}")
+    return record.exit_code or 0
 
 
 def _check(triage: Triage, settings: Settings, out: Output) -> int:
@@ -107,29 +112,40 @@ def _check(triage: Triage, settings: Settings, out: Output) -> int:
     return 3 if any(one.good is False for one in found) else 0
 
 
-def _carry_out(triage: Triage, manifest: Path, args: Namespace, settings: Settings, out: Output) -> int:
+def _carry_out(
+    triage: Triage, manifest: Path, args: Namespace, settings: Settings, out: Output, *, wrote: bool
+) -> RunRecord:
+    from dataclasses import replace
+
     import trio
 
     from runner.app.apply import apply
     from runner.app.secret_values import redactor_of
-    from runner.app.triage import deliver, plan_triage
+    from runner.app.triage import flags_of, plan_triage
     from runner.cli.console import open_console
     from runner.cli.screen import open_screen
     from runner.cli.verbs.apply import rehearsal
+    from runner.events import Recorded, RunStarted
     from runner.plan.model import run_document
-    from runner.report.triage import scene_of
+    from runner.report.triage import scene_of, shown_path
 
     redactor = redactor_of(settings)
     out.clean = redactor.text
     gateway = rehearsal(args.turns) if args.turns is not None else None
 
     async def whole() -> RunRecord:
-        planned = await plan_triage(manifest, settings)
+        planned = await plan_triage(triage, manifest, settings)
         out.findings(planned.warnings)
         if triage.form == "text":
-            scene = scene_of(run_document(planned.plan.runs[0]))
+            scene = replace(scene_of(run_document(planned.plan.runs[0])), flags=flags_of(vars(args)))
             async with open_screen(out, scene, settings, quiet=args.quiet, raw=triage.verbose) as screen:
-                (record,) = await apply(planned, settings, [screen], gateway=gateway, redactor=redactor)
+
+                def tell(recorded: Recorded) -> None:
+                    if wrote and isinstance(recorded.event, RunStarted):
+                        place = shown_path(triage.directory / "incident.json", Path.cwd())
+                        screen.lines([f"incident   {place} is new"])
+
+                (record,) = await apply(planned, settings, [screen, tell], gateway=gateway, redactor=redactor)
             screen.finish(record)
         else:
             with open_console(out, "jsonl") as sink:
@@ -142,7 +158,4 @@ def _carry_out(triage: Triage, manifest: Path, args: Namespace, settings: Settin
         from runner.report.json import record_document
 
         out.json(record_document(record))
-    directory = settings.home / "runs" / record.id
-    for left in deliver(triage, directory / "output", Path(record.log) if record.log else None):
-        out.complain(f"not copied: {left}")
-    return record.exit_code or 0
+    return record

@@ -30,9 +30,10 @@ def grant_of(agent: ModelAgent, model: ModelSpec) -> Grant:
 
 
 def check(agent: ModelAgent, model: ModelSpec, ports: Ports) -> None:
-    """Raises ``KeyMissing`` and ``Unpriced`` when the agent could not use its model."""
+    """Raises ``KeyMissing``, ``Unpriced`` and ``UsageError`` when the agent could not use its model."""
     if _has_key(model, ports):
         ports.model_key(agent.api)
+        ports.model_url(agent.api)
     else:
         ports.gateway.check(grant_of(agent, model))
 
@@ -53,15 +54,24 @@ class Way:
     def prepare(self) -> Preparation:
         return self.agent.prepare(self.access)
 
+    def _in_our_words(self, outcome: Outcome) -> Outcome:
+        """CLIs tell their own limit of turns as if somebody could answer them, or go to their settings."""
+        turns = self.access.turns
+        if outcome.reason is not Reason.TURNS or turns is None:
+            return outcome
+        spent = f"the budget of this run is used up: {turns} of {turns} turns are used"
+        return failed(Reason.TURNS, spent, details=(f"the agent: {outcome.message}",))
+
     async def judge(self, ended: Ended, run: Run, step: str) -> Outcome:
         """Rule on the agent's step. What the gateway has seen counts before what the agent's CLI says."""
-        outcome = self.agent.judge(ended)
+        outcome = self._in_our_words(self.agent.judge(ended))
         if self.session is None:
             if claimed := self.agent.usage(ended):
                 await run.emit(ev.UsageClaimed(step, claimed))
             return outcome
         if verdict := self.session.verdict:
-            return replace(verdict, details=(*verdict.details, f"the agent: {outcome.message}"))
+            said = outcome.details if outcome.reason is Reason.TURNS else (f"the agent: {outcome.message}",)
+            return replace(verdict, details=(*verdict.details, *said))
         if outcome.ok and not self.session.usage.requests:
             return failed(Reason.NO_EVIDENCE, "it says that it has finished, and its model was never asked")
         return replace(outcome, warnings=(*outcome.warnings, *self.session.warnings)) if outcome.ok else outcome
@@ -86,7 +96,7 @@ async def open_way(
     )
     if _has_key(model, run.ports):
         await run.emit(ev.Warned(KeyInside.code, f"the key of `{model.name}` was given to the agent", step))
-        yield Way(agent, access(run.ports.model_key(agent.api)), None)
+        yield Way(agent, access(run.ports.model_key(agent.api), run.ports.model_url(agent.api)), None)
         return
     send, receive = trio.open_memory_channel[ev.Event](math.inf)
 
@@ -98,7 +108,8 @@ async def open_way(
         with send:
             opened = run.ports.gateway.open(grant_of(agent, model), tell)
             async with opened as session, workspace.listen(session.serve) as port:
-                yield Way(agent, access(STANDS_FOR_KEY, f"http://127.0.0.1:{port}"), session)
+                address = f"http://127.0.0.1:{port}{agent.api.below}"
+                yield Way(agent, access(STANDS_FOR_KEY, address), session)
 
 
 def _asked(exchange: Exchange, step: str) -> ev.ModelAsked:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -30,12 +33,13 @@ from runner.steps.agent.variables import standard
 from runner.triage.prompt import compose
 
 STEP = "agent"
+CLOSED = 126  # what is said of a command that is there and cannot be run
 SMALL_PROMPT = 64 << 10  # bytes; Linux takes 128 KiB for one variable
 
 
 async def perform(body: Body, run: Run) -> Outcome:
     workspace = await run.open(body.shape)
-    await _read_back(body, run, workspace)
+    seen = await _read_back(body, run, workspace)
     run.moved_in = True
     prompt = run.ports.redact.clean(_prompt(body, run))
     await trio.to_thread.run_sync(_keep_prompt, body, run, prompt)
@@ -54,7 +58,10 @@ async def perform(body: Body, run: Run) -> Outcome:
         run.retire()
         await _tell_commands(agent, run)
     await run.close()
-    return agent.judge(ended) if body.model is None else await way.judge(ended, run, STEP)
+    outcome = agent.judge(ended) if body.model is None else await way.judge(ended, run, STEP)
+    if ended.exit.code != CLOSED or seen.isolation:
+        return outcome
+    return await trio.to_thread.run_sync(_name_closed, outcome, agent, body, seen.uid)
 
 
 @dataclass(frozen=True)
@@ -129,13 +136,37 @@ async def take_over(body: Body, run: Run) -> None:
     await provider.give(handle)
 
 
-async def _read_back(body: Body, run: Run, workspace: Workspace) -> None:
+def _name_closed(outcome: Outcome, agent: Agent, body: Body, uid: int) -> Outcome:
+    """An outcome with the directory that keeps the user of commands, which see this host's own, from a toolchain."""
+    places = [Path(toolchain) / "bin" for toolchain in body.shape.toolchains]
+    if isinstance(agent, ModelAgent):
+        places += [(place / agent.program).resolve().parent for place in places]
+    closed = next((folder for place in places if (folder := _closed_to(uid, place))), None)
+    if closed is None:
+        return outcome
+    hint = f"hint: the user of its commands cannot enter `{closed}`: take a toolchain that everybody can read"
+    return replace(outcome, details=(*outcome.details, hint))
+
+
+def _closed_to(uid: int, place: Path) -> Path | None:
+    """The first directory on the way to a place that a user of no group cannot enter."""
+    for folder in (*reversed(place.parents), place):
+        if not folder.exists():
+            return None
+        open_to_all = folder.stat().st_mode & stat.S_IXOTH
+        if not (os.access(folder, os.X_OK) if uid == os.geteuid() else open_to_all):
+            return folder
+    return None
+
+
+async def _read_back(body: Body, run: Run, workspace: Workspace) -> Isolation:
     assert run.probe is not None
     seen = await workspace.effective()
     await run.emit(ev.IsolationObserved(STEP, seen))
     wrong = _mismatch(body, run, seen)
     if wrong:
         raise IsolationMismatch(f"the sandbox is not what was planned: {'; '.join(wrong)}", hint="see `runner doctor`")
+    return seen
 
 
 def _mismatch(body: Body, run: Run, seen: Isolation) -> list[str]:

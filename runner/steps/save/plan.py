@@ -15,16 +15,18 @@ NEEDS: tuple[tuple[str, ...], ...] = ()
 class Body:
     """The run's output is delivered to the folder ``output`` of ``incident``; ``None`` keeps it in the run.
 
-    ``member`` is as in ``RunSpec``.
+    ``report`` is the one that is verified, of which an earlier one is kept; ``member`` is as in ``RunSpec``.
     """
 
     message: str
     policies: tuple[PolicySpec, ...]
     incident: Path | None
     member: str = ""
+    report: str = ""
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
+    report = spec.verify.report if spec.verify is not None else None
     return Step(
         id="save",
         kind="save",
@@ -33,6 +35,6 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         needs=needs,
         deadline_seconds=spec.stop_budget_seconds,
         origin=spec.origins["settle"],
-        body=Body(spec.message, spec.policies, spec.incident, spec.member),
+        body=Body(spec.message, spec.policies, spec.incident, spec.member, report.path if report is not None else ""),
         when="ended",
     )

@@ -14,7 +14,7 @@ from runner.errors import PlatformError
 from runner.model import Outcome, Reason, Receipt, failed, succeeded
 from runner.ports.git import Snapshot
 from runner.steps._agents_file import changed
-from runner.steps._incident import LOGS, Delivery
+from runner.steps._incident import LOGS, Delivery, keep_earlier
 from runner.steps._judge import commit_tree, scan_tree
 from runner.steps._run import Run
 from runner.steps._secrets import redact_files, shown_by
@@ -86,6 +86,7 @@ def _deliver_output(body: Body, run: Run) -> tuple[tuple[str, ...], tuple[str, .
     """Copy what the agent put into ``/output`` out of its reach, and to the incident; where it is, and warnings.
 
     The incident gets the archive of the agent's session and the list of its commands as well, where there are such.
+    The report of an earlier run stays there under another name.
 
     Links and special files stay behind.
     """
@@ -97,9 +98,11 @@ def _deliver_output(body: Body, run: Run) -> tuple[tuple[str, ...], tuple[str, .
     delivery = Delivery(body.incident, body.member) if body.incident is not None else None
     if delivery is not None:
         logs = [name for name in LOGS if (run.places.logs / name).exists()]
-        skipped += trees.copy_out(run.places.logs, delivery.rest / "logs", only=logs) if logs else []
+        skipped += trees.copy_out(run.places.logs, delivery.logs, only=logs) if logs else []
     if delivery is not None and names:
         delivered = delivery.output
+        if body.report:
+            skipped += keep_earlier(delivered, kept, body.report)
         skipped += trees.copy_out(kept, delivered)
     warnings += tuple(f"output left behind: {what}" for what in map(run.ports.redact.text, skipped))
     return tuple(str(delivered / name) for name in names[:MAX_NAMED]), warnings

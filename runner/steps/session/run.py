@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import tarfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path, PurePath
 
 import trio
 
-from runner.beneath import read_beneath
+from runner.beneath import open_beneath, read_beneath
 from runner.errors import ProviderFailed, RunnerError, WorkspaceLost, escaped, leaf
 from runner.model import Command, Exit, Fate, Outcome, succeeded
 from runner.ports.agent import Ended, ModelAgent
@@ -103,16 +105,17 @@ async def _ask(hook: str, body: Body, run: Run, kept: _Kept) -> list[str]:
 def _gather(agent: ModelAgent, named: Sequence[str], run: Run, kept: _Kept) -> None:
     """Read what of the named files may be kept. Blocking."""
     _, handle = run.require()
-    wanted = sorted({name for name in named if agent.keeps(name)})
+    wanted = {name for name in named if agent.keeps(name)}
     others = len({name for name in named if name}) - len(wanted)
     if others:
         kept.warnings.append(f"{others} of the paths that it printed are no transcripts of {agent.program}")
     if len(wanted) > _NAMED:
         kept.warnings.append(f"{len(wanted) - _NAMED} transcripts are left out: there are more than {_NAMED}")
     room = _ALL
-    for name in wanted[:_NAMED]:
+    home = handle.private / "home"
+    for name in likeliest_first(home, wanted, session_id(run))[:_NAMED]:
         try:
-            content = read_beneath(handle.private / "home", name, min(_FILE, room))
+            content = read_beneath(home, name, min(_FILE, room))
         except OSError as error:
             kept.warnings.append(f"{name}: {error.strerror}")
             continue
@@ -120,11 +123,32 @@ def _gather(agent: ModelAgent, named: Sequence[str], run: Run, kept: _Kept) -> N
         kept.files[name] = run.ports.redact.clean(content)
 
 
+def likeliest_first(home: Path, names: Iterable[str], session: str) -> list[str]:
+    """The session's own transcript before those that an agent has put beside it to fill the archive. Blocking.
+
+    Its name has the session's id, where the CLI takes one; and the CLI writes to it last, when the agent has no more
+    to say. The time is that of the change, which nobody can set.
+    """
+    return sorted(names, key=lambda name: (session[:8] not in PurePath(name).name, -_changed(home, name), name))
+
+
+def _changed(home: Path, name: str) -> int:
+    """Nanoseconds since the epoch; 0 for what is not there, or behind a link."""
+    try:
+        descriptor = open_beneath(home, name)
+    except OSError:
+        return 0
+    try:
+        return os.fstat(descriptor).st_ctime_ns
+    finally:
+        os.close(descriptor)
+
+
 def _packed(files: dict[str, bytes]) -> bytes:
-    """The same bytes for the same files."""
+    """The same bytes for the same files in the same order."""
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, content in sorted(files.items()):
+        for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(content), 0o600
             archive.addfile(member, io.BytesIO(content))
