@@ -357,8 +357,6 @@ def test_a_cluster_is_read_through_the_runner_and_told_of(project: Project, clau
     parts = r"incident [\d.]+k \+ (permissions|rights) [\d.]+k \+ baseline [\d.]+k = "
     assert re.search(rf"^ ✓ preload +[\d.]+s  {parts}", done.out, re.MULTILINE), done.out
     assert "     baseline: " in done.out
-    assert re.search(
-        r"^  Cluster     prod-eu: \d+ requests, \d+ refused \(list secrets\)$", done.out, re.MULTILINE
-    )
+    assert re.search(r"^  Cluster     prod-eu: \d+ requests, \d+ refused \(list secrets\)$", done.out, re.MULTILINE)
     assert TOKEN not in done.out + done.err
     assert places_with(TOKEN, project.home / "state") + places_with(TOKEN, project.folder / "INC-1") == []
