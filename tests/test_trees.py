@@ -57,7 +57,7 @@ def test_a_name_that_a_terminal_obeys_or_that_is_no_text_is_not_copied_out(tmp_p
     for name in (b"a\x1b[31m\nb", b"\xff", "Ursache für 東京.md".encode(), b"in/\xe2\x80\xaegpj.md"):
         (tmp_path / "from" / os.fsdecode(name)).touch()
 
-    left = trees.copy_out(tmp_path / "from", tmp_path / "to")
+    left = trees.copy_out(tmp_path / "from", tmp_path / "to", to_people=True)
 
     assert [name.partition(": ")[0] for name in left] == [
         r"'a\x1b[31m\nb'",
@@ -78,7 +78,7 @@ def test_names_of_the_runners_own_logs_are_not_copied_out(tmp_path: Path) -> Non
     for name in (later, f"notes/{later}", "triage.log"):
         (tmp_path / "from" / name).touch()
 
-    left = trees.copy_out(tmp_path / "from", tmp_path / "to")
+    left = trees.copy_out(tmp_path / "from", tmp_path / "to", to_people=True)
 
     assert [name.partition(": ")[2] for name in left] == ["the runner's own logs have such names"] * 2
     copied = sorted(str(p.relative_to(tmp_path / "to")) for p in (tmp_path / "to").rglob("*") if p.is_file())

@@ -175,7 +175,7 @@ async def test_a_plan_pins_the_server_and_no_credential(project: Project, author
             await make_saved_plan(project.folder / "plan.json", settings)
 
     text = render_plan(planned.plan, width=200)
-    words = f"  cluster prod-eu {api.server} namespace payments READ ONLY (get list watch logs; secrets refused) ("
+    words = f"  cluster prod-eu {api.server} namespace payments READ ONLY (get list watch logs; secrets refused)"
     assert words in text
     assert "/root/.kube ro" in text
     assert "cluster, read only" in text

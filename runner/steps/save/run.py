@@ -103,6 +103,6 @@ def _deliver_output(body: Body, run: Run) -> tuple[tuple[str, ...], tuple[str, .
         delivered = delivery.output
         if body.report:
             skipped += keep_earlier(delivered, kept, body.report)
-        skipped += trees.copy_out(kept, delivered)
+        skipped += trees.copy_out(kept, delivered, to_people=True)
     warnings += tuple(f"output left behind: {what}" for what in map(run.ports.redact.text, skipped))
     return tuple(str(delivered / name) for name in names[:MAX_NAMED]), warnings
