@@ -129,8 +129,8 @@ def with_floor(plan: RunPlan, floor: IsolationClass) -> RunPlan:
 
 @pytest.fixture
 def hurry() -> MockClock:
-    """Threads take real time, so that it cannot stand still for them; a second is a fiftieth of one."""
-    return MockClock(rate=50)
+    """Threads take real time, so that it cannot stand still for them; a second is a twelfth of one."""
+    return MockClock(rate=12)
 
 
 @pytest.fixture
