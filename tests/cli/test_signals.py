@@ -163,15 +163,15 @@ KILL_BUDGET = "KILL (stop budget)"
 @pytest.mark.parametrize(
     ("agent", "timeouts", "run", "seconds", "message", "rungs"),
     [
-        (OBEDIENT, "", "timeout: 2s", 8, AT_RUN, ["TERM (run deadline)"]),
-        (STUBBORN, "stop_budget: 4s", "timeout: 2s", 7, AT_RUN, ["TERM (run deadline)", KILL_BUDGET]),
+        (OBEDIENT, "", "timeout: 5s", 11, AT_RUN, ["TERM (run deadline)"]),
+        (STUBBORN, "stop_budget: 4s", "timeout: 5s", 10, AT_RUN, ["TERM (run deadline)", KILL_BUDGET]),
         (OBEDIENT, "timeouts: {agent: 1s}", "", 8, AT_STEP, ["TERM (step deadline)"]),
         (STUBBORN, "timeouts: {agent: 1s}", "", 15, AT_STEP, ["TERM (step deadline)", "KILL (step deadline)"]),
         (
             STUBBORN,
             "timeouts: {agent: 1s}\nstop_budget: 4s",
-            "timeout: 3s",
-            9,
+            "timeout: 6s",
+            12,
             AT_STEP,
             ["TERM (step deadline)", KILL_BUDGET],
         ),
@@ -221,13 +221,13 @@ def test_a_hook_that_never_ends_leaves_half_of_the_stop_budget_to_save_and_tear_
         f"{WORK}; {OBEDIENT}",
         workspace=REPOSITORY,
         agent=f"stop_budget: 4s\npost_hooks: [{json.dumps(STUBBORN)}]",
-        run="timeout: 2s",
+        run="timeout: 5s",
     )
     began = time.monotonic()
 
     code, record, text = ended(project, project.start("apply", str(project.folder)))
 
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 15
     assert code == 124, text
     assert project.logs("post_hook") == "begun\n"
     assert step(record, "post_hook")["outcome"]["reason"] == "timeout"
