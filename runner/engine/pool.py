@@ -23,6 +23,7 @@ from runner.ports.store import SlotRow, Store
 LOOK = 2.0  # seconds between looks at how many slots are wanted
 _ANSWER = 1.0  # seconds that a slot has to answer
 _AT_ONCE = 2  # slots that are made at a time
+_HEAD_START = 0.1  # seconds for who got a slot, before what replaces it takes the machine
 
 Deliver = Callable[[Handle, Passed], Awaitable[bool]]
 
@@ -188,6 +189,7 @@ class Keeper:
                 await kept.left.wait()
                 if kept.passed is not None:
                     arrived = await deliver(kept.assigned, kept.passed)
+                    await trio.sleep(_HEAD_START if arrived else 0)
                     return True
         except RunnerError as error:
             self._tell(error)

@@ -118,7 +118,7 @@ class Directories:
         )
         try:
             self._records.mkdir(mode=0o711, parents=True, exist_ok=True)
-            self._write_record(request, handle)
+            self._write_record(request, handle, durable=True)
         except OSError as error:
             raise ProviderFailed(f"workspace `{request.id}` cannot be recorded: {error}") from error
         try:
@@ -212,10 +212,10 @@ class Directories:
 
         Asked when the record is there: of two that come at once, both see the other.
         """
-        for path in sorted(self._records.glob("*.json")):
-            if path.stem == handle.id or not (record := _read(path)):
+        for id, record in self._all().items():
+            if id in (handle.id, handle.slot):
                 continue
-            other = self._recorded(path.stem, record)
+            other = self._recorded(id, record)
             if handle.adopted and other.adopted and _overlap(handle.tree, other.tree):
                 raise ProviderFailed(f"`{other.tree}` is the workspace `{other.id}` already")
             apart = (other.project_tree is None) != (handle.project_tree is None)
@@ -237,13 +237,17 @@ class Directories:
             slot=record.get("slot"),
         )
 
-    def owned(self, nonce: str) -> list[Handle]:
+    def _all(self) -> dict[str, dict[str, Any]]:
+        """The records of all workspaces by their ids, without those of slots that have become others."""
         records = {path.stem: _read(path) for path in sorted(self._records.glob("*.json"))}
         assigned = {record.get("slot") for record in records.values()}
+        return {id: record for id, record in records.items() if record and id not in assigned}
+
+    def owned(self, nonce: str) -> list[Handle]:
         found = [
             self._recorded(id, record)
-            for id, record in records.items()
-            if record.get("provider") == self._provider and record.get("nonce") == nonce and id not in assigned
+            for id, record in self._all().items()
+            if record.get("provider") == self._provider and record.get("nonce") == nonce
         ]
         for handle in found:
             with suppress(PlatformError):  # half made, or damaged: whoever opens it is told
@@ -251,11 +255,14 @@ class Directories:
         return found
 
     def assign(self, slot: Handle, request: WorkspaceRequest) -> Handle:
-        """Let a slot be the workspace that is asked for. Raises ``ProviderFailed``, and then nothing has changed."""
+        """Let a slot be the workspace that is asked for. Raises ``ProviderFailed``, and then nothing has changed.
+
+        The slot's own record stays: somebody waits, and until the new one is on the disk it says whose the places are.
+        """
         self.check(slot)
         handle = self.handle(request.id, slot.limits, project=request.project, slot=slot.id)
         try:
-            self._write_record(replace(request, limits=slot.limits), handle)
+            self._write_record(replace(request, limits=slot.limits), handle, durable=False)
         except OSError as error:
             raise ProviderFailed(f"workspace `{request.id}` cannot be recorded: {error}") from error
         try:
@@ -263,7 +270,6 @@ class Directories:
         except ProviderFailed:
             self._record(handle.id).unlink()
             raise
-        self._record(slot.id).unlink()
         return handle
 
     def give(self, handle: Handle) -> None:
@@ -275,13 +281,13 @@ class Directories:
     def destroy(self, handle: Handle) -> None:
         """Remove a workspace; one that is gone is no error. Raises ``CleanUpIncomplete``, ``ProviderFailed``."""
         self.check(handle)
-        record, places = self._record(handle.id), _tops(handle)
-        if not record.exists():
+        record, places = self._found(handle), _tops(handle)
+        if not record:
             left = [str(path) for path in places if path.exists()]
             if left:
                 raise CleanUpIncomplete(f"nothing says whose {left} are", hint="remove them by hand")
             return
-        if _read(record).get("provider") != self._provider:
+        if record.get("provider") != self._provider:
             raise ProviderFailed(f"workspace `{handle.id}` belongs to another provider")
         try:
             if handle.limits.disk_bytes is None:
@@ -294,14 +300,18 @@ class Directories:
             left = [str(error)]
         if left:
             raise CleanUpIncomplete(f"{len(left)} entries of workspace `{handle.id}` remain, such as {left[0]}")
-        if slot := handle.slot:
-            self._record(slot).unlink(missing_ok=True)
-        record.unlink()
+        for id in (handle.slot, handle.id):
+            if id is not None:
+                self._record(id).unlink(missing_ok=True)
 
     def owner(self, handle: Handle) -> tuple[str, str] | None:
         """The run and the store that a workspace was made for; ``None`` when there is none any more."""
-        record = _read(self._record(handle.id))
+        record = self._found(handle)
         return (record["run"], record["nonce"]) if record else None
+
+    def _found(self, handle: Handle) -> dict[str, Any]:
+        """The record of a workspace, or that of the slot which it was if a loss of power took its own."""
+        return _read(self._record(handle.id)) or (_read(self._record(handle.slot)) if handle.slot else {})
 
     def check(self, handle: Handle) -> None:
         """Refuse a handle that does not name the places that its id stands for, as recorded while it exists."""
@@ -328,7 +338,7 @@ class Directories:
     def _record(self, id: str) -> Path:
         return self._records / f"{id}.json"
 
-    def _write_record(self, request: WorkspaceRequest, handle: Handle) -> None:
+    def _write_record(self, request: WorkspaceRequest, handle: Handle, *, durable: bool) -> None:
         record = {"provider": self._provider, "run": request.run, "nonce": request.nonce}
         place = {"project": request.project, "shared": request.shared}
         adopted = {"adopted": (str(handle.tree), handle.uid)} if handle.adopted else {}
@@ -338,11 +348,14 @@ class Directories:
         try:
             with open(part, "w") as file:
                 file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.link(part, self._record(request.id))  # never half a record, never over another's
         finally:
             part.unlink(missing_ok=True)
+        if not durable:
+            return
         directory = os.open(self._records, os.O_RDONLY)
         try:
             os.fsync(directory)

@@ -51,12 +51,16 @@ class Namespace:
         if pid == 0:
             raise OSError(errno.ESRCH, "its process is not among those of this host")
         self._fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        self._is_ours = _is_same("/proc/self/ns/mnt", self._fd) and _is_same(f"/proc/{pid}/root", "/")
 
     def close(self) -> None:
         os.close(self._fd)
 
     def do(self, act: Callable[[], _T]) -> _T:
-        """Do something there, in a thread that ends with it. Blocking, but for no longer than a few mounts take."""
+        """Do something there, in a thread that ends with it unless it is our own. Blocking, but for no longer than a
+        few mounts take."""
+        if self._is_ours:
+            return act()
 
         def enter() -> _T:
             _check(_libc.unshare(_CLONE_FS), "unshare")
@@ -277,6 +281,10 @@ class Handed:
     def close(self) -> None:
         if not self.stay:
             self._namespace.do(lambda: _remove(self._root))
+
+
+def _is_same(one: str, other: str | int) -> bool:
+    return os.path.samestat(os.stat(one), os.stat(other))
 
 
 def _open_below(directory: int, path: str) -> int:
