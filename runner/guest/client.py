@@ -97,12 +97,14 @@ class Guest:
     async def exec(
         self, request: Request, *, grace: float, on_rung: Callable[[Rung], None] | None = None
     ) -> AsyncIterator[Command]:
-        """Start a command and own its process tree for the length of the block.
+        """Have a command started, and own its process tree for the length of the block.
+
+        The block does not wait for the start: what keeps the command from it is raised by ``wait``.
 
         What is left of the tree when the block ends, or is cancelled, is ended: TERM and ``grace`` seconds when the
         main process still runs (one second for the others once it has obeyed), KILL, and after ``KILL_GRACE`` the
-        whole sandbox. ``on_rung`` is told of each that is needed, as it begins. Raises ``ProviderFailed`` when it
-        cannot be started, ``WorkspaceLost``, and ``Escaped`` when even the sandbox does not end.
+        whole sandbox. ``on_rung`` is told of each that is needed, as it begins. Raises ``ProviderFailed`` for what
+        cannot be asked for, ``WorkspaceLost``, and ``Escaped`` when even the sandbox does not end.
         """
         id = self.link.new_id()
         word = request.argv[0]
@@ -114,7 +116,6 @@ class Guest:
         command = Command(self.link.outbox, id, asking, name, word)
         self.link.ask(command)
         try:
-            await command.started()
             yield command
         finally:
             await self._end(command, grace, on_rung)

@@ -41,6 +41,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import STRICT, IntEnum, IntFlag
+from typing import NamedTuple
 
 VERSION = 1
 HEADER = struct.Struct("<IBBHI")
@@ -124,8 +125,7 @@ class Violation(Exception):
     """The other side broke the protocol. The words say how; bytes of it are never in them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     type: Type
     id: int = 0
     stream: int = 0
@@ -227,6 +227,9 @@ _SIZES = {
 }
 
 
+_TYPES = {type.value: type for type in Type}
+
+
 class Parser:
     """Bytes of one connection into frames, holding at most one frame that is not whole."""
 
@@ -249,9 +252,9 @@ class Parser:
 
 
 def _check(length: int, type: int, stream: int, zero: int) -> Type:
-    if not 0 < type < 15 or zero or stream > STDERR:
+    kind = _TYPES.get(type)
+    if kind is None or zero or stream > STDERR:
         raise Violation("a frame has an unknown type or stream")
-    kind = Type(type)
     if kind is Type.DATA:
         fits = OFFSET.size < length <= MAX_PAYLOAD
     elif kind is Type.EXEC:

@@ -15,6 +15,7 @@
 enum { HELLO = 1, EXECUTE, DATA, END, ACK, SIGNAL, STATE, FORGET, LISTEN, OPEN, RESET, PING, PONG, READY, TYPES };
 enum { UNBORN, RUNNING, EXITED, FAILED, GONE };
 enum { TAMPERED = 1, UNKNOWN = 2 };
+enum { MOMENT = 5 }; /* milliseconds */
 enum { VERSION = 1, HEADER = 12, MAX_PAYLOAD = 1 << 16, WINDOW = 1 << 18, MAX_REQUEST = 4 << 20 };
 enum { MAX_COMMANDS = 4096, MAX_RELAYED = 1024, SPARE_RINGS = 32, BUCKETS = 1024, BATCH = 64 };
 static const u32 RELAY = 1u << 31;
@@ -75,14 +76,16 @@ static u64 pong;
 
 static struct channel *table[BUCKETS], *spare_channels;
 static struct channel *first_to_say, **last_to_say = &first_to_say;
+static long quiet_until; /* then all commands are asked for what they have to say; 0 when none waits */
 static u32 commands, relayed, tampered, last_relay;
 static bool accepting = true; /* there was room for a relayed connection when we last looked */
 static u8 *spare_rings[SPARE_RINGS];
 static u32 spare_ring_count;
 
-static u8 received[HEADER + MAX_PAYLOAD + (1 << 16)];
+enum { RECEIVED = HEADER + MAX_PAYLOAD + (1 << 16), OUTGOING = 2 * MAX_PAYLOAD + (1 << 16) };
+static u8 *received;
 static size_t received_size;
-static u8 outgoing[2 * MAX_PAYLOAD + (1 << 16)];
+static u8 *outgoing;
 static size_t outgoing_size, outgoing_sent;
 static u8 *asked; /* the request that is being put together */
 static size_t asked_size;
@@ -90,14 +93,18 @@ static u32 asked_id;
 
 /* --- memory --- */
 
+/* Pages that no supervisor gets: none sees what another command printed, and there is less to copy for each. */
+static void *map_own_pages(size_t bytes)
+{
+    void *pages = map_pages(bytes);
+    if (pages)
+        SYS(madvise, pages, bytes, MADV_DONTFORK);
+    return pages;
+}
+
 static u8 *take_ring(void)
 {
-    if (spare_ring_count)
-        return spare_rings[--spare_ring_count];
-    u8 *ring = map_pages(WINDOW);
-    if (ring)
-        SYS(madvise, ring, WINDOW, MADV_DONTFORK); /* no supervisor sees what another command printed */
-    return ring;
+    return spare_ring_count ? spare_rings[--spare_ring_count] : map_own_pages(WINDOW);
 }
 
 static void give_ring(u8 **ring)
@@ -114,7 +121,7 @@ static struct channel *take_channel(u32 id, enum kind kind)
     struct channel *channel = spare_channels;
     if (!channel) {
         enum { BLOCK = 1 << 16 };
-        u8 *block = map_pages(BLOCK);
+        u8 *block = map_own_pages(BLOCK);
         if (!block)
             return NULL;
         for (size_t at = 0; at + sizeof *channel <= BLOCK; at += sizeof *channel) {
@@ -211,6 +218,22 @@ static void has_to_say(struct channel *channel)
     channel->later = channel;
     *last_to_say = channel;
     last_to_say = &channel->later;
+}
+
+/* In a moment at the latest: of a short command the start, the ends of its streams and its own end are one write, for
+ * which the host wakes once. */
+static void has_to_say_soon(struct channel *channel)
+{
+    if (channel->kind != COMMAND || channel->phase >= EXITED)
+        has_to_say(channel);
+    else if (!quiet_until)
+        quiet_until = now_ms() + MOMENT;
+}
+
+static void say_late(struct channel *channel)
+{
+    if (channel->kind == COMMAND)
+        has_to_say(channel);
 }
 
 /* The queue ends in the channel that points to itself. */
@@ -336,7 +359,7 @@ static bool say_turn(struct channel *channel)
 static void compose(void)
 {
     enum { TURN = 256 + 2 * (HEADER + MAX_PAYLOAD) };
-    while (outgoing_size + TURN <= sizeof outgoing) {
+    while (outgoing_size + TURN <= OUTGOING) {
         struct channel *channel = next_to_say();
         if (!channel)
             break;
@@ -522,7 +545,10 @@ static void read_more(struct channel *channel, int which)
         drop(channel);
         return;
     }
-    has_to_say(channel);
+    if (out->ended)
+        has_to_say_soon(channel);
+    else
+        has_to_say(channel);
 }
 
 static void write_more(struct channel *channel)
@@ -562,7 +588,10 @@ static void write_more(struct channel *channel)
     u64 passed_on = in->put + in->closed;
     if (passed_on > in->told && (in->closed || in->put == in->got || passed_on - in->told >= WINDOW / 4)) {
         channel->says_in = true;
-        has_to_say(channel);
+        if (in->closed)
+            has_to_say_soon(channel);
+        else
+            has_to_say(channel);
     }
 }
 
@@ -673,7 +702,7 @@ static void hear_supervisor(struct channel *channel)
         }
         if (report.what == 'L' || report.what == 'G')
             gone(channel);
-        has_to_say(channel);
+        has_to_say_soon(channel);
     }
 }
 
@@ -973,7 +1002,7 @@ static bool well_formed(const struct frame *frame)
 
 static void hear_link(void)
 {
-    long n = SYS(read, link, received + received_size, sizeof received - received_size);
+    long n = SYS(read, link, received + received_size, RECEIVED - received_size);
     if (n == -EAGAIN || n == -EINTR)
         return;
     if (n <= 0) {
@@ -1023,7 +1052,8 @@ static void happened(struct channel *channel, int number)
         watch(channel);
 }
 
-static void prepare(void)
+/* False when commands cannot be kept from what they can be kept from here. */
+static bool prepare(void)
 {
     struct rlimit raised;
     int is_subreaper = 0;
@@ -1041,10 +1071,14 @@ static void prepare(void)
     SYS(prlimit64, 0, RLIMIT_NOFILE, &raised, 0);
     shield.init = SYS(getpid, 0) == 1;
     shield.signals = SYS(landlock_create_ruleset, 0, 0, 1 /* version */) >= 6;
+    SYS(prctl, PR_SET_NO_NEW_PRIVS, 1);
     shield.limits = SYS(seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &(u32){SECCOMP_RET_ERRNO}) >= 0;
+    if (shield.limits && !keep_limits())
+        return false;
     loop = (int)SYS(epoll_create1, EPOLL_CLOEXEC);
     children = (int)SYS(signalfd4, -1, &child_signal, 8, O_CLOEXEC | O_NONBLOCK);
     add_to_loop(children, EPOLLIN, CHILDREN);
+    return true;
 }
 
 /* The channel is descriptor 0, or 0 and `out` where that is another; with a path there is none yet. */
@@ -1054,7 +1088,10 @@ static int run(const char *path, int out)
     int answers = out ? (int)SYS(fcntl, out, F_DUPFD_CLOEXEC, 3) : channel;
     if (path ? length_of(path) >= sizeof ((struct sockaddr_un *)0)->sun_path : channel < 0 || answers < 0)
         return 2;
-    prepare();
+    received = map_own_pages(RECEIVED);
+    outgoing = map_own_pages(OUTGOING);
+    if (!received || !outgoing || !prepare())
+        return 2;
     int nothing = (int)SYS(openat, AT_FDCWD, "/dev/null", O_RDWR | O_CLOEXEC);
     for (int fd = 0; fd < 3; fd++) /* whoever started us reads the end of them, not our silence */
         SYS(dup3, nothing, fd, 0);
@@ -1069,9 +1106,13 @@ static int run(const char *path, int out)
         }
         if (tampered)
             end_orphans();
+        if (quiet_until && now_ms() >= quiet_until) {
+            quiet_until = 0;
+            each_channel(say_late);
+        }
         flush();
         struct epoll_event events[BATCH];
-        long patience = tampered ? 5 : link < 0 ? wait : -1;
+        long patience = quiet_until ? MOMENT : tampered ? 5 : link < 0 ? wait : -1;
         long count = SYS(epoll_pwait, loop, events, BATCH, patience, 0, 8);
         for (long i = 0; i < count; i++)
             if (events[i].data.u64 >= CHANNELS)

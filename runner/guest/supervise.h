@@ -256,22 +256,10 @@ static void signal_tree(u32 signal)
 
 /* --- becoming the command --- */
 
-static long confine(const struct shield *shield)
+/* For what comes of us: the limits of other processes cannot be set, only read (no new value), and one's own (pid 0).
+ * Once for all commands, for making a filter costs more than the rest of a command's start. */
+static bool keep_limits(void)
 {
-    long result = SYS(prctl, PR_SET_NO_NEW_PRIVS, 1);
-    if (result < 0)
-        return result;
-    if (shield->signals) {
-        struct { u64 files, network, scoped; } domain = {.scoped = 2 /* LANDLOCK_SCOPE_SIGNAL */};
-        int fd = (int)SYS(landlock_create_ruleset, &domain, sizeof domain, 0);
-        result = fd < 0 ? fd : SYS(landlock_restrict_self, fd, 0);
-        SYS(close, fd);
-        if (result < 0)
-            return result;
-    }
-    if (!shield->limits)
-        return 0;
-    /* The limits of other processes: only reading them (no new value) and one's own (pid 0) is left. */
     enum { NUMBER = 0, ARCHITECTURE = 4, FIRST = 16, THIRD = 32 };
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, ARCHITECTURE),
@@ -291,7 +279,17 @@ static long confine(const struct shield *shield)
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
     };
     struct sock_fprog program = {sizeof code / sizeof *code, code};
-    return SYS(seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program);
+    return SYS(seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program) >= 0;
+}
+
+/* For the command: its signals reach nobody but its own tree. */
+static long keep_signals(void)
+{
+    struct { u64 files, network, scoped; } domain = {.scoped = 2 /* LANDLOCK_SCOPE_SIGNAL */};
+    int fd = (int)SYS(landlock_create_ruleset, &domain, sizeof domain, 0);
+    long result = fd < 0 ? fd : SYS(landlock_restrict_self, fd, 0);
+    SYS(close, fd);
+    return result;
 }
 
 static long write_text(const char *path, const char *text)
@@ -408,7 +406,7 @@ static void become(const struct request *request, size_t size, const struct shie
         refuse(control, LIMITS, error);
     if ((error = SYS(chdir, cwd)) < 0)
         refuse(control, DIRECTORY, error);
-    if ((error = confine(shield)) < 0)
+    if (shield->signals && (error = keep_signals()) < 0)
         refuse(control, LIMITS, error);
     refuse(control, EXEC, find_and_run(argv, env));
 }

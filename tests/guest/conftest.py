@@ -46,10 +46,10 @@ def program(request: pytest.FixtureRequest, reachable: Path) -> Path:
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """For ``MARK`` in the environment of commands: no process that has it outlives the test by more than a second."""
+    """For ``MARK`` in the environment of commands: no process that has it outlives the test."""
     mark = secrets.token_hex(8)
     yield mark
-    eventually(lambda: not marked(mark), 1)
+    eventually(lambda: not marked(mark))
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from runner.guest.framing import (
     State,
     Type,
 )
+from tests.situations import read
 
 NONCE = b"the host's nonce"
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -152,7 +153,7 @@ class Channel:
     def forget(self) -> None:
         self.host.forget(self)
 
-    def wait(self, seconds: float = 10) -> Ended:
+    def wait(self, seconds: float = 30) -> Ended:
         self.host.until(lambda: self.done, seconds)
         assert self.state is not None
         return Ended(self.state, self.out, self.err)
@@ -233,7 +234,7 @@ class Host:
         connection.over = True
         self.send(framing.frame(Type.RESET, connection.id))
 
-    def until(self, condition: Callable[[], object], seconds: float = 10) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             left = deadline - time.monotonic()
@@ -256,7 +257,7 @@ class Host:
         while (left := deadline - time.monotonic()) > 0:
             self.step(left)
 
-    def ping(self, seconds: float = 1) -> None:
+    def ping(self, seconds: float = 30) -> None:
         token = len(self.pongs) + 1
         self.send(framing.frame(Type.PING, payload=OFFSET.pack(token)))
         self.until(lambda: token in self.pongs, seconds)
@@ -295,7 +296,7 @@ class Host:
         self.wire.send(framing.hello(self.nonce))
         self._listing = True
         try:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while self._listing:
                 assert time.monotonic() < deadline
                 self._hear_all(self.wire.receive(1))
@@ -510,13 +511,13 @@ def inherited(
         children = descendants(guest.pid)
         host.hang_up()
         try:
-            status = guest.wait(5)
+            status = guest.wait(30)
         except subprocess.TimeoutExpired:
             guest.kill()
             guest.wait()
             raise
     assert status == (-signal.SIGKILL if host.killed else 0)
-    eventually(lambda: not any(map(alive, children)), 1 if host.killed else 0)
+    eventually(lambda: not any(map(alive, children)), 10 if host.killed else 0)
 
 
 def once(wire: Wire) -> Callable[[], Wire]:
@@ -538,7 +539,7 @@ def dialling(program: Path, folder: Path, *, budgets: Sequence[Mapping[str, floa
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(place))
         listener.listen(8)
-        listener.settimeout(5)
+        listener.settimeout(30)
         guest = subprocess.Popen([program, str(place)], env={})
 
         def connect() -> Wire:
@@ -554,7 +555,7 @@ def dialling(program: Path, folder: Path, *, budgets: Sequence[Mapping[str, floa
             host.hang_up()
             guest.kill()
             guest.wait()
-        eventually(lambda: not any(map(alive, children)), 1)
+        eventually(lambda: not any(map(alive, children)))
 
 
 # --- what can be seen from outside ---
@@ -590,14 +591,14 @@ def marked(mark: str) -> list[int]:
     found = []
     for pid in pids():
         try:
-            if f"MARK={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes() and alive(pid):
+            if f"MARK={mark}".encode() in read(f"/proc/{pid}/environ") and alive(pid):
                 found.append(pid)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
     return found
 
 
-def eventually(condition: Callable[[], object], seconds: float = 5) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

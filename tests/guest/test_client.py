@@ -8,7 +8,7 @@ import os
 import signal
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 import trio
@@ -63,13 +63,17 @@ class Place:
         self.kills = 0
         self.link: trio.abc.Stream
 
-    def exec(self, *, grace: float = GRACE) -> AbstractAsyncContextManager[Command]:
+    @asynccontextmanager
+    async def exec(self, *, grace: float = GRACE) -> AsyncIterator[Command]:
+        """A command that the guest has taken up."""
         start = trio.current_time()
 
         def on_rung(rung: Rung) -> None:
             self.rungs.append((rung, trio.current_time() - start))
 
-        return self.client.exec(REQUEST, grace=grace, on_rung=on_rung)
+        async with self.client.exec(REQUEST, grace=grace, on_rung=on_rung) as command:
+            await command.started()
+            yield command
 
     def kill(self) -> None:
         self.kills += 1
@@ -456,12 +460,24 @@ async def test_hurry_ends_the_grace(autojump_clock: MockClock, at: float) -> Non
         assert place.rungs == [(Rung.TERM, 0), (Rung.KILL, at)]
 
 
+async def test_nothing_waits_for_the_start() -> None:
+    """So that a short command is one write there, and one back."""
+    async with raw_place() as (client, raw), client.exec(REQUEST, grace=GRACE) as command:
+        await command.stdin.aclose()
+        heard = [frame.type for frame in await raw.hear(Type.EOF)]
+        await raw.say(state(1, State(Phase.GONE)), eof(0), eof(0, stream=STDERR))
+
+        assert heard[-2:] == [Type.EXEC, Type.EOF]
+        assert (await command.wait()).ok
+
+
 async def test_a_command_that_was_cancelled_before_it_started_is_ended_too(autojump_clock: MockClock) -> None:
     async with raw_place() as (client, raw), trio.open_nursery() as nursery:
         with trio.move_on_after(1):
             gone = state(1, State(Phase.GONE, serial=1, marks=Mark.UNKNOWN))
             nursery.start_soon(raw.answer, Type.SIGNAL, gone, eof(0), eof(0, stream=STDERR))
-            async with client.exec(REQUEST, grace=GRACE):
+            async with client.exec(REQUEST, grace=GRACE) as command:
+                await command.started()
                 raise AssertionError("the guest has not said so")
         await raw.hear(Type.FORGET)
 
@@ -656,6 +672,7 @@ async def raw_command(connections: int = 1) -> AsyncIterator[tuple[Command, Raw,
     async with raw_place(connections=connections) as (client, raw), trio.open_nursery() as nursery:
         nursery.start_soon(raw.answer, Type.EXEC, state(1, State(Phase.RUNNING, pid=7)))
         async with client.exec(REQUEST, grace=0) as command:
+            await command.started()
             nursery.start_soon(raw.answer, Type.LISTEN, state(2, State(Phase.RUNNING, pid=80)))
             async with client.listen(0, serve_nothing):
                 yield command, raw, client
@@ -857,6 +874,7 @@ async def test_small_frames_overtake_streams_and_streams_take_turns() -> None:
             for id in (1, 2, 3):
                 nursery.start_soon(raw.answer, Type.EXEC, state(id, State(Phase.RUNNING)))
                 command = await commands.enter_async_context(client.exec(REQUEST, grace=0))
+                await command.started()
                 stdins.append(command.stdin)
             for stdin in stdins:
                 await stdin.send_all(bytes(WINDOW))
@@ -1116,7 +1134,8 @@ async def test_a_command_that_no_connection_has_carried_ends_at_once(autojump_cl
         await wait_all_tasks_blocked()
         assert len(await raw.hear(Type.HELLO)) == 1
         with trio.move_on_after(1):
-            async with client.exec(REQUEST, grace=GRACE):
+            async with client.exec(REQUEST, grace=GRACE) as command:
+                await command.started()
                 raise AssertionError("there is no guest")
         assert trio.current_time() == 1
 

@@ -114,7 +114,7 @@ def test_a_guest_whose_answers_nobody_reads_ends_with_all_that_it_runs(program: 
         host.step(10)
         host.start("sleep", "1000")
         os.close(hears)
-        assert guest.wait(5) == 0
+        assert guest.wait(30) == 0
         os.close(says)
 
 
@@ -374,8 +374,8 @@ def ended_by(program: Path, bytes_: bytes) -> int:
         with suppress(Lost):
             wire.send(bytes_)
         with pytest.raises(Lost):
-            receive_all(lambda: wire.receive(2))
-        return process.wait(2)
+            receive_all(lambda: wire.receive(30))
+        return process.wait(30)
 
 
 def receive_all(receive: Callable[[], bytes]) -> None:
@@ -499,7 +499,7 @@ def test_kill_leaves_nothing(guest: Host, script: str) -> None:
     guest.idle(0.02)
     assert command.phase < Phase.GONE
     command.kill(9)
-    command.wait(2)
+    command.wait()
 
     assert not any(map(alive, printed(command)))
     assert marked(guest.mark) == []
@@ -534,7 +534,7 @@ def test_killing_one_command_leaves_another_s_tree_alone(guest: Host) -> None:
     one, other = (guest.start("sh", "-c", f"for i in 1 2 3; do {DAEMON} & done") for _ in range(2))
     dead, living = printed(one, 3), printed(other, 3)
     one.kill(9)
-    one.wait(2)
+    one.wait()
 
     assert not any(map(alive, dead))
     assert all(map(alive, living))
@@ -557,7 +557,7 @@ def test_kill_is_not_lost_behind_other_signals(guest: Host) -> None:
         command.kill(signal.SIGCONT)
     command.kill(9)
 
-    assert command.wait(2).code == -9
+    assert command.wait().code == -9
 
 
 def test_a_signal_that_crosses_the_end_of_its_command_is_not_answered(guest: Host) -> None:
@@ -596,7 +596,7 @@ def test_who_kills_a_supervisor_does_not_save_its_tree(guest: Host) -> None:
     command = guest.start("sh", "-c", f"{DAEMON} & {DAEMON} & sleep 1000")
     spared, daemons = printed(other), printed(command, 2)
     os.kill(supervisor(command), signal.SIGKILL)
-    ended = command.wait(2)
+    ended = command.wait()
 
     assert (ended.state.marks, ended.code) == (Mark.TAMPERED, -9)
     assert not any(map(alive, daemons))
@@ -611,7 +611,7 @@ def test_a_status_that_was_said_outlives_the_supervisor(guest: Host) -> None:
     command.write(b"\n")
     guest.until(lambda: command.phase == Phase.EXITED)
     os.kill(killed, signal.SIGKILL)
-    ended = command.wait(2)
+    ended = command.wait()
 
     assert (ended.state.marks, ended.code) == (Mark.TAMPERED, 5)
     assert not alive(daemon)
@@ -626,7 +626,7 @@ def test_a_supervisor_that_is_killed_at_once_leaves_no_doubt(guest: Host) -> Non
         if not command.done:
             with suppress(ProcessLookupError):
                 os.kill(found[0], signal.SIGKILL)
-        state = command.wait(2).state
+        state = command.wait().state
         assert state.marks & Mark.UNKNOWN or os.waitstatus_to_exitcode(state.status) in (6, -9)
         command.forget()
 
@@ -637,7 +637,7 @@ def test_a_stopped_supervisor_is_continued(guest: Host) -> None:
     os.kill(supervisor(command), signal.SIGSTOP)
     command.write(b"\n")
 
-    assert command.wait(2).code == 3
+    assert command.wait().code == 3
 
 
 def ticks(pid: int) -> int:
@@ -666,7 +666,7 @@ def test_when_the_guest_is_killed_everything_ends(guest: Host) -> None:
     guest.kill_guest()
 
     assert len(everyone) >= 12
-    eventually(lambda: not any(map(alive, [*everyone, *daemons])), 1)
+    eventually(lambda: not any(map(alive, [*everyone, *daemons])))
 
 
 def test_when_the_channel_closes_everything_ends(program: Path, mark: str) -> None:
@@ -714,7 +714,7 @@ if ROOT:
         guest.until(lambda: bomb.out)
         guest.idle(0.1)
         bomb.kill(9)
-        bomb.wait(8)
+        bomb.wait(15)  # by itself it goes on for 20
 
         assert marked(guest.mark) == []
 
@@ -732,8 +732,8 @@ if ROOT:
             assert len(marked(mark)) >= 4
             command.kill(9)
             term.kill(15)
-            command.wait(2)
-            assert term.wait(2).out == b"up\nterm\n"
+            command.wait()
+            assert term.wait().out == b"up\nterm\n"
             assert marked(mark) == []
 
 
@@ -856,8 +856,8 @@ def test_everything_ends_when_nobody_listens_any_more(program: Path, tmp_path: P
         host.until(lambda: len(marked(str(tmp_path))) == 3)
     host.hang_up()
 
-    assert guest.wait(2) == 0
-    eventually(lambda: not marked(str(tmp_path)), 1)
+    assert guest.wait(30) == 0
+    eventually(lambda: not marked(str(tmp_path)))
 
 
 def test_another_host_is_refused(program: Path, tmp_path: Path) -> None:
@@ -868,7 +868,7 @@ def test_another_host_is_refused(program: Path, tmp_path: Path) -> None:
         wire = host.connect()
         wire.send(framing.hello(b"another nonce...") + frame(Type.READY) + framing.signal(command.id, 1, 9))
         with pytest.raises(Lost):
-            receive_all(lambda: wire.receive(2))
+            receive_all(lambda: wire.receive(30))
         wire.socket.close()
         command.write(b"\n")
 
@@ -906,7 +906,7 @@ def connected(listener: Channel) -> Iterator[tuple[socket.socket, Channel]]:
     before = len(host.opened)
     assert listener.state is not None
     with socket.create_connection(("127.0.0.1", listener.state.pid)) as client:
-        client.settimeout(2)
+        client.settimeout(30)
         host.until(lambda: len(host.opened) > before)
         yield client, host.opened[-1]
 
@@ -976,7 +976,7 @@ def test_what_was_sent_and_ended_arrives_though_the_host_reads_no_more(guest: Ho
     assert listener.state is not None
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that most of it waits on the guest's side
-        client.settimeout(2)
+        client.settimeout(30)
         client.connect(("127.0.0.1", listener.state.pid))
         guest.until(lambda: guest.opened)
         connection = guest.opened[0]
@@ -1052,7 +1052,7 @@ def test_much_goes_through_the_relay_though_one_side_is_slow(guest: Host, slow: 
         connection.write(text)
         connection.end()
         sent, got = 0, bytearray()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(got) < len(text) or len(connection.out) < len(text):
             assert time.monotonic() < deadline
             guest.step(0.001)

@@ -47,7 +47,7 @@ class Bystander:
 
     def ends_well(self) -> None:
         self.command.write(b"fine\n")
-        ended = self.command.wait(2)
+        ended = self.command.wait()
         assert (ended.code, ended.out, ended.state.marks) == (3, b"fine\n", Mark.NONE)
 
 
