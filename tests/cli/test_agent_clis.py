@@ -295,17 +295,9 @@ async def test_a_tool_that_is_not_in_the_list_is_refused_and_nothing_runs(
     assert not (project.home / "state" / "runs" / record.id / "output" / "ran").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.scenario("TRI-16", only="local")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("codex"),
-        pytest.param("claude", marks=pytest.mark.nightly),
-        pytest.param("gemini", marks=pytest.mark.nightly),
-        pytest.param("goose", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize("name", CLIS)
 async def test_a_timeout_ends_what_a_cli_has_detached(project: Project, toolchain: Path, name: str) -> None:
     """All but Claude Code leave the descendants of a command alive, in sessions of their own."""
     marks = [f"{1000 + os.getpid() / 1e7 + number / 1e9:.9f}" for number in range(2)]

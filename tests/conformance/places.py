@@ -22,7 +22,7 @@ from runner.providers.local import Local
 from runner.providers.process import OnHost
 from tests.conformance import dockerd
 from tests.guest.driver import alive, marked, pids
-from tests.situations import volumes_of
+from tests.situations import groups, read, volumes_of
 
 GRACE = 0.4
 MIB = 1 << 20
@@ -96,6 +96,10 @@ class Place:
     def open(self, opening: Opening | None = None) -> AbstractAsyncContextManager[Workspace]:
         return self.provider.open(self.handle, opening or Opening())
 
+    def open_patiently(self) -> AbstractAsyncContextManager[Workspace]:
+        """With a grace that no command needs which ends by itself, on however busy a host."""
+        return make(self.kind, self.home, grace=60).open(self.handle, Opening())
+
     def write(self, name: str, text: str) -> Path:
         path = self.handle.tree / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +120,7 @@ def listing(directory: str = ".") -> str:
 
 async def read_until(process: Process, text: bytes) -> bytes:
     seen = b""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while text not in seen:
             chunk = await process.stdout.receive_some(4096)
             assert chunk, f"the command ended after {seen!r}"
@@ -182,11 +186,10 @@ def on_host(home: Path) -> set[str]:
     """Processes, mounts and control groups of workspaces, as an outsider sees them."""
     found = {line for line in Path("/proc/1/mountinfo").read_text().splitlines() if str(home) in line}
     found |= {f"{device}, a volume's" for device in volumes_of(home)}
-    groups = (name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names)  # others come and go meanwhile
-    found |= {name for name in groups if name.startswith(f"runner-check-{os.getpid()}-")}
+    found |= {group for group in groups() if f"/runner-check-{os.getpid()}-" in group}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes() + os.readlink(f"/proc/{pid}/cwd").encode()
+            words = read(f"/proc/{pid}/cmdline") + os.readlink(f"/proc/{pid}/cwd").encode()
         except OSError:
             continue
         if str(home).encode() in words or re.fullmatch(rb"sleep\x0012[34]\d%s\x00.*" % OURS.encode(), words):

@@ -253,7 +253,7 @@ async def test_a_fork_bomb_ends_with_its_block_and_the_workspace_lives(
             await read_until(process, b"full")
             assert place.kind == GVISOR or len(marked(place.mark)) >= 30
             start = trio.current_time()
-        assert trio.current_time() - start < GRACE + 4
+        assert trio.current_time() - start < GRACE + 60
         assert await carrying(place, workspace, place.mark) == 0
         assert (await workspace.run(["true"])).exit.ok
 

@@ -71,7 +71,7 @@ async def _attack(place: Place, workspace: Workspace, attack: str) -> None:
         await read_until(other, b"ready")
         attacker = await workspace.run(["sh", "-c", f"kill {attack}; exit 11"])
         await other.stdin.send_all(b"go on\n")
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             assert await other.wait() == Exit(code=3), attack
     assert (await workspace.run(["true"])).exit.ok
     assert attacker.exit == Exit(code=11), attack
@@ -81,6 +81,6 @@ async def _attack_without_scope(place: Place, workspace: Workspace, attack: str)
     """Of the attacker's and other commands' ends nothing is promised then, and on ``process`` nothing at all."""
     if place.kind != PROCESS:
         async with workspace.exec(["sh", "-c", f"kill {attack}; exit 11"]) as attacker:
-            with trio.fail_after(15):
+            with trio.fail_after(30):
                 await attacker.wait()
         assert (await workspace.run(["true"])).exit.ok

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import pytest
 
 from runner import trees
 from tests.conformance import dockerd
-from tests.situations import git, leftovers
+from tests.situations import git, groups, leftovers
 
 PROVIDERS = {
     "fake": "[process]",
@@ -69,6 +69,7 @@ class Crashing:
     provider: str
     folder: Path
     numbers: Iterator[int]
+    counted: dict[str, int] = field(default_factory=dict)
 
     def home(self) -> Path:
         home = self.folder / f"home-{next(self.numbers)}"
@@ -161,16 +162,18 @@ def assert_ended(home: Path, run: str, events: list[tuple[str, dict[str, Any]]])
 
 
 def groups_of(runs: set[str]) -> list[str]:
-    return [
-        f"{top}/{name}"
-        for top, names, _ in os.walk("/sys/fs/cgroup")
-        for name in names
-        if name.startswith("runner-") and name.removeprefix("runner-").partition("-")[0] in runs
-    ]
+    """The control groups of their workspaces."""
+    return [group for group in groups() if any(f"/runner-{run}" in group for run in runs)]
 
 
 def commits(crashing: Crashing, until: str = "RunEnded") -> int:
     """How many appends an undisturbed run makes, each with a time of its own, ``until`` an event's beginning."""
+    if until not in crashing.counted:
+        crashing.counted[until] = _count(crashing, until)
+    return crashing.counted[until]
+
+
+def _count(crashing: Crashing, until: str) -> int:
     home = crashing.home()
     code, _ = crashing.ask("apply", home)
     assert code == 0

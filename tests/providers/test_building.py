@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import io
+import socket
 import tarfile
+from pathlib import Path
 
 import pytest
 import trio
 
-from runner.errors import BaseImageMissing, ImageBuildFailed, MirrorUnreachable, ProviderFailed, RunnerError, UsageError
+from runner.errors import (
+    BaseImageMissing,
+    ImageBuildFailed,
+    MirrorUnreachable,
+    ProviderBusy,
+    ProviderFailed,
+    RunnerError,
+    UsageError,
+)
 from runner.providers._building import Build, build_image, why
 from runner.providers._engine import Engine
 from tests.conformance import dockerd
@@ -93,6 +103,24 @@ async def test_a_daemon_that_is_not_there_is_said_with_what_starts_it() -> None:
         await build_image(Engine("unix:///nowhere/docker.sock"), build_of("FROM x"), lambda _: None)
 
     assert caught.value.hint == "sudo systemctl start docker"
+
+
+async def test_a_file_that_is_no_socket_is_said_to_be_none(tmp_path: Path) -> None:
+    """And not that a daemon is busy, which would be asked again, and started, for nothing."""
+    (tmp_path / "file").touch()
+    engine = Engine(f"unix://{tmp_path}/file")
+
+    for asked in (engine.about, lambda: build_image(engine, build_of("FROM x"), lambda _: None)):
+        with pytest.raises(ProviderFailed, match=r"cannot be reached: that is no socket\Z") as caught:
+            await asked()
+        assert (caught.value.code, "DOCKER_HOST" in str(caught.value.hint)) == ("provider.failed", True)
+
+
+async def test_a_daemon_that_does_not_listen_is_busy(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "left"))
+    with pytest.raises(ProviderBusy, match=r"cannot be reached: Connection refused\Z"):
+        await Engine(f"unix://{tmp_path}/left").about()
 
 
 @pytest.mark.parametrize(

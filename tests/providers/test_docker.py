@@ -125,7 +125,7 @@ async def test_a_volume_within_the_workspace_is_refused(client: APIClient, tmp_p
 
 async def test_an_image_that_is_not_there_is_said_so_and_nothing_is_left(tmp_path: Path) -> None:
     provider = Docker(tmp_path, dockerd.host())
-    with pytest.raises(ImageMissing, match="no-such-image"):
+    with pytest.raises(ImageMissing, match=r"\Adocker has no image `no-such-image:1`\Z"):
         await workspace_of(provider, image="no-such-image:1")
 
     assert await provider.list_owned("nonce") == []
@@ -188,7 +188,7 @@ async def test_a_container_that_is_removed_behind_our_back_is_a_lost_workspace(
     async with provider.open(handle, Opening()) as workspace, workspace.exec(["sleep", "1000"]) as process:
         (found,) = containers(client, handle)
         await trio.to_thread.run_sync(lambda: client.remove_container(found["Id"], force=True))
-        with trio.fail_after(5), pytest.raises(WorkspaceLost):
+        with trio.fail_after(60), pytest.raises(WorkspaceLost):
             await process.wait()
     async with provider.open(handle, Opening()) as workspace:
         assert (await workspace.run(["true"])).exit.ok
@@ -225,7 +225,7 @@ async def test_a_daemon_that_hangs_holds_up_no_command_and_no_end(mortal: Daemon
             mortal.signal(signal.SIGSTOP)
             assert (await workspace.run(["sh", "-c", "exit 7"])).exit == Exit(code=7)
             start = time.monotonic()
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < 30
         assert living_of(handle.uid) == []
         assert not (await hanging.probe()).available
         with pytest.raises(ProviderFailed, match="has not answered"):
@@ -238,7 +238,7 @@ async def test_a_daemon_that_hangs_holds_up_no_command_and_no_end(mortal: Daemon
         mortal.signal(signal.SIGCONT)
     await provider.destroy(handle)
 
-    with mortal.client() as client, trio.fail_after(10):  # what it was asked to make meanwhile is removed once it is
+    with mortal.client() as client, trio.fail_after(60):  # what it was asked to make meanwhile is removed once it is
         while containers(client, handle):
             await trio.sleep(0.05)
 
@@ -256,7 +256,7 @@ async def test_commands_outlive_a_daemon_that_is_killed(mortal: Daemon, tmp_path
         if comes_back:
             async with workspace.exec(["sleep", "1000"]) as process:
                 await trio.to_thread.run_sync(mortal.start)
-                with trio.fail_after(30), pytest.raises(WorkspaceLost):
+                with trio.fail_after(60), pytest.raises(WorkspaceLost):
                     await process.wait()
     assert living_of(handle.uid) == []
     if not comes_back:

@@ -132,7 +132,7 @@ async def test_what_is_made_when_nobody_waits_any_more_is_removed(daemon: Faulty
 
 
 async def reached(daemon: Faulty, start: str) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not any(line.startswith(start) for line in daemon.seen):
             await trio.sleep(0.01)
 

@@ -126,7 +126,7 @@ async def test_a_container_that_can_not_be_taken_is_ended_and_another_started(tm
 
 async def test_a_container_that_nobody_has_ends_by_itself_and_is_removed(tmp_path: Path) -> None:
     provider, handle, passed = await handed_over(tmp_path, lost=True)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while alive(int(passed.words["pid"])):
             await trio.sleep(0.01)
     await provider.destroy(handle)

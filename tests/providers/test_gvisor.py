@@ -120,7 +120,7 @@ async def test_too_much_memory_ends_the_sandbox_which_says_why_and_opens_again(t
         assert (await workspace.effective()).limits.memory_bytes == 64 * MIB
         reserved = await workspace.run(["python3", "-SIc", "import mmap; mmap.mmap(-1, 8 << 30)"])
         assert reserved.exit.ok
-        async with took_at_most(10):
+        async with took_at_most(60):
             with pytest.raises(OutOfMemory, match="ran out of memory, and its sandbox was killed whole"):
                 await workspace.run(["tail", "/dev/zero"])
         with pytest.raises(OutOfMemory):
@@ -150,7 +150,7 @@ async def test_a_daemon_that_hangs_holds_up_commands_and_no_end(mortal: Daemon, 
                 await workspace.run(["true"])
             assert scope.cancelled_caught
             start = time.monotonic()
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 60
         assert inhabitants(handle) == []
         with pytest.raises(CleanUpIncomplete, match=handle.id):
             await hanging.destroy(handle)
@@ -175,7 +175,7 @@ async def test_a_workspace_is_lost_with_its_daemon_and_nothing_of_it_lives(
             with pytest.raises(CleanUpIncomplete, match="cannot be reached"):
                 await provider.evict(handle)
             assert inhabitants(handle) == []
-        async with took_at_most(5):
+        async with took_at_most(60):
             with pytest.raises(WorkspaceLost):
                 await process.wait()
     assert inhabitants(handle) == []
@@ -194,7 +194,7 @@ async def test_what_is_said_at_last_comes_before_the_end_of_a_sandbox_that_is_re
         assert (await workspace.run(["sh", "-c", "exit 7"])).exit == Exit(code=7)
         with dockerd.session().client() as client:
             await trio.to_thread.run_sync(lambda: client.remove_container(noted(handle)[0], force=True))
-        async with took_at_most(5):
+        async with took_at_most(60):
             with pytest.raises(WorkspaceLost):
                 await workspace.run(["true"])
     await provider.destroy(handle)

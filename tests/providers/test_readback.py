@@ -22,9 +22,10 @@ def text(
     devices: str = "    lo: 0 0\n",
 ) -> str:
     status = f"Name:\tcat\nNoNewPrivs:\t{new_privileges}\nCapEff:\t{effective}\nCapBnd:\t0000000000000000\n"
-    inside = {name: f"{name}:[200]" for name in NAMESPACES} | (spaces or {})
+    inside = {name: f"{name}:[200]" for name in NAMESPACES} | {"pid_for_children": "pid:[300]"} | (spaces or {})
+    listed = "".join(f"lrwxrwxrwx 1 root root 0 Nov 22 13:46 {name} -> {link}\n" for name, link in inside.items())
     heads = "Inter-|   Receive\n face |bytes\n"
-    return "----\n".join([status, "\n".join(inside.values()) + "\n", mounts, heads + devices, "Linux\n", ""])
+    return "----\n".join([status, f"total 0\n{listed}", mounts, heads + devices, "Linux\n", ""])
 
 
 def read(body: str, volume: Volume | None = None) -> Isolation:
