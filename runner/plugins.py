@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
 from runner.errors import UnknownPlugin, nearest
 
 
-def names(room: ModuleType) -> list[str]:
+@cache
+def names(room: ModuleType) -> Sequence[str]:
     """Plug-ins in a room, sorted, without importing any of them."""
-    return sorted(m.name for m in pkgutil.iter_modules(room.__path__) if not m.name.startswith("_"))
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(room.__path__) if not m.name.startswith("_")))
 
 
 def load(room: ModuleType, name: str) -> ModuleType:

@@ -23,16 +23,19 @@ import re
 import sys
 from base64 import b64encode
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Literal
+from typing import IO, Literal
 from urllib.parse import quote_from_bytes
 
 from runner.errors import UnfitSecret
 
 SHORTEST = 6  # bytes of a secret
 MOST_JUNK = 1024  # bytes of white space and codes in the beginning of a secret that more text may follow
+MOST_UNPACKED = 256 << 20  # bytes of an archive that are searched
+GZIP = b"\x1f\x8b"  # what everything begins with that gzip has packed
+_UNPACKED = 1 << 20  # bytes unpacked at a time
 _BLOCK = 1 << 16  # bytes searched at a time
 _BEGINNING = 4  # bytes of a form that are looked for at the end of a text before the form is compared
 _SPACE = b" \t\r\n\v\f\0"
@@ -138,6 +141,28 @@ class Redactor:
         """The secrets that some bytes show."""
         stream = self.stream()
         stream.feed_all(content)
+        return frozenset(stream.found)
+
+    def names_packed(self, file: IO[bytes], look_up: Callable[[], object], most: int = MOST_UNPACKED) -> frozenset[str]:
+        """The names of the secrets that show in what gzip has packed; ``look_up`` is called now and then and may raise.
+
+        Raises ``ValueError`` with the reason when nobody can say: it is more than ``most`` bytes, or not whole.
+        """
+        import gzip
+        import zlib
+
+        stream = self.stream()
+        try:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                while chunk := unpacked.read(_UNPACKED):
+                    look_up()
+                    most -= len(chunk)
+                    if most < 0:
+                        raise ValueError("that is too large to be searched")
+                    stream.feed(chunk)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"that cannot be read: {error}") from error
+        stream.end()
         return frozenset(stream.found)
 
 

@@ -2,7 +2,7 @@
 # claude: Claude Code on the prompt that comes by standard input. What the repository has in `.claude` and `.mcp.json`
 # changes neither its permissions nor what it runs.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "${BASH_SOURCE[0]%/*}/common.sh"
 
 require_env LLM_MODEL SESSION_ID
 

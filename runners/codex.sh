@@ -2,7 +2,7 @@
 # codex: Codex on the prompt that comes by standard input. The workspace is its sandbox; it cannot have another in it.
 # Settings and rules of the repository are left alone, since nobody has told it to trust that.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "${BASH_SOURCE[0]%/*}/common.sh"
 
 require_env LLM_MODEL
 

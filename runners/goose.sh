@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # goose: Goose on the prompt that comes by standard input, with the tools of a developer only.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "${BASH_SOURCE[0]%/*}/common.sh"
 
 require_env LLM_MODEL SESSION_ID
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # script: plays AGENT_SCRIPT, a path as seen inside the workspace.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "${BASH_SOURCE[0]%/*}/common.sh"
 
 require_env AGENT_SCRIPT
 

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,18 @@ class Cli:
     def commands(self, ended: Ended) -> tuple[Command, ...]:
         return self.ran(lines(ended.stdout))
 
+    def words(self, ended: Ended) -> str:
+        words, acted = "", False
+        for line in lines(ended.stdout):
+            if not (text := self.said(line)):
+                continue
+            pieces = text.strip("\n").split("\n")
+            said = list(takewhile(_is_said, pieces))
+            if any(said):
+                words = ("" if acted or text.startswith("\n") else words) + "\n".join(said)
+            acted = len(said) < len(pieces)
+        return " ".join(words.split())
+
     def keeps(self, path: str) -> bool:
         return self.transcript.fullmatch(path) is not None
 
@@ -113,6 +126,11 @@ class Cli:
     def _complaint(self, stderr: Path) -> str:
         lines = tail(stderr).strip().split(b"\n")
         return last_line(b"\n".join(line for line in lines if self.noise is None or not self.noise.search(line)))
+
+
+def _is_said(line: str) -> bool:
+    """Whether a line of what a person is shown is of the model's words, and not a command, a tool, or a complaint."""
+    return not line.startswith(("$ ", "[", "! "))
 
 
 def _finished(turn: Turn) -> Outcome:

@@ -1,7 +1,8 @@
 """What the streams of the CLIs say to a person who watches: the model's words, and each tool as it is called.
 
 One function a CLI, of one line of its stream. What ends without a line break goes on in the next; a command is ``$``
-and its text, any other tool is in brackets. What tools answer is not for the terminal: the log has it.
+and its text, any other tool is in brackets, and what the CLI itself complains of begins with ``!``. What tools answer
+is not for the terminal: the log has it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from runner.agents._cli import Line, at, items, text
 def of_claude(line: Line) -> str | None:
     if line.get("type") != "assistant":
         return None
+    if line.get("is_api_error_message") is True:
+        return _complaint("\n".join(text(part, "text") for part in items(line, "message", "content")))
     parts = (_part_of_claude(part) for part in items(line, "message", "content"))
     return "".join(part for part in parts if part)
 
@@ -35,9 +38,9 @@ def of_codex(line: Line) -> str | None:
         case "item.completed", "agent_message":
             return _whole(text(item, "text"))
         case ("error", _):
-            return _whole(text(line, "message"))
+            return _complaint(text(line, "message"))
         case ("turn.failed", _):
-            return _whole(text(line, "error", "message"))
+            return _complaint(text(line, "error", "message"))
     return None
 
 
@@ -58,7 +61,7 @@ def of_gemini(line: Line) -> str | None:
         case "tool_use":
             return _call(text(line, "tool_name"), line.get("parameters"))
         case "result" if line.get("status") != "success":
-            return _whole(text(line, "error", "message"))
+            return _complaint(text(line, "error", "message"))
     return None
 
 
@@ -72,7 +75,7 @@ def of_goose(line: Line) -> str | None:
         words = text(part, "text") or text(part, "message")
         if call := at(part, "toolCall", "value"):
             words = _call(text(call, "name"), at(call, "arguments"))
-        said += words if made else f"\n{words}\n"
+        said += words if made else _complaint(words) or ""
     return said
 
 
@@ -90,3 +93,8 @@ def _call(name: str, given: object) -> str:
 
 def _whole(words: str) -> str | None:
     return f"\n{words}\n" if words else None
+
+
+def _complaint(words: str) -> str | None:
+    """What a CLI says in the place of its model."""
+    return _whole("\n".join(f"! {line}" for line in words.splitlines() if line.strip()))

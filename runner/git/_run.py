@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import IO
 
 import trio
@@ -87,8 +88,9 @@ def _signal(process: trio.Process, number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
+@cache
 def version(program: str) -> tuple[int, ...]:
-    """The version of a git binary, empty when it does not say one."""
+    """The version of a git binary, empty when it does not say one. It is asked once."""
     answer = subprocess.run([program, "--version"], env={}, stdout=subprocess.PIPE, timeout=10, check=False).stdout
     found = re.match(rb"git version (\d+)\.(\d+)", answer)
     return tuple(map(int, found.groups())) if found else ()

@@ -163,11 +163,12 @@ class Binary(Common):
         await in_thread(_unlock, index)
         # Git would open what it has looked at by its path, which by then may lead anywhere.
         lines = await in_thread(_store, repository, tree, seen, like=base or "0" * 40)
-        await self._git(repository, "update-index", "-z", "--index-info", index=index, stdin=b"".join(lines))
+        if lines:
+            await self._git(repository, "update-index", "-z", "--index-info", index=index, stdin=b"".join(lines))
         made = (await self._git(repository, "write-tree", index=index)).stdout.decode().strip()
         body = commit_object(made, base, wanted)
-        stored = await self._git(repository, "hash-object", "-t", "commit", "-w", "--stdin", stdin=body)
-        return Snapshot(stored.stdout.decode().strip(), made, base, len(seen.found) + len(seen.kept), seen.left_out)
+        commit = await in_thread(disk.store_text, repository / "objects", b"commit", body, like=made)
+        return Snapshot(commit, made, base, len(seen.found) + len(seen.kept), seen.left_out)
 
     async def patch(self, repository: Path, base: str | None, commit: str, to: Path) -> int:
         await self.check_commit(repository, commit)
@@ -246,6 +247,8 @@ class Binary(Common):
         return next((_leaf(row) for row in ended.stdout.split(b"\0")[:-1]), None)
 
     async def blobs(self, repository: Path, ids: Sequence[str]) -> list[bytes]:
+        if not ids:
+            return []
         ended = await self._git(repository, "cat-file", "--batch", stdin="".join(f"{id}\n" for id in ids).encode())
         output = BytesIO(ended.stdout)
         found = []

@@ -184,10 +184,22 @@ def store(objects: Path, directories: Directories, found: Found, *, like: str) -
         file.write(deflate.flush())
     if length != size:
         raise GitFailed(f"`{os.fsdecode(found.path)}` changed while it was read")
-    id = digest.hexdigest()
+    return _name_object(objects, Path(file.name), digest.hexdigest())
+
+
+def store_text(objects: Path, kind: bytes, content: bytes, *, like: str) -> str:
+    """Write an object of any kind that is no file's content, and name it."""
+    digest = hasher(len(content), like=like, kind=kind)
+    digest.update(content)
+    with tempfile.NamedTemporaryFile(dir=objects, prefix="tmp_obj_", delete=False) as file:
+        file.write(zlib.compress(b"%s %d\0%s" % (kind, len(content), content), 1))
+    return _name_object(objects, Path(file.name), digest.hexdigest())
+
+
+def _name_object(objects: Path, file: Path, id: str) -> str:
     target = objects / id[:2] / id[2:]
     target.parent.mkdir(exist_ok=True)
-    Path(file.name).replace(target)
+    file.replace(target)
     return id
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
+from typing import TYPE_CHECKING
 
-from dulwich.ignore import IgnoreFilter, Pattern, read_ignore_patterns
+if TYPE_CHECKING:
+    from dulwich.ignore import Pattern
 
 
 class IgnoreRules:
@@ -22,9 +24,13 @@ class IgnoreRules:
 
     def _climb(self, folder: bytes) -> tuple[tuple[int, list[Pattern]], ...]:
         """The patterns that apply in a folder, the strongest first, each list with where its paths begin."""
-        text = self._read(folder) or b""
+        text = (b"" if folder else self._extra + b"\n") + (self._read(folder) or b"")
         above = self._chain(folder.rpartition(b"/")[0]) if folder else ()
-        filter = IgnoreFilter(read_ignore_patterns(BytesIO(text if folder else self._extra + b"\n" + text)))
+        if not text.strip():
+            return above
+        from dulwich.ignore import IgnoreFilter, read_ignore_patterns  # which most trees can do without
+
+        filter = IgnoreFilter(read_ignore_patterns(BytesIO(text)))
         here = ((len(folder) + 1 if folder else 0, list(reversed(filter.patterns))),)
         return here + above if filter.patterns else above
 

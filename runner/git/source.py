@@ -2,6 +2,7 @@
 
 Its directories are found by looking, not by asking git, so that neither its configuration nor
 its hooks have a say. The index is read for its stat data only: what git last saw unchanged is unchanged.
+What reads one is imported where there is one.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from dulwich.index import IndexEntry, UnsupportedIndexFormat, read_index_dict
-from dulwich.object_format import SHA1, SHA256
+from typing import TYPE_CHECKING
 
 from runner.errors import BadSource
 from runner.git import disk
 from runner.git.ignore import IgnoreRules
 from runner.git.tree import GITLINK
 from runner.ports.git import Entry
+
+if TYPE_CHECKING:
+    from dulwich.index import IndexEntry
 
 _SKIP_WORKTREE = 0x4000  # of an index entry's extended flags: not on the disk on purpose
 _SMALL = 1 << 16  # bytes: a .git file, a commondir file
@@ -149,12 +151,15 @@ class SeenIndex:
 
 def read_index(path: Path, *, like: str) -> SeenIndex:
     """An index with ids ``like`` this one; empty when there is none. Raises ``BadSource``."""
+    if not path.exists():
+        return SeenIndex({}, 0)
+    from dulwich.index import IndexEntry, UnsupportedIndexFormat, read_index_dict
+    from dulwich.object_format import SHA1, SHA256
+
     ids = SHA256 if len(like) == 64 else SHA1
     try:
         with path.open("rb") as file:
             entries, written = read_index_dict(file, object_format=ids), os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
-        return SeenIndex({}, 0)
     except (AssertionError, ValueError, UnsupportedIndexFormat, struct.error) as error:
         raise BadSource(f"the index `{path}` cannot be read: {error}") from error
     return SeenIndex({path: e for path, e in entries.items() if isinstance(e, IndexEntry)}, written)
