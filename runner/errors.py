@@ -360,6 +360,10 @@ class ImageBuildFailed(PlatformError):
     code = "image.build-failed"
 
 
+class ContextNotWritten(InputError):
+    code = "image.not-written"
+
+
 class WorkspaceLost(PlatformError):
     code = "provider.workspace-lost"
 
@@ -527,6 +531,10 @@ class KeyInside(Advice):
     code = "agent.key-inside"
 
 
+class NoWriter(Advice):
+    code = "agent.no-writer"
+
+
 # --- models ----------------------------------------------------------------------------------------
 
 
@@ -555,6 +563,14 @@ class BaselineFailed(Advice):
 
 class FewRights(Advice):
     code = "triage.rights"
+
+
+class IncidentLarge(Advice):
+    code = "triage.large"
+
+
+class IncidentLeftOut(Advice):
+    code = "triage.left-out"
 
 
 # --- triage ----------------------------------------------------------------------------------------

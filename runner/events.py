@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
 from runner.model import (
     Check,
@@ -477,8 +477,7 @@ class WorkspaceDiscarded(Event):
     """Its user gave up what is unsaved in a workspace."""
 
 
-@dataclass(frozen=True)
-class Recorded:
+class Recorded(NamedTuple):
     """A durable event: its run, its number there from 1, and when (microseconds since the epoch, UTC)."""
 
     run: str

@@ -12,6 +12,7 @@ IMAGE = re.compile(
     rf"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{{0,253}}[A-Za-z0-9])?(?::[0-9]{{1,5}})?/)?{_PART}(?:/{_PART})*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?|sha256:[0-9a-f]{64}"
 )  # as docker has it
+_OBJECT = re.compile(r"(?=.{1,253}$)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _BRANCH = re.compile(r"[\w#][\w.+@#=,-]*(?:/[\w#][\w.+@#=,-]*)*")
 _BRANCH_BYTES = 200  # a ref is a file with ``.lock`` beside it
@@ -21,6 +22,11 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, 
 def is_name(text: str) -> bool:
     """Whether ``text`` may name a document; also safe as a file name, label and ref component."""
     return NAME.fullmatch(text) is not None
+
+
+def is_object_name(text: str) -> bool:
+    """Whether ``text`` may name an object of Kubernetes: an RFC 1123 subdomain."""
+    return _OBJECT.fullmatch(text) is not None
 
 
 def is_commit_id(text: str) -> bool:

@@ -164,25 +164,28 @@ MAX_COPY_FILES = 10_000
 OWN_LOG = re.compile(r"triage_.*\.log", re.DOTALL)  # beside an agent's output: by these names the last run is known
 
 
-def copy_out(source: Path, to: Path, *, only: Collection[str] | None = None, to_people: bool = False) -> list[str]:
+def copy_out(
+    source: Path, to: Path, *, only: Collection[str] | None = None, but: Collection[str] = (), to_people: bool = False
+) -> list[str]:
     """Copy the regular files of an untrusted tree into a directory, replacing files of the same name.
 
-    With ``only`` nothing but what has one of these names at its top.
+    With ``only`` nothing but what has one of these names at its top; and never the files with these paths (``but``).
 
     Returns what stayed behind, with the reason: links, special files, all that is over the limits; on the way
     ``to_people`` also names that a terminal could obey or not show, and at the top those of the runner's own logs.
     Nothing is followed on either side: a link or directory in the way of a file stays, and is named.
     """
     to.mkdir(parents=True, exist_ok=True)
-    copier = _Copier(only, to_people=to_people)
+    copier = _Copier(only, but, to_people=to_people)
     copier.copy(os.open(source, _FLAGS), os.open(to, _FLAGS), "")
     return copier.behind
 
 
 class _Copier:
-    def __init__(self, only: Collection[str] | None = None, *, to_people: bool = False) -> None:
+    def __init__(self, only: Collection[str] | None, but: Collection[str], *, to_people: bool) -> None:
         self.behind: list[str] = []
         self._only = only
+        self._but = but
         self._to_people = to_people
         self._bytes = self._files = 0
 
@@ -191,7 +194,7 @@ class _Copier:
         try:
             for entry in sorted(os.scandir(source), key=lambda e: e.name):
                 name = f"{place}{entry.name}"
-                if self._only is not None and not place and name not in self._only:
+                if (self._only is not None and not place and name not in self._only) or name in self._but:
                     continue
                 try:
                     unfit = _unfit(entry.name, place) if self._to_people else None

@@ -36,7 +36,7 @@ def test_the_manifest_of_the_readme_is_fine(tmp_path: Path) -> None:
 def test_the_verbs_of_the_readme_are_the_verbs() -> None:
     told = re.findall(r"^\| `runner (\w+)", README, re.MULTILINE)
 
-    assert sorted(told) == plugins.names(runner.cli.verbs)
+    assert sorted(told) == list(plugins.names(runner.cli.verbs))
 
 
 def test_the_exit_codes_of_the_readme_are_the_exit_codes() -> None:

@@ -44,6 +44,7 @@ from runner.plan.graph import Graph
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent
 from runner.ports.gateway import Gateway
+from runner.ports.provider import Probe
 from runner.ports.sink import Sink
 from runner.ports.store import ProjectRow, Store
 from runner.record import RunRecord, replay
@@ -55,6 +56,8 @@ from runner.store.sqlite import open_store
 
 # What would end a program by default and can be caught; HUP ends nothing, since a lost terminal is no decision.
 FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
+
+FRESH_SECONDS = 10.0  # that what planning found of a provider is taken for what it is
 
 
 def make_home(settings: Settings) -> None:
@@ -154,6 +157,7 @@ async def apply_all(
     advise: Callable[[RunnerError], None] = _silent,
 ) -> list[RunRecord]:
     """``apply`` with a store and ports that are there already."""
+    ports = replace(ports, seen=partial(_seen, planned))
     check_models(planned.plan.runs, ports)
     await check_clusters(planned.plan.runs, ports)
     values = await values_of(planned.secrets, planned.plan.runs, settings, ports.redact)
@@ -215,6 +219,13 @@ async def apply_all(
         signals.cancel_scope.cancel()
     write_comparisons([account_of(records[name], settings.home / "runs" / records[name].id) for name in plans])
     return [records[name] for name in plans]
+
+
+def _seen(planned: Planned, provider: str) -> Probe | None:
+    """What planning found, if that was a moment ago: what has changed since shows when it is used."""
+    found = planned.facts.probes.get(provider)
+    fresh = time.monotonic() - planned.probed < FRESH_SECONDS
+    return found if fresh and found is not None and found.available else None
 
 
 async def _record_projects(planned: Planned, store: Store) -> None:

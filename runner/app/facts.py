@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import runner.providers
 from runner import plugins
-from runner.beneath import read_beneath
+from runner.app.files import agents_file, context_file, incident_document, incident_files, skill_files
 from runner.errors import (
     BadValue,
     ImageMissing,
@@ -22,27 +18,17 @@ from runner.errors import (
     StalePlan,
     UnknownCommit,
     UnknownPlugin,
-    UnknownReference,
     nearest,
-    shown,
 )
 from runner.manifest import repository
 from runner.model import Checkout
-from runner.settings import Settings, shipped
+from runner.settings import Settings
 from runner.spec.model import AGENTS_FILE, ClusterFact, CommitFact, ContextFile, Facts, PolicyFile
 from runner.spec.resolve import Wanted
-from runner.triage.incident import FILE as INCIDENT_FILE
-from runner.triage.incident import read_incident
 
 if TYPE_CHECKING:
     from runner.ports.git import Git
     from runner.ports.provider import Probe, Provider
-
-MAX_FILE = 16 << 20  # bytes of one context file
-MAX_FILES = 1_000  # of an incident, directories counted
-MAX_BYTES = 256 << 20  # of an incident
-
-_NOT_INPUT = ("output", "logs", ".git", "prompt-sent.md")  # at the top of an incident's directory
 
 
 def provider_names() -> list[str]:
@@ -74,6 +60,7 @@ async def gather(
     seen: dict[tuple[Checkout, CommitFact | None], tuple[CommitFact, PolicyFile | None]] = {}
     files: dict[str, dict[str, ContextFile]] = {}
     incidents: dict[str, dict[str, object]] = {}
+    left_out: dict[str, str] = {}
     policies: dict[str, PolicyFile] = {}
     clusters: dict[str, ClusterFact] = {}
     missing: dict[str, RunnerError] = {}
@@ -99,7 +86,8 @@ async def gather(
                 files[f"{want.run}/script"] = {want.script_name: context_file(want.script)}
         if want.incident is not None:
             with _noting(missing, f"{want.run}/incident", want.incident.name):
-                files[f"{want.run}/incident"] = found = incident_files(want.incident)
+                found, left_out[want.run] = incident_files(want.incident)
+                files[f"{want.run}/incident"] = found
                 incidents[want.run] = incident_document(found)
         files |= _skills(want, missing)
         with _noting(missing, f"{want.run}/cluster"):
@@ -111,7 +99,7 @@ async def gather(
             missing[f"{want.run}/toolchain"] = BadValue(
                 f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path"
             )
-    return Facts(probes, commits, files, incidents, missing, offline, policies, images, clusters)
+    return Facts(probes, commits, files, incidents, missing, offline, policies, images, clusters, left_out)
 
 
 def _cluster(want: Wanted, settings: Settings, *, offline: bool) -> dict[str, ClusterFact]:
@@ -223,92 +211,3 @@ async def _commit_of_path(checkout: Checkout, git: Git, known: CommitFact | None
         return known
     commit = await git.resolve(source.top, branch=checkout.branch, commit=checkout.commit)
     return CommitFact(commit, checkout.branch or source.branch or "work", source.dirty)
-
-
-def read_file(path: Path, limit: int, flags: int = 0) -> bytes:
-    """A regular file's bytes, never blocking. Raises ``OSError``, also above ``limit`` bytes."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise OSError(errno.EFBIG, f"larger than {limit >> 20} MiB")
-    return content
-
-
-def context_file(path: Path) -> ContextFile:
-    """A regular file's hash and size; a link is none. Raises ``OSError``."""
-    content = read_file(path, MAX_FILE, os.O_NOFOLLOW)
-    return ContextFile(path, sha256(content).hexdigest(), len(content))
-
-
-def agents_file(root: Path) -> dict[str, ContextFile]:
-    """The ``AGENTS.md`` of a project by its name, if it has one. Raises ``OSError``, and ``ValueError`` for a link."""
-    try:
-        content = read_beneath(root, AGENTS_FILE, MAX_FILE)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ValueError("it is a symbolic link, and none is followed") from error
-        raise
-    return {AGENTS_FILE: ContextFile(root / AGENTS_FILE, sha256(content).hexdigest(), len(content))}
-
-
-def skill_files(name: str) -> dict[str, ContextFile]:
-    """The files of a skill of this installation, by their paths below its name.
-
-    Raises ``UnknownReference``, and ``OSError`` and ``ValueError`` for a file that can not be read.
-    """
-    folder = shipped("skills")
-    known = [path.parent.name for path in folder.glob("*/SKILL.md")]
-    if name not in known:
-        raise UnknownReference(f"`{name}` is not a skill of this installation", hint=nearest(name, known))
-    return {f"{name}/{inner}": file for inner, file in incident_files(folder / name).items()}
-
-
-def incident_files(directory: Path) -> dict[str, ContextFile]:
-    """An incident's input files by name: regular ones, links not followed, what earlier runs put there left out.
-
-    Raises ``OSError`` and ``ValueError`` for a file that can not be an input, and for too many.
-    """
-    if not directory.is_dir():
-        raise ValueError("not a directory")
-    found: dict[str, ContextFile] = {}
-    waiting = [""]
-    seen = size = 0
-    while waiting:
-        folder = waiting.pop()
-        with os.scandir(directory / folder) as entries:
-            for entry in entries:
-                name = f"{folder}{entry.name}"
-                if name == INCIDENT_FILE and not entry.is_file(follow_symlinks=False):
-                    what = "a link, and none is followed" if entry.is_symlink() else "not a regular file"
-                    raise ValueError(f"its `{name}` is {what}")
-                if entry.is_symlink() or name in _NOT_INPUT:
-                    continue
-                seen += 1
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(f"{name}/")
-                else:
-                    found[name] = _input(name, directory)
-                    size += found[name].size
-                if seen > MAX_FILES or size > MAX_BYTES:
-                    raise ValueError(f"more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
-    return dict(sorted(found.items()))
-
-
-def _input(name: str, directory: Path) -> ContextFile:
-    if not name.isprintable():
-        raise ValueError(f"`{shown(name)}` has a name that is not plain text")
-    try:
-        return context_file(directory / name)
-    except OSError as error:
-        raise ValueError(f"`{name}`: {error.strerror}") from error
-
-
-def incident_document(files: dict[str, ContextFile]) -> dict[str, object]:
-    """The incident as templates see it; empty without an ``incident.json``. Raises ``OSError`` and ``ValueError``."""
-    file = files.get(INCIDENT_FILE)
-    return read_incident(read_file(file.path, MAX_FILE)) if file is not None else {}

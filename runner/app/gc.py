@@ -79,6 +79,12 @@ class Collection:
         return sum(kept.bytes for kept in self.found if kept.verdict.goes and kept.left is None)
 
     @property
+    def count(self) -> int:
+        """Of what is removed, or would be."""
+        gone = [kept for kept in self.found if kept.verdict.goes and kept.left is None]
+        return len(gone) + sum(reaped.left is None for reaped in self.reaped)
+
+    @property
     def clean(self) -> bool:
         return all(kept.left is None for kept in self.found) and all(r.left is None or r.in_use for r in self.reaped)
 

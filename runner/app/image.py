@@ -20,11 +20,11 @@ from typing import Any
 
 import trio
 
-from runner.app.facts import read_file
+from runner.app.files import read_file
 from runner.app.probe import TTL, open_scratch
 from runner.app.tenancy import open_premises
 from runner.app.workspaces import Wish
-from runner.errors import FileNotWritten, ImageBuildFailed, ImageMissing, ProviderFailed, UsageError, printable
+from runner.errors import ContextNotWritten, ImageBuildFailed, ImageMissing, ProviderFailed, UsageError, printable
 from runner.ids import IMAGE_HINT, is_image
 from runner.ports.provider import Workspace
 from runner.providers._building import Build, build_image
@@ -157,7 +157,7 @@ def context(recipe: Recipe) -> bytes:
 def save_context(recipe: Recipe, path: Path) -> None:
     """A new file for a builder that is not this host's docker; only its owner can read it, for it may hold a token.
 
-    Raises ``UsageError``, and ``FileNotWritten``, also for a file or link that is there already.
+    Raises ``UsageError``, and ``ContextNotWritten``, also for a file or link that is there already.
     """
     content = context(recipe)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -170,9 +170,9 @@ def save_context(recipe: Recipe, path: Path) -> None:
             path.unlink()  # half of it is worth nothing
             raise
     except FileExistsError as error:
-        raise FileNotWritten(f"`{printable(str(path))}` is there already", hint="name a new file") from error
+        raise ContextNotWritten(f"`{printable(str(path))}` is there already", hint="name a new file") from error
     except OSError as error:
-        raise FileNotWritten(f"`{printable(str(path))}` can not be written: {error.strerror}") from error
+        raise ContextNotWritten(f"`{printable(str(path))}` can not be written: {error.strerror}") from error
 
 
 def _of_host(recipe: Recipe) -> Iterator[tuple[str, bytes]]:
@@ -247,7 +247,8 @@ async def check(settings: Settings, image: str) -> Checked:
     try:
         about = await engine.image(image)
     except ImageMissing as error:
-        raise ImageMissing(error.message, hint="runner image build") from error
+        get = "runner image build" if image.partition(":")[0] == NAME else f"docker pull {image}"
+        raise ImageMissing(error.message, hint=get) from error
     home = await engine.files(str(about["Id"]), _HOME, _HOME_BYTES)
     async with (
         open_premises(replace(settings, workspace_ttl=TTL)) as premises,

@@ -316,8 +316,11 @@ jobs:
           "$RUNNER_TEMP/runner/bin/pip" install "${RUNNER_PACKAGE:?set this variable of the repository}"
           echo "$RUNNER_TEMP/runner/bin" >>"$GITHUB_PATH"
       - run: runner validate .
-      - run: runner plan
-      - run: runner apply
+      - run: runner plan --task-from github
+      - run: runner apply --task-from github --junit runs.xml
+      - uses: actions/upload-artifact@v4
+        if: always()
+        with: {name: runs, path: runs.xml, if-no-files-found: ignore}
 """
 _GITLAB = """\
 runner:
@@ -325,5 +328,8 @@ runner:
   script:
     - pip install "${RUNNER_PACKAGE:?set this variable to what pip installs runner from}"
     - runner validate .
-    - runner apply   # where `runner doctor` finds namespaces
+    - runner apply --task-from gitlab --junit runs.xml   # where `runner doctor` finds namespaces
+  artifacts:
+    when: always
+    reports: {junit: runs.xml}
 """

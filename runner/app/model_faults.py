@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from runner import plugins
-from runner.errors import BadValue, RunnerError, Unpriced
+from runner.errors import BadValue, NoWriter, RunnerError, Unpriced
+from runner.manifest.kinds._cli_tools import WRITERS
 from runner.spec.model import RunSpec
 from runner.spec.select import Selected
 
@@ -33,9 +36,22 @@ def model_faults(selected: Selected, spec: RunSpec) -> list[RunnerError]:
         for name in spec.env
         if name in own or name.startswith(_OF_CLIS)
     ]
+    found += _no_writer(selected, spec)
     if not spec.model.key_inside:
         try:
             check_prices(Grant(agent.api, (spec.model.name,), spec.model.budget))
         except Unpriced as error:
             found.append(Unpriced(error.message, at=document.place("budget", "cost_usd"), hint=error.hint))
     return found
+
+
+def _no_writer(selected: Selected, spec: RunSpec) -> Iterator[RunnerError]:
+    """What is to be said of tools with which the report that is asked for can not be written."""
+    tools, report = spec.model.tools if spec.model else None, spec.verify.report if spec.verify else None
+    writers = WRITERS.get(spec.agent, ())
+    if report is None or tools is None or {*tools} & {*writers}:
+        return
+    given = f"with {', '.join(tools)} alone" if tools else "without a tool"
+    message = f"{given} the agent can not write `{report.path}`"
+    hint = f"add `{writers[0]}` or `{writers[1]}`"
+    yield NoWriter(message, at=selected.agent_type.place("cli_tools"), hint=hint)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,12 +28,19 @@ from runner.spec.select import only as only_run
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for beside the manifests: one run, fields of the task, no look outside, manifests of a fork."""
+    """What is asked for beside the manifests: one run, fields of the task, no look outside, manifests of a fork.
+
+    ``seconds`` is what each run and its agent have instead of their own limits. ``output_dir`` and ``output_file`` say
+    where what a triage leaves is copied besides, and the name of its log there; see ``app.handout``.
+    """
 
     only: str | None = None
     task: Mapping[str, object] = field(default_factory=dict)
     offline: bool = False
     untrusted: bool = False
+    seconds: float | None = None
+    output_dir: str | None = None
+    output_file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Planned:
     """A plan with what it was made from, ``documents`` by kind and name; ``warnings`` stop nothing.
 
     ``checkouts`` are what the runs ask for, before it is known which commits that means; ``secrets`` where theirs are.
+    ``probed`` is when the providers were looked at for this plan, by the monotonic clock.
     """
 
     plan: Plan
@@ -50,6 +60,7 @@ class Planned:
     inputs: Mapping[str, object]
     checkouts: Mapping[str, Checkout] = field(default_factory=dict)
     secrets: Mapping[str, Sequence[SecretSpec]] = field(default_factory=dict)
+    probed: float = -math.inf
 
 
 async def make_plan(
@@ -76,26 +87,26 @@ async def make_plan(
         wants.append(want)
         findings += complaints
     _reject(findings)
+    probed = time.monotonic() if pinned is None else -math.inf
     facts = await gather(wants, settings, open_git(settings), pinned=pinned, offline=request.offline)
     specs: list[RunSpec] = []
     for selected in chosen:
         findings += dropped_defaults(selected, defaults())
         spec, complaints = resolve(selected, settings, facts, outputs, untrusted=request.untrusted)
         findings += complaints + model_faults(selected, spec)
-        specs.append(spec)
+        specs.append(spec if request.seconds is None else _given(spec, request.seconds))
     _reject(findings)
     written = _written(chosen)
     documented = {key: document.data for key, document in written.items()}
     deciding = {**_deciding(settings), "untrusted": request.untrusted}
-    plan, complaints = compile_plan(
-        specs, facts, documents={"written": documented, "task": request.task}, settings=deciding
-    )
+    asked = {"task": request.task, **({"seconds": request.seconds} if request.seconds is not None else {})}
+    plan, complaints = compile_plan(specs, facts, documents={"written": documented, **asked}, settings=deciding)
     findings += complaints
     _reject(findings)
     inputs = {"documents": documented, "settings": deciding, "facts": facts.pinned()}
     checkouts = {want.run: want.checkout for want in wants if want.checkout is not None}
     given = {spec.name: spec.secrets for spec in specs if spec.secrets}
-    return Planned(plan, facts, path, tuple(distinct(findings)), request, written, inputs, checkouts, given)
+    return Planned(plan, facts, path, tuple(distinct(findings)), request, written, inputs, checkouts, given, probed)
 
 
 def _with_task(document: Document, task: Mapping[str, object]) -> Document:
@@ -105,6 +116,12 @@ def _with_task(document: Document, task: Mapping[str, object]) -> Document:
         return document
     written = spec.task.model_dump(exclude_none=True) if spec.task is not None else {}
     return replace(document, spec=spec.model_copy(update={"task": Task(**{**written, **task})}))
+
+
+def _given(spec: RunSpec, seconds: float) -> RunSpec:
+    """A run that has this time, and its agent as much of it as the rest leaves."""
+    origins = {**spec.origins, "deadline": "--timeout", "timeouts.agent": "--timeout"}
+    return replace(spec, deadline_seconds=seconds, timeouts={**spec.timeouts, "agent": seconds}, origins=origins)
 
 
 def _reject(findings: Sequence[RunnerError]) -> None:

@@ -15,7 +15,7 @@ import trio
 import runner.agents
 from runner import plugins
 from runner.app.facts import open_provider
-from runner.app.triage import IMAGE, NOWHERE, Triage, cannot_write, manifest_of, plan_triage, program_of
+from runner.app.triage import IMAGE, NOWHERE, Triage, manifest_of, plan_triage, program_of
 from runner.egress.clusters import Clusters
 from runner.egress.gateway import usable
 from runner.errors import ImageMissing, ProviderUnavailable, Rejected, RunnerError
@@ -24,6 +24,7 @@ from runner.ports.cluster import ClusterGrant, Rights
 from runner.ports.gateway import Api
 from runner.ports.provider import Images
 from runner.settings import Settings
+from runner.triage.permissions import MINIMUM
 
 PATIENCE = 5.0  # seconds for everything together
 
@@ -82,9 +83,7 @@ async def _plan(triage: Triage, settings: Settings) -> list[Checked]:
             findings = (await plan_triage(triage, manifest, settings)).warnings
         except Rejected as error:
             findings = tuple(one for one in error.findings if not isinstance(one, (ImageMissing, ProviderUnavailable)))
-    found = [Checked("plan", None if one.severity == "warning" else False, one.message, one.hint) for one in findings]
-    lacks = cannot_write(triage)
-    return [*found, *([Checked("tools", None, lacks)] if lacks else [])]
+    return [Checked("plan", None if one.severity == "warning" else False, one.message, one.hint) for one in findings]
 
 
 async def _incident(triage: Triage) -> list[Checked]:
@@ -166,15 +165,15 @@ async def _cluster(triage: Triage, settings: Settings) -> list[Checked]:
     where = f"{target.context} {target.server}"
     async with clusters.open(grant, lambda request: None) as session:
         rights = await session.rights()
-    return [Checked("cluster", True, f"{where} answers; read only"), _rights(rights)]
+    return [Checked("cluster", True, f"{where} answers; read only"), rights_told(rights)]
 
 
-def _rights(rights: Rights) -> Checked:
+def rights_told(rights: Rights) -> Checked:
+    """Good with all that is asked about, and no good where the least is known to lack."""
     names = ("pods", "logs", "events", "deployments", "services", "configmaps", "nodes")
     has = [name for name in names if getattr(rights, name)]
-    lacks = [f"no {name}" for name in names if name not in has]
-    text = f"{' '.join(has) or 'none'} in {rights.namespace}"
-    enough = {"pods", "logs", "events"} <= {*has}
-    return Checked(
-        "rights", (None if lacks else True) if enough else False, "; ".join((text, *lacks, *rights.warnings))
-    )
+    lacks = [name for name in names if getattr(rights, name) is False]
+    text = f"{' '.join(has) or ('none' if lacks else 'not known')} in {rights.namespace}"
+    good = True if len(has) == len(names) else None
+    told = (text, *(f"no {name}" for name in lacks), *rights.warnings)
+    return Checked("rights", False if {*lacks} & {*MINIMUM} else good, "; ".join(told))

@@ -19,6 +19,7 @@ from runner import events as ev
 from runner import trees
 from runner.app.apply import now_microseconds, plainly, ports_of
 from runner.app.facts import provider_names
+from runner.app.handout import hand_out
 from runner.app.pool import clear_left
 from runner.app.tenancy import Premises
 from runner.app.upkeep import Finished, finish_all, sweep
@@ -31,6 +32,7 @@ from runner.ports.store import RunRow, Store
 from runner.providers import _mounts, spawn
 from runner.record import RunRecord, replay
 from runner.settings import Settings
+from runner.steps._incident import is_latest
 from runner.steps._run import Places, Ports
 from runner.store.sqlite import open_store
 
@@ -132,7 +134,7 @@ async def _recover(row: RunRow, places: Places, store: Store, ports: Ports, dry_
         return [Recovered(row.id, row.name, row.status, left=(message,))]
     if dry_run:
         return [_foreseen(record, places)]
-    escaped = await _kill_helpers(places)
+    escaped, lost = await _kill_helpers(places), record.ended is None
 
     async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
         return await store.append(run, events, fence=fence)
@@ -141,7 +143,15 @@ async def _recover(row: RunRow, places: Places, store: Store, ports: Ports, dry_
     news = await store.events(row.id, after=len(history))
     if record.ended is not None and (news or not is_finished(places.directory)):
         await trio.to_thread.run_sync(write_copies, places.directory, [*history, *news], record)
-    return [replace(recovered, left=(*escaped, *recovered.left))]
+    behind = await trio.to_thread.run_sync(_hand_out, record, places) if lost else []
+    kept = (*recovered.kept, *(f"not copied: {what}" for what in behind))
+    return [replace(recovered, kept=kept, left=(*escaped, *recovered.left))]
+
+
+def _hand_out(record: RunRecord, places: Places) -> list[str]:
+    """As its triage would have done; but by now there may be what a later run has left."""
+    latest = record.log is not None and is_latest(Path(record.log))
+    return hand_out(places.directory, record) if latest else []
 
 
 def _saving(record: RunRecord, places: Places) -> Saving | str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 import trio
 
 from runner.app.apply import appending, now_microseconds, plainly, ports_of, watch_signals
+from runner.app.attempt import attempt_of
 from runner.app.basis import ANEW, Basis, basis_of, keys_of, made_anew, read_basis
 from runner.app.clusters import check_clusters
 from runner.app.facts import still
@@ -31,7 +32,8 @@ from runner.errors import NotResumable, RunnerError, RunOver, RunUnfinished, Wor
 from runner.git import open_git
 from runner.ids import run_id
 from runner.lifecycle.resume import SCAN, Decided, Earlier, decide
-from runner.model import Status
+from runner.manifest import STDIN
+from runner.model import Reason, Status
 from runner.plan.keys import digests
 from runner.plan.model import Json, RunPlan, plain
 from runner.ports.sink import Sink
@@ -62,7 +64,13 @@ class Resuming:
             {"step": s.step, "reused": s.run is not None, "run": s.run, "key": self.keys[s.step], "reason": s.reason}
             for s in self.steps
         ]
-        return {"run": self.run, "name": self.plan.name, "notes": list(self.notes), "steps": steps}
+        return {
+            "run": self.run,
+            "name": self.plan.name,
+            "deadline_seconds": self.plan.deadline_seconds,
+            "notes": list(self.notes),
+            "steps": steps,
+        }
 
 
 async def resume(
@@ -129,22 +137,47 @@ async def _holding(kept: Kept | None) -> AsyncIterator[None]:
         os.close(held)
 
 
-async def consider(past: Past, path: Path | None, settings: Settings) -> Resuming:
+async def consider(past: Past, path: Path | None, settings: Settings, *, seconds: float | None = None) -> Resuming:
     """What resuming a run that did not succeed means; starts nothing.
 
-    ``path`` is where its manifests are now, if not where they were. Raises ``NotResumable``, ``RunUnfinished``,
-    ``WorkMissing``, ``StalePlan`` for a provider that has become weaker, and what planning raises.
+    ``path`` is where its manifests are now, if not where they were. ``seconds`` are what the new run and its agent
+    have; without them it is what the manifests say, or what the run was given that is resumed.
+
+    Raises ``NotResumable``, ``RunUnfinished``, ``WorkMissing``, ``StalePlan`` for a provider that has become weaker,
+    and what planning raises.
     """
     _check_ended(past.record)
     basis = read_basis(past.directory, past.record)
+    if path is None and basis.manifests.name == STDIN.name:
+        message = f"the manifests of run `{past.record.id}` were standard input, which is gone"
+        raise NotResumable(message, hint="put them into a file: runner resume RUN FILE")
     source = await _source(past, settings)
     before = basis if source is past else read_basis(source.directory, source.record)
     earlier = Earlier(source.record.id, before.keys, source.record.steps, _lacking(source.record))
+    if seconds is not None:
+        basis = replace(basis, request=replace(basis.request, seconds=seconds))
     resuming = await _choose(_Continued(past.record, basis, earlier, before), path or basis.manifests, settings)
     if not resuming.resumption.reused:
-        return resuming
+        return await _told(past, resuming, settings)
     kept = await _kept(source, resuming, settings)
     return replace(resuming, resumption=replace(resuming.resumption, kept=kept))
+
+
+def _short(record: RunRecord, plan: RunPlan) -> Iterator[str]:
+    late = record.outcome is not None and record.outcome.reason is Reason.TIMEOUT
+    if late and plan.deadline_seconds <= record.deadline_seconds:
+        yield f"it has no more time than run {record.id} had, which was not enough: --timeout gives it more"
+
+
+async def _told(past: Past, resuming: Resuming, settings: Settings) -> Resuming:
+    """With a note of a time that was not enough. An agent that investigates again hears of what was found before."""
+    resuming = replace(resuming, notes=(*resuming.notes, *_short(past.record, resuming.plan)))
+    if "incident" not in resuming.plan.values or (attempt := await attempt_of(past, settings)) is None:
+        return resuming
+    draft = "its draft, " if attempt.draft else ""
+    note = f"the agent is told of run {attempt.run}: {draft}{len(attempt.commands)} commands and its last words"
+    resumption = replace(resuming.resumption, attempt=attempt)
+    return replace(resuming, notes=(*resuming.notes, note), resumption=resumption)
 
 
 def _check_ended(record: RunRecord) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from runner.app.facts import read_file
+from runner.app.files import read_file
 from runner.app.planning import Planned, Request, make_plan
 from runner.errors import BadPlanFile, OpenPlan, Place, StalePlan, shown
 from runner.model import Feature, IsolationClass
@@ -110,9 +110,19 @@ def commit_of(commit: object, branch: object, dirty: object) -> CommitFact:
     return CommitFact(_text(commit), _text(branch), dirty is True)
 
 
-def request_of(only: object, task: Mapping[str, object], offline: object, untrusted: object) -> Request:
-    chosen = None if only is None else _text(only)
-    return Request(chosen, dict(task), offline is True, untrusted is True)
+def request_of(
+    *,
+    only: object,
+    task: Mapping[str, object],
+    offline: object,
+    untrusted: object,
+    seconds: float | None = None,
+    output_dir: object = None,
+    output_file: object = None,
+) -> Request:
+    chosen, place, name = (None if text is None else _text(text) for text in (only, output_dir, output_file))
+    given = None if seconds is None else float(seconds)
+    return Request(chosen, dict(task), offline is True, untrusted is True, given, place, name)
 
 
 def probe_of(fact: dict[str, Any]) -> Probe:

@@ -192,7 +192,8 @@ def _lock_tree(row: WorkspaceRow, before: Lease, locks: ExitStack) -> None:
         fcntl.flock(tree, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         if not is_locked_by(found, before.holder):
-            raise LeaseHeld(f"`{row.path}` is in use by another store", hint="its RUNNER_HOME is another") from None
+            hint = "`runner workspace list` has its workspace, unless that is of another RUNNER_HOME"
+            raise LeaseHeld(f"`{row.path}` is in use by another process", hint=hint) from None
 
 
 def is_locked_by(directory: os.stat_result, holder: str) -> bool:
@@ -208,11 +209,11 @@ async def _take_over(tenancy: Tenancy, before: Lease, *, stubborn: bool) -> None
     if stubborn:
         why = "which did not end when it was asked to"
     advice = LeaseTakenOver(f"the lease of workspace `{tenancy.row.id}` was taken over from `{before.holder}`, {why}")
-    tenancy.premises.advise(advice)
     await tenancy.write(Warned(advice.code, advice.message))
     provider, handle = await tenancy.premises.find(tenancy.row)
     if handle is not None:
         await provider.evict(handle)
+    tenancy.premises.advise(advice)  # last, for whoever should hear it may have gone
 
 
 @asynccontextmanager

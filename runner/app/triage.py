@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import runner.agents
-from runner import plugins, trees
-from runner.app.facts import read_file
-from runner.app.planning import Planned, make_plan
+from runner import plugins
+from runner.app.files import read_file
+from runner.app.planning import Planned, Request, make_plan
 from runner.errors import (
     BadKubeconfig,
     ForbiddenIncident,
@@ -40,8 +40,8 @@ from runner.ports.agent import ModelAgent
 from runner.ports.provider import PATH
 from runner.settings import Settings, parse_duration
 from runner.spec.template import is_template
-from runner.steps._incident import keep_earlier
-from runner.triage.alert import Made, incident_of, incident_of_words, same_incident
+from runner.triage._json import read_object
+from runner.triage.alert import Made, incident_of, incident_of_words, misnamed, same_incident
 
 NAME = "triage"
 NOWHERE = Path(os.devnull)  # in place of an incident's directory
@@ -51,7 +51,6 @@ REPORT = "investigation.md"
 SECTIONS = ("Summary", "Root Cause", "Evidence", "Blast Radius", "Commands Executed", "Next Steps", "Unchecked")
 MIN_REPORT = 100  # bytes
 SECONDS, MEMORY = "600", "2g"
-MAX_LOG = 1 << 28  # bytes of a log that is copied
 MAX_TEXT = 1 << 20  # bytes of a prompt, a system prompt or an alert
 
 SYSTEM = f"""\
@@ -112,7 +111,6 @@ _NATIVE = {  # what Gemini CLI calls the tools that the document names
     "Bash": "run_shell_command", "Edit": "replace", "Glob": "glob", "Grep": "grep_search", "Read": "read_file",
     "Write": "write_file",
 }  # fmt: skip
-_WRITERS = ("Bash", "Edit", "Write")
 
 
 @dataclass(frozen=True)
@@ -174,11 +172,14 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
         datetime.fromtimestamp(now / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         asked.get("context", ""),
     )
+    prompt = _prompt(asked, read)
     about = _about(asked, made, read)
+    _check_names("--namespace", {"namespace": asked.get("namespace")})
+    _check_names("--alert" if "alert" in asked else "--resource", about or {})
     triage = Triage(
         directory,
         _agent(asked.get("agent", Triage.agent)),
-        prompt=_prompt(asked, read),
+        prompt=prompt,
         system=_system(asked, env, said),
         seconds=_seconds(asked.get("timeout", SECONDS), said),
         memory=asked.get("memory"),
@@ -189,7 +190,7 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
         baseline=env.get("DISABLE_TRIAGE_PRELOAD", "").lower() in _NO,
         debug=str(asked.get("debug", "")).lower() not in _NO,
         incident_id=env.get("INCIDENT_ID") or None,
-        output_dir=Path(os.path.abspath(asked["output_dir"])) if "output_dir" in asked else None,
+        output_dir=_output_dir(asked.get("output_dir"), directory, said, settings),
         output_file=_file_name(asked.get("output_file"), said),
         verbose=str(asked.get("verbose", "")).lower() not in _NO,
         form=_form(asked.get("format", "text"), said),
@@ -199,6 +200,8 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
     )
     model = asked.get("model") or (env.get("CLAUDE_MODEL") if triage.agent == "claude" else None)
     triage = replace(triage, model=model or None, tools=_tools(given, asked, triage.agent), **_place(given, asked))
+    if triage.output_file is not None:
+        _check_log((triage.output_dir or directory / "output") / triage.output_file, said)
     if not nowhere:
         _check_directory(triage, wrote=asked["workspace"], must_be=not asked.get("check"))
     return _at_the_incident(triage)
@@ -336,11 +339,14 @@ async def plan_triage(triage: Triage, manifest: Path, settings: Settings) -> Pla
     Raises ``Rejected``, and ``UsageError`` when this host is to have the agent's program and has not.
     """
     try:
-        planned = await make_plan(manifest, settings)
+        place = str(triage.output_dir) if triage.output_dir is not None else None
+        planned = await make_plan(manifest, settings, Request(output_dir=place, output_file=triage.output_file))
     except Rejected as error:
         for finding in error.findings:
             _say_how(finding, triage)
         raise
+    for warning in planned.warnings:
+        _say_how(warning, triage)
     if triage.providers[0] in ("local", "process") and program_of(triage) is None:
         raise UsageError(
             f"`{shown(triage.agent)}` is not on this host", hint="--toolchain DIR, with the agent's CLI in DIR/bin"
@@ -383,13 +389,6 @@ def program_of(triage: Triage) -> Path | None:
     return next((Path(at) for folder in folders if os.access(at := f"{folder}/{agent.program}", os.X_OK)), None)
 
 
-def cannot_write(triage: Triage) -> str | None:
-    """What is to be said of tools with which no report can be written; ``None`` when there is one."""
-    if triage.tools is None or {*triage.tools} & {*_WRITERS, *(_NATIVE[name] for name in _WRITERS)}:
-        return None
-    return f"with {', '.join(triage.tools) or 'no tool'} alone the agent can not write its report: add Write or Bash"
-
-
 def flags_of(given: Mapping[str, Any]) -> tuple[str, ...]:
     """The words that name place, limits and cluster, as they were given, for another run of the same."""
     words: list[str] = []
@@ -403,27 +402,6 @@ def flags_of(given: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def deliver(triage: Triage, kept: Path, log: Path | None) -> list[str]:
-    """Copy what a run has ``kept`` of its output, and its log, to where it was asked for; what stayed behind."""
-    place = triage.output_dir or triage.directory / "output"
-    behind: list[str] = []
-    if triage.output_dir is not None and kept.is_dir():
-        behind = keep_earlier(place, kept, REPORT)
-        behind += trees.copy_out(kept, place)
-    if log is None or (triage.output_dir is None and triage.output_file is None):
-        return behind
-    name = place / (triage.output_file or log.name)
-    try:
-        content = read_file(log, MAX_LOG, os.O_NOFOLLOW)
-        place.mkdir(parents=True, exist_ok=True)
-        half = place / f".{name.name}.{os.getpid()}"
-        half.write_bytes(content)
-        half.replace(name)
-    except OSError as error:
-        behind.append(f"{name}: {error.strerror}")
-    return behind
-
-
 # --- what is asked for ---
 
 
@@ -433,7 +411,15 @@ def _directory(text: str | None, settings: Settings) -> Path:
             "an incident workspace directory is required: `-w DIR`",
             hint="runner triage -w ./INC-1 --namespace NAMESPACE --resource deploy/NAME   (writes a new one)",
         )
-    directory, home = Path(os.path.realpath(text)), Path(os.path.realpath(settings.home))
+    directory = Path(os.path.realpath(text))
+    if (whose := _whose(directory, settings)) is not None:
+        raise ForbiddenIncident(f"`{shown(text)}` is {whose}", hint="name a directory of the incident's own")
+    return directory
+
+
+def _whose(directory: Path, settings: Settings) -> str | None:
+    """Whose a directory is in which no agent's output may come to lie."""
+    home = Path(os.path.realpath(settings.home))
     whose = None
     own = Path(os.path.realpath(settings.variables.get("HOME") or "/root"))
     if directory == Path("/"):
@@ -446,9 +432,29 @@ def _directory(text: str | None, settings: Settings) -> Path:
         whose = "a directory of this host's own system"
     elif directory == own or directory.parent == Path("/home"):
         whose = "a home directory"
-    if whose is not None:
-        raise ForbiddenIncident(f"`{shown(text)}` is {whose}", hint="name a directory of the incident's own")
-    return directory
+    return whose
+
+
+def _output_dir(text: str | None, directory: Path, said: Mapping[str, str], settings: Settings) -> Path | None:
+    """Where output is copied besides; ``None`` for the place where it is in any case."""
+    if text is None or (place := Path(os.path.realpath(text))) == directory / "output":
+        return None
+    there = next(above for above in (place, *place.parents) if os.path.lexists(above))
+    why = _whose(place, settings)
+    if why is None and not there.is_dir():
+        why = f"below `{shown(str(there))}`, which is no directory" if there != place else "no directory"
+    if why is None and not os.access(there, os.W_OK | os.X_OK):
+        why = "nowhere that you can write"
+    if why is not None:
+        message = f"`{said['output_dir']}` is `{shown(text)}`, {why}"
+        raise UsageError(message, hint="name a directory of its own, a new one or one that you can write")
+    return place
+
+
+def _check_log(place: Path, said: Mapping[str, str]) -> None:
+    if place.is_symlink() or (place.exists() and not place.is_file()):
+        message = f"`{said['output_file']}` is `{shown(place.name)}`, which is there and no file"
+        raise UsageError(message, hint="name another; a file of that name would be kept under its time")
 
 
 def _check_directory(triage: Triage, wrote: str, *, must_be: bool) -> None:
@@ -506,37 +512,39 @@ def _about(asked: Mapping[str, Any], made: Made, read: Callable[[], bytes]) -> M
         raise UsageError(f"`--resource` is `{shown(resource)}`", hint=f"it takes {error}") from None
 
 
+def _check_names(option: str, incident: Mapping[str, Any]) -> None:
+    if (wrong := misnamed(incident)) is not None:
+        raise UsageError(f"{option}: {wrong}", hint="small letters, digits and, between them, `-`; dots in names too")
+
+
 def _alert(name: str, made: Made, read: Callable[[], bytes]) -> Mapping[str, Any]:
     raw = _read_text(name, read, "--alert")
     try:
-        document = json.loads(raw)
-        if not isinstance(document, dict):
-            raise ValueError("an object")  # noqa: TRY004, TRY301  # a value of the file, told as every other
-        if (
-            "alerts" not in document
-            and "labels" not in document
-            and {"incidentId", "resource", "faultType"} & {*document}
-        ):
-            return document
-        return incident_of(document, made)
-    except RecursionError:
-        raise UsageError(f"`{shown(name)}` is nested too deeply") from None
+        document = read_object(raw.encode(), "it")
+        own = not {"alerts", "labels"} & {*document} and {"incidentId", "resource", "faultType"} & {*document}
+        return document if own else incident_of(document, made)
     except ValueError as error:
-        raise UsageError(f"`{shown(name)}` is no alert", hint=f"it takes JSON: {error}") from None
+        hint = "an Alertmanager message that fires, an alert with labels, or an incident.json; or --resource KIND/NAME"
+        raise UsageError(f"{_source(name, '--alert')} is no alert to look into: {error}", hint=hint) from None
 
 
 def _read_text(name: str, read: Callable[[], bytes], option: str) -> str:
     """A file's text, or with ``-`` that of standard input."""
+    what = _source(name, option)
     try:
         raw = read() if name == "-" else read_file(Path(name), MAX_TEXT)
         text = raw.decode()
     except OSError as error:
-        raise UsageError(f"`{option} {shown(name)}` can not be read: {error.strerror}") from None
+        raise UsageError(f"{what} can not be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"`{option} {shown(name)}` is not UTF-8") from None
+        raise UsageError(f"{what} is not UTF-8") from None
     if len(raw) > MAX_TEXT or "\0" in text:
-        raise UsageError(f"`{option} {shown(name)}` is longer than {MAX_TEXT >> 20} MiB, or no text")
+        raise UsageError(f"{what} is longer than {MAX_TEXT >> 20} MiB, or no text")
     return text
+
+
+def _source(name: str, option: str) -> str:
+    return f"{option} from standard input" if name == "-" else f"`{option} {shown(name)}`"
 
 
 def _agent(name: str) -> str:

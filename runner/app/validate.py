@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner.app.facts import context_file, provider_names, skill_files
+from runner.app.facts import provider_names
+from runner.app.files import context_file, skill_files
 from runner.app.model_faults import model_faults
 from runner.errors import (
     BadEncoding,

@@ -20,7 +20,7 @@ import trio
 from runner import events as ev
 from runner import trees
 from runner.app.admission import adoptable, check_limit, choose_provider, limits_of, status_of
-from runner.app.facts import agents_file
+from runner.app.files import agents_file
 from runner.app.leases import ask_to_end
 from runner.app.tenancy import Premises, Tenancy, occupy
 from runner.errors import (

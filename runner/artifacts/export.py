@@ -17,7 +17,6 @@ import os
 import re
 import stat
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from runner import trees
 from runner.beneath import open_beneath
 from runner.errors import HostRefused, TargetExists, UsageError, escaped
 from runner.plan.model import Json
-from runner.redact import Redactor
+from runner.redact import GZIP, Redactor
 
 FORMAT = "runner/export/v1"
 CONTENTS = "EXPORT.json"
@@ -177,9 +176,7 @@ class _Contents:
             return f"{size} bytes are too many"
         if source.endswith(".bundle"):
             return "packed by git, so that it cannot be searched; `runner runs branch --commits` delivers it"
-        if source.endswith(_SUFFIXES):
-            return _shown_inside(file, self._redactor)
-        return None
+        return _why_packed(source, file, self._redactor)
 
     def _put(self, entry: dict[str, Json], content: IO[bytes], put: Put) -> None:
         size = _size(content)
@@ -226,25 +223,18 @@ def _cleaned(file: IO[bytes], size: int, write: Callable[[bytes], object], redac
     return stream.found, text
 
 
-def _shown_inside(file: IO[bytes], redactor: Redactor) -> str | None:
+def _why_packed(source: str, file: IO[bytes], redactor: Redactor) -> str | None:
     """Why an archive is not taken: it shows secrets, or nobody can say. Leaves ``file`` at its start."""
-    try:
-        left = MOST_FILE
-        with tarfile.open(fileobj=file, mode="r:gz") as tar:
-            for member in tar:
-                check_cancelled()
-                left -= member.size
-                if left < 0:
-                    return "an archive that is too large to be searched"
-                found = redactor.names_in(member.name.encode(errors="surrogateescape"))
-                if content := tar.extractfile(member) if member.isreg() else None:
-                    found |= _cleaned(content, member.size, len, redactor)[0]
-                if found:
-                    return f"an archive that shows {', '.join(sorted(found))}"
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        return f"an archive that cannot be read: {error}"
+    is_packed = file.read(len(GZIP)) == GZIP
     file.seek(0)
-    return None
+    if not is_packed and not source.endswith(_SUFFIXES):
+        return None
+    try:
+        found = redactor.names_packed(file, check_cancelled, MOST_FILE)
+    except ValueError as error:
+        return f"an archive {error}"
+    file.seek(0)
+    return f"an archive that shows {', '.join(sorted(found))}" if found else None
 
 
 @contextmanager

@@ -104,6 +104,7 @@ def standard() -> Output:
 
     One that was closed before we began is nowhere.
     """
+    sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()  # held there: they stay open
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

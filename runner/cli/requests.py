@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner.app.planning import Request
     from runner.settings import Settings
+
+WHERE = "file or folder; - reads standard input (default: .runner)"
 
 
 def add_request_arguments(parser: ArgumentParser) -> None:
@@ -19,6 +22,18 @@ def add_request_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--task-file", metavar="FILE", help="the task as JSON or YAML; - reads standard input")
     parser.add_argument("--task-from", choices=("github", "gitlab"), help="the task as this CI says it")
+
+
+def manifests_of(args: Namespace) -> Path:
+    """Where the manifests are; ``-`` is standard input. Raises ``UsageError`` when the task would be that as well."""
+    from runner.errors import UsageError
+    from runner.manifest import STDIN
+
+    if str(args.path) != "-":
+        return Path(args.path)
+    if getattr(args, "task_file", None) == "-":
+        raise UsageError("both the manifests and the task would be standard input", hint="put one of them into a file")
+    return STDIN
 
 
 def request_of(args: Namespace, settings: Settings, *, offline: bool = False) -> Request:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,8 +90,7 @@ class Screen:
         self._now = now
         self._clock = clock
         self._log = Log()
-        self._doing = self._words = self._piece = ""
-        self._acted = self._drawn = False
+        self._doing = self._piece = self._drawn = ""
 
     def __call__(self, recorded: ev.Recorded) -> None:
         if self.record is None or self.record.id != recorded.run:
@@ -127,16 +125,11 @@ class Screen:
     def _take(self, raws: Iterable[bytes]) -> None:
         for raw in raws:
             if text := self._say(raw.decode(errors="replace")):
-                self._hear(text, of_agent=raw.startswith(b"{"))
+                self._hear(text)
 
-    def _hear(self, text: str, *, of_agent: bool) -> None:
+    def _hear(self, text: str) -> None:
         """Take in what goes on where the last piece ended; what begins a line begins with its end."""
         lines = text.strip("\n").split("\n")
-        words = list(takewhile(_is_said, lines))
-        if of_agent and words:
-            anew = self._acted or text.startswith("\n")
-            self._words = ("" if anew else self._words) + "\n".join(words)
-        self._acted = len(words) < len(lines)
         if len(lines) > _LINES:
             text = "\n".join(["", *lines[: _LINES - 1], f"... {len(lines) - _LINES + 1} more lines", ""])
         *whole, self._piece = (self._piece + text).split("\n")
@@ -150,7 +143,7 @@ class Screen:
 
     def finish(self, record: RunRecord) -> None:
         """The last block: how it ended."""
-        found = _found(record, self._scene, self._runs / record.id, " ".join(self._words.split()))
+        found = found_of(record, self._scene, self._runs / record.id)
         self.lines(["", *triage.closing(record, self._scene, found)])
 
     def close(self) -> None:
@@ -161,10 +154,10 @@ class Screen:
 
     def _draw(self, line: str) -> None:
         """Make this the line that is of now; an empty one takes it away."""
-        if line or self._drawn:
+        if line != self._drawn:
             self._out.stdout.write(_CLEAR + self._out.clean(line))
             self._out.stdout.flush()
-        self._drawn = bool(line)
+        self._drawn = line
 
 
 @asynccontextmanager
@@ -190,11 +183,6 @@ async def open_screen(
         screen.close()
 
 
-def _is_said(line: str) -> bool:
-    """Whether a line is of the agent's words, and not a command or a tool."""
-    return not line.startswith(("$ ", "["))
-
-
 def _say_of(agent: str) -> Say:
     """What makes text of a line of an agent's output."""
     import runner.agents
@@ -207,18 +195,20 @@ def _as_it_is(line: str) -> str:
     return f"{line}\n"
 
 
-def _found(record: RunRecord, scene: Scene, directory: Path, words: str) -> Found:
-    """The report of a run that has ended, as it was kept, and where people find it."""
+def found_of(record: RunRecord, scene: Scene, directory: Path) -> Found:
+    """The report of a run that has ended, as it was kept, where people find it, and what its agent said last."""
+    from runner.app.attempt import last_words
     from runner.beneath import read_beneath
 
-    kept = directory / "output"
-    try:
-        report = read_beneath(kept, scene.report, _REPORT).decode(errors="replace") if scene.report else None
-    except OSError:
-        report = None
-    delivered = record.receipt.outputs if record.receipt is not None else ()
-    place = next((Path(path) for path in delivered if path.endswith(f"/{scene.report}")), kept / scene.report)
-    return triage.Found(report, place, words, Path.cwd())
+    kept, report, place = directory / "output", None, None
+    if scene.report:
+        delivered = record.receipt.outputs if record.receipt is not None else ()
+        place = next((Path(path) for path in delivered if path.endswith(f"/{scene.report}")), kept / scene.report)
+        try:
+            report = read_beneath(kept, scene.report, _REPORT).decode(errors="replace")
+        except OSError:
+            place = place if place.is_file() else None
+    return triage.Found(report, place, last_words(scene.agent, directory), Path.cwd())
 
 
 def _clock(microseconds: int) -> str:

@@ -16,6 +16,7 @@ import trio
 
 from runner.egress.http import Headers, Reply, Request, serve_http
 from runner.egress.kubeconfig import Target
+from runner.egress.reviews import object_of, review_of
 from runner.egress.upstream import Answer, Upstream, UpstreamFailed
 from runner.egress.verbs import Asked, Refusal, judge, refusal_of
 from runner.errors import RunnerError, printable
@@ -25,7 +26,7 @@ from runner.redact import SHORTEST
 
 PATIENCE = 5.0  # seconds for what is asked before anything starts
 PLACES = 64  # requests that are under way at once; watches count
-BUSY_SECONDS = 30.0  # for one of the places
+BUSY_SECONDS = 10.0  # for one of the places; no Retry-After then, which clients obey ten times without a word
 PIECE_SECONDS = 90.0  # for the head and each piece of an answer that is no stream; the API server gives up after 60
 MAX_BODY = 64 << 10  # of a request: reviews are the only ones that have one
 _MAX_TEXT = 64 << 10  # of what is asked here
@@ -109,7 +110,7 @@ class ReadSession:
                 },
             }
             status, words = await ask(self._upstream, self._target, "POST", _ACCESS, json.dumps(review).encode())
-            allowed = _inner(_object(words) or {}, "status").get("allowed") if status == 201 else None
+            allowed = _inner(object_of(words) or {}, "status").get("allowed") if status == 201 else None
             if isinstance(allowed, bool):
                 answers[field] = allowed
             elif status is None:
@@ -257,7 +258,7 @@ def _uninvited(request: Request) -> str | None:
 
 def _own_review(body: bytes) -> bytes | None:
     """The answer to a question about a right that nobody has here; ``None`` when it is the cluster's to give."""
-    review = _object(body.decode(errors="replace"))
+    review = review_of(body)
     wanted = _inner(_inner(review or {}, "spec"), "resourceAttributes")
     keys = ("verb", "group", "resource", "subresource")
     words = [value if isinstance(value := wanted.get(key), str) else "" for key in keys]
@@ -301,14 +302,6 @@ async def ask(upstream: Upstream, target: Target, method: str, path: str, body: 
         except (UpstreamFailed, RunnerError) as error:
             return None, str(error)
     return None, f"no answer in {PATIENCE:g} s"
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _inner(value: dict[str, Any], key: str) -> dict[str, Any]:

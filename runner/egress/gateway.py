@@ -32,21 +32,24 @@ class ModelGateway:
     def check(self, grant: Grant) -> None:
         from runner.egress.upstream import check_reach
 
-        usable(self._settings.model_keys[grant.api.value])
-        check_prices(grant)
+        self._key(grant)
         check_reach(self._settings.model_url(grant.api.value), self._settings.reach)
 
     @asynccontextmanager
     async def open(self, grant: Grant, on_exchange: Callable[[Exchange], None]) -> AsyncIterator[Session]:
         from runner.egress.upstream import open_remote
 
-        self.check(grant)
-        key = usable(self._settings.model_keys[grant.api.value])
+        key = self._key(grant)
         async with (
             open_remote(self._settings.model_url(grant.api.value), self._settings.reach) as upstream,
             open_session(grant, upstream, key, on_exchange) as session,
         ):
             yield session
+
+    def _key(self, grant: Grant) -> str:
+        key = usable(self._settings.model_keys[grant.api.value])
+        check_prices(grant)
+        return key
 
 
 @asynccontextmanager

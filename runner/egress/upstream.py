@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
-from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
 
 import httpcore2
 
@@ -60,8 +59,9 @@ class Upstream(Protocol):
 
 
 def check_reach(base: str, reach: Mapping[str, str]) -> None:
-    """Raises ``UsageError`` when the host's certificates or its proxy cannot be used."""
-    _certificates(reach)
+    """Raises ``UsageError`` when the certificates that were named or the host's proxy cannot be used."""
+    if reach.get("SSL_CERT_FILE"):  # the host's own are not read for nothing: that takes longer than all else here
+        _certificates(base, reach)
     _proxy(base, reach)
 
 
@@ -80,7 +80,7 @@ async def open_remote(
     ``read_seconds`` it may be silent for ever. Raises what ``check_reach`` raises.
     """
     async with httpcore2.AsyncConnectionPool(
-        ssl_context=certificates or _certificates(reach),
+        ssl_context=certificates or _certificates(base, reach),
         proxy=_proxy(base, reach),
         max_connections=MAX_CONNECTIONS,
         keepalive_expiry=_KEPT_SECONDS,
@@ -164,8 +164,11 @@ def _in_network(host: str, networks: str) -> bool:
     return False
 
 
-def _certificates(reach: Mapping[str, str]) -> ssl.SSLContext:
+def _certificates(base: str, reach: Mapping[str, str]) -> ssl.SSLContext | None:
+    """Whom to trust; ``None`` for a base URL that needs nobody's word."""
     file = reach.get("SSL_CERT_FILE")
+    if urlsplit(base).scheme != "https":
+        return None
     try:
         return ssl.create_default_context(cafile=file) if file else httpcore2.default_ssl_context()
     except OSError as error:
@@ -178,8 +181,12 @@ def _proxy(base: str, reach: Mapping[str, str]) -> httpcore2.Proxy | None:
     parts = urlsplit(base)
     named = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
     name = next((name for name in named if reach.get(name)), None)
+    if name is None or parts.scheme != "https":
+        return None
+    from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
+
     bypassed = {"no": reach.get("NO_PROXY") or reach.get("no_proxy") or ""}
-    if name is None or parts.scheme != "https" or proxy_bypass_environment(parts.netloc, bypassed):
+    if proxy_bypass_environment(parts.netloc, bypassed):
         return None
     if _in_network(parts.hostname or "", bypassed["no"]):
         return None

@@ -20,13 +20,14 @@ from runner import trees
 from runner.engine.run import Append, exit_code
 from runner.errors import HostRefused, LeaseHeld, RunnerError, leaf
 from runner.model import Handle, IsolationClass, Limits, Outcome, Reason, Status, failed, succeeded
+from runner.nurseries import open_services
 from runner.plan.model import RunPlan
 from runner.ports.git import Snapshot
 from runner.ports.provider import Provider
 from runner.record import RunRecord, fold
 from runner.spec.model import PolicySpec
 from runner.steps._incident import is_latest
-from runner.steps._lease import Tenure
+from runner.steps._lease import Tenure, keep
 from runner.steps._run import Places, Ports, Run
 from runner.steps.save.plan import Body
 from runner.steps.save.run import perform as save
@@ -51,7 +52,8 @@ class Saving:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What became of a lost run, or would: ``kept`` is evidence, ``left`` is what could not be removed and why."""
+    """What became of a lost run, or would: ``kept`` is evidence, ``left`` is what could not be removed and why,
+    ``outputs`` are the files that its agent had put out, where people find them."""
 
     run: str
     name: str
@@ -60,6 +62,7 @@ class Recovered:
     removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
 def saving_of(document: Mapping[str, Any]) -> Saving:
@@ -91,8 +94,10 @@ def saving_of(document: Mapping[str, Any]) -> Saving:
         tuple(map(_policy, bodies["save"]["policies"])),
         Path(incident) if incident is not None else None,
         bodies["save"].get("member", ""),
+        bodies["save"].get("report", ""),
     )
-    inputs = tuple(name for name, _ in provision["incident"]) if provision["inputs_in_tree"] else ()
+    given = provision["incident"] if provision["inputs_in_tree"] else ()
+    inputs = tuple(name for name, file in given if file.get("whole", True))
     base = clone["commit"] if clone and not clone["include_dirty"] else None
     secrets = {step["id"]: tuple(given["name"] for given in step.get("secrets", ())) for step in run["steps"]}
     return Saving(plan, body, inputs, base, secrets)
@@ -144,12 +149,14 @@ async def recover(
         await ending.lease()
     except LeaseHeld as held:
         return replace(ending.result(), left=(held.message,))
-    await ending.emit(*(ev.StepEnded(name, KILLED) for name in record.unfinished()))
-    for kind, name in list(record.effects):
-        if kind == "workspace":
-            await ending.workspace(name, record.effects[kind, name])
-    await ending.paths()
-    await ending.tenure.release(ending.emit)
+    async with open_services() as services:
+        services.start_soon(ending.keep_lease)
+        await ending.emit(*(ev.StepEnded(name, KILLED) for name in record.unfinished()))
+        for kind, name in list(record.effects):
+            if kind == "workspace":
+                await ending.workspace(name, record.effects[kind, name])
+        await ending.paths()
+        await ending.tenure.release(ending.emit)
     if record.ended is None:
         left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
         outcome = Outcome(Status.UNKNOWN, Reason.UNKNOWN, _because(record))
@@ -197,6 +204,7 @@ class _Ending:
             tuple(self._removed),
             tuple(self._kept),
             tuple(self._left),
+            receipt.outputs if receipt is not None else (),
         )
 
     async def temporary(self) -> None:
@@ -215,6 +223,18 @@ class _Ending:
         if row.id or any(kind in ("lease", "workspace") for kind, _ in self._record.effects):
             dead = row.holder in (f"run {self._record.id}", self.tenure.holder)
             await self.tenure.acquire(self.emit, forced=dead)
+
+    async def keep_lease(self) -> None:
+        """Refresh it while it is had: a large tree takes long to save. Once it is lost, nothing can be written."""
+
+        async def write(*events: ev.Event) -> None:
+            for recorded in await self._append(self._record.id, events, self.tenure.fence):
+                fold(self._record, recorded)
+
+        async def warn(message: str) -> None:
+            await write(ev.Warned("lease.refresh-failed", message))
+
+        await keep(self.tenure, write, margin=0, warn=warn)
 
     async def workspace(self, name: str, place: str) -> None:
         """End what runs in a workspace, save its work, and remove it; unless the work could not be saved."""

@@ -126,6 +126,7 @@ async def carry_out(
                     services=services,
                     tenure=tenure,
                     kept=resumption.kept if resumption is not None else None,
+                    attempt=resumption.attempt if resumption is not None else None,
                     secrets=secrets,
                 )
                 services.start_soon(_keep_lease, journal, plan.stop_budget_seconds)

@@ -40,6 +40,7 @@ from runner.errors import (
     UnreadableManifest,
     shown,
 )
+from runner.manifest import STDIN
 
 FILE_BYTES = 8 << 20
 LINE_CHARACTERS = 256 << 10
@@ -191,14 +192,15 @@ class Tree:
 
 
 def read(path: Path, shown_as: str) -> bytes:
-    """The bytes of a regular file of at most ``FILE_BYTES``; never waits.
+    """The bytes of a regular file of at most ``FILE_BYTES``; waits for nothing but ``STDIN``.
 
     Raises ``UnreadableManifest`` and ``OverBudget``.
     """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        with open(file, "rb", buffering=0) as stream:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
+        given = path == STDIN
+        file = os.dup(0) if given else os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with open(file, "rb") as stream:
+            if not given and not stat.S_ISREG(os.fstat(file).st_mode):
                 raise UnreadableManifest(f"`{shown(shown_as)}` is not a regular file")
             raw = stream.read(FILE_BYTES + 1)
     except OSError as error:

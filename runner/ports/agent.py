@@ -90,6 +90,9 @@ class ModelAgent(Agent, Protocol):
     def commands(self, ended: Ended) -> tuple[Command, ...]:
         """The shell commands that its model asked for, in order, as its stream has them; it may have been cut off."""
 
+    def words(self, ended: Ended) -> str:
+        """What its model said last, in one line, whatever the CLI itself complained of afterwards."""
+
     def keeps(self, path: str) -> bool:
         """Whether a file in the home directory, by its path there, is a transcript that the session's archive holds.
 

@@ -94,7 +94,7 @@ class Session(Protocol):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What should be known of a session that ends well, such as turns of a rehearsal that nobody asked for."""
+        """What should be known of a session that has ended, such as turns of a rehearsal that nobody asked for."""
 
     @property
     def verdict(self) -> Outcome | None:

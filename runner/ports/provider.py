@@ -152,7 +152,10 @@ class Process(Protocol):
         """
 
     async def wait(self) -> Exit:
-        """How the main process ended. Its descendants may live until the block around ``exec`` ends."""
+        """How the main process ended. Its descendants may live until the block around ``exec`` ends.
+
+        Raises ``ProviderFailed`` for what could not be started, unless ``exec`` has, and ``WorkspaceLost``.
+        """
 
 
 class Workspace(Protocol):

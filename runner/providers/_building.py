@@ -28,7 +28,7 @@ from runner.errors import (
     UsageError,
     printable,
 )
-from runner.providers._engine import Engine
+from runner.providers._engine import Engine, unreachable
 
 _READ_BYTES = 1 << 16
 _LINE_BYTES = 1 << 20
@@ -145,9 +145,7 @@ async def _body(engine: Engine, build: Build) -> AsyncGenerator[bytes]:
     try:
         stream = await trio.open_unix_socket(engine.socket)
     except OSError as error:
-        raise ProviderFailed(
-            f"the docker daemon at `{engine.host}` cannot be reached: {error}", hint="sudo systemctl start docker"
-        ) from error
+        raise unreachable(engine, error) from error
     async with stream:
         http = h11.Connection(h11.CLIENT)
         headers = [("Host", "docker"), ("Content-Type", "application/x-tar")]

@@ -51,6 +51,8 @@ def locate(mountinfo: str, membership: str) -> tuple[dict[str, Path], Path | Non
     v2 = None
     own = [line.split(":", 2) for line in membership.splitlines()]
     for line in mountinfo.splitlines():
+        if " - cgroup" not in line:  # of hundreds
+            continue
         mount, _, kind = line.partition(" - ")
         words, (filesystem, _, options) = mount.split(" "), kind.split(" ")[:3]
         root, point = words[3], Path(words[4])

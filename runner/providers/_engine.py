@@ -156,15 +156,28 @@ class Engine:
             with closing(APIClient(f"unix://{self.socket}", timeout=self.patience * _START_FACTOR)) as client:
                 return act(client)
         except ImageNotFound as error:
-            raise ImageMissing(_words(error), hint="docker pull it, or build it: runner pulls nothing") from error
+            name = _words(error).rpartition("such image: ")[2]  # some say it twice
+            raise ImageMissing(
+                f"docker has no image `{name}`", hint="docker pull it, or build it: runner pulls nothing"
+            ) from error
         except APIError as error:
             failure = ProviderBusy if error.is_server_error() else ProviderFailed
             raise failure(f"docker refuses: {_words(error)}") from error
         except (OSError, DockerException, RequestException) as error:
-            failure = ProviderBusy if self.socket.exists() else ProviderFailed
-            raise failure(
-                f"the docker daemon at `{self.host}` cannot be reached: {error}", hint="sudo systemctl start docker"
-            ) from error
+            raise unreachable(self, error) from error
+
+
+def unreachable(engine: Engine, error: Exception) -> ProviderFailed:
+    """What to say of a daemon that could not be spoken to; busy is one whose socket is there."""
+    why = getattr(error, "strerror", None) or str(error)
+    failure, hint = ProviderFailed, "sudo systemctl start docker"
+    if isinstance(error, PermissionError):
+        hint = "run as root, or as a member of the group that the socket belongs to"
+    elif engine.socket.is_socket():
+        failure = ProviderBusy
+    elif engine.socket.exists():
+        why, hint = "that is no socket", "set DOCKER_HOST to the socket of a docker daemon, unix:///PATH"
+    return failure(f"the docker daemon at `{engine.host}` cannot be reached: {why}", hint=hint)
 
 
 def _reach(daemon: Path, patience: float) -> None:

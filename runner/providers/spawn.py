@@ -254,8 +254,8 @@ def _stat(pid: int) -> list[str]:
 
 def user(pid: int) -> int:
     """The real uid of a process. Raises as ``parent``."""
-    status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    return int(status.partition("\nUid:\t")[2].split()[0])
+    with open(f"/proc/{pid}/status", "rb", buffering=0) as status:  # of hundreds in a row, so in the cheapest way
+        return int(status.read().partition(b"\nUid:\t")[2].split(None, 1)[0])
 
 
 def owner(pid: int) -> int:

@@ -34,6 +34,7 @@ def record_document(record: RunRecord) -> Json:
         "commands": plain(record.commands),
         "log": record.log,
         "preloaded": plain(record.preloaded),
+        "deadline_seconds": record.deadline_seconds,
         "started": record.started,
         "ended": record.ended,
         "cancelled_by": record.cancelled_by,

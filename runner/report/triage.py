@@ -6,6 +6,7 @@ obey is escaped, and what is long is cut.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,16 +17,17 @@ from typing import Any
 
 from runner import events as ev
 from runner.errors import printable
-from runner.model import Reason, Status, Usage
+from runner.model import CheckKind, Reason, Status, Usage
 from runner.record import RunRecord, StepRecord
 from runner.report.account import blamed, used
 from runner.report.text import cluster_line, isolation_line
-from runner.report.words import MARKS, commands, count, duration, wrapped
+from runner.report.words import MARKS, commands, cost, count, duration, wrapped
 
 WIDEST = 1_000  # characters of a line
 _WIDTH = 100  # columns of what is wrapped
 _SAID = 4  # lines of what the agent concludes
 _WORDS = 300  # characters of the last words
+_LONGER = 1.5  # times the time that was not enough
 
 # Steps that are not worth a line when they went well.
 _HOUSEKEEPING = frozenset(
@@ -53,7 +55,8 @@ class Scene:
 
 @dataclass(frozen=True)
 class Found:
-    """What a run has left. ``report`` is the text of the report, be it a draft; ``place`` where that is."""
+    """What a run has left. ``report`` is the text of the report, be it a draft; ``place`` where that is, also when it
+    is too large to be read."""
 
     report: str | None = None
     place: Path | None = None
@@ -154,7 +157,6 @@ def live_line(record: RunRecord, scene: Scene, now: int, doing: str = "") -> str
 
 def closing(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
     """How it ended, and what a person does next."""
-    reached = sections_of(found.report or "", scene.sections)
     if record.status is Status.SUCCEEDED:
         word = "INVESTIGATED" if scene.incident is not None else "SUCCEEDED"
         yield f"{word} in {duration(record.seconds)}{_used(record)}"
@@ -172,8 +174,9 @@ def closing(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
         if record.preloaded is not None:
             yield from _labelled("Baseline", record.preloaded.headline)
         if scene.sections:
-            draft = f"draft, {len(reached)} of {len(scene.sections)} sections" if found.report else "none was written"
-            yield f"  Report      {draft}"
+            reached = sections_of(found.report or "", scene.sections)
+            draft = f"draft, {len(reached)} of {len(scene.sections)} sections"
+            yield f"  Report      {draft if found.report else _lacking(record, found)}"
         yield from _conclusions(found) if found.report else ()
         if found.words:
             yield from _labelled("Last words", f'"{found.words[-_WORDS:]}"')
@@ -191,6 +194,14 @@ def closing(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
     yield from _next(record, scene, found)
 
 
+def _lacking(record: RunRecord, found: Found) -> str:
+    """Why there is no report to be shown."""
+    if found.report is None and found.place is not None:
+        return f"too large, at {shown_path(found.place, found.here)}"
+    reports = (check for checks in record.checks.values() for check in checks if check.kind is CheckKind.REPORT)
+    return next((check.found for check in reports if not check.ok), "none was written")
+
+
 def _next(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
     if record.status is Status.SUCCEEDED:
         if scene.incident is not None:
@@ -201,7 +212,9 @@ def _next(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
     if record.outcome is not None and record.outcome.reason in (Reason.TURNS, Reason.BUDGET):
         yield "  More turns  runner triage --max-turns N"
     if record.rehearsal is None:
-        yield f"  Continue    runner resume {record.id}"
+        late = record.outcome is not None and record.outcome.reason is Reason.TIMEOUT
+        longer = f" --timeout {math.ceil(record.deadline_seconds * _LONGER)}" if late else ""
+        yield f"  Continue    runner resume {record.id}{longer}"
     yield f"  Evidence    runner runs show {record.id}"
 
 
@@ -210,8 +223,8 @@ def _used(record: RunRecord) -> str:
 
 
 def _spent(spent: Usage) -> str:
-    cost = f"  ${spent.cost_usd:.2f}" if spent.cost_usd is not None else ""
-    return f"  {count(spent.tokens)} tokens{cost}"
+    price = f"  {cost(spent.cost_usd)}" if spent.cost_usd is not None else ""
+    return f"  {count(spent.tokens)} tokens{price}"
 
 
 def _conclusions(found: Found) -> Iterator[str]:

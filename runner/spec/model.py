@@ -23,11 +23,15 @@ Command = tuple[str, ...]  # an argv; a string in a manifest became ("sh", "-c",
 
 @dataclass(frozen=True)
 class ContextFile:
-    """A file that a run takes from beside its manifest: its content's hash is planned, its bytes are checked later."""
+    """A file that a run takes from beside its manifest: its content's hash is planned, its bytes are checked later.
+
+    Of one that is not ``whole`` the hash is that of size and time of change, and nothing is checked.
+    """
 
     path: Path
     sha256: str
     size: int
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Facts:
     ``missing`` maps a wanted thing to why it could not be had, so that resolving reports it at its place;
     with any of it there is no plan.
     ``policies`` has the runs whose repository has a policy of its own.
-    ``images`` has the id of the image of each run that names one, ``clusters`` what its kubeconfig leads to.
+    ``images`` has the id of the image of each run that names one, ``clusters`` what its kubeconfig leads to,
+    ``left_out`` what of its incident's directory no agent sees, in words.
     ``open`` Facts have no probes, no commits, no images and no policies: nobody looked.
     """
 
@@ -67,6 +72,7 @@ class Facts:
     policies: Mapping[str, PolicyFile] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
     clusters: Mapping[str, ClusterFact] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def pinned(self) -> dict[str, object]:
         """What the digest covers: everything but host paths."""

@@ -36,13 +36,16 @@ def preload_faults(
                 hint = "write `incident.kubeconfig`, or leave `baseline` out"
                 yield PreloadMissing("without a cluster there is no baseline", at=at, hint=hint)
             continue
-        file = files.get(FILES[part]) if files is not None else None
-        if file is not None and file.size > MAX_FILE:
-            message = f"`{FILES[part]}` is larger than {MAX_FILE >> 20} MiB, and it would be sent whole"
-            yield BadValue(message, at=at, hint=f"make it smaller, or leave `{part}` out")
-        elif file is None and files is not None and not (part == "permissions" and cluster):
+        if files is None or (part == "permissions" and cluster):
+            continue
+        file = files.get(FILES[part])
+        if file is None:
             message = f"the incident has no `{FILES[part]}`, so `{part}` will not be in the prompt"
             yield PreloadMissing(message, at=at, hint=f"write the file, or leave `{part}` out")
+        elif file.size > MAX_FILE:
+            message = f"`{FILES[part]}` is larger than {MAX_FILE >> 20} MiB, and it would be sent whole"
+            kind = BadValue if part == "incident" else PreloadMissing
+            yield kind(message, at=at, hint=f"make it smaller, or leave `{part}` out")
 
 
 def namespace_of(selected: Selected, incident: Mapping[str, object]) -> str | None:

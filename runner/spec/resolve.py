@@ -48,6 +48,7 @@ from runner.spec.cluster import (
     untrusted_cluster,
     wanted_cluster,
 )
+from runner.spec.incident import incident_advice
 from runner.spec.model import (
     Command,
     CommandCheck,
@@ -232,6 +233,7 @@ def resolve(
     findings += secret_faults(selected, policies)
     findings += _key_inside(selected, needs.providers, facts)
     findings += cluster_faults(selected, facts)
+    findings += incident_advice(name, facts, selected.run.place(*selected.incident_keys))
     findings += preload_faults(selected, facts.files.get(f"{name}/incident"), cluster=needs.cluster is not None)
     demands = _demands(selected, settings)
     task = TaskContext(**dict(run.task)) if run.task else TaskContext()

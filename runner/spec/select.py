@@ -206,10 +206,10 @@ def _matrix_faults(run: Document, spec: IncidentRunSpec) -> Iterator[RunnerError
         return
     if spec.matrix.agent_type is None and spec.matrix.model is None and spec.matrix.incident is None:
         yield BadValue("a matrix without an axis is a single run", at=run.place("matrix"), hint="name an axis")
-    for axis in ("agent_type", "incident"):
-        if getattr(spec.matrix, axis) is not None and run.wrote(axis):
-            message = f"`{axis}` is written here and in the matrix"
-            yield BadValue(message, at=run.place(axis), hint="remove one of the two")
+    for axis, keys in (("agent_type", ("agent_type",)), ("incident", ("incident", "directory"))):
+        if getattr(spec.matrix, axis) is not None and run.wrote(*keys):
+            message = f"`{'.'.join(keys)}` is written here and in the matrix"
+            yield BadValue(message, at=run.place(*keys), hint="remove one of the two")
 
 
 def _policies(

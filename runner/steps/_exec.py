@@ -65,7 +65,8 @@ class LogFile:
         with self._file:
             if dropped := self._cut - len(self._tail):
                 self._file.write(b"\n[runner: %d bytes cut here]\n" % dropped)
-            self._file.write(self._tail)
+            if self._tail:
+                self._file.write(self._tail)
 
 
 @dataclass(frozen=True)
@@ -167,26 +168,23 @@ async def run_logged(
     process: Process | None = None
     try:
         async with trio.open_nursery() as nursery:
-            copied = trio.Event()
+            copied = trio.Event(), trio.Event()
             async with workspace.exec(argv, env=env, on_rung=lambda rung: on_rung(rung, exit is not None)) as process:
-                nursery.start_soon(_feed, process.stdin, stdin)
-                nursery.start_soon(_copy_both, process, logs, redactor, copied)
+                nursery.start_soon(_copy, process.stdout, logs[0], redactor.stream(), copied[0])
+                nursery.start_soon(_copy, process.stderr, logs[1], redactor.stream(), copied[1])
+                if stdin:
+                    nursery.start_soon(_feed, process.stdin, stdin)
+                else:
+                    await _feed(process.stdin, stdin)
                 exit = await process.wait()
                 with trio.move_on_after(DRAIN):
-                    await copied.wait()
+                    for each in copied:
+                        if not each.is_set():
+                            await each.wait()
     finally:
         if process is not None and process.oom_kills:
             on_oom(process.oom_kills)
     return exit
-
-
-async def _copy_both(process: Process, logs: tuple[Log, Log], redactor: Redactor, copied: trio.Event) -> None:
-    """Ends at the latest when the block around the command has ended, for then there is end of file."""
-    async with trio.open_nursery() as readers:
-        readers.cancel_scope.shield = True
-        readers.start_soon(_copy, process.stdout, logs[0], redactor.stream())
-        readers.start_soon(_copy, process.stderr, logs[1], redactor.stream())
-    copied.set()
 
 
 async def _feed(stdin: Writer, content: bytes) -> None:
@@ -199,9 +197,13 @@ async def _feed(stdin: Writer, content: bytes) -> None:
         pass
 
 
-async def _copy(stream: Reader, log: Log, through: Stream) -> None:
-    try:
-        while chunk := await stream.receive_some(CHUNK):
-            log.write(through.feed(chunk))
-    finally:
-        log.write(through.end())
+async def _copy(stream: Reader, log: Log, through: Stream, copied: trio.Event) -> None:
+    """Ends at the latest when the block around the command has ended, for then there is end of file."""
+    with trio.CancelScope(shield=True):
+        try:
+            while chunk := await stream.receive_some(CHUNK):
+                log.write(through.feed(chunk))
+        finally:
+            if last := through.end():
+                log.write(last)
+    copied.set()

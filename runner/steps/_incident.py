@@ -56,17 +56,16 @@ def _moment(name: re.Match[str]) -> tuple[str, int]:
     return name[1], int(name[2] or 1)
 
 
-def keep_earlier(output: Path, new: Path, report: str) -> list[str]:
-    """Before the files of ``new`` go to ``output``: the report there that theirs would replace gets another name, with
-    the moment of its last change (UTC); why not, if it could not. A link stays, and so does a report of the same bytes.
+def keep_earlier(there: Path, new: Path) -> list[str]:
+    """Before the file ``new`` goes to the place ``there``: the one that it would replace gets another name, with the
+    moment of its last change (UTC); why not, if it could not. A link stays, and so does a file of the same bytes.
 
     Blocking.
     """
-    there = output / report
-    if not (new / report).is_file() or not there.is_file() or there.is_symlink():
+    if not new.is_file() or not there.is_file() or there.is_symlink():
         return []
     try:
-        if filecmp.cmp(there, new / report, shallow=False):
+        if filecmp.cmp(there, new, shallow=False):
             return []
         second = datetime.fromtimestamp(there.stat().st_mtime, UTC).strftime("%Y%m%d_%H%M%S")
         names = (f"{there.stem}.{second}{f'-{number}' if number > 1 else ''}{there.suffix}" for number in count(1))
@@ -74,7 +73,7 @@ def keep_earlier(output: Path, new: Path, report: str) -> list[str]:
         with opened(there.parent) as top:
             os.rename(there.name, name, src_dir_fd=top, dst_dir_fd=top)
     except OSError as error:
-        return [f"the earlier {report}: {error.strerror}"]
+        return [f"the earlier {there.name}: {error.strerror}"]
     return []
 
 

@@ -34,6 +34,7 @@ from runner.steps._content import digests
 from runner.steps._disk import ScanResult
 from runner.steps._lease import Emit, Tenure
 from runner.steps._shape import Shape
+from runner.triage.prompt import Attempt
 
 _T = TypeVar("_T")
 
@@ -78,11 +79,16 @@ async def no_pool(provider: Provider, key: SlotKey, request: WorkspaceRequest) -
     return None
 
 
+def never(provider: str) -> None:
+    """No provider was looked at before."""
+
+
 @dataclass(frozen=True)
 class Ports:
     """What a run reaches the world through; made by the composition root.
 
     ``warm`` is asked for a workspace that is kept warm: it may say why there is none, or that nobody keeps any.
+    ``seen`` is what a provider was found to be a moment ago, so that it is not asked twice.
     """
 
     provider: Callable[[str], Provider]
@@ -99,6 +105,7 @@ class Ports:
     chance: Callable[[], float]  # between 0 and 1
     redact: Redactor = field(default_factory=Redactor)  # of all that is shown or kept
     warm: Callable[[Provider, SlotKey, WorkspaceRequest], Awaitable[Handle | Miss | None]] = no_pool
+    seen: Callable[[str], Probe | None] = never
     random_hex: Callable[[int], str] = token_hex  # of so many bytes; nobody can guess it
 
 
@@ -120,11 +127,12 @@ class Kept:
 @dataclass(frozen=True)
 class Resumption:
     """The run that this one continues. ``reused`` maps steps that are not performed to the run in which they were, and
-    their content keys; without any, nothing is ``kept``."""
+    their content keys; without any, nothing is ``kept``. ``attempt`` is for the agent, if it runs again."""
 
     run: str
     reused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     kept: Kept | None = None
+    attempt: Attempt | None = None
 
 
 @dataclass
@@ -163,6 +171,7 @@ class Run:
         services: trio.Nursery,
         tenure: Tenure,
         kept: Kept | None = None,
+        attempt: Attempt | None = None,
         secrets: Mapping[str, Secret] | None = None,
     ) -> None:
         self.id = id
@@ -172,6 +181,7 @@ class Run:
         self.emit = emit
         self.tenure = tenure
         self.kept = kept
+        self.attempt = attempt
         self.secrets = secrets or {}
         self._services = services  # outlives work, so that settling finds its sandboxes' services alive
         self.underway: Underway | None = None
@@ -350,9 +360,10 @@ class Run:
 
 
 def read_input(wanted: ContextFile) -> bytes:
-    """An input's bytes, if they are still what the plan says. Raises ``InputChanged``."""
+    """An input's bytes, if it still begins with what the plan says: a log may grow. Raises ``InputChanged``."""
     try:
-        content = wanted.path.read_bytes()
+        with wanted.path.open("rb") as file:
+            content = file.read(wanted.size)
     except OSError as error:
         raise InputChanged(f"`{wanted.path}` can not be read any more: {error.strerror}") from error
     if sha256(content).hexdigest() != wanted.sha256:

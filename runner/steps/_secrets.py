@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import trio
 
@@ -21,7 +23,7 @@ from runner.plan.model import Given
 from runner.policy.paths import printable
 from runner.ports.git import Change
 from runner.ports.provider import Workspace
-from runner.redact import Redactor
+from runner.redact import GZIP, Redactor
 from runner.steps._run import Run
 
 FOLDER = "/dev/shm/secrets"  # in memory on every provider that has a guest
@@ -113,27 +115,41 @@ def _shown(redactor: Redactor, root: Path, path: str) -> frozenset[str]:
     if not stat.S_ISREG(kind):
         return frozenset()
     stream = redactor.stream()
-    file = beneath.open_beneath(root, path)
-    try:
-        while chunk := os.read(file, _CHUNK):
+    with open(beneath.open_beneath(root, path), "rb") as file:
+        while chunk := file.read(_CHUNK):
             trio.from_thread.check_cancelled()
             stream.feed(chunk)
-    finally:
-        os.close(file)
-    stream.end()
+        stream.end()
+        with suppress(ValueError):  # of an archive that nobody can search it is known only that it is one
+            stream.found |= _packed(redactor, file)
     return frozenset(stream.found)
+
+
+def _packed(redactor: Redactor, file: IO[bytes]) -> frozenset[str]:
+    """The secrets that show in a file which is an archive. Raises ``ValueError`` when nobody can say."""
+    file.seek(0)
+    head = file.read(len(GZIP))
+    file.seek(0)
+    return redactor.names_packed(file, trio.from_thread.check_cancelled) if head == GZIP else frozenset()
 
 
 def redact_files(redactor: Redactor, folder: Path) -> list[str]:
     """Take secrets out of copies that are nobody else's, and out of their names; blocks. Says which showed what.
 
-    A folder whose path shows one is gone afterwards: what was in it lies where the cleaned path says.
+    A folder whose path shows one is gone afterwards: what was in it lies where the cleaned path says, with a number
+    where another has that name. Archives that show one, or that nobody can search, are removed.
     """
     if not redactor:
         return []
     said: list[str] = []
     emptied: set[Path] = set()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        relative = os.fsencode(path.relative_to(folder))
+        cleaned = os.fsdecode(redactor.clean(relative))
+        if why := _refused(redactor, path):
+            path.unlink()
+            said.append(f"output {printable(cleaned)} is left out: an archive {why}")
+            continue
         stream = redactor.stream()
         half = path.with_name(f".{os.urandom(4).hex()}")
         with path.open("rb") as old, half.open("xb") as new:
@@ -142,10 +158,12 @@ def redact_files(redactor: Redactor, folder: Path) -> list[str]:
                 new.write(stream.feed(chunk))
             new.write(stream.end())
         half.chmod(path.stat().st_mode)
-        relative = os.fsencode(path.relative_to(folder))
-        cleaned = os.fsdecode(redactor.clean(relative))
         path.unlink()
         to = folder / cleaned
+        number = 1
+        while to.exists():
+            number += 1
+            to = folder / f"{cleaned}~{number}"
         to.parent.mkdir(parents=True, exist_ok=True)
         half.rename(to)
         if to != path:
@@ -159,6 +177,16 @@ def redact_files(redactor: Redactor, folder: Path) -> list[str]:
             said += _said(os.fsdecode(redactor.clean(relative)), found) if path not in emptied else []
             emptied.add(path.parent)
     return said
+
+
+def _refused(redactor: Redactor, path: Path) -> str | None:
+    """Why a file is an archive that is not to be kept."""
+    try:
+        with path.open("rb") as file:
+            found = _packed(redactor, file)
+    except ValueError as error:
+        return str(error)
+    return f"that shows secret {', '.join(sorted(found))}" if found else None
 
 
 def _said(cleaned: str, found: Iterable[str]) -> list[str]:

@@ -39,8 +39,8 @@ class Shape:
 
 def shape_of(spec: RunSpec, facts: Facts) -> Shape:
     """The shape for setup, agent and hooks. Without a repository the incident's files lie in the tree, read-only."""
-    names = facts.files.get(f"{spec.name}/incident", {}) if spec.checkout is None else {}
-    inputs = tuple(sorted({name.split("/", 1)[0] for name in names}))
+    files = facts.files.get(f"{spec.name}/incident", {}) if spec.checkout is None else {}
+    inputs = tuple(sorted({name.split("/", 1)[0] for name, file in files.items() if file.whole}))
     protected, has_incident, has_cluster = tuple(spec.protected), spec.incident is not None, spec.cluster is not None
     return Shape(protected, spec.toolchains, has_incident, inputs, spec.skills, has_cluster)
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from math import isinf
 
 MAX_DEPTH = 64  # levels of objects and lists
+MAX_DIGITS = 308  # of a whole number: no float is larger
 
 
 def read_object(content: bytes, name: str) -> dict[str, object]:
     """The object that a file called ``name`` holds. Raises ``ValueError`` in words for a person."""
     try:
-        document = json.loads(content, parse_constant=_no_number, object_pairs_hook=_no_repeats)
+        document = json.loads(
+            content,
+            parse_constant=_no_number,
+            parse_int=_integer,
+            parse_float=_fraction,
+            object_pairs_hook=_no_repeats,
+        )
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeError:
         raise ValueError(f"{name} is not UTF-8, or holds half a character") from None
@@ -40,6 +48,18 @@ def _visible(character: str) -> str:
 
 def _no_number(word: str) -> object:
     raise ValueError(f"`{word}` is no number")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError("it has a number that is too large")
+    return int(digits)
+
+
+def _fraction(digits: str) -> float:
+    if isinf(value := float(digits)):
+        raise ValueError("it has a number that is too large")
+    return value
 
 
 def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:

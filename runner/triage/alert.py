@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from runner.errors import shown
+from runner.ids import is_name, is_object_name
 
 # A label that names an object: its kind, and its API version. The more a label says, the earlier it stands.
 _LABELS = {
@@ -29,6 +33,7 @@ _SHORT = {
 }  # fmt: skip
 _NAMESPACE = ("namespace", "exported_namespace", "kubernetes_namespace")
 _TEXT = 4096  # characters of a text that is taken over
+_KIND = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,252}")
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,16 @@ def incident_of_words(resource: str, namespace: str, made: Made) -> dict[str, An
 def incident_of(document: Mapping[str, Any], made: Made) -> dict[str, Any]:
     """The incident of an alert: of a webhook's message the first alert that fires, else a single alert.
 
-    Raises ``ValueError`` for a document that is neither.
+    Raises ``ValueError`` for a document that is neither, for what has been resolved, and where there is nothing to look
+    at.
     """
     alerts = [alert for alert in _list(document.get("alerts")) if isinstance(alert, Mapping)]
     if not alerts and not isinstance(document.get("labels"), Mapping):
-        raise ValueError("an Alertmanager message with `alerts`, an alert with `labels`, or an incident.json")
-    firing = [alert for alert in alerts if alert.get("status") == "firing"] or alerts or [document]
+        raise ValueError("no Alertmanager message with `alerts`, no alert with `labels`, and no incident.json")
+    known = [alert for alert in alerts or [document] if alert.get("status", document.get("status")) != "resolved"]
+    if not known:
+        raise ValueError("all of it is resolved")
+    firing = [alert for alert in known if alert.get("status") == "firing"] or known
     first = firing[0]
     labels = {**_texts(document.get("commonLabels")), **_texts(first.get("labels"))}
     notes = {**_texts(document.get("commonAnnotations")), **_texts(first.get("annotations"))}
@@ -69,7 +78,7 @@ def incident_of(document: Mapping[str, Any], made: Made) -> dict[str, Any]:
     others = [_texts(alert.get("labels")).get("alertname", "an alert") for alert in firing[1:]]
     if others:
         told.append(f"{len(others)} more: {', '.join(dict.fromkeys(others))}")
-    return _incident(
+    incident = _incident(
         made,
         faultId=_text(first.get("fingerprint")),
         cluster=made.cluster or labels.get("cluster", ""),
@@ -81,6 +90,27 @@ def incident_of(document: Mapping[str, Any], made: Made) -> dict[str, Any]:
         timestamp=_text(first.get("startsAt")),
         triggeringEventId=_text(document.get("groupKey")),
     )
+    if not {"namespace", "resource", "faultType", "context"} & {*incident}:
+        raise ValueError("no label and no annotation says what to look at")
+    return incident
+
+
+def misnamed(incident: Mapping[str, Any]) -> str | None:
+    """What of an incident's names can not be one of Kubernetes, if any: commands get them as arguments."""
+    resource = incident.get("resource")
+    if isinstance(resource, str):
+        resource = {"name": resource.rpartition("/")[2]}
+    named = resource if isinstance(resource, Mapping) else {}
+    kind, name, within = (_text(named.get(key)) for key in ("kind", "name", "namespace"))
+    for what, text, fits in (
+        ("namespace", _text(incident.get("namespace")), is_name),
+        ("namespace", within, is_name),
+        ("kind", kind, _KIND.fullmatch),
+        ("name", name, is_object_name),
+    ):
+        if text and not fits(text):
+            return f"`{shown(text)}` is no {what} of Kubernetes"
+    return None
 
 
 def same_incident(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -100,8 +130,8 @@ def _resource(labels: Mapping[str, str], namespace: str) -> dict[str, str]:
         if labels.get(label) and label not in ("service", "namespace"):
             found = {"apiVersion": version, "kind": kind, "name": labels[label]}
             return {**found, "namespace": namespace} if namespace and kind != "Node" else found
-    for label in ("service", "namespace"):  # often those of what has measured
-        if labels.get(label):
+    for label in ("service", "namespace"):  # often those of what has measured, or of something else altogether
+        if is_object_name(labels.get(label, "")):
             kind, version = _LABELS[label]
             return {"apiVersion": version, "kind": kind, "name": labels[label]}
     return {}

@@ -151,8 +151,8 @@ async def _play(name: str, agent: Cli, case: Case, root: Path) -> tuple[Exit, in
         prepared = agent.prepare(access)
         env = {"HOME": str(home), "PATH": f"{PLACE}/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", **prepared.env}
         places = replace(Paths(*[str(root)] * len(fields(Paths))), home=str(home))
-        for words, content in furnish(prepared, places, ()):
-            await trio.run_process(words, stdin=content)
+        if furnishing := furnish(prepared, places, ()):
+            await trio.run_process(furnishing)
         if prepared.login and case.key:
             await trio.run_process(prepared.login, stdin=case.key.encode(), env=env, capture_stderr=True)
         standard = {

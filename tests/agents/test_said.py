@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 import runner.agents
 from runner import plugins
+from runner.model import Exit
+from runner.ports.agent import Ended
 from tests.agents.record_transcripts import TRANSCRIPTS
 from tests.agents.test_transcripts import CASES, cli_of
 
@@ -24,11 +27,11 @@ def said(name: str, lines: list[str]) -> list[str]:
 SAID = {
     ("claude", "finished"): [MADE, "All done."],
     ("claude", "turn-limit"): ["$ true", "$ true"],
-    ("claude", "wrong-key"): ["Failed to authenticate. API Error: 401 scripted 401"],
+    ("claude", "wrong-key"): ["! Failed to authenticate. API Error: 401 scripted 401"],
     ("codex", "finished"): [MADE, "All done."],
-    ("codex", "over-quota"): ["exceeded retry limit, last status: 429 Too Many Requests"] * 2,
+    ("codex", "over-quota"): ["! exceeded retry limit, last status: 429 Too Many Requests"] * 2,
     ("gemini", "finished"): [MADE, "All done."],
-    ("gemini", "unknown-model"): ["[API Error: scripted 404]"],
+    ("gemini", "unknown-model"): ["! [API Error: scripted 404]"],
     ("goose", "finished"): [MADE, "All done."],
 }
 
@@ -82,3 +85,55 @@ def test_a_shell_s_own_words_are_not_shown() -> None:
 
 def test_the_script_agent_says_what_it_prints() -> None:
     assert said("script", ["a", '{"type": "x"}']) == ["a", '{"type": "x"}']
+
+
+LIMITED = "I've reached the maximum number of actions I can do without user input. Would you like me to continue?"
+ERROR = '{"error": {\n  "code": 500, "message": "down"\n}}'
+SPOKE: dict[str, list[object]] = {
+    "claude": [
+        {"type": "assistant", "message": {"content": [{"type": "text", "text": "I look\ndeeper."}]}},
+        {
+            "type": "assistant",
+            "message": {"content": [{"type": "tool_use", "name": "Bash", "input": {"command": "x"}}]},
+        },
+        {"type": "assistant", "is_api_error_message": True, "message": {"content": [{"type": "text", "text": ERROR}]}},
+    ],
+    "codex": [
+        {"type": "item.completed", "item": {"type": "agent_message", "text": "I look\ndeeper."}},
+        {"type": "error", "message": ERROR},
+        {"type": "turn.failed", "error": {"message": ERROR}},
+    ],
+    "gemini": [
+        {"type": "message", "role": "assistant", "delta": True, "content": "I lo"},
+        {"type": "message", "role": "assistant", "delta": True, "content": "ok\ndeeper."},
+        {"type": "result", "status": "error", "error": {"message": ERROR}},
+    ],
+    "goose": [
+        {
+            "type": "message",
+            "message": {
+                "role": "assistant",
+                "content": [{"type": "text", "text": "I look\ndeeper."}],
+                "metadata": {"inference": {"provider": "openai"}},
+            },
+        },
+        {"type": "message", "message": {"role": "assistant", "content": [{"type": "text", "text": LIMITED}]}},
+        {"type": "message", "message": {"role": "assistant", "content": [{"type": "error", "message": ERROR}]}},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SPOKE)
+def test_the_last_words_are_the_models_whatever_the_cli_complains_of(name: str, tmp_path: Path) -> None:
+    """The error was both the reason and the last words, and what the agent had said was lost."""
+    (tmp_path / "out").write_text("".join(f"{json.dumps(line)}\n" for line in SPOKE[name]) + "half a line")
+
+    assert cli_of(name).words(Ended(Exit(), tmp_path / "out", tmp_path / "err")) == "I look deeper."
+    assert [line for line in said(name, [json.dumps(SPOKE[name][-1])]) if not line.startswith("! ")] == []
+
+
+@pytest.mark.parametrize("name", SPOKE)
+def test_an_agent_that_only_complained_has_no_last_words(name: str) -> None:
+    failed = TRANSCRIPTS / name / "wrong-key.jsonl"
+
+    assert cli_of(name).words(Ended(Exit(), failed, failed)) == ""

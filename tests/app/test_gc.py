@@ -70,6 +70,7 @@ def test_what_ended_runs_keep_goes_after_the_retention_and_the_journal_stays(
     assert there
     assert done.code == 0
     assert f"removed  run {project.directory(record)}  31.0d old, " in done.out
+    assert "\n2 removed, " in done.out
     assert [list((project.home / "state" / name).iterdir()) for name in ("runs", "snapshots")] == [[], []]
     assert json.loads(project.runner("runs", "show", run, "--output", "json").out)["status"] == "succeeded"
     assert project.runner("runs", "patch", run).code == 6

@@ -26,7 +26,7 @@ from runner.app.image import (
     pins,
     save_context,
 )
-from runner.errors import FileNotWritten, UsageError
+from runner.errors import ContextNotWritten, UsageError
 from runner.settings import Settings, shipped
 
 FOLDER = shipped("runners") / "image"
@@ -157,8 +157,10 @@ def test_a_saved_context_is_a_new_file_of_its_owner_alone(tmp_path: Path) -> Non
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "new").read_bytes() == context(Recipe())
     for name in ("there", "link"):
-        with pytest.raises(FileNotWritten, match="is there already"):
+        with pytest.raises(ContextNotWritten, match="is there already"):
             save_context(Recipe(), tmp_path / name)
+    with pytest.raises(ContextNotWritten, match="No such file or directory"):
+        save_context(Recipe(), tmp_path / "nowhere" / "new")
     assert (tmp_path / "there").read_text() == "as it was"
     assert not (tmp_path / "elsewhere").exists()
 

@@ -9,10 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from runner.app.preflight import PATIENCE, Checked, preflight
+from runner.app.preflight import PATIENCE, Checked, preflight, rights_told
 from runner.app.triage import NOWHERE, Triage
 from runner.egress.double import serve_double
 from runner.egress.turns import Turn
+from runner.ports.cluster import Rights
 from runner.settings import Settings
 
 KEYS = {
@@ -108,7 +109,7 @@ async def test_what_is_missing_is_said_with_what_to_do(tools: Path) -> None:
     [
         (Triage(NOWHERE, memory="5"), "plan", False, "--memory: `5` is not a size"),
         (Triage(NOWHERE, tools=("Foo",)), "plan", False, "--allowed-tools: `Foo` is not a tool"),
-        (Triage(NOWHERE, tools=("Read",)), "tools", None, "can not write its report"),
+        (Triage(NOWHERE, tools=("Read",)), "plan", None, "--allowed-tools: with Read alone the agent can not write"),
         (Triage(Path("/nonexistent/INC-1")), "incident", None, "is not there yet"),
     ],
 )
@@ -123,6 +124,24 @@ async def test_what_a_run_would_refuse_is_said(
     assert found(checked, what).good is good
     assert words in found(checked, what).text
     assert found(checked, "agent").good is True
+
+
+@pytest.mark.parametrize(
+    ("known", "good", "text"),
+    [
+        ({}, None, "not known in payments; whether the rest can be read is not known: why"),
+        ({"nodes": False}, None, "none in payments; no nodes; whether the rest can be read is not known: why"),
+        ({"pods": True, "logs": True, "events": False}, False, "pods logs in payments; no events; whether the rest"),
+    ],
+    ids=["nothing", "something", "too few"],
+)
+def test_a_right_that_nobody_knows_of_is_not_said_to_lack(known: dict[str, bool], good: bool | None, text: str) -> None:
+    told = rights_told(
+        Rights("prod-eu", "payments", **known, warnings=("whether the rest can be read is not known: why",))
+    )
+
+    assert told.good is good
+    assert told.text.startswith(text)
 
 
 async def test_what_does_not_answer_is_said_in_five_seconds(tools: Path, autojump_clock: MockClock) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +15,6 @@ from runner.app.triage import (
     PROMPT,
     SYSTEM,
     Triage,
-    cannot_write,
-    deliver,
     flags_of,
     keep_manifest,
     manifest_of,
@@ -207,6 +204,9 @@ REFUSALS: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     "two descriptions": ((*DESCRIBED, "--alert", "-"), {}, "both describe"),
     "alert and prompt": (("--alert", "-", "-"), {}, "both the prompt and the alert"),
     "no alert": (("--alert", "/nonexistent"), {}, "can not be read"),
+    "an alert of nothing": (("--alert", "-"), {}, "--alert from standard input is no alert to look into: no label"),
+    "namespace": (("--namespace", "P_ X"), {}, "--namespace: `P_ X` is no namespace of Kubernetes"),
+    "resource that is an option": (("--namespace", "x", "--resource", "pod/--help"), {}, "`--help` is no name"),
     "image without images": (("--provider", "local", "-i", "x"), {}, "has no images"),
     "system prompt": (("-s", "/nonexistent"), {}, "can not be read"),
 }
@@ -426,10 +426,27 @@ async def test_what_a_plan_refuses_is_said_of_the_option(incident: Path, tool: P
     assert [words.format(kubeconfig=path) in one for one in said] == [True], said
 
 
-def test_tools_that_write_no_report_are_told_of(incident: Path) -> None:
-    assert "add Write or Bash" in (cannot_write(asked(incident, "-t", "Read")) or "")
-    assert cannot_write(asked(incident, "-t", "Read,Bash", "-a", "gemini")) is None
-    assert cannot_write(asked(incident)) is None
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("-t", "Read"), "--allowed-tools: with Read alone the agent can not write `investigation.md`"),
+        (("-t", "Read", "-a", "gemini"), "--allowed-tools: with read_file alone the agent can not write"),
+        (("-t", "Read,Bash"), None),
+        (("-t", "Read,Bash", "-a", "gemini"), None),
+        ((), None),
+    ],
+)
+async def test_tools_that_write_no_report_are_told_of(
+    incident: Path, tool: Path, flags: tuple[str, ...], said: str | None
+) -> None:
+    (tool / "bin" / "gemini").touch(mode=0o755)
+    triage = asked(incident, "--provider", "local", "--toolchain", str(tool), *flags)
+    settings = Settings.from_env({"RUNNER_HOME": str(incident.parent / "state")})
+
+    planned = await plan_triage(triage, keep_manifest(manifest_of(triage), settings), settings)
+
+    found = [warning.message for warning in planned.warnings if warning.code == "agent.no-writer"]
+    assert found == [] if said is None else found[0].startswith(said)
 
 
 def test_another_run_of_the_same_has_the_flags_of_place_limits_and_cluster() -> None:
@@ -464,36 +481,6 @@ def test_equal_manifests_are_one_file_of_its_owner_only(incident: Path) -> None:
     assert first == second
     assert first.parent.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in first.parent.iterdir()] == [first.name]
-
-
-def test_output_and_log_are_copied_to_where_they_were_asked_for(incident: Path, tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "investigation.md").write_text("report")
-    (tmp_path / "x.log").write_text("log")
-
-    assert deliver(asked(incident), kept, tmp_path / "x.log") == []
-    assert not (incident / "output").exists()
-    assert deliver(asked(incident, "--output-file", "mine.log"), kept, tmp_path / "x.log") == []
-    assert (incident / "output" / "mine.log").read_text() == "log"
-    assert deliver(asked(incident, "--output-dir", str(tmp_path / "out")), kept, tmp_path / "x.log") == []
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["investigation.md", "x.log"]
-
-
-def test_an_earlier_report_is_kept_beside_a_later_one(incident: Path, tmp_path: Path) -> None:
-    """A run that ends too early delivers a draft, which was written over the good report of the run before."""
-    kept, out = tmp_path / "kept", tmp_path / "out"
-    kept.mkdir()
-    for text in ("first", "second", "second", "third"):
-        (kept / "investigation.md").write_text(text)
-        assert deliver(asked(incident, "--output-dir", str(out)), kept, None) == []
-
-    earlier = {
-        path.read_text() for path in out.iterdir() if re.fullmatch(r"investigation\.\d{8}_\d{6}(-2)?\.md", path.name)
-    }
-    assert (out / "investigation.md").read_text() == "third"
-    assert earlier == {"first", "second"}
-    assert len(list(out.iterdir())) == 3
 
 
 def test_a_home_is_no_incidents_directory(incident: Path, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from runner.errors import (
 from runner.events import Event, WorkspaceBecame, WorkspaceDiscarded, WorkspaceRequested, WorkspaceSaved
 from runner.model import Limits
 from runner.model import WorkspaceStatus as S
+from runner.ports.provider import Opening
 from runner.ports.store import ProjectRow, WorkspaceRow
 from runner.settings import Settings
 from tests.everything import everything
@@ -420,6 +421,28 @@ async def test_the_lease_of_a_dead_holder_is_taken_over_with_a_warning(premises:
     assert any(getattr(event, "code", "") == "lease.taken-over" for event in await events(premises, row))
 
 
+async def test_what_a_dead_holder_ran_has_ended_when_nobody_hears_of_the_takeover(premises: Premises) -> None:
+    """The reader of what is said may have gone: then nothing goes on, and the lease of the dead is no more."""
+
+    def unheard(advice: RunnerError) -> None:
+        raise BrokenPipeError
+
+    row = await ws.create(premises, Wish())
+    dead = Tenancy(premises, row, "exec 1")
+    await dead.tenure.acquire(dead.write)
+    provider, handle = await premises.find(row)
+    assert handle is not None
+
+    async def unheard_of() -> None:
+        async with provider.open(handle, Opening()) as left:
+            with pytest.raises(BrokenPipeError):
+                await shell(replace(premises, advise=unheard), row, "true")
+            await left.run(["true"])
+
+    with pytest.raises(WorkspaceLost):
+        await unheard_of()
+
+
 async def test_releasing_ends_a_dead_lease_and_breaking_a_live_one(premises: Premises) -> None:
     row = await ws.create(premises, Wish())
     dead = Tenancy(premises, row, "exec 1")
@@ -469,7 +492,7 @@ async def test_a_directory_that_another_store_uses_is_refused(premises: Premises
     async with house.another().open() as others:
         theirs = await ws.create(others, Wish(path=house.theirs))
         async with occupy(premises, row, "exec"):
-            with pytest.raises(LeaseHeld, match="another store"):
+            with pytest.raises(LeaseHeld, match="another process"):
                 await shell(others, theirs, "true")
             assert (await others.store.lease(theirs.id)).id == ""
         assert (await shell(others, theirs, "true"))[0] == 0

@@ -77,7 +77,7 @@ async def test_no_form_of_a_key_is_in_an_archive(directory: Path, tmp_path: Path
     [
         pytest.param(packed("session.jsonl", b"x " + KEY), "an archive that shows KEY", id="in a file"),
         pytest.param(packed(KEY.hex(), b"x"), "an archive that shows KEY", id="in a name"),
-        pytest.param(b"no archive", "an archive that cannot be read: not a gzip file", id="no archive"),
+        pytest.param(b"no archive", "an archive that cannot be read: Not a gzipped file", id="no archive"),
         pytest.param(packed("a", b"x" * 5000)[:-30], "an archive that cannot be read", id="cut"),
     ],
 )
@@ -85,11 +85,12 @@ async def test_an_archive_within_is_taken_as_it_is_or_not_at_all(
     directory: Path, tmp_path: Path, content: bytes, why: str
 ) -> None:
     (directory / "bad.tar.gz").write_bytes(content)
+    (directory / "named_otherwise").write_bytes(packed("a", KEY))
     (directory / "good.tar.gz").write_bytes(good := packed("session.jsonl", b"fine"))
 
     done = await exported(directory, tmp_path / "e.tar.gz")
 
-    assert [one.name for one in done.left_out] == ["bad.tar.gz"]
+    assert [one.name for one in done.left_out] == ["bad.tar.gz", "named_otherwise"]
     assert done.left_out[0].why.startswith(why)
     assert contents(tmp_path / "e.tar.gz")["run-1/good.tar.gz"] == good
 

@@ -16,7 +16,7 @@ from runner.cli.main import main
 from runner.cli.output import Output
 from tests.situations import Project, git
 
-PROMPTLY = 15.0  # seconds for a refusal, on a host that has other things to do
+PROMPTLY = 60.0  # seconds for a refusal, on a host that has other things to do
 
 Make = Callable[[Project], object]
 

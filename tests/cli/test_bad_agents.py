@@ -90,7 +90,7 @@ def test_daemons_are_gone_and_the_step_does_not_wait_for_their_pipes(project: Pr
 
     assert done.code == 0, done.out + done.err
     assert project.logs("agent") == "done\n"
-    assert monotonic() - begun < 20
+    assert monotonic() - begun < 60
 
 
 def test_an_agent_that_kills_itself_has_failed(project: Project, provider: str) -> None:

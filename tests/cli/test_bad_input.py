@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -218,14 +219,9 @@ INCIDENTS = {
     "missing": (lambda path: None, "not a directory"),
     "a file": (lambda path: path.write_text(""), "not a directory"),
     "a circle": (circle, "not a directory"),
-    "a FIFO in it": (waiting, "`events`: not a regular file"),
-    "a link as incident.json": (linked, "`incident.json` is a link, and none is followed"),
-    "a directory as incident.json": (lambda path: (path / "incident.json").mkdir(parents=True), "not a regular file"),
-    "2,000 files": (crowded, "more than 1000 files"),
-    "folders 1,500 deep": (deep, "more than 1000 files"),
-    "a file of 20 MiB": (folder_with("log", b"x" * (20 << 20)), "`log`: larger than 16 MiB"),
-    "a name that is no text": (folder_with(b"\xff", b""), "not plain text"),
-    "a name with a line break": (folder_with("a\nb\x1b[31m", b""), r"`a\nb\x1b[31m`"),
+    "a link as incident.json": (linked, "`incident.json`: a link, and none is followed"),
+    "a directory as incident.json": (lambda path: (path / "incident.json").mkdir(parents=True), "`: a directory"),
+    "an incident.json of 17 MiB": (folder_with("incident.json", b" " * (17 << 20)), "`: larger than 16 MiB"),
     "35 no JSON": (folder_with("incident.json", b"{"), "incident.json is not JSON"),
     "35 deep JSON": (folder_with("incident.json", b'{"a":' * 400 + b"1" + b"}" * 400), "nested too deeply"),
     "35 JSON without end": (folder_with("incident.json", b"[" * 100_000), "nested too deeply"),
@@ -244,6 +240,28 @@ def test_an_incident_that_can_not_be_read_is_refused(project: Project, make: Mak
     said = refused(project, "apply", project.folder)
 
     assert (said.code, said.errors) == (2, ["manifest.bad-value"])
+    assert words in said.err
+
+
+ODD = {
+    "a FIFO": (waiting, "left-out", "`events` (not a regular file)"),
+    "2,000 files": (crowded, "large", "`1088` and 1899 more are"),
+    "folders 1,500 deep": (deep, None, ""),
+    "a file of 20 MiB": (folder_with("log", b"x" * (20 << 20)), "large", "the incident's `log` is in /incident only"),
+    "a name that is no text": (folder_with(b"\xff", b""), "left-out", r"`\udcff` (a name that is not plain text)"),
+    "a name with a line break": (folder_with("a\nb\x1b[31m", b""), "left-out", r"`a\nb\x1b[31m`"),
+}
+
+
+@pytest.mark.parametrize(("make", "code", "words"), ODD.values(), ids=ODD)
+def test_nothing_else_in_an_incident_stops_a_run(project: Project, make: Make, code: str | None, words: str) -> None:
+    worker(run="incident: {directory: inc}")(project)
+    make(project.folder / "inc")  # type: ignore[arg-type]
+
+    said = say(project, "plan", project.folder)
+
+    assert said.code == 0, said.err
+    assert re.findall(r"warning\[triage.([\w-]+)\]", said.err) == ([code] if code else [])
     assert words in said.err
 
 
@@ -282,6 +300,7 @@ def test_links_in_an_incident_are_not_followed(project: Project) -> None:
     assert said.code == 0, said.err
     (provision,) = [step for step in json.loads(said.out)["runs"][0]["steps"] if step["kind"] == "provision"]
     assert [name for name, _ in provision["body"]["incident"]] == ["pods.txt"]
+    assert "left out of the incident: `etc` (a link, and none is followed), `pass" in said.err
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,41 @@ def test_a_cluster_that_does_not_answer_ends_it_before_anything_is_made(
     assert project.runner("runs", "list", "--output", "json").out.strip() in ("[]", "")
 
 
+MATRIX = """
+agent_type: worker
+matrix: {incident: [first, second]}
+incident: {kubeconfig: kube.yaml, namespace: orders}
+context: {preload: [permissions]}
+"""
+
+
+async def test_the_incidents_of_a_matrix_have_one_cluster(project: Project, authority: Path) -> None:
+    settings = Settings.from_env({"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin"})
+    with serving(authority) as api:
+        write(project, api)
+        first = (project.folder / "all.runner.yaml").read_text().split("---")[0]
+        project.write(first, document("IncidentRun", "triage", MATRIX))
+        for name in ("first", "second"):
+            (project.folder / name).mkdir()
+        planned = await make_plan(project.folder, settings)
+        with pytest.raises(Rejected) as caught:
+            await make_plan(project.folder, Settings.from_env({}), Request(untrusted=True))
+        project.write(first, document("IncidentRun", "triage", MATRIX.replace("{kube", "{directory: first, kube")))
+        twice = project.runner("plan", str(project.folder))
+
+    assert [run.name for run in planned.plan.runs] == ["triage.1", "triage.2"]
+    assert [(run.cluster.server, run.cluster.namespace) for run in planned.plan.runs if run.cluster] == [
+        (api.server, "orders")
+    ] * 2
+    assert [step.network for run in planned.plan.runs for step in run.steps if step.id == "preload"] == [
+        "cluster, read only"
+    ] * 2
+    assert planned.warnings == ()
+    assert {one.code for one in caught.value.findings} == {"policy.untrusted"}
+    assert twice.code == 2
+    assert "`incident.directory` is written here and in the matrix" in twice.err
+
+
 async def test_a_manifest_of_a_fork_reads_no_cluster(project: Project, authority: Path) -> None:
     with serving(authority) as api:
         write(project, api)

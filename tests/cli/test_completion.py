@@ -17,7 +17,7 @@ import pytest
 from runner.cli.main import main
 from runner.cli.output import Output
 
-LIMIT = 20.0  # seconds for a shell to say something
+LIMIT = 60.0  # seconds for a shell to say something
 
 # What each shell reads first: our script as the README says to load it, and a `runner` that shows its words.
 SHOW = "PS1='ready> '\nrunner() { printf '<%s>\\n' \"$*\"; }\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from hashlib import sha256
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.settings import shipped
+from runner.app.apply import apply
+from runner.app.planning import make_plan
+from runner.settings import Settings, shipped
 from runner.steps._incident import is_latest, keep_earlier, open_log
 from tests.app.test_recover import kill, run_in_agent
 from tests.conformance import dockerd
@@ -78,6 +81,64 @@ def test_a_command_sees_the_incident_the_output_and_nothing_else_of_this_host(
     assert "Read-only file system" in project.logs("agent", "stderr")
     assert (incident / "output" / "new").read_text() == "x\n"
     assert (incident / "incident.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("provider", ["local", "docker"])
+def test_a_large_log_is_in_the_incident_only_and_stops_nothing(project: Project, incident: Path, provider: str) -> None:
+    workspace = ""
+    if provider == "docker":
+        project.env["DOCKER_HOST"] = dockerd.host()
+        workspace = f"base_image: {dockerd.IMAGE}"
+    with (incident / "app.log").open("wb") as file:
+        file.truncate(20 << 20)
+        file.seek(0, os.SEEK_END)
+        file.write(b"the last line")
+    (incident / "other.log").symlink_to("/etc/hostname")
+    project.script(
+        "ls /incident /workspace; tail -c 8 /incident/app.log; echo x >> /incident/app.log",
+        run=INCIDENT,
+        provider=provider,
+        workspace=workspace,
+    )
+    done, record = project.apply()
+
+    assert project.logs("agent").split() == [
+        *("/incident:", "app.log", "incident.json"),
+        *("/workspace:", "incident.json"),
+        *("ast", "line"),
+    ]
+    assert "Read-only file system" in project.logs("agent", "stderr")
+    said = [
+        ("triage.large", "the incident's `app.log` is in /incident only, planned by size and time, not content"),
+        (
+            "triage.left-out",
+            "left out of the incident: `other.log` (a link, and none is followed)",
+        ),
+    ]
+    assert [(one["code"], one["message"]) for one in record["warnings"] if one["code"].startswith("triage.")] == said
+    for code, message in said:
+        assert f"warning[{code}]: {message}" in done.err
+        assert message in done.out
+
+
+async def test_a_large_log_that_is_written_meanwhile_or_gone_stops_no_run(project: Project, incident: Path) -> None:
+    for name in ("grows", "goes"):
+        with (incident / name).open("wb") as file:
+            file.truncate(20 << 20)
+    (incident / "small").write_text("planned")
+    project.script("wc -c < /incident/grows; cat /incident/small; echo; ls /incident", run=INCIDENT)
+    settings = Settings.from_env({"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin"})
+    planned = await make_plan(project.folder, settings)
+    for name in ("grows", "small"):
+        with (incident / name).open("ab") as file:
+            file.write(b"more")
+    (incident / "goes").unlink()
+
+    (record,) = await apply(planned, settings, [])
+
+    assert record.exit_code == 0
+    assert project.logs("agent").split() == [str(20 << 20), "planned", "grows", "incident.json", "small"]
+    assert "`goes` (No such file or directory)" in record.warnings[-1][1]
 
 
 @pytest.mark.scenario("TRI-07")
@@ -172,13 +233,13 @@ def test_what_an_agent_prints_is_in_the_log_while_it_works(project: Project, inc
         provider="process",
     )
     process = project.start("apply", str(project.folder))
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 60
     while not (logs := [*incident.glob("output/*.log")]) or logs[0].read_text() != "first\n":
         assert time.monotonic() < give_up
         time.sleep(0.01)  # another process writes it
     (output,) = (project.home / "state" / "sandboxes").glob("*/output")
     (output / "go").touch()
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
 
     assert log_of(incident).read_text() == "first\nlast"
     assert process.returncode == 1
@@ -299,14 +360,14 @@ def test_a_report_of_another_run_is_kept_and_nothing_else_is_touched(tmp_path: P
         folder.mkdir()
     (there / "report.md").write_text("complete")
 
-    assert keep_earlier(there, new, "report.md") == []  # a run without one
+    assert keep_earlier(there / "report.md", new / "report.md") == []  # a run without one
     assert [path.name for path in there.iterdir()] == ["report.md"]
     (new / "report.md").write_text("draft")
-    assert keep_earlier(there, new, "report.md") == []
+    assert keep_earlier(there / "report.md", new / "report.md") == []
     (kept,) = there.iterdir()
     assert (bool(re.fullmatch(r"report\.\d{8}_\d{6}\.md", kept.name)), kept.read_text()) == (True, "complete")
     (there / "report.md").symlink_to(kept)
-    assert keep_earlier(there, new, "report.md") == []
+    assert keep_earlier(there / "report.md", new / "report.md") == []
     assert (there / "report.md").is_symlink()
 
 

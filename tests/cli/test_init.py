@@ -256,9 +256,12 @@ def test_the_job_for_github_does_what_it_says(project: Project) -> None:
     workflow = YAML(typ="safe").load(project.folder / ".github/workflows/runner.yml")
     commands = [s["run"] for s in workflow["jobs"]["runner"]["steps"] if s.get("run", "").startswith("runner ")]
     env = {"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(project.home), "RUNNER_HOME": str(project.home / "state")}
+    env |= {"GITHUB_REPOSITORY": "team/shop", "GITHUB_REF": "refs/pull/7/merge", "GITHUB_SHA": "0" * 40}
     ended = {c: subprocess.run(["bash", "-e", "-c", c], cwd=project.folder, env=env).returncode for c in commands}
 
-    assert ended == {"runner validate .": 0, "runner plan": 0, "runner apply": 0}
+    apply = "runner apply --task-from github --junit runs.xml"
+    assert ended == {"runner validate .": 0, "runner plan --task-from github": 0, apply: 0}
+    assert "<testsuite " in (project.folder / "runs.xml").read_text()
 
 
 def test_the_job_for_gitlab_is_shown_and_its_file_left_alone(project: Project) -> None:
@@ -268,5 +271,6 @@ def test_the_job_for_gitlab_is_shown_and_its_file_left_alone(project: Project) -
     done = project.runner("init")
 
     shown = done.out.partition("for .gitlab-ci.yml:\n")[2].partition("\nfor ")[0]
-    assert "runner apply" in str(YAML(typ="safe").load(shown)["runner"]["script"])
+    job = YAML(typ="safe").load(shown)["runner"]
+    assert f"runner apply --task-from gitlab --junit {job['artifacts']['reports']['junit']}" in str(job["script"])
     assert (project.folder / ".gitlab-ci.yml").read_text() == files[".gitlab-ci.yml"]

@@ -106,8 +106,9 @@ def test_the_worst_case_is_the_longest_path_bounded_by_the_deadline(fixer: Proje
 
 
 @pytest.mark.scenario("BEY-03")
+@pytest.mark.parametrize("seeds", [3, pytest.param(12, marks=pytest.mark.nightly)])
 def test_equal_inputs_give_equal_bytes_whatever_the_process_the_hash_seed_and_the_order_of_files(
-    project: Project, repository: Path
+    project: Project, repository: Path, seeds: int
 ) -> None:
     documents = {
         "agent.sh": "true\n",
@@ -131,7 +132,7 @@ def test_equal_inputs_give_equal_bytes_whatever_the_process_the_hash_seed_and_th
         "incident/two": "2",
     }
     plans = set()
-    for seed in range(6):
+    for seed in range(seeds):
         chance = random.Random(seed)
         for name in documents:
             (project.folder / name).unlink(missing_ok=True)

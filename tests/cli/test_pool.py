@@ -50,7 +50,7 @@ def settled(project: Project, ready: int) -> None:
     """``until`` of a keeper in another process."""
 
     async def wait() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not (project.home / "state" / "state.db").exists():
                 await trio.sleep(0.1)
         async with open_reader(project.home / "state" / "state.db") as store:
@@ -66,7 +66,7 @@ def keeper(project: Project, *arguments: str) -> Iterator[subprocess.Popen[str]]
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         assert process.returncode in (0, -signal.SIGKILL), out + err
 
 
@@ -121,7 +121,7 @@ def message(record: RunRecord) -> str:
 
 async def until(store: Reader | Store, ready: int) -> None:
     """Wait until there is a pool with just so many slots, all of them ready."""
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while not await store.pools() or [slot.state.value for slot in await store.slots()] != ["ready"] * ready:
             await trio.sleep(0.1)
 

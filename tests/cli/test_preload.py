@@ -235,6 +235,18 @@ def test_a_file_that_fits_no_model_is_an_error(project: Project) -> None:
     assert "`incident.json` is larger than 1 MiB" in said.err
 
 
+def test_rights_that_fit_no_model_are_left_out_with_a_word(project: Project) -> None:
+    write(project, "incident, permissions", incident={"faultType": "x", "resource": "a"})
+    (project.folder / "incident" / "incident_cluster_permissions.json").write_text(" " * ((1 << 20) + 1))
+
+    done, record = project.apply()
+
+    assert record["exit_code"] == 0, done.err
+    assert "`incident_cluster_permissions.json` is larger than 1 MiB, and it would be sent whole" in done.err
+    assert [one["code"] for one in record["warnings"]] == ["triage.preload-missing"]
+    assert list(record["preloaded"]["parts"]) == ["incident"]
+
+
 def test_what_is_continued_has_its_context_anew_or_as_it_was(project: Project) -> None:
     """The agent that runs again is told again; of one that does not, what it was told stays beside its output."""
     write(project, "incident", agent=f"{AGENT}; echo a > a; exit 1", incident=INCIDENT)

@@ -105,6 +105,20 @@ def test_turns_that_nobody_asked_for_are_said_and_a_listing_tells_rehearsals(pro
     assert listed.rstrip().endswith("work  a rehearsal")
 
 
+def test_a_turn_that_could_not_be_played_is_said_of_a_run_that_failed_as_well(project: Project, claude: Path) -> None:
+    program = claude / "bin" / "claude"
+    program.write_text(program.read_text().replace('"Bash"', '"Read"'))
+    write(project, claude)
+    done, record = rehearse(project)
+
+    assert (done.code, record["status"]) == (1, "failed")
+    why = "the turn runs a command, and no shell tool is offered, only: Read"
+    assert [warning["message"] for warning in record["warnings"]] == [
+        f"agent: turn 1 of the rehearsal was not played: {why}",
+        "agent: 2 of the rehearsal's 3 turns were not asked for",
+    ]
+
+
 @pytest.mark.scenario("BEY-16", only="rehearsal")
 def test_a_rehearsed_overrun_ends_as_a_real_one_would_and_cannot_be_resumed(project: Project, claude: Path) -> None:
     write(project, claude, budget="{tokens: 1500}")

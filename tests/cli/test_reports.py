@@ -124,8 +124,22 @@ def test_a_directory_for_reports_is_made(project: Project) -> None:
     assert (project.folder / "c" / "summary.md").exists()
 
 
-@pytest.mark.parametrize("options", [(), ("--output", "jsonl")], ids=["text", "events"])
-@pytest.mark.parametrize("gone", ["reader", "both readers", "terminal", "disk", "closed"])
+READERS = ("reader", "terminal", "disk", "closed")
+EVENTS = ("--output", "jsonl")
+
+
+@pytest.mark.parametrize(
+    ("gone", "options"),
+    [
+        *(pytest.param(gone, (), id=gone) for gone in READERS),
+        pytest.param("both readers", (), id="both readers", marks=pytest.mark.nightly),
+        pytest.param("reader", EVENTS, id="reader of events"),
+        *(
+            pytest.param(gone, EVENTS, id=f"{gone} of events", marks=pytest.mark.nightly)
+            for gone in ("both readers", *READERS[1:])
+        ),
+    ],
+)
 def test_a_run_outlives_who_reads_of_it(project: Project, gone: str, options: tuple[str, ...]) -> None:
     """As with ``| head -1``, or with a full disk behind a CI's log: it ends as it would have, and says so."""
     project.script("sleep 0.3; exit 3")
@@ -226,7 +240,7 @@ def test_a_summary_beyond_githubs_limit_is_cut(project: Project) -> None:
 @pytest.mark.scenario("BEY-14")
 def test_members_of_a_matrix_run_at_once_under_their_limit_and_are_compared(project: Project) -> None:
     """Of three that take the same time there are two at a time, and never three."""
-    begin = "cd $RUNNER_OUTPUT; date +%s%N > began; sleep 0.6; date +%s%N > ended; echo '# Cause' > r.md"
+    begin = "cd $RUNNER_OUTPUT; date +%s%N > began; sleep 1.5; date +%s%N > ended; echo '# Cause' > r.md"
     matrix(
         project,
         {"a": begin, "b": begin, "c": f"{begin}; exit 3"},

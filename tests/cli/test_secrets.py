@@ -62,6 +62,7 @@ def test_a_secret_reaches_the_commands_of_its_steps_alone_and_is_shown_nowhere(
         """
         cat; echo
         echo "plain $NPM_TOKEN" | tee $RUNNER_OUTPUT/report.md
+        tar -C $RUNNER_OUTPUT -czf $RUNNER_OUTPUT/packed.tar.gz report.md
         printf %s "$NPM_TOKEN" | base64 >&2
         echo "setup ${FETCH-no}"
         cat "$DEPLOY_FILE"; stat -c '%a %u' "$DEPLOY_FILE"; id -u
@@ -94,6 +95,9 @@ def test_a_secret_reaches_the_commands_of_its_steps_alone_and_is_shown_nowhere(
     ]
     assert secretive.logs("agent", "stderr") == "[redacted:NPM_TOKEN]==\n".replace("==", "=" * (-len(TOKEN) % 3))
     assert "/output/report.md: secret:NPM_TOKEN" in told.out
+    assert "/output/packed.tar.gz: secret:NPM_TOKEN" in told.out
+    assert "output packed.tar.gz is left out: an archive that shows secret NPM_TOKEN" in told.out
+    assert [path.name for path in secretive.home.rglob("packed*")] == []
     assert done.code == 3
     for text in (done.out, done.err, told.out, journal(secretive.home)):
         assert TOKEN not in text

@@ -157,7 +157,7 @@ HANGS: list[dict[str, Any]] = [
 ]
 SAID = 'print(json.dumps({"type": "assistant", "message": {"content": content}}), flush=True)'
 TALKS = STAND_IN.replace("    calls = [", f"    {SAID}\n    calls = [")
-WAITS: list[dict[str, Any]] = [{"say": "I wait.", "run": "sleep 2"}, *TURNS]
+WAITS: list[dict[str, Any]] = [{"say": "I wait.", "run": "sleep 3"}, *TURNS]
 
 
 def line(project: Project, tools: Path, turns: list[dict[str, Any]], *arguments: str) -> list[str]:
@@ -206,7 +206,7 @@ def test_a_run_outlives_its_terminal_and_is_returned_to_from_another(project: Pr
     os.close(ours)  # which hangs it up
 
     attached = project.runner("runs", "attach", "last")
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     again = project.runner("runs", "attach", "last", "-q")
 
     assert "claude/sonnet in local   stops " in shown
@@ -235,11 +235,11 @@ def test_whoever_stops_looking_stops_nothing(project: Project, claude: Path) -> 
     assert attached.stdout.readline().startswith("REHEARSAL")
 
     attached.send_signal(signal.SIGINT)
-    said = attached.communicate(timeout=10)[1]
+    said = attached.communicate(timeout=60)[1]
 
     assert attached.returncode == 130
     assert "the run goes on: runner runs attach " in said
-    assert running.wait(20) == 0
+    assert running.wait(60) == 0
 
 
 def test_any_run_can_be_looked_at(project: Project) -> None:

@@ -17,6 +17,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from runner.egress.cluster import BUSY_SECONDS, PIECE_SECONDS, PLACES, ReadSession
 from runner.egress.clusters import Clusters
 from runner.egress.kubeconfig import read_target
+from runner.egress.reviews import review_of
 from runner.errors import ClusterDenied, ClusterUnreachable, InputChanged
 from runner.nurseries import open_services
 from runner.ports.cluster import ClusterGrant, ClusterRequest, ClusterSession
@@ -391,6 +392,52 @@ async def test_a_right_that_nobody_has_here_is_denied_here(
         heard = await line.ask("POST", REVIEWS, review)
 
     assert (heard.status, heard.json()["status"]["allowed"], len(api.asked)) == (201, allowed, asked)
+
+
+def in_protobuf(**attributes: str) -> bytes:
+    """A question as kubectl 1.33 writes it: field 2 of each message but the last is the next one."""
+    names = ("namespace", "verb", "group", "version", "resource", "subresource", "name")
+    wanted = b"".join(field(names.index(name) + 1, value.encode()) for name, value in attributes.items())
+    kind = field(1, b"authorization.k8s.io/v1") + field(2, b"SelfSubjectAccessReview")
+    review = field(1, b"") + field(2, field(1, wanted)) + field(3, b"\x08\x00\x1a\x00")
+    return b"k8s\0" + field(1, kind) + field(2, review) + field(3, b"") + field(4, b"")
+
+
+def field(number: int, content: bytes) -> bytes:
+    size = len(content)
+    return bytes([number << 3 | 2, *([size & 0x7F | 0x80, size >> 7] if size > 0x7F else [size])]) + content
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "is_asked"), [("get", "secrets", False), ("delete", "pods", False), ("get", "pods", True)]
+)
+async def test_a_question_in_protobuf_is_answered_as_one_in_json(
+    tmp_path: Path, authority: Path, verb: str, resource: str, is_asked: bool
+) -> None:
+    """kubectl 1.33 asks so, and asks in no other way when it is told that this is not understood."""
+    body = in_protobuf(namespace=NAMESPACE, verb=verb, group="", resource=resource, name="n" * 200)
+    async with scripted(tmp_path, authority, Said([b"{}"], status=201)) as (line, provider):
+        heard = await line.ask("POST", REVIEWS, body, content_type="application/vnd.kubernetes.protobuf")
+
+    assert (heard.status, len(provider.asked)) == (201, is_asked)
+    if not is_asked:
+        assert heard.headers["content-type"] == "application/json"
+        assert {key: heard.json()[key] for key in ("apiVersion", "kind")} == {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+        }
+        assert heard.json()["status"]["allowed"] is False
+
+
+def test_what_is_no_whole_message_is_no_question() -> None:
+    whole = in_protobuf(verb="get", resource="secrets")
+    attributes = {"verb": "get", "resource": "secrets"}
+
+    assert (review_of(whole) or {})["spec"] == {"resourceAttributes": attributes}
+    assert (review_of(whole + b"\x28\x80\x01\x31" + bytes(8)) or {})["spec"] == {"resourceAttributes": attributes}
+    for body in (whole[:40], whole + b"\x0a", whole + b"\x0a\xff", whole + b"\x0b", whole + b"\xff" * 60_000):
+        assert review_of(body) is None
+    assert review_of(b"k8s\0" + field(2, field(2, field(1, field(2, b"\xff"))))) is None
 
 
 async def test_no_more_than_some_requests_are_told_one_by_one(tmp_path: Path, authority: Path) -> None:

@@ -107,7 +107,7 @@ async def ask(settings: Settings, times: int = 1) -> tuple[list[Exchange], Reaso
         near, far = trio.socket.socketpair()
         services.start_soon(serve, trio.SocketStream(far))
         client = Client(trio.SocketStream(near))
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             for _ in range(times):
                 heard = await client.ask("POST", "/v1/messages", request("messages", tools=TOOLS))
         await client.stream.aclose()
@@ -212,6 +212,16 @@ def test_a_budget_in_dollars_needs_a_price(model: str, priced: bool) -> None:
         with pytest.raises(Unpriced, match="claude-next"):
             gateway.check(grant)
     gateway.check(Grant(Api.ANTHROPIC, (model,), Budget(tokens=1)))
+
+
+async def test_who_is_on_this_host_is_asked_without_anybody_s_certificates() -> None:
+    """They take longer to read than all else that a triage does before its agent starts."""
+    env = {"ANTHROPIC_API_KEY": KEY, "RUNNER_ANTHROPIC_URL": "http://127.0.0.1:1", "SSL_CERT_FILE": "/nowhere"}
+    gateway = ModelGateway(Settings.from_env(env))
+
+    gateway.check(GRANT)
+    async with gateway.open(GRANT, lambda exchange: None) as session:
+        assert session.verdict is None
 
 
 @pytest.mark.parametrize(

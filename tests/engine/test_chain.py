@@ -141,6 +141,16 @@ def chain(project: Project) -> Chain:
     return chain
 
 
+async def test_a_provider_that_was_looked_at_a_moment_ago_is_not_asked_again(chain: Chain) -> None:
+    found = await chain.providers["local"].probe()
+    chain.machine.ports = replace(chain.machine.ports, seen={"local": found}.get)
+    chain.providers["local"].here = False  # as it would say if it were asked
+
+    record = await chain.run()
+
+    assert (record.status, record.provider, record.refused) == (Status.SUCCEEDED, "local", [])
+
+
 async def test_a_failed_setup_begins_again_in_a_fresh_workspace_of_the_next_provider(chain: Chain) -> None:
     chain.play("local", {"prepare": FAILS})
     record = await chain.run()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import trio
@@ -13,12 +15,13 @@ from trio.testing import MockClock
 from runner import events as ev
 from runner.errors import LeaseHeld, LeaseLost, RunnerError, StoreBusy, StoreFailed
 from runner.lifecycle.lease import REFRESH, TTL
-from runner.model import Fence
+from runner.model import Fence, Handle
 from runner.ports.provider import KILL_GRACE
 from runner.record import RunRecord, replay
 from runner.steps._lease import Tenure, keep
+from runner.steps._run import Ports
 from runner.store.memory import MemoryStore
-from tests.engine.world import HOUR, STEPS, STOP_BUDGET, Process, World
+from tests.engine.world import HOUR, STEPS, STOP_BUDGET, Place, Process, World
 
 MARGIN = 35.0  # seconds, where a test has no stop budget
 
@@ -214,4 +217,37 @@ async def test_a_run_whose_lease_cannot_be_refreshed_has_ended_before_it_does(au
     assert record.outcome is not None
     assert (record.outcome.reason, record.exit_code, record.effects) == ("lease", 5, {})
     assert history[-1].at <= round((10 * HOUR + until) * 1e6)
+    assert await world.flaws() == []
+
+
+class Slow(Place):
+    async def evict(self, handle: Handle) -> None:
+        await trio.sleep(2 * HOUR)
+        await super().evict(handle)
+
+
+class Sluggish(Quiet):
+    """Whoever recovers here takes longer than a lease lasts."""
+
+    def ports(self, process: Process) -> Ports:
+        ports = super().ports(process)
+        return replace(ports, provider=lambda name: cast(Any, Slow(self, process))) if process.name == "last" else ports
+
+
+@pytest.mark.usefixtures("_steps_of_the_world")
+async def test_a_recovery_that_takes_long_refreshes_its_lease(autojump_clock: MockClock) -> None:
+    world, process = Sluggish(deaf=math.inf), Process("run")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.live, process, lambda process: world.run(process, "r0"))
+        await trio.sleep(HOUR)
+        process.die()
+    await world.live(Process("last"), lambda process: world.recover(process, "r0"))
+
+    history = await world.store.events("r0")
+    record = replay("r0", history)
+    assert (record.exit_code, record.effects) == (4, {})
+    (since,) = [r.at for r in history if isinstance(r.event, ev.LeaseAcquired) and "recovery" in r.event.holder]
+    refreshed = [(r.at - since) / 1e6 for r in history if isinstance(r.event, ev.LeaseRefreshed) and r.at > since]
+    assert refreshed == [REFRESH * n for n in range(1, len(refreshed) + 1)]
+    assert refreshed[-1] >= 2 * HOUR - REFRESH
     assert await world.flaws() == []

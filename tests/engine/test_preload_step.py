@@ -85,6 +85,16 @@ def output(machine: Machine, record: RunRecord, name: str) -> str:
     return (machine.settings.home / "runs" / record.id / "output" / name).read_text()
 
 
+async def test_a_namespace_that_is_none_widens_the_baseline_with_a_word(machine: Machine) -> None:
+    (machine.project.folder / "incident" / "incident.json").write_text('{"namespace": "-A"}')
+
+    record = await machine.run(alter=with_script(machine, 'echo "TRIAGE $*"'))
+
+    assert record.exit_code == 0, record.outcome
+    assert record.warnings == [("triage.baseline", "`-A` is no namespace, so the triage script is not told one")]
+    assert "TRIAGE --timeout=16s\n" in output(machine, record, "stdin")
+
+
 @pytest.mark.scenario("TRI-31", only="local")
 @pytest.mark.scenario("TRI-34", only="local")
 @pytest.mark.scenario("TRI-35", only="local")
@@ -155,12 +165,12 @@ async def test_a_script_that_sleeps_for_ever_and_forks_is_ended_with_its_whole_t
         sleep 1111
     """
 
-    record = await machine.run(alter=with_script(machine, script, seconds=0.5))
+    record = await machine.run(alter=with_script(machine, script, seconds=1.0))
 
     assert record.exit_code == 0, record.outcome
     assert record.steps["preload"].status is Status.SUCCEEDED
     assert [code for code, _ in record.warnings] == ["triage.baseline"]
-    assert "was stopped after 0.5s" in record.warnings[0][1]
+    assert "was stopped after 1s" in record.warnings[0][1]
     assert "this is what it had printed]\nbegun\n" in output(machine, record, "stdin")
     assert "1111" not in output(machine, record, "processes")
 

@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 from runner import events as ev
-from runner.model import Isolation, IsolationClass, Limits, Outcome, Reason, Status, Usage, failed, succeeded
+from runner.model import (
+    Check,
+    CheckKind,
+    Isolation,
+    IsolationClass,
+    Limits,
+    Outcome,
+    Reason,
+    Status,
+    Usage,
+    failed,
+    succeeded,
+)
 from runner.record import RunRecord, fold
 from runner.report.triage import Found, Scene, closing, live_line, news, opening, scene_of, section, sections_of
 
@@ -120,7 +132,7 @@ def test_a_time_out_shows_what_there_is() -> None:
         "  Agent says  Memory limit cut 512Mi -> 256Mi by rollout 118 [FACT-2].",
         '  Last words  "I look deeper."',
         "  Draft       INC-4821/x.md",
-        "  Continue    runner resume 7k3q",
+        "  Continue    runner resume 7k3q --timeout 900",
         "  Evidence    runner runs show 7k3q",
     ]
 
@@ -133,6 +145,17 @@ def test_a_failure_says_why_and_that_there_is_no_report() -> None:
         "  Because     the key is refused",
         "  Report      none was written",
     ]
+
+
+def test_a_report_that_cannot_be_shown_says_where_it_is_or_what_it_is() -> None:
+    """It was told as `none was written` while the file lay there."""
+    missing = Check(CheckKind.REPORT, "report investigation.md", ok=False, found="is a link")
+    record = ended(failed(Reason.NO_EVIDENCE, "no report"), 1, ev.ChecksDone("verify", (missing,)))
+    large = Found(None, Path("/w/INC-4821/x.md"), here=Path("/w"))
+
+    assert "  Report      is a link" in closing(record, SCENE, Found(here=Path("/w")))
+    assert "  Report      too large, at INC-4821/x.md" in closing(record, SCENE, large)
+    assert "  Continue    runner resume 7k3q" in closing(record, SCENE, large)
 
 
 def test_a_second_opinion_is_asked_for_in_the_same_place() -> None:

@@ -115,7 +115,7 @@ async def test_what_settles_under_a_shield_is_still_written_after_a_cancel(tmp_p
         async with store_in(tmp_path) as store:
             await store.append("a", [STARTED])
             outer.cancel()
-            with trio.fail_after(5), trio.CancelScope(shield=True):
+            with trio.fail_after(60), trio.CancelScope(shield=True):
                 await store.append("a", [RunEnded(succeeded(), 0)])
 
     assert rows(tmp_path / "state.db", "SELECT status FROM runs") == [("succeeded",)]

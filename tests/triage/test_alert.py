@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner.triage.alert import Made, incident_of, incident_of_words, same_incident
+from runner.triage.alert import Made, incident_of, incident_of_words, misnamed, same_incident
 
 MADE = Made("an-id", "2026-11-21T03:00:00Z", "prod-eu")
 
@@ -59,10 +59,11 @@ def test_a_webhook_message_is_the_incident_of_its_first_firing_alert() -> None:
     [
         ({"node": "n1", "namespace": "kube-system"}, {"apiVersion": "v1", "kind": "Node", "name": "n1"}),
         ({"service": "web", "job": "x"}, {"apiVersion": "v1", "kind": "Service", "name": "web"}),
+        ({"service": "the Web", "namespace": "n"}, {"apiVersion": "v1", "kind": "Namespace", "name": "n"}),
         ({"job_name": "nightly"}, {"apiVersion": "batch/v1", "kind": "Job", "name": "nightly"}),
-        ({}, None),
+        ({"alertname": "Watchdog"}, None),
     ],
-    ids=["node", "service", "job", "nothing"],
+    ids=["node", "service", "service of another kind", "job", "nothing"],
 )
 def test_a_single_alert_names_what_its_labels_do(labels: dict[str, str], resource: object) -> None:
     assert incident_of({"labels": labels}, MADE).get("resource") == resource
@@ -87,8 +88,48 @@ def test_values_that_are_no_text_and_endless_ones_do_no_harm() -> None:
         "createdAt": MADE.created,
         "cluster": "prod-eu",
         "namespace": "x" * 4096,
-        "resource": {"apiVersion": "v1", "kind": "Namespace", "name": "x" * 4096},
     }
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"alerts": [{"status": "resolved", "labels": {"pod": "p"}}]}, "all of it is resolved"),
+        ({"status": "resolved", "alerts": [{"labels": {"pod": "p"}}]}, "all of it is resolved"),
+        ({"status": "resolved", "labels": {"pod": "p"}}, "all of it is resolved"),
+        ({"alerts": [{"labels": {}}]}, "what to look at"),
+        ({"alerts": [{}], "commonLabels": {"severity": "critical"}}, "what to look at"),
+    ],
+    ids=["resolved", "resolved as a whole", "one that is resolved", "no labels", "a label that names nothing"],
+)
+def test_an_alert_with_nothing_to_look_into_is_refused(message: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        incident_of(message, MADE)
+
+
+@pytest.mark.parametrize(
+    ("incident", "words"),
+    [
+        ({"namespace": "-A"}, "`-A` is no namespace"),
+        ({"namespace": "P_ X"}, "`P_ X` is no namespace"),
+        ({"namespace": "x" * 64}, "is no namespace"),
+        ({"resource": {"kind": "Pod", "name": "--help; touch x"}}, "`--help; touch x` is no name"),
+        ({"resource": {"kind": "Pod", "name": "x" * 254}}, "is no name"),
+        ({"resource": {"kind": "--raw", "name": "x"}}, "`--raw` is no kind"),
+        ({"resource": {"name": "x", "namespace": "a.b"}}, "`a.b` is no namespace"),
+        ({"resource": "Pod/--help"}, "`--help` is no name"),
+    ],
+)
+def test_what_can_be_no_name_in_a_cluster_is_told(incident: dict[str, Any], words: str) -> None:
+    assert words in (misnamed(incident) or "")
+
+
+def test_names_of_a_cluster_are_fine() -> None:
+    pod = {"kind": "widgets.acme.io", "name": "checkout-7c9d64bf5b-8wm2t.v1", "namespace": "n"}
+
+    assert misnamed({"namespace": "payments", "resource": pod}) is None
+    assert misnamed({"resource": "Deployment/checkout"}) is None
+    assert misnamed({"namespace": None, "resource": 7}) is None
 
 
 @pytest.mark.parametrize(

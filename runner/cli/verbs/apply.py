@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
 from runner.cli.reports import Reports, add_report_arguments, open_reports, show_comparisons
-from runner.cli.requests import add_request_arguments, request_of
+from runner.cli.requests import add_request_arguments, manifests_of, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ SUMMARY = "carry out a folder of manifests, or a saved plan"
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "path", nargs="?", type=Path, default=Path(".runner"), help="manifests or a saved plan (default: .runner)"
+        "path", nargs="?", type=Path, default=Path(".runner"), help="manifests or a saved plan; - reads standard input"
     )
     add_request_arguments(parser)
     parser.add_argument("--run-key", metavar="KEY", help="a second apply with this key attaches to the first's runs")
@@ -52,13 +52,13 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
     out.clean = redactor.text
 
     async def whole(reports: Reports) -> Sequence[RunRecord]:
-        request = request_of(args, settings)
+        path, request = manifests_of(args), request_of(args, settings)
         if args.path.suffix == ".json":
             if request != Request():
                 raise UsageError("a saved plan runs as it is", hint="plan with these arguments, and save that")
             planned = await make_saved_plan(args.path, settings)
         else:
-            planned = await make_plan(args.path, settings, request)
+            planned = await make_plan(path, settings, request)
         reports.findings(planned.warnings)
         reports.order = tuple(run.name for run in planned.plan.runs)
         with open_console(out, args.output) as sink:

@@ -34,7 +34,14 @@ def main(args: Namespace, out: Output) -> int:
 
     collection = trio.run(partial(collect, current(), dry_run=args.dry_run))
     if args.output == "json":
-        out.json({**plain_fields(collection), "bytes": collection.bytes, "clean": collection.clean})
+        out.json(
+            {
+                **plain_fields(collection),
+                "count": collection.count,
+                "bytes": collection.bytes,
+                "clean": collection.clean,
+            }
+        )
     else:
         for line in _lines(collection):
             out.line(printable(line, 1_000))
@@ -64,4 +71,4 @@ def _lines(collection: Collection) -> Iterator[str]:
             saved = f", its work is in {reaped.saved}" if reaped.saved else ""
             stays = ", all files stay" if reaped.adopted else ""
             yield f"{removed}  workspace {reaped.workspace} {reaped.tree}  expired{saved}{stays}"
-    yield f"{size(collection.bytes)} {removed}"
+    yield f"{collection.count} {removed}, {size(collection.bytes)}"

@@ -9,7 +9,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.cli.requests import add_request_arguments, request_of
+from runner.cli.requests import WHERE, add_request_arguments, manifests_of, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ DIFFERS = 9
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", nargs="?", type=Path, default=Path(".runner"), help="file or folder (default: .runner)")
+    parser.add_argument("path", nargs="?", type=Path, default=Path(".runner"), help=WHERE)
     add_request_arguments(parser)
     parser.add_argument("--offline", action="store_true", help="look at nothing but the manifests; can not be applied")
     parser.add_argument("--save", metavar="FILE", type=Path, help="write the plan for a later `runner apply FILE`")
@@ -38,11 +38,16 @@ def main(args: Namespace, out: Output) -> int:
     from runner.app.comparing import compare
     from runner.app.planning import make_plan
     from runner.app.saved import save
+    from runner.errors import UsageError
+    from runner.manifest import STDIN
     from runner.settings import current
 
     settings = current()
+    path = manifests_of(args)
+    if path == STDIN and args.save is not None:
+        raise UsageError("a saved plan reads its manifests again, and these are standard input", hint="name a file")
     request = request_of(args, settings, offline=args.offline)
-    planned = trio.run(partial(make_plan, args.path, settings, request))
+    planned = trio.run(partial(make_plan, path, settings, request))
     compared: Sequence[Compared] = ()
     if args.against or args.exit_code or args.output == "text":
         compared = trio.run(compare, planned.plan, settings, args.against)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "end runs whose runner has died: save their work, remove what they left"
 LEFT = 7
+NAMED = 10  # files that an agent put out
+NOTHING = "no change"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -45,8 +47,11 @@ def _lines(recovery: Recovery) -> Iterator[str]:
     would = "would be " if recovery.dry_run else ""
     for run in recovery.runs:
         yield f"{run.run} {run.name}: {would}{run.outcome}"
-        if run.saved is not None:
+        if run.saved is not None and not (run.outputs and run.saved == NOTHING):
             yield f"  {would}saved    {run.saved}"
+        yield from (f"  saved    {path}" for path in run.outputs[:NAMED])
+        if len(run.outputs) > NAMED:
+            yield f"  saved    {len(run.outputs) - NAMED} more files beside them"
         yield from (f"  {would}removed  {what}" for what in run.removed)
         yield from (f"  kept     {what}" for what in run.kept)
         yield from (f"  LEFT BEHIND  {what}" for what in run.left)

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
 
     from runner.app.resume import Resuming
     from runner.record import RunRecord
+    from runner.redact import Redactor
+    from runner.settings import Settings
 
 SUMMARY = "continue a run at the step that failed, as a new run"
+MOST = 30 * 86_400.0  # seconds
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="an id, its beginning, or `last`")
     parser.add_argument("path", nargs="?", type=Path, help="its manifests (default: where they were)")
+    parser.add_argument("--timeout", metavar="SECONDS", help="how long the new run, and its agent, may take")
     parser.add_argument("--explain", action="store_true", help="only say which steps would run again, and why")
     parser.add_argument("--output", choices=("text", "json"), default="text")
     add_report_arguments(parser)
@@ -29,40 +33,81 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
+    from runner.app.handout import hand_out
     from runner.app.history import find_run
-    from runner.app.resume import consider, resume
+    from runner.app.resume import consider
     from runner.app.secret_values import redactor_of
-    from runner.cli.console import open_console
+    from runner.errors import printable
     from runner.model import Status
-    from runner.report.text import render_run
     from runner.settings import current
 
     settings = current()
     redactor = redactor_of(settings)
     out.clean = redactor.text
+    seconds = _seconds(args.timeout) if args.timeout is not None else None
 
     async def whole(reports: Reports) -> int:
         past = await find_run(settings, args.run)
         if past.record.status is Status.SUCCEEDED:
             _show(past.record, args.output, out, [f"run {past.record.id} succeeded: there is nothing to resume"])
             return 0
-        resuming = await consider(past, args.path, settings)
+        resuming = await consider(past, args.path, settings, seconds=seconds)
         reports.findings(resuming.planned.warnings)
         if args.explain:
             _explain(resuming, args.output, out)
             return 0
-        if args.output == "json":
-            out.outlive()
-            record = await resume(resuming, settings, [reports], redactor=redactor)
-        else:
-            with open_console(out, "text") as sink:
-                record = await resume(resuming, settings, [sink, reports], redactor=redactor)
-        report = render_run(record, settings.home / "runs" / record.id, brief=not out.redraws)
-        _show(record, args.output, out, ["", *(f"note: {note}" for note in resuming.notes), *report.split("\n")])
+        record = await _carry_on(resuming, args.output, settings, reports, out=out, redactor=redactor)
+        for left in hand_out(settings.home / "runs" / record.id, record):
+            out.complain(printable(f"not copied: {left}", 1_000))
         return record.exit_code or 0
 
     with open_reports(args, out, settings) as reports:
         return trio.run(whole, reports)
+
+
+def _seconds(text: str) -> float:
+    from runner.errors import UsageError, shown
+    from runner.settings import parse_duration
+
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST:
+        hint = "it takes a duration such as 900, 15m or 1h30m, from 1s to 30d"
+        raise UsageError(f"`--timeout` is `{shown(text)}`", hint=hint)
+    return seconds
+
+
+async def _carry_on(
+    resuming: Resuming, form: str, settings: Settings, reports: Reports, *, out: Output, redactor: Redactor
+) -> RunRecord:
+    """Continue the run and show it: one on an incident as ``triage`` does, any other as ``apply``."""
+    from runner.app.resume import resume
+    from runner.cli.console import open_console
+    from runner.cli.screen import open_screen
+    from runner.plan.model import run_document
+    from runner.report.text import render_run
+    from runner.report.triage import scene_of
+
+    notes = [f"note: {note}" for note in resuming.notes]
+    if form == "json":
+        out.outlive()
+        record = await resume(resuming, settings, [reports], redactor=redactor)
+        _show(record, form, out, [])
+        return record
+    scene = scene_of(run_document(resuming.plan))
+    if scene.incident is not None:
+        _print(notes, out)
+        async with open_screen(out, scene, settings) as screen:
+            record = await resume(resuming, settings, [screen, reports], redactor=redactor)
+        screen.finish(record)
+        return record
+    with open_console(out, "text") as sink:
+        record = await resume(resuming, settings, [sink, reports], redactor=redactor)
+    report = render_run(record, settings.home / "runs" / record.id, brief=not out.redraws)
+    _show(record, form, out, ["", *notes, *report.split("\n")])
+    return record
 
 
 def _show(record: RunRecord, form: str, out: Output, lines: list[str]) -> None:
@@ -82,7 +127,10 @@ def _explain(resuming: Resuming, form: str, out: Output) -> None:
 
 
 def _lines(resuming: Resuming) -> Iterator[str]:
-    yield f"run {resuming.run} of {resuming.plan.name} would be continued as a new run:"
+    from runner.report.words import duration
+
+    name, limit = resuming.plan.name, duration(resuming.plan.deadline_seconds)
+    yield f"run {resuming.run} of {name} would be continued as a new run, which has {limit}:"
     for step in resuming.steps:
         taken = f"taken over {step.reason}   key {resuming.keys[step.step][:19]}"
         yield f"  {step.step:<10} {taken if step.run else f'runs again: {step.reason}'}"

@@ -70,24 +70,28 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace, out: Output) -> int:
     from runner.app.apply import now_microseconds
-    from runner.app.triage import cannot_write, deliver, keep_manifest, manifest_of, triage_of, written_incident
+    from runner.app.triage import keep_manifest, manifest_of, triage_of, written_incident
     from runner.settings import current
 
     settings = current()
     triage = triage_of(vars(args), settings, sys.stdin.buffer.read, now=now_microseconds())
     text = manifest_of(triage)
     if args.print:
-        out.stdout.write(text)
+        with written_incident(triage) as wrote:
+            out.stdout.write(text)
+        if wrote:
+            out.complain(f"{triage.directory / 'incident.json'} is new: the manifest is about it")
         return 0
     if args.check:
         return _check(triage, settings, out)
-    if (lacks := cannot_write(triage)) is not None:
-        out.complain(lacks)
     with written_incident(triage) as wrote:
         record = _carry_out(triage, keep_manifest(text, settings), args, settings, out, wrote=wrote)
-    directory = settings.home / "runs" / record.id
-    for left in deliver(triage, directory / "output", Path(record.log) if record.log else None):
-        out.complain(f"not copied: {left}")
+    if triage.output_dir is not None or triage.output_file is not None:
+        from runner.app.handout import hand_out
+        from runner.errors import printable
+
+        for left in hand_out(settings.home / "runs" / record.id, record):
+            out.complain(printable(f"not copied: {left}", 1_000))
     return record.exit_code or 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.cli.requests import WHERE, manifests_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ SUMMARY = "check manifests; touches nothing else"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", nargs="?", type=Path, default=Path(".runner"), help="file or folder (default: .runner)")
+    parser.add_argument("path", nargs="?", type=Path, default=Path(".runner"), help=WHERE)
     parser.add_argument("--output", choices=("text", "json", "sarif", "github"), default="text")
     parser.add_argument("--strict", action="store_true", help="warnings are errors")
     parser.add_argument("--explain", metavar="CODE", help="say what a finding means, with an example; `list` for all")
@@ -33,6 +34,7 @@ def main(args: Namespace, out: Output) -> int:
     from runner.errors import Rejected
     from runner.settings import current
 
+    args.path = manifests_of(args)
     documents, findings = validate(args.path, current())
     if args.strict:
         for finding in findings:

@@ -7,6 +7,10 @@ for them. Gemini CLI 0.61.0: its `ALL_BUILTIN_TOOL_NAMES`, without those that ne
 
 from __future__ import annotations
 
+WRITERS = {  # those with which a file can be written
+    "claude": ("Bash", "Write", "Edit", "NotebookEdit"),
+    "gemini": ("run_shell_command", "write_file", "replace"),
+}
 CLI_TOOLS = {
     "claude": (
         "Bash",

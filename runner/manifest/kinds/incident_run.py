@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
 
 from runner.manifest.kinds._fields import (
     Body,
@@ -36,6 +37,7 @@ class Task(Shape):
 
 
 _OF_CLUSTERS = ("context", "namespace")
+_WRITTEN: JsonDict = {"not": {"type": "null"}}
 
 
 class Incident(Shape):
@@ -44,14 +46,16 @@ class Incident(Shape):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                {"required": ["kubeconfig"], "properties": {"kubeconfig": {"not": {"type": "null"}}}},
+                {"required": ["kubeconfig"], "properties": {"kubeconfig": _WRITTEN}},
                 {"properties": {name: {"type": "null"} for name in _OF_CLUSTERS}},
             ]
         }
     )
 
-    directory: Text = Field(
+    directory: Text | None = Field(
+        None,
         description="The incident's files: in the manifest's project, relative to it, or an absolute path on this host."
+        " Left out only beside a matrix of incidents.",
     )
     kubeconfig: Word | None = Field(
         None,
@@ -132,7 +136,7 @@ class Matrix(Shape):
 
     agent_type: Distinct | None = Field(None, description="Agent types by name, instead of `agent_type`.")
     model: ModelNames | None = Field(None, description="Models, instead of the agent type's `model`.")
-    incident: Distinct | None = Field(None, description="Incident directories, instead of `incident`.")
+    incident: Distinct | None = Field(None, description="Incident directories, instead of `incident.directory`.")
     max_parallel: int | None = Field(None, ge=1, description="How many of them may run at once.")
 
 
@@ -144,6 +148,19 @@ class Output(Shape):
 
 class Spec(Body):
     """One piece of work for an agent, and how its result is judged."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"incident": {"type": "null"}}},
+                {"properties": {"incident": {"required": ["directory"], "properties": {"directory": _WRITTEN}}}},
+                {
+                    "required": ["matrix"],
+                    "properties": {"matrix": {"required": ["incident"], "properties": {"incident": _WRITTEN}}},
+                },
+            ]
+        }
+    )
 
     project: Text | None = Field(None, description="The project that it belongs to, by name.")
     agent_type: Text | None = Field(None, description="The agent type that does the work, by name.")
@@ -162,3 +179,11 @@ class Spec(Body):
     snapshot: Snapshot | None = Field(None, description="The commit that holds the result.")
     timeout: Duration = Field(description="How long the whole run may take.")
     debug: bool = Field(description="Whether the transcripts of the agent's session and its commands are kept.")
+
+    @model_validator(mode="after")
+    def _an_incident_has_a_directory(self) -> Spec:
+        of_matrix = self.matrix is not None and self.matrix.incident is not None
+        if self.incident is not None and self.incident.directory is None and not of_matrix:
+            hint = "name the incident's directory, or several in `matrix.incident`"
+            raise Faults(Fault(("incident",), "`directory` is missing", hint))
+        return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from runner.ports.agent import Preparation
 from runner.ports.provider import Paths
@@ -10,25 +10,33 @@ from runner.settings import shipped
 
 _TRIAGE = "k8s-troubleshooter"  # the skill that the files in ``runners/context`` are about
 
-_WRITE = ("sh", "-c", 'umask 077; mkdir -p -- "${1%/*}" && cat > "$1"', "sh")
-_LINK = """
-home=$1 skills=$2; shift 2
+# One command for all: each program that is started in a sandbox takes longer than what it does here.
+_FURNISH = """
+umask 077
+home=$1 skills=$2 files=$3; shift 3
+into() { [ -d "$1" ] || mkdir -p -- "$1"; }
+while [ "$files" -gt 0 ]; do
+    file=$home/$1
+    into "${file%/*}" && printf %s "$2" > "$file" || exit
+    shift 2; files=$((files - 1))
+done
+[ $# -gt 0 ] || exit 0
 for place in "$home/.claude/skills" "$home/.agents/skills"; do
-    mkdir -p -- "$place" || exit
+    into "$place" || exit
     for name; do ln -sfn -- "$skills/$name" "$place/$name" || exit; done
 done
 """
 
 
-def furnish(prepared: Preparation, paths: Paths, skills: Sequence[str]) -> Iterator[tuple[Sequence[str], bytes]]:
-    """The commands that do it, each with its standard input."""
+def furnish(prepared: Preparation, paths: Paths, skills: Sequence[str]) -> Sequence[str]:
+    """The command that does it; no words when there is nothing to do."""
     files = dict(prepared.files)
     if _TRIAGE in skills:
         files |= {place: _context(name, paths) for place, name in prepared.context.items()}
-    for name, content in files.items():
-        yield (*_WRITE, f"{paths.home}/{name}"), content.encode()
-    if skills:
-        yield ("sh", "-c", _LINK, "sh", paths.home, paths.skills, *skills), b""
+    if not files and not skills:
+        return ()
+    written = [word for pair in files.items() for word in pair]
+    return ("sh", "-c", _FURNISH, "sh", paths.home, paths.skills, str(len(files)), *written, *skills)
 
 
 def _context(name: str, paths: Paths) -> str:

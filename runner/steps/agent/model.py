@@ -71,10 +71,10 @@ class Way:
             return outcome
         if verdict := self.session.verdict:
             said = outcome.details if outcome.reason is Reason.TURNS else (f"the agent: {outcome.message}",)
-            return replace(verdict, details=(*verdict.details, *said))
-        if outcome.ok and not self.session.usage.requests:
-            return failed(Reason.NO_EVIDENCE, "it says that it has finished, and its model was never asked")
-        return replace(outcome, warnings=(*outcome.warnings, *self.session.warnings)) if outcome.ok else outcome
+            outcome = replace(verdict, details=(*verdict.details, *said))
+        elif outcome.ok and not self.session.usage.requests:
+            outcome = failed(Reason.NO_EVIDENCE, "it says that it has finished, and its model was never asked")
+        return replace(outcome, warnings=(*outcome.warnings, *self.session.warnings))
 
 
 @asynccontextmanager

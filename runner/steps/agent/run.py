@@ -30,7 +30,7 @@ from runner.steps.agent.model import open_way
 from runner.steps.agent.plan import Body
 from runner.steps.agent.variables import PROMPT as PROMPT_FILE
 from runner.steps.agent.variables import standard
-from runner.triage.prompt import compose
+from runner.triage.prompt import compose, continued
 
 STEP = "agent"
 CLOSED = 126  # what is said of a command that is there and cannot be run
@@ -78,7 +78,8 @@ class _Work:
         run, workspace, body = self.run, self.workspace, self.body
         env = {**prepared.env, **run.variables(workspace.paths), **run.fill_all(body.env)}
         argv = await run.ports.sub_runner(body.agent, _standard(body, run, workspace, self.prompt))
-        commands = list(furnish(prepared, workspace.paths, body.shape.skills))
+        furnishing = furnish(prepared, workspace.paths, body.shape.skills)
+        commands = [(furnishing, b"")] if furnishing else []
         commands += [(prepared.login, key.encode())] if prepared.login else []
         with open_logs(run.places.logs, STEP) as logs:
             for words, stdin in commands:
@@ -199,7 +200,8 @@ def _prompt(body: Body, run: Run) -> bytes:
     own = run.fill(body.prompt)
     values = run.values(prompt=own)
     system, user = (template.render(text, values) for text in (body.system, body.user))
-    return compose(system, run.context.decode(), user).encode()
+    attempt = continued(run.attempt, boundary=run.ports.random_hex(16)) if run.attempt is not None else ""
+    return compose(system, run.context.decode(), attempt, user).encode()
 
 
 def _keep_prompt(body: Body, run: Run, prompt: bytes) -> None:

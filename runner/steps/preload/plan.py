@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from runner.plan.model import Step
 from runner.spec.model import ClusterSpec, ContextFile, Facts, RunSpec
-from runner.spec.preload import FILES
+from runner.spec.preload import FILES, MAX_FILE
 from runner.steps._shape import Shape, mounts_of, shape_of
 from runner.steps.agent.plan import pinned
 from runner.triage.baseline import SECONDS
@@ -42,7 +42,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         return None
     shape = shape_of(spec, facts)
     found = facts.files.get(f"{spec.name}/incident", {})
-    files = tuple((part, found[name]) for part, name in FILES.items() if part in spec.preload and name in found)
+    small = {name: file for name, file in found.items() if file.size <= MAX_FILE}
+    files = tuple((part, small[name]) for part, name in FILES.items() if part in spec.preload and name in small)
     limit = spec.timeouts["preload"]
     body = Body(spec.preload, files, min(SECONDS, limit / 2), shape, spec.cluster, spec.namespace)
     return Step(

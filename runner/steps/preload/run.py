@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 import trio
 
 from runner import events as ev
-from runner.errors import BaselineFailed, ContextLarge, FewRights, PreloadMissing, WorkspaceLost
+from runner.errors import BaselineFailed, ContextLarge, FewRights, PreloadMissing, WorkspaceLost, shown
+from runner.ids import is_name
 from runner.model import Outcome, succeeded
 from runner.ports.cluster import ClusterSession
 from runner.ports.provider import Workspace
@@ -29,7 +30,6 @@ STEP = "preload"
 REPORT = "triage/baseline.txt"  # in the output directory: all that the script printed, as text
 
 _OBJECT = re.compile(r"[A-Za-z]+/[a-z0-9][-a-z0-9.]*")  # what the script takes for a resource
-_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _WRITE = ("sh", "-c", 'mkdir -p -- "${1%/*}" && cat > "$1"', "sh")
 _ERROR = 300  # characters of the last line of what a script complains about
 
@@ -52,7 +52,7 @@ async def perform(body: Body, run: Run) -> Outcome:
         found["permissions"] = await _stated(run, await _content(file))
     for part in body.parts:
         if part not in found and not (part == "baseline" and body.asks):
-            lacking = f"the incident has no `{FILES[part]}`" if part in FILES else "there is no cluster to take it of"
+            lacking = f"there is no `{FILES[part]}` to send" if part in FILES else "there is no cluster to take it of"
             await _warn(run, PreloadMissing.code, f"`{part}` is not in the prompt: {lacking}")
     return await _assemble(found, whole, run)
 
@@ -111,6 +111,9 @@ async def _baseline(body: Body, run: Run, workspace: Workspace) -> tuple[str, st
         f"{workspace.paths.skills}/{SKILL}/scripts/incident_triage.sh",
         *_options(body, run.plan.values.get("incident")),
     )
+    if body.namespace is not None and not is_name(body.namespace):
+        message = f"`{shown(body.namespace)}` is no namespace, so the triage script is not told one"
+        await _warn(run, BaselineFailed.code, message)
     output, error, end = await _printed(body, run, workspace, argv)
     text = cleaned(output)
     if not text and end is None:
@@ -154,7 +157,7 @@ async def _printed(body: Body, run: Run, workspace: Workspace, argv: tuple[str, 
 def _options(body: Body, incident: object) -> list[str]:
     """A little less time than the script has, and the namespace and resource when those are names."""
     options = [f"--timeout={max(int(body.baseline_seconds * 0.8), 1)}s"]
-    if body.namespace is not None and _NAMESPACE.fullmatch(body.namespace):
+    if body.namespace is not None and is_name(body.namespace):
         options.append(f"--namespace={body.namespace}")
     resource = incident.get("resource") if isinstance(incident, Mapping) else None
     if isinstance(resource, Mapping):

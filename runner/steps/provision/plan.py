@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from runner.model import DEFAULT_PROJECT, Feature, IsolationClass, Limits
 from runner.plan.model import Step
+from runner.spec.incident import incident_advice
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec, Warm
 from runner.steps._shape import agents_file
 
@@ -35,6 +36,7 @@ class Body:
     image: str | None
     warm: Warm
     skills: tuple[tuple[str, ContextFile], ...] = ()
+    advice: tuple[tuple[str, str], ...] = ()  # code and message: what is to be said of the incident
 
 
 def inputs(body: Body) -> dict[str, object]:
@@ -73,6 +75,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             facts.images.get(spec.name),
             spec.warm,
             tuple(sorted(facts.files.get(f"{spec.name}/skills", {}).items())),
+            tuple((one.code, one.message) for one in incident_advice(spec.name, facts)),
         ),
     )
 

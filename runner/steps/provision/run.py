@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from shlex import quote
 
 import trio
 
 from runner import events as ev
-from runner.errors import PlatformError, ProtectedIgnored, ProviderBusy, ProviderFailed, ProviderUnavailable
+from runner.beneath import open_beneath
+from runner.errors import PlatformError, ProtectedIgnored, ProviderBusy, ProviderFailed, ProviderUnavailable, shown
 from runner.model import Feature, Handle, Limits, Miss, Outcome, SlotKey, succeeded
 from runner.ports.provider import Probe, Provider, WorkspaceRequest
+from runner.spec.incident import left_out
+from runner.spec.model import ContextFile
 from runner.steps._agents_file import place_in_project, place_in_tree
 from runner.steps._run import Run, read_input, write_new
 from runner.steps.provision.plan import Body
 
 STEP = "provision"
+_CHUNK = 16 << 20  # bytes
 
 
 async def perform(body: Body, run: Run) -> Outcome:
@@ -49,7 +55,7 @@ async def next_fit(body: Body, run: Run) -> tuple[str, Provider, Probe] | None:
         if name in run.refused or name == run.chosen:
             continue
         provider = run.ports.provider(name)
-        ask = partial(_ask, body, provider)
+        ask = partial(_ask, body, run, provider)
         last = run.provider is None and name == body.providers[-1]  # without one, the run is over
         try:
             return name, provider, await (run.persist("asking the provider", ask) if last else ask())
@@ -58,10 +64,10 @@ async def next_fit(body: Body, run: Run) -> tuple[str, Provider, Probe] | None:
     return None
 
 
-async def _ask(body: Body, provider: Provider) -> Probe:
+async def _ask(body: Body, run: Run, provider: Provider) -> Probe:
     """Raises ``ProviderBusy`` when it is not available, though one of its chain was when the run was planned, and
     ``ProviderFailed`` when it is not what is asked for."""
-    probe = await provider.probe()
+    probe = run.ports.seen(provider.name) or await provider.probe()
     if not probe.available:
         raise ProviderBusy(probe.reason or "not available")
     probe = probe.among_others() if body.shared else probe
@@ -133,9 +139,11 @@ def enforceable(limits: Limits, probe: Probe) -> Limits:
 
 async def _fill(body: Body, run: Run) -> None:
     provider, handle = run.require()
-    await trio.to_thread.run_sync(_write_inputs, body, run, handle)
+    lost = await trio.to_thread.run_sync(_write_inputs, body, run, handle)
+    for code, message in (*body.advice, *((one.code, one.message) for one in map(left_out, lost))):
+        await run.emit(ev.Warned(code, message))
     if body.inputs_in_tree:
-        run.inputs = tuple(name for name, _ in body.incident)
+        run.inputs = tuple(name for name, file in body.incident if file.whole)
     if body.shared:
         await place_in_project(run, body.agents_file)
     else:
@@ -143,8 +151,13 @@ async def _fill(body: Body, run: Run) -> None:
     await provider.give(handle)
 
 
-def _write_inputs(body: Body, run: Run, handle: Handle) -> None:
+def _write_inputs(body: Body, run: Run, handle: Handle) -> list[str]:
+    """Put the inputs there; large files of the incident that could not be, with the reason."""
+    lost = []
     for name, wanted in body.incident:
+        if not wanted.whole:
+            lost += _copy(name, wanted, handle.private / "incident" / name)
+            continue
         content = read_input(wanted)
         write_new(handle.private / "incident" / name, content, 0o644)
         if body.inputs_in_tree:
@@ -159,6 +172,26 @@ def _write_inputs(body: Body, run: Run, handle: Handle) -> None:
     task = {"run": {"id": run.id, "name": run.plan.name}, **run.plan.values}
     task.pop("incident", None)
     write_new(handle.private / "runner" / "task.json", json.dumps(task, indent=2).encode(), 0o644)
+    return lost
+
+
+def _copy(name: str, wanted: ContextFile, to: Path) -> list[str]:
+    """Copy a file of the incident as it is by now, as much as was planned; it may be a log that others write."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    left = wanted.size
+    try:
+        with (
+            os.fdopen(open_beneath(wanted.path.parents[name.count("/")], name), "rb") as source,
+            os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "wb") as copy,
+        ):
+            os.fchmod(copy.fileno(), 0o644)
+            while left and (sent := os.sendfile(copy.fileno(), source.fileno(), None, min(left, _CHUNK))):
+                left -= sent
+                trio.from_thread.check_cancelled()
+    except OSError as error:
+        to.unlink(missing_ok=True)
+        return [f"`{shown(name)}` ({error.strerror})"]
+    return []
 
 
 def _player(files: Iterable[tuple[str, str, bool]]) -> bytes:

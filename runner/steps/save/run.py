@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import file_digest
 from pathlib import Path
@@ -12,7 +13,7 @@ from runner import events as ev
 from runner import trees
 from runner.errors import PlatformError
 from runner.model import Outcome, Reason, Receipt, failed, succeeded
-from runner.ports.git import Snapshot
+from runner.ports.git import Change, Snapshot
 from runner.steps._agents_file import changed
 from runner.steps._incident import LOGS, Delivery, keep_earlier
 from runner.steps._judge import commit_tree, scan_tree
@@ -34,8 +35,12 @@ async def perform(body: Body, run: Run) -> Outcome:
     if scan.truncated:
         text = "the scan was cut short, so nothing of this tree can be let out; it is kept as it is"
         return failed(Reason.POLICY, text, details=tuple(str(v) for v in scan.violations[:10]))
-    snapshot = run.snapshot or await _unpublished(body, run)
-    receipt = replace(await _receipt(run, snapshot), outputs=outputs)
+    if run.snapshot is None:
+        snapshot, changes = await _unpublished(body, run)
+    else:
+        snapshot = run.snapshot
+        changes = await run.ports.git.changes(run.places.repository, run.base, snapshot.commit)
+    receipt = replace(await _receipt(run, snapshot, changes), outputs=outputs)
     if run.unchecked:
         warnings += (f"nobody could look for secrets in what was saved: {', '.join(run.unchecked)}",)
     if receipt.patch is not None:
@@ -49,18 +54,17 @@ async def perform(body: Body, run: Run) -> Outcome:
     return succeeded(what, warnings=warnings)
 
 
-async def _unpublished(body: Body, run: Run) -> Snapshot:
+async def _unpublished(body: Body, run: Run) -> tuple[Snapshot, Sequence[Change]]:
     """A commit of the work that no snapshot step got to, or that policy kept from being published."""
     message = f"unpublished work of run {run.id}"
-    snapshot, _, violations = await commit_tree(run, STEP, body.policies, message)
+    snapshot, changes, violations = await commit_tree(run, STEP, body.policies, message)
     if violations:  # they are excluded from now on
-        snapshot, _, _ = await commit_tree(run, STEP, body.policies, message)
-    return snapshot
+        snapshot, changes, _ = await commit_tree(run, STEP, body.policies, message)
+    return snapshot, changes
 
 
-async def _receipt(run: Run, snapshot: Snapshot) -> Receipt:
+async def _receipt(run: Run, snapshot: Snapshot, changes: Sequence[Change]) -> Receipt:
     git, repository = run.ports.git, run.places.repository
-    changes = await git.changes(repository, run.base, snapshot.commit)
     withheld = bool(run.offending) or (run.snapshot is None and bool(run.unchecked))
     left_out = tuple(sorted(path.decode("utf-8", "backslashreplace") for path in run.offending))[:100]
     if not changes:
@@ -102,7 +106,7 @@ def _deliver_output(body: Body, run: Run) -> tuple[tuple[str, ...], tuple[str, .
     if delivery is not None and names:
         delivered = delivery.output
         if body.report:
-            skipped += keep_earlier(delivered, kept, body.report)
+            skipped += keep_earlier(delivered / body.report, kept / body.report)
         skipped += trees.copy_out(kept, delivered, to_people=True)
     warnings += tuple(f"output left behind: {what}" for what in map(run.ports.redact.text, skipped))
     return tuple(str(delivered / name) for name in names[:MAX_NAMED]), warnings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import re
 from collections.abc import Sequence
@@ -68,8 +69,7 @@ def check_report(wanted: ReportCheck, run: Run, results: Results, *, most: int =
         text = read_beneath(handle.private / "output", wanted.path, most).decode(errors="replace")
     except (OSError, RunnerError) as error:
         results.no_evidence = True
-        found = str(getattr(error, "strerror", None) or error)
-        results.add(CheckKind.REPORT, f"report {wanted.path}", False, found)
+        results.add(CheckKind.REPORT, f"report {wanted.path}", False, _unread(error))
         return
     size = len(text.encode())
     results.no_evidence |= size < wanted.min_bytes
@@ -78,6 +78,14 @@ def check_report(wanted: ReportCheck, run: Run, results: Results, *, most: int =
     headings = {found.strip().casefold() for found in re.findall(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", text, re.MULTILINE)}
     for section in wanted.sections:
         results.add(CheckKind.SECTION, f"report section `{section}`", section.casefold() in headings)
+
+
+def _unread(error: OSError | RunnerError) -> str:
+    """Why a report could not be read."""
+    if isinstance(error, RunnerError):
+        return error.message
+    words = {errno.ENOENT: "none was written", errno.ELOOP: "is a link", errno.EFBIG: f"too large, {error.strerror}"}
+    return words.get(error.errno or 0) or str(error.strerror)
 
 
 async def _check_tree(body: Body, run: Run, results: Results) -> None:

@@ -1,0 +1,26 @@
+"""What is to be said of an incident's directory: files that are large for a plan, and what no agent sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runner.errors import IncidentLarge, IncidentLeftOut, Place, RunnerError, shown
+from runner.spec.model import Facts
+
+_READ = "content counts up to 16 MiB a file and 256 MiB, 1,000 files and 100 entries at the top"
+_HINT = "the rest is there; put a copy in its place, or less, if it matters"
+
+
+def incident_advice(run: str, facts: Facts, at: Place | None = None) -> Iterator[RunnerError]:
+    """Warnings about a run's incident."""
+    large = [name for name, file in facts.files.get(f"{run}/incident", {}).items() if not file.whole]
+    if large:
+        more = f" and {len(large) - 1} more are" if len(large) > 1 else " is"
+        message = f"the incident's `{shown(large[0])}`{more} in /incident only, planned by size and time, not content"
+        yield IncidentLarge(message, at=at, hint=_READ)
+    if words := facts.left_out.get(run):
+        yield left_out(words, at)
+
+
+def left_out(words: str, at: Place | None = None) -> IncidentLeftOut:
+    return IncidentLeftOut(f"left out of the incident: {words}", at=at, hint=_HINT)
