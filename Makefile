@@ -31,7 +31,7 @@ test: venv
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not nightly' --check-scenarios
+	$(BIN)/pytest -n 3 --dist worksteal -m 'not nightly' --check-scenarios
 
 nightly: venv
 	$(BIN)/pytest -n 2 -m nightly
