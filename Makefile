@@ -34,6 +34,7 @@ test: venv
 	$(BIN)/pytest -n 3 --dist worksteal -m 'not nightly' --check-scenarios
 
 nightly: venv
+	$(BIN)/python -m tests.conformance.agent_image
 	$(BIN)/pytest -n 2 -m nightly
 
 bench: venv
