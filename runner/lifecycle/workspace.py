@@ -27,6 +27,19 @@ from runner.model import Limits
 from runner.model import WorkspaceStatus as S
 from runner.ports.store import WorkspaceRow
 
+WorkspaceEvent = (  # only these change a row
+    EffectIntended
+    | EffectDone
+    | EffectEnding
+    | EffectGone
+    | SlotClaimed
+    | WorkspaceRequested
+    | WorkspaceBecame
+    | WorkspaceUsed
+    | WorkspaceSaved
+    | BaseTaken
+)
+
 NEXT: Mapping[S, frozenset[S]] = {
     S.CREATING: frozenset({S.PROVISIONING, S.DESTROYING, S.ERROR}),
     S.PROVISIONING: frozenset({S.READY, S.DESTROYING, S.ERROR}),

@@ -11,8 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, closing, contextmanager
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
@@ -24,6 +26,7 @@ from runner.events import (
     EffectDone,
     EffectGone,
     EffectIntended,
+    Event,
     RunEnded,
     RunStarted,
     SnapshotPublished,
@@ -31,7 +34,7 @@ from runner.events import (
     Warned,
 )
 from runner.model import succeeded
-from runner.store.sqlite import SqliteStore, migrate, open_reader, open_store, scripts
+from runner.store.sqlite import _PROJECTED, SqliteStore, _project, migrate, open_reader, open_store, scripts
 
 STARTED = RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
 
@@ -411,3 +414,12 @@ if os.geteuid() == 0:  # not a skip: CI counts those
                 (disk / "ballast").unlink()
                 async with store_in(disk) as store:
                     assert [r.seq for r in await store.events("a")] in ([], [1])
+
+
+@pytest.mark.parametrize("kind", sorted(set(Event.__subclasses__()) - _PROJECTED, key=lambda kind: kind.__name__))
+def test_an_event_of_the_journal_alone_changes_no_other_table(kind: type[Event]) -> None:
+    event = object.__new__(kind)
+    for field in fields(kind):
+        object.__setattr__(event, field.name, "workspace")
+
+    _project(cast(sqlite3.Connection, None), "run", 1, event)
