@@ -24,6 +24,7 @@ from runner.steps.preload.plan import Body
 from runner.steps.provision.plan import Body as Provisioning
 from runner.triage.baseline import MAX_BYTES
 from runner.triage.budget import MOST
+from tests.conformance import dockerd
 from tests.engine.machine import Machine
 from tests.situations import Project
 
@@ -50,17 +51,29 @@ def machine(project: Project) -> Machine:
     }
     (project.folder / "kube.yaml").write_text(json.dumps(kubeconfig))
     (project.folder / "kube.yaml").chmod(0o600)
+    write(project)
+    return Machine(project)
+
+
+def write(project: Project, workspace: str = "", provider: str = "local") -> None:
     project.script(
         AGENT,
         agent="skills: [k8s-troubleshooter]\ntimeouts: {preload: 40s}\nprompt: {system: system}",
-        workspace="repo_source: {type: none}",
+        workspace=f"repo_source: {{type: none}}\n{workspace}",
+        provider=provider,
         run="""
             incident: {directory: incident, kubeconfig: kube.yaml}
             context: {preload: [baseline, incident]}
             prompt: user
         """,
     )
-    return Machine(project)
+
+
+@pytest.fixture
+def in_docker(machine: Machine) -> Machine:
+    machine.settings = replace(machine.settings, docker_host=dockerd.host())
+    write(machine.project, f"base_image: {dockerd.IMAGE}\ntoolchains: [/usr, /etc/alternatives]", "docker")
+    return machine
 
 
 def with_script(machine: Machine, script: str, *, seconds: float = 20.0) -> Callable[[RunPlan], RunPlan]:
@@ -173,6 +186,22 @@ async def test_a_script_that_sleeps_for_ever_and_forks_is_ended_with_its_whole_t
     assert "was stopped after 1s" in record.warnings[0][1]
     assert "this is what it had printed]\nbegun\n" in output(machine, record, "stdin")
     assert "1111" not in output(machine, record, "processes")
+
+
+@pytest.mark.scenario("TRI-32", only="docker")
+@pytest.mark.parametrize(
+    ("script", "words"), [("echo seen; exit 3", "exited 3"), ("echo seen; setsid sleep 1111", "was stopped after 2s")]
+)
+async def test_in_a_container_a_script_that_fails_or_hangs_is_a_warning_too(
+    in_docker: Machine, script: str, words: str
+) -> None:
+    record = await in_docker.run(alter=with_script(in_docker, script, seconds=2.0))
+
+    assert (record.exit_code, record.provider) == (0, "docker"), record.outcome
+    assert [code for code, _ in record.warnings] == ["triage.baseline"]
+    assert words in record.warnings[0][1]
+    assert "this is what it had printed]\nseen\n" in output(in_docker, record, "stdin")
+    assert "1111" not in output(in_docker, record, "processes")
 
 
 def memory(field: str) -> int:
