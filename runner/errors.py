@@ -673,6 +673,10 @@ class BadDirectory(InputError):
     code = "workspace.directory"
 
 
+class KilledForMemory(Advice):
+    code = "workspace.out-of-memory"
+
+
 class UnsavedWork(InputError):
     code = "workspace.unsaved"
 

@@ -37,7 +37,24 @@ def parse_size(text: str) -> int:
     found = _SIZE.fullmatch(text.upper().replace("IB", "B"))
     if not found or int(found[1]) == 0:
         raise ValueError("a size such as 512M or 4G")
-    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[found[2]]
+    size = int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[found[2]]
+    if size >= 1 << 63:
+        raise ValueError("a size below 8 million T")
+    return size
+
+
+def parse_memory(text: str) -> int:
+    """Bytes that a sandbox may be limited to. Raises ``ValueError``."""
+    if parse_size(text) < 16 << 20:  # less than the programs that make a sandbox need
+        raise ValueError("a size of at least 16M such as 512M or 4G")
+    return parse_size(text)
+
+
+def parse_disk(text: str) -> int:
+    """Bytes that a workspace's disk may have. Raises ``ValueError``."""
+    if not 8 << 20 <= parse_size(text) <= 2 << 40:  # of a smaller one too much is the file system's own
+        raise ValueError("a size from 8M to 2T such as 512M or 10G")
+    return parse_size(text)
 
 
 def parse_cpus(text: str) -> float:
@@ -46,6 +63,8 @@ def parse_cpus(text: str) -> float:
     cpus = float(found[1]) / (1000 if found[2] else 1) if found else 0.0
     if not cpus:
         raise ValueError("a number of processors such as 2 or 500m")
+    if cpus < 0.01:  # the least that the kernel can be told
+        raise ValueError("a number of processors from 10m on such as 2 or 500m")
     return cpus
 
 
@@ -119,8 +138,8 @@ class Settings:
         return cls(
             home=read("RUNNER_HOME", _home, Path(_state_home(env)).absolute()),
             default_cpus=read("WORKSPACE_DEFAULT_CPU", parse_cpus, 2.0),
-            default_memory=read("WORKSPACE_DEFAULT_MEMORY", parse_size, 4 << 30),
-            default_disk=read("WORKSPACE_DEFAULT_DISK", parse_size, 10 << 30),
+            default_memory=read("WORKSPACE_DEFAULT_MEMORY", parse_memory, 4 << 30),
+            default_disk=read("WORKSPACE_DEFAULT_DISK", parse_disk, 10 << 30),
             max_workspaces=read("WORKSPACE_MAX", _positive, 10),
             warm_pool_size=read("WARM_POOL_SIZE", _pool_size, 0),
             providers=read("WORKSPACE_PROVIDERS", _words, None),
@@ -144,10 +163,9 @@ class Settings:
     def model_url(self, api: str) -> str:
         """Where an API is. Raises ``UsageError`` for what is no such URL, which stops only who needs it."""
         url = self.model_urls[api]
-        try:
-            _judge_model_url(url)
-        except ValueError as error:
-            raise UsageError(f"`{_url_name(api)}` is `{_without_secrets(url)}`", hint=f"it takes {error}") from None
+        if not _is_model_url(url):
+            hint = "it takes an https URL without user and query, or an http one of this host"
+            raise UsageError(f"`{_url_name(api)}` is `{_without_secrets(url)}`", hint=hint)
         return url
 
     def own_model_url(self, api: str) -> str | None:
@@ -228,14 +246,27 @@ def _without_secrets(url: str) -> str:
     return re.sub(r"[?#].*", lambda found: f"{found[0][0]}...", shown, flags=re.DOTALL)
 
 
-def _judge_model_url(text: str) -> None:
+def _is_model_url(text: str) -> bool:
     from urllib.parse import urlsplit
 
+    if not is_url(text, "http", "https"):
+        return False
     parts = urlsplit(text)
-    _ = parts.port  # raises ValueError
-    known = parts.hostname in ("127.0.0.1", "::1", "localhost") if parts.scheme == "http" else parts.scheme == "https"
-    if not known or not parts.hostname or parts.username or parts.query or parts.fragment:
-        raise ValueError("an https URL without user and query, or an http one of this host")
+    here = parts.hostname in ("127.0.0.1", "::1", "localhost")
+    return (parts.scheme == "https" or here) and not (parts.username or parts.query or parts.fragment)
+
+
+def is_url(text: str, *schemes: str) -> bool:
+    """Whether a text is a URL of one of the schemes, with a host, that can be dialled as it is written."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # raises ValueError
+    except ValueError:
+        return False
+    fit = text.isascii() and text.isprintable() and " " not in text
+    return fit and parts.scheme in schemes and bool(parts.hostname)
 
 
 def _positive(text: str) -> int:

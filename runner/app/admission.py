@@ -83,7 +83,7 @@ async def choose_provider(premises: Premises, name: str | None, image: str | Non
             return Chosen(provider, probe, id)
         refused.append(f"`{each}`: {why}")
         hints += [probe.hint] if probe.hint else []
-    hint = hints[0] if hints else "see `runner doctor`"
+    hint = hints[0] if hints else "--provider names another; see `runner doctor`"
     raise ProviderUnavailable(f"no provider could make the workspace: {'; '.join(refused)}", hint=hint)
 
 

@@ -1,42 +1,51 @@
-"""What differs between a plan and an earlier one: a saved plan, or the last run of each name."""
+"""What differs between a plan and an earlier one: a saved plan, or the last run of each name from these manifests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from runner.app.history import list_runs
+from runner.app.planning import Planned
 from runner.app.saved import read_document
 from runner.errors import BadPlanFile
 from runner.plan.diff import Change, diff
-from runner.plan.model import Plan, run_document
+from runner.plan.model import run_document
 from runner.report.plan import Compared
 from runner.settings import Settings
 
 
-async def compare(plan: Plan, settings: Settings, against: Path | None) -> Sequence[Compared]:
+async def compare(planned: Planned, settings: Settings, against: Path | None) -> Sequence[Compared]:
     """The changes since the plan in ``against``, or else since the last run of each of the plan's runs.
 
-    A run that has never been carried out is one change. Raises ``BadPlanFile`` for ``against``.
+    Runs of another folder's manifests do not count, for every repository may have a run of that name. A run that
+    has never been carried out is one change. Raises ``BadPlanFile`` for ``against``.
     """
+    plan, manifests = planned.plan, planned.path.resolve()
     if against is not None:
         return [Compared(str(against), tuple(diff(read_document(against), plan.document())))]
-    last: dict[str, str] = {}
+    runs: dict[str, list[str]] = {}
     for row in await list_runs(settings):
-        last.setdefault(row.name, row.id)
+        runs.setdefault(row.name, []).append(row.id)
     compared = []
     for run in plan.runs:
-        if run.name in last:
-            old = _last(settings, last[run.name])
-            compared.append(Compared(f"run {last[run.name]}", tuple(diff(old, {"runs": [run_document(run)]}))))
+        last = next(_plans(settings, runs.get(run.name, ()), manifests), None)
+        if last is not None:
+            id, old = last
+            compared.append(Compared(f"run {id}", tuple(diff(old, {"runs": [run_document(run)]}))))
         else:
             compared.append(Compared(None, (Change("+", run.name, None, None, run.origin),)))
     return compared
 
 
-def _last(settings: Settings, run: str) -> dict[str, object]:
-    """The plan of a run; one whose directory is gone or of another format had nothing."""
-    try:
-        return read_document(settings.home / "runs" / run / "plan.json")
-    except BadPlanFile:
-        return {"runs": []}
+def _plans(settings: Settings, runs: Iterable[str], manifests: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The plans of those runs that were made from these manifests: of the same file or folder, or one in the other."""
+    for id in runs:
+        try:
+            document = read_document(settings.home / "runs" / id / "plan.json")
+            made_from = Path(document["basis"]["manifests"])
+        except (BadPlanFile, KeyError, TypeError):
+            continue  # gone, or of another version
+        if made_from.is_relative_to(manifests) or manifests.is_relative_to(made_from):
+            yield id, document

@@ -78,8 +78,11 @@ def _copy_log(log: Path, to: Path) -> list[str]:
         content = read_file(log, MAX_LOG, os.O_NOFOLLOW)
         to.parent.mkdir(parents=True, exist_ok=True)
         behind = keep_earlier(to, log)
-        half.write_bytes(content)
-        half.replace(to)
+        try:
+            half.write_bytes(content)
+            half.replace(to)
+        finally:
+            half.unlink(missing_ok=True)
     except OSError as error:
         return [f"{to}: {error.strerror}"]
     return behind

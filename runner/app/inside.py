@@ -14,7 +14,7 @@ from runner.app.apply import FATAL
 from runner.app.leases import COMMAND
 from runner.app.tenancy import Premises, occupy, require_tree
 from runner.app.workspaces import own_workspace, require_ready, use_of, validate
-from runner.errors import ProviderFailed, WorkspaceLost
+from runner.errors import KilledForMemory, ProviderFailed, WorkspaceLost
 from runner.model import Exit
 from runner.policy.protected import unite
 from runner.ports.provider import Opening, Process, Reader, Workspace, Writer
@@ -49,6 +49,9 @@ async def execute(premises: Premises, text: str, argv: Sequence[str], streams: t
         opening = Opening(protected=await _protected(premises, row))
         ended = await _Command(streams).run(partial(provider.open, handle, opening), argv)
         await tenancy.write(use_of(premises.settings))
+    if ended is not None and ended.oom:
+        advice = "the command was killed: out of memory"
+        premises.advise(KilledForMemory(advice, hint=f"`runner workspace show {row.id}` shows the limit"))
     return CANCELLED if ended is None else _code(ended)
 
 

@@ -85,8 +85,10 @@ def _key(name: str, agent: ModelAgent, settings: Settings) -> AgentKey:
     try:
         usable(key)
         settings.model_url(agent.api.value)
-    except (KeyMissing, UsageError) as error:
+    except KeyMissing as error:
         return AgentKey(name, agent.api, model, None, error.message)
+    except UsageError as error:
+        return AgentKey(name, agent.api, model, None, f"{error.message}; {error.hint}")
     return AgentKey(name, agent.api, model, key.variable, None)
 
 

@@ -175,7 +175,8 @@ async def _told(past: Past, resuming: Resuming, settings: Settings) -> Resuming:
     if "incident" not in resuming.plan.values or (attempt := await attempt_of(past, settings)) is None:
         return resuming
     draft = "its draft, " if attempt.draft else ""
-    note = f"the agent is told of run {attempt.run}: {draft}{len(attempt.commands)} commands and its last words"
+    ran = f"{len(attempt.commands)} command{'s' * (len(attempt.commands) != 1)}"
+    note = f"the agent is told of run {attempt.run}: {draft}{ran} and its last words"
     resumption = replace(resuming.resumption, attempt=attempt)
     return replace(resuming, notes=(*resuming.notes, note), resumption=resumption)
 

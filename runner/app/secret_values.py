@@ -6,14 +6,17 @@ A value goes from here into the redactor, and into the processes of the steps th
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import stat
 import subprocess  # noqa: TID251  # PIPE and DEVNULL only; trio spawns
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import trio
 
 from runner.errors import Rejected, RunnerError, SecretExposed, SecretMissing, UnfitSecret
+from runner.nurseries import open_services
 from runner.plan.model import RunPlan
 from runner.redact import Redactor, Secret
 from runner.settings import Settings
@@ -72,7 +75,8 @@ async def values_of(
 
 
 async def _value(spec: SecretSpec, settings: Settings, redactor: Redactor) -> Secret:
-    value = await _read(spec, settings)
+    async with _stoppable():
+        value = await _read(spec, settings)
     if len(value) > MOST:
         raise SecretMissing(f"secret `{spec.name}` has more than {MOST >> 10} KiB")
     if not value.strip():
@@ -81,6 +85,22 @@ async def _value(spec: SecretSpec, settings: Settings, redactor: Redactor) -> Se
         raise UnfitSecret(f"secret `{spec.name}` holds a NUL, which no variable can", hint="write as: file")
     redactor.register(spec.name, value)
     return Secret(spec.name, value)
+
+
+@asynccontextmanager
+async def _stoppable() -> AsyncIterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does: no command of a secret lives on without its runner."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as received, trio.CancelScope() as scope:
+        async with open_services() as services:
+
+            async def stop() -> None:
+                async for _ in received:
+                    scope.cancel()
+
+            services.start_soon(stop)
+            yield
+    if scope.cancelled_caught:
+        raise KeyboardInterrupt
 
 
 async def _read(spec: SecretSpec, settings: Settings) -> bytes:
@@ -110,7 +130,7 @@ def _file(spec: SecretSpec, path: str) -> bytes:
             raise SecretMissing(f"secret `{spec.name}` is missing: `{path}` is not a regular file")
         if mode & 0o066:
             message = f"secret `{spec.name}` is in a file that others can read or change: `{path}`"
-            raise SecretExposed(message, hint=f"chmod 600 {path}")
+            raise SecretExposed(message, hint=f"chmod 600 {shlex.quote(path)}")
         return os.read(descriptor, MOST + 1)
     finally:
         os.close(descriptor)
@@ -131,7 +151,7 @@ async def _printed(spec: SecretSpec, argv: Sequence[str], settings: Settings) ->
     except OSError as error:
         raise SecretMissing(f"{failure} cannot be started: {error.strerror}") from None
     assert process.stdout is not None
-    value = bytearray()
+    value, ended = bytearray(), False
     try:
         with trio.move_on_after(SECONDS) as patience:
             async with process.stdout:
@@ -139,8 +159,9 @@ async def _printed(spec: SecretSpec, argv: Sequence[str], settings: Settings) ->
                     value += chunk
             if len(value) <= MOST:
                 await process.wait()
+                ended = True
     finally:
-        if process.returncode is None:
+        if not ended:  # its pid is its own until it is waited for, even if only what it has started lives
             os.killpg(process.pid, signal.SIGKILL)
         with trio.CancelScope(shield=True):
             await process.wait()

@@ -30,6 +30,7 @@ from runner.errors import (
     ProviderUnavailable,
     Rejected,
     RunnerError,
+    StoreFailed,
     UnknownContext,
     UsageError,
     nearest,
@@ -38,9 +39,9 @@ from runner.errors import (
 from runner.manifest.emit import Value, emit
 from runner.ports.agent import ModelAgent
 from runner.ports.provider import PATH
-from runner.settings import Settings, parse_duration
+from runner.settings import Settings, parse_duration, parse_size
 from runner.spec.template import is_template
-from runner.triage._json import read_object
+from runner.triage._json import read_object, written
 from runner.triage.alert import Made, incident_of, incident_of_words, misnamed, same_incident
 
 NAME = "triage"
@@ -172,6 +173,7 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
         datetime.fromtimestamp(now / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         asked.get("context", ""),
     )
+    _check_input(asked)
     prompt = _prompt(asked, read)
     about = _about(asked, made, read)
     _check_names("--namespace", {"namespace": asked.get("namespace")})
@@ -180,7 +182,7 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
         directory,
         _agent(asked.get("agent", Triage.agent)),
         prompt=prompt,
-        system=_system(asked, env, said),
+        system=_system(asked, env, said, read),
         seconds=_seconds(asked.get("timeout", SECONDS), said),
         memory=asked.get("memory"),
         cpus=asked.get("cpus"),
@@ -277,16 +279,22 @@ def manifest_of(triage: Triage) -> str:
 
 
 def keep_manifest(text: str, settings: Settings) -> Path:
-    """The file that has the text, below ``RUNNER_HOME``: equal texts are one file, so a run can be resumed from it."""
+    """The file that has the text, below ``RUNNER_HOME``: equal texts are one file, so a run can be resumed from it.
+
+    Raises ``StoreFailed``.
+    """
     folder = settings.home / NAME
     path = folder / f"{sha256(text.encode()).hexdigest()[:16]}.runner.yaml"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if path.exists():
-        os.utime(path)  # it is as young as its latest use
-    else:
-        half = path.with_name(f".{path.name}.{os.getpid()}")
-        half.write_text(text, encoding="utf-8")
-        half.replace(path)
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.exists():
+            os.utime(path)  # it is as young as its latest use
+        else:
+            half.write_text(text, encoding="utf-8")
+            half.replace(path)
+    except OSError as error:
+        raise StoreFailed(f"`{folder}` can not be written: {error.strerror}", hint="set RUNNER_HOME") from error
     return path
 
 
@@ -302,7 +310,7 @@ def written_incident(triage: Triage) -> Iterator[bool]:
         yield False
         return
     made = [folder for folder in (output, triage.directory) if not folder.exists()]
-    text = json.dumps(triage.about, indent=2, ensure_ascii=False) + "\n"
+    text = written(triage.about) + "\n"
     half = known.with_name(f".incident.json.{os.getpid()}")
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -389,17 +397,25 @@ def program_of(triage: Triage) -> Path | None:
     return next((Path(at) for folder in folders if os.access(at := f"{folder}/{agent.program}", os.X_OK)), None)
 
 
-def flags_of(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """The words that name place, limits and cluster, as they were given, for another run of the same."""
-    words: list[str] = []
-    for option in (
-        "provider", "image", "toolchains", "memory", "cpus", "timeout", "kubeconfig", "context", "namespace",
-        "output_dir",
-    ):  # fmt: skip
-        value = given.get(option)
-        for one in value if isinstance(value, list) else [value] if value is not None else []:
-            words += [_FLAGS.get(option, f"--{option.replace('_', '-')}"), str(one)]
-    return tuple(words)
+def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
+    """The words with which a triage has the place, limits and cluster of a run's plan, in its JSON form."""
+    agent = next((step["body"] for step in run.get("steps", ()) if step["kind"] == "agent"), None)
+    if agent is None:
+        return ()
+    limits, cluster, usual = run["limits"], agent["cluster"] or {}, Triage(NOWHERE)
+    kubeconfig = cluster.get("kubeconfig")
+    words = [
+        ("--provider", run["providers"][0], usual.providers[0]),
+        ("--image", run["base_image"], usual.image),
+        *(("--toolchain", folder, None) for folder in agent["shape"]["toolchains"]),
+        ("--memory", f"{limits['memory_bytes'] >> 20}M", f"{parse_size(MEMORY) >> 20}M"),
+        ("--cpus", f"{limits['cpus']:g}", f"{settings.default_cpus:g}"),
+        ("--timeout", f"{run['deadline_seconds']:g}", SECONDS),
+        ("--kubeconfig", kubeconfig if kubeconfig != _kubeconfig(None, settings) else None, None),
+        ("--context", cluster.get("context"), None),
+        ("--namespace", cluster.get("namespace"), None),
+    ]
+    return tuple(word for flag, value, default in words if value not in (None, default) for word in (flag, value))
 
 
 # --- what is asked for ---
@@ -469,6 +485,11 @@ def _check_directory(triage: Triage, wrote: str, *, must_be: bool) -> None:
         )
     if not directory.parent.is_dir():
         raise NoIncident(f"`{shown(str(directory.parent))}` is not a directory", hint="make it first")
+    for place in (directory, directory / "output"):
+        own = place.is_dir() and not place.is_symlink()
+        if os.path.lexists(place) and not (own and os.access(place, os.W_OK | os.X_OK)):
+            message = f"`{shown(str(place), 400)}` is no directory that you can write"
+            raise NoIncident(message, hint="report and log go to `output` in -w, through no link")
     there = _known(directory)
     if not there:
         return
@@ -535,7 +556,7 @@ def _read_text(name: str, read: Callable[[], bytes], option: str) -> str:
         raw = read() if name == "-" else read_file(Path(name), MAX_TEXT)
         text = raw.decode()
     except OSError as error:
-        raise UsageError(f"{what} can not be read: {error.strerror}") from None
+        raise UsageError(f"{what} can not be read: {error.strerror}", hint="`-` reads standard input") from None
     except UnicodeDecodeError:
         raise UsageError(f"{what} is not UTF-8") from None
     if len(raw) > MAX_TEXT or "\0" in text:
@@ -565,16 +586,24 @@ def _prompt(asked: Mapping[str, Any], read: Callable[[], bytes]) -> str:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise UsageError("the prompt is not UTF-8")
         return text or PROMPT
-    if asked.get("alert") == "-":
-        raise UsageError("both the prompt and the alert would be standard input")
     return _read_text("-", read, "the prompt") or PROMPT
 
 
-def _system(asked: Mapping[str, Any], env: Mapping[str, str], said: Mapping[str, str]) -> str:
+def _check_input(asked: Mapping[str, Any]) -> None:
+    """Standard input can be one thing only. Raises ``UsageError``."""
+    told = {"the prompt": asked.get("prompt") == ["-"], "the alert": asked.get("alert") == "-"}
+    told["the system prompt"] = asked.get("system_prompt") == "-"
+    if len(both := [what for what, is_input in told.items() if is_input]) > 1:
+        raise UsageError(f"both {both[0]} and {both[1]} would be standard input")
+
+
+def _system(
+    asked: Mapping[str, Any], env: Mapping[str, str], said: Mapping[str, str], read: Callable[[], bytes]
+) -> str:
     file = asked.get("system_prompt")
     if file is None:
         return env.get("SYSTEM_PROMPT") or SYSTEM
-    return _read_text(str(file), lambda: b"", said["system_prompt"])
+    return _read_text(str(file), read, said["system_prompt"])
 
 
 def _tools(given: Mapping[str, Any], asked: Mapping[str, Any], agent: str) -> tuple[str, ...] | None:
@@ -608,6 +637,8 @@ def _turns(text: object, said: Mapping[str, str]) -> int | None:
 def _file_name(text: str | None, said: Mapping[str, str]) -> str | None:
     if text is not None and (text in (".", "..") or "/" in text or not text.isprintable()):
         raise UsageError(f"`{said['output_file']}` is `{shown(text)}`", hint="a file's name; --output-dir says where")
+    if text == REPORT:
+        raise UsageError(f"`{said['output_file']}` is `{REPORT}`, the report's own name", hint="name another")
     return text
 
 

@@ -9,17 +9,24 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import runner.cli.verbs
 from runner import __version__, plugins
-from runner.cli.output import Output, standard
+from runner.cli.output import Output, standard, to_nowhere
 from runner.errors import Rejected, RunnerError, UsageError, nearest
 
 BUG = 70
 
 
 class _Parser(ArgumentParser):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """The parser of a verb complains itself, so that the hint leads to the verb's help."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"see `{self.prog} --help`")
 
@@ -65,8 +72,7 @@ def main(arguments: Sequence[str], out: Output) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has gone; what is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        to_nowhere(sys.stdout)
         return 1
     except Exception:  # noqa: BLE001  # the top: anything else is our bug, said as such
         _report_bug(out)

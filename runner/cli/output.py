@@ -6,16 +6,16 @@ import json
 import os
 import select
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
 
+from runner.errors import HostRefused, RunnerError
 from runner.settings import Manners, manners
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
-
-    from runner.errors import RunnerError
 
 
 class Output:
@@ -43,7 +43,7 @@ class Output:
         self.stdout, self.stderr = _lasting(self.stdout), _lasting(self.stderr)
 
     def line(self, text: str = "") -> None:
-        print(self._harmless(self.clean(text)), file=self.stdout, flush=True)
+        self._tell(self._harmless(self.clean(text)))
 
     def json(self, value: object, *, indent: int | None = 2) -> None:
         """A terminal gets no character to obey, a program one value: on one line without ``indent``."""
@@ -52,7 +52,7 @@ class Output:
             from runner.report.github import quoted
 
             text = quoted(text)
-        print(text, file=self.stdout, flush=True)
+        self._tell(text)
 
     def commands(self, commands: Iterable[str], *, aside: bool = False) -> None:
         """Workflow commands; ``aside`` on standard error, where GitHub reads them as well."""
@@ -66,6 +66,31 @@ class Output:
 
             self.complain(render(findings, colour=self.stderr.isatty() and self.manners.colour))
 
+    def raw(self, content: bytes) -> None:
+        """Bytes as they are, for a file or a pipe."""
+        with self._writing():
+            self.stdout.flush()
+            self.stdout.buffer.write(content)
+            self.stdout.buffer.flush()
+
+    def verbatim(self, text: str) -> None:
+        """Text with line breaks of its own, from which nothing needs to be taken out."""
+        self._tell(text, end="")
+
+    def _tell(self, text: str, *, end: str = "\n") -> None:
+        with self._writing():
+            print(text, end=end, file=self.stdout, flush=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise  # the reader has gone, and knows it
+        except OSError as error:
+            to_nowhere(self.stdout)
+            raise HostRefused(f"standard output cannot be written: {error.strerror}") from error
+
     def complain(self, text: str) -> None:
         print(self._harmless(self.clean(text)), file=self.stderr, flush=True)
 
@@ -77,6 +102,13 @@ class Output:
         return "\n".join(map(harmless, text.split("\n")))
 
 
+def to_nowhere(stream: TextIO | FileIO) -> None:
+    """What is still buffered must not raise again at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
 class _Lasting(FileIO):
     """The end of a stream: one that can not be written is left for nowhere, and one that is full is waited for."""
 
@@ -85,9 +117,7 @@ class _Lasting(FileIO):
             while (written := super().write(content)) is None:
                 select.select([], [self], [])
         except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
+            to_nowhere(self)
             return memoryview(content).nbytes
         return written
 
@@ -109,7 +139,7 @@ def standard() -> Output:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    return Output(sys.stdout, sys.stderr, manners())
+    return Output(sys.stdout, _lasting(sys.stderr), manners())
 
 
 def _nowhere() -> TextIO:

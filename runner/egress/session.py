@@ -29,7 +29,7 @@ MOST_FREE = 1000  # requests without tokens that are told of: an agent could mak
 _MAX_ERROR = 64 << 10  # bytes of an error's body that are read, and searched for the key
 _ASKED = frozenset({b"accept", b"content-type", b"user-agent"})
 _QUERY = frozenset({"alt", "beta", "limit", "after", "after_id", "before_id", "pageSize", "pageToken"})
-_ANSWERED = frozenset({b"content-type", b"content-encoding", b"retry-after", b"retry-after-ms", b"x-should-retry"})
+_ANSWERED = frozenset({b"content-type", b"retry-after", b"retry-after-ms", b"x-should-retry"})
 _BEFORE, _SHOULD = b"retry-after", b"x-should-retry"
 _TELLING = (b"anthropic-ratelimit-", b"x-ratelimit-", b"request-id", b"x-request-id")
 _FINAL = 403  # and 400 end every CLI at once; after 401, 429 and 5xx some try again for minutes
@@ -279,24 +279,32 @@ class GrantedSession:
 
     async def _pass(self, answer: Answer, reply: Reply, note: _Note) -> None:
         headers = [(name, value) for name, value in answer.headers if name in _ANSWERED or name.startswith(_TELLING)]
-        if answer.status >= 400:
-            await self._pass_error(answer, headers, reply, note)
+        coded = any(name == b"content-encoding" and value.lower() != b"identity" for name, value in answer.headers)
+        if answer.status >= 300:  # a redirection, too: nobody follows it with a key
+            await self._pass_error(answer, headers, reply, note, legible=not coded)
             return
         kinds = [value for name, value in headers if name == b"content-type"]
         note.meter = Meter(self._api, stream=any(kind.startswith(b"text/event-stream") for kind in kinds))
+        if coded:  # nothing in it could be counted
+            note.fault = Reason.GATEWAY, "the provider answers in an encoding that it was not asked for"
+            raise Refused(Refusal.GATEWAY, note.fault[1])
         await reply.start(answer.status, headers)
         async for chunk in answer.body:
             note.meter.feed(chunk)
             await reply.send(chunk)
 
-    async def _pass_error(self, answer: Answer, headers: Headers, reply: Reply, note: _Note) -> None:
+    async def _pass_error(self, answer: Answer, headers: Headers, reply: Reply, note: _Note, *, legible: bool) -> None:
         text = b""
         async for chunk in answer.body:
             text = (text + chunk)[:_MAX_ERROR]
+            if len(text) == _MAX_ERROR:
+                break
+        if not legible:
+            text = b""
         if self._key:
             text = text.replace(self._key.encode(), b"[redacted]")
         status = answer.status
-        if reason := self._api.reason(status, text):
+        if reason := Reason.GATEWAY if status < 400 else self._api.reason(status, text):
             note.fault = reason, f"the provider {_WORDS[reason]}: it answered {status}, {_message(text)}"
             if note.answers:  # in our own words: some CLIs go by the status that the body names
                 told = [pair for pair in headers if pair[0].startswith(_TELLING)]
@@ -373,7 +381,8 @@ def _message(text: bytes) -> str:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
-    return printable(str(inner(found, "error").get("message") or text.decode(errors="replace")))
+    said = str(inner(found, "error").get("message") or text.decode(errors="replace"))
+    return printable(said) or "without a word"
 
 
 def _passed(headers: Headers, own: frozenset[bytes]) -> Headers:

@@ -14,6 +14,7 @@ import httpcore2
 
 from runner.egress.http import Headers
 from runner.errors import UsageError
+from runner.settings import is_url
 
 CONNECT_SECONDS = 30.0
 READ_SECONDS = 600.0  # a model may think that long before its next byte
@@ -132,6 +133,8 @@ async def _body(response: httpcore2.Response) -> AsyncGenerator[bytes]:
 
 def _words(error: BaseException) -> str:
     """The first of an error and its causes that says something; the library keeps a cause as an argument."""
+    if isinstance(error, httpcore2.ProxyError):
+        return f"the proxy answered {error}"
     if str(error):
         return str(error) + (f": {why}" if (why := _refusal(error)) else "")
     cause = _cause(error)
@@ -190,8 +193,10 @@ def _proxy(base: str, reach: Mapping[str, str]) -> httpcore2.Proxy | None:
         return None
     if _in_network(parts.hostname or "", bypassed["no"]):
         return None
-    proxy = urlsplit(reach[name] if "://" in reach[name] else f"http://{reach[name]}")
-    if proxy.scheme not in ("http", "https") or not proxy.hostname:
+    text = reach[name] if "://" in reach[name] else f"http://{reach[name]}"
+    if not is_url(text, "http", "https"):
         raise UsageError(f"`{name}` is no proxy that models can be reached by", hint="it takes http://HOST:PORT")
+    proxy = urlsplit(text)
     auth = (unquote(proxy.username), unquote(proxy.password or "")) if proxy.username else None
-    return httpcore2.Proxy(f"{proxy.scheme}://{proxy.hostname}:{proxy.port or 80}", auth=auth)
+    place = proxy.netloc.rpartition("@")[2]
+    return httpcore2.Proxy(f"{proxy.scheme}://{place}", auth=auth)

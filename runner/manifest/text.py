@@ -307,6 +307,8 @@ def _syntax(source: Source, error: MarkedYAMLError) -> RunnerError:
         return BadEncoding("the escape does not stand for a character", at=at, hint="write the character itself")
     if problem == "second occurrence":
         return BadSyntax("the anchor is defined twice", at=at, hint="rename one of the two", also=also)
+    if at.text[at.column - 1 : at.column] == "\t" and "cannot start" in problem:
+        problem = "found a tab character that violates indentation"
     message = f"this is not YAML: {problem} {error.context or ''}".rstrip()
     return BadSyntax(message, at=at, hint=_SYNTAX_HINTS.get(problem), also=also)
 

@@ -82,8 +82,8 @@ class RunPlan:
     """One run. ``notes`` are defaults that the chosen providers cannot enforce, in words for a person;
     ``values`` is what templates may name besides ``run``. ``needs`` are names of runs that come first,
     ``group`` is shared by the members of a matrix, of which ``max_parallel`` run at once; ``outputs`` maps
-    names to files in the run's output directory. ``origins`` maps features and ``timeouts.STEP`` to the
-    manifest lines that decided them. ``image`` is the id of what ``base_image`` means."""
+    names to files in the run's output directory. ``origins`` maps features, ``policy NAME`` and ``timeouts.STEP``
+    to the manifest lines that decided them. ``image`` is the id of what ``base_image`` means."""
 
     name: str
     group: str

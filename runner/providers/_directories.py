@@ -199,11 +199,12 @@ class Directories:
     def _lent(self, tree: Path, directory: int, uid: int) -> int:
         """Commands can leave programs of root there with the set-id bit, so no other user may get at them."""
         why = why_not_lent(directory, uid) if self._lends else f"{self._provider} cannot map owners"
+        hint = "take a directory of an ordinary user"
         if why is None and not any(parent.stat().st_mode & 0o011 == 0 for parent in tree.parents):
             why = f"other users can enter `{tree.parent}`, and would find programs there that run as root"
+            hint += ", or one below a directory that only root can enter"
         if why is not None:
             text = f"`{tree}` belongs to root, as whom no command runs, and cannot be lent to another user: {why}"
-            hint = "take a directory of an ordinary user, or one below a directory that only root can enter"
             raise ProviderFailed(text, hint=hint)
         return uid
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from runner.errors import ProviderFailed
+from runner.providers._engine import Engine, unreachable
 from runner.providers._lent import is_lent, mapped
 from runner.providers._mounts import Place, open_linkless, open_name
 
@@ -81,14 +82,14 @@ class Cover:
 
 
 @contextmanager
-def open_handed(daemon: Path, workspace: str, uid: int, lent: Path | None = None) -> Iterator[Handed]:
+def open_handed(engine: Engine, workspace: str, uid: int, lent: Path | None = None) -> Iterator[Handed]:
     """The sources of one opening, gone with the block; what an earlier opening left is removed first.
 
     ``lent`` is a directory of somebody else that ``uid`` sees as his own.
     Raises ``ProviderFailed``.
     """
+    namespace = _namespace_of(engine)
     try:
-        namespace = Namespace(daemon)
         handed = Handed(namespace, _BASE / workspace, uid, lent)
     except OSError as error:
         raise ProviderFailed(f"the docker daemon cannot be shown directories of this host: {error}") from error
@@ -100,18 +101,22 @@ def open_handed(daemon: Path, workspace: str, uid: int, lent: Path | None = None
 
 
 @contextmanager
-def open_handed_again(daemon: Path, workspace: str, uid: int) -> Iterator[Handed]:
+def open_handed_again(engine: Engine, workspace: str, uid: int) -> Iterator[Handed]:
     """What another process has handed over and left, gone with the block. Raises ``ProviderFailed``."""
-    try:
-        namespace = Namespace(daemon)
-    except OSError as error:
-        raise ProviderFailed(f"the docker daemon cannot be shown directories of this host: {error}") from error
+    namespace = _namespace_of(engine)
     handed = Handed(namespace, _BASE / workspace, uid, None, anew=False)
     try:
         yield handed
     finally:
         handed.close()
         namespace.close()
+
+
+def _namespace_of(engine: Engine) -> Namespace:
+    try:
+        return Namespace(engine.socket)
+    except OSError as error:
+        raise unreachable(engine, error) from error
 
 
 def remove_handed(workspace: str, daemon: Path) -> None:

@@ -244,7 +244,7 @@ class Docker:
         with (
             listener,
             open_first(seat.pid, seat.container, _what(handle)) as first,
-            open_handed_again(self._engine.socket, handle.private.name, handle.uid) as places,
+            open_handed_again(self._engine, handle.private.name, handle.uid) as places,
             open_tree(places, seat) as tree,
             open_guards(tree, opening.protected) as guards,
         ):
@@ -267,7 +267,7 @@ class Docker:
         await trio.to_thread.run_sync(self._directories.mount, handle)
         program = _program()
         lent = handle.tree if handle.adopted else None
-        places = open_handed(self._engine.socket, handle.private.name, handle.uid, lent)
+        places = open_handed(self._engine, handle.private.name, handle.uid, lent)
         async with open_room(handle, opening, places) as room:
             assert isinstance(room.places, Handed)
             with open_guards(room.tree_fd, opening.protected) as guards:

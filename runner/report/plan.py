@@ -61,7 +61,8 @@ def _title(run: RunPlan, plan: Plan) -> str:
 def _run(run: RunPlan, plan: Plan, width: int) -> Iterator[str]:
     yield _safe(_title(run, plan))
     facts = [f"deadline {duration(run.deadline_seconds)}{_written(run, 'deadline')}"]
-    facts += [f"isolation >= {run.isolation.word}", f"policy {', '.join(run.policies)}"]
+    policies = ", ".join(f"{name}{_written(run, f'policy {name}')}" for name in run.policies)
+    facts += [f"isolation >= {run.isolation.word}", f"policy {policies}"]
     facts += [f"needs {', '.join(run.needs)}"] if run.needs else []
     facts += [f"at most {run.max_parallel} of {run.group} at once"] if run.max_parallel else []
     lines = ["   ".join(facts), f"longest path {' > '.join(run.worst_case()[0])}"]

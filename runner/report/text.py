@@ -13,7 +13,7 @@ from runner.report.words import MARKS, commands, duration, isolation, rung, usag
 from runner.triage.budget import sizes
 
 WIDEST = 1_000  # characters of a line
-_NAMED = 4  # kinds of refused requests that are named
+_NAMED = 4  # kinds of refused requests, and late violations, that are named
 
 _WORDS = {Status.SUCCEEDED: "SUCCEEDED", Status.FAILED: "FAILED", Status.CANCELLED: "CANCELLED"}
 
@@ -53,9 +53,10 @@ def _lines(record: RunRecord, directory: Path, brief: bool) -> Iterator[str]:
     for name, step in record.steps.items():
         if not brief or (step.outcome is not None and not step.outcome.ok):
             yield from _step(name, step)
+    yield from _found_later(record)
     yield from _places(record, directory)
-    for left in record.left:
-        yield f"  LEFT BEHIND  {left}"
+    yield from (f"  LEFT BEHIND  {left}" for left in record.left)
+    yield from [f"  clean up   runner recover {record.id}"] if record.left else []
 
 
 def isolation_line(record: RunRecord) -> str:
@@ -99,6 +100,12 @@ def _step(name: str, step: StepRecord) -> Iterator[str]:
         more = len(step.outcome.details) - 20
         if more > 0:
             yield f"      and {more} more"
+
+
+def _found_later(record: RunRecord) -> Iterator[str]:
+    """Violations that no step failed with: those of a change that only saving has looked at."""
+    told = {detail for step in record.steps.values() if step.outcome for detail in step.outcome.details}
+    yield from [f"  violation  {each}" for each in record.violations if str(each) not in told][:_NAMED]
 
 
 def _places(record: RunRecord, directory: Path) -> Iterator[str]:

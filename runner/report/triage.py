@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import quote
+from shlex import join
 from typing import Any
 
 from runner import events as ev
@@ -117,11 +117,11 @@ def news(record: RunRecord, event: ev.Event) -> Iterator[str]:
             yield f" ! falling back from {provider}: {name}: {reason}"
         case ev.Retried(step=name, what=what, reason=reason, pause_seconds=pause):
             yield f" ! {name}: {what} failed, trying again in {duration(pause)}: {reason}"
-        case ev.ContextPreloaded(headline=headline) if headline:
-            yield f"     baseline: {headline}"
         case ev.StepEnded(step=name, outcome=outcome):
             if name not in _HOUSEKEEPING or not outcome.ok:
                 yield " " + step_line(name, record.steps[name])
+            if record.preloaded is not None and record.preloaded.step == name and record.preloaded.headline:
+                yield f"     baseline: {record.preloaded.headline}"
             yield from (f"     ! {text}" for text in outcome.warnings)
         case ev.Warned(message=message):
             yield f" ! {message}"
@@ -206,8 +206,8 @@ def _next(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
     if record.status is Status.SUCCEEDED:
         if scene.incident is not None:
             other = "codex" if scene.agent == "claude" else "claude"
-            flags = "".join(f" {quote(word)}" for word in scene.flags)
-            yield f"  Second opinion: runner triage -w {shown_path(scene.incident, found.here)} -a {other}{flags}"
+            words = ("-w", shown_path(scene.incident, found.here), "-a", other, *scene.flags)
+            yield f"  Second opinion: runner triage {join(words)}"
         return
     if record.outcome is not None and record.outcome.reason in (Reason.TURNS, Reason.BUDGET):
         yield "  More turns  runner triage --max-turns N"

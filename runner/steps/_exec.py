@@ -51,11 +51,11 @@ class LogFile:
 
     def write(self, chunk: bytes) -> None:
         if self._room >= len(chunk):
-            self._file.write(chunk)
+            self._put(chunk)
             self._room -= len(chunk)
             return
         kept, rest = chunk[: self._room], chunk[self._room :]
-        self._file.write(kept)
+        self._put(kept)
         self._room = 0
         self._cut += len(rest)
         self._tail += rest[-TAIL:]
@@ -64,9 +64,16 @@ class LogFile:
     def close(self) -> None:
         with self._file:
             if dropped := self._cut - len(self._tail):
-                self._file.write(b"\n[runner: %d bytes cut here]\n" % dropped)
+                self._put(b"\n[runner: %d bytes cut here]\n" % dropped)
             if self._tail:
-                self._file.write(self._tail)
+                self._put(self._tail)
+
+    def _put(self, data: bytes | bytearray) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            error.filename = str(self.path)  # a disk that is full does not say which
+            raise
 
 
 @dataclass(frozen=True)

@@ -104,5 +104,14 @@ def test_a_place_that_has_gone_is_told_and_nothing_more(leave: Leave, tmp_path: 
     ]
 
 
+def test_a_log_that_has_no_place_leaves_no_half_of_it(leave: Leave, tmp_path: Path) -> None:
+    (tmp_path / "out" / "mine.log").mkdir(parents=True)
+
+    left = leave({"output_dir": str(tmp_path / "out"), "output_file": "mine.log"}, **{"investigation.md": "report"})
+
+    assert left == [f"{tmp_path}/out/mine.log: Is a directory"]
+    assert names(tmp_path / "out") == ["investigation.md"]
+
+
 def test_a_plan_that_is_gone_asks_for_nothing(tmp_path: Path) -> None:
     assert hand_out(tmp_path, RunRecord("7k3q")) == []

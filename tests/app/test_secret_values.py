@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trio
 
 from runner.app import secret_values
 from runner.app.apply import apply
@@ -106,6 +108,38 @@ async def test_a_command_has_a_time(ask, monkeypatch: pytest.MonkeyPatch) -> Non
         await ask("{command: [sh, -c, 'sleep 1000 & sleep 1000']}")
 
     assert "took more than 0.1 s" in caught.value.findings[0].message
+
+
+async def test_of_a_command_that_is_given_up_nothing_lives_on(  # type: ignore[no-untyped-def]
+    ask, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shell may have ended long ago, while what it started still holds the pipe."""
+    monkeypatch.setattr(secret_values, "SECONDS", 1.0)
+    alive = project.home / "alive"
+    os.mkfifo(alive)
+    reader = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
+
+    with pytest.raises(Rejected):
+        await ask(f"{{command: [sh, -c, 'exec 9>{alive}; sleep 1000 &']}}")
+
+    with trio.fail_after(30):
+        await trio.lowlevel.wait_readable(reader)
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+def test_a_runner_that_is_terminated_takes_the_command_along(project: Project) -> None:
+    alive = project.home / "alive"
+    os.mkfifo(alive)
+    command = f"[sh, -c, 'exec 9>{alive}; echo begun >&9; sleep 60']"
+    project.script("true", agent=f"secrets: [{{name: TOKEN, from: {{command: {command}}}, steps: [agent]}}]")
+    process = project.start("apply", str(project.folder))
+    with alive.open() as reader:
+        assert reader.readline() == "begun\n"
+        process.send_signal(signal.SIGTERM)
+
+        assert process.communicate(timeout=20) == ("", "")
+        assert (process.returncode, reader.read()) == (130, "")
 
 
 async def test_as_a_file_a_value_may_have_any_byte(ask, project: Project) -> None:  # type: ignore[no-untyped-def]

@@ -23,8 +23,9 @@ from runner.app.triage import (
     written_incident,
 )
 from runner.cli.main import parser_of
-from runner.errors import ForbiddenIncident, NoIncident, Rejected, RunnerError, UsageError
+from runner.errors import ForbiddenIncident, NoIncident, Rejected, RunnerError, StoreFailed, UsageError
 from runner.manifest.load import load
+from runner.plan.model import run_document
 from runner.settings import Settings
 from runner.spec import template
 
@@ -202,7 +203,9 @@ REFUSALS: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     "resource alone": (("--resource", "deploy/x"), {}, "needs `--namespace`"),
     "resource of another form": (("--namespace", "x", "--resource", "x"), {}, "KIND/NAME"),
     "two descriptions": ((*DESCRIBED, "--alert", "-"), {}, "both describe"),
+    "file's name that is the report's": (("--output-file", "investigation.md"), {}, "the report's own name"),
     "alert and prompt": (("--alert", "-", "-"), {}, "both the prompt and the alert"),
+    "alert and system prompt": (("--alert", "-", "-s", "-"), {}, "both the alert and the system prompt"),
     "no alert": (("--alert", "/nonexistent"), {}, "can not be read"),
     "an alert of nothing": (("--alert", "-"), {}, "--alert from standard input is no alert to look into: no label"),
     "namespace": (("--namespace", "P_ X"), {}, "--namespace: `P_ X` is no namespace of Kubernetes"),
@@ -319,7 +322,10 @@ def test_an_incident_that_can_not_be_written_is_an_error_and_leaves_nothing(inci
     in_the_way = folder / ("incident.json" if way == "dangling link" else "output")
     in_the_way.symlink_to("nowhere/at/all")
 
-    with pytest.raises(NoIncident, match="can not be written: "), written_incident(asked(folder, *DESCRIBED)):
+    with (
+        pytest.raises(NoIncident, match=r"can not be written: |can write"),
+        written_incident(asked(folder, *DESCRIBED)),
+    ):
         pass
 
     assert list(folder.iterdir()) == [in_the_way]
@@ -449,11 +455,54 @@ async def test_tools_that_write_no_report_are_told_of(
     assert found == [] if said is None else found[0].startswith(said)
 
 
-def test_another_run_of_the_same_has_the_flags_of_place_limits_and_cluster() -> None:
-    words = ("--provider", "local", "--toolchain", "/a b", "--toolchain", "/c", "--memory", "1g", "--context", "eu")
-    given = vars(parser_of(["triage"]).parse_args(["triage", "-w", "x", "-m", "opus", "-t", "Bash", *words, "why?"]))
+async def test_another_run_of_the_same_has_the_flags_of_place_limits_and_cluster(incident: Path, tool: Path) -> None:
+    kubeconfig = incident.parent / "my kubeconfig"
+    kubeconfig.write_text(KUBECONFIG)
+    kubeconfig.chmod(0o600)
+    place = ("--provider", "local", "--toolchain", str(tool), "--memory", "1g", "--cpus", "0.5")
+    env = {"CONTAINER_TIMEOUT": "1m", "KUBECONFIG": str(kubeconfig), "KUBERNETES_CONTEXT": "staging"}
+    settings = Settings.from_env({"RUNNER_HOME": str(incident.parent / "state"), "HOME": "/nonexistent"})
 
-    assert flags_of(given) == words
+    found = []
+    for triage in (asked(incident, *place, env=env), asked(incident, "--provider", "local", "--toolchain", str(tool))):
+        planned = await plan_triage(triage, keep_manifest(manifest_of(triage), settings), settings)
+        found.append(flags_of(run_document(planned.plan.runs[0]), settings))
+
+    first, plain = found
+    assert first == (
+        *("--provider", "local", "--toolchain", str(tool), "--memory", "1024M", "--cpus", "0.5", "--timeout", "60"),
+        *("--kubeconfig", str(kubeconfig), "--context", "staging", "--namespace", "payments"),
+    )
+    assert plain == ("--provider", "local", "--toolchain", str(tool))
+    assert flags_of({}, settings) == ()
+
+
+def test_a_state_that_can_not_be_written_is_no_bug(incident: Path) -> None:
+    (incident.parent / "file").touch()
+    settings = Settings.from_env({"RUNNER_HOME": str(incident.parent / "file")})
+
+    with pytest.raises(StoreFailed, match="can not be written: Not a directory"):
+        keep_manifest("text", settings)
+
+
+def test_the_system_prompt_can_be_standard_input(incident: Path) -> None:
+    """It was empty then, and the agent knew nothing of its report."""
+    assert asked(incident, "-s", "-", stdin=b"Be brief.").system == "Be brief."
+
+
+def test_a_manifest_is_printed_or_checked_but_not_both(incident: Path) -> None:
+    with pytest.raises(UsageError, match="not allowed with"):
+        asked(incident, "--print", "--check")
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_an_output_that_cannot_take_a_report_is_refused_before_anything_is_made(incident: Path, kind: str) -> None:
+    """It was found when the agent was to start, and `--check` knew nothing of it."""
+    output = incident / "output"
+    output.touch() if kind == "file" else output.symlink_to(incident.parent)
+
+    with pytest.raises(NoIncident, match="output` is no directory that you can write"):
+        asked(incident, "--check")
 
 
 def test_a_directory_of_another_incident_is_not_overwritten(incident: Path) -> None:

@@ -291,6 +291,15 @@ def test_a_missing_report_is_no_evidence_whatever_the_exit_status_says(project: 
     assert record["outcome"]["reason"] == "no-evidence"
 
 
+def test_a_report_that_is_an_output_as_well_is_checked_once(project: Project) -> None:
+    wanted = "verify: {report: {path: report.md, min_bytes: 4}}\noutputs: {report: {file: report.md}}"
+    project.script("printf abc > $RUNNER_OUTPUT/report.md", run=wanted)
+
+    _, record = project.apply()
+
+    assert step(record, "verify")["outcome"]["details"] == ["report report.md: 3 bytes of at least 4"]
+
+
 def test_a_violation_withholds_the_work_without_the_offending_file(project: Project, repository: Path) -> None:
     project.script(
         "echo good > good; echo TOKEN=1 > src/.env",
@@ -308,6 +317,18 @@ def test_a_violation_withholds_the_work_without_the_offending_file(project: Proj
     patch = (project.directory(record) / "withheld.patch").read_text()
     assert "+good" in patch
     assert "TOKEN" not in patch
+
+
+def test_a_violation_that_only_saving_finds_is_in_the_report(project: Project, repository: Path) -> None:
+    """A scan that fails comes before the look at what has changed, and both are to be mended at once."""
+    local = "repo_source: {type: local, path: repo}"
+    project.script("mkdir src; echo > src/x.pem; echo > outside", workspace=local, policy="allowed_paths: ['src/**']")
+
+    done, _ = project.apply()
+
+    assert done.code == 3
+    assert "because    scan: 1 violation: src/x.pem" in done.out
+    assert done.out.count("outside: not-allowed") == 1
 
 
 @pytest.mark.scenario("WSM-26")

@@ -367,3 +367,14 @@ def test_json_on_a_terminal_has_no_character_to_obey(project: Project) -> None:
     seen = on_a_terminal(project, "runs", "show", "last", "--output", "json")
 
     assert seen.replace(b"\r\n", b"").isascii()
+
+
+def test_a_full_disk_behind_standard_output_is_an_error_of_the_host(ran: Project) -> None:
+    for arguments in (["plan", "."], ["runs", "show", "last", "--output", "json"], ["runs", "logs", "last", "agent"]):
+        with open("/dev/full", "wb") as full:
+            words = [sys.executable, "-m", "runner", *arguments]
+            done = subprocess.run(
+                words, cwd=ran.folder, env=ran.variables, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        told = "error[host.refused]: standard output cannot be written: No space left on device\n"
+        assert (done.returncode, done.stderr) == (4, told)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
+from pathlib import Path
 
 import pytest
 
-from runner.app.probe import Examined, Result, Tried
-from runner.model import IsolationClass
+from runner.app.probe import Examined, Result, Tried, _try
+from runner.model import Exit, IsolationClass, Limits
+from runner.ports.provider import Opening, WorkspaceRequest
 from runner.providers._escapes import ESCAPES
+from runner.providers.fake import Fake, Scripted
 from tests.conformance import dockerd
 from tests.situations import Project, leftovers
 
@@ -54,6 +58,20 @@ def test_a_probe_that_is_stopped_leaves_nothing(project: Project) -> None:
     assert json.loads(project.runner("workspace", "list", "--output", "json").out) == []
 
 
+def test_a_question_to_a_provider_that_is_stopped_ends_at_once(project: Project) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as provider:
+        place = f"http://127.0.0.1:{provider.getsockname()[1]}/v1"
+        project.env.update(OPENAI_API_KEY="sk-real-0123456789abcdef", RUNNER_OPENAI_URL=place)
+        process = project.start("doctor", "--spend")
+        provider.settimeout(20)
+        asked, _ = provider.accept()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        asked.close()
+
+    assert (process.returncode, out, err) == (130, "", "")
+
+
 @pytest.mark.nightly
 def test_what_a_provider_declares_is_shown_with_its_reason(project: Project) -> None:
     done = project.runner("doctor", "--probe", "process")
@@ -75,6 +93,16 @@ def test_a_provider_that_is_not_there_is_said_so_and_is_no_success(project: Proj
     assert "= hint: sudo systemctl start docker" in done.out
 
 
+async def test_an_image_without_the_programs_that_try_is_not_one_with_ways_out(tmp_path: Path) -> None:
+    """Each of the twenty was a failure, `ends the sandbox`, in an image without `true`."""
+    provider = Fake(tmp_path, lambda argv: Scripted(Exit(code=127)))
+    handle = await provider.create(WorkspaceRequest("w", "r", "n", Limits()))
+    async with provider.open(handle, Opening()) as workspace:
+        tried = await _try(workspace, ESCAPES[0], {}, None)
+
+    assert (tried.result, tried.told) == (Result.UNTRIED, ("the probe exited 127",))
+
+
 def test_a_provider_with_images_asks_for_one(project: Project) -> None:
     project.env["DOCKER_HOST"] = dockerd.host()
     done = project.runner("doctor", "--probe", "docker")
@@ -88,6 +116,8 @@ def test_a_provider_with_images_asks_for_one(project: Project) -> None:
     [
         (["--probe", "dockr"], "did you mean `docker`?"),
         (["--image", "x"], "--image is where --probe tries"),
+        (["--image", "x", "--settings"], "--image is where --probe tries"),
+        (["--probe", "local", "--spend"], "--spend: not allowed with argument --probe"),
     ],
 )
 def test_what_makes_no_sense_is_refused(project: Project, arguments: list[str], words: str) -> None:

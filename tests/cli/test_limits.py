@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+from runner.errors import UsageError
+from runner.settings import Settings
 from runner.trees import can_give
 from tests.conformance import dockerd
 from tests.situations import Project, document
@@ -65,3 +68,31 @@ def test_the_disk_of_a_project_that_is_seen_whole_has_no_limit(project: Project,
         else "disk 10G: not enforced by local"
     )
     assert words in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "takes"),
+    [
+        ("WORKSPACE_DEFAULT_CPU", "1m", "from 10m on"),
+        ("WORKSPACE_DEFAULT_MEMORY", "1K", "at least 16M"),
+        ("WORKSPACE_DEFAULT_DISK", "1K", "from 8M to 2T"),
+    ],
+    ids=["cpu", "memory", "disk"],
+)
+def test_a_default_has_the_bounds_of_a_written_limit(name: str, value: str, takes: str) -> None:
+    """Else each workspace is made, and no command in it starts."""
+    with pytest.raises(UsageError, match=name) as caught:
+        Settings.from_env({name: value})
+    assert takes in str(caught.value.hint)
+
+
+def test_a_command_that_is_killed_for_its_memory_is_told_as_that(project: Project) -> None:
+    """It was an exit code of 137, and not a word."""
+    project.env["WORKSPACE_DEFAULT_MEMORY"] = "64M"
+    made = json.loads(project.runner("workspace", "create", "--provider", "local", "--output", "json").out)
+
+    done = project.runner("workspace", "exec", made["id"], "--", "python3", "-c", "bytearray(200 << 20)")
+
+    assert done.code == 137
+    assert "warning[workspace.out-of-memory]: the command was killed: out of memory" in done.err
+    assert project.runner("workspace", "destroy", made["id"]).code == 0

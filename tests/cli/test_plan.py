@@ -64,6 +64,15 @@ def test_where_there_is_nothing_yet_the_hint_is_how_to_begin(
     assert ("= hint: `runner init` writes it" in done.err) is hint
 
 
+@pytest.mark.parametrize(("arguments", "verb"), [(("plan",), "plan"), (("runs", "branch", "last"), "runs branch")])
+def test_an_argument_that_nothing_takes_leads_to_the_help_of_its_verb(
+    project: Project, arguments: tuple[str, ...], verb: str
+) -> None:
+    done = project.runner(*arguments, "--to", "x")
+
+    assert (done.code, f"= hint: see `runner {verb} --help`" in done.err) == (2, True)
+
+
 def test_the_help_has_every_exit_code_of_the_readme(project: Project) -> None:
     table = re.findall(r"^\| (\d+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
 
@@ -247,6 +256,53 @@ def test_a_diff_against_the_last_run_of_the_name(project: Project) -> None:
     assert f"1 change since run {record['id']}" in plan(project, "--summary").out
 
 
+def test_a_line_that_has_moved_or_another_spelling_of_the_folder_is_no_difference(project: Project) -> None:
+    project.script("true", provider="process", policy="max_file_size: 1M")
+    project.apply()
+    path = project.folder / "all.runner.yaml"
+    path.write_text("# moves all the others\n" + path.read_text())
+
+    assert "no difference since run" in plan(project, "--exit-code").out
+    assert project.runner("plan", "all.runner.yaml", "--exit-code").code == 0
+
+
+def test_a_run_of_the_same_name_in_another_repository_is_not_the_last_one(project: Project, tmp_path: Path) -> None:
+    """`runner init` calls the run of every repository `check`."""
+    project.script("true", provider="process")
+    _, record = project.apply()
+    other = tmp_path / "other"
+    shutil.copytree(project.folder, other)
+
+    assert "since run" not in project.runner("plan", str(other)).out
+    project.runner("apply", str(other))
+    assert f"no difference since run {record['id']}" in plan(project, "--exit-code").out
+
+
+def test_a_plan_says_when_uncommitted_files_are_left_out(fixer: Project) -> None:
+    fixer.env["COLUMNS"] = "200"
+    assert "uncommitted" not in plan(fixer).out
+    (fixer.folder / "repo" / "README").write_text("changed\n")
+    assert "private clone, uncommitted files left out" in plan(fixer).out
+
+
+def test_a_verify_that_looks_at_nothing_is_no_step(project: Project) -> None:
+    project.script("true", provider="process", run="verify: {commands: []}")
+
+    assert re.search(r"^  verify ", plan(project).out, re.MULTILINE) is None
+
+
+def test_a_saved_plan_is_not_planned_again(project: Project) -> None:
+    project.script("true", provider="process")
+    saved = plan(project, "--save", "a plan.json")
+    assert "Saved. Run it with: runner apply 'a plan.json'" in saved.out
+
+    done = project.runner("plan", "a plan.json")
+
+    assert (done.code, done.err.count("error[")) == (2, 1)
+    hint = "`runner apply 'a plan.json'` carries it out, `runner plan --against 'a plan.json'` compares"
+    assert hint in done.err
+
+
 def test_an_offline_plan_takes_a_url_and_can_not_be_applied(project: Project) -> None:
     project.script("true", run="task: {repository_url: 'https://git.example.org/org/repo', branch: main}")
     project.env["COLUMNS"] = "200"
@@ -321,6 +377,16 @@ def test_variables_of_the_ci_stay_out_of_the_environment_of_processes() -> None:
     settings = Settings.from_env({**os.environ, "GITHUB_TOKEN": "secret", "CI_JOB_TOKEN": "secret"})
 
     assert "secret" not in settings.environment.values()
+
+
+def test_an_empty_key_is_refused(project: Project) -> None:
+    """Of a variable that is not set: each apply would attach to whatever ran with an empty one before."""
+    project.script("true", provider="process")
+
+    done = project.runner("apply", str(project.folder), "--run-key", "")
+
+    assert (done.code, "the key of `--run-key` is empty" in done.err) == (2, True)
+    assert json.loads(project.runner("runs", "list", "--output", "json").out) == []
 
 
 def test_two_applies_with_one_key_give_one_run(project: Project) -> None:

@@ -222,7 +222,7 @@ async def test_a_pool_that_is_not_there_can_not_be_changed(tmp_path: Path) -> No
         with pytest.raises(UnknownPool, match="there is no warm pool"):
             await resize(premises, 3, None)
         await premises.store.put_pools([PoolRow("aa11", key, 1), PoolRow("ab22", key, 1)])
-        for name in ("a", "b", "aa12"):
+        for name in ("a", "b", "aa12", ""):
             with pytest.raises(UnknownPool, match=f"`{name}` is not one of the pools"):
                 await resize(premises, 3, name)
         with pytest.raises(UsageError):

@@ -134,6 +134,7 @@ def test_a_second_signal_takes_no_grace_and_says_what_is_left(project: Project, 
     assert said(text, "agent") == ["TERM (signal)", "KILL (second signal)"]
     assert [left.split()[0] for left in record["left"]] == ["lease", "workspace"]
     assert f"LEFT BEHIND  {record['left'][0]}" in text
+    assert f"clean up   runner recover {record['id']}" in text
     assert processes_of(project.home) == []
     (tree,) = (project.home / "state" / "projects" / "default" / "workspaces").iterdir()
     assert (tree / "work").read_text() == "work\n"

@@ -217,6 +217,7 @@ def test_a_run_outlives_its_terminal_and_is_returned_to_from_another(project: Pr
     assert "\x1b" not in attached.out
     assert "   | " not in again.out
     assert attached.out.split("\n")[-7:] == again.out.split("\n")[-7:]
+    assert f"  Second opinion: runner triage -w INC-1 -a codex --provider local --toolchain {claude}" in again.out
     assert (project.folder / "INC-1" / "output" / "investigation.md").exists()
 
 

@@ -6,6 +6,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,23 @@ async def test_the_host_s_proxy_is_used_where_it_is_meant(
         assert b"Basic bWU6cEBzcw==" in heads[0]
 
 
+async def test_a_proxy_that_refuses_is_not_taken_for_the_provider() -> None:
+    """Its 403 is not one that the key gets."""
+
+    async def refuse(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some(4096)
+            await stream.send_all(b"HTTP/1.1 403 Not from here\r\ncontent-length: 0\r\n\r\n")
+
+    async with open_services() as services:
+        listeners = await services.start(partial(trio.serve_tcp, refuse, 0, host="::1"))
+        proxy = f"http://[::1]:{listeners[0].socket.getsockname()[1]}"
+        _, verdict, body = await ask(settings(1, HTTPS_PROXY=proxy))
+
+    assert verdict is Reason.GATEWAY
+    assert b"the proxy answered 403 Not from here" in body
+
+
 @pytest.mark.parametrize(
     ("env", "words"),
     [
@@ -231,10 +249,19 @@ async def test_who_is_on_this_host_is_asked_without_anybody_s_certificates() -> 
         ("RUNNER_OPENAI_URL", "https://me@models.example"),
         ("RUNNER_OPENAI_URL", "https://models.example/v1?key=1"),
         ("RUNNER_OPENAI_URL", "models.example"),
+        ("RUNNER_OPENAI_URL", "https://models.example:99999"),
+        ("RUNNER_OPENAI_URL", "https://[::1"),
+        ("RUNNER_OPENAI_URL", "https://modèles.example"),
+        ("RUNNER_OPENAI_URL", "https://models example"),
         ("SSL_CERT_FILE", "/nowhere/certificates.pem"),
         ("HTTPS_PROXY", "socks5://127.0.0.1:1"),
+        ("HTTPS_PROXY", "http://127.0.0.1:port"),
+        ("HTTPS_PROXY", "127.0.0.1:99999"),
+        ("HTTPS_PROXY", "http://me:a#b@127.0.0.1:1"),
+        ("HTTPS_PROXY", "http://[::1"),
     ],
 )
 def test_a_way_that_cannot_be_gone_is_said_before_anything_is_made(name: str, text: str) -> None:
-    with pytest.raises(UsageError, match=name):
+    with pytest.raises(UsageError, match=name) as refused:
         ModelGateway(Settings.from_env({"OPENAI_API_KEY": KEY, name: text})).check(Grant(Api.OPENAI, ("any",)))
+    assert (refused.value.hint or "").startswith(("it takes an https URL", "it takes a file", "it takes http://"))

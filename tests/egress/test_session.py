@@ -344,6 +344,52 @@ async def test_an_error_that_may_pass_is_waited_for_a_few_seconds(
         assert f"it answered {status}, busy" in line.session.verdict.message
 
 
+@ALL
+async def test_a_redirection_is_an_error_that_nobody_pays_for(call: str) -> None:
+    api, target = CALLS[call]
+    elsewhere = Said(status=302, headers=[(b"location", b"http://169.254.169.254/")])
+    async with open_line(api, Provider(elsewhere)) as line:
+        heard = await line.connect().ask("POST", target, request(call))
+
+        assert (heard.status, "location" in heard.headers) == (403, False)
+        assert (line.session.usage.requests, line.session.usage.tokens) == (1, 0)
+        assert line.session.verdict is not None
+        assert line.session.verdict.reason is Reason.GATEWAY
+        assert line.session.verdict.message.endswith("it answered 302, without a word")
+
+
+async def test_an_answer_that_cannot_be_counted_is_not_passed_on() -> None:
+    coded = Said([b"coded"], headers=[(b"content-encoding", b"gzip")])
+    provider = Provider(coded)
+    async with open_line(Api.OPENAI, provider) as line:
+        heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
+
+        assert (heard.status, len(provider.asked), line.session.usage.tokens > 0) == (403, 1, True)
+        assert line.session.verdict is not None
+        assert line.session.verdict.reason is Reason.GATEWAY
+        assert line.session.verdict.message.endswith("in an encoding that it was not asked for")
+
+
+async def test_of_an_error_that_cannot_be_read_the_status_is_enough() -> None:
+    coded = Said([b"\x1f\x8b"], status=401, headers=[(b"content-encoding", b"gzip")])
+    async with open_line(Api.OPENAI, Provider(coded)) as line:
+        heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
+
+        assert (heard.status, "content-encoding" in heard.headers) == (403, False)
+        assert line.session.verdict is not None
+        assert line.session.verdict.reason is Reason.AUTH
+        assert line.session.verdict.message.endswith("it answered 401, without a word")
+
+
+async def test_an_error_without_an_end_is_read_as_far_as_it_says_something(autojump_clock: MockClock) -> None:
+    endless = Said([b"x" * (1 << 16)], status=401, stalls=10_000)
+    async with open_line(Api.OPENAI, Provider(endless)) as line:
+        began = trio.current_time()
+        heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
+
+        assert (heard.status, trio.current_time() - began) == (403, 0)
+
+
 async def test_an_error_that_passes_is_not_heard_of(autojump_clock: MockClock) -> None:
     busy = Said([b"{}"], status=529)
     async with open_line(Api.ANTHROPIC, Provider(busy, Said(breaks=True), stream("messages"))) as line:

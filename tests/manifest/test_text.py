@@ -121,6 +121,14 @@ def test_what_is_refused_has_a_code_and_a_place(raw: str | bytes, code: str, pla
     assert str(error.at) == place
 
 
+@pytest.mark.parametrize("raw", ["a:\n\tb: c\n", "a:\n  b: c\n\td: e\n"])
+def test_a_tab_is_said_to_be_one(raw: str) -> None:
+    (error,) = found_in(raw)
+
+    assert error.hint == "indent with spaces"
+    assert "tab" in error.message
+
+
 def test_a_duplicate_key_shows_both_places() -> None:
     (error,) = found_in("key: 1\nother: 2\nkey: 3\n")
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from runner import trees
+from runner.errors import ProviderFailed
+from runner.providers._engine import Engine
 from runner.providers._handed import open_handed
 from runner.providers._mounts import open_linkless
 
@@ -52,7 +54,7 @@ def test_a_source_is_seen_where_the_daemon_looks(
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "file").write_text("shown")
     name = f"handed-{os.getpid()}"
-    with open_handed(socket, name, os.getuid()) as places:
+    with open_handed(Engine(f"unix://{socket}"), name, os.getuid()) as places:
         place = places.add(open_linkless(tmp_path / "source"))
         theirs = Path(f"/proc/{pid}/root{place.path}/file")
         assert theirs.read_text() == "shown"
@@ -61,3 +63,15 @@ def test_a_source_is_seen_where_the_daemon_looks(
         with pytest.raises(OSError, match="Read-only"):
             theirs.write_text("changed")
     assert not Path(f"/proc/{pid}/root{place.path}").exists()
+
+
+@pytest.mark.skipif(not trees.can_give(), reason="only root hands directories over")
+def test_a_daemon_that_is_down_is_told_as_everywhere_else(tmp_path: Path) -> None:
+    """It was `cannot be shown directories of this host`, without a word of what to start."""
+    engine = Engine(f"unix://{tmp_path / 'docker.sock'}")
+    with (
+        pytest.raises(ProviderFailed, match=f"`{engine.host}` cannot be reached: No such file") as caught,
+        open_handed(engine, f"handed-{os.getpid()}", os.getuid()),
+    ):
+        pass
+    assert caught.value.hint == "sudo systemctl start docker"

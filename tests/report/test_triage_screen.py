@@ -159,10 +159,19 @@ def test_a_report_that_cannot_be_shown_says_where_it_is_or_what_it_is() -> None:
 
 
 def test_a_second_opinion_is_asked_for_in_the_same_place() -> None:
-    scene = replace(SCENE, flags=("--kubeconfig", "my kubeconfig"))
+    scene = replace(SCENE, incident=Path("/w/INC 4821"), flags=("--kubeconfig", "my kubeconfig"))
     *_, last = closing(ended(succeeded("1 of 1"), 0), scene, Found(here=Path("/w")))
 
-    assert last == "  Second opinion: runner triage -w INC-4821 -a codex --kubeconfig 'my kubeconfig'"
+    assert last == "  Second opinion: runner triage -w 'INC 4821' -a codex --kubeconfig 'my kubeconfig'"
+
+
+def test_what_the_baseline_found_stands_below_the_step_that_asked() -> None:
+    start = replace(START, steps={"preload": "preload"})
+    record = told(start, ev.StepStarted("preload"), ev.ContextPreloaded("preload", {"baseline": 4900}, 4900, 0, "oom"))
+    last = ev.StepEnded("preload", succeeded("baseline 4.9k"))
+    fold(record, ev.Recorded("7k3q", 4, 4 * SECOND, last))
+
+    assert list(news(record, last)) == [" ✓ preload      2.0s  baseline 4.9k", "     baseline: oom"]
 
 
 def test_what_is_left_behind_is_said_with_what_removes_it() -> None:

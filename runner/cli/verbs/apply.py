@@ -46,6 +46,8 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
     from runner.report.text import render_run
     from runner.settings import current
 
+    if args.run_key == "":
+        raise UsageError("the key of `--run-key` is empty", hint="look at the variable that it comes from")
     settings = current()
     redactor = redactor_of(settings)
     gateway = rehearsal(turns) if turns is not None else None

@@ -41,7 +41,7 @@ def main(args: Namespace, out: Output) -> int:
         else:
             if len(changed) > 1:
                 out.line(f"---   # {conversion.path}")
-            out.stdout.write(conversion.after)
+            out.verbatim(conversion.after)
     if not changed:
         print("nothing to convert", file=out.stderr)
     return 0

@@ -27,28 +27,32 @@ SUMMARY = "show what this host can isolate and enforce"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--settings", action="store_true", help="only the settings, with where each comes from")
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group().add_argument
+    instead("--settings", action="store_true", help="only the settings, with where each comes from")
+    instead(
         "--probe",
         metavar="PROVIDER",
         nargs="?",
         const="",
         help="try the ways out of a sandbox, in a workspace that is removed again; of one provider, or of all",
     )
+    instead("--spend", action="store_true", help="also ask each model provider something tiny, for money")
     parser.add_argument("--image", metavar="REF", help="where --probe tries them, for providers that have images")
-    parser.add_argument("--spend", action="store_true", help="also ask each model provider something tiny, for money")
     parser.add_argument("--output", choices=("text", "json"), default="text")
 
 
 def main(args: Namespace, out: Output) -> int:
-    import trio
+    from functools import partial
 
+    from runner.app.deliver import run_cancellable
     from runner.app.health import examine
     from runner.app.keys import spend
     from runner.plan.model import plain
     from runner.settings import current
 
     settings = current()
+    if args.image is not None and args.probe is None:
+        raise UsageError("--image is where --probe tries the ways out of a sandbox")
     if args.settings:
         rows = settings.rows()
         if args.output == "json":
@@ -59,11 +63,9 @@ def main(args: Namespace, out: Output) -> int:
         return 0
     if args.probe is not None:
         return _probe(args, settings, out)
-    if args.image is not None:
-        raise UsageError("--image is where --probe tries the ways out of a sandbox")
-    health = trio.run(examine, settings)
+    health = run_cancellable(partial(examine, settings))
     apis = {key.api for key in health.agents if key.problem is None} if args.spend else set()
-    answered = trio.run(spend, settings, apis) if apis else []
+    answered = run_cancellable(partial(spend, settings, apis)) if apis else []
     if args.output == "json":
         out.json({**_object(plain(health)), "able": health.able, "answered": plain(answered)})
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
@@ -44,19 +45,23 @@ def main(args: Namespace, out: Output) -> int:
 
     settings = current()
     path = manifests_of(args)
+    if path.suffix == ".json":
+        word = quote(str(path))
+        hint = f"`runner apply {word}` carries it out, `runner plan --against {word}` compares"
+        raise UsageError(f"`{path}` is not manifests but a saved plan, by its name", hint=hint)
     if path == STDIN and args.save is not None:
         raise UsageError("a saved plan reads its manifests again, and these are standard input", hint="name a file")
     request = request_of(args, settings, offline=args.offline)
     planned = trio.run(partial(make_plan, path, settings, request))
     compared: Sequence[Compared] = ()
     if args.against or args.exit_code or args.output == "text":
-        compared = trio.run(compare, planned.plan, settings, args.against)
+        compared = trio.run(compare, planned, settings, args.against)
     out.findings(planned.warnings)
     _show(planned.plan, compared, args, out)
     if args.save is not None:
         save(planned, args.save)
         if args.output == "text":
-            out.line("Saved." if planned.plan.open else f"Saved. Run it with: runner apply {args.save}")
+            out.line("Saved." if planned.plan.open else f"Saved. Run it with: runner apply {quote(str(args.save))}")
     return DIFFERS if args.exit_code and any(one.changes for one in compared) else 0
 
 

@@ -83,7 +83,10 @@ async def _carry_on(
     resuming: Resuming, form: str, settings: Settings, reports: Reports, *, out: Output, redactor: Redactor
 ) -> RunRecord:
     """Continue the run and show it: one on an incident as ``triage`` does, any other as ``apply``."""
+    from dataclasses import replace
+
     from runner.app.resume import resume
+    from runner.app.triage import flags_of
     from runner.cli.console import open_console
     from runner.cli.screen import open_screen
     from runner.plan.model import run_document
@@ -96,7 +99,8 @@ async def _carry_on(
         record = await resume(resuming, settings, [reports], redactor=redactor)
         _show(record, form, out, [])
         return record
-    scene = scene_of(run_document(resuming.plan))
+    run = run_document(resuming.plan)
+    scene = replace(scene_of(run), flags=flags_of(run, settings))
     if scene.incident is not None:
         _print(notes, out)
         async with open_screen(out, scene, settings) as screen:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -75,16 +74,21 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _attach(past: Past, args: Namespace, settings: Settings, out: Output) -> int:
+    from dataclasses import replace
+
     from runner.app.deliver import run_cancellable
     from runner.app.secret_values import redactor_of
+    from runner.app.triage import flags_of
     from runner.app.watch import planned, watch
     from runner.cli.screen import open_screen
     from runner.report.triage import scene_of
 
     out.clean = redactor_of(settings).text
+    run = planned(past)
+    scene = replace(scene_of(run), flags=flags_of(run, settings))
 
     async def whole() -> int:
-        async with open_screen(out, scene_of(planned(past)), settings, quiet=args.quiet) as screen:
+        async with open_screen(out, scene, settings, quiet=args.quiet) as screen:
             record = await watch(past, settings, [screen])
         screen.finish(record)
         return record.exit_code or 0
@@ -122,10 +126,8 @@ def _print_file(file: Path, out: Output, *, log: bool = False) -> None:
 
     with file.open("rb") as stream:
         if not out.live and not (log and out.manners.obeyed):
-            out.stdout.flush()
             while chunk := stream.read(1 << 20):
-                sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
+                out.raw(chunk)
             return
         for line in stream:
             out.line(printable(line.decode(errors="replace").rstrip("\r\n"), 10_000))

@@ -62,8 +62,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("-q", "--quiet", action="store_true", help="do not show what the agent says")
     add("-d", "--debug", action="store_true", help="keep the agent's own session and the list of its commands")
     add("--turns", metavar="FILE", type=Path, help="rehearse: a script in the model's place, no key, no cost")
-    add("--print", action="store_true", help="print the manifest that would be applied, and start nothing")
-    add("--check", action="store_true", help="test key, cluster, rights and image in 5 s, and start nothing")
+    instead = parser.add_mutually_exclusive_group().add_argument
+    instead("--print", action="store_true", help="print the manifest that would be applied, and start nothing")
+    instead("--check", action="store_true", help="test key, cluster, rights and image in 5 s, and start nothing")
     for option in _REFUSED:
         add(option, action=_Refuse, help=SUPPRESS)
 
@@ -141,7 +142,9 @@ def _carry_out(
         planned = await plan_triage(triage, manifest, settings)
         out.findings(planned.warnings)
         if triage.form == "text":
-            scene = replace(scene_of(run_document(planned.plan.runs[0])), flags=flags_of(vars(args)))
+            run = run_document(planned.plan.runs[0])
+            copied = () if triage.output_dir is None else ("--output-dir", str(triage.output_dir))
+            scene = replace(scene_of(run), flags=flags_of(run, settings) + copied)
             async with open_screen(out, scene, settings, quiet=args.quiet, raw=triage.verbose) as screen:
 
                 def tell(recorded: Recorded) -> None:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 from runner.errors import shown
 from runner.ids import IMAGE, is_image
-from runner.settings import parse_cpus, parse_duration, parse_size
+from runner.settings import parse_cpus, parse_disk, parse_duration, parse_memory, parse_size
 
 
 @dataclass(frozen=True)
@@ -65,31 +65,6 @@ def _quantity(parse: Callable[[str], Any], words: str) -> PlainValidator:
         return parse(text)
 
     return PlainValidator(convert)
-
-
-def _size(text: str) -> int:
-    size = parse_size(text)
-    if size >= 1 << 63:
-        raise ValueError("a size below 8 million T")
-    return size
-
-
-def _memory(text: str) -> int:
-    if _size(text) < 16 << 20:  # less than the programs that make a sandbox need
-        raise ValueError("a size of at least 16M such as 512M or 4G")
-    return _size(text)
-
-
-def _disk(text: str) -> int:
-    if not 8 << 20 <= _size(text) <= 2 << 40:  # of a smaller one too much is the file system's own
-        raise ValueError("a size from 8M to 2T such as 512M or 10G")
-    return _size(text)
-
-
-def _cpus(text: str) -> float:
-    if parse_cpus(text) < 0.01:  # the least that the kernel can be told
-        raise ValueError("a number of processors from 10m on such as 2 or 500m")
-    return parse_cpus(text)
 
 
 def _command(value: object) -> object:
@@ -202,12 +177,12 @@ _SIZE_SCHEMA = WithJsonSchema(
         "exclusiveMinimum": 0,
     }
 )
-Size = Annotated[int, _quantity(_size, "a size such as 512M or 4G"), _SIZE_SCHEMA]
-Memory = Annotated[int, _quantity(_memory, "a size such as 512M or 4G"), _SIZE_SCHEMA]
-Disk = Annotated[int, _quantity(_disk, "a size such as 512M or 10G"), _SIZE_SCHEMA]
+Size = Annotated[int, _quantity(parse_size, "a size such as 512M or 4G"), _SIZE_SCHEMA]
+Memory = Annotated[int, _quantity(parse_memory, "a size such as 512M or 4G"), _SIZE_SCHEMA]
+Disk = Annotated[int, _quantity(parse_disk, "a size such as 512M or 10G"), _SIZE_SCHEMA]
 Cpus = Annotated[
     float,
-    _quantity(_cpus, "a number of processors such as 2 or 500m"),
+    _quantity(parse_cpus, "a number of processors such as 2 or 500m"),
     WithJsonSchema(
         {
             "type": ["string", "number"],

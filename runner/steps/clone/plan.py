@@ -53,6 +53,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         what += f", depth {checkout.depth}"
     if checkout.include_dirty:
         what += ", with uncommitted files"
+    elif (commit := facts.commits.get(spec.name)) is not None and commit.dirty:
+        what += ", uncommitted files left out"
     return Step(
         id="clone",
         kind="clone",

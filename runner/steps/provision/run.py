@@ -101,7 +101,7 @@ async def _create(body: Body, run: Run, provider: Provider, probe: Probe) -> str
     except PlatformError as error:
         await run.emit(ev.EffectGone(STEP, "workspace", name))
         run.vacate()
-        return error.message
+        return f"{error.message}; {error.hint}" if error.hint else error.message
     run.attach(provider, probe, handle)
     await run.emit(ev.EffectDone(STEP, "workspace", name), ev.ProviderChosen(provider.name, probe.isolation))
     return None

@@ -35,8 +35,6 @@ def inputs(body: Body) -> dict[str, object]:
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     verify = spec.verify or VerifySpec((), (), (), None, ())
     outputs = tuple(spec.outputs.values())
-    if spec.verify is None and not outputs:
-        return None
     parts = [command_words(c.argv) for c in verify.commands]
     if verify.required or verify.forbidden:
         parts.append(f"{len(verify.required) + len(verify.forbidden)} file rules")
@@ -44,6 +42,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if verify.report:
         sections = f", {len(verify.report.sections)} sections" if verify.report.sections else ""
         what += ("; " if what else "") + f"report {verify.report.path}{sections}"
+    if not what and not outputs:
+        return None
     shape = Shape((), spec.toolchains, incident=False)
     return Step(
         id="verify",

@@ -51,10 +51,11 @@ async def perform(body: Body, run: Run) -> Outcome:
     results = Results()
     verify = body.verify
     try:
-        if verify.report is not None:
-            check_report(verify.report, run, results)
+        wanted = {verify.report.path: verify.report} if verify.report is not None else {}
         for path in body.outputs:
-            check_report(ReportCheck(path, 0, ()), run, results, most=MAX_OUTPUT)
+            wanted.setdefault(path, ReportCheck(path, 0, ()))
+        for path, report in wanted.items():
+            check_report(report, run, results, most=MAX_OUTPUT if path in body.outputs else MAX_REPORT)
         if verify.needs_tree:
             await _check_tree(body, run, results)
     finally:

@@ -128,7 +128,7 @@ kube() {
         fate=$(fate_of "$code" "$file.err")
     fi
     printf '%s\t%s\t%s\n' "$fate" "$(shown "${globals[@]}" "$@")" \
-        "$(clean <"$file.err" | grep -v '^Warning' | head -n 5 | cut -c1-300 | tr '\n\t' '  ')" >"$file.fate"
+        "$(clean <"$file.err" | grep -vE '^(Warning|[EIW][0-9]{4} )' | head -n 5 | cut -c1-300 | tr '\n\t' '  ')" >"$file.fate"
 }
 
 # The API server's answer counts before the exit code: one command may read several kinds, and some of them be refused.
@@ -150,10 +150,17 @@ fate_of() {
 
 fate() { cut -f1 "$work/$1.fate"; }
 
+# why FILE: what the call of FILE was told instead, in a line.
+why() {
+    local told
+    told=$(cut -f3 "$work/$1.fate")
+    printf '%s' "${told:-it said nothing}"
+}
+
 # reachable FILE: ends the script when the call of FILE met no API server that talks to us.
 reachable() {
     [[ "$(fate "$1")" == unreachable ]] || return 0
-    fail "the API server cannot be asked: $(cut -f3 "$work/$1.fate")" 3
+    fail "the API server cannot be asked: $(why "$1")" 3
 }
 
 # wanted FILE WHAT: ends the script when WHAT itself could not be read.
@@ -161,9 +168,9 @@ wanted() {
     reachable "$1"
     case "$(fate "$1")" in
         ok) ;;
-        missing) fail "$2 does not exist: $(cut -f3 "$work/$1.fate")" 4 ;;
+        missing) fail "$2 does not exist: $(why "$1")" 4 ;;
         late) fail "$2 was not read within $timeout s" 3 ;;
-        *) fail "$2 could not be read: $(cut -f3 "$work/$1.fate")" 3 ;;
+        *) fail "$2 could not be read: $(why "$1")" 3 ;;
     esac
 }
 
@@ -178,7 +185,7 @@ heading() { printf '\n%s%s%s\n' "$bold" "$1" "$plain"; }
 body() {
     local most=${2:-40}
     if [[ "$(fate "$1")" != ok && ! -s "$work/$1" ]]; then
-        printf '  (%s: %s)\n' "$(fate "$1")" "$(cut -f3 "$work/$1.fate")"
+        printf '  (%s: %s)\n' "$(fate "$1")" "$(why "$1")"
     elif [[ ! -s "$work/$1" ]]; then
         printf '  (nothing)\n'
     else

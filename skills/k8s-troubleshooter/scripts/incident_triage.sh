@@ -41,7 +41,7 @@ if [[ -z "$asked" && "$(fate 2-pods)" == refused ]]; then
     option --namespace "${namespace:-default}"
     collect
 fi
-[[ "$(fate 2-pods)" == ok ]] || fail "no pods could be read ($(fate 2-pods)): $(cut -f3 "$work/2-pods.fate")" 3
+[[ "$(fate 2-pods)" == ok ]] || fail "no pods could be read ($(fate 2-pods)): $(why 2-pods)" 3
 
 # What a partly refused call named; a kind that was not read must not count as empty.
 refused=$(cat "$work"/[1-6]-*.err | sed -n 's/^Error from server (Forbidden): \([a-z]*\).*/\1/p' | sort -u | tr '\n' ' ')
