@@ -44,7 +44,11 @@ class Double:
     @property
     def warnings(self) -> tuple[str, ...]:
         left = len(self._turns) - self._taken
-        unasked = [f"{left} of the rehearsal's {len(self._turns)} turns were not asked for"] if left else []
+        unasked = (
+            [f"{left} of the rehearsal's {len(self._turns)} turns {'was' if left == 1 else 'were'} not asked for"]
+            if left
+            else []
+        )
         return (*self._unplayed, *unasked)
 
     @asynccontextmanager

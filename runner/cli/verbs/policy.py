@@ -100,7 +100,7 @@ def _show_scan(found: ScanResult, layers: Sequence[Layer], form: str, out: Outpu
     for violation in found.violations:
         _line(out, f"✗ {violation}   {origin_of(violation, layers)}")
     count = len(found.violations)
-    out.line(f"{found.files} files, {count or 'no'} violation{'s' * (count != 1)}")
+    out.line(f"{found.files} file{'s' * (found.files != 1)}, {count or 'no'} violation{'s' * (count != 1)}")
 
 
 def _line(out: Output, text: str) -> None:

@@ -79,7 +79,7 @@ def main(args: Namespace, out: Output) -> int:
     text = manifest_of(triage)
     if args.print:
         with written_incident(triage) as wrote:
-            out.stdout.write(text)
+            out.verbatim(text)
         if wrote:
             out.complain(f"{triage.directory / 'incident.json'} is new: the manifest is about it")
         return 0

@@ -17,7 +17,7 @@ async def perform(body: Body, run: Run) -> Outcome:
     result = await scan_tree(run, "scan", body.policies)
     if result.violations:
         return broken(result.violations)
-    return succeeded(f"{result.files} files")
+    return succeeded(f"{result.files} file{'s' * (result.files != 1)}")
 
 
 async def _flush(run: Run) -> None:

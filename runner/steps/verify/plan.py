@@ -40,7 +40,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         parts.append(f"{len(verify.required) + len(verify.forbidden)} file rules")
     what = ", ".join(parts) + (" on a clean checkout" if verify.needs_tree else "")
     if verify.report:
-        sections = f", {len(verify.report.sections)} sections" if verify.report.sections else ""
+        count = len(verify.report.sections)
+        sections = f", {count} section{'s' * (count != 1)}" if count else ""
         what += ("; " if what else "") + f"report {verify.report.path}{sections}"
     if not what and not outputs:
         return None
@@ -48,7 +49,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     return Step(
         id="verify",
         kind="verify",
-        what=what or f"{len(outputs)} outputs",
+        what=what or f"{len(outputs)} output{'s' * (len(outputs) != 1)}",
         phase="work",
         needs=needs,
         deadline_seconds=spec.timeouts["verify"],
