@@ -739,15 +739,22 @@ if ROOT:
 
 # --- loss and return ---
 
-SESSION = (
-    'trap "echo caught" USR1; echo out; echo err >&2;'
-    'while :; do read -r line && echo "got $line"; [ "$line" = end ] && exit 7; done'
-)
+# No shell: one that gets a signal as it begins to read may hear of it with the next line only.
+SESSION = """
+import signal as s, sys
+s.pthread_sigmask(s.SIG_BLOCK, [s.SIGUSR1])
+print("out", flush=True), print("err", file=sys.stderr)
+s.sigwait([s.SIGUSR1])
+print("caught", flush=True)
+while line := sys.stdin.readline().strip():
+    print("got", line, flush=True)
+    line == "end" and sys.exit(7)
+"""
 
 
 def play(host: Host) -> None:
     """A command with output on both streams, a signal, input and a status; then one more."""
-    command = host.start("sh", "-c", SESSION)
+    command = host.start(*PYTHON, SESSION)
     host.until(lambda: b"out\n" in command.out)
     command.kill(signal.SIGUSR1)
     host.until(lambda: b"caught\n" in command.out)
