@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -182,11 +183,14 @@ def read(path: str) -> bytes:
 
 
 def _shows(mounts: bytes, places: Sequence[bytes]) -> bool:
-    """Whether one of the places is mounted, but for where volumes are for everybody."""
+    """Whether one of the places is mounted, but for where volumes are for everybody.
+
+    That is also below the old root which any sandbox has for a moment while bubblewrap makes it.
+    """
     if not any(place in mounts for place in places):
         return False
-    everybody = f" {common()}/".encode()
-    return any(place in line and everybody not in line for line in mounts.splitlines() for place in places)
+    everybody = re.compile(rf" (/oldroot)?{re.escape(str(common()))}/".encode())
+    return any(place in line and not everybody.search(line) for line in mounts.splitlines() for place in places)
 
 
 def groups(top: str = "/sys/fs/cgroup") -> Iterator[str]:
