@@ -147,13 +147,16 @@ class Engine:
         raise ProviderFailed(f"the docker daemon at `{self.host}` has not answered within {patience:.0f}s")
 
     def _act(self, act: Callable[[APIClient], _T]) -> _T:
+        from http.client import HTTPException
+
         from docker import APIClient
         from docker.errors import APIError, DockerException, ImageNotFound
         from requests.exceptions import RequestException
 
         try:
-            _reach(self.socket, self.patience)
-            with closing(APIClient(f"unix://{self.socket}", timeout=self.patience * _START_FACTOR)) as client:
+            version = _ping(self.socket, self.patience)
+            timeout = self.patience * _START_FACTOR
+            with closing(APIClient(f"unix://{self.socket}", version, timeout)) as client:
                 return act(client)
         except ImageNotFound as error:
             name = _words(error).rpartition("such image: ")[2]  # some say it twice
@@ -163,7 +166,7 @@ class Engine:
         except APIError as error:
             failure = ProviderBusy if error.is_server_error() else ProviderFailed
             raise failure(f"docker refuses: {_words(error)}") from error
-        except (OSError, DockerException, RequestException) as error:
+        except (OSError, HTTPException, DockerException, RequestException) as error:
             raise unreachable(self, error) from error
 
 
@@ -180,11 +183,19 @@ def unreachable(engine: Engine, error: Exception) -> ProviderFailed:
     return failure(f"the docker daemon at `{engine.host}` cannot be reached: {why}", hint=hint)
 
 
-def _reach(daemon: Path, patience: float) -> None:
-    """Raises ``OSError`` when nobody listens there, which the client would wrap in many words, and leak a socket."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(patience)
-        connection.connect(str(daemon))
+def _ping(daemon: Path, patience: float) -> str | None:
+    """The version of the API that a daemon speaks, if it says so; the client by itself asks for much more than that.
+
+    Raises ``OSError`` when nobody listens there, which the client would wrap in many words, and leak a socket.
+    """
+    from http.client import HTTPConnection
+
+    with closing(HTTPConnection("docker")) as connection:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(patience)
+        connection.sock.connect(str(daemon))
+        connection.request("GET", "/_ping")
+        return connection.getresponse().getheader("Api-Version")
 
 
 def _remove(client: APIClient, container: str) -> None:
