@@ -1126,17 +1126,29 @@ static int run(const char *path, int out)
     }
 }
 
-/* `guest`, `guest -`, `guest PATH`, or `guest - DESCRIPTOR PROGRAM WORDS...` outside of a workspace. */
+/* Into the control groups of version 1 whose lists of tasks are open. Who moves himself has nobody to wait for; for who
+ * moves another, the kernel first waits until nobody forks. */
+static bool move_into(char **lists)
+{
+    for (; *lists; lists++) {
+        long list = (long)number_of(*lists);
+        if (SYS(write, list, "0", 1) != 1)
+            return false;
+        SYS(close, list);
+    }
+    return true;
+}
+
+/* `guest`, `guest -`, `guest PATH`, `guest + DESCRIPTOR...`, or outside of a workspace
+ * `guest - DESCRIPTOR USER PROGRAM WORDS...`, with `-` for our own user. */
 static int start_up(int argc, char **argv, char **env)
 {
-    if (argc > 3 && argv[1][0] == '-') {
-        int control = 0;
-        for (const char *c = argv[2]; *c; c++)
-            control = control * 10 + (*c - '0');
-        guard(control, argv + 3, env);
-    }
-    bool two = argc == 2 && same(argv[1], "-", 2);
-    return run(argc > 1 && !two ? argv[1] : NULL, two);
+    char way = argc > 1 ? argv[1][0] : 0;
+    if (way == '+')
+        return move_into(argv + 2) ? run(NULL, 0) : 3;
+    if (way == '-' && argc > 4)
+        guard((int)number_of(argv[2]), argv[3], argv + 4, env);
+    return run(way == '-' ? NULL : argv[1], way == '-');
 }
 
 #ifdef HOSTED

@@ -173,8 +173,7 @@ static int serve(char **argv)
         return 1;
     device_major = root.stx_dev_major;
     device_minor = root.stx_dev_minor;
-    for (const char *digit = argv[1]; *digit; digit++)
-        most = most * 10 + (u64)(*digit - '0');
+    most = number_of(argv[1]);
     for (;;) {
         long held = SYS(read, 0, packet, sizeof packet - 1);
         if (held <= 0)

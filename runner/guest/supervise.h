@@ -502,9 +502,14 @@ static void supervise(const struct request *request, size_t size, const struct s
 }
 
 /* Run a program with our descriptors and end its tree with the control socket: for one that ties itself to the life of its
- * parent only when it has been running for a while. */
-static void guard(int control, char **argv, char **env)
+ * parent only when it has been running for a while. As another user if one is given, which is also his only group. */
+static void guard(int control, const char *user, char **argv, char **env)
 {
+    if (*user != '-') {
+        u64 id = number_of(user);
+        if (SYS(setgroups, 0, 0) < 0 || SYS(setresgid, id, id, id) < 0 || SYS(setresuid, id, id, id) < 0)
+            quit(1);
+    }
     int reports = hear_children();
     long program = reports < 0 ? reports : SYS(clone, SIGCHLD);
     if (program == 0) {

@@ -128,6 +128,14 @@ static inline size_t length_of(const char *text)
     return n;
 }
 
+static inline u64 number_of(const char *digits)
+{
+    u64 number = 0;
+    for (; *digits; digits++)
+        number = number * 10 + (u64)(*digits - '0');
+    return number;
+}
+
 static inline bool same(const void *a, const void *b, size_t n)
 {
     const u8 *x = a, *y = b;

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,10 +99,18 @@ class Group:
         """Its directories by controller."""
         return {controller: str(directory) for controller, directory in self._directories.items()}
 
-    def join(self, pid: int) -> None:
-        """Move a process in; its descendants are born there."""
+    def join(self, pid: int, *, itself: bool = False) -> None:
+        """Move a process in; its descendants are born there. One that moves ``itself`` only where it cannot."""
         for directory in set(self._directories.values()):
-            (directory / "cgroup.procs").write_text(str(pid))
+            if not itself or _is_v2(directory):
+                (directory / "cgroup.procs").write_text(str(pid))
+
+    @contextmanager
+    def open_lists(self) -> Iterator[list[int]]:
+        """Descriptors of the lists of tasks in which a process writes "0" to move itself, where it can."""
+        with ExitStack() as stack:
+            lists = [directory / "tasks" for directory in set(self._directories.values()) if not _is_v2(directory)]
+            yield [stack.enter_context(path.open("wb", buffering=0)).fileno() for path in lists]
 
     def oom_kills(self) -> int:
         """How often the kernel has killed here for want of memory; as last seen, once the group is gone."""

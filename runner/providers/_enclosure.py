@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from socket import socket, socketpair
+from types import MappingProxyType
 
 import trio
 
@@ -37,7 +39,7 @@ class Enclosure:
     """A sandbox for one program. Its starter calls ``begin``, and ``close`` in the end."""
 
     def __init__(
-        self, child: spawn.Child, status: spawn.Reader, gate: int, group: _cgroup.Group, lifeline: socket | None
+        self, child: spawn.Child, status: spawn.Reader, gate: int, join: Callable[[int], None], lifeline: socket | None
     ) -> None:
         self.child = child
         self._lifeline = lifeline
@@ -45,7 +47,7 @@ class Enclosure:
         self.killed = False
         self._status = status
         self._gate = gate
-        self._group = group
+        self._join = join
         self._said = b""
         self._init_pidfd: int | None = None
 
@@ -57,7 +59,7 @@ class Enclosure:
             self.init = self.report().child
             if self.init is not None:
                 self._init_pidfd = os.pidfd_open(self.init)
-                self._group.join(self.init)
+                self._join(self.init)
         except ProcessLookupError:
             pass  # set-up failed already, and ``complaint`` says why
         finally:
@@ -106,28 +108,49 @@ def enclose(
     *,
     env: Mapping[str, str] | None = None,
     cwd: str = "/",
+) -> Enclosure:
+    """Start a command in a sandbox. Raises ``ProviderFailed``."""
+    return _enclose(shell, recipe, group.join, argv, env=env or {}, cwd=cwd)
+
+
+def enclose_guest(shell: Shell, recipe: _bwrap.Recipe, group: _cgroup.Group, program: str) -> Enclosure:
+    """Start a guest as the first process of a sandbox, with its channel. Raises ``ProviderFailed``."""
+    with group.open_lists() as lists:
+        words = [program, *(("+", *map(str, lists)) if lists else ())]
+        join = partial(group.join, itself=True)
+        return _enclose(shell, recipe, join, words, options=["--as-pid-1"], channel=True, inherited=lists)
+
+
+def _enclose(
+    shell: Shell,
+    recipe: _bwrap.Recipe,
+    join: Callable[[int], None],
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] = MappingProxyType({}),
+    cwd: str = "/",
     options: Sequence[str] = (),
     channel: bool = False,
+    inherited: Sequence[int] = (),
 ) -> Enclosure:
-    """Start a program in a sandbox; ``options`` are more of bubblewrap's. ``channel`` as for ``spawn.spawn``.
-
-    Raises ``ProviderFailed``.
-    """
+    """``options`` are more of bubblewrap's, ``inherited`` more descriptors; ``channel`` as for ``spawn.spawn``."""
     status, their_status = os.pipe()
     their_gate, gate = os.pipe()
     arguments = os.memfd_create("arguments")
-    words = recipe.arguments(env=env or {}, cwd=cwd, status=their_status, gate=their_gate)
+    words = recipe.arguments(env=env, cwd=cwd, status=their_status, gate=their_gate)
     os.write(arguments, words)
     os.lseek(arguments, 0, os.SEEK_SET)
     lifeline, their_lifeline = socketpair() if shell.guard else (None, None)
-    guard = [shell.guard, "-", str(their_lifeline.fileno())] if shell.guard and their_lifeline else []
+    guard: list[str] = []
+    if shell.guard and their_lifeline:
+        guard = [shell.guard, "-", str(their_lifeline.fileno()), "-" if shell.uid is None else str(shell.uid)]
     theirs = [arguments, their_status, their_gate, *([their_lifeline.detach()] if their_lifeline else [])]
     try:
         child = spawn.spawn(
             [*guard, shell.bwrap, "--args", str(arguments), *options, "--", *argv],
             env={},
-            uid=shell.uid,
-            pass_fds=(*theirs, *recipe.descriptors),
+            uid=None if guard else shell.uid,  # the guard becomes that user; Python would copy all of us for it
+            pass_fds=(*theirs, *recipe.descriptors, *inherited),
             channel=channel,
         )
     except OSError as error:
@@ -139,4 +162,4 @@ def enclose(
     finally:
         for fd in theirs:
             os.close(fd)
-    return Enclosure(child, spawn.Reader(status), gate, group, lifeline)
+    return Enclosure(child, spawn.Reader(status), gate, join, lifeline)

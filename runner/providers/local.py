@@ -25,7 +25,7 @@ from runner.ports.provider import KILL_GRACE, STOP_GRACE, Opening, Paths, Probe,
 from runner.providers import _bwrap, _cgroup, spawn
 from runner.providers._confined import Sandbox
 from runner.providers._directories import Directories
-from runner.providers._enclosure import Shell, enclose, open_shell
+from runner.providers._enclosure import Shell, enclose_guest, open_shell
 from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
 from runner.providers._mounts import Places, open_linkless, open_places
 from runner.providers._opening import open_room
@@ -153,7 +153,7 @@ class Local:
         *,
         volume: Volume | None,
     ) -> AsyncIterator[GuestWorkspace]:
-        enclosure = enclose(shell, recipe, group, [_GUEST], options=["--as-pid-1"], channel=True)
+        enclosure = enclose_guest(shell, recipe, group, _GUEST)
         try:
             with trio.move_on_after(KILL_GRACE, shield=True):  # milliseconds, unless the host hangs
                 await enclosure.begin()
