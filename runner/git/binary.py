@@ -162,10 +162,14 @@ class Binary(Common):
         index = repository / "index"
         await in_thread(_unlock, index)
         # Git would open what it has looked at by its path, which by then may lead anywhere.
-        lines = await in_thread(_store, repository, tree, seen, like=base or "0" * 40)
+        like = base or "0" * 40
+        lines = await in_thread(_store, repository, tree, seen, like=like)
         if lines:
             await self._git(repository, "update-index", "-z", "--index-info", index=index, stdin=b"".join(lines))
-        made = (await self._git(repository, "write-tree", index=index)).stdout.decode().strip()
+        if index.exists():
+            made = (await self._git(repository, "write-tree", index=index)).stdout.decode().strip()
+        else:  # of nothing, which needs no program
+            made = await in_thread(disk.store_text, repository / "objects", b"tree", b"", like=like)
         body = commit_object(made, base, wanted)
         commit = await in_thread(disk.store_text, repository / "objects", b"commit", body, like=made)
         return Snapshot(commit, made, base, len(seen.found) + len(seen.kept), seen.left_out)

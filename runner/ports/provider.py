@@ -13,9 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from runner.model import DEFAULT_PROJECT, Exit, Feature, Handle, Isolation, IsolationClass, Limits, Mount, Rung
+
+if TYPE_CHECKING:
+    import trio
 
 PATH = "/usr/local/bin:/usr/bin:/bin"  # where every command finds others, behind its toolchains
 STOP_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
@@ -164,6 +167,10 @@ class Workspace(Protocol):
     @property
     def paths(self) -> Paths:
         """Where things are for a command inside; the same on every provider that has mounts."""
+
+    @property
+    def still(self) -> trio.Event:
+        """Set once nothing runs in it any more or ever will, if that is known before the block around it has ended."""
 
     def exec(
         self,

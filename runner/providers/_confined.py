@@ -31,7 +31,7 @@ class Sandbox:
         *,
         volume: Volume | None = None,
     ) -> None:
-        self.paths = paths
+        self.paths, self.still = paths, trio.Event()
         self._volume = volume
         self._recipe = recipe
         self._shell = shell

@@ -97,6 +97,7 @@ class GuestWorkspace:
         self._guest = guest
         self._around = around
         self._stopping: set[Counted] = set()
+        self.still = trio.Event()
 
     @property
     def paths(self) -> Paths:

@@ -71,6 +71,7 @@ class Flavour:
     """What tells the containers of one runtime from those of another.
 
     ``hint`` is how a daemon gets the runtime; ``capabilities`` as for ``Container``, ``lends`` as for ``Directories``.
+    Where a container's first process ``ends_last``, nothing of it runs any more once that has ended.
     Of the limits, ``outside`` are those that the daemon keeps a container within, ``inside`` those that its guest
     holds commands to. ``not_warm``
     is why none of its containers can be started before it is known for whom, if so.
@@ -83,6 +84,7 @@ class Flavour:
     open_channel: Callable[[Engine, Handed, _container.Recipe, str], AbstractContextManager[Channel]]
     capabilities: tuple[str, ...] = ()
     lends: bool = True
+    ends_last: bool = False
     outside: Callable[[Limits], Limits] = lambda limits: limits
     inside: Callable[[Limits], Limits] = lambda _limits: Limits()
     not_warm: str | None = None
@@ -99,7 +101,7 @@ class _Started:
         return await self.channel.connect(self.first)
 
 
-RUNC = Flavour("docker", IsolationClass.NAMESPACES, "runc", None, open_dialled)
+RUNC = Flavour("docker", IsolationClass.NAMESPACES, "runc", None, open_dialled, ends_last=True)
 
 
 def provider(settings: Settings) -> Docker:
@@ -182,7 +184,7 @@ class Docker:
         async with self._started(handle, opening, Stay()) as started:
             path = workspace_path(handle, started.room)
             around = self._around(handle, opening, self._group(handle, started.first), path)
-            async with _reach(started.connect, started.first, around, _what(handle)) as workspace:
+            async with self._reach(started.connect, started.first, around, _what(handle)) as workspace:
                 yield workspace
 
     @asynccontextmanager
@@ -252,7 +254,7 @@ class Docker:
                 _cover(places, tree, covers(handle.private, guards))
                 around = self._around(handle, opening, seat.group, PATHS.workspace)
                 connect = partial(Dialled(listener, _what(handle)).connect, first)
-                async with _reach(connect, first, around, _what(handle), seat.nonce) as workspace:
+                async with self._reach(connect, first, around, _what(handle), seat.nonce) as workspace:
                     await workspace.ping()  # what it said when it was handed over is no proof that it lives
                     yield workspace
             finally:
@@ -260,6 +262,32 @@ class Docker:
                     await first.end()
                     places.close()  # stand-ins that something is mounted over could not be removed
                     await self._remove(handle)
+                    _containers(handle.private).unlink()
+
+    @asynccontextmanager
+    async def _reach(
+        self,
+        connect: Callable[[], Awaitable[trio.abc.Stream]],
+        first: First,
+        around: Surroundings,
+        what: str,
+        nonce: bytes | None = None,
+    ) -> AsyncIterator[GuestWorkspace]:
+        """The workspace of a container that has been started, which has ended when the block ends."""
+        guest = open_reached(connect, around, what=what, kill_sandbox=first.kill, nonce=nonce)
+        workspace: GuestWorkspace | None = None
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    workspace = await stack.enter_async_context(guest)
+                except WorkspaceLost as lost:
+                    raise ProviderFailed(f"the guest of {what} does not start: {lost.message}") from lost
+                yield workspace
+        finally:
+            with trio.CancelScope(shield=True):
+                await first.end()
+            if workspace is not None and self._flavour.ends_last:
+                workspace.still.set()
 
     @asynccontextmanager
     async def _started(self, handle: Handle, opening: Opening, stay: Stay) -> AsyncIterator[_Started]:
@@ -393,28 +421,6 @@ class Docker:
 def _runs_in(pid: int, containers: Sequence[str]) -> bool:
     groups = membership(pid)
     return any(container in groups for container in containers)
-
-
-@asynccontextmanager
-async def _reach(
-    connect: Callable[[], Awaitable[trio.abc.Stream]],
-    first: First,
-    around: Surroundings,
-    what: str,
-    nonce: bytes | None = None,
-) -> AsyncIterator[GuestWorkspace]:
-    """The workspace of a container that has been started, which has ended when the block ends."""
-    guest = open_reached(connect, around, what=what, kill_sandbox=first.kill, nonce=nonce)
-    try:
-        async with AsyncExitStack() as stack:
-            try:
-                workspace = await stack.enter_async_context(guest)
-            except WorkspaceLost as lost:
-                raise ProviderFailed(f"the guest of {what} does not start: {lost.message}") from lost
-            yield workspace
-    finally:
-        with trio.CancelScope(shield=True):
-            await first.end()
 
 
 def _cover(places: Handed, tree: int, wanted: Sequence[Cover]) -> None:

@@ -194,7 +194,7 @@ class Stage:
         self._provider = provider
         self._lost = False
         self._running: set[Played] = set()
-        self.paths = paths
+        self.paths, self.still = paths, trio.Event()
 
     def exec(
         self,

@@ -101,7 +101,8 @@ async def commit_tree(
     wanted = Snapshotting(message, run.author(), run.offending | foreign)
     git = run.ports.git
     snapshot = await git.snapshot(repository, handle.tree, run.base, wanted)
-    changes = await git.changes(repository, run.base, snapshot.commit)
+    nothing = run.base is None and not snapshot.entries  # as most triages change, without asking git
+    changes = [] if nothing else list(await git.changes(repository, run.base, snapshot.commit))
     sizes = ((_text(change.path), change.entry.size if change.entry else None) for change in changes)
     violations = policy_of(specs).judge_changes(sizes) + await leaks(run.ports.redact, handle.tree, changes)
     if violations:

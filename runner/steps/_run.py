@@ -314,6 +314,23 @@ class Run:
         if self._sandbox is not None:
             self._sandbox.closing.set()
 
+    async def settle_down(self) -> None:
+        """End every process in the open sandbox. What else its provider has to clear away may take longer: ``close``
+        waits for that."""
+        if (sandbox := self._sandbox) is None:
+            return
+        sandbox.closing.set()
+        async with trio.open_nursery() as nursery:
+
+            async def hear(event: trio.Event) -> None:
+                await event.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(hear, sandbox.workspace.still)
+            nursery.start_soon(hear, sandbox.closed)
+        if sandbox.closed.is_set():
+            await self.close()
+
     async def close(self) -> None:
         """End the open sandbox and every process in it. Raises what went wrong with it since it was opened.
 
@@ -373,8 +390,12 @@ def read_input(wanted: ContextFile) -> bytes:
 
 def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write a file that must not exist yet, through no link."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, mode)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, mode)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, mode)
         file.write(content)

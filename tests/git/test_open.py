@@ -118,7 +118,7 @@ async def test_git_is_started_for_nothing_that_needs_no_git(tmp_path: Path) -> N
 
     await git.empty(repository)
     snapshot = await git.snapshot(repository, tree, None, Snapshotting("nothing", Author("a", "a@b", 1)))
-    assert log.read_text().split() == ["write-tree"]
+    assert not log.exists()
     assert await git.changes(repository, None, snapshot.commit) == []
     shown = await run([PROGRAM, "cat-file", "commit", snapshot.commit], env={"GIT_DIR": str(repository)})
     assert shown.stdout.decode().splitlines()[0] == f"tree {snapshot.tree}"

@@ -10,21 +10,20 @@ from runner.settings import shipped
 
 _TRIAGE = "k8s-troubleshooter"  # the skill that the files in ``runners/context`` are about
 
-# One command for all: each program that is started in a sandbox takes longer than what it does here.
-_FURNISH = """
+_SKILLS = (".claude/skills", ".agents/skills")  # where one CLI or another looks
+
+# One command for all, and few programs: each that is started in a sandbox takes longer than what it does here.
+_FURNISH = f"""
 umask 077
-home=$1 skills=$2 files=$3; shift 3
-into() { [ -d "$1" ] || mkdir -p -- "$1"; }
+folders=$3 files=$4 skills=$2
+cd -- "$1" && shift 4 && mkdir -p -- $folders || exit
 while [ "$files" -gt 0 ]; do
-    file=$home/$1
-    into "${file%/*}" && printf %s "$2" > "$file" || exit
+    printf %s "$2" > "$1" || exit
     shift 2; files=$((files - 1))
 done
 [ $# -gt 0 ] || exit 0
-for place in "$home/.claude/skills" "$home/.agents/skills"; do
-    into "$place" || exit
-    for name; do ln -sfn -- "$skills/$name" "$place/$name" || exit; done
-done
+for name; do set -- "$@" "$skills/$name"; shift; done
+for place in {" ".join(_SKILLS)}; do ln -sfn -- "$@" "$place/" || exit; done
 """
 
 
@@ -35,8 +34,10 @@ def furnish(prepared: Preparation, paths: Paths, skills: Sequence[str]) -> Seque
         files |= {place: _context(name, paths) for place, name in prepared.context.items()}
     if not files and not skills:
         return ()
+    folders = {place.rpartition("/")[0] or "." for place in files}.union(_SKILLS if skills else ())
     written = [word for pair in files.items() for word in pair]
-    return ("sh", "-c", _FURNISH, "sh", paths.home, paths.skills, str(len(files)), *written, *skills)
+    given = (paths.home, paths.skills, " ".join(sorted(folders)), str(len(files)))
+    return ("sh", "-c", _FURNISH, "sh", *given, *written, *skills)
 
 
 def _context(name: str, paths: Paths) -> str:

@@ -8,5 +8,6 @@ from runner.steps.release.plan import Body
 
 
 async def perform(body: Body, run: Run) -> Outcome:
+    await run.close()
     await run.tenure.release(run.emit)
     return succeeded(f"workspace {run.workspace_id}")
