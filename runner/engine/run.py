@@ -215,7 +215,7 @@ async def _work(stage: _Stage) -> None:
     with control.work as work:
         work.deadline = stage.deadline = trio.current_time() + stage.plan.deadline_seconds
         control.bound(work.deadline)
-        await stage.run.emit(ev.PhaseEntered("work"))
+        stage.news.append(ev.PhaseEntered("work"))
         await stage.perform(stage.plan.phase("work"))
 
 
@@ -230,10 +230,11 @@ async def _settle(stage: _Stage) -> None:
             await stage.run.emit(ev.CancelRequested("lease"))
         elif control.work.cancel_called:
             await stage.run.emit(ev.CancelRequested("deadline"))
-        await stage.run.emit(ev.PhaseEntered("settle"))
+        stage.news.append(ev.PhaseEntered("settle"))
         # The agent ran, but work ended before its hooks: they come first now, while there are sandboxes.
         stage.deadline = control.sandboxes.deadline
-        await stage.perform(_late(plan, record))
+        if late := _late(plan, record):
+            await stage.perform(late)
         stage.deadline = settle.deadline
         await stage.perform(plan.phase("settle"))
 
@@ -253,7 +254,10 @@ _OF_PLACE = (Reason.PLATFORM, Reason.SETUP, Reason.TIMEOUT, Reason.OOM, Reason.U
 
 @dataclass
 class _Stage:
-    """Performs steps of one run, deciding on skipping by the outcomes of needs."""
+    """Performs steps of one run, deciding on skipping by the outcomes of needs.
+
+    ``news`` wait to be written with the start of the next step, which comes at once: every write waits for the disk.
+    """
 
     run: Run
     record: RunRecord
@@ -262,6 +266,7 @@ class _Stage:
     reused: Mapping[str, tuple[str, str]]
     deadline: float = math.inf
     settling: bool = False
+    news: list[ev.Event] = field(default_factory=list)
 
     async def perform(self, steps: Sequence[Step]) -> None:
         by_id = {step.id: step for step in steps}
@@ -269,7 +274,20 @@ class _Stage:
         async def one(id: str) -> None:
             await self._step(by_id[id])
 
-        await execute(graph_of(tuple(steps)), one)
+        try:
+            await execute(graph_of(tuple(steps)), one)
+        finally:
+            await self._tell()
+
+    async def _tell(self, *events: ev.Event) -> None:
+        news, self.news = [*self.news, *events], []
+        if news:
+            await self.run.emit(*news)
+
+    def _outcome(self, name: str) -> Outcome | None:
+        """How a step has ended, if it has."""
+        told = (event.outcome for event in self.news if isinstance(event, ev.StepEnded) and event.step == name)
+        return next(told, self.record.steps[name].outcome)
 
     async def _step(self, step: Step) -> None:
         """Perform a step; if that shows that its provider cannot do it, with all before it on the next of the chain.
@@ -283,6 +301,7 @@ class _Stage:
         await self._attempt(step)
         if step.kind not in HOUSING:
             return
+        await self._tell()
         work = self.plan.phase("work")
         again = [one for one in work[: work.index(step) + 1] if one.kind in HOUSING]
         while (fallen := self._fallen(again)) and await next_fit(_provisioning(self.plan), self.run):
@@ -291,6 +310,7 @@ class _Stage:
             await fall_back(self.run, failed, outcome, self.record.attempt + 1, names)
             for one in again:
                 await self._attempt(one)
+            await self._tell()
 
     def _fallen(self, steps: Sequence[Step]) -> tuple[str, Outcome] | None:
         """The first of some steps that has failed, and how, if another workspace may be better."""
@@ -305,10 +325,10 @@ class _Stage:
 
     async def _attempt(self, step: Step) -> None:
         if blocker := self._blocked(step):
-            await self.run.emit(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
+            self.news.append(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
             return
         reused = [ev.StepReused(step.id, *self.reused[step.id])] if step.id in self.reused else []
-        await self.run.emit(ev.StepStarted(step.id), *reused)
+        await self._tell(ev.StepStarted(step.id), *reused)
         outcome: Outcome | None = None
         stops = _Stops(step, self.control, trio.current_time() + step.deadline_seconds, self.deadline, self.settling)
         self.run.underway = underway = Underway(step.id, stops.explain)
@@ -323,7 +343,7 @@ class _Stage:
         finally:
             if step.secrets:
                 self.run.retire()  # no later step may find what was in this one's sandbox
-            await self.run.emit(ev.StepEnded(step.id, outcome or stops.outcome()))
+            self.news.append(ev.StepEnded(step.id, outcome or stops.outcome()))
 
     async def _within_disk(self, stops: _Stops, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
         """Do a step's work; cancel its scope when its workspace outgrows a limit that the provider does not keep."""
@@ -345,11 +365,12 @@ class _Stage:
 
     def _blocked(self, step: Step) -> str | None:
         for need in step.needs:
-            ended = self.record.steps[need]
-            if step.when == "ended" and ended.status is not Status.SKIPPED:
+            outcome = self._outcome(need)
+            status = self.record.steps[need].status if outcome is None else outcome.status
+            if step.when == "ended" and status is not Status.SKIPPED:
                 continue
-            if ended.outcome is None or not ended.outcome.ok or ended.status is Status.SKIPPED:
-                return f"{need} {ended.status.value}"
+            if outcome is None or not outcome.ok or status is Status.SKIPPED:
+                return f"{need} {status.value}"
         return None
 
 

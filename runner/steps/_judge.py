@@ -102,7 +102,7 @@ async def commit_tree(
     git = run.ports.git
     snapshot = await git.snapshot(repository, handle.tree, run.base, wanted)
     nothing = run.base is None and not snapshot.entries  # as most triages change, without asking git
-    changes = [] if nothing else list(await git.changes(repository, run.base, snapshot.commit))
+    changes = [] if nothing else await git.changes(repository, run.base, snapshot.commit)
     sizes = ((_text(change.path), change.entry.size if change.entry else None) for change in changes)
     violations = policy_of(specs).judge_changes(sizes) + await leaks(run.ports.redact, handle.tree, changes)
     if violations:

@@ -79,7 +79,7 @@ class Timed(Fake):
 class TimedStage:
     def __init__(self, stage: Stage, provider: Timed) -> None:
         self._stage, self._provider = stage, provider
-        self.paths, self.effective = stage.paths, stage.effective
+        self.paths, self.effective, self.still = stage.paths, stage.effective, stage.still
 
     @asynccontextmanager
     async def exec(
