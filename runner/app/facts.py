@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import runner.providers
@@ -54,22 +55,36 @@ async def gather(
     What cannot be had is noted in ``missing``, for the resolver to report where the manifest asks for it.
     Raises ``StalePlan`` for a provider that became weaker.
     """
-    probes: dict[str, Probe] = {}
+    import trio  # those who only ask for names do without
+
     images: dict[str, str] = {}
     commits: dict[str, CommitFact] = {}
     seen: dict[tuple[Checkout, CommitFact | None], tuple[CommitFact, PolicyFile | None]] = {}
-    files: dict[str, dict[str, ContextFile]] = {}
-    incidents: dict[str, dict[str, object]] = {}
-    left_out: dict[str, str] = {}
     policies: dict[str, PolicyFile] = {}
     clusters: dict[str, ClusterFact] = {}
     missing: dict[str, RunnerError] = {}
+    beside = _Beside(missing)
+    names = dict.fromkeys(name for want in wanted for name in want.providers)
+    found: dict[str, Probe | RunnerError | None] = {}
+
+    async def look(name: str) -> None:
+        try:
+            provider = open_provider(name, settings)
+            found[name] = None if offline else still(await provider.probe(), pinned)
+        except RunnerError as error:
+            found[name] = error
+
+    async with trio.open_nursery() as nursery:  # they wait for programs and daemons
+        for name in names:
+            nursery.start_soon(look, name)
+        await trio.to_thread.run_sync(beside.read, wanted, abandon_on_cancel=True)
+    looks = ((name, found[name]) for name in names)
+    probes = {name: one for name, one in looks if one is not None and not isinstance(one, RunnerError)}
     for want in wanted:
         with _noting(missing, f"{want.run}/providers"):
             for name in want.providers:
-                provider = open_provider(name, settings)
-                if not offline and name not in probes:
-                    probes[name] = still(await provider.probe(), pinned)
+                if isinstance(error := found[name], RunnerError):
+                    raise error
         if want.base_image is not None and not offline:
             with _noting(missing, f"{want.run}/image"):
                 images.update(await _image(want, settings, probes, pinned))
@@ -81,25 +96,44 @@ async def gather(
                 commits[want.run], file = seen[want.checkout, known]
                 if file is not None:
                     policies[want.run] = file
-        if want.script is not None:
-            with _noting(missing, f"{want.run}/script", want.script_name):
-                files[f"{want.run}/script"] = {want.script_name: context_file(want.script)}
-        if want.incident is not None:
-            with _noting(missing, f"{want.run}/incident", want.incident.name):
-                found, left_out[want.run] = incident_files(want.incident)
-                files[f"{want.run}/incident"] = found
-                incidents[want.run] = incident_document(found)
-        files |= _skills(want, missing)
         with _noting(missing, f"{want.run}/cluster"):
             clusters.update(_cluster(want, settings, offline=offline))
-        if want.project is not None:
-            with _noting(missing, f"{want.run}/agents", AGENTS_FILE):
-                files[f"{want.run}/agents"] = agents_file(want.project)
         if not offline and (gone := absent(want.toolchains)):
             missing[f"{want.run}/toolchain"] = BadValue(
                 f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path"
             )
-    return Facts(probes, commits, files, incidents, missing, offline, policies, images, clusters, left_out)
+    files, incidents = beside.files, beside.incidents
+    return Facts(probes, commits, files, incidents, missing, offline, policies, images, clusters, beside.left_out)
+
+
+@dataclass
+class _Beside:
+    """The files that manifests name, by run and kind; ``missing`` is told why some could not be had."""
+
+    missing: dict[str, RunnerError]
+    files: dict[str, dict[str, ContextFile]] = field(default_factory=dict)
+    incidents: dict[str, dict[str, object]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def read(self, wanted: Sequence[Wanted]) -> None:
+        for want in wanted:
+            if want.script is not None:
+                with _noting(self.missing, f"{want.run}/script", want.script_name):
+                    self.files[f"{want.run}/script"] = {want.script_name: context_file(want.script)}
+            if want.incident is not None:
+                with _noting(self.missing, f"{want.run}/incident", want.incident.name):
+                    found, self.left_out[want.run] = incident_files(want.incident)
+                    self.files[f"{want.run}/incident"] = found
+                    self.incidents[want.run] = incident_document(found)
+            skills: dict[str, ContextFile] = {}
+            for skill in want.skills:
+                with _noting(self.missing, f"{want.run}/skills/{skill}", skill):
+                    skills |= skill_files(skill)
+            if skills:
+                self.files[f"{want.run}/skills"] = skills
+            if want.project is not None:
+                with _noting(self.missing, f"{want.run}/agents", AGENTS_FILE):
+                    self.files[f"{want.run}/agents"] = agents_file(want.project)
 
 
 def _cluster(want: Wanted, settings: Settings, *, offline: bool) -> dict[str, ClusterFact]:
@@ -123,14 +157,6 @@ def _noting(missing: dict[str, RunnerError], key: str, file: str = "") -> Iterat
         missing[key] = error
     except (OSError, ValueError) as error:
         missing[key] = BadValue(f"`{file}` can not be read: {getattr(error, 'strerror', None) or error}")
-
-
-def _skills(want: Wanted, missing: dict[str, RunnerError]) -> dict[str, dict[str, ContextFile]]:
-    found: dict[str, ContextFile] = {}
-    for skill in want.skills:
-        with _noting(missing, f"{want.run}/skills/{skill}", skill):
-            found |= skill_files(skill)
-    return {f"{want.run}/skills": found} if found else {}
 
 
 async def _image(want: Wanted, settings: Settings, probes: Mapping[str, Probe], pinned: Facts | None) -> dict[str, str]:
