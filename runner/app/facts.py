@@ -74,10 +74,11 @@ async def gather(
         except RunnerError as error:
             found[name] = error
 
-    async with trio.open_nursery() as nursery:  # they wait for programs and daemons
+    async with trio.open_nursery() as nursery:
         for name in names:
             nursery.start_soon(look, name)
-        await trio.to_thread.run_sync(beside.read, wanted, abandon_on_cancel=True)
+        await trio.lowlevel.checkpoint()
+        beside.read(wanted)  # while they wait for programs and daemons; in a thread it would only be in their way
     looks = ((name, found[name]) for name in names)
     probes = {name: one for name, one in looks if one is not None and not isinstance(one, RunnerError)}
     for want in wanted:
