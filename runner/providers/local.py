@@ -78,7 +78,8 @@ class Local:
                 shell = open_shell(places, uid, guest)
                 paths = replace(PATHS, workspace="/")
                 async with self._start(recipe, shell, _cgroup.Group({}), paths, "the probe") as workspace:
-                    await workspace.run(["true"])
+                    if program is None:  # a guest has answered from inside by now
+                        await workspace.run(["true"])
         except (OSError, ProviderFailed) as error:
             words = str(error)
             hint = _bwrap.hint(words)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
+import trio
 
+from runner import events as ev
 from runner.agents import command_of
+from runner.engine.run import Control
+from runner.model import Handle
+from runner.ports.provider import Opening
+from runner.providers.fake import Fake
 from runner.settings import shipped
 from runner.steps.agent.run import SMALL_PROMPT
 from tests.engine.machine import Machine
@@ -55,3 +64,41 @@ async def test_a_sub_runner_gets_the_standard_variables_and_nothing_of_this_host
     assert seen == (expected if long else {**expected, "PROMPT": prompt})
     directory = machine.settings.home / "runs" / record.id
     assert {(directory / name).read_text() for name in ("prompt-sent.md", "output/stdin", "output/file")} == {prompt}
+
+
+class Slow(Fake):
+    """Nothing runs in its sandboxes any more when their work is saved; it takes longer until they are cleared away."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.saved, self.cleared = trio.Event(), False
+
+    @asynccontextmanager
+    async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Any]:
+        async with super().open(handle, opening) as stage:
+            yield stage
+        stage.still.set()
+        await self.saved.wait()
+        self.cleared = True
+
+    async def destroy(self, handle: Handle) -> None:
+        assert self.cleared
+        await super().destroy(handle)
+
+
+async def test_work_is_looked_at_as_soon_as_nothing_runs_in_its_sandbox(project: Project) -> None:
+    project.script("true")
+    machine = Machine(project)
+    slow = Slow(machine.settings.home)
+    machine.ports = replace(machine.ports, provider=lambda name: slow)
+
+    def watch(recorded: ev.Recorded, control: Control) -> None:
+        if isinstance(recorded.event, ev.WorkSaved):
+            assert not slow.cleared
+            slow.saved.set()
+
+    with trio.fail_after(20):
+        record = await machine.run(watch)
+
+    assert record.exit_code == 0, record.outcome
+    assert slow.cleared

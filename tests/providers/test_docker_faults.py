@@ -17,7 +17,7 @@ from docker import APIClient
 
 from runner.errors import CleanUpIncomplete, ProviderBusy, ProviderFailed
 from runner.model import Handle
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import Opening, Workspace, WorkspaceRequest
 from runner.providers._engine import Engine
 from runner.providers.docker import Docker
 from tests.conformance import dockerd
@@ -171,6 +171,26 @@ async def test_a_daemon_that_fails_every_other_call_leaves_nothing(daemon: Fault
         assert time.monotonic() - start < 30
         daemon.faults.clear()
         await assert_gone(provider, handle)
+
+
+async def test_that_nothing_runs_any_more_is_known_before_the_daemon_has_removed_it(
+    daemon: Faulty, tmp_path: Path
+) -> None:
+    provider = Docker(tmp_path, daemon.host, grace=0.2)
+    handle = await workspace_of(provider)
+    seen: list[tuple[int, int]] = []
+
+    async def look(workspace: Workspace) -> None:
+        await workspace.still.wait()
+        seen.append((len(living_of(handle.uid)), len(dockerd.containers(handle.id))))
+
+    async with trio.open_nursery() as nursery, provider.open(handle, Opening()) as workspace:
+        nursery.start_soon(look, workspace)
+        assert (await workspace.run(["true"])).exit.ok
+        assert not workspace.still.is_set()
+        daemon.faults[REMOVE] = [Dawdles(0.5)]
+    assert seen == [(0, 1)]
+    await assert_gone(provider, handle)
 
 
 # --- images -----------------------------------------------------------------------------------------

@@ -124,6 +124,16 @@ async def test_a_container_that_can_not_be_taken_is_ended_and_another_started(tm
     assert left(handle) == []
 
 
+async def test_a_workspace_whose_warm_container_is_gone_needs_no_daemon_to_go(tmp_path: Path) -> None:
+    provider, handle, _ = await handed_over(tmp_path)
+    async with provider.open(handle, Opening()) as workspace:
+        assert (await workspace.run(["true"])).exit.ok
+    await Docker(tmp_path, f"unix://{tmp_path}/nobody.sock").destroy(handle)
+
+    assert left(handle) == []
+    assert not handle.private.exists()
+
+
 async def test_a_container_that_nobody_has_ends_by_itself_and_is_removed(tmp_path: Path) -> None:
     provider, handle, passed = await handed_over(tmp_path, lost=True)
     with trio.fail_after(60):
