@@ -65,13 +65,13 @@ async def gather(
     missing: dict[str, RunnerError] = {}
     beside = _Beside(missing)
     names = dict.fromkeys(name for want in wanted for name in want.providers)
-    found: dict[str, Probe | RunnerError | None] = {}
+    found: dict[str, Probe | RunnerError | OSError | None] = {}
 
     async def look(name: str) -> None:
         try:
             provider = open_provider(name, settings)
             found[name] = None if offline else still(await provider.probe(), pinned)
-        except RunnerError as error:
+        except (RunnerError, OSError) as error:
             found[name] = error
 
     async with trio.open_nursery() as nursery:
@@ -80,11 +80,11 @@ async def gather(
         await trio.lowlevel.checkpoint()
         beside.read(wanted)  # while they wait for programs and daemons; in a thread it would only be in their way
     looks = ((name, found[name]) for name in names)
-    probes = {name: one for name, one in looks if one is not None and not isinstance(one, RunnerError)}
+    probes = {name: one for name, one in looks if one is not None and not isinstance(one, Exception)}
     for want in wanted:
         with _noting(missing, f"{want.run}/providers"):
             for name in want.providers:
-                if isinstance(error := found[name], RunnerError):
+                if isinstance(error := found[name], Exception):
                     raise error
         if want.base_image is not None and not offline:
             with _noting(missing, f"{want.run}/image"):

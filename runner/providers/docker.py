@@ -262,7 +262,7 @@ class Docker:
                     await first.end()
                     places.close()  # stand-ins that something is mounted over could not be removed
                     await self._remove(handle)
-                    _containers(handle.private).unlink()
+                    _containers(handle.private).unlink(missing_ok=True)
 
     @asynccontextmanager
     async def _reach(

@@ -314,7 +314,7 @@ class Run:
         if self._sandbox is not None:
             self._sandbox.closing.set()
 
-    async def settle_down(self) -> None:
+    async def end_processes(self) -> None:
         """End every process in the open sandbox. What else its provider has to clear away may take longer: ``close``
         waits for that."""
         if (sandbox := self._sandbox) is None:

@@ -64,7 +64,7 @@ async def perform(body: Body, run: Run) -> Outcome:
         # Killing one command's tree is best effort among processes of one user; killing the sandbox is not.
         run.retire()
         await _tell_commands(agent, run)
-    await run.settle_down()
+    await run.end_processes()
     outcome = agent.judge(ended) if body.model is None else await way.judge(ended, run, STEP)
     if ended.exit.code != CLOSED or seen.isolation:
         return outcome

@@ -28,7 +28,7 @@ MAX_NAMED = 100  # files that a receipt names
 async def perform(body: Body, run: Run) -> Outcome:
     if run.handle is None:
         return succeeded("nothing to save")
-    await run.settle_down()
+    await run.end_processes()
     outputs, warnings = await trio.to_thread.run_sync(_deliver_output, body, run)
     warnings += await trio.to_thread.run_sync(changed, run)
     scan = run.scan or await scan_tree(run, STEP, body.policies)
