@@ -40,6 +40,7 @@ SMALL_PROMPT = 64 << 10  # bytes; Linux takes 128 KiB for one variable
 async def perform(body: Body, run: Run) -> Outcome:
     workspace = await run.open(body.shape)
     prompt = run.ports.redact.clean(_prompt(body, run))
+    await trio.to_thread.run_sync(_keep_prompt, body, run, prompt)
     argv: list[str] = []
 
     async def ask() -> None:
@@ -49,7 +50,6 @@ async def perform(body: Body, run: Run) -> Outcome:
         nursery.start_soon(ask)  # a program of this host, while the sandbox tells of itself
         seen = await _read_back(body, run, workspace)
     run.moved_in = True
-    await trio.to_thread.run_sync(_keep_prompt, body, run, prompt)
     work = _Work(body, run, workspace, argv, prompt)
     agent = run.ports.agent(body.agent)
     try:
