@@ -39,18 +39,11 @@ SMALL_PROMPT = 64 << 10  # bytes; Linux takes 128 KiB for one variable
 
 async def perform(body: Body, run: Run) -> Outcome:
     workspace = await run.open(body.shape)
+    seen = await _read_back(body, run, workspace)
+    run.moved_in = True
     prompt = run.ports.redact.clean(_prompt(body, run))
     await trio.to_thread.run_sync(_keep_prompt, body, run, prompt)
-    argv: list[str] = []
-
-    async def ask() -> None:
-        argv.extend(await run.ports.sub_runner(body.agent, _standard(body, run, workspace, prompt)))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask)  # a program of this host, while the sandbox tells of itself
-        seen = await _read_back(body, run, workspace)
-    run.moved_in = True
-    work = _Work(body, run, workspace, argv, prompt)
+    work = _Work(body, run, workspace, prompt)
     agent = run.ports.agent(body.agent)
     try:
         async with open_cluster(run, workspace, STEP, body.cluster):
@@ -78,13 +71,13 @@ class _Work:
     body: Body
     run: Run
     workspace: Workspace
-    argv: list[str]
     prompt: bytes
 
     async def carry_out(self, prepared: Preparation, key: str = "") -> Ended:
         """Prepare the agent's home and run its CLI on the prompt; what fails first is what it ended with."""
         run, workspace, body = self.run, self.workspace, self.body
         env = {**prepared.env, **run.variables(workspace.paths), **run.fill_all(body.env)}
+        argv = await run.ports.sub_runner(body.agent, _standard(body, run, workspace, self.prompt))
         furnishing = furnish(prepared, workspace.paths, body.shape.skills)
         commands = [(furnishing, b"")] if furnishing else []
         commands += [(prepared.login, key.encode())] if prepared.login else []
@@ -95,9 +88,9 @@ class _Work:
                     break
             else:
                 await _tell_obeyed(run.ports.agent(body.agent), run)
-                await run.emit(ev.AgentStarted(STEP, tuple(self.argv)))
+                await run.emit(ev.AgentStarted(STEP, tuple(argv)))
                 async with self._heard(logs) as heard:
-                    exit = await run_command(run, workspace, self.argv, heard, env=env, stdin=self.prompt)
+                    exit = await run_command(run, workspace, argv, heard, env=env, stdin=self.prompt)
         out, err = (log.path for log in logs)
         return Ended(exit, out, err)
 
