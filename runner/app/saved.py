@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -22,6 +23,7 @@ from runner.spec.model import CommitFact, Facts
 
 MAX_BYTES = 256 << 20  # of a saved plan
 _NAMED = 3  # changes that the error about a stale plan names
+_OF_A_HOST = frozenset({"origin", "origins", "kubeconfig"})  # where a document or a file lies, as directories do
 
 
 def save(planned: Planned, to: Path) -> None:
@@ -57,7 +59,7 @@ async def make_saved_plan(file: Path, settings: Settings) -> Planned:
     """The plan that a file promises, made again from its manifests with its commits, and equal to it.
 
     Raises ``BadPlanFile``, ``OpenPlan``, and ``StalePlan`` when manifests, context files, settings or capabilities
-    have changed or a commit is gone.
+    have changed, a commit is gone, or the file tells other steps than those that would be done.
     """
     content = read_document(file)
     if content.get("open"):
@@ -73,7 +75,39 @@ async def make_saved_plan(file: Path, settings: Settings) -> Planned:
     planned = await make_plan(_beside(file, manifests), settings, request, pinned=Facts(probes, commits, images=images))
     if planned.plan.digest != content["digest"]:
         raise _stale(file, content, planned)
+    places = {str(place) for place in _host_paths(planned.plan.runs)}
+    for path, said, true in _mistold(content["runs"], planned.plan.document()["runs"], places):
+        raise StalePlan(
+            f"`{file}` tells what would not be done: {shown(path)} is {_value(true)}, not {_value(said)}",
+            hint="it was changed, or made by another version: plan again, and look at that",
+        )
     return planned
+
+
+def _host_paths(value: object) -> Iterator[Path]:
+    """Every path of this host in a plan; those inside of a workspace are text."""
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _host_paths(value.values())
+    elif is_dataclass(value):
+        yield from _host_paths([getattr(value, each.name) for each in fields(value)])
+    elif isinstance(value, Iterable) and not isinstance(value, str):
+        for inner in value:
+            yield from _host_paths(inner)
+
+
+def _mistold(said: Any, true: Any, places: Collection[str], at: str = "runs") -> Iterator[tuple[str, object, object]]:
+    """What is said and what is true where they differ; a checkout that was moved has its files in other places."""
+    if isinstance(said, dict) and isinstance(true, dict):
+        for key in true | said:
+            if key not in _OF_A_HOST:
+                yield from _mistold(said.get(key), true.get(key), places, f"{at}.{key}")
+    elif isinstance(said, list) and isinstance(true, list) and len(said) == len(true):
+        for position, (one, other) in enumerate(zip(said, true, strict=True)):
+            yield from _mistold(one, other, places, f"{at}[{position}]")
+    elif said != true and not (isinstance(said, str) and isinstance(true, str) and true in places):
+        yield at, said, true
 
 
 def read_document(file: Path) -> dict[str, Any]:

@@ -398,6 +398,24 @@ def test_a_saved_plan_runs_the_pinned_commit_and_is_refused_when_its_manifests_c
     assert "error[plan.stale]" in stale.err
 
 
+def test_a_saved_plan_goes_with_a_checkout_that_is_moved(project: Project, repository: Path) -> None:
+    (project.folder / "incident").mkdir()
+    (project.folder / "incident" / "incident.json").write_text("{}")
+    project.script(
+        "cat README", workspace="repo_source: {type: local, path: repo}", run="incident: {directory: incident}"
+    )
+    planned = project.runner("plan", str(project.folder), "--save", str(project.folder / "plan.json"))
+    assert planned.code == 0, planned.err
+    moved = project.folder.with_name("moved")
+    project.folder.rename(moved)
+    project.folder.mkdir()  # where the command is started
+
+    done = project.runner("apply", str(moved / "plan.json"))
+
+    assert done.code == 0, done.out + done.err
+    assert project.logs("agent") == "hello\n"
+
+
 def test_prompt_of_five_mebibytes_goes_by_standard_input(project: Project) -> None:
     project.script("wc -c; ps -eo args 2>/dev/null | grep -c xxxxxxxx || true", run=f'prompt: "{"x" * 200_000}"')
 

@@ -35,6 +35,10 @@ Edit = Callable[[dict[str, Any]], object]
 
 TAMPERED: dict[str, tuple[Edit, str]] = {
     "18 another digest": (lambda c: c.update(digest="sha256:0"), "plan.stale"),
+    "another step": (lambda c: c["runs"][0]["steps"][3].update(what="make test"), "plan.stale"),
+    "a step less": (lambda c: c["runs"][0]["steps"].pop(), "plan.stale"),
+    "another mount": (lambda c: c["runs"][0]["steps"][3]["mounts"][0].update(path="/elsewhere"), "plan.stale"),
+    "other limits": (lambda c: c["runs"][0]["limits"].update(cpus=1), "plan.stale"),
     "another format": (lambda c: c.update(format="runner/plan/v9"), "plan.unreadable"),
     "no format": (lambda c: c.pop("format"), "plan.unreadable"),
     "a number for a digest": (lambda c: c.update(digest=5), "plan.unreadable"),
