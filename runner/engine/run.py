@@ -215,7 +215,7 @@ async def _work(stage: _Stage) -> None:
     with control.work as work:
         work.deadline = stage.deadline = trio.current_time() + stage.plan.deadline_seconds
         control.bound(work.deadline)
-        stage.news.append(ev.PhaseEntered("work"))
+        stage.run.news.append(ev.PhaseEntered("work"))
         await stage.perform(stage.plan.phase("work"))
 
 
@@ -230,7 +230,7 @@ async def _settle(stage: _Stage) -> None:
             await stage.run.emit(ev.CancelRequested("lease"))
         elif control.work.cancel_called:
             await stage.run.emit(ev.CancelRequested("deadline"))
-        stage.news.append(ev.PhaseEntered("settle"))
+        stage.run.news.append(ev.PhaseEntered("settle"))
         # The agent ran, but work ended before its hooks: they come first now, while there are sandboxes.
         stage.deadline = control.sandboxes.deadline
         if late := _late(plan, record):
@@ -254,10 +254,7 @@ _OF_PLACE = (Reason.PLATFORM, Reason.SETUP, Reason.TIMEOUT, Reason.OOM, Reason.U
 
 @dataclass
 class _Stage:
-    """Performs steps of one run, deciding on skipping by the outcomes of needs.
-
-    ``news`` wait to be written with the start of the next step, which comes at once: every write waits for the disk.
-    """
+    """Performs steps of one run, deciding on skipping by the outcomes of needs."""
 
     run: Run
     record: RunRecord
@@ -266,7 +263,6 @@ class _Stage:
     reused: Mapping[str, tuple[str, str]]
     deadline: float = math.inf
     settling: bool = False
-    news: list[ev.Event] = field(default_factory=list)
 
     async def perform(self, steps: Sequence[Step]) -> None:
         by_id = {step.id: step for step in steps}
@@ -279,14 +275,13 @@ class _Stage:
         finally:
             await self._tell()
 
-    async def _tell(self, *events: ev.Event) -> None:
-        news, self.news = [*self.news, *events], []
-        if news:
-            await self.run.emit(*news)
+    async def _tell(self) -> None:
+        if self.run.news:
+            await self.run.emit()
 
     def _outcome(self, name: str) -> Outcome | None:
         """How a step has ended, if it has."""
-        told = (event.outcome for event in self.news if isinstance(event, ev.StepEnded) and event.step == name)
+        told = (event.outcome for event in self.run.news if isinstance(event, ev.StepEnded) and event.step == name)
         return next(told, self.record.steps[name].outcome)
 
     async def _step(self, step: Step) -> None:
@@ -325,10 +320,10 @@ class _Stage:
 
     async def _attempt(self, step: Step) -> None:
         if blocker := self._blocked(step):
-            self.news.append(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
+            self.run.news.append(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
             return
         reused = [ev.StepReused(step.id, *self.reused[step.id])] if step.id in self.reused else []
-        await self._tell(ev.StepStarted(step.id), *reused)
+        await self.run.emit(ev.StepStarted(step.id), *reused)
         outcome: Outcome | None = None
         stops = _Stops(step, self.control, trio.current_time() + step.deadline_seconds, self.deadline, self.settling)
         self.run.underway = underway = Underway(step.id, stops.explain)
@@ -343,7 +338,7 @@ class _Stage:
         finally:
             if step.secrets:
                 self.run.retire()  # no later step may find what was in this one's sandbox
-            self.news.append(ev.StepEnded(step.id, outcome or stops.outcome()))
+            self.run.news.append(ev.StepEnded(step.id, outcome or stops.outcome()))
 
     async def _within_disk(self, stops: _Stops, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
         """Do a step's work; cancel its scope when its workspace outgrows a limit that the provider does not keep."""

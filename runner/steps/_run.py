@@ -158,7 +158,11 @@ class Sandbox:
 
 
 class Run:
-    """What the steps of one run share. Belongs to one task at a time: steps of a run follow each other."""
+    """What the steps of one run share. Belongs to one task at a time: steps of a run follow each other.
+
+    ``news`` are events that are written with the next one that is emitted, for each write waits for the disk: what is
+    known when a step is about to end, or right before another event. What happens next may rest on emitted ones only.
+    """
 
     def __init__(
         self,
@@ -178,7 +182,8 @@ class Run:
         self.plan = plan
         self.places = places
         self.ports = ports
-        self.emit = emit
+        self.news: list[ev.Event] = []
+        self._emit = emit
         self.tenure = tenure
         self.kept = kept
         self.attempt = attempt
@@ -205,6 +210,10 @@ class Run:
         self.receipt: Receipt | None = None
         self._repository = False
         self._sandbox: Sandbox | None = None
+
+    async def emit(self, *events: ev.Event) -> None:
+        news, self.news = self.news, []
+        await self._emit(*news, *events)
 
     @property
     def workspace_id(self) -> str:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -93,22 +92,16 @@ def newest(home: Path) -> Path:
     return max((home / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
 
 
-def events(home: Path) -> dict[str, dict[str, Any]]:
-    """The last event of each type of the newest run."""
-    lines = (newest(home) / "events.jsonl").read_text().splitlines()
-    return {event["type"]: event for event in map(json.loads, lines)}
-
-
 def words(home: Path) -> list[str]:
     """What the newest run has started its agent with."""
-    return [*events(home)["AgentStarted"]["argv"]]
+    events = map(json.loads, (newest(home) / "events.jsonl").read_text().splitlines())
+    return [*next(event["argv"] for event in events if event["type"] == "AgentStarted")]
 
 
 def steps(home: Path) -> dict[str, float]:
-    """Seconds of each step of the newest run, of its agent's CLI, and of all of it."""
-    record, happened = json.loads((newest(home) / "run.json").read_text()), events(home)
+    """Seconds of each step of the newest run, and of all of it."""
+    record = json.loads((newest(home) / "run.json").read_text())
     took = {step["id"]: (step["ended"] - step["started"]) / 1e6 for step in record["steps"] if step["ended"]}
-    took["goose"] = (happened["CommandsSeen"]["at"] - happened["LogOpened"]["at"]) / 1e6
     return {**took, "whole": (record["ended"] - record["started"]) / 1e6}
 
 

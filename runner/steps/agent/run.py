@@ -56,7 +56,7 @@ async def perform(body: Body, run: Run) -> Outcome:
     finally:
         # Killing one command's tree is best effort among processes of one user; killing the sandbox is not.
         run.retire()
-        await _tell_commands(agent, run)
+        _tell_commands(agent, run)
     await run.end_processes()
     outcome = agent.judge(ended) if body.model is None else await way.judge(ended, run, STEP)
     if ended.exit.code != CLOSED or seen.isolation:
@@ -109,12 +109,12 @@ class _Work:
             yield Shared((logs[0], *both)), Shared((logs[1], *both))
 
 
-async def _tell_commands(agent: Agent, run: Run) -> None:
+def _tell_commands(agent: Agent, run: Run) -> None:
     """What an agent has asked for is told of one that was stopped, too."""
     out, err = (run.places.logs / f"{STEP}.{stream}" for stream in ("stdout", "stderr"))
     if isinstance(agent, ModelAgent) and out.exists():
         fates = Counter(command.fate for command in agent.commands(Ended(Exit(), out, err)))
-        await run.emit(ev.CommandsSeen(STEP, fates[Fate.EXECUTED], fates[Fate.DENIED], fates[Fate.CUT]))
+        run.news.append(ev.CommandsSeen(STEP, fates[Fate.EXECUTED], fates[Fate.DENIED], fates[Fate.CUT]))
 
 
 async def _tell_obeyed(agent: Agent, run: Run) -> None:
@@ -163,7 +163,7 @@ def _closed_to(uid: int, place: Path) -> Path | None:
 async def _read_back(body: Body, run: Run, workspace: Workspace) -> Isolation:
     assert run.probe is not None
     seen = await workspace.effective()
-    await run.emit(ev.IsolationObserved(STEP, seen))
+    run.news.append(ev.IsolationObserved(STEP, seen))
     wrong = _mismatch(body, run, seen)
     if wrong:
         raise IsolationMismatch(f"the sandbox is not what was planned: {'; '.join(wrong)}", hint="see `runner doctor`")

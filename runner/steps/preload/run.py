@@ -62,7 +62,7 @@ async def _assemble(found: Mapping[str, str], whole: str, run: Run) -> Outcome:
     run.context = context.text.encode()
     total = sum(context.parts.values())
     about = headline(found["baseline"]) if "baseline" in found else ""
-    await run.emit(ev.ContextPreloaded(STEP, dict(context.parts), total, context.cut, about))
+    run.news.append(ev.ContextPreloaded(STEP, dict(context.parts), total, context.cut, about))
     if context.whole_tokens > LARGE:
         cut = f"; the last {context.cut:,} characters of the baseline were left out" if context.cut else ""
         message = f"the context comes to {context.whole_tokens:,} tokens (estimated), more than {LARGE:,}{cut}"

@@ -59,7 +59,7 @@ async def perform(body: Body, run: Run) -> Outcome:
         if verify.needs_tree:
             await _check_tree(body, run, results)
     finally:
-        await run.emit(ev.ChecksDone(STEP, tuple(results.checks)))
+        run.news.append(ev.ChecksDone(STEP, tuple(results.checks)))
     return results.outcome()
 
 
