@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from socket import socket, socketpair
-from types import MappingProxyType
 
 import trio
 
@@ -110,7 +109,7 @@ def enclose(
     cwd: str = "/",
 ) -> Enclosure:
     """Start a command in a sandbox. Raises ``ProviderFailed``."""
-    return _enclose(shell, recipe, group.join, argv, env=env or {}, cwd=cwd)
+    return _enclose(shell, recipe, group.join, argv, env=env, cwd=cwd)
 
 
 def enclose_guest(shell: Shell, recipe: _bwrap.Recipe, group: _cgroup.Group, program: str) -> Enclosure:
@@ -127,7 +126,7 @@ def _enclose(
     join: Callable[[int], None],
     argv: Sequence[str],
     *,
-    env: Mapping[str, str] = MappingProxyType({}),
+    env: Mapping[str, str] | None = None,
     cwd: str = "/",
     options: Sequence[str] = (),
     channel: bool = False,
@@ -137,7 +136,7 @@ def _enclose(
     status, their_status = os.pipe()
     their_gate, gate = os.pipe()
     arguments = os.memfd_create("arguments")
-    words = recipe.arguments(env=env, cwd=cwd, status=their_status, gate=their_gate)
+    words = recipe.arguments(env=env or {}, cwd=cwd, status=their_status, gate=their_gate)
     os.write(arguments, words)
     os.lseek(arguments, 0, os.SEEK_SET)
     lifeline, their_lifeline = socketpair() if shell.guard else (None, None)

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from tests.engine.world import STEPS, World
 
-SEEDS = 120
+SEEDS = range(1_000, 1_120)  # by day
 EVERYTHING = (
     *("expired", "forced", "regained", "lease.held", "lease.lost", "store.run-over"),
     *("run succeeded", "run lease", "run unknown"),
@@ -53,7 +53,7 @@ def simulate(seed: int) -> tuple[World, list[str]]:
 @pytest.mark.scenario("WSM-09")
 @pytest.mark.scenario("WSM-13")
 @pytest.mark.scenario("BEY-09")
-@pytest.mark.parametrize("seeds", [range(SEEDS), pytest.param(range(SEEDS, 10_500), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("seeds", [SEEDS, pytest.param(range(10_500), marks=pytest.mark.nightly)])
 def test_one_at_a_time_has_a_workspace_whatever_happens(seeds: range) -> None:
     seen: Counter[str] = Counter()
     for seed in seeds:
@@ -61,7 +61,7 @@ def test_one_at_a_time_has_a_workspace_whatever_happens(seeds: range) -> None:
         assert flaws == [], "\n".join([f"seed {seed}", *world.trace, *flaws])
         seen.update(world.watcher.seen)
 
-    assert all(seen[what] > len(seeds) / 40 for what in EVERYTHING), f"hardly anything happened: {seen}"
+    assert all(seen[what] > len(seeds) / 20 for what in EVERYTHING), f"hardly anything happened: {seen}"
 
 
 def test_a_seed_tells_the_same_story_each_time() -> None:
