@@ -1,48 +1,71 @@
-# Everything runs from one virtual environment, made once from requirements.lock.
+# Everything runs from one virtual environment: what a checkout needs to run, and for the tests what they need as well.
 PYTHON ?= python3
-UV ?= uv
+UV ?= $(BIN)/uv
 BIN := .venv/bin
-STAMP := .venv/installed
 GUEST := runner/guest/build.py $(wildcard runner/guest/*.[ch])  # the installation compiles it
 export RUNNER_HOME ?= $(CURDIR)/.runner-state
 
-.PHONY: help venv quickstart test nightly bench lock schemas
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Without a C compiler here pip gets one for the build, some 100 MB, and removes it again.
+HERE = $(shell echo '\#include <linux/futex.h>' | cc -E - >/dev/null 2>&1 && echo --no-build-isolation)
+LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --custom-compile-command 'make lock'
+UNIT := compiler lifecycle manifest plan policy report spec
+SUITE := $(BIN)/pytest --dist worksteal
+
+.PHONY: help quickstart setup unit test nightly bench lock schemas
 
 help:
 	@echo 'make quickstart   triage a recorded incident, and change this repository in a private clone'
-	@echo 'make test         everything the CI runs'
-	@echo 'make nightly      the tests that take too long for make test'
+	@echo 'make unit         the tests of pure code, in a minute: no root, network or docker'
+	@echo 'make test         what the CI runs; as root, or with sudo, it installs what the tests need first'
+	@echo 'make nightly      the tests that take too long for make test, and the measurements that were promised'
 	@echo 'make bench        measurements'
 	@echo 'make schemas      write schemas/ anew from the manifest models'
-	@echo 'make lock         write requirements.lock anew from pyproject.toml; needs uv'
+	@echo 'make lock         write the lock files anew from pyproject.toml'
 
-venv: $(STAMP)
-
-$(STAMP): pyproject.toml requirements.lock $(GUEST)
+.venv/product: pyproject.toml requirements.lock $(GUEST)
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $@
+	@echo 'installing what runner needs into .venv'
+	$(PIP) install --require-hashes -r requirements.lock
+	@echo 'installing this checkout$(if $(HERE),, and for the build a compiler)'
+	$(PIP) install --no-deps $(HERE) -e .
+	@touch $@
 
-quickstart: venv
+.venv/tests: .venv/product tests/requirements.lock
+	@echo 'installing what the tests need into .venv'
+	$(PIP) install --require-hashes -r tests/requirements.lock
+	@touch $@
+
+quickstart: .venv/product
 	$(BIN)/runner apply manifests/quickstart
 
-test: venv
+# Before the environment, which may need it.
+setup:
+	@$(PYTHON) tests/components.py
+
+unit: .venv/tests
+	$(SUITE) -n 2 -m 'not nightly and not slow' $(UNIT:%=tests/%)
+
+test: setup
+	@$(MAKE) --no-print-directory .venv/tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest -n 3 --dist worksteal -m 'not nightly' --check-scenarios
-
-nightly: venv
 	$(BIN)/python -m tests.conformance.agent_image
-	$(BIN)/pytest -n 2 -m nightly
+	$(SUITE) -n 3 -m 'not nightly' --check-scenarios
 
-bench: venv
+nightly:
+	@$(PYTHON) tests/components.py --nightly
+	@$(MAKE) --no-print-directory .venv/tests
+	$(BIN)/python -m tests.conformance.agent_image
+	$(SUITE) -n 2 -m nightly --timeout 3600
+
+bench: .venv/tests
 	set -e; for bench in tests/benchmarks/bench_*.py; do $(BIN)/python "$$bench"; done
 
-schemas: venv
+schemas: .venv/tests
 	$(BIN)/python -m runner.manifest.schema
 
-lock: venv
-	$(UV) pip compile --quiet --generate-hashes --python-version 3.11 --group dev \
-	    --custom-compile-command 'make lock' -o requirements.lock pyproject.toml
+lock: .venv/tests
+	$(LOCK) --group build -o requirements.lock pyproject.toml
+	$(LOCK) --group test -c requirements.lock -o tests/requirements.lock pyproject.toml

@@ -17,8 +17,8 @@ pytest_plugins = ["tests.situations", "tests.egress.kube"]
 
 CLAIMS = Path(__file__).parent / "scenarios.yaml"
 
-_passed: dict[str, set[str]] = defaultdict(set)
-_skipped: list[str] = []
+_proofs: dict[str, set[str]] = defaultdict(set)  # the parts of a scenario whose tests passed, or lack a component
+_skipped: dict[str, list[str]] = defaultdict(list)  # node ids by the reason that was given
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,13 +53,35 @@ def part_of(item: pytest.Item, marker: pytest.Mark) -> str:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.skipped and not hasattr(report, "wasxfail"):
-        _skipped.append(report.nodeid)
-    if report.when == "call" and report.passed:
+    skipped = report.skipped and not hasattr(report, "wasxfail")
+    if skipped:
+        _skipped[_reason(report)].append(report.nodeid)
+    if skipped or (report.when == "call" and report.passed):
         for name, value in report.user_properties:
             if name == "scenario":
                 scenario, _, part = str(value).partition("/")
-                _passed[scenario].add(part)
+                _proofs[scenario].add(part)
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """The words of a skip: the last of the three that pytest tells of it."""
+    text = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say once for each component that is missing how many tests wanted it, and what brings it."""
+    if not _skipped:
+        return
+    terminalreporter.section("skipped for want of a component")
+    rows = [("tests", "what", "why", "what brings it")]
+    for reason, tests in sorted(_skipped.items(), key=lambda item: -len(item[1])):
+        what, why, command = reason.split(" | ") if reason.count(" | ") == 2 else ("", reason, "")
+        rows.append((str(len(tests)), what, why, command))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, (*widths, 0), strict=True))
+        terminalreporter.write_line("  ".join(cells).rstrip())
 
 
 def unproved(claims: Mapping[str, str | list[str]], passed: Mapping[str, set[str]]) -> list[str]:
@@ -80,9 +102,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     problems: list[str] = []
     if session.config.option.check_scenarios:
         claims = YAML(typ="safe").load(CLAIMS)
-        problems += [f"claimed, but no test of it passed: {claim}" for claim in unproved(claims, _passed)]
+        problems += [f"claimed, but no test of it passed: {claim}" for claim in unproved(claims, _proofs)]
     if os.environ.get("CI"):
-        problems += [f"skipped in CI: {nodeid}" for nodeid in _skipped]
+        problems += [f"skipped in CI: {nodeid}" for tests in _skipped.values() for nodeid in tests]
     if problems:
         print("\n" + "\n".join(problems))
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

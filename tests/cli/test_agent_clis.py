@@ -29,11 +29,12 @@ from runner.egress.turns import Fail, Turn
 from runner.model import Reason
 from runner.record import RunRecord
 from runner.settings import Settings
+from tests import components
 from tests.conformance import dockerd
+from tests.needs import AGENTS
 from tests.situations import Project, document, git
 
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runner-tests" / "agents"
-PLACE = Path(os.environ.get("RUNNER_TESTS_AGENTS") or _CACHE).resolve()
+PLACE = components.AGENTS
 
 KEY = "sk-test-0+/=%'\"\\9f8e7d6c5b4a"
 # CLI: the variable that has its key, and the header that its provider gets it in
@@ -97,8 +98,7 @@ async def overheard(port: int, heard: bytearray) -> AsyncIterator[int]:
 
 @pytest.fixture(scope="session")
 def toolchain() -> Path:
-    if not (PLACE / "versions").exists():
-        pytest.skip(f"no agent CLIs in {PLACE}: .ci/run installs them")
+    AGENTS.require()
     return PLACE
 
 

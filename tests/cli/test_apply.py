@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.model import Feature
-from runner.providers._cgroup import missing
+from tests.needs import MEMORY
 from tests.situations import Project, document, git, step
 
 
@@ -483,7 +482,7 @@ def test_a_local_source_that_can_not_be_one_is_a_clear_error(project: Project, p
 
 
 @pytest.mark.scenario("LIF-17", only="local")
-@pytest.mark.skipif(Feature.MEMORY in missing(), reason="no writable cgroup for memory")
+@MEMORY.mark
 @pytest.mark.parametrize("provider", ["local", "process"])
 def test_memory_over_the_limit_kills_the_offender_and_is_recorded_while_the_step_goes_on(
     project: Project, provider: str

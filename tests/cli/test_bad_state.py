@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cli.bad import Make, committed, refused, say
+from tests.needs import ROOT
 from tests.situations import Project, git
 
 LOCAL = "repo_source: {type: local, path: repo}"
@@ -184,7 +185,7 @@ def full_disk(project: Project) -> Iterator[Callable[[int], Path]]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system takes root")
+@ROOT.mark
 @pytest.mark.parametrize("kibibytes", [4, 100, 160, 300])
 def test_a_full_disk_is_an_error_of_the_platform(
     project: Project, full_disk: Callable[[int], Path], kibibytes: int
@@ -199,7 +200,7 @@ def test_a_full_disk_is_an_error_of_the_platform(
     assert "Traceback" not in done.err + done.out
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system takes root")
+@ROOT.mark
 @pytest.mark.parametrize("script", ["yes | head -c 4000000", "yes | head -c 4000000 > much; echo more"])
 def test_an_agent_that_fills_the_disk_ends_its_run_in_words(
     project: Project, full_disk: Callable[[int], Path], script: str

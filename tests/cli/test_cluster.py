@@ -19,6 +19,7 @@ from runner.settings import Settings
 from tests.cli.test_agent_clis import CLIS, PLACE, places_with, work_off
 from tests.conformance import dockerd
 from tests.egress.kube import KUBECTL, POD, SECRET, TOKEN, Api, serving
+from tests.needs import AGENTS
 from tests.situations import Done, Project, document
 
 HOUSING = {
@@ -311,8 +312,7 @@ def test_a_watch_does_not_outlive_its_step(project: Project, kubectl: Path, auth
 async def test_the_shell_of_each_cli_reaches_the_cluster(
     project: Project, kubectl: Path, authority: Path, name: str
 ) -> None:
-    if not (PLACE / "versions").exists():
-        pytest.skip(f"no agent CLIs in {PLACE}: .ci/run installs them")
+    AGENTS.require()
     ask = f"kubectl get pods > $RUNNER_OUTPUT/pods 2>&1; kubectl get secret a > $RUNNER_OUTPUT/secret 2>&1; echo {POD}"
     with serving(authority) as api:
         write(project, api)

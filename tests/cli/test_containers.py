@@ -65,7 +65,7 @@ def test_a_run_works_in_a_container_of_its_image_and_leaves_nothing(docked: Proj
 
 @pytest.mark.slow
 @pytest.mark.scenario("BEY-05", only="gvisor")
-@pytest.mark.skipif(bool(dockerd.no_gvisor()), reason=str(dockerd.no_gvisor()))
+@dockerd.GVISOR.mark
 @pytest.mark.parametrize(
     ("providers", "isolation"),
     [("gvisor", "kernel"), pytest.param("gvisor, docker", "namespaces", marks=pytest.mark.nightly)],

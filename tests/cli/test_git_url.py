@@ -12,9 +12,10 @@ import pytest
 
 from runner import trees
 from tests.git.servers import Handler, Https, https
+from tests.needs import OPENSSL
 from tests.situations import Project, git, step
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
+pytestmark = OPENSSL.mark
 
 
 @pytest.fixture

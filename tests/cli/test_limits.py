@@ -9,11 +9,11 @@ import pytest
 
 from runner.errors import UsageError
 from runner.settings import Settings
-from runner.trees import can_give
 from tests.conformance import dockerd
+from tests.needs import USERS
 from tests.situations import Project, document
 
-pytestmark = pytest.mark.skipif(not can_give(), reason="only root has disks of a size")
+pytestmark = USERS.mark
 
 MIB = 1 << 20
 SCRIPT = """

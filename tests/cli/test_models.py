@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from runner import trees
 from runner.agents._cli import Cli
 from runner.app.apply import apply
 from runner.app.planning import Request, make_plan
@@ -30,6 +29,7 @@ from runner.report.text import render_run
 from runner.report.words import usage
 from runner.settings import Settings
 from runner.steps.agent.model import STANDS_FOR_KEY
+from tests.needs import USERS
 from tests.situations import Project, document
 
 KEYS = {
@@ -381,7 +381,7 @@ async def test_a_limit_of_turns_is_told_in_our_words(project: Project, tools: Pa
     assert outcome.details == (f"the agent: {ended}",)
 
 
-@pytest.mark.skipif(not trees.can_give(), reason="commands run as ourselves")
+@USERS.mark
 async def test_a_toolchain_that_the_user_of_commands_cannot_enter_is_named(project: Project, tools: Path) -> None:
     write(project, tools, "agent: goose", provider="process")
     tools.chmod(0o700)

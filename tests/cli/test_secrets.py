@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import dockerd
+from tests.needs import ROOT
 from tests.situations import Project, git, step
 
 TOKEN = "npm_A8s7df6A9s8d7f6as8d7fQ"
@@ -166,7 +166,7 @@ def test_a_directory_named_after_a_secret_is_a_violation_and_not_kept(
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look as another user")
+@ROOT.mark
 @pytest.mark.parametrize("provider", ["local", "process"])
 def test_other_users_of_the_host_see_no_secret_of_a_command(secretive: Project, provider: str) -> None:
     begun = secretive.home / "state"

@@ -199,7 +199,7 @@ def test_the_life_of_a_workspace_in_containers(project: Project, docked: Run) ->
 @pytest.mark.scenario("LIF-10", only="gvisor")
 @pytest.mark.scenario("LIF-11", only="gvisor")
 @pytest.mark.scenario("LIF-12", only="gvisor")
-@pytest.mark.skipif(bool(dockerd.no_gvisor()), reason=str(dockerd.no_gvisor()))
+@dockerd.GVISOR.mark
 def test_the_life_of_a_workspace_with_a_kernel_of_its_own(
     project: Project, docked: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

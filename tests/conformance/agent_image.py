@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-import pytest
 from docker import APIClient
 from docker.errors import ImageNotFound
 
 from runner.app.image import digest
 from tests.conformance import dockerd
+from tests.needs import Component
 
 BASE = "debian:bookworm-slim"
 CA = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -35,6 +35,14 @@ def built(place: Path = PLACE) -> bool:
     """Whether the image is there, as this checkout would build it."""
     record = place / "inputs"
     return record.exists() and record.read_text() == digest()
+
+
+def missing() -> str | None:
+    """Why tests cannot use it here; ``None`` when they can."""
+    return dockerd.missing() or (None if built() else f"not built of this checkout in {PLACE}")
+
+
+IMAGE = Component("agents' image", missing)
 
 
 def name(place: Path = PLACE) -> str:
@@ -99,10 +107,7 @@ def bridge() -> Iterator[str]:
 @cache
 def session() -> dockerd.Daemon:
     """The daemon that has it, until ``dockerd.leave``."""
-    if (why := dockerd.missing()) is not None:
-        pytest.skip(why)
-    if not built():
-        pytest.skip(f"no image of this checkout in {PLACE}: .ci/run builds it")
+    IMAGE.require()
     lock = dockerd.hold((PLACE / "lock").open("w"))
     fcntl.flock(lock, fcntl.LOCK_SH)
     return dockerd.hold(dockerd.shared(name(), PLACE / "data"))

@@ -22,10 +22,11 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-import pytest
 from docker import APIClient
 from docker.errors import DockerException
 from requests.exceptions import RequestException
+
+from tests.needs import Component
 
 IMAGE = "runner-tests:1"
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -202,6 +203,10 @@ def no_gvisor() -> str | None:
     return missing() or (None if shutil.which("runsc") else "not installed: runsc; apt install runsc")
 
 
+DOCKER = Component("docker daemon", missing)
+GVISOR = Component("gVisor", no_gvisor)
+
+
 def host() -> str:
     """The address of the session's daemon, which is started for the first that asks; ``leave`` must follow."""
     return session().host
@@ -209,8 +214,7 @@ def host() -> str:
 
 @cache
 def session() -> Daemon:
-    if (why := missing()) is not None:
-        pytest.skip(why)
+    DOCKER.require()
     return hold(shared(os.environ[_NAME]))
 
 

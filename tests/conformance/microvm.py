@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import components
 from tests.conformance import dockerd
+from tests.needs import Component
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "linux-image-cloud-amd64"  # Debian's smallest kernel
@@ -72,6 +74,9 @@ def missing() -> str | None:
     programs = ("qemu-system-x86_64", "mkfs.ext4", "dpkg-deb", "apt-get", "busybox")
     absent = [program for program in programs if shutil.which(program) is None]
     return f"not installed: {', '.join(absent)}" if absent else None
+
+
+MACHINE = Component("virtual machine", missing, f"sudo {components.COMMAND} --nightly")
 
 
 def run_tests(arguments: Sequence[str], *, below: Path, seconds: float) -> Ran:

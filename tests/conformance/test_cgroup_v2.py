@@ -18,9 +18,8 @@ CHECKS = (
 
 
 @pytest.mark.nightly
+@microvm.MACHINE.mark
 def test_limits_hold_on_cgroup_version_2(tmp_path: Path) -> None:
-    if (why := microvm.missing()) is not None:
-        pytest.skip(why)
     chosen = f"({' or '.join(CHECKS)}) and local and not docker and not gvisor and not without"
 
     ran = microvm.run_tests(["-q", "-k", chosen, "tests/conformance/test_provider.py"], below=tmp_path, seconds=900)

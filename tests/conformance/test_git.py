@@ -17,9 +17,10 @@ from runner.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, Hostile
 from runner.git.binary import Binary
 from runner.git.dulwich import Dulwich
 from runner.ports.git import Author, Entry, Git, Snapshotting
+from tests.needs import GIT
 
 PROGRAM = shutil.which("git")
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="fixtures are made with git")
+pytestmark = GIT.mark
 
 WANTED = Snapshotting("work\n\nof an agent", Author("An Agent", "agent@example.org", 1_700_000_000))
 

@@ -8,13 +8,13 @@ import pytest
 
 from runner.model import Limits
 from runner.ports.provider import Opening
-from runner.trees import can_give
 from tests.conformance.places import DOCKER, GVISOR, LOCAL, MIB, Place, shell
+from tests.needs import USERS
 
 KINDS = (LOCAL, DOCKER, GVISOR)
 BY_NIGHT = (GVISOR,)
 
-pytestmark = pytest.mark.skipif(not can_give(), reason="only root has disks of a size")
+pytestmark = USERS.mark
 
 LIMIT = 16 * MIB
 FULL = "No space left on device"

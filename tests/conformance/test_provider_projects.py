@@ -16,6 +16,7 @@ from runner.errors import ProviderFailed
 from runner.model import DEFAULT_PROJECT, Handle
 from runner.ports.provider import Opening, Provider, Workspace, WorkspaceRequest
 from tests.conformance.places import INSTALLED, listing, on_host, read_until, shell
+from tests.needs import USERS
 
 KINDS = INSTALLED
 NUMBERS = count()
@@ -254,7 +255,7 @@ async def test_what_cannot_be_adopted_is_refused(make: Make, provider: Provider,
     assert await provider.list_owned("nonce") == []
 
 
-@pytest.mark.skipif(not trees.can_give(), reason="commands run as ourselves")
+@USERS.mark
 async def test_a_directory_of_a_user_that_commands_do_not_run_as_is_refused(
     make: Make, provider: Provider, theirs: Path
 ) -> None:

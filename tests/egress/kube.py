@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import ssl
 import subprocess
 import threading
@@ -19,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests import components, needs
 from tests.skills.api_server import Cluster, respond
 from tests.skills.clusters import CLUSTERS
 
@@ -29,15 +29,13 @@ POD = "checkout-7c9d64bf5b-00001"
 
 OOM = replace(CLUSTERS["oom-killed"], logs={POD: "starting\nout of memory\n"})
 
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runner-tests" / "kubectl"
-KUBECTL = Path(os.environ.get("RUNNER_TESTS_KUBECTL") or _CACHE).resolve()
+KUBECTL = components.KUBECTL
 
 
 @pytest.fixture(scope="session")
 def kubectl() -> Path:
     """A toolchain with the real kubectl."""
-    if not (KUBECTL / "versions").exists():
-        pytest.skip(f"no kubectl in {KUBECTL}: .ci/run installs it")
+    needs.KUBECTL.require()
     return KUBECTL
 
 

@@ -5,11 +5,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 import trio
 
 from runner.git import disk
 from runner.git.ignore import IgnoreRules
+from tests.needs import GIT
 
 PROGRAM = shutil.which("git")
 
@@ -27,7 +27,7 @@ PATHS = [
 ]
 
 
-@pytest.mark.skipif(PROGRAM is None, reason="git says what is right")
+@GIT.mark
 async def test_rules_mean_what_git_says_they_mean(tmp_path: Path) -> None:
     assert PROGRAM is not None
     for path in PATHS:

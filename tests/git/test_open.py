@@ -13,9 +13,10 @@ from runner.git._run import run
 from runner.git.binary import Binary
 from runner.ports.git import Author, Snapshotting
 from runner.settings import Settings
+from tests.needs import GIT
 
 PROGRAM = shutil.which("git") or ""
-NEEDS_GIT = pytest.mark.skipif(not PROGRAM, reason="no git here")
+NEEDS_GIT = GIT.mark
 
 
 def settings(path: str) -> Settings:

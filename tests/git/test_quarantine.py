@@ -12,9 +12,10 @@ from runner.errors import GitFailed, GitMissing, HostileTree, RemoteOverLimit, R
 from runner.git.binary import Binary
 from runner.git.dulwich import Dulwich
 from tests.conformance.test_git import User
+from tests.needs import GIT
 
 PROGRAM = shutil.which("git") or ""
-pytestmark = pytest.mark.skipif(not PROGRAM, reason="no git here")
+pytestmark = GIT.mark
 GIT = Binary(PROGRAM)
 
 

@@ -36,9 +36,10 @@ from runner.ports.git import Tip
 from runner.settings import Settings
 from tests.conformance.test_git import User, listing
 from tests.git.servers import Handler, Https, Sshd, https, sshd
+from tests.needs import GIT
 
 PROGRAM = shutil.which("git") or ""
-pytestmark = pytest.mark.skipif(not PROGRAM, reason="no git here")
+pytestmark = GIT.mark
 
 BOUNDS = Bounds(retries=(0.01, 0.01))
 IMPATIENT = replace(BOUNDS, stall_seconds=1)

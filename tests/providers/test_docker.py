@@ -34,8 +34,7 @@ def client() -> Iterator[APIClient]:
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[Daemon]:
     """A daemon that these tests may stop and kill."""
-    if (why := dockerd.missing()) is not None:
-        pytest.skip(why)
+    dockerd.DOCKER.require()
     daemon = Daemon(Path("/tmp", f"runner-dockerd-mortal-{os.getpid()}"))
     daemon.start()
     daemon.make_image()

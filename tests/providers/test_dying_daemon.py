@@ -38,8 +38,7 @@ STEPS = ("provision", "setup", "agent", "post_hook", "scan", "snapshot", "save",
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[Daemon]:
-    if (why := dockerd.missing()) is not None:
-        pytest.skip(why)
+    dockerd.DOCKER.require()
     daemon = Daemon(Path("/tmp", f"runner-dockerd-dying-{os.getpid()}"))
     daemon.start()
     daemon.make_image()

@@ -23,7 +23,7 @@ from tests.conformance.dockerd import IMAGE, Daemon
 from tests.conformance.places import MIB, cmdline, inhabitants, took_at_most
 from tests.guest.driver import pids
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(dockerd.no_gvisor()), reason=str(dockerd.no_gvisor()))]
+pytestmark = [pytest.mark.slow, dockerd.GVISOR.mark]
 
 
 @pytest.fixture

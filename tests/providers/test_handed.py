@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runner import trees
 from runner.errors import ProviderFailed
 from runner.providers._engine import Engine
 from runner.providers._handed import open_handed
 from runner.providers._mounts import open_linkless
+from tests.needs import USERS
 
 LISTEN = """
 import socket, sys
@@ -45,7 +45,7 @@ def daemon(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, int]]]:
         process.communicate()
 
 
-@pytest.mark.skipif(not trees.can_give(), reason="only root hands directories over")
+@USERS.mark
 @pytest.mark.parametrize("prefix", [(), ("unshare", "--mount", "--propagation=private")], ids=["ours", "its own"])
 def test_a_source_is_seen_where_the_daemon_looks(
     tmp_path: Path, daemon: Callable[..., tuple[Path, int]], prefix: tuple[str, ...]
@@ -65,7 +65,7 @@ def test_a_source_is_seen_where_the_daemon_looks(
     assert not Path(f"/proc/{pid}/root{place.path}").exists()
 
 
-@pytest.mark.skipif(not trees.can_give(), reason="only root hands directories over")
+@USERS.mark
 def test_a_daemon_that_is_down_is_told_as_everywhere_else(tmp_path: Path) -> None:
     """It was `cannot be shown directories of this host`, without a word of what to start."""
     engine = Engine(f"unix://{tmp_path / 'docker.sock'}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import trio
 from runner.ports.provider import WorkspaceRequest
 from tests.conformance.places import DOCKER, GUESTS, GVISOR, LOCAL, inhabitants, living_of, make
 from tests.guest.driver import alive, descendants, marked
+from tests.needs import ROOT
 
 RUNNER = """
 import sys, trio
@@ -107,7 +107,7 @@ for _ in range(25):
 
 @pytest.mark.slow
 @pytest.mark.scenario("BEY-06")
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a workspace a user of its own, by whom to find it all")
+@ROOT.mark  # who gives a workspace a user of its own, by whom to find it all
 async def test_nothing_outlives_a_runner_that_was_killed_while_it_opened(tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     provider = make(LOCAL, tmp_path, grace=10)
@@ -124,7 +124,7 @@ async def test_nothing_outlives_a_runner_that_was_killed_while_it_opened(tmp_pat
     assert left == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root stages mounts")
+@ROOT.mark
 def test_the_stage_of_a_killed_runner_is_removed_by_the_next_and_a_living_one_s_is_not(tmp_path: Path) -> None:
     program = "from runner.providers._mounts import stage; print(stage(), flush=True); input()"
     start = [sys.executable, "-c", program]

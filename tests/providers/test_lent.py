@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from runner import trees
 from runner.errors import ProviderFailed
 from runner.ports.provider import Opening, Provider, WorkspaceRequest
 from runner.providers.docker import Docker
 from runner.providers.local import Local
 from tests.conformance import dockerd
 from tests.conformance.places import shell
+from tests.needs import USERS
 
-pytestmark = pytest.mark.skipif(not trees.can_give(), reason="commands run as ourselves")
+pytestmark = USERS.mark
 COMMANDS = "cat kept; echo more >> kept; mkdir made; cat others; echo no > AGENTS.md; rm -rf .runner; id -u"
 
 

@@ -18,11 +18,11 @@ from runner.providers._directories import Directories
 from runner.providers._mounts import unmount
 from runner.providers._volumes import Volumes
 from runner.providers.local import Local
-from runner.trees import can_give
 from tests.conformance.places import MIB, on_host
+from tests.needs import USERS
 from tests.situations import volumes_of
 
-pytestmark = pytest.mark.skipif(not can_give(), reason="only root has volumes")
+pytestmark = USERS.mark
 
 LIMIT = Limits(disk_bytes=8 * MIB)
 ROOT = Path(__file__).parents[2]

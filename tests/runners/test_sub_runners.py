@@ -1,5 +1,4 @@
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import get_args
@@ -7,6 +6,7 @@ from typing import get_args
 import pytest
 
 from runner.manifest.kinds.agent_type import Spec
+from tests.needs import SHELLCHECK
 
 ROOT = Path(__file__).parents[2]
 SHELL = [
@@ -38,11 +38,8 @@ def test_every_agent_has_a_sub_runner_on_common_ground() -> None:
 
 
 @pytest.mark.parametrize("script", SHELL, ids=lambda path: str(path.relative_to(ROOT)))
+@SHELLCHECK.mark
 def test_shell_is_clean(script: Path) -> None:
-    shellcheck = shutil.which("shellcheck")
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed")
-
-    done = subprocess.run([shellcheck, "-x", "-P", "SCRIPTDIR", script], capture_output=True, text=True)
+    done = subprocess.run(["shellcheck", "-x", "-P", "SCRIPTDIR", script], capture_output=True, text=True)
 
     assert done.stdout + done.stderr == ""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from tests.needs import SHELLCHECK
 from tests.skills.api_server import serving
 from tests.skills.clusters import CLUSTERS
 from tests.skills.objects import NOW
@@ -360,11 +361,8 @@ def test_goose_begins_with_the_provider_and_model_of_its_runner() -> None:
 @pytest.mark.parametrize(
     "script", [*sorted((SKILL / "scripts").glob("*.sh")), HERE / "kubectl"], ids=lambda path: path.name
 )
+@SHELLCHECK.mark
 def test_shell_is_clean(script: Path) -> None:
-    shellcheck = shutil.which("shellcheck")
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed")
-
-    done = subprocess.run([shellcheck, "-x", "-P", "SCRIPTDIR", script], capture_output=True, text=True)
+    done = subprocess.run(["shellcheck", "-x", "-P", "SCRIPTDIR", script], capture_output=True, text=True)
 
     assert done.stdout + done.stderr == ""
