@@ -31,6 +31,6 @@ def find(name: str, folder: Path = FOLDER) -> Program | None:
     if not record.exists() or f"{sha256}  {path.name}" not in record.read_text().splitlines():
         raise ProviderFailed(
             f"the {name} program `{path}` is not the one that was built",
-            hint="install runner again; in a checkout, `make -B venv`",
+            hint="install runner again; in a checkout, `make -B .venv/product`",
         )
     return Program(path, sha256)

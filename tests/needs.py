@@ -53,6 +53,13 @@ def program(name: str, path: str | None = None) -> Component:
     return Component(name, lambda: None if shutil.which(name, path=path) else "not installed")
 
 
+def _compiler() -> str | None:
+    """Why nothing compiles here; a compiler alone, without the headers of the C library, is not enough."""
+    if shutil.which("cc") is None:
+        return "not installed: cc"
+    return None if components.exists("/usr/include/stdio.h") else "not installed: headers of the C library"
+
+
 def _agents() -> str | None:
     return None if components.agents_are_here() else f"not these versions in {components.AGENTS}"
 
@@ -65,6 +72,7 @@ ROOT = Component("root", lambda: None if os.geteuid() == 0 else "these tests mou
 USERS = Component("root over other users", lambda: None if can_give() else "workspaces get no user of their own")
 MEMORY = Component("memory limits", lambda: _cgroup.missing().get(Feature.MEMORY))
 GIT = program("git")
+COMPILER = Component("C compiler", _compiler)
 OPENSSL = program("openssl")
 SHELLCHECK = program("shellcheck")
 SSHD = program("sshd", "/usr/sbin:/usr/local/sbin")

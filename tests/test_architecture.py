@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,11 @@ def test_importing_prints_nothing_and_makes_no_files(tmp_path: Path) -> None:
     )
 
     assert (done.stdout, done.stderr, list(tmp_path.iterdir())) == (b"", b"", [])
+
+
+def test_a_test_skips_for_want_of_a_component_only() -> None:
+    """So that the closing table can say what brings it."""
+    other = re.compile(r"\b(?:skip|skipif|importorskip|skipTest)\(")
+    tests = Path(__file__).parent
+
+    assert [str(file.relative_to(tests)) for file in tests.rglob("*.py") if other.search(file.read_text())] == ["needs.py"]

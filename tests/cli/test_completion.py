@@ -16,6 +16,7 @@ import pytest
 
 from runner.cli.main import main
 from runner.cli.output import Output
+from tests.needs import program
 
 LIMIT = 60.0  # seconds for a shell to say something
 
@@ -38,6 +39,7 @@ COMMAND = {
 def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """An interactive shell in a folder with one manifest file."""
     name: str = request.param
+    program(name).require()
     folder = tmp_path_factory.mktemp(name)
     (folder / "house.runner.yaml").touch()
     (folder / "script").write_text(printed("completion", name))

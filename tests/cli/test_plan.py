@@ -14,6 +14,7 @@ import pytest
 
 from runner.settings import Settings
 from tests.forked import ROOT
+from tests.needs import program
 from tests.situations import Done, Project, document, git
 
 WORKSPACE = """
@@ -343,6 +344,7 @@ def hostile(project: Project) -> Project:
     return project
 
 
+@program("dot").mark
 def test_dot_is_drawn_by_graphviz_with_hostile_labels_as_text(hostile: Project) -> None:
     dot = plan(hostile, "--output", "dot").out
 

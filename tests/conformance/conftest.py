@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tests.conformance.places import (
     on_host,
 )
 from tests.guest.driver import marked
+from tests.needs import Component
 
 _FAKE = "nothing is executed"
 _HOST = "commands see this host"
@@ -192,7 +194,7 @@ async def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Provider:
     made = make(request.param, tmp_path, GRACE)
     probe = await made.probe()
     if not probe.available:
-        pytest.skip(f"{probe.reason}; {probe.hint}")
+        Component(f"provider {request.param}", lambda: probe.reason, probe.hint or "").require()
     return made
 
 
@@ -223,8 +225,9 @@ async def limited(
 
     async def make(limits: Limits) -> Place:
         missing = (await provider.probe()).missing
-        if {Feature.MEMORY, Feature.CPU, Feature.PIDS} & set(missing) and kind != FAKE:
-            pytest.skip(str(missing))
+        for feature in (Feature.MEMORY, Feature.CPU, Feature.PIDS):
+            if kind != FAKE:
+                Component(f"limits of {feature}", partial(missing.get, feature)).require()
         name = f"check-{os.getpid()}-{next(NAMES)}-"
         made.append(await provider.create(WorkspaceRequest(name, "run-1", "nonce", limits)))
         return Place(kind, provider, tmp_path, made[-1], "nonce")

@@ -17,7 +17,7 @@ from runner.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, Hostile
 from runner.git.binary import Binary
 from runner.git.dulwich import Dulwich
 from runner.ports.git import Author, Entry, Git, Snapshotting
-from tests.needs import GIT
+from tests.needs import GIT, ROOT
 
 PROGRAM = shutil.which("git")
 pytestmark = GIT.mark
@@ -213,14 +213,13 @@ async def test_a_source_that_borrows_objects_is_refused(git: Git, user: User, he
     assert not (tmp_path / "p").exists()
 
 
-if os.geteuid() == 0:  # only root can give files away
+@ROOT.mark
+@pytest.mark.parametrize("part", [".", ".git", ".git/objects"])
+async def test_a_source_of_another_user_is_refused(git: Git, user: User, part: str) -> None:
+    os.chown(user.top / part, 4242, 4242)
 
-    @pytest.mark.parametrize("part", [".", ".git", ".git/objects"])
-    async def test_a_source_of_another_user_is_refused(git: Git, user: User, part: str) -> None:
-        os.chown(user.top / part, 4242, 4242)
-
-        with pytest.raises(BadSource, match="another user"):
-            await git.inspect(user.top)
+    with pytest.raises(BadSource, match="another user"):
+        await git.inspect(user.top)
 
 
 async def test_a_branch_a_commit_or_head_resolve_to_a_commit(git: Git, user: User, head: str) -> None:
@@ -835,17 +834,16 @@ async def test_the_agents_git_directory_is_never_read(git: Git, private: Path, h
     assert not canary.exists()
 
 
-if os.geteuid() == 0:  # only root can give files away
+@ROOT.mark
+async def test_files_of_another_user_are_snapshot(git: Git, private: Path, head: str, tree: Path) -> None:
+    (tree / "theirs").write_text("x")
+    (tree / "theirs").chmod(0o600)
+    for path in (tree, *tree.rglob("*")):
+        os.lchown(path, 4242, 4242)
 
-    async def test_files_of_another_user_are_snapshot(git: Git, private: Path, head: str, tree: Path) -> None:
-        (tree / "theirs").write_text("x")
-        (tree / "theirs").chmod(0o600)
-        for path in (tree, *tree.rglob("*")):
-            os.lchown(path, 4242, 4242)
+    made = await git.snapshot(private, tree, head, WANTED)
 
-        made = await git.snapshot(private, tree, head, WANTED)
-
-        assert [c.path for c in await git.changes(private, head, made.commit)] == [b"theirs"]
+    assert [c.path for c in await git.changes(private, head, made.commit)] == [b"theirs"]
 
 
 async def test_a_tree_deeper_than_paths_can_say_is_refused(git: Git, private: Path, head: str, tree: Path) -> None:

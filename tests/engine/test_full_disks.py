@@ -8,7 +8,6 @@ On real file systems of a few megabytes, which the runner fills and the test emp
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 import subprocess
@@ -20,6 +19,7 @@ import pytest
 
 from tests.engine.crashing import fill
 from tests.engine.test_crash_points import Crashing, assert_whole, commits, crashing, quick
+from tests.needs import ROOT
 from tests.situations import Project, step
 
 __all__ = ["crashing", "quick"]
@@ -126,47 +126,48 @@ def assert_ended(home: Path, recovered: int) -> None:
     assert kept == {text.split()[1] for left in named for text in left}
 
 
-if os.geteuid() == 0:  # not a skip: CI counts those
+@ROOT.mark
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("disk", "stride"),
+    [
+        pytest.param(memory, 18, id="full-some"),
+        pytest.param(memory, 1, id="full-all", marks=pytest.mark.nightly),
+        pytest.param(ext4, 1, id="ext4-full-all", marks=pytest.mark.nightly),
+        pytest.param(failing, 1, id="ext4-broken-all", marks=pytest.mark.nightly),
+    ],
+)
+@pytest.mark.parametrize("crashing", ["fake"], indirect=True)
+def test_a_disk_that_is_full_from_any_write_on_loses_nothing(
+    crashing: Crashing, disk: Callable[[Path], Disk], stride: int
+) -> None:
+    codes = [break_and_recover(crashing, disk, at) for at in range(1, commits(crashing) + 1, stride)]
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("disk", "stride"),
-        [
-            pytest.param(memory, 18, id="full-some"),
-            pytest.param(memory, 1, id="full-all", marks=pytest.mark.nightly),
-            pytest.param(ext4, 1, id="ext4-full-all", marks=pytest.mark.nightly),
-            pytest.param(failing, 1, id="ext4-broken-all", marks=pytest.mark.nightly),
-        ],
+    assert {*codes} <= {0, 1, 4, 5}
+    assert 4 in codes
+
+
+@ROOT.mark
+@pytest.mark.slow
+def test_work_that_the_disk_under_its_volume_did_not_take_is_not_taken_for_done(project: Project) -> None:
+    """Whoever writes into a volume hears nothing of the disk that its image is on, here one of the runner alone."""
+    volumes, tools = project.home / "state" / "volumes", project.home / "tools"
+    for made in (volumes, tools):
+        made.mkdir(parents=True)
+    mounting = f'mount -t tmpfs -o size=20m none {volumes} && exec "$@"'
+    project.within = ("unshare", "--mount", "sh", "-c", mounting, "sh")
+    project.script(
+        f"while [ ! -e {tools}/full ]; do sleep 0.02; done; head -c 8M /dev/urandom > big",
+        workspace=f"resource_limits: {{disk: 16M}}\ntoolchains: [{tools}]",
     )
-    @pytest.mark.parametrize("crashing", ["fake"], indirect=True)
-    def test_a_disk_that_is_full_from_any_write_on_loses_nothing(
-        crashing: Crashing, disk: Callable[[Path], Disk], stride: int
-    ) -> None:
-        codes = [break_and_recover(crashing, disk, at) for at in range(1, commits(crashing) + 1, stride)]
+    process = project.start("apply", str(project.folder), "--output", "jsonl")
+    assert process.stdout is not None
+    assert any("IsolationObserved" in line for line in process.stdout)
+    fill(Path(f"/proc/{process.pid}/root{volumes}/ballast"))
+    (tools / "full").touch()
+    process.communicate()
+    record = json.loads(project.runner("runs", "show", "last", "--output", "json").out)
 
-        assert {*codes} <= {0, 1, 4, 5}
-        assert 4 in codes
-
-    @pytest.mark.slow
-    def test_work_that_the_disk_under_its_volume_did_not_take_is_not_taken_for_done(project: Project) -> None:
-        """Whoever writes into a volume hears nothing of the disk that its image is on, here one of the runner alone."""
-        volumes, tools = project.home / "state" / "volumes", project.home / "tools"
-        for made in (volumes, tools):
-            made.mkdir(parents=True)
-        mounting = f'mount -t tmpfs -o size=20m none {volumes} && exec "$@"'
-        project.within = ("unshare", "--mount", "sh", "-c", mounting, "sh")
-        project.script(
-            f"while [ ! -e {tools}/full ]; do sleep 0.02; done; head -c 8M /dev/urandom > big",
-            workspace=f"resource_limits: {{disk: 16M}}\ntoolchains: [{tools}]",
-        )
-        process = project.start("apply", str(project.folder), "--output", "jsonl")
-        assert process.stdout is not None
-        assert any("IsolationObserved" in line for line in process.stdout)
-        fill(Path(f"/proc/{process.pid}/root{volumes}/ballast"))
-        (tools / "full").touch()
-        process.communicate()
-        record = json.loads(project.runner("runs", "show", "last", "--output", "json").out)
-
-        assert (step(record, "agent")["status"], process.returncode) == ("succeeded", 4)
-        message = step(record, "scan")["outcome"]["message"]
-        assert message.startswith("host.refused: the disk of this host did not take all that was written")
+    assert (step(record, "agent")["status"], process.returncode) == ("succeeded", 4)
+    message = step(record, "scan")["outcome"]["message"]
+    assert message.startswith("host.refused: the disk of this host did not take all that was written")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import secrets
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from runner.guest import build
 from tests.guest.driver import Host, eventually, inherited, marked
+from tests.needs import COMPILER
 
 SOURCE = Path(build.__file__).parent
 
@@ -27,6 +29,7 @@ def reachable() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def sanitized(reachable: Path) -> Path:
     """An ordinary program that ends with an error when it does what C does not allow."""
+    COMPILER.require()
     checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     words = ("cc", "-std=gnu11", "-DHOSTED", "-g", "-O1", *checks, SOURCE / "guest.c", "-o", reachable / "sanitized")
     subprocess.run(words, check=True)
@@ -38,8 +41,8 @@ def program(request: pytest.FixtureRequest, reachable: Path) -> Path:
     if request.param == "sanitized":
         found: Path = request.getfixturevalue("sanitized")
         return found
-    compiler = build.system_compiler()
-    assert compiler is not None, "the CI installs one"
+    compiler = build.system_compiler() or build.pinned_compiler(platform.machine(), reachable / "cache")
+    assert compiler is not None
     build.compile_program(compiler, SOURCE, "guest", reachable / "guest")
     return reachable / "guest"
 

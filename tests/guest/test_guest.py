@@ -50,8 +50,8 @@ from tests.guest.driver import (
     marked,
     once,
 )
+from tests.needs import ROOT
 
-ROOT = os.geteuid() == 0
 STRANGER = 1_900_000_000  # a uid that nobody else has
 
 # --- what a command gets ---
@@ -228,23 +228,24 @@ def test_a_guest_without_a_channel_says_so(program: Path) -> None:
     assert subprocess.run([program, "x" * 108], check=False).returncode == 2
 
 
-if ROOT:  # not a skip: CI counts those
+@ROOT.mark
+def test_a_command_runs_as_another_user_without_any_capability(guest: Host) -> None:
+    ended = guest.run("cat", "/proc/self/status", uid=STRANGER, gid=STRANGER + 1, oom_score_adj=7)
 
-    def test_a_command_runs_as_another_user_without_any_capability(guest: Host) -> None:
-        ended = guest.run("cat", "/proc/self/status", uid=STRANGER, gid=STRANGER + 1, oom_score_adj=7)
+    status = dict(line.split(":\t", 1) for line in ended.out.decode().splitlines())
+    assert status["Uid"].split() == [str(STRANGER)] * 4
+    assert status["Gid"].split() == [str(STRANGER + 1)] * 4
+    assert status["Groups"].strip() == ""
+    assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert status["NoNewPrivs"] == "1"
 
-        status = dict(line.split(":\t", 1) for line in ended.out.decode().splitlines())
-        assert status["Uid"].split() == [str(STRANGER)] * 4
-        assert status["Gid"].split() == [str(STRANGER + 1)] * 4
-        assert status["Groups"].strip() == ""
-        assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
-        assert status["NoNewPrivs"] == "1"
 
-    def test_other_ids_than_the_user_s_own_cannot_be_had_by_an_ordinary_user(program: Path) -> None:
-        with inherited(program, user=STRANGER) as host:
-            state = host.run("true", uid=STRANGER + 1).state
+@ROOT.mark
+def test_other_ids_than_the_user_s_own_cannot_be_had_by_an_ordinary_user(program: Path) -> None:
+    with inherited(program, user=STRANGER) as host:
+        state = host.run("true", uid=STRANGER + 1).state
 
-        assert (state.stage, state.status) == (Stage.LIMITS, errno.EPERM)
+    assert (state.stage, state.status) == (Stage.LIMITS, errno.EPERM)
 
 
 # --- requests ---
@@ -682,59 +683,61 @@ def test_when_the_channel_closes_everything_ends(program: Path, mark: str) -> No
         assert not any(map(alive, daemons))
 
 
-if ROOT:
+@ROOT.mark
+@pytest.mark.parametrize("processes", [1, 2], ids=["supervisor", "command"])
+def test_where_no_process_can_be_had_a_command_fails(program: Path, processes: int) -> None:
+    with inherited("prlimit", f"--nproc={processes}", program, user=STRANGER + 10 + processes) as host:
+        command = host.start("true")
+        state = command.wait().state
+        assert (state.phase, state.stage, state.status) == (Phase.FAILED, Stage.FORK, errno.EAGAIN)
+        before = ticks(host.guest)
+        host.idle(0.2)
+        assert ticks(host.guest) - before <= 2, "it spins"
 
-    @pytest.mark.parametrize("processes", [1, 2], ids=["supervisor", "command"])
-    def test_where_no_process_can_be_had_a_command_fails(program: Path, processes: int) -> None:
-        with inherited("prlimit", f"--nproc={processes}", program, user=STRANGER + 10 + processes) as host:
-            command = host.start("true")
-            state = command.wait().state
-            assert (state.phase, state.stage, state.status) == (Phase.FAILED, Stage.FORK, errno.EAGAIN)
-            before = ticks(host.guest)
-            host.idle(0.2)
-            assert ticks(host.guest) - before <= 2, "it spins"
 
-    # The limit counts what this uid runs, and root has none: so never without one, and never as root.
-    BOMB = (
-        "import os, resource, time\n"
-        "assert os.getuid() and resource.getrlimit(resource.RLIMIT_NPROC)[1] <= 100\n"
-        "end = time.monotonic() + 20\n"
-        "print('ready', flush=True)\n"
-        "while time.monotonic() < end:\n"
-        "    try:\n"
-        "        os.fork(), os.fork()\n"
-        "    except OSError: pass\n"
-        "    if not os.fork(): os.setsid()\n"
-        "    else: os._exit(0)\n"
-    )
+# The limit counts what this uid runs, and root has none: so never without one, and never as root.
+BOMB = (
+    "import os, resource, time\n"
+    "assert os.getuid() and resource.getrlimit(resource.RLIMIT_NPROC)[1] <= 100\n"
+    "end = time.monotonic() + 20\n"
+    "print('ready', flush=True)\n"
+    "while time.monotonic() < end:\n"
+    "    try:\n"
+    "        os.fork(), os.fork()\n"
+    "    except OSError: pass\n"
+    "    if not os.fork(): os.setsid()\n"
+    "    else: os._exit(0)\n"
+)
 
-    def test_a_fork_bomb_under_a_limit_is_ended(guest: Host) -> None:
-        limits = {resource.RLIMIT_NPROC: (60, 60), resource.RLIMIT_CPU: (10, 10)}
-        bomb = guest.start(*PYTHON, BOMB, uid=STRANGER, gid=STRANGER, limits=limits)
-        guest.until(lambda: bomb.out)
-        guest.idle(0.1)
-        bomb.kill(9)
-        bomb.wait(15)  # by itself it goes on for 20
 
-        assert marked(guest.mark) == []
+@ROOT.mark
+def test_a_fork_bomb_under_a_limit_is_ended(guest: Host) -> None:
+    limits = {resource.RLIMIT_NPROC: (60, 60), resource.RLIMIT_CPU: (10, 10)}
+    bomb = guest.start(*PYTHON, BOMB, uid=STRANGER, gid=STRANGER, limits=limits)
+    guest.until(lambda: bomb.out)
+    guest.idle(0.1)
+    bomb.kill(9)
+    bomb.wait(15)  # by itself it goes on for 20
 
-    def test_trees_end_where_nobody_sees_another_s_processes(program: Path, mark: str) -> None:
-        """``hidepid``: not even the first process of the namespace can be looked at."""
-        inner = 'mount -t proc -o hidepid=2 proc /proc && exec setpriv --reuid 1000 --regid 1000 --clear-groups "$0"'
-        words = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", inner, str(program))
-        with inherited(*words) as host:
-            host.mark = mark
-            command = host.start("sh", "-c", f"{DAEMON} & {DAEMON} & ls -d /proc/1; exit 0")
-            term = host.start(
-                "sh", "-c", "sh -c 'trap \"echo term; exit\" TERM; echo up; while :; do sleep 0.01; done'"
-            )
-            host.until(lambda: command.phase == Phase.EXITED and b"up" in term.out)
-            assert len(marked(mark)) >= 4
-            command.kill(9)
-            term.kill(15)
-            command.wait()
-            assert term.wait().out == b"up\nterm\n"
-            assert marked(mark) == []
+    assert marked(guest.mark) == []
+
+
+@ROOT.mark
+def test_trees_end_where_nobody_sees_another_s_processes(program: Path, mark: str) -> None:
+    """``hidepid``: not even the first process of the namespace can be looked at."""
+    inner = 'mount -t proc -o hidepid=2 proc /proc && exec setpriv --reuid 1000 --regid 1000 --clear-groups "$0"'
+    words = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", inner, str(program))
+    with inherited(*words) as host:
+        host.mark = mark
+        command = host.start("sh", "-c", f"{DAEMON} & {DAEMON} & ls -d /proc/1; exit 0")
+        term = host.start("sh", "-c", "sh -c 'trap \"echo term; exit\" TERM; echo up; while :; do sleep 0.01; done'")
+        host.until(lambda: command.phase == Phase.EXITED and b"up" in term.out)
+        assert len(marked(mark)) >= 4
+        command.kill(9)
+        term.kill(15)
+        command.wait()
+        assert term.wait().out == b"up\nterm\n"
+        assert marked(mark) == []
 
 
 # --- loss and return ---

@@ -20,7 +20,7 @@ from runner.steps._disk import OpenLister
 def openers() -> Iterator[dict[str, OpenLister]]:
     """Each by its name. The program lies where an ordinary user reaches it."""
     found = programs.find("lister")
-    assert found is not None, "the CI installs a compiler"
+    assert found is not None
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         program = Path(shutil.copy(found.path, folder))

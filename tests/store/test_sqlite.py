@@ -35,6 +35,7 @@ from runner.events import (
 )
 from runner.model import succeeded
 from runner.store.sqlite import _PROJECTED, SqliteStore, _project, migrate, open_reader, open_store, scripts
+from tests.needs import ROOT
 
 STARTED = RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
 
@@ -394,26 +395,27 @@ def small_disk(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-if os.geteuid() == 0:  # not a skip: CI counts those
+@ROOT.mark
+async def test_a_full_disk_refuses_cleanly_and_opens_again_once_space_returns(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        (disk / "ballast").write_bytes(b"x" * 200_000)
+        await assert_clean_refusal(disk, (disk / "ballast").unlink)
 
-    async def test_a_full_disk_refuses_cleanly_and_opens_again_once_space_returns(tmp_path: Path) -> None:
-        with small_disk(tmp_path / "disk") as disk:
-            (disk / "ballast").write_bytes(b"x" * 200_000)
-            await assert_clean_refusal(disk, (disk / "ballast").unlink)
 
-    @pytest.mark.slow
-    async def test_a_disk_full_from_the_start_is_refused_cleanly_at_every_size(tmp_path: Path) -> None:
-        for free in range(0, 160_000, 8_192):
-            with small_disk(tmp_path / f"disk{free}") as disk:
-                (disk / "ballast").write_bytes(b"x" * ((512 << 10) - free))
-                try:
-                    async with store_in(disk) as store:
-                        await store.append("a", [STARTED])
-                except StoreFailed:
-                    pass
-                (disk / "ballast").unlink()
+@ROOT.mark
+@pytest.mark.slow
+async def test_a_disk_full_from_the_start_is_refused_cleanly_at_every_size(tmp_path: Path) -> None:
+    for free in range(0, 160_000, 8_192):
+        with small_disk(tmp_path / f"disk{free}") as disk:
+            (disk / "ballast").write_bytes(b"x" * ((512 << 10) - free))
+            try:
                 async with store_in(disk) as store:
-                    assert [r.seq for r in await store.events("a")] in ([], [1])
+                    await store.append("a", [STARTED])
+            except StoreFailed:
+                pass
+            (disk / "ballast").unlink()
+            async with store_in(disk) as store:
+                assert [r.seq for r in await store.events("a")] in ([], [1])
 
 
 @pytest.mark.parametrize("kind", sorted(set(Event.__subclasses__()) - _PROJECTED, key=lambda kind: kind.__name__))
