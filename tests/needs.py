@@ -20,6 +20,7 @@ from runner.trees import can_give
 from tests import components
 
 INSTALL = "sudo make test"
+SSHD_PATH = "/usr/sbin:/usr/local/sbin"  # which is no ordinary user's
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,6 @@ GIT = program("git")
 COMPILER = Component("C compiler", _compiler)
 OPENSSL = program("openssl")
 SHELLCHECK = program("shellcheck")
-SSHD = program("sshd", "/usr/sbin:/usr/local/sbin")
+SSHD = program("sshd", SSHD_PATH)
 AGENTS = Component("agents' CLIs", _agents, f"{components.COMMAND} --agents")
 KUBECTL = Component("kubectl", _kubectl, f"{components.COMMAND} --kubectl")

@@ -107,4 +107,6 @@ def test_a_test_skips_for_want_of_a_component_only() -> None:
     other = re.compile(r"\b(?:skip|skipif|importorskip|skipTest)\(")
     tests = Path(__file__).parent
 
-    assert [str(file.relative_to(tests)) for file in tests.rglob("*.py") if other.search(file.read_text())] == ["needs.py"]
+    assert [str(file.relative_to(tests)) for file in tests.rglob("*.py") if other.search(file.read_text())] == [
+        "needs.py"
+    ]

@@ -57,7 +57,7 @@ async def test_the_environment_cannot_make_bash_run_something_first(sub_runner: 
 
 
 async def test_a_sub_runner_has_no_input_no_folder_and_no_session_of_ours(sub_runner: Write) -> None:
-    script = sub_runner('emit_command "$(cat)" "$PWD" "$(ps -o sid= -p $$ | tr -d " ")" $$')
+    script = sub_runner('emit_command "$(cat)" "$PWD" "$(cut -d " " -f 6 < /proc/$$/stat)" $$')
 
     stdin, folder, session, pid = await command_of(script, PATH)
 

@@ -20,7 +20,8 @@ from tests.situations import Project, git
 
 SPEC = {
     "agent": "post_hooks: [[touch, hooked]]\nenv: {A: one}\nprompt: {system: Be brief.}",
-    "workspace": "repo_source: {type: local, path: repo}\nsetup_commands: [[make]]\nresource_limits: {pids: 100}",
+    "workspace": "repo_source: {type: local, path: repo}\nsetup_commands: [[make]]\n"
+    "resource_limits: {pids: 100, enforcement: best_effort}",
     "run": "task: {pull_request_number: 1}\nprompt: go\nverify: {commands: [{run: [make, check]}]}",
     "policy": "max_file_size: 1M",
 }

@@ -15,6 +15,7 @@ from runner.egress.double import serve_double
 from runner.egress.turns import Turn
 from runner.ports.cluster import Rights
 from runner.settings import Settings
+from tests.needs import MEMORY
 
 KEYS = {
     "claude": ("ANTHROPIC_API_KEY", "RUNNER_ANTHROPIC_URL", ""),
@@ -40,6 +41,7 @@ def found(checked: list[Checked], what: str) -> Checked:
     return next(one for one in checked if one.what == what)
 
 
+@MEMORY.mark
 @pytest.mark.parametrize("agent", KEYS)
 async def test_what_is_there_is_said_to_be_there(tools: Path, agent: str) -> None:
     variable, url, path = KEYS[agent]

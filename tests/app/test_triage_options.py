@@ -28,6 +28,7 @@ from runner.manifest.load import load
 from runner.plan.model import run_document
 from runner.settings import Settings
 from runner.spec import template
+from tests.needs import MEMORY
 
 NOW = 1_795_230_000_000_000
 DESCRIBED = ("--namespace", "payments", "--resource", "deploy/checkout")
@@ -455,6 +456,7 @@ async def test_tools_that_write_no_report_are_told_of(
     assert found == [] if said is None else found[0].startswith(said)
 
 
+@MEMORY.mark
 async def test_another_run_of_the_same_has_the_flags_of_place_limits_and_cluster(incident: Path, tool: Path) -> None:
     kubeconfig = incident.parent / "my kubeconfig"
     kubeconfig.write_text(KUBECONFIG)

@@ -163,6 +163,7 @@ def test_kubectl_reads_a_cluster_and_gets_neither_secrets_nor_writes(
     assert f"  cluster    prod-eu: {total} requests, {refused} refused (" in done.out
 
 
+@pytest.mark.usefixtures("kubectl")
 async def test_a_plan_pins_the_server_and_no_credential(project: Project, authority: Path) -> None:
     settings = Settings.from_env({"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin"})
     with serving(authority) as api:
@@ -184,6 +185,7 @@ async def test_a_plan_pins_the_server_and_no_credential(project: Project, author
     assert api.asked == []
 
 
+@pytest.mark.usefixtures("kubectl")
 @pytest.mark.parametrize(
     ("trouble", "code", "words"),
     [
@@ -216,6 +218,7 @@ context: {preload: [permissions]}
 """
 
 
+@pytest.mark.usefixtures("kubectl")
 async def test_the_incidents_of_a_matrix_have_one_cluster(project: Project, authority: Path) -> None:
     settings = Settings.from_env({"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin"})
     with serving(authority) as api:
@@ -254,6 +257,7 @@ async def test_a_manifest_of_a_fork_reads_no_cluster(project: Project, authority
     ]
 
 
+@pytest.mark.usefixtures("kubectl")
 def test_a_program_that_a_kubeconfig_names_is_not_run(project: Project, authority: Path) -> None:
     canary = project.folder / "canary"
     with serving(authority) as api:

@@ -11,6 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from runner.app.init import find_rule
+from tests.needs import program
 from tests.situations import Project, git, step
 
 TESTED = "import unittest\n\nclass T(unittest.TestCase):\n    def test_one(self): self.assertEqual(1, 1)\n"
@@ -58,7 +59,7 @@ def files_of(folder: Path) -> dict[str, str]:
         pytest.param(
             {"Makefile": "all:\n\ntest: ; test -f Makefile\n"}, "make test", id="make", marks=pytest.mark.nightly
         ),
-        pytest.param({"package.json": NPM, "package-lock.json": "{}"}, "npm test", id="npm"),
+        pytest.param({"package.json": NPM, "package-lock.json": "{}"}, "npm test", id="npm", marks=program("npm").mark),
     ],
 )
 def test_what_is_written_runs_the_tests_of_the_repository(

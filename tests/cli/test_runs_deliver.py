@@ -19,6 +19,7 @@ import pytest
 from runner.redact import Redactor
 from tests.cli.bad import say
 from tests.everything import everything
+from tests.needs import ROOT
 from tests.situations import Project, git
 
 LOCAL = "repo_source: {type: local, path: repo}"
@@ -372,6 +373,7 @@ def test_an_export_overwrites_nothing(project: Project, odd: dict[str, Any], nam
     assert everything(project.folder) == before
 
 
+@ROOT.mark
 @pytest.mark.parametrize("name", ["full/out", "full/out.tar.gz"])
 def test_an_export_that_the_disk_does_not_take_leaves_nothing(project: Project, odd: dict[str, Any], name: str) -> None:
     """On a file system of one megabyte."""

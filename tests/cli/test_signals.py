@@ -9,11 +9,13 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runner.app.apply import FATAL
+from tests.guest.driver import descendants
 from tests.situations import Project, processes_of, step
 
 REPOSITORY = "repo_source: {type: local, path: repo}"
@@ -269,10 +271,11 @@ def test_an_agent_whose_sandbox_is_killed_is_unknown_and_its_work_saved(project:
     hanging(project, "agent")
     process = started(project, "agent")
 
-    for pid, words in processes_of(project.home):
-        if "bwrap" in words:
-            with suppress(ProcessLookupError):  # it went with the one before
-                os.kill(pid, signal.SIGKILL)
+    sandbox = [pid for pid in descendants(process.pid) if Path(f"/proc/{pid}/comm").read_text() == "bwrap\n"]
+    assert sandbox
+    for pid in sandbox:
+        with suppress(ProcessLookupError):  # it went with the one before
+            os.kill(pid, signal.SIGKILL)
     code, record, text = ended(project, process)
 
     assert code == 4, text

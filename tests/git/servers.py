@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.needs import SSHD, SSHD_PATH
+
 Answer = Callable[["Handler"], bool]
 
 
@@ -148,7 +150,8 @@ def free_port() -> int:
 
 @contextmanager
 def sshd(folder: Path) -> Iterator[Sshd]:
-    program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
+    SSHD.require()
+    program = shutil.which("sshd", path=SSHD_PATH)
     assert program is not None
     folder.mkdir()
     for name in ("host", "user"):

@@ -42,6 +42,7 @@ from runner.ports.git import Author, Snapshotting
 from runner.settings import Settings
 from tests.everything import everything
 from tests.git.servers import Handler, https, sshd
+from tests.needs import ROOT
 from tests.situations import git
 
 Change = Callable[[Path], object]
@@ -401,7 +402,10 @@ REFUSED: dict[str, tuple[Change, type[RunnerError]]] = {
 
 
 @pytest.mark.parametrize("check", [False, True], ids=["apply", "check"])
-@pytest.mark.parametrize(("situation", "kind"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(
+    ("situation", "kind"),
+    [pytest.param(*given, id=name, marks=ROOT.mark if name == "a device" else ()) for name, given in REFUSED.items()],
+)
 async def test_what_can_not_be_applied_changes_nothing(
     work: Work, situation: Change, kind: type[RunnerError], check: bool
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import program as needs_program
 from tests.situations import Project, git
 
 SERVER = "yaml-language-server@1.25.0"
@@ -26,6 +27,7 @@ def program(request: pytest.FixtureRequest) -> Path:
     program = folder / "node_modules" / ".bin" / "yaml-language-server"
     if not program.exists():
         quiet = ("--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
+        needs_program("npm").require()
         subprocess.run(["npm", "install", *quiet, "--prefix", str(folder), SERVER], check=True)
     return program
 

@@ -17,6 +17,7 @@ from runner.guest import build
 from runner.listing import Lister
 from runner.policy.paths import PathPolicy
 from runner.steps._disk import OpenLister, scan
+from tests.needs import COMPILER
 
 DEPTH = 3
 POLICY = PathPolicy(("**",), ("**/.env", "**/secrets/**", "**/*.pem", "top/*/low"), 4096)
@@ -92,6 +93,7 @@ def test_every_lister_finds_the_same_in_a_hostile_tree(hostile_tree: Path, opene
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lister that ends with an error when it does what C does not allow."""
+    COMPILER.require()
     program = tmp_path_factory.mktemp("sanitized") / "lister"
     source = Path(build.__file__).with_name("lister.c")
     checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
