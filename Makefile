@@ -51,13 +51,11 @@ test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python -m tests.conformance.agent_image
 	$(SUITE) -n 3 -m 'not nightly' --check-scenarios
 
 nightly:
 	@$(PYTHON) tests/components.py --nightly
 	@$(MAKE) --no-print-directory .venv/tests
-	$(BIN)/python -m tests.conformance.agent_image
 	$(SUITE) -n 2 -m nightly --timeout 3600
 
 bench: .venv/tests

@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name != "test_agent_image.py")  # it may build an image, beside all others
     for item in items:
         for marker in item.iter_markers("scenario"):
             item.user_properties.append(("scenario", f"{marker.args[0]}/{part_of(item, marker)}"))

@@ -16,6 +16,9 @@ from tests.conformance import agent_image, dockerd
 from tests.situations import Project
 
 
+pytestmark = pytest.mark.timeout(1800)  # the first one may build it
+
+
 @pytest.mark.slow
 @pytest.mark.scenario("TRI-01")
 @pytest.mark.scenario("TRI-07")

@@ -1,8 +1,7 @@
 """The image k8s-triage-agent, built for real and kept with the data of a docker daemon of its own.
 
-``python -m tests.conformance.agent_image`` builds it when what it is built from has changed, as ``.ci/run`` does: from
-a Debian that is installed into a folder, since tests have no registry. Its daemon has the host's network while it
-builds, and none when tests use it.
+The first test that wants it builds it when what it is built from has changed: from a Debian that is installed into a
+folder, since tests have no registry. Its daemon has the host's network while it builds, and none when tests use it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from docker.errors import ImageNotFound
 
 from runner.app.image import digest
 from tests.conformance import dockerd
-from tests.needs import Component
 
 BASE = "debian:bookworm-slim"
 CA = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -37,25 +35,19 @@ def built(place: Path = PLACE) -> bool:
     return record.exists() and record.read_text() == digest()
 
 
-def missing() -> str | None:
-    """Why tests cannot use it here; ``None`` when they can."""
-    return dockerd.missing() or (None if built() else f"not built of this checkout in {PLACE}")
-
-
-IMAGE = Component("agents' image", missing)
-
-
 def name(place: Path = PLACE) -> str:
     """Of the daemon, as ``dockerd.shared`` wants it; ``data`` of a place is one daemon's at a time."""
     return f"image-{hashlib.sha256(str(place).encode()).hexdigest()[:8]}"
 
 
 def make(place: Path) -> None:
-    """Build it below ``place``. The work of earlier builds that is still good is used."""
+    """Build it below ``place``, unless another process just did. Of earlier builds what is still good is used."""
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     daemon = dockerd.Daemon(dockerd.root(name(place)), place / "data")
     with (place / "lock").open("w") as lock, bridge() as network:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if built(place):
+            return
         if daemon.answers():  # whoever used it was killed
             daemon.stop()
         daemon.start(network)
@@ -106,13 +98,10 @@ def bridge() -> Iterator[str]:
 
 @cache
 def session() -> dockerd.Daemon:
-    """The daemon that has it, until ``dockerd.leave``."""
-    IMAGE.require()
+    """The daemon that has it, until ``dockerd.leave``; building takes minutes."""
+    dockerd.DOCKER.require()
+    if not built():
+        make(PLACE)
     lock = dockerd.hold((PLACE / "lock").open("w"))
     fcntl.flock(lock, fcntl.LOCK_SH)
     return dockerd.hold(dockerd.shared(name(), PLACE / "data"))
-
-
-if __name__ == "__main__":
-    if dockerd.missing() is None and not built():
-        make(PLACE)
