@@ -15,7 +15,6 @@ from tests.cli.test_agent_clis import CLIS, work_off, write
 from tests.conformance import agent_image, dockerd
 from tests.situations import Project
 
-
 pytestmark = pytest.mark.timeout(1800)  # the first one may build it
 
 
