@@ -129,6 +129,10 @@ async def test_one_that_breaks_off_costs_a_slot_and_leaves_nothing(tmp_path: Pat
         with trio.fail_after(60):
             while "slot-1" in await pool.owned() or "run-2" in await pool.owned():
                 await trio.sleep(0.01)
+            while not await pool.store.slots():
+                await trio.sleep(0.01)
+        (slot,) = await pool.store.slots()
+        await pool.ready(slot.id)
 
         handle = await warm(tmp_path, pool.provider, KEY, pool.request("run-3"))
         assert isinstance(handle, Handle)

@@ -75,7 +75,7 @@ def test_a_lost_run_is_said_to_be_lost_until_it_is_recovered(project: Project, p
 def test_a_run_whose_runner_lives_is_not_touched(project: Project) -> None:
     project.script(AGENT)
     with run_in_agent(project) as (runner, run):
-        before = processes_of(project.home)
+        before = {pid for pid, _ in processes_of(project.home)}
 
         everything, this = project.runner("recover"), project.runner("recover", run)
 
@@ -83,7 +83,7 @@ def test_a_run_whose_runner_lives_is_not_touched(project: Project) -> None:
         assert this.code == 5
         assert "error[store.run-unfinished]" in this.err
         assert runner.poll() is None
-        assert processes_of(project.home) == before
+        assert before <= {pid for pid, _ in processes_of(project.home)}
 
 
 @pytest.mark.slow

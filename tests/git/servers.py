@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.needs import SSHD, SSHD_PATH
+from tests.needs import SSHD_PATH
 
 Answer = Callable[["Handler"], bool]
 
@@ -150,7 +150,6 @@ def free_port() -> int:
 
 @contextmanager
 def sshd(folder: Path) -> Iterator[Sshd]:
-    SSHD.require()
     program = shutil.which("sshd", path=SSHD_PATH)
     assert program is not None
     folder.mkdir()

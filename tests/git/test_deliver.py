@@ -42,7 +42,7 @@ from runner.ports.git import Author, Snapshotting
 from runner.settings import Settings
 from tests.everything import everything
 from tests.git.servers import Handler, https, sshd
-from tests.needs import ROOT
+from tests.needs import ROOT, SSHD
 from tests.situations import git
 
 Change = Callable[[Path], object]
@@ -740,6 +740,7 @@ async def test_a_push_that_stalls_ends_with_all_its_processes(work: Work, remote
             await trio.sleep(0.01)
 
 
+@SSHD.mark
 async def test_a_push_goes_to_a_real_ssh_server(work: Work, remote: Path) -> None:
     with sshd(work.folder / "sshd") as server:
         person = {"PATH": f"{server.folder}:{os.environ['PATH']}"}

@@ -36,7 +36,7 @@ from runner.ports.git import Tip
 from runner.settings import Settings
 from tests.conformance.test_git import User, listing
 from tests.git.servers import Handler, Https, Sshd, https, sshd
-from tests.needs import GIT
+from tests.needs import GIT, SSHD
 
 PROGRAM = shutil.which("git") or ""
 pytestmark = GIT.mark
@@ -317,6 +317,7 @@ async def test_a_commit_is_not_any_object(server: Https, git: Binary, user: User
         await git.fetch_url(url(server), tip(user, "main^{tree}"), into=tmp_path / "p", depth=1)
 
 
+@SSHD.mark
 async def test_ssh_uses_the_keys_of_the_user(user: User, tmp_path: Path) -> None:
     with sshd(tmp_path / "ssh") as server:
         git = adapter(tmp_path, PATH=f"{server.folder}:{os.environ['PATH']}")
@@ -330,6 +331,7 @@ async def test_ssh_uses_the_keys_of_the_user(user: User, tmp_path: Path) -> None
             await git.look_up(f"{server.url}{user.top}", branch=None, commit=None)
 
 
+@SSHD.mark
 async def test_ssh_that_wants_other_keys_does_not_ask(user: User, tmp_path: Path) -> None:
     with sshd(tmp_path / "ssh") as server:
         (tmp_path / "ssh" / "user.pub").write_text("")

