@@ -14,9 +14,10 @@ from pathlib import Path
 
 from runner.errors import UsageError
 
-_SIZE = re.compile(r"(\d{1,15})([KMGT]?)(i?[bB]?)")
-_CPU = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(m?)")
-_DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?")
+# Compiled at their first use: most commands are started without any of them.
+_SIZE = r"(\d{1,15})([KMGT]?)(i?[bB]?)"
+_CPU = r"(\d{1,6}(?:\.\d{1,3})?)(m?)"
+_DURATION = r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?"
 _TOKEN = re.compile(
     r"([A-Za-z0-9.-]+(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?)=(?:env:([A-Za-z_]\w*)|file:(/.+))", re.ASCII
 )
@@ -34,7 +35,7 @@ _REACH = ("HOME", "SSH_AUTH_SOCK", *_CERTIFICATES, *_PROXIES, *(name.upper() for
 
 def parse_size(text: str) -> int:
     """Bytes of ``512M``, ``4G``, ``2g`` or a bare number; units are powers of 1024. Raises ``ValueError``."""
-    found = _SIZE.fullmatch(text.upper().replace("IB", "B"))
+    found = re.fullmatch(_SIZE, text.upper().replace("IB", "B"))
     if not found or int(found[1]) == 0:
         raise ValueError("a size such as 512M or 4G")
     size = int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[found[2]]
@@ -59,7 +60,7 @@ def parse_disk(text: str) -> int:
 
 def parse_cpus(text: str) -> float:
     """Processors of ``2``, ``0.5`` or ``500m``. Raises ``ValueError``."""
-    found = _CPU.fullmatch(text)
+    found = re.fullmatch(_CPU, text)
     cpus = float(found[1]) / (1000 if found[2] else 1) if found else 0.0
     if not cpus:
         raise ValueError("a number of processors such as 2 or 500m")
@@ -70,7 +71,7 @@ def parse_cpus(text: str) -> float:
 
 def parse_duration(text: str) -> float:
     """Seconds of ``90s``, ``5m``, ``1h30m``, ``30d`` or a bare number of seconds. Raises ``ValueError``."""
-    found = _DURATION.fullmatch(text + "s" if text.isascii() and text.isdigit() else text)
+    found = re.fullmatch(_DURATION, text + "s" if text.isascii() and text.isdigit() else text)
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
     total = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
     if not total:

@@ -52,7 +52,9 @@ def parser_of(names: Iterable[str]) -> ArgumentParser:
 
 
 def _meant(arguments: Sequence[str]) -> Sequence[str]:
-    """The verbs that need a parser: the one that comes first, or all of them behind an option."""
+    """The verbs that need a parser: the one that comes first, or all of them behind an option but for the version."""
+    if tuple(arguments) == ("--version",):
+        return ()
     known = plugins.names(runner.cli.verbs)
     if not arguments or arguments[0].startswith("-"):
         return known

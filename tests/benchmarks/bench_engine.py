@@ -81,7 +81,12 @@ def whole(needs: Needs) -> float:
 
     async def run() -> None:
         places = Places(Path("/nonexistent"), "bench")
-        ports = cast(Ports, SimpleNamespace(lease=None))  # nothing is reached
+        ports = cast(
+            Ports,
+            SimpleNamespace(  # nothing is reached
+                lease=None, gateway=SimpleNamespace(rehearsal=False), redact=SimpleNamespace(late=())
+            ),
+        )
         await carry_out(plan, "", id="bench", places=places, ports=ports, append=append, control=Control(30))
 
     began = time.process_time()

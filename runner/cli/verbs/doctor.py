@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
 from runner.errors import UsageError, printable
-from runner.report.words import duration, usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,5 +131,7 @@ def _lines(health: Health) -> Iterator[str]:
 
 
 def _answered(one: Answered) -> str:
+    from runner.report.words import duration, usage
+
     found = one.problem or f"answered in {duration(one.seconds)}: {usage(one.usage)}"
     return f"{'✗' if one.problem else '✓'} {one.api.value:<10} {one.model:<20} {found}"
