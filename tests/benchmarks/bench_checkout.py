@@ -23,6 +23,7 @@ import trio
 
 from runner.git.binary import Binary
 from runner.git.dulwich import Dulwich
+from tests.benchmarks.sizes import rounds
 
 FILES, FILE_BYTES = 10_000, 10_000
 ENV = {
@@ -83,4 +84,4 @@ def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 7)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else rounds(7))

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 
-ROUNDS = 21
+from tests.benchmarks.sizes import rounds
+
+ROUNDS = rounds(21)
 FLOOR = "python -c 'import argparse, json'"
 COMMANDS = {
     FLOOR: ["-c", "import argparse, json"],
@@ -28,14 +30,19 @@ def cost(arguments: list[str]) -> tuple[float, float]:
     return time.perf_counter() - wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def main() -> None:
+def medians() -> dict[str, list[float]]:
+    """Wall and CPU seconds of each command."""
     costs: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
     for _ in range(ROUNDS):
         for name, arguments in COMMANDS.items():
             costs[name].append(cost(arguments))
-    medians = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in costs.items()}
-    for name, (wall, cpu) in medians.items():
-        print(f"{name:34} wall {wall * 1e3:5.0f} ms  cpu {cpu * 1e3:5.0f} ms  cpu ratio {cpu / medians[FLOOR][1]:.2f}")
+    return {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in costs.items()}
+
+
+def main() -> None:
+    found = medians()
+    for name, (wall, cpu) in found.items():
+        print(f"{name:34} wall {wall * 1e3:5.0f} ms  cpu {cpu * 1e3:5.0f} ms  cpu ratio {cpu / found[FLOOR][1]:.2f}")
 
 
 if __name__ == "__main__":

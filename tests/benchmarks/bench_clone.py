@@ -25,6 +25,7 @@ from runner.git.binary import Binary
 from runner.git.remote import Reach
 from runner.settings import Settings
 from tests.benchmarks.bench_checkout import ENV, cpu, make_repository
+from tests.benchmarks.sizes import rounds
 from tests.git.servers import https
 
 Took = tuple[float, float]  # seconds, wall and CPU
@@ -98,4 +99,4 @@ def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else rounds(5))

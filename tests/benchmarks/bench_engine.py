@@ -26,6 +26,7 @@ from runner.plan.graph import Graph
 from runner.plan.model import RunPlan, Step
 from runner.steps._run import Places, Ports
 from runner.steps.teardown.plan import Body
+from tests.benchmarks.sizes import amount
 
 DODO = """
 DOIT_CONFIG = {{"verbosity": 0}}
@@ -110,7 +111,7 @@ def doit(size: int, dep: str) -> float:
 
 def main() -> None:
     print(f"{'steps':>8} {'shape':<6} {'schedule us/step':>17} {'run us/step':>12} {'doit us/task':>13}")
-    for size in (1_000, 10_000, 100_000):
+    for size in map(amount, (1_000, 10_000, 100_000)):
         for shape, needs, dep in (
             ("chain", chain(size), "['n:%d' % (i - 1)] if i else []"),
             ("fan", fan(size), "['n:0'] if i else []"),

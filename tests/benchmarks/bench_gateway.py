@@ -30,11 +30,12 @@ from runner.ports.provider import Opening, WorkspaceRequest
 from runner.providers.docker import Docker
 from runner.providers.local import Local
 from runner.settings import Settings
+from tests.benchmarks.sizes import amount, rounds
 from tests.conformance import dockerd
 from tests.conformance.places import OnTestImage
 
-ROUNDS = 300
-STREAMS = 200
+ROUNDS = rounds(300)
+STREAMS = amount(200)
 MIB = 1 << 20
 GRANT = Grant(Api.ANTHROPIC, ("sonnet",))
 LONG = Turn(say="x" * (MIB // 2))  # some 4 MiB of events

@@ -22,8 +22,9 @@ import trio
 from runner.ports.provider import Opening, Provider, Workspace, WorkspaceRequest
 from runner.providers.local import Local
 from runner.providers.process import OnHost
+from tests.benchmarks.sizes import rounds
 
-ROUNDS = 400
+ROUNDS = rounds(400)
 MIB = 1 << 20
 FLOOD = ["head", "-c", str(1024 * MIB), "/dev/zero"]
 GRACE = 1.0

@@ -26,8 +26,9 @@ from runner.settings import Settings
 from runner.spec.model import Facts, RunSpec
 from runner.spec.resolve import resolve
 from runner.spec.select import select
+from tests.benchmarks.sizes import amount, rounds
 
-ROUNDS = 5
+ROUNDS = rounds(5)
 MANIFESTS = """
 apiVersion: runner/v1
 kind: AgentType
@@ -113,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         spec, facts = one_spec(Path(folder))
     print(f"{'steps':>8} {'plan ms':>9} {'median':>9} {'graph ms':>9} {'peak MiB':>9} {'doit list ms':>13}")
-    for count in (1_000, 10_000, 100_000):
+    for count in map(amount, (1_000, 10_000, 100_000)):
         measured = [compiled(spec, facts, count) for _ in range(ROUNDS)]
         (least, steps), median = min(measured), statistics.median(took for took, _ in measured)
         peak = getrusage(RUSAGE_SELF).ru_maxrss / 1024

@@ -29,9 +29,10 @@ from runner.ports.store import PoolRow
 from runner.providers.docker import Docker
 from runner.settings import Settings
 from runner.store.sqlite import open_store
+from tests.benchmarks.sizes import amount
 from tests.conformance import dockerd
 
-HANDOVERS, OTHERS, SIZE = 200, 15, 2
+HANDOVERS, OTHERS, SIZE = amount(200), 15, 2
 LIMITS = Limits(cpus=2, memory_bytes=1 << 30, pids=512)
 OPENING = Opening(protected=(".env", "deploy/key"))
 WRITE = ["/bin/sh", "-c", "! touch .env deploy/key 2> /dev/null"]

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import runner
 from runner.redact import Redactor
+from tests.benchmarks.sizes import rounds
 
-ROUNDS = 5
+ROUNDS = rounds(5)
 CHUNK = 1 << 16
 SIZE = 32 << 20
 

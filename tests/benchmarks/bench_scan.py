@@ -20,8 +20,9 @@ from pathlib import Path
 from runner import beneath, listing
 from runner.policy.paths import PathPolicy
 from runner.steps._disk import scan
+from tests.benchmarks.sizes import amount, rounds
 
-ROUNDS = 7
+ROUNDS = rounds(7)
 POLICY = PathPolicy(
     allowed=("**",),
     forbidden=(
@@ -62,7 +63,7 @@ def listed(root: Path) -> None:
 
 
 def main() -> None:
-    files = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    files = int(sys.argv[1]) if len(sys.argv) > 1 else amount(100_000)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         make_tree(root, files)

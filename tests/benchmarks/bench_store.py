@@ -20,8 +20,9 @@ import trio
 
 from runner.events import RunStarted, StepStarted, Warned, encode
 from runner.store.sqlite import open_store, scripts
+from tests.benchmarks.sizes import rounds
 
-ROUNDS = 5
+ROUNDS = rounds(5)
 STARTED = RunStarted("bench", "sha256:0", "0", {}, 1.0)
 EVENT = Warned("bench.event", "x" * 280, "agent")  # about 343 bytes as JSON
 

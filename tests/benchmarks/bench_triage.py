@@ -33,12 +33,13 @@ from runner.ports.provider import Paths
 from runner.providers._bwrap import binary
 from runner.settings import shipped
 from runner.steps.agent.home import furnish
+from tests.benchmarks.sizes import rounds
 from tests.cli.test_agent_clis import PLACE
 from tests.conformance import dockerd
 
 Cost = tuple[float, float]
 
-ROUNDS = 11
+ROUNDS = rounds(11)
 TURNS = [Turn(run="cat incident.json"), Turn(say="done")]
 KEY = "sk-bench-0123456789"
 SKILL = "k8s-troubleshooter"

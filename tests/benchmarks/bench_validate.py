@@ -14,7 +14,9 @@ import tempfile
 from pathlib import Path
 from shutil import copy
 
-ROUNDS = 15
+from tests.benchmarks.sizes import rounds
+
+ROUNDS = rounds(15)
 QUICKSTART = Path(__file__).parents[2] / "manifests" / "quickstart"
 YARDSTICK = "pre-commit validate-config"
 LIBRARIES = "from pydantic import BaseModel\nimport ruamel.yaml\nclass Model(BaseModel): field: int"

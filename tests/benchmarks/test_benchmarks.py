@@ -1,0 +1,61 @@
+"""Every benchmark still runs, on little, and ratios of CPU that were promised hold: none grows back unseen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import bench_cli, bench_engine
+from tests.benchmarks.sizes import SMALL
+from tests.conformance import dockerd
+from tests.needs import AGENTS, GIT
+
+HERE = Path(__file__).parent
+NEEDS = {
+    "bench_checkout": GIT,
+    "bench_clone": GIT,
+    "bench_docker": dockerd.DOCKER,
+    "bench_pool": dockerd.DOCKER,
+    "bench_triage": AGENTS,
+}
+
+pytestmark = pytest.mark.nightly
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("bench_*.py")))
+def test_a_benchmark_runs(name: str) -> None:
+    if name in NEEDS:
+        NEEDS[name].require()
+
+    done = subprocess.run(
+        [sys.executable, str(HERE / f"{name}.py")], env={**os.environ, SMALL: "1"}, capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+@pytest.mark.parametrize("command", ["runner --version", "runner --help"])
+def test_the_command_starts_in_three_times_what_a_bare_command_line_takes(command: str) -> None:
+    found = bench_cli.medians()
+
+    assert found[command][1] / found[bench_cli.FLOOR][1] <= 3
+
+
+@pytest.mark.parametrize(
+    ("needs", "others"),
+    [
+        pytest.param(bench_engine.chain, "['n:%d' % (i - 1)] if i else []", id="chain"),
+        pytest.param(bench_engine.fan, "['n:0'] if i else []", id="fan"),
+    ],
+)
+def test_a_step_of_a_run_costs_less_than_a_task_of_doit(
+    needs: Callable[[int], bench_engine.Needs], others: str
+) -> None:
+    assert bench_engine.whole(needs(10_000)) < bench_engine.doit(10_000, others)
