@@ -37,6 +37,7 @@ class Forks:
         self._process: subprocess.Popen[bytes] | None = None
         self._listening = Path()
         self._beginning = threading.Lock()
+        self._namespace = ""
 
     def run(
         self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
@@ -66,7 +67,12 @@ class Forks:
             return code, _read(out), _read(err)
 
     def _begin(self) -> None:
+        """Start it, anew where this process has got mounts of its own since, as providers give it on some hosts."""
+        namespace = os.readlink("/proc/self/ns/mnt")
+        if self._namespace != namespace:
+            self.close()
         if self._process is None:
+            self._namespace = namespace
             self._listening = Path(tempfile.mkdtemp(prefix="runner-forks-")) / "socket"
             words = [sys.executable, "-m", "tests.forked", str(self._listening)]
             env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
