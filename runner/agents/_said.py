@@ -60,6 +60,8 @@ def of_gemini(line: Line) -> str | None:
             return words if line.get("delta") else _whole(words)
         case "tool_use":
             return _call(text(line, "tool_name"), line.get("parameters"))
+        case "error":
+            return _complaint(text(line, "message"))
         case "result" if line.get("status") != "success":
             return _complaint(text(line, "error", "message"))
     return None

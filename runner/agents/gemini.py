@@ -33,6 +33,7 @@ _CONTEXT = {".gemini/GEMINI.md": "GEMINI.md", "GEMINI.md": "GEMINI.md"}  # the f
 _SHELL = "run_shell_command"
 _REFUSED = ("policy_violation", "tool_not_registered")
 _BLOCKED = "Blocked: "
+_LOOP = "Loop detected"
 _EXIT = re.compile(r"Command exited with code: (\d{1,3})\Z")
 
 
@@ -83,17 +84,28 @@ def _read(lines: Iterable[Line]) -> Turn:
                 turn = replace(turn, under_way=True)
             case "message" if line.get("role") == "assistant":
                 words = text(line, "content")
-                turn = replace(turn, said=turn.said + words if saying else words)
+                turn = replace(turn, said=turn.said + words if saying else words, reason=None)
                 saying = True
             case "tool_use":
-                saying = False
+                turn, saying = replace(turn, reason=None), False
             case "tool_result":
                 denied = _denied(line)
                 used = line.get("status") == "success" and not denied
                 turn = replace(turn, used=turn.used + used, denied=turn.denied + denied)
+            case "error":
+                complaint, why = text(line, "message"), _stopped(line)
+                turn, saying = replace(turn, said=complaint if why else turn.said or complaint, reason=why), False
             case "result":
                 turn = _ended(turn, line)
     return turn
+
+
+def _stopped(line: Line) -> Reason | None:
+    """Why the work ends with a complaint, if nothing comes after it: what it says of a loop it calls a warning."""
+    said = text(line, "message")
+    if "session turns" in said:
+        return Reason.TURNS
+    return Reason.CUT_OFF if line.get("severity") == "error" or said.startswith(_LOOP) else None
 
 
 def _denied(line: Line) -> bool:
@@ -117,9 +129,10 @@ def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
 def _ended(turn: Turn, line: Line) -> Turn:
     usage = _usage(line)
     if line.get("status") == "success":
-        return replace(turn, under_way=False, finished=True, usage=usage)
-    said = text(line, "error", "message")
-    reason = Reason.TURNS if at(line, "error", "type") == "FatalTurnLimitedError" else reason_of(said)
+        return replace(turn, under_way=False, finished=turn.reason is None, usage=usage)
+    said = text(line, "error", "message") or turn.said
+    is_limit = at(line, "error", "type") == "FatalTurnLimitedError"
+    reason = Reason.TURNS if is_limit else reason_of(said) or turn.reason
     return replace(turn, under_way=False, said=said, reason=reason, usage=usage)
 
 

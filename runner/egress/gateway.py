@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import trio
+
 from runner.errors import KeyMissing, Unpriced
 from runner.ports.gateway import Exchange, Grant, Session
 from runner.settings import ModelKey, Settings
@@ -56,12 +58,11 @@ class ModelGateway:
 async def open_session(
     grant: Grant, upstream: Upstream, key: str, on_exchange: Callable[[Exchange], None]
 ) -> AsyncIterator[Session]:
-    """A grant on whatever stands for the provider, for the length of the block."""
+    """A grant on whatever stands for the provider, for the length of the block; its deadline is the caller's."""
     from runner.egress.session import GrantedSession
 
-    session = GrantedSession(
-        grant, import_module(f"runner.egress.apis.{grant.api.value}").api, upstream, key, on_exchange
-    )
+    api, deadline = import_module(f"runner.egress.apis.{grant.api.value}").api, trio.current_effective_deadline()
+    session = GrantedSession(grant, api, upstream, key, on_exchange, deadline=deadline)
     try:
         yield session
     finally:

@@ -1,4 +1,6 @@
-"""What an answer cost, read while it passes: the provider's own figures, or an estimate when it was cut off."""
+"""What an answer cost and how it ended, read while it passes: the provider's own figures, or an estimate when it was
+cut off.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from runner.egress.apis._api import Api, Counts
+from runner.egress.apis._api import Api, Counts, End
 
 MAX_EVENT = 4 << 20  # bytes of one event, or of one answer that is no stream; nothing is read in a longer one
 _SENT_BYTES = 4  # for an estimated token; prompts are a little below
@@ -14,7 +16,7 @@ _RECEIVED_BYTES = 8  # the same of what comes back; a stream has 50 and more for
 
 
 class Meter:
-    """Reads the counts of one answer, whose pieces are fed as they come; keeps at most one event of it."""
+    """Reads the counts and the end of one answer, whose pieces are fed as they come; keeps at most one event of it."""
 
     def __init__(self, api: Api, *, stream: bool) -> None:
         self._api = api
@@ -23,6 +25,9 @@ class Meter:
         self._received = 0
         self._counts = Counts()
         self._complete = False
+        self._marks = (b"usage", *api.marks)
+        self._end: End | None = None
+        self._passed_over = False  # an event that was too long to be read
 
     def feed(self, data: bytes) -> None:
         self._received += len(data)
@@ -35,15 +40,16 @@ class Meter:
             return
         lines = self._rest + data[:end]
         self._rest = data[end:]
-        if b"usage" in lines:
-            for line in lines.split(b"\n"):
-                if line.startswith(b"data:") and b"usage" in line:
-                    self._read(line[5:])
+        self._read_lines(lines)
 
-    def end(self, sent_bytes: int) -> tuple[Counts, bool]:
+    def end(self) -> End | None:
+        """How the answer has ended, once nothing of it comes any more; ``None`` when it stopped before its end."""
+        self._read_rest()
+        return End() if self._passed_over and self._end is None else self._end
+
+    def counts(self, sent_bytes: int) -> tuple[Counts, bool]:
         """All counts, and whether they are estimated, of a request of so many bytes."""
-        if not self._stream:
-            self._read(self._rest)
+        self._read_rest()
         if self._complete:
             return self._counts, False
         least = Counts(
@@ -53,10 +59,27 @@ class Meter:
         return self._counts.largest(least), True
 
     def _keep(self, rest: bytes) -> None:
+        self._passed_over = self._passed_over or len(rest) > MAX_EVENT
         self._rest = rest if len(rest) <= MAX_EVENT else b""
+
+    def _read_rest(self) -> None:
+        rest, self._rest = self._rest, b""
+        if self._stream:
+            self._read_lines(rest)
+        else:
+            self._read(rest)
+
+    def _read_lines(self, lines: bytes) -> None:
+        if not any(mark in lines for mark in self._marks):
+            return
+        for line in lines.split(b"\n"):
+            if line.startswith(b"data:") and any(mark in line for mark in self._marks):
+                self._read(line[5:])
 
     def _read(self, text: bytes) -> None:
         for message in _messages(text):
+            if (end := self._api.end(message)) and (self._end is None or self._end.reason is None):
+                self._end = end
             if found := self._api.counts(message):
                 self._counts = self._counts.largest(found[0])
                 self._complete = self._complete or found[1]

@@ -6,19 +6,34 @@ own answer down and costs no memory.
 
 from __future__ import annotations
 
-import json
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import trio
 
-from runner.egress.apis._api import MAX_MODEL, Api, BadBody, Call, Counts, Kind, admits, inner, read_body
+from runner.egress.apis._api import (
+    MAX_MODEL,
+    Api,
+    BadBody,
+    Call,
+    Counts,
+    End,
+    Kind,
+    admits,
+    inner,
+    json_of,
+    objects,
+    read_body,
+)
 from runner.egress.http import LARGE_PLACES, Headers, Reply, Request, serve_http
 from runner.egress.meter import Meter
 from runner.egress.prices import cost_usd
-from runner.egress.upstream import Answer, Upstream, UpstreamFailed
+from runner.egress.upstream import Answer, Unreachable, Upstream, UpstreamFailed
 from runner.errors import printable
 from runner.model import Outcome, Reason, Usage, failed
 from runner.ports.gateway import Exchange, Grant, Refusal
@@ -30,9 +45,10 @@ _MAX_ERROR = 64 << 10  # bytes of an error's body that are read, and searched fo
 _ASKED = frozenset({b"accept", b"content-type", b"user-agent"})
 _QUERY = frozenset({"alt", "beta", "limit", "after", "after_id", "before_id", "pageSize", "pageToken"})
 _ANSWERED = frozenset({b"content-type", b"retry-after", b"retry-after-ms", b"x-should-retry"})
-_BEFORE, _SHOULD = b"retry-after", b"x-should-retry"
+_SHOULD = b"x-should-retry"
 _TELLING = (b"anthropic-ratelimit-", b"x-ratelimit-", b"request-id", b"x-request-id")
-_FINAL = 403  # and 400 end every CLI at once; after 401, 429 and 5xx some try again for minutes
+_FINAL = 400  # ends every CLI at once, and so does 403, of which they say that they could not log in
+_DENIED = 403
 _STATUS = {
     Refusal.PATH: 404,
     Refusal.REQUEST: 400,
@@ -40,8 +56,11 @@ _STATUS = {
     Refusal.BUDGET: _FINAL,
     Refusal.GATEWAY: _FINAL,
 }
-PAUSES = (1.0, 2.0)  # seconds before a request for an answer is made again that has failed in a way that may pass
-PATIENCE = 5.0  # seconds that a provider may ask to wait instead; if it asks for more, there is no use in waiting
+SHARE = 1 / 3  # of the time that is left, which an answer that may still come is waited for
+MOST_WAITED = 240.0  # seconds of that; a CLI gives up after 300 in which it hears nothing
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a request is made again, twice as long each time
+UNREACHED_WAITED = 3.0  # seconds; a name or a certificate that is wrong stays so
+SILENT = 10.0  # seconds without a word from a model that are worth one
 MOST_BROKEN = 3  # answers in a row that break off; the next request is not made
 _PASSING = frozenset({408, 425, 429})  # and all from 500 on
 _REASONS = {Refusal.BUDGET: Reason.BUDGET, Refusal.MODEL: Reason.MODEL}
@@ -50,7 +69,10 @@ _WORDS = {
     Reason.QUOTA: "has no more quota for it",
     Reason.MODEL: "does not know the model",
     Reason.GATEWAY: "cannot answer",
+    Reason.CUT_OFF: "takes no more of this conversation",
 }
+_KINDS = re.compile(rb"text/event-stream|application/([\w.-]+\+)?json")
+_TITLE = re.compile(rb"<title>([^<]{1,200})", re.IGNORECASE)
 
 
 class Refused(Exception):
@@ -65,6 +87,15 @@ class Refused(Exception):
         self.reason = reason or _REASONS.get(refusal, Reason.GATEWAY)
 
 
+@dataclass(frozen=True)
+class _Fault:
+    """Why a request got no answer that counts. ``is_foreign``: something else answered in the place of the API."""
+
+    reason: Reason
+    said: str
+    is_foreign: bool = False
+
+
 @dataclass
 class _Note:
     """What becomes of one request."""
@@ -72,10 +103,12 @@ class _Note:
     call: Call | None = None
     model: str = ""
     sent_bytes: int = 0
+    is_helpers: bool = False
     asked: bool = False  # it went out, and no answer has come yet
+    heard: float | None = None  # when something last came of an answer that is waited for, or when it was asked for
     meter: Meter | None = None
     refusal: Refusal | None = None
-    fault: tuple[Reason, str] | None = None
+    fault: _Fault | None = None
 
     @property
     def answers(self) -> bool:
@@ -137,24 +170,51 @@ class _Purse:
         self.changed = trio.Event()
 
 
+@dataclass
+class _Patience:
+    """How many more seconds an answer is waited for, and how many before the next request."""
+
+    left: float
+    pause: float = FIRST_PAUSE
+
+    def wait(self, told: float = 0.0) -> float | None:
+        """How long to wait now, at least what a provider has ``told``; ``None`` when that is not worth it."""
+        pause = max(self.pause, told)
+        if pause > self.left:
+            return None
+        self.left -= pause
+        self.pause = min(2 * self.pause, LONGEST_PAUSE)
+        return pause
+
+
 class GrantedSession:
-    """See the port. ``key`` is empty for a double."""
+    """See the port. ``key`` is empty for a double; ``deadline`` is when the agent has to have finished, trio time."""
 
     def __init__(
-        self, grant: Grant, api: Api, upstream: Upstream, key: str, on_exchange: Callable[[Exchange], None]
+        self,
+        grant: Grant,
+        api: Api,
+        upstream: Upstream,
+        key: str,
+        on_exchange: Callable[[Exchange], None],
+        *,
+        deadline: float = math.inf,
     ) -> None:
         self._grant = grant
         self._api = api
         self._upstream = upstream
         self._key = key
         self._on_exchange = on_exchange
+        self._deadline = deadline
         self._purse = _Purse(grant)
         self._by_model: dict[str, Usage] = {}
         self._large = trio.Semaphore(LARGE_PLACES)
         self._scopes: set[trio.CancelScope] = set()
         self._refused: dict[Refusal, tuple[Reason, str]] = {}
         self._broken = 0
-        self._fault: tuple[Reason, str] | None = None
+        self._fault: _Fault | None = None
+        self._has_tools = False  # a request has offered some
+        self._awaited = ""
         self._closed = False
         self._free = 0
 
@@ -191,28 +251,43 @@ class GrantedSession:
         if spent := self._refused.get(Refusal.BUDGET):
             return failed(*spent)
         if self._fault:
-            return failed(*self._fault)
-        if (refused := self._refused.get(Refusal.MODEL)) and not self._purse.turns:
-            return failed(*refused)
+            return failed(self._fault.reason, self._fault.said, details=self._hints(self._fault))
+        for refusal in (Refusal.MODEL, Refusal.REQUEST):
+            refused = self._refused.get(refusal)
+            if refused and refused[0] is not Reason.GATEWAY and not self._purse.turns:
+                return failed(*refused)
         return None
+
+    @property
+    def awaited(self) -> str:
+        return self._awaited
+
+    def _hints(self, fault: _Fault) -> tuple[str, ...]:
+        if fault.reason is not Reason.PLATFORM and not fault.is_foreign:
+            return ()
+        variable = f"RUNNER_{self._grant.api.value.upper()}_URL"
+        return (f"hint: look at `{variable}`, `HTTPS_PROXY` and `SSL_CERT_FILE` where runner is started",)
 
     # --- one request ---
 
     async def _exchange(self, request: Request, reply: Reply) -> None:
         note = _Note(sent_bytes=len(request.body))
-        admitted = False
+        admitted = served = False
         try:
             body = self._judge(request, note)
             if note.answers:
                 await self._purse.admit()
                 admitted = True
             await self._forward(request, body, reply, note)
+            served = True
         except Refused as refused:
+            served = True
             note.refusal = refused.refusal
             self._refused.setdefault(refused.refusal, (refused.reason, str(refused)))
             text = self._api.error(refused.status, refused.refusal, str(refused))
             await reply.send_all(refused.status, _JSON, text)
         finally:
+            self._awaited = "" if served or not note.answers else _awaited(note)
             self._settle(request, reply, note, admitted=admitted)
 
     def _judge(self, request: Request, note: _Note) -> bytes:
@@ -239,10 +314,14 @@ class GrantedSession:
             raise Refused(Refusal.MODEL, f"the model `{model}` is not granted to this run, only: {granted}")
         if self._grant.budget.cost_usd is not None and self._cost(model, Counts()) is None:
             raise Refused(Refusal.MODEL, f"the model `{model}` has no known price, and the budget is in dollars")
+        offers = _offers_tools(body)
+        self._has_tools = self._has_tools or offers
+        note.is_helpers = self._has_tools and not offers
         if note.answers and self._broken >= MOST_BROKEN:
             raise Refused(Refusal.GATEWAY, f"{self._broken} answers in a row have broken off")
         if note.answers and (found := self._api.reach(body)):
-            raise Refused(Refusal.REQUEST, f"{printable(found)} is not granted: it leaves the conversation")
+            why = f"{printable(found)} is not granted: it leaves the conversation"
+            raise Refused(Refusal.REQUEST, why, reason=Reason.DENIED)
         return request.body
 
     async def _forward(self, request: Request, body: bytes, reply: Reply, note: _Note) -> None:
@@ -252,64 +331,96 @@ class GrantedSession:
             headers.append(self._api.auth(self._key))
         query = urlencode([pair for pair in parse_qsl(request.query.decode()) if pair[0] in _QUERY])
         target = f"{note.call.path}?{query}" if query else note.call.path
-        for pause in (*(PAUSES if note.answers else ()), None):
-            note.asked, note.fault = True, None
+        patience = _Patience(min(MOST_WAITED, SHARE * (self._deadline - trio.current_time())))
+        while True:
+            note.asked, note.fault, note.heard = True, None, trio.current_time()
             try:
                 async with self._upstream.send(request.method, target, headers, body) as answer:
                     note.asked = False
-                    if pause is None or (pause := _wait(answer, pause)) is None:
+                    if answer.status < 300:
                         await self._pass(answer, reply, note)
-                        self._broken = 0
                         return
-                    status = answer.status
+                    text = await _read_error(answer)
+                    pause = self._pause(answer, text, patience) if note.answers else None
+                    if pause is None:
+                        await self._pass_error(answer, text, reply, note)
+                        return
+                    status, why = answer.status, f"it answered {answer.status}, {_message(text)}"
             except UpstreamFailed as error:
                 note.asked = False
-                what = "broke off" if reply.status else "could not be reached"
-                note.fault = Reason.GATEWAY, f"the provider {what}: {printable(str(error))}"
+                status, why = 0, printable(str(error))
                 if reply.status:
-                    note.refusal = Refusal.GATEWAY
-                    self._broken += 1
-                    reply.cut()
+                    self._cut(reply, note, f"the provider broke off: {why}")
                     return
+                if isinstance(error, Unreachable):
+                    patience.left = min(patience.left, UNREACHED_WAITED)
+                pause = patience.wait() if note.answers else None
                 if pause is None:
-                    raise Refused(Refusal.GATEWAY, note.fault[1]) from error
-                status = 0
-            self._tell(request, note, status=status)
+                    reason = Reason.PLATFORM if isinstance(error, Unreachable) else Reason.GATEWAY
+                    note.fault = _Fault(reason, f"the provider could not be reached: {why}")
+                    raise Refused(Refusal.GATEWAY, note.fault.said) from error
+            self._tell(request, note, status=status, again_seconds=pause, why=why)
+            note.heard, note.fault = None, _Fault(Reason.GATEWAY, why)
             await trio.sleep(pause)
 
+    def _pause(self, answer: Answer, text: bytes, patience: _Patience) -> float | None:
+        """How long to wait before a request with this error is made again; ``None`` when that is the last word."""
+        told = dict(answer.headers)
+        if (answer.status not in _PASSING and answer.status < 500) or told.get(_SHOULD) == b"false":
+            return None
+        return patience.wait(max(_told_pause(told), self._api.pause(text) or 0.0))
+
     async def _pass(self, answer: Answer, reply: Reply, note: _Note) -> None:
-        headers = [(name, value) for name, value in answer.headers if name in _ANSWERED or name.startswith(_TELLING)]
-        coded = any(name == b"content-encoding" and value.lower() != b"identity" for name, value in answer.headers)
-        if answer.status >= 300:  # a redirection, too: nobody follows it with a key
-            await self._pass_error(answer, headers, reply, note, legible=not coded)
-            return
-        kinds = [value for name, value in headers if name == b"content-type"]
-        note.meter = Meter(self._api, stream=any(kind.startswith(b"text/event-stream") for kind in kinds))
-        if coded:  # nothing in it could be counted
-            note.fault = Reason.GATEWAY, "the provider answers in an encoding that it was not asked for"
-            raise Refused(Refusal.GATEWAY, note.fault[1])
+        headers = _passed_back(answer)
+        kind = dict(headers).get(b"content-type", b"")
+        note.meter = Meter(self._api, stream=kind.startswith(b"text/event-stream"))
+        if _is_coded(answer):  # nothing in it could be counted
+            note.fault = _Fault(Reason.GATEWAY, "the provider answers in an encoding that it was not asked for")
+            raise Refused(Refusal.GATEWAY, note.fault.said)
+        if kind and not _KINDS.match(kind):
+            page = f": {_message(await _read_error(answer))}" if kind.startswith(b"text/") else ""
+            what = printable(kind.decode(errors="replace"))
+            said = f"what answers is not the provider's API: it sent `{what}`{page}"
+            note.fault = _Fault(Reason.GATEWAY, said, is_foreign=True)
+            raise Refused(Refusal.GATEWAY, said)
         await reply.start(answer.status, headers)
         async for chunk in answer.body:
+            note.heard = trio.current_time()
             note.meter.feed(chunk)
             await reply.send(chunk)
+        if note.answers:
+            self._judge_end(note.meter.end(), reply, note)
 
-    async def _pass_error(self, answer: Answer, headers: Headers, reply: Reply, note: _Note, *, legible: bool) -> None:
-        text = b""
-        async for chunk in answer.body:
-            text = (text + chunk)[:_MAX_ERROR]
-            if len(text) == _MAX_ERROR:
-                break
-        if not legible:
-            text = b""
+    def _judge_end(self, end: End | None, reply: Reply, note: _Note) -> None:
+        """Remember what is wrong with an answer that has come to its end, or what was taken for that."""
+        if end is None:
+            self._cut(reply, note, "the provider broke off: its answer stopped before its end")
+        elif end.reason in (None, Reason.CUT_OFF):
+            self._broken = 0
+            note.fault = _Fault(end.reason, f"the model did not finish: {printable(end.said)}") if end.reason else None
+        else:
+            self._broken += 1
+            note.fault = _Fault(end.reason, f"the provider {_WORDS[end.reason]}: {printable(end.said)}")
+
+    def _cut(self, reply: Reply, note: _Note, why: str) -> None:
+        note.fault = _Fault(Reason.GATEWAY, why)
+        note.refusal = Refusal.GATEWAY
+        self._broken += 1
+        reply.cut()
+
+    async def _pass_error(self, answer: Answer, text: bytes, reply: Reply, note: _Note) -> None:
+        headers = _passed_back(answer)
         if self._key:
             text = text.replace(self._key.encode(), b"[redacted]")
         status = answer.status
         if reason := Reason.GATEWAY if status < 400 else self._api.reason(status, text):
-            note.fault = reason, f"the provider {_WORDS[reason]}: it answered {status}, {_message(text)}"
-            if note.answers:  # in our own words: some CLIs go by the status that the body names
+            said = f"the provider {_WORDS[reason]}: it answered {status}, {_message(text)}"
+            note.fault = _Fault(reason, said, is_foreign=reason is Reason.GATEWAY and status < 500)
+            if note.answers and status != _FINAL:  # in our own words: some CLIs go by the status that the body names
                 told = [pair for pair in headers if pair[0].startswith(_TELLING)]
-                status, headers = _FINAL, [*told, (b"content-type", _JSON), (_SHOULD, b"false")]
-                text = self._api.error(status, Refusal.GATEWAY, _message(text))
+                status = _DENIED if reason is Reason.AUTH else _FINAL
+                headers = [*told, (b"content-type", _JSON), (_SHOULD, b"false")]
+                text = self._api.error(status, Refusal.GATEWAY, said)
         await reply.start(status, headers)
         await reply.send(text)
 
@@ -318,9 +429,9 @@ class GrantedSession:
         if admitted:
             counts = Counts()
             if note.meter is not None:
-                counts, estimated = note.meter.end(note.sent_bytes)
+                counts, estimated = note.meter.counts(note.sent_bytes)
             elif note.asked:
-                counts, estimated = Meter(self._api, stream=True).end(note.sent_bytes)
+                counts, estimated = Meter(self._api, stream=True).counts(note.sent_bytes)
             usage = Usage(
                 1,
                 counts.input,
@@ -332,7 +443,7 @@ class GrantedSession:
             )
             self._by_model[note.model] = self._by_model.get(note.model, Usage()) + usage
             self._purse.settle(usage, turn=note.meter is not None)
-            self._fault = note.fault
+            self._fault = self._fault if note.is_helpers else note.fault
         first = reply.first_byte and reply.first_byte - request.began
         self._tell(
             request,
@@ -362,27 +473,57 @@ class GrantedSession:
         return cost_usd(self._grant.api.value, model, counts)
 
 
-def _wait(answer: Answer, pause: float) -> float | None:
-    """How long to wait before a request with this answer is made again; ``None`` when the answer is the last word."""
-    told = dict(answer.headers)
-    if (answer.status not in _PASSING and answer.status < 500) or told.get(_SHOULD) == b"false":
-        return None
-    if _BEFORE in told:
+def _offers_tools(body: Mapping[str, Any]) -> bool:
+    """Whether a request gives its model something to work with, as those of helpers (for a title, a summary) do not."""
+    return any(place.get("tools") for place in (body, *objects(body.get("input"))))
+
+
+def _awaited(note: _Note) -> str:
+    """What the client of a request that was broken off was waiting for."""
+    if note.heard is None:
+        return f"the model was waited for: {note.fault.said}" if note.fault else ""
+    silent = trio.current_time() - note.heard
+    return f"the model had not answered for {silent:.0f}s" if silent >= SILENT else ""
+
+
+def _told_pause(headers: Mapping[bytes, bytes]) -> float:
+    """How many seconds a provider asks to wait, from what its clock says now; 0 when it asks for nothing."""
+    told = headers.get(b"retry-after", b"").decode(errors="replace")
+    try:
+        seconds = float(told)
+    except ValueError:
         try:
-            pause = float(told[_BEFORE])
-        except ValueError:
-            return pause  # a date
-    return pause if 0 <= pause <= PATIENCE else None
+            now = parsedate_to_datetime(headers.get(b"date", b"").decode(errors="replace"))
+            seconds = (parsedate_to_datetime(told) - now).total_seconds()
+        except (TypeError, ValueError):
+            return 0.0
+    return 0.0 if math.isnan(seconds) else seconds
+
+
+async def _read_error(answer: Answer) -> bytes:
+    """The beginning of what a provider says in place of an answer; nothing of what is not legible."""
+    text = b""
+    async for chunk in answer.body:
+        text = (text + chunk)[:_MAX_ERROR]
+        if len(text) == _MAX_ERROR:
+            break
+    return b"" if _is_coded(answer) else text
+
+
+def _is_coded(answer: Answer) -> bool:
+    return any(name == b"content-encoding" and value.lower() != b"identity" for name, value in answer.headers)
+
+
+def _passed_back(answer: Answer) -> Headers:
+    return [(name, value) for name, value in answer.headers if name in _ANSWERED or name.startswith(_TELLING)]
 
 
 def _message(text: bytes) -> str:
-    """What an error says, in all three APIs at the same place."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    said = str(inner(found, "error").get("message") or text.decode(errors="replace"))
-    return printable(said) or "without a word"
+    """What an error says, in all three APIs at the same place; of a page, its title."""
+    said = inner(json_of(text), "error").get("message")
+    page = _TITLE.search(text) if text.lstrip().startswith(b"<") else None
+    words = (page[1].strip() if page else text).decode(errors="replace")
+    return printable(str(said or (f"a page, `{words}`" if page else words))) or "without a word"
 
 
 def _passed(headers: Headers, own: frozenset[bytes]) -> Headers:

@@ -29,9 +29,15 @@ _FAILURES = (
     ssl.SSLError,
 )
 
+_UNREACHED = (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.ProxyError, ssl.SSLError)
+
 
 class UpstreamFailed(Exception):
     """The provider cannot be reached, or did not go on. Never leaves the gateway."""
+
+
+class Unreachable(UpstreamFailed):
+    """No connection came about: a name, a route, a certificate or a proxy of this host is in the way."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Upstream(Protocol):
     def send(self, method: str, target: str, headers: Headers, body: bytes) -> AbstractAsyncContextManager[Answer]:
         """Ask, and have the answer for the length of the block; leaving it early breaks the answer off.
 
-        ``target`` is a path below the base URL, with its query. Raises ``UpstreamFailed``.
+        ``target`` is a path below the base URL, with its query. Raises ``UpstreamFailed`` and ``Unreachable``.
         """
 
 
@@ -113,6 +119,8 @@ class _Remote:
         )
         try:
             response = await self._pool.handle_async_request(request)
+        except _UNREACHED as error:
+            raise Unreachable(f"{self._host.decode()}: {_words(error)}") from error
         except _FAILURES as error:
             raise UpstreamFailed(_words(error)) from error
         try:

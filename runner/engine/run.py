@@ -338,7 +338,7 @@ class _Stage:
         finally:
             if step.secrets:
                 self.run.retire()  # no later step may find what was in this one's sandbox
-            self.run.news.append(ev.StepEnded(step.id, outcome or stops.outcome()))
+            self.run.news.append(ev.StepEnded(step.id, outcome or stops.outcome(underway.awaited)))
 
     async def _within_disk(self, stops: _Stops, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
         """Do a step's work; cancel its scope when its workspace outgrows a limit that the provider does not keep."""
@@ -396,13 +396,14 @@ class _Stops:
         insisted = _moment(self.control.insisted_at) <= sandboxes.deadline
         return ev.RungReached(self.step.id, rung, StopReason.SECOND_SIGNAL if insisted else StopReason.STOP_BUDGET)
 
-    def outcome(self) -> Outcome:
-        """Of the step, once it was stopped."""
+    def outcome(self, awaited: str = "") -> Outcome:
+        """Of the step, once it was stopped; ``awaited`` says what it was waiting for then."""
+        because = f": {awaited}" if awaited else ""
         match self._reason():
             case StopReason.STEP_DEADLINE:
-                return failed(Reason.TIMEOUT, f"stopped at its deadline of {self.step.deadline_seconds:g}s")
+                return failed(Reason.TIMEOUT, f"stopped at its deadline of {self.step.deadline_seconds:g}s{because}")
             case StopReason.RUN_DEADLINE:
-                return failed(Reason.TIMEOUT, "stopped at the run's deadline")
+                return failed(Reason.TIMEOUT, f"stopped at the run's deadline{because}")
             case StopReason.STOP_BUDGET:
                 return failed(Reason.TIMEOUT, "stopped when the stop budget was used up")
             case StopReason.LEASE_LOST:

@@ -61,6 +61,7 @@ class Exchange:
     ``status`` is what the CLI was told, 0 when it was gone before; of a request that is made again, an exchange of its
     own, it is the provider's, 0 when that was not reached. Times are seconds from the request's first byte.
     ``usage`` counts what the provider's own fields say; ``estimated`` when the answer was cut off before them.
+    ``again_seconds`` is after how long a request is made again, and ``why`` what was wrong with its answer.
     """
 
     call: str
@@ -73,6 +74,8 @@ class Exchange:
     usage: Usage
     estimated: bool = False
     refusal: Refusal | None = None
+    again_seconds: float | None = None
+    why: str = ""
 
 
 class Session(Protocol):
@@ -101,9 +104,15 @@ class Session(Protocol):
         """What the gateway knows of why the agent cannot have succeeded, as the step's outcome; ``None`` if nothing.
 
         From the first request that the budget refused its reason is ``TURNS`` or ``BUDGET``; else, while the latest
-        request for an answer has failed, ``AUTH``, ``QUOTA``, ``MODEL`` (not granted, or unknown to the provider) or
-        ``GATEWAY``. A refused model counts only when no request has succeeded.
+        request for an answer has failed, ``AUTH``, ``QUOTA``, ``MODEL`` (not granted, or unknown to the provider),
+        ``PLATFORM`` (the provider cannot be reached from here), ``CUT_OFF`` (its answer was stopped) or ``GATEWAY``.
+        A refused model counts only when no request has succeeded; a request without tools, which is a helper's, only
+        before the first one with tools.
         """
+
+    @property
+    def awaited(self) -> str:
+        """What the agent was waiting for when its latest request was broken off here, in words; empty for nothing."""
 
 
 class Gateway(Protocol):

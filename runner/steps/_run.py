@@ -140,12 +140,14 @@ class Underway:
     """The step that is being performed.
 
     ``explain`` says why a rung of ending its command was reached, given the command's own deadline (trio time).
-    ``end_unknown``: the sandbox was lost while a command ran, so nobody knows what that did.
+    ``end_unknown``: the sandbox was lost while a command ran, so nobody knows what that did. ``awaited`` says in words
+    what it was waiting for when it was stopped, if that is known.
     """
 
     step: str
     explain: Explain
     end_unknown: bool = False
+    awaited: str = ""
 
 
 @dataclass

@@ -241,3 +241,38 @@ def test_a_complaint_on_stderr_is_told_when_the_stream_says_nothing(tmp_path: Pa
     outcome = cli_of("gemini").judge(ended(tmp_path / "stdout", Exit(41), complaints))
 
     assert (outcome.reason, outcome.message) == (Reason.AUTH, "Please set an Auth method")
+
+
+def _gemini(*lines: dict[str, Any]) -> bytes:
+    start = {"type": "init"}, {"type": "message", "role": "assistant", "content": "All done.", "delta": True}
+    return b"".join(json.dumps(line).encode() + b"\n" for line in (*start, *lines))
+
+
+_RESULT = {"type": "result", "status": "success", "stats": {}}
+_LOOP = {"type": "error", "severity": "warning", "message": "Loop detected, stopping execution"}
+_ENDED = {"type": "error", "severity": "error", "message": "Model stream ended without a finish reason."}
+_MORE = {"type": "message", "role": "assistant", "content": "Really.", "delta": True}
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason", "message"),
+    [
+        ((_LOOP, _RESULT), Reason.CUT_OFF, _LOOP["message"]),
+        ((_ENDED, _RESULT), Reason.CUT_OFF, _ENDED["message"]),
+        ((_ENDED, {**_RESULT, "status": "error"}), Reason.CUT_OFF, _ENDED["message"]),
+        ((_ENDED,), Reason.CUT_OFF, _ENDED["message"]),
+        (({**_ENDED, "message": "Maximum session turns exceeded"}, _RESULT), Reason.TURNS, "Maximum session turns"),
+        (({**_LOOP, "message": "Trying another model"}, _RESULT), None, "All done."),
+        ((_ENDED, _MORE, _RESULT), None, "Really."),
+    ],
+    ids=["loop", "no end", "no end, and it says so", "no result", "turns", "only a warning", "it went on"],
+)
+def test_what_gemini_complains_of_last_is_why_it_ended(
+    lines: tuple[dict[str, Any], ...], reason: Reason | None, message: str, tmp_path: Path
+) -> None:
+    """It calls such an end a success, in its result as by its exit."""
+    outcome = cli_of("gemini").judge(ended(_written(tmp_path, _gemini(*lines)), Exit(0)))
+
+    assert (outcome.reason, outcome.message.startswith(message)) == (reason, True)
+    assert outcome.ok is (reason is None)
+    assert cli_of("gemini").say(json.dumps(_LOOP)) == "\n! Loop detected, stopping execution\n"

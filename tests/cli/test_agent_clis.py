@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import tarfile
 import tempfile
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,12 @@ import trio
 
 from runner.app.apply import apply
 from runner.app.planning import make_plan
-from runner.egress.double import serve_double
+from runner.egress.double import Double, serve_double
+from runner.egress.http import LARGE_PLACES, Reply, Request, serve_http
 from runner.egress.turns import Fail, Turn
 from runner.model import Reason
+from runner.nurseries import open_services
+from runner.ports.gateway import Api
 from runner.record import RunRecord
 from runner.settings import Settings
 from tests import components
@@ -115,12 +119,17 @@ def open_toolchain(toolchain: Path) -> Iterator[Path]:
 async def work_off(project: Project, name: str, turns: Sequence[Turn], heard: bytearray) -> RunRecord:
     """Apply the project with the key of one CLI and these turns in its provider's place, which keeps what it hears."""
     async with serve_double(turns) as port, overheard(port, heard) as front:
-        url = f"http://127.0.0.1:{front}"
-        env = {"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin", CLIS[name][0]: KEY, **project.env}
-        env |= {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1", "RUNNER_GEMINI_URL": url}
-        settings = Settings.from_env(env)
-        (record,) = await apply(await make_plan(project.folder, settings), settings, [])
-        return record
+        return await applied(project, name, front)
+
+
+async def applied(project: Project, name: str, port: int) -> RunRecord:
+    """Apply the project with the key of one CLI, and every provider at a port of this host."""
+    url = f"http://127.0.0.1:{port}"
+    env = {"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin", CLIS[name][0]: KEY, **project.env}
+    env |= {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1", "RUNNER_GEMINI_URL": url}
+    settings = Settings.from_env(env)
+    (record,) = await apply(await make_plan(project.folder, settings), settings, [])
+    return record
 
 
 def write(project: Project, spec: str, workspace: str, run: str = "") -> None:
@@ -355,3 +364,106 @@ async def test_what_goes_wrong_with_the_model_ends_the_step_with_its_reason(
     assert seconds is not None
     assert turn.fail is None or seconds < 15
     assert record.left == ()
+
+
+# --- how answers end ---------------------------------------------------------------------------------
+
+Pieces = list[bytes]
+FINAL = b"All done."  # in the answers that end otherwise than the double would end them
+_API = {"claude": Api.ANTHROPIC, "codex": Api.OPENAI, "gemini": Api.GEMINI, "goose": Api.OPENAI}
+_LAST = (b'"message_delta"', b'"message_stop"', b"response.completed", b"[DONE]", b'"finish_reason": "stop"')
+_STOPPED = (
+    (b'"end_turn"', b'"max_tokens"'),
+    (b'"finish_reason": "stop"', b'"finish_reason": "length"'),
+    (b'"finishReason": "STOP"', b'"finishReason": "MAX_TOKENS"'),
+    (b"response.completed", b"response.incomplete"),
+    (b'"object": "response"', b'"object": "response", "incomplete_details": {"reason": "max_output_tokens"}'),
+)
+_ERRORS = {
+    "claude": b'event: error\ndata: {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}\n\n',
+    "codex": b'data: {"type": "response.failed", "response": {"error": {"code": "server_error", "message": "busy"}}}\n\n',
+    "gemini": b'data: {"error": {"code": 503, "status": "UNAVAILABLE", "message": "busy"}}\n\n',
+    "goose": b'data: {"error": {"type": "server_error", "message": "busy"}}\n\n',
+}
+
+
+def early(name: str, pieces: Pieces) -> Pieces:
+    kept = [piece for piece in pieces if not any(mark in piece for mark in _LAST)]
+    return [re.sub(rb', "finishReason": "STOP"|"finishReason": "STOP", ', b"", piece) for piece in kept]
+
+
+def stopped(name: str, pieces: Pieces) -> Pieces:
+    for word, other in _STOPPED:
+        pieces = [piece.replace(word, other) for piece in pieces]
+    return pieces
+
+
+def errors(name: str, pieces: Pieces) -> Pieces:
+    return [_ERRORS[name]]
+
+
+def page(name: str, pieces: Pieces) -> Pieces:
+    return [b"<html><head><title>Sign in</title></head></html>"]
+
+
+def nothing(name: str, pieces: Pieces) -> Pieces:
+    return []
+
+
+def nonsense(name: str, pieces: Pieces) -> Pieces:
+    return [b"nonsense\n\n"]
+
+
+@asynccontextmanager
+async def serve_ends(name: str, turns: Sequence[Turn], change: Callable[[str, Pieces], Pieces]) -> AsyncIterator[int]:
+    """A port with a double whose answers that say ``FINAL`` end as ``change`` has it."""
+    api, large = _API[name], trio.Semaphore(LARGE_PLACES)
+    double = Double(api, turns)
+
+    async def answer(request: Request, reply: Reply) -> None:
+        target = request.target.decode().removeprefix(api.below)
+        async with double.send(request.method, target, request.headers, request.body) as answered:
+            pieces = [piece async for piece in answered.body]
+            headers = answered.headers
+            if FINAL in b"".join(pieces):
+                pieces = change(name, pieces)
+                headers = [(b"content-type", b"text/html")] if change is page else headers
+            await reply.start(answered.status, headers)
+            for piece in pieces:
+                await reply.send(piece)
+
+    async with open_services() as services:
+        serve = partial(serve_http, serve=answer, large=large)
+        listeners = await services.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        yield listeners[0].socket.getsockname()[1]
+
+
+CHANGES: dict[str, tuple[Callable[[str, Pieces], Pieces], Reason, str]] = {
+    "stopped": (stopped, Reason.CUT_OFF, "the model did not finish"),
+    "early": (early, Reason.GATEWAY, "stopped before its end"),
+    "errors": (errors, Reason.GATEWAY, "its answer ended with an error: busy"),
+    "page": (page, Reason.GATEWAY, "a page, `Sign in`"),
+    "nothing": (nothing, Reason.GATEWAY, "stopped before its end"),
+    "nonsense": (nonsense, Reason.GATEWAY, "stopped before its end"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("name", CLIS)
+async def test_work_whose_last_answer_is_no_whole_one_is_no_success(
+    project: Project, toolchain: Path, name: str, what: str
+) -> None:
+    """A draft is there by then, and some CLIs call it a day."""
+    change, reason, words = CHANGES[what]
+    write(project, f"agent: {name}\ntimeouts: {{agent: 60s}}", PLACES["local"].format(toolchain))
+    turns = [Turn(run="echo draft > $RUNNER_OUTPUT/investigation.md"), *[Turn(say=FINAL.decode())] * 20]
+
+    async with serve_ends(name, turns, change) as port:
+        record = await applied(project, name, port)
+
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    assert (outcome.reason, words in outcome.message) == (reason, True), outcome
+    assert record.exit_code == 1
+    assert (project.home / "state" / "runs" / record.id / "output" / "investigation.md").exists()

@@ -123,7 +123,7 @@ def test_a_stream_s_counts_do_not_depend_on_how_it_is_cut_up(name: str, size: in
     for at in range(0, len(whole), size):
         read.feed(whole[at : at + size])
 
-    assert read.end(1000) == (counts, False)
+    assert read.counts(1000) == (counts, False)
 
 
 @EACH
@@ -138,7 +138,7 @@ def test_an_answer_that_is_no_stream_is_counted_as_well(name: str) -> None:
     read = meter(name, stream=False)
     read.feed(json.dumps([body] if name == "gemini" else body).encode())
 
-    found, estimated = read.end(1000)
+    found, estimated = read.counts(1000)
     assert not estimated
     assert found.input == {"gemini": 580}.get(name, counts.input)
 
@@ -151,7 +151,7 @@ def test_a_stream_that_was_cut_off_is_estimated_from_its_bytes(name: str) -> Non
     read = meter(name)
     read.feed(events[0])
     read.feed(said)
-    counts, estimated = read.end(4000)
+    counts, estimated = read.counts(4000)
 
     assert estimated
     assert counts.input in (580, 1000)
@@ -165,7 +165,7 @@ def test_nothing_is_kept_of_an_event_that_is_too_long() -> None:
     assert len(read._rest) <= MAX_EVENT
     read.feed(b"\n" + b"".join(ANTHROPIC))
 
-    assert read.end(10) == (STREAMS["anthropic"][1], False)
+    assert read.counts(10) == (STREAMS["anthropic"][1], False)
 
 
 @pytest.mark.parametrize(

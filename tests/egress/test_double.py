@@ -227,12 +227,13 @@ async def test_a_turn_calls_a_tool_that_nobody_offered(call: str) -> None:
 
 @ALL
 async def test_a_turn_fails_as_the_provider_would(call: str) -> None:
-    turn = Turn.model_validate({"fail": {"status": 429, "message": "slow down", "retry_after": "7s"}})
+    turn = Turn.model_validate({"fail": {"status": 429, "message": "slow down", "retry_after": "700s"}})
     async with rehearsing(call, [turn]) as (line, client, target):
         heard = await client.ask("POST", target, offering(call))
 
-        assert (heard.status, heard.json()["error"]["message"]) == (403, "slow down")
-        assert [told.status for told in line.told] == [403]  # for the provider asks for more patience than there is
+        assert heard.status == 400
+        assert heard.json()["error"]["message"].endswith("it answered 429, slow down")
+        assert [told.status for told in line.told] == [400]  # for the provider asks for more patience than there is
         assert line.session.verdict is not None
         assert line.session.verdict.reason is Reason.QUOTA
 
@@ -264,7 +265,7 @@ async def test_given_figures_overrun_a_budget() -> None:
     async with rehearsing("messages", turns, budget=Budget(tokens=1000)) as (line, client, target):
         statuses = [(await client.ask("POST", target, offering("messages"))).status for _ in range(2)]
 
-        assert (statuses, line.session.usage.tokens, line.session.usage.cached_tokens) == ([200, 403], 1100, 100)
+        assert (statuses, line.session.usage.tokens, line.session.usage.cached_tokens) == ([200, 400], 1100, 100)
 
 
 async def test_a_double_by_itself_speaks_every_api_on_one_port() -> None:

@@ -123,18 +123,18 @@ async def test_a_provider_is_reached_by_https_with_the_host_s_certificates(certi
     assert b"hello" in body
 
 
-async def test_a_certificate_that_nobody_vouches_for_ends_with_a_gateway_error(certificate: Path) -> None:
+async def test_a_certificate_that_nobody_vouches_for_is_the_platform_s_fault(certificate: Path) -> None:
     async with open_provider(certificate) as port:
         told, verdict, body = await ask(settings(port))
 
-    assert ([one.status for one in told], verdict) == ([0, 0, 403], Reason.GATEWAY)
+    assert ([one.status for one in told], verdict) == ([0, 0, 400], Reason.PLATFORM)
     assert b"certificate" in body.lower()
 
 
-async def test_nobody_at_the_url_is_a_gateway_error() -> None:
+async def test_nobody_at_the_url_is_the_platform_s_fault() -> None:
     told, verdict, _ = await ask(settings(1))
 
-    assert ([one.status for one in told], verdict) == ([0, 0, 403], Reason.GATEWAY)
+    assert ([one.status for one in told], verdict) == ([0, 0, 400], Reason.PLATFORM)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ async def test_a_proxy_that_refuses_is_not_taken_for_the_provider() -> None:
         proxy = f"http://[::1]:{listeners[0].socket.getsockname()[1]}"
         _, verdict, body = await ask(settings(1, HTTPS_PROXY=proxy))
 
-    assert verdict is Reason.GATEWAY
+    assert verdict is Reason.PLATFORM
     assert b"the proxy answered 403 Not from here" in body
 
 

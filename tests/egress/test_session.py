@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runner.egress.http import LARGE, MAX_BODY
-from runner.egress.session import MOST_BROKEN, MOST_FREE, PAUSES
+from runner.egress.session import MOST_BROKEN, MOST_FREE, MOST_WAITED, UNREACHED_WAITED
 from runner.errors import WorkspaceLost
 from runner.model import Budget, Reason, Usage
 from runner.ports.gateway import Api, Refusal
@@ -95,7 +95,7 @@ async def test_an_answer_comes_through_byte_for_byte_and_piece_by_piece(call: st
 async def test_headers_of_an_answer_pass_when_they_tell_of_limits_and_of_nobody() -> None:
     headers = [(b"retry-after", b"7"), (b"x-ratelimit-remaining-tokens", b"5"), (b"request-id", b"req_1")]
     provider = Provider(
-        Said([b"{}"], headers=[*headers, (b"set-cookie", b"a=b"), (b"anthropic-organization-id", b"o")])
+        stream("messages", headers=[*headers, (b"set-cookie", b"a=b"), (b"anthropic-organization-id", b"o")])
     )
     async with open_line(Api.ANTHROPIC, provider) as line:
         heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
@@ -283,7 +283,7 @@ async def test_a_model_that_is_not_granted_is_refused_in_the_api_s_own_words(cal
         heard = await line.connect().ask("POST", target, request(call))
         verdict = line.session.verdict
 
-    assert (heard.status, provider.asked) == (403, [])
+    assert (heard.status, provider.asked) == (400, [])
     assert f"`{MODELS[api]}` is not granted to this run, only: other" in heard.json()["error"]["message"]
     assert verdict is not None
     assert verdict.reason is Reason.MODEL
@@ -295,7 +295,7 @@ async def test_a_refused_helper_model_is_no_verdict_when_the_agent_s_own_has_ans
         await client.ask("POST", "/v1/messages", request("messages"))
         helper = await client.ask("POST", "/v1/messages", request("messages", model="claude-haiku-5-5"))
 
-        assert (helper.status, line.session.verdict) == (403, None)
+        assert (helper.status, line.session.verdict) == (400, None)
 
 
 # --- faults -----------------------------------------------------------------------------------------
@@ -316,7 +316,8 @@ async def test_an_error_that_stays_ends_the_client_and_is_the_verdict_until_an_a
         verdict = line.session.verdict
         await client.ask("POST", target, request(call))
 
-        assert (heard.status, heard.json()["error"]["message"]) == (403, "so it is")
+        assert heard.status == (403 if reason is Reason.AUTH else 400)  # a CLI says of 403 that it could not log in
+        assert heard.json()["error"]["message"] == verdict.message if verdict else ""
         assert (heard.headers["x-should-retry"], "retry-after" in heard.headers) == ("false", False)
         assert verdict is not None
         assert verdict.reason is reason
@@ -327,21 +328,32 @@ async def test_an_error_that_stays_ends_the_client_and_is_the_verdict_until_an_a
 
 @ALL
 @pytest.mark.parametrize(("status", "reason"), [(429, Reason.QUOTA), (500, Reason.GATEWAY), (529, Reason.GATEWAY)])
-async def test_an_error_that_may_pass_is_waited_for_a_few_seconds(
+async def test_an_error_that_may_pass_is_waited_for_while_it_is_worth_it(
     call: str, status: int, reason: Reason, autojump_clock: MockClock
 ) -> None:
+    """Longer and longer, as a share of the time that is left: what an agent has found by then is worth that."""
     api, target = CALLS[call]
     error = Said([b'{"error": {"message": "busy"}}'], status=status)
-    async with open_line(api, Provider(error)) as line:
+    async with open_line(api, Provider(error), seconds=120) as line:
         began = trio.current_time()
         heard = await line.connect().ask("POST", target, request(call))
 
-        assert (heard.status, trio.current_time() - began) == (403, sum(PAUSES))
-        assert [told.status for told in line.told] == [status, status, 403]
+        assert (heard.status, trio.current_time() - began) == (400, 1 + 2 + 4 + 8 + 16)
+        assert [told.status for told in line.told] == [*[status] * 5, 400]
+        assert [told.again_seconds for told in line.told] == [1, 2, 4, 8, 16, None]
+        assert line.told[0].why == f"it answered {status}, busy"
         assert line.session.usage.requests == 1
         assert line.session.verdict is not None
         assert line.session.verdict.reason is reason
         assert f"it answered {status}, busy" in line.session.verdict.message
+
+
+async def test_nobody_waits_longer_than_a_cli_does(autojump_clock: MockClock) -> None:
+    async with open_line(Api.ANTHROPIC, Provider(Said([b"{}"], status=500))) as line:
+        began = trio.current_time()
+        await line.connect().ask("POST", "/v1/messages", request("messages"))
+
+    assert MOST_WAITED - 30 < trio.current_time() - began <= MOST_WAITED
 
 
 @ALL
@@ -351,7 +363,7 @@ async def test_a_redirection_is_an_error_that_nobody_pays_for(call: str) -> None
     async with open_line(api, Provider(elsewhere)) as line:
         heard = await line.connect().ask("POST", target, request(call))
 
-        assert (heard.status, "location" in heard.headers) == (403, False)
+        assert (heard.status, "location" in heard.headers) == (400, False)
         assert (line.session.usage.requests, line.session.usage.tokens) == (1, 0)
         assert line.session.verdict is not None
         assert line.session.verdict.reason is Reason.GATEWAY
@@ -364,7 +376,7 @@ async def test_an_answer_that_cannot_be_counted_is_not_passed_on() -> None:
     async with open_line(Api.OPENAI, provider) as line:
         heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
 
-        assert (heard.status, len(provider.asked), line.session.usage.tokens > 0) == (403, 1, True)
+        assert (heard.status, len(provider.asked), line.session.usage.tokens > 0) == (400, 1, True)
         assert line.session.verdict is not None
         assert line.session.verdict.reason is Reason.GATEWAY
         assert line.session.verdict.message.endswith("in an encoding that it was not asked for")
@@ -399,22 +411,50 @@ async def test_an_error_that_passes_is_not_heard_of(autojump_clock: MockClock) -
         assert [told.status for told in line.told] == [529, 0, 200]
 
 
+_AT = (b"date", b"Wed, 21 Oct 2026 07:28:00 GMT")
+
+
 @pytest.mark.parametrize(
     ("told", "waited"),
     [
-        pytest.param("4", 4.0 + 4.0, id="a wait that is worth it"),
-        pytest.param("60", 0.0, id="too long a wait"),
-        pytest.param("Wed, 21 Oct 2026 07:28:00 GMT", sum(PAUSES), id="a date"),
-        pytest.param("-1", 0.0, id="nonsense"),
+        pytest.param("30", 30.0, id="a wait that is worth it"),
+        pytest.param("3600", 0.0, id="too long a wait"),
+        pytest.param("Wed, 21 Oct 2026 07:28:25 GMT", 25.0, id="a date"),
+        pytest.param("0", 1.0, id="at once"),
+        pytest.param("-1", 1.0, id="nonsense"),
+        pytest.param("nan", 1.0, id="no number"),
+        pytest.param("soon", 1.0, id="no date"),
     ],
 )
 async def test_a_provider_may_say_how_long_to_wait(told: str, waited: float, autojump_clock: MockClock) -> None:
-    busy = Said([b"{}"], status=429, headers=[(b"retry-after", told.encode())])
-    async with open_line(Api.ANTHROPIC, Provider(busy)) as line:
+    busy = Said([b"{}"], status=429, headers=[(b"retry-after", told.encode()), _AT])
+    async with open_line(Api.ANTHROPIC, Provider(busy, stream("messages")), seconds=120) as line:
         began = trio.current_time()
         heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
 
-        assert (heard.status, trio.current_time() - began) == (403, waited)
+        assert (heard.status, trio.current_time() - began) == (200 if waited else 400, waited)
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "waited"),
+    [
+        ("gemini", {"details": [{"@type": "RetryInfo", "retryDelay": "34.5s"}]}, 34.5),
+        ("gemini", {"details": [{"violations": [{"quotaId": "GenerateRequestsPerDayPerProject"}]}]}, 0.0),
+        ("responses", {"code": "insufficient_quota"}, 0.0),
+        ("responses", {"code": "rate_limit_exceeded"}, 1.0),
+    ],
+    ids=["as long as it says", "until tomorrow", "without money", "for the minute"],
+)
+async def test_a_body_says_how_long_a_quota_is_used_up(
+    call: str, body: dict[str, object], waited: float, autojump_clock: MockClock
+) -> None:
+    api, target = CALLS[call]
+    busy = Said([json.dumps({"error": body}).encode()], status=429)
+    async with open_line(api, Provider(busy, stream(call)), seconds=120) as line:
+        began = trio.current_time()
+        heard = await line.connect().ask("POST", target, request(call))
+
+        assert (heard.status, trio.current_time() - began) == (200 if waited else 400, waited)
 
 
 async def test_answers_that_break_off_again_and_again_are_asked_for_no_more() -> None:
@@ -425,7 +465,7 @@ async def test_answers_that_break_off_again_and_again_are_asked_for_no_more() ->
             await line.connect().ask("POST", "/v1/messages", request("messages"))
         heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
 
-        assert (heard.status, len(provider.asked)) == (403, MOST_BROKEN)
+        assert (heard.status, len(provider.asked)) == (400, MOST_BROKEN)
         assert "answers in a row have broken off" in heard.json()["error"]["message"]
         assert line.session.verdict is not None
         assert line.session.verdict.reason is Reason.GATEWAY
@@ -460,19 +500,31 @@ async def test_a_key_in_an_error_does_not_come_through() -> None:
         heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
         verdict = line.session.verdict
 
-    assert heard.json()["error"]["message"] == "bad key [redacted]"
+    assert heard.json()["error"]["message"].endswith("bad key [redacted]")
     assert KEY not in str(verdict)
 
 
-async def test_a_provider_that_cannot_be_reached_is_a_gateway_error(autojump_clock: MockClock) -> None:
-    async with open_line(Api.ANTHROPIC, Provider(Said(breaks=True))) as line:
+async def test_a_provider_that_cannot_be_reached_is_the_platform_s_fault(autojump_clock: MockClock) -> None:
+    """A name, a route or a certificate that is wrong: who started the run has to do something, nobody else can."""
+    async with open_line(Api.ANTHROPIC, Provider(Said(unreachable=True))) as line:
+        began = trio.current_time()
         heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
         verdict = line.session.verdict
 
-    assert (heard.status, [told.status for told in line.told]) == (403, [0, 0, 403])
+    assert (heard.status, [told.status for told in line.told]) == (400, [0, 0, 400])
     assert line.told[-1].refusal is Refusal.GATEWAY
     assert verdict is not None
-    assert (verdict.reason, verdict.message) == (Reason.GATEWAY, "the provider could not be reached: nobody there")
+    assert (verdict.reason, verdict.message) == (Reason.PLATFORM, "the provider could not be reached: nobody there")
+    assert trio.current_time() - began == UNREACHED_WAITED
+    assert "`RUNNER_ANTHROPIC_URL`, `HTTPS_PROXY`" in verdict.details[0]
+
+
+async def test_a_provider_that_hangs_up_at_once_is_asked_again(autojump_clock: MockClock) -> None:
+    provider = Provider(*[Said(breaks=True)] * 5, stream("messages"))
+    async with open_line(Api.ANTHROPIC, provider) as line:
+        heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
+
+        assert (heard.status, line.session.verdict) == (200, None)
 
 
 @ALL
@@ -625,7 +677,7 @@ async def test_a_request_over_the_budget_is_refused(call: str, budget: Budget, r
         second = await client.ask("POST", target, request(call))
         verdict = line.session.verdict
 
-    assert (first.status, second.status, len(provider.asked)) == (200, 403, 1)
+    assert (first.status, second.status, len(provider.asked)) == (200, 400, 1)
     assert words in second.json()["error"]["message"]
     assert verdict is not None
     assert (verdict.reason, line.told[1].refusal) == (reason, Refusal.BUDGET)
@@ -637,7 +689,7 @@ async def test_an_error_is_no_turn() -> None:
         client = line.connect()
         statuses = [(await client.ask("POST", "/v1/messages", request("messages"))).status for _ in range(4)]
 
-    assert statuses == [403, 403, 200, 403]
+    assert statuses == [400, 400, 200, 400]
 
 
 @pytest.mark.parametrize("budget", [Budget(tokens=1000), Budget(turns=10), Budget(cost_usd=0.0022)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from trio.testing import memory_stream_pair
 
 from runner.egress.http import Headers
 from runner.egress.session import GrantedSession
-from runner.egress.upstream import Answer, UpstreamFailed
+from runner.egress.upstream import Answer, Unreachable, UpstreamFailed
 from runner.model import Budget
 from runner.nurseries import open_services
 from runner.ports.gateway import Api, Exchange, Grant
@@ -104,6 +105,7 @@ class Said:
     pace: float = 0.0
     stalls: float = 0.0
     breaks: bool = False
+    unreachable: bool = False
 
 
 @dataclass
@@ -128,6 +130,8 @@ class Provider:
         asked = Asked(method, target, {name.decode(): value.decode() for name, value in headers}, body)
         self.asked.append(asked)
         said = self._said.pop(0) if len(self._said) > 1 else self._said[0]
+        if said.unreachable:
+            raise Unreachable("nobody there")
         if said.breaks and not said.pieces:
             await trio.sleep(said.stalls)
             raise UpstreamFailed("nobody there")
@@ -174,12 +178,20 @@ class Line:
 
 @asynccontextmanager
 async def open_line(
-    api: Api, upstream: Any, *, models: Sequence[str] = (), budget: Budget | None = None, key: str = KEY
+    api: Api,
+    upstream: Any,
+    *,
+    models: Sequence[str] = (),
+    budget: Budget | None = None,
+    key: str = KEY,
+    seconds: float = math.inf,
 ) -> AsyncIterator[Line]:
+    """``seconds`` are what the agent has from now on."""
     told: list[Exchange] = []
     grant = Grant(api, tuple(models) or (MODELS[api],), budget or Budget())
     module = import_module(f"runner.egress.apis.{api.value}").api
-    session = GrantedSession(grant, module, upstream, key, told.append)
+    deadline = trio.current_time() + seconds
+    session = GrantedSession(grant, module, upstream, key, told.append, deadline=deadline)
     async with open_services() as services:
 
         async def serve(stream: Any) -> None:
@@ -212,7 +224,7 @@ def request(call: str, **fields: object) -> dict[str, object]:
 
 
 def used(call: str, input: int, output: int) -> bytes:
-    """The event in which a stream says what was used."""
+    """The last events of a stream, which say what was used and that it is all."""
     said: dict[str, dict[str, object]] = {
         "messages": {"type": "message_delta", "usage": {"input_tokens": input, "output_tokens": output}},
         "responses": {
@@ -225,7 +237,8 @@ def used(call: str, input: int, output: int) -> bytes:
             "usageMetadata": {"promptTokenCount": input, "candidatesTokenCount": output},
         },
     }
-    return f"data: {json.dumps(said[call])}\n\n".encode()
+    end: dict[str, object] = {"messages": {"type": "message_stop"}, "chat": {"choices": [{"finish_reason": "stop"}]}}
+    return b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in (said[call], end.get(call)) if event)
 
 
 def stream(call: str, input: int = 10, output: int = 2, **options: Any) -> Said:

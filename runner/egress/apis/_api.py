@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -59,10 +59,22 @@ class Counts:
         return Counts(**{name: max(value, theirs[name]) for name, value in mine.items()})
 
 
+@dataclass(frozen=True)
+class End:
+    """How an answer has ended, as one of its events says: it is whole, or there is a ``reason`` why it is not."""
+
+    reason: Reason | None = None
+    said: str = ""
+
+
 class Api(Protocol):
-    """One provider's API. ``forwarded`` are the headers of a request that are let through, beside the usual few."""
+    """One provider's API. ``forwarded`` are the headers of a request that are let through, beside the usual few.
+
+    Each event that says how an answer ends holds one of ``marks``.
+    """
 
     forwarded: frozenset[bytes]
+    marks: tuple[bytes, ...]
 
     def route(self, method: str, path: str) -> Call | None:
         """The call that a request makes; ``None`` when that is none that is let through."""
@@ -79,11 +91,17 @@ class Api(Protocol):
     def counts(self, message: Mapping[str, Any]) -> tuple[Counts, bool] | None:
         """What an event of a stream, or a whole answer, says of tokens, and whether that is the last word."""
 
+    def end(self, message: Mapping[str, Any]) -> End | None:
+        """What an event of a stream, or a whole answer, says of the answer's end; ``None`` for nothing."""
+
     def error(self, status: int, refusal: Refusal, message: str) -> bytes:
         """An error's body, in the shape that the API's clients read."""
 
     def reason(self, status: int, body: bytes) -> Reason | None:
         """Why an answer that is an error is one; ``None`` where only the agent can tell."""
+
+    def pause(self, body: bytes) -> float | None:
+        """How many seconds an error's body says to wait, infinite when waiting is of no use; ``None`` for nothing."""
 
 
 class BadBody(ValueError):
@@ -137,3 +155,49 @@ def inner(value: object, *names: str) -> Mapping[str, Any]:
 def objects(value: object) -> Iterable[Mapping[str, Any]]:
     """The objects of a list; nothing when it is none."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else ()
+
+
+_STATUSES = {401: Reason.AUTH, 402: Reason.QUOTA, 403: Reason.AUTH, 404: Reason.MODEL, 429: Reason.QUOTA}
+_OF_API = (401, 403, 404)  # what only the API itself can say of a key or a model
+
+
+def json_of(body: bytes) -> Any:
+    """The value that a body is; ``None`` for one that is no JSON."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def failure(error: Mapping[str, Any], words: Mapping[str, Reason]) -> End:
+    """The end of an answer that is an error: by the provider's word for it, and its message."""
+    reason = _worded(error, words) or Reason.GATEWAY
+    return End(reason, f"its answer ended with an error: {error.get('message') or 'without a word'}")
+
+
+def ended(word: object, whole: Container[str]) -> End | None:
+    """The end that a provider has a word for, of which some are those of a whole answer; ``None`` for no word."""
+    if not isinstance(word, str):
+        return None
+    return End() if word in whole else End(Reason.CUT_OFF, f"it stopped its answer with `{word[:MAX_MODEL]}`")
+
+
+def reason_of(status: int, body: bytes, words: Mapping[str, Reason]) -> Reason | None:
+    """Why a status that is an error is one, by the provider's word for it, else by the status.
+
+    A page, or what does not speak of models, was not said by the API, but by what stands in its place.
+    """
+    found = json_of(body)
+    if reason := _worded(inner(found, "error"), words):
+        return reason
+    if status >= 500:
+        return Reason.GATEWAY
+    foreign = found is None and body.lstrip().startswith(b"<")
+    if status == 404:
+        foreign = (not inner(found, "error") and b"model" not in body) or b"Invalid URL" in body or foreign
+    return Reason.GATEWAY if foreign and status in _OF_API else _STATUSES.get(status)
+
+
+def _worded(error: Mapping[str, Any], words: Mapping[str, Reason]) -> Reason | None:
+    told = (error.get(name) for name in ("code", "type", "status"))
+    return next((words[word] for word in told if isinstance(word, str) and word in words), None)

@@ -6,17 +6,38 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from runner.egress.apis._api import Api, Call, Counts, Kind, inner, objects, whole
+from runner.egress.apis._api import (
+    Api,
+    Call,
+    Counts,
+    End,
+    Kind,
+    ended,
+    failure,
+    inner,
+    objects,
+    reason_of,
+    whole,
+)
 from runner.model import Reason
 from runner.ports.gateway import Refusal
 
 _TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 502: "api_error"}
 _CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_", "tool_search_tool_")
-_REASONS = {401: Reason.AUTH, 402: Reason.QUOTA, 403: Reason.AUTH, 404: Reason.MODEL, 429: Reason.QUOTA}
+_ERRORS = {
+    "authentication_error": Reason.AUTH,
+    "permission_error": Reason.AUTH,
+    "billing_error": Reason.QUOTA,
+    "rate_limit_error": Reason.QUOTA,
+    "not_found_error": Reason.MODEL,
+    "overloaded_error": Reason.GATEWAY,
+}
+_WHOLE = ("end_turn", "tool_use", "stop_sequence", "pause_turn", "compaction")
 
 
 class Anthropic:
     forwarded = frozenset({b"anthropic-version", b"anthropic-beta"})
+    marks: tuple[bytes, ...] = (b"message_stop", b"stop_reason", b"error")
 
     def route(self, method: str, path: str) -> Call | None:
         match method, path:
@@ -60,6 +81,19 @@ class Anthropic:
         )
         return counts, message.get("type") in ("message", "message_delta")
 
+    def end(self, message: Mapping[str, Any]) -> End | None:
+        match message.get("type"):
+            case "error":
+                return failure(inner(message, "error"), _ERRORS)
+            case "message":
+                return ended(message.get("stop_reason"), _WHOLE)
+            case "message_delta":  # of a whole answer something follows
+                end = ended(inner(message, "delta").get("stop_reason"), _WHOLE)
+                return end if end and end.reason else None
+            case "message_stop":
+                return End()
+        return None
+
     def error(self, status: int, refusal: Refusal, message: str) -> bytes:
         kind = _TYPES.get(status, "invalid_request_error")
         return json.dumps({"type": "error", "error": {"type": kind, "message": message}}).encode()
@@ -67,7 +101,10 @@ class Anthropic:
     def reason(self, status: int, body: bytes) -> Reason | None:
         if status == 400 and b"credit balance" in body:
             return Reason.QUOTA
-        return Reason.GATEWAY if status >= 500 else _REASONS.get(status)
+        return reason_of(status, body, _ERRORS)
+
+    def pause(self, body: bytes) -> float | None:
+        return None
 
 
 def _fetched(contents: list[object]) -> str | None:

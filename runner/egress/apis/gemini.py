@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from runner.egress.apis._api import MAX_MODEL, Api, Call, Counts, Kind, objects, whole
+from runner.egress.apis._api import (
+    MAX_MODEL,
+    Api,
+    Call,
+    Counts,
+    End,
+    Kind,
+    ended,
+    failure,
+    inner,
+    json_of,
+    objects,
+    reason_of,
+    whole,
+)
 from runner.model import Reason
 from runner.ports.gateway import Refusal
 
@@ -16,11 +31,19 @@ _KINDS = {"generateContent": Kind.ANSWER, "streamGenerateContent": Kind.ANSWER, 
 _STATES = {400: "INVALID_ARGUMENT", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 502: "UNAVAILABLE"}
 _CLIENT_TOOLS = {"functionDeclarations", "function_declarations"}
 _OPENED = ("fileData", "file_data")
-_REASONS = {401: Reason.AUTH, 403: Reason.AUTH, 404: Reason.MODEL, 429: Reason.QUOTA}
+_ERRORS = {
+    "UNAUTHENTICATED": Reason.AUTH,
+    "PERMISSION_DENIED": Reason.AUTH,
+    "RESOURCE_EXHAUSTED": Reason.QUOTA,
+    "NOT_FOUND": Reason.MODEL,
+    "UNAVAILABLE": Reason.GATEWAY,
+}
+_SECONDS = re.compile(r"(\d{1,6}(?:\.\d{1,9})?)s", re.ASCII)
 
 
 class Gemini:
     forwarded = frozenset({b"x-goog-api-client"})
+    marks: tuple[bytes, ...] = (b"finishReason", b"blockReason", b"error")
 
     def route(self, method: str, path: str) -> Call | None:
         if method == "GET" and path in ("/v1beta/models", "/v1/models"):
@@ -63,6 +86,13 @@ class Gemini:
         ended = any("finishReason" in candidate for candidate in objects(message.get("candidates")))
         return counts, ended or "promptFeedback" in message
 
+    def end(self, message: Mapping[str, Any]) -> End | None:
+        if error := inner(message, "error"):
+            return failure(error, _ERRORS)
+        told = [candidate.get("finishReason") for candidate in objects(message.get("candidates"))]
+        told.append(inner(message, "promptFeedback").get("blockReason"))
+        return next(filter(None, (ended(word, ("STOP",)) for word in told)), None)
+
     def error(self, status: int, refusal: Refusal, message: str) -> bytes:
         error = {"code": status, "message": message, "status": _STATES.get(status, "INVALID_ARGUMENT")}
         return json.dumps({"error": error}).encode()
@@ -70,7 +100,14 @@ class Gemini:
     def reason(self, status: int, body: bytes) -> Reason | None:
         if status == 400 and b"API_KEY_INVALID" in body:
             return Reason.AUTH
-        return Reason.GATEWAY if status >= 500 else _REASONS.get(status)
+        return reason_of(status, body, _ERRORS)
+
+    def pause(self, body: bytes) -> float | None:
+        if b"PerDay" in body:  # what is used up until tomorrow
+            return math.inf
+        details = objects(inner(json_of(body), "error").get("details"))
+        told = (_SECONDS.fullmatch(str(detail.get("retryDelay"))) for detail in details)
+        return next((float(found[1]) for found in told if found), None)
 
 
 api: Api = Gemini()

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from runner.egress.apis._api import Api, Call, Counts, Kind, inner, objects, whole
+from runner.egress.apis._api import (
+    Api,
+    Call,
+    Counts,
+    End,
+    Kind,
+    ended,
+    failure,
+    inner,
+    objects,
+    reason_of,
+    whole,
+)
 from runner.model import Reason
 from runner.ports.gateway import Refusal
 
@@ -18,11 +31,19 @@ _CODES = {
 _CLIENT_TOOLS = ("function", "custom", "local_shell", "apply_patch", "namespace")
 _TIERS = (None, "auto", "default")
 _LAST = ("response.completed", "response.incomplete", "response.failed")
-_REASONS = {401: Reason.AUTH, 402: Reason.QUOTA, 403: Reason.AUTH, 404: Reason.MODEL, 429: Reason.QUOTA}
+_ERRORS = {
+    "invalid_api_key": Reason.AUTH,
+    "model_not_found": Reason.MODEL,
+    "insufficient_quota": Reason.QUOTA,
+    "rate_limit_exceeded": Reason.QUOTA,
+    "context_length_exceeded": Reason.CUT_OFF,
+}
+_WHOLE = ("stop", "tool_calls", "function_call")
 
 
 class OpenAi:
     forwarded = frozenset({b"openai-beta", b"originator", b"session-id", b"thread-id", b"session_id"})
+    marks: tuple[bytes, ...] = (b"finish_reason", *(word.encode() for word in _LAST), b'"status"', b"error")
 
     def route(self, method: str, path: str) -> Call | None:
         below = path.removeprefix("/v1")
@@ -64,12 +85,35 @@ class OpenAi:
         )
         return counts, "type" not in message or message["type"] in _LAST
 
+    def end(self, message: Mapping[str, Any]) -> End | None:
+        kind = message.get("type")
+        if kind in _LAST or message.get("object") == "response":
+            return _end_of(inner(message, "response") or message, kind)
+        error = message if kind == "error" and not inner(message, "error") else inner(message, "error")
+        if error:
+            return failure(error, _ERRORS)
+        told = (choice.get("finish_reason") for choice in objects(message.get("choices")))
+        return next(filter(None, (ended(word, _WHOLE) for word in told)), None)
+
     def error(self, status: int, refusal: Refusal, message: str) -> bytes:
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": _CODES.get(refusal)}
         return json.dumps({"error": error}).encode()
 
     def reason(self, status: int, body: bytes) -> Reason | None:
-        return Reason.GATEWAY if status >= 500 else _REASONS.get(status)
+        return reason_of(status, body, _ERRORS)
+
+    def pause(self, body: bytes) -> float | None:
+        return math.inf if b"insufficient_quota" in body else None
+
+
+def _end_of(response: Mapping[str, Any], kind: object) -> End:
+    """The end of a response, which the last event of its stream, or else its own status, tells."""
+    match str(kind).removeprefix("response.") if kind in _LAST else response.get("status"):
+        case "completed":
+            return End()
+        case "failed":
+            return failure(inner(response, "error"), _ERRORS)
+    return ended(inner(response, "incomplete_details").get("reason") or "incomplete", ()) or End()
 
 
 def _hosted(places: Iterable[Mapping[str, Any]]) -> str | None:

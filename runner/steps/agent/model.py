@@ -23,6 +23,7 @@ from runner.steps._exec import emit_all
 from runner.steps._run import Ports, Run
 
 STANDS_FOR_KEY = "kept-by-the-gateway"  # a CLI without any key does not start
+MODEL_BUSY = "gateway.model-busy"
 
 
 def grant_of(agent: ModelAgent, model: ModelSpec) -> Grant:
@@ -102,14 +103,22 @@ async def open_way(
 
     def tell(exchange: Exchange) -> None:
         send.send_nowait(_asked(exchange, step))
+        if exchange.again_seconds is not None:
+            pause = exchange.again_seconds
+            send.send_nowait(ev.Retried(step, "asking the model", MODEL_BUSY, exchange.why, pause))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(emit_all, receive, run.emit)
         with send:
             opened = run.ports.gateway.open(grant_of(agent, model), tell)
-            async with opened as session, workspace.listen(session.serve) as port:
-                address = f"http://127.0.0.1:{port}{agent.api.below}"
-                yield Way(agent, access(STANDS_FOR_KEY, address), session)
+            async with opened as session:
+                try:
+                    async with workspace.listen(session.serve) as port:
+                        address = f"http://127.0.0.1:{port}{agent.api.below}"
+                        yield Way(agent, access(STANDS_FOR_KEY, address), session)
+                finally:
+                    assert run.underway is not None  # the engine performs steps only
+                    run.underway.awaited = session.awaited
 
 
 def _asked(exchange: Exchange, step: str) -> ev.ModelAsked:
