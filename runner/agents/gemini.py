@@ -30,6 +30,11 @@ _QUIET = {
 _CONTEXT = {".gemini/GEMINI.md": "GEMINI.md", "GEMINI.md": "GEMINI.md"}  # the first is where it looks
 
 
+# It ends itself while its last lines wait in the pipe that its output goes to, and they would be lost; so each waits
+# until it is written. What it starts is not to be loaded with this.
+_DRAIN = ".gemini/drain.cjs"
+_DRAINED = "process.stdout._handle?.setBlocking?.(true)\ndelete process.env.NODE_OPTIONS\n"
+
 _SHELL = "run_shell_command"
 _REFUSED = ("policy_violation", "tool_not_registered")
 _BLOCKED = "Blocked: "
@@ -55,9 +60,10 @@ def _prepare(access: Access) -> Preparation:
     if access.turns is not None:
         settings["model"] = {"maxSessionTurns": access.turns}
     redirected = {"GOOGLE_GEMINI_BASE_URL": access.address} if access.address is not None else {}
-    env = {**_QUIET, "GEMINI_API_KEY": access.key, **redirected}
+    drained = {"NODE_OPTIONS": f"--require={json.dumps(f'{access.home}/{_DRAIN}')}"}
+    env = {**_QUIET, "GEMINI_API_KEY": access.key, **redirected, **drained}
     files = {".gemini/settings.json": json.dumps(settings), ".gemini/policies/runner.toml": _policy(tools)}
-    return Preparation(env, files, context=_CONTEXT)
+    return Preparation(env, {**files, _DRAIN: _DRAINED}, context=_CONTEXT)
 
 
 def _policy(tools: Sequence[str] | None) -> str:

@@ -384,18 +384,20 @@ class GrantedSession:
             note.fault = _Fault(Reason.GATEWAY, said, is_foreign=True)
             raise Refused(Refusal.GATEWAY, said)
         await reply.start(answer.status, headers)
-        async for chunk in answer.body:
-            note.heard = trio.current_time()
-            note.meter.feed(chunk)
-            await reply.send(chunk)
-        if note.answers:
-            self._judge_end(note.meter.end(), reply, note)
-
-    def _judge_end(self, end: End | None, reply: Reply, note: _Note) -> None:
-        """Remember what is wrong with an answer that has come to its end, or what was taken for that."""
-        if end is None:
+        try:
+            async for chunk in answer.body:
+                note.heard = trio.current_time()
+                note.meter.feed(chunk)
+                await reply.send(chunk)
+        finally:  # a client may hang up as soon as it has heard the last event
+            if note.answers and (end := note.meter.end()):
+                self._judge_end(end, note)
+        if note.answers and end is None:
             self._cut(reply, note, "the provider broke off: its answer stopped before its end")
-        elif end.reason in (None, Reason.CUT_OFF):
+
+    def _judge_end(self, end: End, note: _Note) -> None:
+        """Remember what is wrong with an answer that has come to its end."""
+        if end.reason in (None, Reason.CUT_OFF):
             self._broken = 0
             note.fault = _Fault(end.reason, f"the model did not finish: {printable(end.said)}") if end.reason else None
         else:

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import tarfile
 import tempfile
 from base64 import b64encode
@@ -23,6 +24,8 @@ from urllib.parse import quote, quote_plus
 import pytest
 import trio
 
+import runner.agents
+from runner import plugins
 from runner.app.apply import apply
 from runner.app.planning import make_plan
 from runner.egress.double import Double, serve_double
@@ -30,6 +33,7 @@ from runner.egress.http import LARGE_PLACES, Reply, Request, serve_http
 from runner.egress.turns import Fail, Turn
 from runner.model import Reason
 from runner.nurseries import open_services
+from runner.ports.agent import Access
 from runner.ports.gateway import Api
 from runner.record import RunRecord
 from runner.settings import Settings
@@ -381,7 +385,7 @@ _STOPPED = (
 )
 _ERRORS = {
     "claude": b'event: error\ndata: {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}\n\n',
-    "codex": b'data: {"type": "response.failed", "response": {"error": {"code": "server_error", "message": "busy"}}}\n\n',
+    "codex": b'data: {"type": "response.failed", "response": {"error": {"code": "down", "message": "busy"}}}\n\n',
     "gemini": b'data: {"error": {"code": 503, "status": "UNAVAILABLE", "message": "busy"}}\n\n',
     "goose": b'data: {"error": {"type": "server_error", "message": "busy"}}\n\n',
 }
@@ -467,3 +471,37 @@ async def test_work_whose_last_answer_is_no_whole_one_is_no_success(
     assert (outcome.reason, words in outcome.message) == (reason, True), outcome
     assert record.exit_code == 1
     assert (project.home / "state" / "runs" / record.id / "output" / "investigation.md").exists()
+
+
+async def test_node_writes_all_that_it_says_before_it_ends_itself(toolchain: Path, tmp_path: Path) -> None:
+    """As Gemini CLI does, whose last line says whether it has finished: a pipe holds 64 KiB of them."""
+    prepared = plugins.load(runner.agents, "gemini").agent.prepare(Access("m", "k", home=str(tmp_path)))
+    for place, text in prepared.files.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(text)
+    says = "console.log('x'.repeat(3e6)); console.log(process.env.NODE_OPTIONS ?? 'unset'); process.exit(0)"
+    env = {"PATH": str(toolchain / "bin"), "NODE_OPTIONS": prepared.env["NODE_OPTIONS"]}
+    program = [str(toolchain / "bin" / "node"), "-e", says]
+
+    async with trio.open_nursery() as nursery:
+        start = partial(trio.run_process, program, env=env, stdout=subprocess.PIPE)
+        process = await nursery.start(start)
+        await trio.sleep(0.3)  # who reads is slow
+        heard = b"".join([chunk async for chunk in process.stdout])
+
+    assert (len(heard), heard[-7:]) == (3_000_007, b"\nunset\n")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CLIS)
+async def test_a_command_that_prints_a_lot_takes_nothing_of_the_end(
+    project: Project, toolchain: Path, name: str
+) -> None:
+    write(project, f"agent: {name}\ntimeouts: {{agent: 100s}}", PLACES["local"].format(toolchain))
+    much = Turn(run="head -c 3000000 /dev/zero | tr '\\0' x | fold -w 100")
+
+    record = await work_off(project, name, [much, Turn(say="All done.")], bytearray())
+
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    assert (record.exit_code, outcome.message) == (0, "All done."), outcome
