@@ -23,6 +23,7 @@ _DECLINED = "declined"
 
 def _prepare(access: Access) -> Preparation:
     config = "check_for_update_on_startup = false\n"  # of a repository it takes no settings unless it was told to
+    config += 'web_search = "disabled"\n'  # by its provider: a workspace without network has none that way either
     if access.address is not None:
         address = json.dumps(access.address)
         config += (

@@ -170,6 +170,7 @@ def closing(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
         yield f"{word} after {duration(record.seconds)} (exit {record.exit_code}){_used(record)}"
         because = record.outcome.message if record.outcome is not None else ""
         yield from _labelled("Because", because or "see the evidence")
+    yield from (f"  = {hint}" for hint in _hints(record))
     if record.status is not Status.SUCCEEDED:
         if record.preloaded is not None:
             yield from _labelled("Baseline", record.preloaded.headline)
@@ -192,6 +193,13 @@ def closing(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
     if record.left:
         yield f"  Clean up    runner recover {record.id}"
     yield from _next(record, scene, found)
+
+
+def _hints(record: RunRecord) -> Iterator[str]:
+    """What to do about the step that decided."""
+    at = blamed(record)
+    outcome = record.steps[at].outcome if at else None
+    return (printable(line, WIDEST) for line in (outcome.details if outcome else ()) if line.startswith("hint: "))
 
 
 def _lacking(record: RunRecord, found: Found) -> str:

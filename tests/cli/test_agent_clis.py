@@ -15,8 +15,8 @@ import subprocess
 import tarfile
 import tempfile
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote, quote_plus
@@ -37,6 +37,7 @@ from runner.ports.agent import Access
 from runner.ports.gateway import Api
 from runner.record import RunRecord
 from runner.settings import Settings
+from runner.steps.agent.model import MODEL_BUSY
 from tests import components
 from tests.conformance import dockerd
 from tests.needs import AGENTS
@@ -370,6 +371,54 @@ async def test_what_goes_wrong_with_the_model_ends_the_step_with_its_reason(
     assert record.left == ()
 
 
+# --- models ------------------------------------------------------------------------------------------
+
+# What each CLI offers, and some that it does not know. A model may get other tools, in another form.
+OFFERED = {
+    "claude": ("sonnet", "opus", "haiku", "fable", "claude-sonnet-4-5", "claude-opus-5-5"),
+    "codex": (
+        *("gpt-5.5", "gpt-5.6-sol", "gpt-5.6-terra", "gpt-5.6-luna", "gpt-6-sol", "gpt-6-luna", "gpt-6-astra"),
+        *("gpt-6.1-sol", "gpt-6.1-terra", "gpt-daybreak-blue-latest", "gpt-daybreak-red-latest", "codex-auto-review"),
+        *("gpt-5", "gpt-5-codex", "gpt-5.4", "gpt-6.1", "gpt-4.1", "o4-mini"),
+    ),
+    "gemini": (
+        *("gemini-2.5-pro", "gemini-2.5-flash", "gemini-2.5-flash-lite", "gemini-3-flash-preview"),
+        *("gemini-3.1-pro-preview", "gemini-3.5-flash", "gemma-4-31b-it", "gemini-4-argon"),
+    ),
+    "goose": ("gpt-4.1", "gpt-4.1-mini", "gpt-5", "gpt-6.1-sol", "o4-mini"),
+}
+_BY_DAY = "gpt-5.5"  # with a search in the net and one for tools, as far as it gets them
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        pytest.param(name, model, marks=[] if model == _BY_DAY else pytest.mark.nightly)
+        for name, models in OFFERED.items()
+        for model in models
+    ],
+)
+async def test_every_model_that_a_cli_offers_works(project: Project, toolchain: Path, name: str, model: str) -> None:
+    write(project, f"agent: {name}\nmodel: {model}\ntimeouts: {{agent: 60s}}", PLACES["local"].format(toolchain))
+    turns = [Turn(run="echo made > $RUNNER_OUTPUT/made"), Turn(say="All done.")]
+
+    record = await work_off(project, name, turns, bytearray())
+
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    assert (record.exit_code, outcome.message) == (0, "All done."), outcome
+    assert (project.home / "state" / "runs" / record.id / "output" / "made").read_text() == "made\n"
+
+
+@pytest.mark.nightly
+def test_every_model_in_codex_s_catalogue_is_tried(toolchain: Path, tmp_path: Path) -> None:
+    env = {"PATH": f"{toolchain / 'bin'}:/usr/bin:/bin", "CODEX_HOME": str(tmp_path)}
+    done = subprocess.run(["codex", "debug", "models"], env=env, capture_output=True, check=True, timeout=60)
+
+    assert {model["slug"] for model in json.loads(done.stdout)["models"]} <= {*OFFERED["codex"]}
+
+
 # --- how answers end ---------------------------------------------------------------------------------
 
 Pieces = list[bytes]
@@ -436,8 +485,11 @@ async def serve_ends(name: str, turns: Sequence[Turn], change: Callable[[str, Pi
             for piece in pieces:
                 await reply.send(piece)
 
+    async def serve(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            await serve_http(stream, answer, large)
+
     async with open_services() as services:
-        serve = partial(serve_http, serve=answer, large=large)
         listeners = await services.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
         yield listeners[0].socket.getsockname()[1]
 
@@ -452,9 +504,15 @@ CHANGES: dict[str, tuple[Callable[[str, Pieces], Pieces], Reason, str]] = {
 }
 
 
+def of_all_clis(cases: Iterable[str], by_day: tuple[str, str]) -> pytest.MarkDecorator:
+    """Every CLI with every case, one of them by day."""
+    pairs = [(name, case) for name in CLIS for case in cases]
+    marked = [pytest.param(*pair, marks=[] if pair == by_day else pytest.mark.nightly) for pair in pairs]
+    return pytest.mark.parametrize(("name", "what"), marked)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("what", CHANGES)
-@pytest.mark.parametrize("name", CLIS)
+@of_all_clis(CHANGES, by_day=("goose", "stopped"))
 async def test_work_whose_last_answer_is_no_whole_one_is_no_success(
     project: Project, toolchain: Path, name: str, what: str
 ) -> None:
@@ -471,6 +529,78 @@ async def test_work_whose_last_answer_is_no_whole_one_is_no_success(
     assert (outcome.reason, words in outcome.message) == (reason, True), outcome
     assert record.exit_code == 1
     assert (project.home / "state" / "runs" / record.id / "output" / "investigation.md").exists()
+
+
+# --- errors that come before an answer ---------------------------------------------------------------
+
+_HTML = (b"content-type", b"text/html")
+_NGINX = b"<html>\r\n<head><title>404 Not Found</title></head>\r\n<body>nginx</body></html>"
+Spoken = tuple[int, list[tuple[bytes, bytes]], bytes]
+
+# what answers: always the same, silence (0), or nobody; how the step and the run end
+AWAY: dict[str, tuple[Spoken | None, Reason, int, str]] = {
+    "a proxy's 404": ((404, [_HTML], _NGINX), Reason.GATEWAY, 1, "it answered 404, a page, `404 Not Found`"),
+    "busy for long": ((429, [(b"retry-after", b"3600")], b""), Reason.QUOTA, 1, "it answered 429"),
+    "silence": ((0, [], b""), Reason.TIMEOUT, 124, "the model had not answered for"),
+    "nobody": (None, Reason.PLATFORM, 4, "the provider could not be reached"),
+}
+
+
+@asynccontextmanager
+async def answering(spoken: Spoken | None) -> AsyncIterator[int]:
+    """A port where this answers every request."""
+    if spoken is None:
+        yield 1
+        return
+    status, headers, body = spoken
+    large = trio.Semaphore(LARGE_PLACES)
+
+    async def answer(request: Request, reply: Reply) -> None:
+        await (reply.start(status, headers) if status else trio.sleep_forever())
+        await reply.send(body)
+
+    async def serve(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            await serve_http(stream, answer, large)
+
+    async with open_services() as services:
+        listeners = await services.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        yield listeners[0].socket.getsockname()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("what", AWAY)
+@pytest.mark.parametrize("name", CLIS)
+async def test_a_model_that_is_away_is_why_the_step_ends(
+    project: Project, toolchain: Path, name: str, what: str
+) -> None:
+    spoken, reason, code, words = AWAY[what]
+    write(project, f"agent: {name}\ntimeouts: {{agent: 25s}}", PLACES["local"].format(toolchain))
+
+    async with answering(spoken) as port:
+        record = await applied(project, name, port)
+
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    assert (outcome.reason, record.exit_code, words in outcome.message) == (reason, code, True), outcome
+    said = (project.home / "state" / "runs" / record.id / "logs" / "agent.stdout").read_text()
+    assert not re.search("authenticat|log ?in|API key", said, re.IGNORECASE), said[-3000:]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CLIS)
+async def test_a_model_that_is_busy_for_a_while_is_waited_for(project: Project, toolchain: Path, name: str) -> None:
+    write(project, f"agent: {name}\ntimeouts: {{agent: 90s}}", PLACES["local"].format(toolchain))
+    busy = Turn.model_validate({"fail": {"status": 429, "message": "slow down", "retry_after": "12s"}})
+    turns = [Turn(run="true"), busy, Turn(say="All done.")]
+
+    record = await work_off(project, name, turns, bytearray())
+
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    assert (record.exit_code, outcome.message) == (0, "All done."), outcome
+    assert [code for code, _ in record.warnings if code == MODEL_BUSY] == [MODEL_BUSY]
 
 
 async def test_node_writes_all_that_it_says_before_it_ends_itself(toolchain: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -26,9 +27,10 @@ from runner.record import RunRecord
 from runner.report.json import record_document
 from runner.report.plan import render_plan
 from runner.report.text import render_run
+from runner.report.triage import Found, Scene, closing
 from runner.report.words import usage
 from runner.settings import Settings
-from runner.steps.agent.model import STANDS_FOR_KEY
+from runner.steps.agent.model import MODEL_BUSY, STANDS_FOR_KEY
 from tests.needs import USERS
 from tests.situations import Project, document
 
@@ -210,7 +212,7 @@ async def test_what_was_used_is_in_the_record_and_the_report(project: Project, t
         pytest.param("env: {ASKS: '1', ASKED: gpt-5}", 1, "model", "gpt-5", id="another model"),
         pytest.param("env: {ASKS: '1'}", {"fail": {"status": 401}}, "auth", "401", id="wrong key"),
         pytest.param("env: {ASKS: '1'}", {"fail": {"status": 429}}, "quota", "429", id="no quota",
-                     marks=pytest.mark.nightly),  # asked again for four seconds, as one below
+                     marks=pytest.mark.nightly),  # asked again for some seconds, as one below
         pytest.param("env: {ASKS: '1'}", {"fail": {"status": 503}}, "gateway", "503", id="provider down"),
         pytest.param("env: {ASKS: '0'}", 1, "no-evidence", "was never asked", id="forged"),
     ],
@@ -219,15 +221,56 @@ async def test_what_the_gateway_has_seen_counts_before_what_the_agent_says(
     project: Project, tools: Path, spec: str, turns: int | dict[str, Any], reason: str, said: str
 ) -> None:
     """The stand-in exits 0 and prints a finished turn, whatever it was answered."""
-    write(project, tools, f"agent: goose\n{spec}")
+    write(project, tools, f"agent: goose\ntimeouts: {{agent: 12s}}\n{spec}")  # a third of it is for waiting
     answer = {"say": "ok", "usage": {"input": 4000, "output": 1000}}
 
-    record = await applied(project, [answer] * turns if isinstance(turns, int) else [turns] * 3)
+    record = await applied(project, [answer] * turns if isinstance(turns, int) else [turns] * 5)
 
     outcome = record.steps["agent"].outcome
     assert outcome is not None
     assert (record.exit_code, outcome.reason, said in outcome.message) == (1, Reason(reason), True), outcome
     assert reason == "no-evidence" or outcome.details == ("the agent: All done.",)
+
+
+async def test_a_model_that_is_busy_is_waited_for_and_that_is_told(project: Project, tools: Path) -> None:
+    write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 60s}")
+
+    record = await applied(project, [{"fail": {"status": 429, "message": "slow down"}}, {"say": "ok"}])
+
+    assert record.exit_code == 0
+    reason = "agent: asking the model failed and was tried again: it answered 429, slow down"
+    assert record.warnings == [(MODEL_BUSY, reason)]
+    events = [json.loads(line) for line in (directory(project, record) / "events.jsonl").read_text().splitlines()]
+    (waited,) = (event for event in events if event["type"] == "Retried")
+    assert (waited["step"], waited["pause_seconds"]) == ("agent", 1)
+
+
+async def test_a_model_that_cannot_be_reached_is_the_platform_s_fault(project: Project, tools: Path) -> None:
+    write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 60s}")
+    settings = settings_of(project, {**KEYS, "RUNNER_OPENAI_URL": "http://127.0.0.1:1/v1"})
+
+    (record,) = await apply(await make_plan(project.folder, settings), settings, [])
+
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    assert (record.exit_code, outcome.reason) == (4, Reason.PLATFORM)
+    assert outcome.message.startswith("the provider could not be reached: 127.0.0.1:1: ")
+    assert outcome.message.endswith(": connection refused")
+    assert outcome.details[0] == (
+        "hint: look at `RUNNER_OPENAI_URL`, `HTTPS_PROXY` and `SSL_CERT_FILE` where runner is started"
+    )
+    assert "`RUNNER_OPENAI_URL`" in render_run(record, project.home)
+    assert "  = hint: look at `RUNNER_OPENAI_URL`" in "\n".join(closing(record, Scene(), Found()))
+
+
+@pytest.mark.nightly
+async def test_a_model_that_was_silent_is_why_the_time_ran_out(project: Project, tools: Path) -> None:
+    write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 14s}")
+
+    record = await applied(project, [{"stall": "1h", "say": "ok"}])
+
+    assert record.exit_code == 124
+    assert re.fullmatch(r"stopped at its deadline of 14s: the model had not answered for 1\ds", said_by_agent(record))
 
 
 async def test_a_provider_that_stalls_costs_the_step_s_time_and_no_more(project: Project, tools: Path) -> None:

@@ -156,6 +156,11 @@ _REACHING = {
         "responses",
         _tools("responses", {"type": "namespace", "tools": [{"type": "file_search"}]}),
     ),
+    "search for tools by the provider": ("responses", _tools("responses", {"type": "tool_search"})),
+    "search by the client's word only": (
+        "responses",
+        _tools("responses", {"type": "web_search", "execution": "client"}),
+    ),
     "stored prompt": ("responses", request("responses", prompt={"id": "p"})),
     "unwatched": ("responses", request("responses", background=True)),
     "dearer tier": ("responses", request("responses", service_tier="priority")),
@@ -209,6 +214,7 @@ _CLIENT_SIDE = {
             input=[{"type": "additional_tools", "tools": [{"type": "namespace", "tools": [{"type": "custom"}]}]}],
         ),
     ),
+    "codex's search for tools": ("responses", _tools("responses", {"type": "tool_search", "execution": "client"})),
     "picture as data": ("chat", _said_by("chat", {"image_url": {"url": "data:image/png;base64,aGk="}})),
     "gemini's tools": ("gemini", _tools("gemini", {"functionDeclarations": [{"name": "run_shell_command"}]})),
 }

@@ -121,8 +121,9 @@ def _hosted(places: Iterable[Mapping[str, Any]]) -> str | None:
     waiting = list(places)
     while waiting:
         for tool in objects(waiting.pop().get("tools")):
-            if tool.get("type") not in _CLIENT_TOOLS:
-                return str(tool.get("type"))
+            kind = tool.get("type")
+            if kind not in _CLIENT_TOOLS and (kind, tool.get("execution")) != ("tool_search", "client"):
+                return str(kind)
             waiting.append(tool)
     return None
 
