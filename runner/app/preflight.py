@@ -18,7 +18,8 @@ from runner.app.facts import open_provider
 from runner.app.triage import IMAGE, NOWHERE, Triage, manifest_of, plan_triage, program_of
 from runner.egress.clusters import Clusters
 from runner.egress.gateway import usable
-from runner.errors import ImageMissing, ProviderUnavailable, Rejected, RunnerError
+from runner.errors import ImageMissing, ProviderUnavailable, Rejected, RunnerError, nearest
+from runner.manifest.load import defaults
 from runner.ports.agent import ModelAgent
 from runner.ports.cluster import ClusterGrant, Rights
 from runner.ports.gateway import Api
@@ -28,7 +29,12 @@ from runner.triage.permissions import MINIMUM
 
 PATIENCE = 5.0  # seconds for everything together
 
-_MODELS = {Api.ANTHROPIC: "/v1/models", Api.OPENAI: "/models", Api.GEMINI: "/v1beta/models"}
+_MODELS = {
+    Api.ANTHROPIC: "/v1/models?limit=1000",
+    Api.OPENAI: "/models",
+    Api.GEMINI: "/v1beta/models?pageSize=1000",
+}
+_LONGEST_LIST = 4 << 20  # bytes
 _HEADERS = {Api.ANTHROPIC: [(b"anthropic-version", b"2023-06-01")]}
 
 
@@ -115,7 +121,11 @@ async def _key(triage: Triage, settings: Settings) -> list[Checked]:
             open_remote(base, settings.reach) as upstream,
             upstream.send("GET", _MODELS[agent.api], [header, *_HEADERS.get(agent.api, [])], b"") as answer,
         ):
-            status = answer.status
+            status, body = answer.status, b""
+            async for chunk in answer.body:
+                body += chunk
+                if len(body) > _LONGEST_LIST:
+                    break
     except UpstreamFailed as error:
         return [Checked("key", False, f"{urlsplit(base).hostname} can not be reached: {error}")]
     took = trio.current_time() - start
@@ -123,7 +133,25 @@ async def _key(triage: Triage, settings: Settings) -> list[Checked]:
         return [Checked("key", False, f"{key.variable} is refused by {urlsplit(base).hostname} ({status})")]
     if status >= 400:
         return [Checked("key", None, f"{urlsplit(base).hostname} answers {status}: nobody knows about {key.variable}")]
-    return [Checked("key", True, f"{key.variable} is accepted by {urlsplit(base).hostname} in {took:.1f}s")]
+    accepted = Checked("key", True, f"{key.variable} is accepted by {urlsplit(base).hostname} in {took:.1f}s")
+    return [accepted, *_model(triage, body, str(urlsplit(base).hostname))]
+
+
+def _model(triage: Triage, body: bytes, host: str) -> list[Checked]:
+    """What a list of models says of the one that is asked for; nothing when it is none, or not all of it."""
+    from runner.egress.apis._api import admits, inner, json_of, objects
+
+    found = inner(json_of(body))
+    if found.get("has_more") or found.get("nextPageToken"):
+        return []
+    listed = (str(entry.get("id") or entry.get("name")) for entry in objects(found.get("data") or found.get("models")))
+    names = sorted({name.removeprefix("models/") for name in listed})
+    model = triage.model or str(defaults()[f"AgentType {triage.agent}"].written["model"])
+    if not names:
+        return []
+    if any(admits(model, name) for name in names):
+        return [Checked("model", True, f"{model} is offered by {host}")]
+    return [Checked("model", False, f"`{model}` is none of the {len(names)} models of {host}", nearest(model, names))]
 
 
 async def _place(triage: Triage, settings: Settings) -> list[Checked]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,6 +90,52 @@ async def test_a_key_is_judged_by_its_provider(tools: Path, status: bytes, good:
     key = await answering(status, tools)
 
     assert (key.good, key.text) == (good, words)
+
+
+LISTS = {
+    "claude": {"data": [{"id": "claude-sonnet-5-5"}, {"id": "claude-opus-5-5"}], "has_more": False},
+    "codex": {"object": "list", "data": [{"id": "gpt-6.1-sol"}, {"id": "gpt-4.1"}]},
+    "gemini": {"models": [{"name": "models/gemini-2.5-pro"}, {"name": "models/gemini-3.5-flash"}]},
+    "goose": {"object": "list", "data": [{"id": "gpt-6.1-sol"}, {"id": "gpt-4.1"}]},
+}
+
+
+async def judged(tools: Path, agent: str, model: str | None, listed: object) -> list[Checked]:
+    """What is said of a model when its provider lists these."""
+    variable, url, path = KEYS[agent]
+    body = json.dumps(listed).encode()
+
+    async def serve(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(lambda **how: trio.serve_tcp(serve, 0, host="127.0.0.1", **how))
+        port = listeners[0].socket.getsockname()[1]
+        env = {variable: "sk-test-9f8e7d6c", url: f"http://127.0.0.1:{port}{path}"}
+        checked = await preflight(replace(wanted(tools, agent), model=model), Settings.from_env(env))
+        nursery.cancel_scope.cancel()
+    return [one for one in checked if one.what == "model"]
+
+
+@pytest.mark.parametrize("agent", KEYS)
+async def test_a_model_is_compared_with_what_its_provider_offers(tools: Path, agent: str) -> None:
+    (usual,) = await judged(tools, agent, None, LISTS[agent])
+    (wrong,) = await judged(tools, agent, "gpt-6.1-sool", LISTS[agent])
+
+    assert (usual.good, usual.text.endswith(" is offered by 127.0.0.1")) == (True, True)
+    assert (wrong.good, wrong.text) == (False, "`gpt-6.1-sool` is none of the 2 models of 127.0.0.1")
+    assert wrong.hint
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [{}, [], {"data": []}, {"data": "x"}, {"data": [1]}, {"data": [{"id": "claude-opus-5-5"}], "has_more": True}],
+    ids=str,
+)
+async def test_of_a_model_nothing_is_said_without_a_whole_list(tools: Path, listed: object) -> None:
+    assert await judged(tools, "claude", None, listed) == []
 
 
 async def test_what_is_missing_is_said_with_what_to_do(tools: Path) -> None:
