@@ -278,10 +278,14 @@ class ModelAsked(Event):
 
 @dataclass(frozen=True)
 class AgentStarted(Event):
-    """The words that the agent's CLI is started with, before it is; its prompt is not among them."""
+    """The words that the agent's CLI is started with, before it is; its prompt is not among them.
+
+    ``version`` is the CLI's, empty when nobody knows it.
+    """
 
     step: str
     argv: tuple[str, ...]
+    version: str = ""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class RunRecord:
 
     ``log`` is the file that has what its agent printed. ``attempt`` counts its workspaces, of which it has one at a
     time. ``models`` are what the gateway counted, by model; ``claimed`` and ``commands`` are what an agent says of
-    itself; ``argv`` is what it was started with.
+    itself; ``argv`` is what it was started with, in its ``version``.
     """
 
     id: str
@@ -75,6 +75,7 @@ class RunRecord:
     models: dict[str, Usage] = field(default_factory=dict)
     claimed: Usage | None = None
     argv: tuple[str, ...] = ()
+    version: str = ""
     commands: ev.CommandsSeen | None = None
     log: str | None = None
     preloaded: ev.ContextPreloaded | None = None
@@ -180,8 +181,8 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             counts = used.asked if refusal is None else used.failed if refusal == "cluster" else used.refused
             what = f"{verb} {resource}".rstrip()
             counts[what] = counts.get(what, 0) + count
-        case ev.AgentStarted(argv=argv):
-            record.argv = argv
+        case ev.AgentStarted(argv=argv, version=version):
+            record.argv, record.version = argv, version
         case ev.CommandsSeen() as seen:
             record.commands = seen
         case ev.UsageClaimed(usage=usage):

@@ -64,13 +64,14 @@ class Calls:
 class Cli:
     """``read`` makes a ``Turn`` of the lines of standard output, ``ran`` the commands in them, and ``said`` is
     ``Agent.say`` of such a line. ``transcript`` matches the paths in the home directory that are kept. ``exits`` say
-    why it failed when its stream does not; a complaint that ``noise`` matches is none.
+    why it failed when its stream does not; a complaint that ``noise`` matches is none. ``package`` is npm's name of it.
     """
 
     program: str
     api: Api
     prepare: Callable[[Access], Preparation]
     read: Callable[[Iterable[Line]], Turn]
+    package: str = field(kw_only=True)
     said: Callable[[Line], str | None] = field(kw_only=True)
     ran: Callable[[Iterable[Line]], tuple[Command, ...]] = field(kw_only=True)
     transcript: re.Pattern[str] = field(kw_only=True)

@@ -132,6 +132,7 @@ agent = Cli(
     Api.ANTHROPIC,
     _prepare,
     _read,
+    package="@anthropic-ai/claude-code",
     said=of_claude,
     ran=_ran,
     transcript=re.compile(r"\.claude/projects/[\w.-]+/[\w-]+(/subagents/[\w.-]+)?\.jsonl", re.ASCII),

@@ -90,6 +90,7 @@ agent = Cli(
     Api.OPENAI,
     _prepare,
     _read,
+    package="@openai/codex",
     said=of_codex,
     ran=_ran,
     transcript=re.compile(r"\.codex/sessions/\d{4}/\d\d/\d\d/rollout-[\w-]+\.jsonl", re.ASCII),

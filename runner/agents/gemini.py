@@ -156,6 +156,7 @@ agent = Cli(
     Api.GEMINI,
     _prepare,
     _read,
+    package="@google/gemini-cli",
     said=of_gemini,
     ran=_ran,
     exits={41: Reason.AUTH, 173: Reason.QUOTA},  # no key; 429 as a status of one byte

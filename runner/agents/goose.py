@@ -109,6 +109,7 @@ agent = Cli(
     Api.OPENAI,
     _prepare,
     _read,
+    package="@aaif/goose-binary-linux-x64",
     said=of_goose,
     ran=_ran,
     transcript=re.compile(r"\.local/share/goose/exports/[\w-]+\.json", re.ASCII),

@@ -24,12 +24,15 @@ from runner.errors import (
 from runner.manifest import repository
 from runner.model import Checkout
 from runner.settings import Settings
-from runner.spec.model import AGENTS_FILE, ClusterFact, CommitFact, ContextFile, Facts, PolicyFile
+from runner.spec.model import AGENTS_FILE, CliVersion, ClusterFact, CommitFact, ContextFile, Facts, PolicyFile
 from runner.spec.resolve import Wanted
 
 if TYPE_CHECKING:
     from runner.ports.git import Git
     from runner.ports.provider import Probe, Provider
+
+
+_LABEL = "k8s-triage-agent."  # of an image that ``runner image build`` has made, before the name of a tool
 
 
 def provider_names() -> list[str]:
@@ -62,6 +65,7 @@ async def gather(
     seen: dict[tuple[Checkout, CommitFact | None], tuple[CommitFact, PolicyFile | None]] = {}
     policies: dict[str, PolicyFile] = {}
     clusters: dict[str, ClusterFact] = {}
+    clis: dict[str, CliVersion] = {}
     missing: dict[str, RunnerError] = {}
     beside = _Beside(missing)
     names = dict.fromkeys(name for want in wanted for name in want.providers)
@@ -99,12 +103,14 @@ async def gather(
                     policies[want.run] = file
         with _noting(missing, f"{want.run}/cluster"):
             clusters.update(_cluster(want, settings, offline=offline))
+        with _noting(missing, f"{want.run}/image"):
+            clis |= {} if offline else await _cli_version(want, settings, images.get(want.run), probes)
         if not offline and (gone := absent(want.toolchains)):
             missing[f"{want.run}/toolchain"] = BadValue(
                 f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path"
             )
     files, incidents = beside.files, beside.incidents
-    return Facts(probes, commits, files, incidents, missing, offline, policies, images, clusters, beside.left_out)
+    return Facts(probes, commits, files, incidents, missing, offline, policies, images, clusters, beside.left_out, clis)
 
 
 @dataclass
@@ -176,6 +182,27 @@ async def _image(want: Wanted, settings: Settings, probes: Mapping[str, Probe], 
                     raise
                 raise StalePlan(f"the image that was planned is gone: {error.message}", hint="plan again") from error
     return {}
+
+
+async def _cli_version(
+    want: Wanted, settings: Settings, image: str | None, probes: Mapping[str, Probe]
+) -> dict[str, CliVersion]:
+    """The version of a run's CLI, by the run: of its toolchain, else of its image or of this host."""
+    if want.agent is None:
+        return {}
+    import runner.agents  # most runs have no model
+    from runner.agents._version import pin_of, program_at, version_of
+    from runner.ports.provider import PATH, Images
+
+    agent = plugins.load(runner.agents, want.agent).agent
+    folders = [f"{toolchain}/bin" for toolchain in want.toolchains]
+    program = program_at(folders if image else [*folders, *PATH.split(":")], agent.program)
+    found = version_of(program, agent.package) if program else ""
+    for name in want.providers if image and program is None else ():
+        provider = open_provider(name, settings)
+        if isinstance(provider, Images) and name in probes and probes[name].available:
+            found = found or (await provider.labels(image or "")).get(f"{_LABEL}{agent.program}", "")
+    return {want.run: CliVersion(found, pin_of(agent.package))} if found else {}
 
 
 def absent(directories: Sequence[str]) -> list[str]:

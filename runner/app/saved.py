@@ -23,7 +23,8 @@ from runner.spec.model import CommitFact, Facts
 
 MAX_BYTES = 256 << 20  # of a saved plan
 _NAMED = 3  # changes that the error about a stale plan names
-_OF_A_HOST = frozenset({"origin", "origins", "kubeconfig"})  # where a document or a file lies, as directories do
+# Where a document or a file lies, as directories do, and which version of a CLI is there.
+_OF_A_HOST = frozenset({"origin", "origins", "kubeconfig", "cli"})
 
 
 def save(planned: Planned, to: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import runner.agents
 from runner import plugins
+from runner.agents._version import program_at
 from runner.app.files import read_file
 from runner.app.planning import Planned, Request, make_plan
 from runner.errors import (
@@ -393,8 +394,7 @@ def program_of(triage: Triage) -> Path | None:
     """The agent's program as it is found on this host; ``None`` when it is nowhere."""
     agent = plugins.load(runner.agents, triage.agent).agent
     assert isinstance(agent, ModelAgent)  # as whoever made a triage has checked
-    folders = [*(f"{folder}/bin" for folder in triage.toolchains), *PATH.split(":")]
-    return next((Path(at) for folder in folders if os.access(at := f"{folder}/{agent.program}", os.X_OK)), None)
+    return program_at([*(f"{folder}/bin" for folder in triage.toolchains), *PATH.split(":")], agent.program)
 
 
 def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:

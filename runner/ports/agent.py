@@ -68,7 +68,7 @@ class Preparation:
 
 @runtime_checkable
 class ModelAgent(Agent, Protocol):
-    """An agent that works with a model. ``program`` is the name of its CLI.
+    """An agent that works with a model. ``program`` is the name of its CLI, and ``package`` npm's name of that.
 
     ``obeys`` are places in a repository with what its CLI would run by itself and cannot be told to leave.
     """
@@ -78,6 +78,9 @@ class ModelAgent(Agent, Protocol):
 
     @property
     def program(self) -> str: ...
+
+    @property
+    def package(self) -> str: ...
 
     @property
     def obeys(self) -> tuple[str, ...]: ...

@@ -283,6 +283,9 @@ class Images(Protocol):
         Raises ``ImageMissing``, ``ProviderFailed``.
         """
 
+    async def labels(self, image: str) -> Mapping[str, str]:
+        """What whoever built an image has written on it. Raises as ``image`` does."""
+
 
 @dataclass(frozen=True)
 class Passed:

@@ -156,6 +156,10 @@ class Docker:
     async def image(self, name: str) -> str:
         return str((await self._engine.image(name))["Id"])
 
+    async def labels(self, image: str) -> Mapping[str, str]:
+        labels: Mapping[str, str] | None = (await self._engine.image(image))["Config"].get("Labels")
+        return labels or {}
+
     async def create(self, request: WorkspaceRequest) -> Handle:
         if request.image is None:
             raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")

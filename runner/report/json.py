@@ -31,6 +31,7 @@ def record_document(record: RunRecord) -> Json:
         "claimed": plain(record.claimed),
         "cluster": plain(record.cluster),
         "argv": list(record.argv),
+        "version": record.version,
         "commands": plain(record.commands),
         "log": record.log,
         "preloaded": plain(record.preloaded),

@@ -15,6 +15,7 @@ from runner.model import Limits
 from runner.plan.diff import Change
 from runner.plan.model import BUILT_IN, DEFAULTS, Given, Plan, PlannedCluster, RunPlan, Step
 from runner.report.words import columns, duration, limits, wrapped
+from runner.spec.model import CliVersion
 
 _LEAST = 24  # columns of the cells that are wrapped, however narrow the terminal
 _WHOLE = 1 << 24  # characters: nothing is cut
@@ -81,11 +82,20 @@ def _rows(step: Step, run: RunPlan) -> Iterator[_Row]:
     if step.kind == "agent":
         decided = {key: run.origins.get(key, DEFAULTS) for key in ("model", "budget")}
         yield from (_Row("", key, origin=line) for key, line in decided.items() if line not in (step.origin, DEFAULTS))
+        yield from (_Row("", words) for words in filter(None, [_version(step)]))
     yield from (_Row("", part, origin=origin) for origin, part in _mounts(step))
     yield from (_Row("", _secret(given), origin=given.origin) for given in step.secrets)
     limited = run.origins.get(f"timeouts.{step.kind}", step.origin)
     if limited not in (step.origin, DEFAULTS):
         yield _Row("", f"limit {duration(step.deadline_seconds)}", origin=limited)
+
+
+def _version(step: Step) -> str:
+    """Which version of its CLI an agent has here, if that is known."""
+    cli: CliVersion | None = getattr(step.body, "cli", None)
+    if cli is None:
+        return ""
+    return f"CLI {cli.found}" if cli.is_tested else f"CLI {cli.found}, NOT the tested {cli.tested}"
 
 
 def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,8 @@ def _lines(record: RunRecord, directory: Path, brief: bool) -> Iterator[str]:
     if record.preloaded is not None:
         yield f"  preloaded  {sizes(record.preloaded.parts)}"
         yield from (f"  baseline   {line}" for line in (record.preloaded.headline,) if line)
+    if record.version:
+        yield f"  agent      {record.argv[0]} {record.version}"
     yield from (f"  model      {line}" for line in usage_lines(record))
     if record.commands is not None:
         yield f"  agent ran  {commands(record.commands)}"

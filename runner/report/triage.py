@@ -51,6 +51,7 @@ class Scene:
     report: str = ""
     sections: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    version: str = ""  # of the agent's CLI
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def scene_of(run: Mapping[str, Any]) -> Scene:
         (model.get("budget") or {}).get("turns"),
         verify.get("path", ""),
         tuple(verify.get("sections", ())),
+        version=(agent.get("cli") or {}).get("found", ""),
     )
 
 
@@ -93,7 +95,8 @@ def opening(record: RunRecord, scene: Scene, clock: Callable[[int], str]) -> Ite
     """The lines before anything happens; ``clock`` says a moment in microseconds since the epoch as people do here."""
     if record.rehearsal is not None:
         yield f"REHEARSAL  no model is asked, {record.rehearsal} stands for it"
-    who = f"{scene.agent}/{scene.model}" if scene.model else scene.agent
+    agent = f"{scene.agent} {scene.version}" if scene.version else scene.agent
+    who = f"{agent}/{scene.model}" if scene.model else agent
     stops = clock(record.started + int(record.deadline_seconds * 1e6))
     where = ", then ".join(scene.providers)
     again = f"   resumes {record.resumes}" if record.resumes else ""

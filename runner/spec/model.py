@@ -52,6 +52,18 @@ class PolicyFile:
 
 
 @dataclass(frozen=True)
+class CliVersion:
+    """The version of an agent's CLI as it is installed, and the one that this runner is tested with."""
+
+    found: str
+    tested: str
+
+    @property
+    def is_tested(self) -> bool:
+        return self.found == self.tested
+
+
+@dataclass(frozen=True)
 class Facts:
     """What was true on this host when the plan was made. Keys of ``files`` are names shown to people.
 
@@ -59,7 +71,8 @@ class Facts:
     with any of it there is no plan.
     ``policies`` has the runs whose repository has a policy of its own.
     ``images`` has the id of the image of each run that names one, ``clusters`` what its kubeconfig leads to,
-    ``left_out`` what of its incident's directory no agent sees, in words.
+    ``left_out`` what of its incident's directory no agent sees, in words, ``clis`` the version of its agent's CLI where
+    that can be told.
     ``open`` Facts have no probes, no commits, no images and no policies: nobody looked.
     """
 
@@ -73,9 +86,10 @@ class Facts:
     images: Mapping[str, str] = field(default_factory=dict)
     clusters: Mapping[str, ClusterFact] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    clis: Mapping[str, CliVersion] = field(default_factory=dict)
 
     def pinned(self) -> dict[str, object]:
-        """What the digest covers: everything but host paths."""
+        """What the digest covers: everything but host paths, and what of a host may be renewed."""
         return {
             "probes": self.probes,
             "commits": self.commits,

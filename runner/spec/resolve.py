@@ -79,6 +79,7 @@ class Wanted:
     """The Facts that one run needs; gathering them is the only look outside before anything starts."""
 
     run: str
+    agent: str | None  # that works with a model, with a CLI
     providers: tuple[str, ...]
     checkout: Checkout | None
     script: Path | None
@@ -111,6 +112,7 @@ def wanted(selected: Selected, settings: Settings) -> tuple[Wanted, list[RunnerE
     return (
         Wanted(
             selected.name,
+            agent.agent if agent.model is not None else None,
             _providers(selected, settings),
             checkout,
             script,

@@ -18,6 +18,7 @@ import pytest
 from runner.agents._cli import Cli
 from runner.app.apply import apply
 from runner.app.planning import Request, make_plan
+from runner.app.saved import make_saved_plan, save
 from runner.egress.double import serve_double
 from runner.egress.turns import Turn
 from runner.errors import Rejected
@@ -31,6 +32,7 @@ from runner.report.triage import Found, Scene, closing
 from runner.report.words import usage
 from runner.settings import Settings
 from runner.steps.agent.model import MODEL_BUSY, STANDS_FOR_KEY
+from runner.steps.agent.run import UNTESTED
 from tests.needs import USERS
 from tests.situations import Project, document
 
@@ -281,6 +283,40 @@ async def test_a_provider_that_stalls_costs_the_step_s_time_and_no_more(project:
     assert record.exit_code == 124
     assert said_by_agent(record) == "stopped at its deadline of 4s"
     assert record.models["gpt-4.1"].requests == 1
+
+
+@pytest.mark.parametrize("version", ["1.52.0", "1.50.0"])
+async def test_the_version_of_a_cli_is_in_plan_and_record_and_told_when_it_is_not_a_tested_one(
+    project: Project, tools: Path, version: str
+) -> None:
+    write(project, tools, "agent: goose\nenv: {ASKS: '1'}")
+    (tools / "package.json").write_text(json.dumps({"name": "@aaif/goose-binary-linux-x64", "version": version}))
+
+    async with doubled(project, [{"say": "ok"}]) as settings:
+        planned = await make_plan(project.folder, settings)
+        (record,) = await apply(planned, settings, [])
+
+    is_tested = version == "1.52.0"
+    row = f"CLI {version}" if is_tested else f"CLI {version}, NOT the tested 1.52.0"
+    assert row in " ".join(render_plan(planned.plan).split())
+    assert record_document(record)["version"] == version
+    assert f"  agent      goose {version}" in render_run(record, project.home).splitlines()
+    told = f"goose {version} is not the version that this runner is tested with, 1.52.0"
+    assert record.warnings == ([] if is_tested else [(UNTESTED, told)])
+
+
+async def test_another_version_of_a_cli_is_no_other_plan(project: Project, tools: Path) -> None:
+    """A saved one is carried out where its host has been renewed; the record says with what."""
+    write(project, tools, "agent: goose\nenv: {ASKS: '1'}")
+    package = {"name": "@aaif/goose-binary-linux-x64", "version": "1.50.0"}
+    async with doubled(project, [{"say": "ok"}]) as settings:
+        (tools / "package.json").write_text(json.dumps(package))
+        before = await make_plan(project.folder, settings)
+        save(before, project.home / "a.json")
+        (tools / "package.json").write_text(json.dumps({**package, "version": "1.52.0"}))
+        (record,) = await apply(await make_saved_plan(project.home / "a.json", settings), settings, [])
+
+    assert (record.exit_code, record.version, record.plan) == (0, "1.52.0", before.plan.digest)
 
 
 async def test_a_cli_that_is_not_there_is_named(project: Project, tools: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner.model import Feature
 from runner.plan.model import Step
-from runner.spec.model import ClusterSpec, Facts, ModelSpec, RunSpec
+from runner.spec.model import CliVersion, ClusterSpec, Facts, ModelSpec, RunSpec
 from runner.steps._shape import Shape, mounts_of, shape_of
 
 NEEDS = (("preload", "setup", "clone", "provision"),)
@@ -19,6 +19,7 @@ class Body:
     """Templates are filled when the step starts. ``must`` is compared with what is read back from inside.
 
     ``incident`` is the directory that what the agent is sent and what it prints go to, ``member`` as in ``RunSpec``.
+    ``cli`` is what was found of its program, if anything was.
     """
 
     agent: str
@@ -32,6 +33,7 @@ class Body:
     incident: Path | None = None
     cluster: ClusterSpec | None = None
     member: str = ""
+    cli: CliVersion | None = None
 
 
 def inputs(body: Body) -> dict[str, object]:
@@ -63,6 +65,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             spec.incident,
             spec.cluster,
             spec.member,
+            facts.clis.get(spec.name),
         ),
         network=_network(spec),
         mounts=mounts_of(shape, spec),

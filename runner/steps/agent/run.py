@@ -33,6 +33,7 @@ from runner.steps.agent.variables import standard
 from runner.triage.prompt import compose, continued
 
 STEP = "agent"
+UNTESTED = "agent.untested-version"
 CLOSED = 126  # what is said of a command that is there and cannot be run
 SMALL_PROMPT = 64 << 10  # bytes; Linux takes 128 KiB for one variable
 
@@ -88,7 +89,10 @@ class _Work:
                     break
             else:
                 await _tell_obeyed(run.ports.agent(body.agent), run)
-                await run.emit(ev.AgentStarted(STEP, tuple(argv)))
+                if (cli := body.cli) is not None and not cli.is_tested:
+                    text = f"{argv[0]} {cli.found} is not the version that this runner is tested with, {cli.tested}"
+                    await run.emit(ev.Warned(UNTESTED, text, STEP))
+                await run.emit(ev.AgentStarted(STEP, tuple(argv), cli.found if cli is not None else ""))
                 async with self._heard(logs) as heard:
                     exit = await run_command(run, workspace, argv, heard, env=env, stdin=self.prompt)
         out, err = (log.path for log in logs)

@@ -1,0 +1,40 @@
+"""Which version of a CLI is installed, by the package that its program lies in: to ask the program takes seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.settings import shipped
+
+_ABOVE = 3  # directories between a program and its package's own at most
+
+
+def program_at(folders: Iterable[str], name: str) -> Path | None:
+    """The first program of that name in the folders."""
+    return next((Path(at) for folder in folders if os.access(at := f"{folder}/{name}", os.X_OK)), None)
+
+
+def version_of(program: Path, package: str) -> str:
+    """The version of an npm package that has a program; empty when another, or none, has it."""
+    for folder in list(program.resolve().parents)[:_ABOVE]:
+        found = _json_of(folder / "package.json")
+        if found.get("name") == package:
+            return str(found.get("version", ""))
+    return ""
+
+
+def pin_of(package: str) -> str:
+    """The version of a package that this runner is tested with."""
+    return str(_json_of(shipped("runners") / "image" / "package.json")["dependencies"][package])
+
+
+def _json_of(file: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
