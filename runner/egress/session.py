@@ -177,6 +177,10 @@ class _Patience:
     left: float
     pause: float = FIRST_PAUSE
 
+    @property
+    def is_worn(self) -> bool:
+        return self.pause > FIRST_PAUSE
+
     def wait(self, told: float = 0.0) -> float | None:
         """How long to wait now, at least what a provider has ``told``; ``None`` when that is not worth it."""
         pause = max(self.pause, told)
@@ -215,6 +219,7 @@ class GrantedSession:
         self._fault: _Fault | None = None
         self._has_tools = False  # a request has offered some
         self._awaited = ""
+        self._given_up = False  # waiting was of no use, and no answer has come since
         self._closed = False
         self._free = 0
 
@@ -255,7 +260,8 @@ class GrantedSession:
         for refusal in (Refusal.MODEL, Refusal.REQUEST):
             refused = self._refused.get(refusal)
             if refused and refused[0] is not Reason.GATEWAY and not self._purse.turns:
-                return failed(*refused)
+                hint = "hint: name the model that the CLI asks for, or another: `model` in the manifest, -m of a triage"
+                return failed(*refused, details=(hint,) if refusal is Refusal.MODEL else ())
         return None
 
     @property
@@ -331,18 +337,21 @@ class GrantedSession:
             headers.append(self._api.auth(self._key))
         query = urlencode([pair for pair in parse_qsl(request.query.decode()) if pair[0] in _QUERY])
         target = f"{note.call.path}?{query}" if query else note.call.path
-        patience = _Patience(min(MOST_WAITED, SHARE * (self._deadline - trio.current_time())))
+        left = SHARE * (self._deadline - trio.current_time())
+        patience = _Patience(0.0 if self._given_up else min(MOST_WAITED, left))  # a CLI that asks again waits no more
         while True:
             note.asked, note.fault, note.heard = True, None, trio.current_time()
             try:
                 async with self._upstream.send(request.method, target, headers, body) as answer:
                     note.asked = False
                     if answer.status < 300:
+                        self._given_up = False
                         await self._pass(answer, reply, note)
                         return
                     text = await _read_error(answer)
                     pause = self._pause(answer, text, patience) if note.answers else None
                     if pause is None:
+                        self._given_up = self._given_up or patience.is_worn
                         await self._pass_error(answer, text, reply, note)
                         return
                     status, why = answer.status, f"it answered {answer.status}, {_message(text)}"
@@ -356,6 +365,7 @@ class GrantedSession:
                     patience.left = min(patience.left, UNREACHED_WAITED)
                 pause = patience.wait() if note.answers else None
                 if pause is None:
+                    self._given_up = self._given_up or patience.is_worn
                     reason = Reason.PLATFORM if isinstance(error, Unreachable) else Reason.GATEWAY
                     note.fault = _Fault(reason, f"the provider could not be reached: {why}")
                     raise Refused(Refusal.GATEWAY, note.fault.said) from error

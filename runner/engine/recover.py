@@ -297,7 +297,7 @@ class _Ending:
                 tenure=self.tenure,
             )
             run.provider, run.handle, run.inputs = provider, handle, saving.inputs
-            run.placed, run.protected = record.placed, record.protected
+            run.placed, run.protected, run.rehearsal = record.placed, record.protected, record.rehearsal
             started = [name for name, step in record.steps.items() if step.started is not None]
             run.unchecked = tuple(dict.fromkeys(one for name in started for one in saving.secrets.get(name, ())))
             if base is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from runner import events as ev
 from runner.errors import printable
-from runner.model import CheckKind, Reason, Status, Usage
+from runner.model import CheckKind, Reason, Status
 from runner.record import RunRecord, StepRecord
 from runner.report.account import blamed, used
 from runner.report.text import cluster_line, isolation_line
@@ -154,27 +154,16 @@ def live_line(record: RunRecord, scene: Scene, now: int, doing: str = "") -> str
     if record.models:
         spent = used(record)
         of = f"/{scene.turns}" if scene.turns is not None else ""
-        line += f"  turn {spent.requests}{of}{_spent(spent)}"
+        line += f"  turn {spent.requests}{of}{_used(record)}"
     return printable(f"{line}   {doing}".rstrip(), WIDEST)
 
 
 def closing(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
     """How it ended, and what a person does next."""
+    yield from _headline(record, scene)
     if record.status is Status.SUCCEEDED:
-        word = "INVESTIGATED" if scene.incident is not None else "SUCCEEDED"
-        yield f"{word} in {duration(record.seconds)}{_used(record)}"
         yield from _conclusions(found)
-    elif record.outcome is not None and record.outcome.reason is Reason.TIMEOUT:
-        at = blamed(record)
-        where = f" in {at}" if at else ""
-        yield f"TIMED OUT after {duration(record.seconds)}{where} (exit {record.exit_code}){_used(record)}"
     else:
-        word = "CANCELLED" if record.status is Status.CANCELLED else "FAILED"
-        yield f"{word} after {duration(record.seconds)} (exit {record.exit_code}){_used(record)}"
-        because = record.outcome.message if record.outcome is not None else ""
-        yield from _labelled("Because", because or "see the evidence")
-    yield from (f"  = {hint}" for hint in _hints(record))
-    if record.status is not Status.SUCCEEDED:
         if record.preloaded is not None:
             yield from _labelled("Baseline", record.preloaded.headline)
         if scene.sections:
@@ -196,6 +185,24 @@ def closing(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
     if record.left:
         yield f"  Clean up    runner recover {record.id}"
     yield from _next(record, scene, found)
+
+
+def _headline(record: RunRecord, scene: Scene) -> Iterator[str]:
+    """How it ended, why, and what to do about that."""
+    if record.rehearsal is not None:
+        yield f"REHEARSAL  no model was asked, {record.rehearsal} stood for it: this is no investigation"
+    outcome, after = record.outcome, duration(record.seconds)
+    if record.status is Status.SUCCEEDED:
+        word = "REHEARSED" if record.rehearsal is not None else "INVESTIGATED" if scene.incident else "SUCCEEDED"
+        yield f"{word} in {after}{_used(record)}"
+        return
+    at = blamed(record)
+    late = outcome is not None and outcome.reason is Reason.TIMEOUT
+    word = "TIMED OUT" if late else "CANCELLED" if record.status is Status.CANCELLED else "FAILED"
+    where = f" in {at}" if late and at else ""
+    yield f"{word} after {after}{where} (exit {record.exit_code}){_used(record)}"
+    yield from _labelled("Because", (outcome.message if outcome is not None else "") or "see the evidence")
+    yield from (f"  = {hint}" for hint in _hints(record))
 
 
 def _hints(record: RunRecord) -> Iterator[str]:
@@ -230,12 +237,11 @@ def _next(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
 
 
 def _used(record: RunRecord) -> str:
-    return _spent(used(record)) if record.models else ""
-
-
-def _spent(spent: Usage) -> str:
+    if not record.models:
+        return ""
+    spent = used(record)
     price = f"  {cost(spent.cost_usd)}" if spent.cost_usd is not None else ""
-    return f"  {count(spent.tokens)} tokens{price}"
+    return f"  {count(spent.tokens)} tokens{price}{', not spent' if price and record.rehearsal is not None else ''}"
 
 
 def _conclusions(found: Found) -> Iterator[str]:

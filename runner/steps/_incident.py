@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runner import trees
 from runner.beneath import opened
-from runner.errors import HostRefused
+from runner.errors import HostRefused, printable
 from runner.steps._exec import LogFile
 
 PROMPT = "prompt-sent.md"
@@ -75,6 +75,13 @@ def keep_earlier(there: Path, new: Path) -> list[str]:
     except OSError as error:
         return [f"the earlier {there.name}: {error.strerror}"]
     return []
+
+
+def mark_rehearsed(report: Path, script: str) -> None:
+    """Let a report begin with what it is: nobody is to take it for an investigation. Blocking."""
+    if report.is_file():
+        first = f"> REHEARSAL: no model was asked, {printable(script)} stood for it. This is no investigation.\n\n"
+        report.write_bytes(first.encode() + report.read_bytes())
 
 
 @dataclass(frozen=True)

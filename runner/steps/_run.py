@@ -184,6 +184,7 @@ class Run:
         self.plan = plan
         self.places = places
         self.ports = ports
+        self.rehearsal = ports.gateway.rehearsal
         self.news: list[ev.Event] = []
         self._emit = emit
         self.tenure = tenure

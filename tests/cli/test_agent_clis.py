@@ -383,7 +383,7 @@ OFFERED = {
     ),
     "gemini": (
         *("gemini-2.5-pro", "gemini-2.5-flash", "gemini-2.5-flash-lite", "gemini-3-flash-preview"),
-        *("gemini-3.1-pro-preview", "gemini-3.5-flash", "gemma-4-31b-it", "gemini-4-argon"),
+        *("gemini-3.1-pro-preview", "gemini-3.8-flash", "gemma-4-31b-it", "gemini-4-argon"),
     ),
     "goose": ("gpt-4.1", "gpt-4.1-mini", "gpt-5", "gpt-6.1-sol", "o4-mini"),
 }
@@ -409,6 +409,26 @@ async def test_every_model_that_a_cli_offers_works(project: Project, toolchain: 
     assert outcome is not None
     assert (record.exit_code, outcome.message) == (0, "All done."), outcome
     assert (project.home / "state" / "runs" / record.id / "output" / "made").read_text() == "made\n"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("model", "asked"), [("gemini-3.5-flash", "gemini-3.8-flash"), ("gemini-3-pro-preview", "gemini-3.1-pro-preview")]
+)
+async def test_a_model_in_whose_place_the_cli_asks_for_another_is_told(
+    project: Project, toolchain: Path, model: str, asked: str
+) -> None:
+    write(project, f"agent: gemini\nmodel: {model}\ntimeouts: {{agent: 60s}}", PLACES["local"].format(toolchain))
+
+    record = await work_off(project, "gemini", [Turn(say="All done.")], bytearray())
+
+    outcome = record.steps["agent"].outcome
+    assert outcome is not None
+    assert (outcome.reason, outcome.message) == (
+        Reason.MODEL,
+        f"the model `{asked}` is not granted to this run, only: {model}",
+    )
+    assert outcome.details[0].startswith("hint: name the model that the CLI asks for")
 
 
 @pytest.mark.nightly

@@ -59,6 +59,7 @@ Memory limit cut 512Mi -> 256Mi by rollout 118 [FACT-1].
 
 - configmaps (no right)
 """
+MARKED = "> REHEARSAL: no model was asked, a.turns.yaml stood for it. This is no investigation.\n\n"
 TURNS: list[dict[str, Any]] = [
     {"say": "I read the incident.", "run": "cat /incident/incident.json; printf 'probe %d' 0x2a"},
     {"say": "I write.", "write": {"path": "/output/investigation.md", "content": REPORT}},
@@ -130,9 +131,11 @@ async def test_each_cli_investigates_an_incident_and_writes_its_report(
     log = Path(record["log"])
     assert done.code == 0, done.out + done.err
     assert done.out.startswith("REHEARSAL ") is (provider == "docker")
-    assert "INVESTIGATED in " in done.out
+    assert ("REHEARSED in " if provider == "docker" else "INVESTIGATED in ") in done.out
     assert "  Agent says  Memory limit cut 512Mi -> 256Mi by rollout 118 [FACT-1]." in done.out
-    assert (incident / "output" / "investigation.md").read_text().strip() == REPORT.strip()
+    report = (incident / "output" / "investigation.md").read_text().strip()
+    assert report.startswith(MARKED) is (provider == "docker")
+    assert report.removeprefix(MARKED) == REPORT.strip()
     assert log.parent == incident / "output"
     assert re.fullmatch(rf"triage_{name}_\d{{8}}_\d{{6}}\.log", log.name)
     assert "probe 42" in log.read_text()
@@ -182,7 +185,7 @@ def test_a_time_out_ends_with_what_there_is_and_nothing_lives(project: Project, 
     assert (done.code, record["status"], record["exit_code"]) == (124, "failed", 124), done.out + done.err
     assert re.search(r"^TIMED OUT after [\d.]+s in agent \(exit 124\)", done.out, re.MULTILINE)
     assert "  Report      draft, 1 of 7 sections\n" in done.out
-    assert (project.folder / "INC-1" / "output" / "investigation.md").read_text().startswith("# checkout")
+    assert (project.folder / "INC-1" / "output" / "investigation.md").read_text().startswith(f"{MARKED}# checkout")
     assert '  Last words  "I look deeper."\n' in done.out, done.out
     assert processes_of(project.home) == []
 
@@ -213,7 +216,7 @@ def test_a_run_outlives_its_terminal_and_is_returned_to_from_another(project: Pr
     assert "\x1b[2K" in shown
     assert (attached.code, again.code) == (0, 0), attached.err
     assert "   | I read the incident.\n" in attached.out
-    assert "INVESTIGATED in " in attached.out
+    assert "REHEARSED in " in attached.out
     assert "\x1b" not in attached.out
     assert "   | " not in again.out
     assert attached.out.split("\n")[-7:] == again.out.split("\n")[-7:]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.test_pool import keeper, settled, slots
 from tests.cli.test_rehearse import claude
-from tests.cli.test_triage import REPORT, TURNS, place, record_of, triage
+from tests.cli.test_triage import MARKED, REPORT, TURNS, place, record_of, triage
 from tests.egress.kube import KUBECTL, POD, serving
 from tests.situations import Project, step
 
@@ -57,5 +57,5 @@ def test_a_triage_is_the_same_in_a_sandbox_that_was_kept_warm(
     assert seen_warm.count("Read-only file system") == 2
     assert {"SKILL.md", "k8s-troubleshooter", "secrets"} <= {*seen_warm.replace('"', " ").split()}
     assert {**warm["observed"], "uid": 0} == {**cold["observed"], "uid": 0}
-    assert (incident / "output" / "investigation.md").read_text().strip() == REPORT.strip()
+    assert (incident / "output" / "investigation.md").read_text().strip() == MARKED + REPORT.strip()
     assert slots(project) == []

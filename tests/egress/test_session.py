@@ -354,6 +354,20 @@ async def test_an_error_that_may_pass_is_waited_for_while_it_is_worth_it(
         assert f"it answered {status}, busy" in line.session.verdict.message
 
 
+async def test_a_cli_that_asks_again_after_all_that_waiting_is_answered_at_once(autojump_clock: MockClock) -> None:
+    """Until the model has answered something, after which it is waited for anew."""
+    busy = Said([b"{}"], status=500)
+    provider = Provider(*[busy] * 7, stream("messages"), busy, stream("messages"))
+    async with open_line(Api.ANTHROPIC, provider, seconds=120) as line:
+        waited = []
+        for _ in range(4):
+            began = trio.current_time()
+            heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
+            waited.append((heard.status, trio.current_time() - began))
+
+    assert waited == [(400, 31), (400, 0), (200, 0), (200, 1)]
+
+
 async def test_nobody_waits_longer_than_a_cli_does(autojump_clock: MockClock) -> None:
     async with open_line(Api.ANTHROPIC, Provider(Said([b"{}"], status=500))) as line:
         began = trio.current_time()

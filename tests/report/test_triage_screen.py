@@ -128,6 +128,7 @@ def test_a_time_out_shows_what_there_is() -> None:
 
     assert list(closing(record, SCENE, Found(draft, Path("/w/INC-4821/x.md"), "I look deeper.", Path("/w")))) == [
         "TIMED OUT after 4.0s in agent (exit 124)  48k tokens  $0.31",
+        "  Because     stopped at its deadline",
         "  Report      draft, 2 of 4 sections",
         "  Agent says  Memory limit cut 512Mi -> 256Mi by rollout 118 [FACT-2].",
         '  Last words  "I look deeper."',
@@ -192,6 +193,17 @@ def test_a_rehearsal_is_said_first_and_is_not_continued() -> None:
 
     assert next(opening(record, SCENE, clock)) == "REHEARSAL  no model is asked, a.turns.yaml stands for it"
     assert not [line for line in closing(record, SCENE, Found()) if "Continue" in line]
+
+
+def test_the_last_block_of_a_rehearsal_is_not_taken_for_an_investigation() -> None:
+    start = ev.RunStarted("triage", "sha256:0", "1", {"agent": "agent"}, 600.0, rehearsal="a.turns.yaml")
+    asked = ev.ModelAsked("agent", "messages", "sonnet", 200, 1, 1, 0.1, 0.2, Usage(1, 900, 0, 0, 100, 0, 0.02))
+    record = told(start, asked, ev.RunEnded(succeeded("fine"), 0))
+
+    lines = list(closing(record, SCENE, Found(REPORT)))
+
+    assert lines[0] == "REHEARSAL  no model was asked, a.turns.yaml stood for it: this is no investigation"
+    assert (lines[1].startswith("REHEARSED in "), lines[1].endswith("1k tokens  $0.02, not spent")) == (True, True)
 
 
 def test_an_agents_conclusion_is_cut_and_cannot_command_the_terminal() -> None:

@@ -15,7 +15,7 @@ from runner.errors import PlatformError
 from runner.model import Outcome, Reason, Receipt, failed, succeeded
 from runner.ports.git import Change, Snapshot
 from runner.steps._agents_file import changed
-from runner.steps._incident import LOGS, Delivery, keep_earlier
+from runner.steps._incident import LOGS, Delivery, keep_earlier, mark_rehearsed
 from runner.steps._judge import commit_tree, scan_tree
 from runner.steps._run import Run
 from runner.steps._secrets import redact_files, shown_by
@@ -90,7 +90,7 @@ def _deliver_output(body: Body, run: Run) -> tuple[tuple[str, ...], tuple[str, .
     """Copy what the agent put into ``/output`` out of its reach, and to the incident; where it is, and warnings.
 
     The incident gets the archive of the agent's session and the list of its commands as well, where there are such.
-    The report of an earlier run stays there under another name.
+    The report of an earlier run stays there under another name, and that of a rehearsal says first what it is.
 
     Links and special files stay behind.
     """
@@ -98,6 +98,8 @@ def _deliver_output(body: Body, run: Run) -> tuple[tuple[str, ...], tuple[str, .
     kept = delivered = run.places.directory / "output"
     skipped = trees.copy_out(handle.private / "output", kept)
     warnings = tuple(redact_files(run.ports.redact, kept))
+    if run.rehearsal is not None and body.report:
+        mark_rehearsed(kept / body.report, run.rehearsal)
     names = sorted(str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file())
     delivery = Delivery(body.incident, body.member) if body.incident is not None else None
     if delivery is not None:
