@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -33,6 +34,7 @@ from runner.report.words import usage
 from runner.settings import Settings
 from runner.steps.agent.model import MODEL_BUSY, STANDS_FOR_KEY
 from runner.steps.agent.run import UNTESTED
+from tests.conformance import dockerd
 from tests.needs import USERS
 from tests.situations import Project, document
 
@@ -506,3 +508,29 @@ async def test_what_would_be_no_use_is_an_error_at_its_place(
     assert found.exit_code == code
     assert found.at is not None
     assert found.at.text.strip().startswith(("credentials", "budget", "matrix", "cli_tools"))
+
+
+@pytest.mark.slow
+async def test_the_version_in_an_image_is_what_its_labels_say(project: Project, tools: Path) -> None:
+    """Of an image without them nothing is known; a toolchain goes before it."""
+    labelled, host = f"labelled-{os.getpid()}:1", dockerd.host()
+    with dockerd.session().client() as client:
+        container = client.create_container(dockerd.IMAGE, ["true"])["Id"]
+        client.commit(container, *labelled.split(":"), changes="LABEL k8s-triage-agent.goose=1.50.0")
+        client.remove_container(container)
+    found = []
+    try:
+        settings = settings_of(project, {**KEYS, "DOCKER_HOST": host})
+        for image, toolchains in ((labelled, "[]"), (dockerd.IMAGE, "[]"), (labelled, f"[{tools}]")):
+            workspace = f"{{enabled: true, providers: [docker], base_image: {image}, toolchains: {toolchains}}}"
+            project.write(
+                document("AgentType", "worker", f"agent: goose\nworkspace: {workspace}"),
+                document("IncidentRun", "work", "agent_type: worker\nprompt: do it"),
+            )
+            cli = (await make_plan(project.folder, settings)).facts.clis.get("work")
+            found.append(cli.found if cli is not None else None)
+    finally:
+        with dockerd.session().client() as client:
+            client.remove_image(labelled)
+
+    assert found == ["1.50.0", None, None]

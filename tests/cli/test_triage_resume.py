@@ -17,7 +17,7 @@ from tests.cli.test_agent_clis import KEY, toolchain
 from tests.cli.test_incident_places import kill
 from tests.cli.test_rehearse import claude
 from tests.cli.test_signals import until
-from tests.cli.test_triage import DESCRIBED, HANGS, HERE, REPORT, TALKS, TURNS, begun, place, record_of
+from tests.cli.test_triage import DESCRIBED, HANGS, HERE, MARKED, REPORT, TALKS, TURNS, begun, place, record_of
 from tests.situations import Done, Project, step
 
 __all__ = ["claude", "toolchain"]
@@ -135,6 +135,23 @@ async def test_a_triage_whose_runner_was_killed_is_delivered_by_recover_and_cont
     assert [path.read_text() for path in earlier] == [REPORT.partition("## Root")[0]]
     assert report.read_text() == (project.folder / "out" / "investigation.md").read_text()
     assert "I look deeper" in next((project.folder / "out").glob("mine.*.log")).read_text()
+
+
+@pytest.mark.nightly
+def test_a_rehearsal_whose_runner_was_killed_leaves_a_marked_report_too(project: Project, claude: Path) -> None:
+    (claude / "bin" / "claude").write_text(TALKS)
+    (project.folder / "a.turns.yaml").write_text(json.dumps({"turns": HANGS}))
+    words = ("triage", "-w", "INC-1", "--turns", "a.turns.yaml", *DESCRIBED, *place(project, "local", claude))
+    process = project.start(*words)
+    begun(project)
+    log = next((project.folder / "INC-1" / "output").glob("*.log"))
+    until(lambda: "I look deeper" in log.read_text())
+    kill(process)
+
+    recovered = project.runner("recover", "last")
+
+    assert recovered.code == 0, recovered.out + recovered.err
+    assert (project.folder / "INC-1" / "output" / "investigation.md").read_text().startswith(MARKED)
 
 
 def test_a_time_that_is_none_is_refused_with_its_bounds(project: Project) -> None:
