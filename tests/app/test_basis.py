@@ -127,7 +127,7 @@ UNDECIDING = {  # fields that are no inputs: their content is, they follow from 
     "clone": {"path", "policies"},
     "setup": {"command_seconds"},
     "preload": {"baseline_seconds"},
-    "agent": {"must", "incident", "member"},
+    "agent": {"must", "incident", "member", "cli"},
     "post_hook": set(),
     "session": set(),
     "scan": set(),
