@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -32,6 +31,7 @@ from runner.egress.apis._api import (
 )
 from runner.egress.http import LARGE_PLACES, Headers, Reply, Request, serve_http
 from runner.egress.meter import Meter
+from runner.egress.patience import UNREACHED_WAITED, Patience, patience_until, told_pause
 from runner.egress.prices import cost_usd
 from runner.egress.upstream import Answer, Unreachable, Upstream, UpstreamFailed
 from runner.errors import printable
@@ -56,10 +56,6 @@ _STATUS = {
     Refusal.BUDGET: _FINAL,
     Refusal.GATEWAY: _FINAL,
 }
-SHARE = 1 / 3  # of the time that is left, which an answer that may still come is waited for
-MOST_WAITED = 240.0  # seconds of that; a CLI gives up after 300 in which it hears nothing
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a request is made again, twice as long each time
-UNREACHED_WAITED = 3.0  # seconds; a name or a certificate that is wrong stays so
 SILENT = 10.0  # seconds without a word from a model that are worth one
 MOST_BROKEN = 3  # answers in a row that break off; the next request is not made
 _PASSING = frozenset({408, 425, 429})  # and all from 500 on
@@ -170,27 +166,6 @@ class _Purse:
         self.changed = trio.Event()
 
 
-@dataclass
-class _Patience:
-    """How many more seconds an answer is waited for, and how many before the next request."""
-
-    left: float
-    pause: float = FIRST_PAUSE
-
-    @property
-    def is_worn(self) -> bool:
-        return self.pause > FIRST_PAUSE
-
-    def wait(self, told: float = 0.0) -> float | None:
-        """How long to wait now, at least what a provider has ``told``; ``None`` when that is not worth it."""
-        pause = max(self.pause, told)
-        if pause > self.left:
-            return None
-        self.left -= pause
-        self.pause = min(2 * self.pause, LONGEST_PAUSE)
-        return pause
-
-
 class GrantedSession:
     """See the port. ``key`` is empty for a double; ``deadline`` is when the agent has to have finished, trio time."""
 
@@ -219,7 +194,7 @@ class GrantedSession:
         self._fault: _Fault | None = None
         self._has_tools = False  # a request has offered some
         self._awaited = ""
-        self._given_up = False  # waiting was of no use, and no answer has come since
+        self._given_up = False  # waiting was of no use, and no answer has come since: who asks again does not wait
         self._closed = False
         self._free = 0
 
@@ -337,8 +312,7 @@ class GrantedSession:
             headers.append(self._api.auth(self._key))
         query = urlencode([pair for pair in parse_qsl(request.query.decode()) if pair[0] in _QUERY])
         target = f"{note.call.path}?{query}" if query else note.call.path
-        left = SHARE * (self._deadline - trio.current_time())
-        patience = _Patience(0.0 if self._given_up else min(MOST_WAITED, left))  # a CLI that asks again waits no more
+        patience = Patience(0.0) if self._given_up else patience_until(self._deadline, trio.current_time())
         while True:
             note.asked, note.fault, note.heard = True, None, trio.current_time()
             try:
@@ -348,7 +322,7 @@ class GrantedSession:
                         self._given_up = False
                         await self._pass(answer, reply, note)
                         return
-                    text = await _read_error(answer)
+                    text = await self._read_error(answer)
                     pause = self._pause(answer, text, patience) if note.answers else None
                     if pause is None:
                         self._given_up = self._given_up or patience.is_worn
@@ -366,29 +340,42 @@ class GrantedSession:
                 pause = patience.wait() if note.answers else None
                 if pause is None:
                     self._given_up = self._given_up or patience.is_worn
-                    reason = Reason.PLATFORM if isinstance(error, Unreachable) else Reason.GATEWAY
-                    note.fault = _Fault(reason, f"the provider could not be reached: {why}")
+                    if isinstance(error, Unreachable):
+                        note.fault = _Fault(Reason.PLATFORM, f"the provider could not be reached: {why}")
+                    else:
+                        note.fault = _Fault(Reason.GATEWAY, f"the provider broke off: {why}")
                     raise Refused(Refusal.GATEWAY, note.fault.said) from error
             self._tell(request, note, status=status, again_seconds=pause, why=why)
-            note.heard, note.fault = None, _Fault(Reason.GATEWAY, why)
+            note.heard, note.fault = None, _Fault(Reason.GATEWAY, f"the provider was waited for: {why}")
             await trio.sleep(pause)
 
-    def _pause(self, answer: Answer, text: bytes, patience: _Patience) -> float | None:
+    def _pause(self, answer: Answer, text: bytes, patience: Patience) -> float | None:
         """How long to wait before a request with this error is made again; ``None`` when that is the last word."""
         told = dict(answer.headers)
         if (answer.status not in _PASSING and answer.status < 500) or told.get(_SHOULD) == b"false":
             return None
-        return patience.wait(max(_told_pause(told), self._api.pause(text) or 0.0))
+        return patience.wait(max(told_pause(told), self._api.pause(text) or 0.0))
+
+    async def _read_error(self, answer: Answer) -> bytes:
+        """The beginning of what a provider says in place of an answer, without the key; nothing that is not legible."""
+        text = b""
+        async for chunk in answer.body:
+            text = (text + chunk)[:_MAX_ERROR]
+            if len(text) == _MAX_ERROR:
+                break
+        if _is_coded(answer):
+            return b""
+        return text.replace(self._key.encode(), b"[redacted]") if self._key else text
 
     async def _pass(self, answer: Answer, reply: Reply, note: _Note) -> None:
         headers = _passed_back(answer)
-        kind = dict(headers).get(b"content-type", b"")
+        kind = dict(headers).get(b"content-type", b"").lower()
         note.meter = Meter(self._api, stream=kind.startswith(b"text/event-stream"))
         if _is_coded(answer):  # nothing in it could be counted
             note.fault = _Fault(Reason.GATEWAY, "the provider answers in an encoding that it was not asked for")
             raise Refused(Refusal.GATEWAY, note.fault.said)
         if kind and not _KINDS.match(kind):
-            page = f": {_message(await _read_error(answer))}" if kind.startswith(b"text/") else ""
+            page = f": {_message(await self._read_error(answer))}" if kind.startswith(b"text/") else ""
             what = printable(kind.decode(errors="replace"))
             said = f"what answers is not the provider's API: it sent `{what}`{page}"
             note.fault = _Fault(Reason.GATEWAY, said, is_foreign=True)
@@ -422,8 +409,6 @@ class GrantedSession:
 
     async def _pass_error(self, answer: Answer, text: bytes, reply: Reply, note: _Note) -> None:
         headers = _passed_back(answer)
-        if self._key:
-            text = text.replace(self._key.encode(), b"[redacted]")
         status = answer.status
         if reason := Reason.GATEWAY if status < 400 else self._api.reason(status, text):
             said = f"the provider {_WORDS[reason]}: it answered {status}, {_message(text)}"
@@ -493,33 +478,9 @@ def _offers_tools(body: Mapping[str, Any]) -> bool:
 def _awaited(note: _Note) -> str:
     """What the client of a request that was broken off was waiting for."""
     if note.heard is None:
-        return f"the model was waited for: {note.fault.said}" if note.fault else ""
+        return note.fault.said if note.fault else ""
     silent = trio.current_time() - note.heard
     return f"the model had not answered for {silent:.0f}s" if silent >= SILENT else ""
-
-
-def _told_pause(headers: Mapping[bytes, bytes]) -> float:
-    """How many seconds a provider asks to wait, from what its clock says now; 0 when it asks for nothing."""
-    told = headers.get(b"retry-after", b"").decode(errors="replace")
-    try:
-        seconds = float(told)
-    except ValueError:
-        try:
-            now = parsedate_to_datetime(headers.get(b"date", b"").decode(errors="replace"))
-            seconds = (parsedate_to_datetime(told) - now).total_seconds()
-        except (TypeError, ValueError):
-            return 0.0
-    return 0.0 if math.isnan(seconds) else seconds
-
-
-async def _read_error(answer: Answer) -> bytes:
-    """The beginning of what a provider says in place of an answer; nothing of what is not legible."""
-    text = b""
-    async for chunk in answer.body:
-        text = (text + chunk)[:_MAX_ERROR]
-        if len(text) == _MAX_ERROR:
-            break
-    return b"" if _is_coded(answer) else text
 
 
 def _is_coded(answer: Answer) -> bool:

@@ -250,7 +250,7 @@ async def test_a_run_whose_every_request_reaches_out_is_denied_and_one_that_goes
     [
         (Said(stalls=500, breaks=True), "the model had not answered for 25s"),
         (Said([b"data: {}\n\n"], kind=b"text/event-stream", stalls=500), "the model had not answered for 25s"),
-        (Said([b"{}"], status=500), "the model was waited for: it answered 500, {}"),
+        (Said([b"{}"], status=500), "the provider was waited for: it answered 500, {}"),
         (stream("messages"), ""),
     ],
     ids=["nothing came", "nothing more came", "only errors came", "it answered"],

@@ -12,7 +12,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runner.egress.http import LARGE, MAX_BODY
-from runner.egress.session import MOST_BROKEN, MOST_FREE, MOST_WAITED, UNREACHED_WAITED
+from runner.egress.patience import MOST_WAITED, UNREACHED_WAITED
+from runner.egress.session import MOST_BROKEN, MOST_FREE
 from runner.errors import WorkspaceLost
 from runner.model import Budget, Reason, Usage
 from runner.ports.gateway import Api, Refusal
@@ -522,6 +523,16 @@ async def test_a_key_in_an_error_does_not_come_through() -> None:
 
     assert heard.json()["error"]["message"].endswith("bad key [redacted]")
     assert KEY not in str(verdict)
+
+
+async def test_a_key_in_what_is_waited_for_or_in_a_page_does_not_come_out(autojump_clock: MockClock) -> None:
+    busy = Said([b'{"error": {"message": "slow, ' + KEY.encode() + b'"}}'], status=429)
+    page = Said([b"<title>" + KEY.encode() + b"</title>"], kind=b"text/html")
+    async with open_line(Api.OPENAI, Provider(busy, page)) as line:
+        heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
+
+    assert KEY not in heard.body.decode() + str(line.told) + str(line.session.verdict)
+    assert (line.told[0].why, b"[redacted]" in heard.body) == ("it answered 429, slow, [redacted]", True)
 
 
 async def test_a_provider_that_cannot_be_reached_is_the_platform_s_fault(autojump_clock: MockClock) -> None:
