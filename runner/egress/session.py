@@ -341,7 +341,7 @@ class GrantedSession:
                 if pause is None:
                     self._given_up = self._given_up or patience.is_worn
                     if isinstance(error, Unreachable):
-                        note.fault = _Fault(Reason.PLATFORM, f"the provider could not be reached: {why}")
+                        note.fault = _Fault(Reason.PLATFORM, f"`{error.host}` could not be reached: {why}")
                     else:
                         note.fault = _Fault(Reason.GATEWAY, f"the provider broke off: {why}")
                     raise Refused(Refusal.GATEWAY, note.fault.said) from error

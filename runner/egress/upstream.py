@@ -37,7 +37,11 @@ class UpstreamFailed(Exception):
 
 
 class Unreachable(UpstreamFailed):
-    """No connection came about: a name, a route, a certificate or a proxy of this host is in the way."""
+    """No connection to ``host`` came about: a name, a route, a certificate or a proxy of this host is in the way."""
+
+    def __init__(self, why: str, host: str) -> None:
+        super().__init__(why)
+        self.host = host
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class _Remote:
         try:
             response = await self._pool.handle_async_request(request)
         except _UNREACHED as error:
-            raise Unreachable(f"{self._host.decode()}: {_words(error)}") from error
+            raise Unreachable(_refusal(error) or _words(error), self._host.decode()) from error
         except _FAILURES as error:
             raise UpstreamFailed(_words(error)) from error
         try:

@@ -576,7 +576,7 @@ AWAY: dict[str, tuple[Spoken | None, Reason, int, str]] = {
     "a proxy's 404": ((404, [_HTML], _NGINX), Reason.GATEWAY, 1, "it answered 404, a page, `404 Not Found`"),
     "busy for long": ((429, [(b"retry-after", b"3600")], b""), Reason.QUOTA, 1, "it answered 429"),
     "silence": ((0, [], b""), Reason.TIMEOUT, 124, "the model had not answered for"),
-    "nobody": (None, Reason.PLATFORM, 4, "the provider could not be reached"),
+    "nobody": (None, Reason.PLATFORM, 4, "`127.0.0.1:1` could not be reached: "),
 }
 
 

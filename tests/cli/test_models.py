@@ -258,7 +258,7 @@ async def test_a_model_that_cannot_be_reached_is_the_platform_s_fault(project: P
     outcome = record.steps["agent"].outcome
     assert outcome is not None
     assert (record.exit_code, outcome.reason) == (4, Reason.PLATFORM)
-    assert outcome.message.startswith("the provider could not be reached: 127.0.0.1:1: ")
+    assert outcome.message.startswith("`127.0.0.1:1` could not be reached: ")
     assert outcome.message.endswith(": connection refused")
     assert outcome.details[0] == (
         "hint: look at `RUNNER_OPENAI_URL`, `HTTPS_PROXY` and `SSL_CERT_FILE` where runner is started"

@@ -545,7 +545,7 @@ async def test_a_provider_that_cannot_be_reached_is_the_platform_s_fault(autojum
     assert (heard.status, [told.status for told in line.told]) == (400, [0, 0, 400])
     assert line.told[-1].refusal is Refusal.GATEWAY
     assert verdict is not None
-    assert (verdict.reason, verdict.message) == (Reason.PLATFORM, "the provider could not be reached: nobody there")
+    assert (verdict.reason, verdict.message) == (Reason.PLATFORM, "`api.example` could not be reached: nobody there")
     assert trio.current_time() - began == UNREACHED_WAITED
     assert "`RUNNER_ANTHROPIC_URL`, `HTTPS_PROXY`" in verdict.details[0]
 

@@ -131,7 +131,7 @@ class Provider:
         self.asked.append(asked)
         said = self._said.pop(0) if len(self._said) > 1 else self._said[0]
         if said.unreachable:
-            raise Unreachable("nobody there")
+            raise Unreachable("nobody there", "api.example")
         if said.breaks and not said.pieces:
             await trio.sleep(said.stalls)
             raise UpstreamFailed("nobody there")
