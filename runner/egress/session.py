@@ -92,7 +92,7 @@ class _Fault:
     is_foreign: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class _Note:
     """What becomes of one request."""
 
@@ -194,6 +194,7 @@ class GrantedSession:
         self._fault: _Fault | None = None
         self._has_tools = False  # a request has offered some
         self._awaited = ""
+        self._under_way: set[_Note] = set()  # requests for answers
         self._given_up = False  # waiting was of no use, and no answer has come since: who asks again does not wait
         self._closed = False
         self._free = 0
@@ -243,6 +244,11 @@ class GrantedSession:
     def awaited(self) -> str:
         return self._awaited
 
+    @property
+    def silent_seconds(self) -> float:
+        heard = [note.heard for note in self._under_way if note.heard is not None]
+        return trio.current_time() - min(heard) if heard else 0.0
+
     def _hints(self, fault: _Fault) -> tuple[str, ...]:
         if fault.reason is not Reason.PLATFORM and not fault.is_foreign:
             return ()
@@ -257,6 +263,7 @@ class GrantedSession:
         try:
             body = self._judge(request, note)
             if note.answers:
+                self._under_way.add(note)
                 await self._purse.admit()
                 admitted = True
             await self._forward(request, body, reply, note)
@@ -268,6 +275,7 @@ class GrantedSession:
             text = self._api.error(refused.status, refused.refusal, str(refused))
             await reply.send_all(refused.status, _JSON, text)
         finally:
+            self._under_way.discard(note)
             self._awaited = "" if served or not note.answers else _awaited(note)
             self._settle(request, reply, note, admitted=admitted)
 

@@ -114,6 +114,10 @@ class Session(Protocol):
     def awaited(self) -> str:
         """What the agent was waiting for when its latest request was broken off here, in words; empty for nothing."""
 
+    @property
+    def silent_seconds(self) -> float:
+        """For how long nothing has come, by now, of the answer that is waited for longest; 0 when none is."""
+
 
 class Gateway(Protocol):
     """The way to the models. ``rehearsal`` names the file whose scripted turns stand for them, or is ``None``."""

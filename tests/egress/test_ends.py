@@ -10,8 +10,10 @@ import trio
 from trio.testing import MockClock
 
 from runner.egress.meter import MAX_EVENT
+from runner.events import Event, Warned
 from runner.model import Reason
 from runner.ports.gateway import Api, Refusal
+from runner.steps.agent.model import tell_silence
 from tests.egress.wire import CALLS, Provider, Said, open_line, request, stream
 
 ALL = pytest.mark.parametrize("call", list(CALLS))
@@ -264,3 +266,45 @@ async def test_what_the_agent_waited_for_is_known(answer: Said, words: str, auto
         await trio.sleep(1)
 
         assert line.session.awaited == words
+
+
+async def test_how_long_a_model_has_been_silent_is_known(autojump_clock: MockClock) -> None:
+    slow = Said([b"data: {}\n\n"] * 2, kind=b"text/event-stream", pace=40)
+    async with open_line(Api.ANTHROPIC, Provider(slow)) as line:
+        client = line.connect()
+        silent = [line.session.silent_seconds]
+        await client.send("POST", "/v1/messages", json.dumps(request("messages")).encode())
+        for seconds in (30, 5, 15):
+            await trio.sleep(seconds)
+            silent.append(line.session.silent_seconds)
+        await client.stream.aclose()
+        await trio.sleep(1)
+        silent.append(line.session.silent_seconds)
+
+    assert silent == [0, 30, 35, 10, 0]
+
+
+class Silent:
+    """A session whose model says something when 100 s have passed."""
+
+    @property
+    def silent_seconds(self) -> float:
+        now = trio.current_time()
+        return now if now < 100 else now - 100
+
+
+async def test_a_model_that_is_silent_is_told_and_not_again_and_again(mock_clock: MockClock) -> None:
+    mock_clock.autojump_threshold = 0
+    told: list[tuple[float, str]] = []
+
+    def tell(event: Event) -> None:
+        assert isinstance(event, Warned)
+        told.append((trio.current_time(), event.message))
+
+    with trio.move_on_at(400):
+        await tell_silence(Silent(), "agent", tell)  # type: ignore[arg-type]  # as much of one as it takes
+
+    assert told == [
+        (at, f"the model has not answered for {silent}s")
+        for at, silent in ((60, 60), (160, 60), (220, 120), (340, 240))
+    ]

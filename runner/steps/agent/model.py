@@ -5,7 +5,7 @@ as the exception that it is, with the key inside.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ import trio
 from runner import events as ev
 from runner.errors import KeyInside
 from runner.model import Outcome, Reason, failed
+from runner.nurseries import open_services
 from runner.ports.agent import Access, Ended, ModelAgent, Preparation
 from runner.ports.gateway import Exchange, Grant, Session
 from runner.ports.provider import Workspace
@@ -23,7 +24,9 @@ from runner.steps._exec import emit_all
 from runner.steps._run import Ports, Run
 
 STANDS_FOR_KEY = "kept-by-the-gateway"  # a CLI without any key does not start
-MODEL_BUSY = "gateway.model-busy"
+MODEL_BUSY, MODEL_SILENT = "gateway.model-busy", "gateway.model-silent"
+SILENCE = 60.0  # seconds without a word of an answer that are told
+_LOOK = 5.0  # seconds between looks at that
 
 
 def grant_of(agent: ModelAgent, model: ModelSpec) -> Grant:
@@ -113,12 +116,26 @@ async def open_way(
             opened = run.ports.gateway.open(grant_of(agent, model), tell)
             async with opened as session:
                 try:
-                    async with workspace.listen(session.serve) as port:
+                    async with open_services() as services, workspace.listen(session.serve) as port:
+                        services.start_soon(tell_silence, session, step, send.send_nowait)
                         address = f"http://127.0.0.1:{port}{agent.api.below}"
                         yield Way(agent, access(STANDS_FOR_KEY, address), session)
                 finally:
                     assert run.underway is not None  # the engine performs steps only
                     run.underway.awaited = session.awaited
+
+
+async def tell_silence(session: Session, step: str, tell: Callable[[ev.Event], None]) -> None:
+    """Say that a model is silent, after a minute and then each time that it has been so for twice as long."""
+    worth = SILENCE
+    while True:
+        await trio.sleep(_LOOK)
+        silent = session.silent_seconds
+        if silent < SILENCE:
+            worth = SILENCE
+        elif silent >= worth:
+            tell(ev.Warned(MODEL_SILENT, f"the model has not answered for {silent:.0f}s", step))
+            worth *= 2
 
 
 def _asked(exchange: Exchange, step: str) -> ev.ModelAsked:
