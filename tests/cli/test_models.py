@@ -250,7 +250,7 @@ async def test_a_model_that_is_busy_is_waited_for_and_that_is_told(project: Proj
 
 
 async def test_a_model_that_cannot_be_reached_is_the_platform_s_fault(project: Project, tools: Path) -> None:
-    write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 60s}")
+    write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 8s}")
     settings = settings_of(project, {**KEYS, "RUNNER_OPENAI_URL": "http://127.0.0.1:1/v1"})
 
     (record,) = await apply(await make_plan(project.folder, settings), settings, [])
@@ -510,7 +510,7 @@ async def test_what_would_be_no_use_is_an_error_at_its_place(
     assert found.at.text.strip().startswith(("credentials", "budget", "matrix", "cli_tools"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_the_version_in_an_image_is_what_its_labels_say(project: Project, tools: Path) -> None:
     """Of an image without them nothing is known; a toolchain goes before it."""
     labelled, host = f"labelled-{os.getpid()}:1", dockerd.host()
