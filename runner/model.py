@@ -60,7 +60,10 @@ class Mount:
 
 @dataclass(frozen=True)
 class Checkout:
-    """What to clone. Exactly one of ``url`` and ``path`` is set; ``commit`` pins it once Facts are known."""
+    """What to clone. Exactly one of ``url`` and ``path`` is set; ``commit`` pins it once Facts are known.
+
+    ``within`` is what a path may not lead out of, when a stranger's manifest names it.
+    """
 
     url: str | None = None
     path: Path | None = None
@@ -68,6 +71,7 @@ class Checkout:
     commit: str | None = None
     depth: int | None = None
     include_dirty: bool = False
+    within: Path | None = None
 
 
 @dataclass(frozen=True)

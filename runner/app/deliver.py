@@ -41,6 +41,7 @@ from runner.errors import (
 from runner.events import SnapshotPublished
 from runner.git.common import in_thread
 from runner.git.deliver import Applied, Branched, Pushed, open_delivery
+from runner.git.source import find
 from runner.model import Status
 from runner.report import markdown
 from runner.settings import Settings
@@ -155,13 +156,21 @@ def branch_of(past: Past, snapshot: SnapshotPublished) -> str:
 
 
 def source_of(past: Past) -> Path | None:
-    """The local repository that a run was cloned from, as its plan says; ``None`` for a URL, or no repository."""
+    """The local repository that a run was cloned from, as its plan says; ``None`` for a URL, or no repository.
+
+    Raises ``Untrusted`` when a stranger's manifest named it, and by now it leads elsewhere.
+    """
     try:
         steps = json.loads((past.directory / "plan.json").read_text(encoding="utf-8"))["runs"][0]["steps"]
     except FileNotFoundError:
         return None
-    path = next((step["body"]["path"] for step in steps if step["kind"] == "clone"), None)
-    return Path(path) if path is not None else None
+    body = next((step["body"] for step in steps if step["kind"] == "clone"), None)
+    if body is None or body["path"] is None:
+        return None
+    path = Path(body["path"])
+    if (within := body.get("within")) is not None:
+        find(path, Path(within))
+    return path
 
 
 def _source_or_refuse(past: Past) -> Path:

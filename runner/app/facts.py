@@ -244,7 +244,9 @@ async def policy_file(checkout: Checkout, git: Git, commit: str) -> PolicyFile |
         )
     else:
         assert checkout.path is not None
-        content = await git.read_file(checkout.path, commit, repository.FILE, limit=repository.FILE_BYTES)
+        content = await git.read_file(
+            checkout.path, commit, repository.FILE, limit=repository.FILE_BYTES, within=checkout.within
+        )
     return None if content is None else PolicyFile(commit, content)
 
 
@@ -259,9 +261,9 @@ async def _commit_of_url(checkout: Checkout, git: Git, known: CommitFact | None)
 
 async def _commit_of_path(checkout: Checkout, git: Git, known: CommitFact | None) -> CommitFact:
     assert checkout.path is not None
-    source = await git.inspect(checkout.path)
+    source = await git.inspect(checkout.path, within=checkout.within)
     if known is not None:
-        await git.resolve(source.top, branch=None, commit=known.commit)
+        await git.resolve(source.top, branch=None, commit=known.commit, within=checkout.within)
         return known
-    commit = await git.resolve(source.top, branch=checkout.branch, commit=checkout.commit)
+    commit = await git.resolve(source.top, branch=checkout.branch, commit=checkout.commit, within=checkout.within)
     return CommitFact(commit, checkout.branch or source.branch or "work", source.dirty)

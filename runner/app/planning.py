@@ -82,7 +82,7 @@ async def make_plan(
     _reject(findings)
     wants = []
     for selected in chosen:
-        want, complaints = wanted(selected, settings)
+        want, complaints = wanted(selected, settings, untrusted=request.untrusted)
         complaints += untrusted_faults(selected, want) if request.untrusted else []
         wants.append(want)
         findings += complaints

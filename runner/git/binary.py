@@ -1,8 +1,8 @@
 """The adapter over the host's git binary.
 
-Git runs on the runner's own repositories, whose configuration is four lines of ours. A user's
-repository is only asked for the meaning of a name and for objects, and an agent's is not touched
-after it was made. What the host configures is switched off by environment.
+Git runs on the runner's own repositories, whose configuration is four lines of ours. Of a user's repository it reads
+objects through a view, and an agent's is not touched after it was made. What the host configures is switched off by
+environment.
 """
 
 from __future__ import annotations
@@ -47,25 +47,26 @@ class Binary(Common):
         self._remotes = Remotes(program, reach)
         self._environment = _ENVIRONMENT if objects is None else _ENVIRONMENT | {"GIT_OBJECT_DIRECTORY": str(objects)}
 
-    async def fetch(self, path: Path, commit: str, *, into: Path, depth: int | None) -> None:
-        check_commit_id(commit)
-        place = await in_thread(source.find, path)
-        await self.check_commit(place.git, commit)
+    async def fetch(
+        self, path: Path, commit: str, *, into: Path, depth: int | None, within: Path | None = None
+    ) -> None:
+        place = await self.holding(path, commit, within)
         await in_thread(disk.make_private, into, like=commit)
-        ended = await self.on(
-            into,
-            "fetch",
-            "--quiet",
-            "--no-tags",
-            "--no-write-fetch-head",
-            "--no-recurse-submodules",
-            "--no-auto-maintenance",
-            "--update-shallow",
-            *([f"--depth={depth}"] if depth is not None else []),
-            "--end-of-options",
-            os.fsencode(place.common),
-            commit,
-        )
+        with source.view(place, like=commit, inside=into) as view:
+            ended = await self.on(
+                into,
+                "fetch",
+                "--quiet",
+                "--no-tags",
+                "--no-write-fetch-head",
+                "--no-recurse-submodules",
+                "--no-auto-maintenance",
+                "--update-shallow",
+                *([f"--depth={depth}"] if depth is not None else []),
+                "--end-of-options",
+                os.fsencode(view),
+                commit,
+            )
         if ended.code and "fsck error" in ended.words:
             raise HostileTree(f"`{place.top}` has objects that git refuses: {ended.words}")
         _check("fetch", ended)
@@ -238,8 +239,13 @@ class Binary(Common):
         )
         return ended.stdout.decode().strip() or None
 
-    async def current_branch(self, git: Path) -> str | None:
-        ended = await self._git(git, "symbolic-ref", "--quiet", "--short", "HEAD", accept=(0, 1))
+    async def read_ref(self, place: source.Place, name: str) -> str | None:
+        return await (self.find_commit(place.git, name) if place.has_reftable else super().read_ref(place, name))
+
+    async def current_branch(self, place: source.Place) -> str | None:
+        if not place.has_reftable:
+            return await super().current_branch(place)
+        ended = await self._git(place.git, "symbolic-ref", "--quiet", "--short", "HEAD", accept=(0, 1))
         return ended.stdout.decode("utf-8", "surrogateescape").strip() or None
 
     async def leaves(self, git: Path, commit: str) -> list[Entry]:

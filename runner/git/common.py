@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import trio
 
-from runner.errors import BadRef, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
+from runner.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
 from runner.git import disk, source
 from runner.git.ignore import IgnoreRules
 from runner.git.tree import (
@@ -27,6 +27,8 @@ from runner.git.tree import (
 )
 from runner.ids import is_commit_id
 from runner.ports.git import Change, Entry, Snapshotting, Source
+
+_GIT = "install git"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,9 +51,6 @@ class Common(ABC):
         """The commit that a full ref name, ``HEAD`` or a commit id means; ``None`` if there is none."""
 
     @abstractmethod
-    async def current_branch(self, git: Path) -> str | None: ...
-
-    @abstractmethod
     async def leaves(self, git: Path, commit: str) -> list[Entry]:
         """The leaves of a commit that is there, submodules included."""
 
@@ -62,10 +61,31 @@ class Common(ABC):
     async def leaf(self, git: Path, commit: str, path: bytes) -> Entry | None:
         """What a commit has at one path, a directory included."""
 
-    async def read_file(self, path: Path, commit: str, name: str, *, limit: int) -> bytes | None:
-        place = await in_thread(source.find, path)
-        await self.check_commit(place.git, commit)
-        return await self.file(place.common, commit, name, limit=limit)
+    async def read_ref(self, place: source.Place, name: str) -> str | None:
+        """The id that ``HEAD`` or a full ref name of a user's repository stands for."""
+        if place.has_reftable:
+            raise BadSource(f"the refs of `{place.top}` are in a reftable, which cannot be read here", hint=_GIT)
+        return await in_thread(source.read_ref, place, name)
+
+    async def current_branch(self, place: source.Place) -> str | None:
+        """The branch that HEAD of a user's repository is on."""
+        return await in_thread(source.read_branch, place)
+
+    async def holding(self, path: Path, commit: str, within: Path | None) -> source.Place:
+        """The user's repository at ``path``, which has a commit. Raises ``UnknownCommit``."""
+        check_commit_id(commit)
+        place = await in_thread(source.find, path, within)
+        with source.view(place, like=commit) as view:
+            if await self.find_commit(view, commit) != commit:
+                raise UnknownCommit(f"`{commit}` is not a commit of `{place.top}`")
+        return place
+
+    async def read_file(
+        self, path: Path, commit: str, name: str, *, limit: int, within: Path | None = None
+    ) -> bytes | None:
+        place = await self.holding(path, commit, within)
+        with source.view(place, like=commit) as view:
+            return await self.file(view, commit, name, limit=limit)
 
     async def file(self, git: Path, commit: str, name: str, *, limit: int) -> bytes | None:
         """As ``Git.read_file``, of a git directory that has the commit."""
@@ -82,18 +102,18 @@ class Common(ABC):
         check_branch(branch)
         await in_thread(disk.initialise, tree, branch)
 
-    async def inspect(self, path: Path) -> Source:
-        place = await in_thread(source.find, path)
+    async def inspect(self, path: Path, *, within: Path | None = None) -> Source:
+        place = await in_thread(source.find, path, within)
         head, changed = await self._uncommitted(place)
-        return Source(place.top, head, await self.current_branch(place.git), bool(changed))
+        return Source(place.top, head, await self.current_branch(place), bool(changed))
 
-    async def resolve(self, path: Path, *, branch: str | None, commit: str | None) -> str:
+    async def resolve(self, path: Path, *, branch: str | None, commit: str | None, within: Path | None = None) -> str:
         self.check_names(branch, commit)
-        place = await in_thread(source.find, path)
         if commit is not None:
-            await self.check_commit(place.git, commit)
+            await self.holding(path, commit, within)
             return commit
-        found = await self.find_commit(place.git, "HEAD" if branch is None else f"refs/heads/{branch}")
+        place = await in_thread(source.find, path, within)
+        found = await self._commit_at(place, "HEAD" if branch is None else f"refs/heads/{branch}")
         if found is None:
             wanted = "commit yet" if branch is None else f"branch `{branch}`"
             raise UnknownCommit(f"`{place.top}` has no {wanted}")
@@ -106,8 +126,8 @@ class Common(ABC):
         if commit is not None and not is_commit_id(commit):
             raise BadRef(f"`{commit}` is not a full commit id", hint="a commit is 40 or 64 lower-case hex digits")
 
-    async def add_dirty(self, path: Path, *, into: Path) -> int:
-        place = await in_thread(source.find, path)
+    async def add_dirty(self, path: Path, *, into: Path, within: Path | None = None) -> int:
+        place = await in_thread(source.find, path, within)
         _, changed = await self._uncommitted(place)
         await in_thread(source.copy, place, changed, into)
         return len(changed)
@@ -146,9 +166,20 @@ class Common(ABC):
         return await in_thread(_look, tree, leaves, IgnoreRules(rules.get), wanted)
 
     async def _uncommitted(self, place: source.Place) -> tuple[str | None, list[bytes]]:
-        head = await self.find_commit(place.git, "HEAD")
-        leaves = await self.leaves(place.common, head) if head else []
+        head = await self._commit_at(place, "HEAD")
+        leaves = []
+        if head is not None:
+            with source.view(place, like=head) as view:
+                leaves = await self.leaves(view, head)
         return head, await in_thread(source.uncommitted, place, leaves)
+
+    async def _commit_at(self, place: source.Place, name: str) -> str | None:
+        """The commit that a name stands for, if the repository has it."""
+        id = await self.read_ref(place, name)
+        if id is None:
+            return None
+        with source.view(place, like=id) as view:
+            return await self.find_commit(view, id)
 
 
 def _is_ignore_file(leaf: Entry) -> bool:

@@ -132,7 +132,7 @@ class Delivery(Binary):
             return Branched(place.top, name, commit, made=False)
         if found is not None:
             raise _taken(f"`{name}` of `{place.top}` is at {found[:12]}")
-        if await self.current_branch(place.git) == name:
+        if await self.current_branch(place) == name:
             raise _taken(f"`{name}` is what HEAD of `{place.top}` waits for")
         settings = [word for key, value in _RECEIVING.items() for word in ("-c", f"{key}={value}")]
         ended = await self.on(

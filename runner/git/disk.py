@@ -309,6 +309,11 @@ def make_private(repository: Path, *, like: str) -> None:
     (repository / "info" / "attributes").write_text(_ATTRIBUTES)
 
 
+def make_view(git: Path, objects: Path, *, like: str) -> None:
+    """Make a bare git directory of the runner's that has the objects of somebody else's repository."""
+    _make_git_dir(git, bare=True, branch="none", like=like, objects=objects)
+
+
 def make_own(git: Path, repository: Path, commit: str, *, branch: str, origin: str | None) -> None:
     """Make an agent's ``.git``: copies of the objects of ``repository``, and one branch.
 
@@ -378,8 +383,10 @@ def _copy(source: str, target: str) -> str:
     return shutil.copyfile(source, target)
 
 
-def _make_git_dir(git: Path, *, bare: bool, branch: str, like: str) -> None:
-    for folder in ("objects/info", "objects/pack", "refs/heads"):
+def _make_git_dir(git: Path, *, bare: bool, branch: str, like: str, objects: Path | None = None) -> None:
+    if objects is not None:
+        (git / "objects").symlink_to(objects)
+    for folder in ("refs/heads", *(("objects/info", "objects/pack") if objects is None else ())):
         (git / folder).mkdir(parents=True)
     (git / "HEAD").write_text(f"ref: refs/heads/{branch}\n")
     version, extension = (0, "") if len(like) == 40 else (1, "[extensions]\n\tobjectFormat = sha256\n")

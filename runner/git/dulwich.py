@@ -31,7 +31,6 @@ from runner.git.tree import (
     LINK,
     changes,
     check_branch,
-    check_commit_id,
     check_names,
     commit_object,
     parents,
@@ -49,9 +48,6 @@ class Dulwich(Common):
     async def find_commit(self, git: Path, name: str) -> str | None:
         return await in_thread(_find_commit, git, name)
 
-    async def current_branch(self, git: Path) -> str | None:
-        return await in_thread(_current_branch, git)
-
     async def leaves(self, git: Path, commit: str) -> list[Entry]:
         return await in_thread(_leaves, git, commit)
 
@@ -61,12 +57,13 @@ class Dulwich(Common):
     async def blobs(self, repository: Path, ids: Sequence[str]) -> list[bytes]:
         return await in_thread(_blobs, repository, ids)
 
-    async def fetch(self, path: Path, commit: str, *, into: Path, depth: int | None) -> None:
-        check_commit_id(commit)
-        place = await in_thread(source.find, path)
-        await self.check_commit(place.git, commit)
+    async def fetch(
+        self, path: Path, commit: str, *, into: Path, depth: int | None, within: Path | None = None
+    ) -> None:
+        place = await self.holding(path, commit, within)
         await in_thread(disk.make_private, into, like=commit)
-        await in_thread(_transfer, place.common, commit, into, depth)
+        with source.view(place, like=commit, inside=into) as view:
+            await in_thread(_transfer, view, commit, into, depth)
         check_names(await in_thread(_leaves, into, commit, strict=True))
 
     async def look_up(self, url: str, *, branch: str | None, commit: str | None) -> Tip:
@@ -154,12 +151,6 @@ def _find_commit(git: Path, name: str) -> str | None:
         return id.decode() if id in store and isinstance(store[id], Commit) else None
 
 
-def _current_branch(git: Path) -> str | None:
-    names, _ = _refs(git).follow(Ref(b"HEAD"))
-    last = names[-1]
-    return os.fsdecode(last.removeprefix(b"refs/heads/")) if last.startswith(b"refs/heads/") else None
-
-
 def _leaves(git: Path, commit: str, *, strict: bool = False) -> list[Entry]:
     """The leaves in git's order; with ``strict``, trees that git would not have written are ``HostileTree``."""
     found: list[Entry] = []
@@ -219,12 +210,12 @@ def _blobs(repository: Path, ids: Sequence[str]) -> list[bytes]:
         return [store.get_raw(_id(id))[1] for id in ids]
 
 
-def _transfer(common: Path, commit: str, into: Path, depth: int | None) -> None:
+def _transfer(view: Path, commit: str, into: Path, depth: int | None) -> None:
     """Pack a commit's closure, cut at ``depth`` commits and where the source is cut, into ``into``."""
     wants = [_id(commit)]
-    listed = common / "shallow"
+    listed = view / "shallow"
     shallow = {ObjectID(line) for line in listed.read_bytes().split()} if listed.is_file() else set()
-    with _objects(common) as ours, _objects(into) as store:
+    with _objects(view) as ours, _objects(into) as store:
         if depth is not None:
             shallow |= _boundary(ours, commit, depth, shallow)
         missing = MissingObjectFinder(

@@ -1,8 +1,13 @@
 """A user's repository on this host: found, judged and compared without running anything of it.
 
-Its directories are found by looking, not by asking git, so that neither its configuration nor
-its hooks have a say. The index is read for its stat data only: what git last saw unchanged is unchanged.
-What reads one is imported where there is one.
+Its directories are found by looking, and its names read, without asking git, so that neither its configuration nor
+its hooks have a say. Git reads its objects through a ``view``, a git directory of ours. The index is read for its
+stat data only: what git last saw unchanged is unchanged. What reads one is imported where there is one.
+
+A repository that the user named is followed where it leads: a linked work tree has its objects elsewhere. One that a
+manifest of a stranger names must lie ``within`` what the user named, since a ``.git`` file or a link in a pull request
+would otherwise give its author what only the user can read. Objects that another repository lends are refused always:
+that one may drop them while a run needs them.
 """
 
 from __future__ import annotations
@@ -10,22 +15,27 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.errors import BadSource
+from runner.errors import BadSource, Untrusted, printable
 from runner.git import disk
 from runner.git.ignore import IgnoreRules
 from runner.git.tree import GITLINK
+from runner.ids import is_commit_id
 from runner.ports.git import Entry
 
 if TYPE_CHECKING:
     from dulwich.index import IndexEntry
 
 _SKIP_WORKTREE = 0x4000  # of an index entry's extended flags: not on the disk on purpose
-_SMALL = 1 << 16  # bytes: a .git file, a commondir file
+_SMALL = 1 << 16  # bytes: a .git file, a commondir file, HEAD, a ref
+_SYMBOLIC = 5  # refs that name each other, as many as git follows
+_READ = ("HEAD", "index", "packed-refs", "shallow", "info", "refs", "objects")  # of a repository, here and by git
 
 
 @dataclass(frozen=True)
@@ -37,9 +47,14 @@ class Place:
     git: Path
     common: Path
 
+    @property
+    def has_reftable(self) -> bool:
+        """Whether its names are in files that only git can read."""
+        return (self.common / "reftable").exists()
 
-def find(path: Path) -> Place:
-    """The repository that ``path`` is in. Raises ``BadSource`` as the port's ``inspect`` says."""
+
+def find(path: Path, within: Path | None = None) -> Place:
+    """The repository that ``path`` is in. Raises ``BadSource`` and ``Untrusted`` as the port's ``inspect`` says."""
     path = Path(os.path.realpath(path))
     if not os.path.exists(path):
         raise BadSource(f"`{path}` does not exist")
@@ -47,6 +62,8 @@ def find(path: Path) -> Place:
         raise BadSource(f"`{path}` is not a directory")
     for folder in (path, *path.parents):
         if place := _at(folder):
+            if within is not None:
+                _check_within(place, Path(os.path.realpath(within)))
             _check(path, place)
             return place
     raise BadSource(f"`{path}` is not a git repository", hint="git init there, or use `type: none` for an empty tree")
@@ -62,8 +79,38 @@ def _at(folder: Path) -> Place | None:
         return Place(folder, False, git, common(git))
     for git, bare in ((own, False), (folder, True)):
         if (git / "HEAD").is_file() and (git / "objects").is_dir():
-            return Place(folder, bare, git, git)
+            return Place(folder, bare, git, common(git))
     return None
+
+
+def _check_within(place: Place, within: Path) -> None:
+    """Refuse a repository that a stranger may have made to lead elsewhere."""
+    if place.bare:  # nobody commits a `.git`, but anybody a bare repository, with a configuration of their own
+        raise _untrusted(f"read `{place.top}`, which is a bare repository")
+    for part in (place.top, place.top / ".git", place.git, place.common):
+        if not (real := Path(os.path.realpath(part))).is_relative_to(within):
+            raise _untrusted(f"read `{real}`, which is outside of `{within}`")
+    for link in _links([folder / name for folder in {place.git, place.common} for name in _READ]):
+        raise _untrusted(f"read a repository through the link `{printable(str(link))}`")
+    if place.has_reftable:
+        raise _untrusted(f"read `{place.top}`, whose refs only git can read")
+
+
+def _untrusted(what: str) -> Untrusted:
+    hint = "apply it from a clone of its own (git clone --no-local), or without --untrusted"
+    return Untrusted(f"an untrusted manifest may not {what}", hint=hint)
+
+
+def _links(paths: Sequence[Path]) -> Iterator[Path]:
+    """The links among some paths and what is below them."""
+    waiting = list(paths)
+    while waiting:
+        path = waiting.pop()
+        if path.is_symlink():
+            yield path
+        elif path.is_dir():
+            with os.scandir(path) as entries:
+                waiting += [Path(entry.path) for entry in entries if entry.is_symlink() or entry.is_dir()]
 
 
 def common(git: Path) -> Path:
@@ -88,8 +135,10 @@ def _check(path: Path, place: Place) -> None:
             raise BadSource(f"`{part}` of the repository at `{place.top}`: {error.strerror}") from error
         if owner != os.geteuid():
             raise BadSource(f"`{part}` belongs to another user (uid {owner})", hint="make a clone of your own")
-    for file in (place.git / "index", place.git / "commondir", place.common / "config", place.common / "packed-refs"):
-        if file.exists() and not file.is_file():  # git would wait for what is in a FIFO
+    files = [place.git / name for name in ("HEAD", "index", "commondir")]
+    files += [place.common / name for name in ("config", "packed-refs", "shallow", "info/exclude")]
+    for file in files:
+        if file.exists() and not file.is_file():  # whoever opens a FIFO waits for what is in it
             raise BadSource(f"`{file}` of the repository at `{place.top}` is not a regular file")
     for name in ("alternates", "http-alternates"):
         if (place.common / "objects" / "info" / name).exists():
@@ -97,6 +146,63 @@ def _check(path: Path, place: Place) -> None:
                 f"`{place.top}` borrows objects from another repository",
                 hint="git repack -a -d, then remove objects/info/alternates",
             )
+
+
+def read_ref(place: Place, name: str) -> str | None:
+    """The id that ``HEAD`` or a full ref name stands for; ``None`` when there is none. Raises ``BadSource``."""
+    for _ in range(_SYMBOLIC):
+        text = _loose(place, name)
+        if text is None:
+            return _packed(place, name)
+        if is_commit_id(text):
+            return text
+        if not text.startswith("ref:"):
+            break
+        name = text.removeprefix("ref:").strip()
+        if not name.startswith("refs/") or not {"", ".", ".."}.isdisjoint(name.split("/")):
+            break
+    raise BadSource(f"`{printable(name)}` of `{place.top}` is no name of a commit", hint="git fsck")
+
+
+def read_branch(place: Place) -> str | None:
+    """The branch that HEAD is on."""
+    text = _loose(place, "HEAD") or ""
+    name = text.removeprefix("ref:").strip()
+    return name.removeprefix("refs/heads/") if name != text and name.startswith("refs/heads/") else None
+
+
+def _loose(place: Place, name: str) -> str | None:
+    """What the file of a name says."""
+    path = place.git / name if name == "HEAD" else place.common / name
+    return _small(path).strip() if path.is_file() else None
+
+
+def _packed(place: Place, name: str) -> str | None:
+    path = place.common / "packed-refs"
+    if not path.is_file():
+        return None
+    wanted = os.fsencode(f" {name}\n")
+    with path.open("rb") as file:
+        found = next((line for line in file if line.endswith(wanted)), b"")
+    id = found.removesuffix(wanted).decode("ascii", "replace")
+    return id if is_commit_id(id) else None
+
+
+@contextmanager
+def view(place: Place, *, like: str, inside: Path | None = None) -> Iterator[Path]:
+    """A git directory of ours that has a repository's objects and where its history is cut, and nothing else of it.
+
+    It is made in the directory ``inside``, and gone when the block ends. Raises ``BadSource``.
+    """
+    with tempfile.TemporaryDirectory(prefix="runner-view-", dir=inside) as folder:
+        git = Path(folder)
+        disk.make_view(git, place.common / "objects", like=like)
+        if (listed := place.common / "shallow").is_file():
+            lines = listed.read_bytes().splitlines()
+            if not all(is_commit_id(line.decode("ascii", "replace")) for line in lines):
+                raise BadSource(f"`{listed}` is not a list of commits")
+            (git / "shallow").write_bytes(b"".join(line + b"\n" for line in lines))
+        yield git
 
 
 def uncommitted(place: Place, head: Sequence[Entry]) -> list[bytes]:

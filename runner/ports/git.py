@@ -97,27 +97,33 @@ class Snapshotting:
 class Git(Protocol):
     name: str
 
-    async def inspect(self, path: Path) -> Source:
-        """Look at a local repository without trusting it.
+    async def inspect(self, path: Path, *, within: Path | None = None) -> Source:
+        """Look at a local repository without trusting it; nothing of its configuration has an effect.
 
         Raises ``BadSource``: missing, not a directory, not a repository, owned by another user,
-        borrowing objects (``objects/info/alternates``).
+        borrowing objects (``objects/info/alternates``). Where it leads elsewhere it is followed, as to the repository
+        of a linked work tree; but with ``within`` all of it must be below that directory, with a ``.git`` and through
+        no link, else it is ``Untrusted``. That holds for every ``within`` here.
         """
 
-    async def resolve(self, path: Path, *, branch: str | None, commit: str | None) -> str:
+    async def resolve(self, path: Path, *, branch: str | None, commit: str | None, within: Path | None = None) -> str:
         """The commit that a checkout of ``path`` means; a commit given must exist, be a commit, and is returned.
 
         With neither, HEAD. Raises ``BadRef`` for a name outside the allow-list grammar (before git
         sees it) and ``UnknownCommit`` for what is not there.
         """
 
-    async def read_file(self, path: Path, commit: str, name: str, *, limit: int) -> bytes | None:
+    async def read_file(
+        self, path: Path, commit: str, name: str, *, limit: int, within: Path | None = None
+    ) -> bytes | None:
         """A regular file of a commit of the repository at ``path``; ``None`` when the commit has no such path.
 
         Raises ``HostileTree`` for a link, a directory, and a file of more than ``limit`` bytes.
         """
 
-    async def fetch(self, path: Path, commit: str, *, into: Path, depth: int | None) -> None:
+    async def fetch(
+        self, path: Path, commit: str, *, into: Path, depth: int | None, within: Path | None = None
+    ) -> None:
         """Make the bare private repository ``into`` with ``commit`` and its history to ``depth``.
 
         No hard links, no borrowed objects, objects checked. Raises ``HostileTree`` for a tree with a
@@ -161,7 +167,7 @@ class Git(Protocol):
         It is there as a whole or not at all; one that somebody else has made meanwhile stays.
         """
 
-    async def add_dirty(self, path: Path, *, into: Path) -> int:
+    async def add_dirty(self, path: Path, *, into: Path, within: Path | None = None) -> int:
         """Copy uncommitted changes of the repository at ``path`` into a checkout; how many paths changed."""
 
     async def empty(self, repository: Path) -> None:

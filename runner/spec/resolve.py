@@ -93,10 +93,12 @@ class Wanted:
     cluster: WantedCluster | None
 
 
-def wanted(selected: Selected, settings: Settings) -> tuple[Wanted, list[RunnerError]]:
+def wanted(selected: Selected, settings: Settings, *, untrusted: bool = False) -> tuple[Wanted, list[RunnerError]]:
     """What must be looked up before this run can be resolved."""
     findings: list[RunnerError] = []
     checkout = _checkout(selected)
+    if untrusted and checkout is not None and checkout.path is not None:
+        checkout = replace(checkout, within=repository_root(selected.agent_type.directory))
     if checkout is not None and checkout.url is not None and (fault := judge_url(checkout.url)):
         at = _source_place(selected)
         if "@" in checkout.url:
@@ -224,7 +226,7 @@ def resolve(
                 hint="set workspace.enabled: true in the agent type",
             )
         )
-    needs, _ = wanted(selected, settings)
+    needs, _ = wanted(selected, settings, untrusted=untrusted)
     findings += _missing(selected, facts)
     findings += _sharing(selected)
     findings += [finding for document in selected.documents for finding in complaints(document)]

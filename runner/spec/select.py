@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -284,4 +285,4 @@ def project_root(selected: Selected, document: Document) -> Path:
 
 def repository_root(directory: Path) -> Path:
     directory = directory.resolve()
-    return next((p for p in (directory, *directory.parents) if (p / ".git").exists()), directory)
+    return next((p for p in (directory, *directory.parents) if os.path.lexists(p / ".git")), directory)

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from runner import trees
-from runner.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
+from runner.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit, Untrusted
 from runner.git.binary import Binary
 from runner.git.dulwich import Dulwich
 from runner.ports.git import Author, Entry, Git, Snapshotting
@@ -273,6 +273,337 @@ async def test_ids_that_are_no_commits_are_unknown(git: Git, user: User, private
             await git.resolve(user.top, branch=None, commit=id)
         with pytest.raises(UnknownCommit):
             await git.fetch(user.top, id, into=tmp_path / "p", depth=None)
+
+
+# --- a repository that a stranger's manifest names ---------------------------------------------------
+
+
+class Asked:
+    """The directory that the user named, with a repository `repo`, and a `victim` beside it with a secret."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.within = tmp_path / "named"
+        self.repo = User(self.within / "repo").init()
+        (self.repo.top / "file").write_text("public\n")
+        self.head = self.repo.commit()
+        self.victim = User(tmp_path / "victim").init()
+        (self.victim.top / "secret").write_text("the secret\n")
+        self.secret = self.victim.commit()
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Asked:
+    return Asked(tmp_path)
+
+
+def _replace_by_link(path: Path, target: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def _link(name: str) -> Callable[[Asked], Path]:
+    """A part of the repository that is a link to the same part of the victim's."""
+
+    def make(asked: Asked) -> Path:
+        for user in (asked.victim, asked.repo):
+            user("pack-refs", "--all", "--no-prune")
+        (asked.victim.top / ".git" / "shallow").touch()
+        _replace_by_link(asked.repo.top / ".git" / name, asked.victim.top / ".git" / name)
+        return asked.repo.top
+
+    return make
+
+
+def _link_below(pattern: str) -> Callable[[Asked], Path]:
+    """A link that has a place of its own among refs or objects."""
+
+    def make(asked: Asked) -> Path:
+        if "pack" in pattern:
+            asked.victim("gc", "--quiet")
+        for found in list((asked.victim.top / ".git").glob(pattern)):
+            link = asked.repo.top / ".git" / found.relative_to(asked.victim.top / ".git")
+            link.parent.mkdir(exist_ok=True)
+            _replace_by_link(link, found)
+        return asked.repo.top
+
+    return make
+
+
+def _git_file(asked: Asked) -> Path:
+    shutil.rmtree(asked.repo.top / ".git")
+    (asked.repo.top / ".git").write_text(f"gitdir: {asked.victim.top}/.git\n")
+    return asked.repo.top
+
+
+def _git_file_to_a_link(asked: Asked) -> Path:
+    (asked.within / "way").symlink_to(asked.victim.top)
+    shutil.rmtree(asked.repo.top / ".git")
+    (asked.repo.top / ".git").write_text("gitdir: ../way/.git\n")
+    return asked.repo.top
+
+
+def _git_link(asked: Asked) -> Path:
+    _replace_by_link(asked.repo.top / ".git", asked.victim.top / ".git")
+    return asked.repo.top
+
+
+def _commondir(asked: Asked) -> Path:
+    (asked.repo.top / ".git" / "commondir").write_text(f"{asked.victim.top}/.git\n")
+    return asked.repo.top
+
+
+def _bare(asked: Asked) -> Path:
+    """A bare repository as anybody can commit it: links, and a file for HEAD."""
+    bare = asked.repo.top / "docs"
+    bare.mkdir()
+    (bare / "HEAD").write_text("ref: refs/heads/main\n")
+    for name in ("objects", "refs"):
+        (bare / name).symlink_to(asked.victim.top / ".git" / name)
+    return bare
+
+
+def _bare_with_a_commondir(asked: Asked) -> Path:
+    bare = asked.repo.top / "docs"
+    (bare / "objects").mkdir(parents=True)
+    (bare / "refs").mkdir()
+    (bare / "HEAD").write_text("ref: refs/heads/main\n")
+    (bare / "commondir").write_text(f"{asked.victim.top}/.git\n")
+    return bare
+
+
+def _bare_without_links(asked: Asked) -> Path:
+    asked.repo("init", "--quiet", "--bare", "docs")
+    return asked.repo.top / "docs"
+
+
+def _a_work_tree_of_the_victim(asked: Asked) -> Path:
+    asked.victim("worktree", "add", "--quiet", str(asked.within / "side"))
+    return asked.within / "side"
+
+
+def _above(asked: Asked) -> Path:
+    """No repository itself, in one that the user did not name."""
+    asked.within = asked.victim.top / "below"
+    asked.within.mkdir()
+    return asked.within
+
+
+def _reftable(asked: Asked) -> Path:
+    (asked.repo.top / ".git" / "reftable").mkdir()
+    return asked.repo.top
+
+
+ELSEWHERE: dict[str, Callable[[Asked], Path]] = {
+    "a .git file": _git_file,
+    "a .git file through a link": _git_file_to_a_link,
+    "a .git link": _git_link,
+    "commondir": _commondir,
+    "a bare repository of links": _bare,
+    "a bare repository with a commondir": _bare_with_a_commondir,
+    "a bare repository": _bare_without_links,
+    "a linked work tree": _a_work_tree_of_the_victim,
+    "a repository above": _above,
+    "a reftable": _reftable,
+    **{f"a link for {name}": _link(name) for name in ("HEAD", "index", "packed-refs", "shallow", "refs", "objects")},
+    "a link for a branch": _link_below("refs/heads/main"),
+    "a link for branches": _link("refs/heads"),
+    "a link for objects/info": _link("objects/info"),
+    "a link for packs": _link("objects/pack"),
+    "links for loose objects": _link_below("objects/??"),
+    "links for each loose object": _link_below("objects/??/*"),
+    "links for each pack": _link_below("objects/pack/*"),
+    "a link for info": _link("info"),
+    "a link for info/exclude": _link("info/exclude"),
+}
+
+
+@pytest.mark.parametrize("make", ELSEWHERE.values(), ids=ELSEWHERE)
+async def test_a_repository_that_leads_out_of_what_was_named_is_not_read(
+    git: Git, asked: Asked, make: Callable[[Asked], Path], tmp_path: Path
+) -> None:
+    """So the author of a pull request cannot read what only its reviewer can."""
+    path, into = make(asked), tmp_path / "into"
+    (tmp_path / "tree").mkdir()
+
+    for call in (
+        git.inspect(path, within=asked.within),
+        git.resolve(path, branch=None, commit=None, within=asked.within),
+        git.resolve(path, branch="main", commit=None, within=asked.within),
+        git.resolve(path, branch=None, commit=asked.secret, within=asked.within),
+        git.read_file(path, asked.secret, "secret", limit=1000, within=asked.within),
+        git.fetch(path, asked.secret, into=into, depth=1, within=asked.within),
+        git.add_dirty(path, into=tmp_path / "tree", within=asked.within),
+    ):
+        with pytest.raises(Untrusted):
+            await call
+    assert not into.exists()
+    assert not any((tmp_path / "tree").iterdir())
+
+
+async def test_a_repository_within_what_was_named_is_read(git: Git, asked: Asked, tmp_path: Path) -> None:
+    """Its hooks are nobody's concern, and a submodule has its git directory in that of the whole."""
+    (asked.repo.top / ".git" / "hooks").mkdir(exist_ok=True)
+    (asked.repo.top / ".git" / "hooks" / "pre-commit").symlink_to("/bin/true")
+    inner = User(asked.repo.top / "inner").init()
+    commit = inner.commit()
+    (asked.repo.top / ".git" / "modules").mkdir()
+    (inner.top / ".git").rename(asked.repo.top / ".git" / "modules" / "inner")
+    (inner.top / ".git").write_text("gitdir: ../.git/modules/inner\n")
+
+    assert (await git.inspect(asked.repo.top, within=asked.within)).head == asked.head
+    assert (await git.inspect(asked.repo.top / "inner", within=asked.repo.top)).head == commit
+    await git.fetch(asked.repo.top, asked.head, into=tmp_path / "p", depth=1, within=asked.within)
+    assert [entry.path for entry in await git.entries(tmp_path / "p", asked.head)] == [b"file"]
+
+
+async def test_a_commondir_without_a_work_tree_of_its_own_is_followed_as_git_does(
+    git: Git, asked: Asked, tmp_path: Path
+) -> None:
+    """By a user who may read both, and by every reader alike."""
+    path = _commondir(asked)
+
+    assert (await git.inspect(path)).head == asked.secret
+    await git.fetch(path, asked.secret, into=tmp_path / "p", depth=1)
+    with pytest.raises(UnknownCommit):
+        await git.fetch(path, asked.head, into=tmp_path / "p2", depth=1)
+
+
+CONFIGURATIONS = {
+    "an include that never ends": "[include]\n\tpath = {tmp}/fifo\n",
+    "an include of what is none": "[include]\n\tpath = {tmp}/text\n",
+    "another work tree": "[core]\n\tworktree = {victim}\n",
+    "a work tree's own": "[extensions]\n\tworktreeConfig = true\n",
+    "an unknown extension": "[core]\n\trepositoryformatversion = 1\n[extensions]\n\tmade = up\n",
+    "programs": (
+        "[core]\n\tfsmonitor = touch {canary}\n\thooksPath = {tmp}/hooks\n\tsshCommand = touch {canary}\n"
+        "\tgitProxy = touch {canary}\n\talternateRefsCommand = touch {canary}\n\tpager = touch {canary}\n"
+        '[filter "f"]\n\tclean = touch {canary}; cat\n\tsmudge = touch {canary}; cat\n\tprocess = touch {canary}\n'
+        "[uploadpack]\n\tpackObjectsHook = touch {canary}; cat\n[diff]\n\texternal = touch {canary}\n"
+        "[credential]\n\thelper = !touch {canary}\n"
+    ),
+    "no configuration at all": "[core\n",
+}
+
+
+@pytest.mark.parametrize("text", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+async def test_the_configuration_of_a_source_is_not_read(git: Git, asked: Asked, text: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "text").write_text("not a configuration\n")
+    hooks = tmp_path / "hooks"
+    hooks.mkdir()
+    for name in ("reference-transaction", "post-index-change", "post-checkout"):
+        (hooks / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/canary\n")
+        (hooks / name).chmod(0o755)
+    (asked.repo.top / "file").write_text("changed\n")
+    top, head, tree = asked.repo.top, asked.head, tmp_path / "tree"
+    (top / ".git" / "info" / "attributes").write_text("* filter=f diff=f\n")
+    (top / ".git" / "config").write_text(text.format(tmp=tmp_path, victim=asked.victim.top, canary=tmp_path / "canary"))
+    tree.mkdir()
+
+    found = await git.inspect(top, within=asked.within)
+    assert (found.top, found.head, found.branch, found.dirty) == (top, head, "main", True)
+    assert await git.resolve(top, branch="main", commit=None, within=asked.within) == head
+    assert await git.read_file(top, head, "file", limit=100, within=asked.within) == b"public\n"
+    await git.fetch(top, head, into=tmp_path / "p", depth=1, within=asked.within)
+    await git.check_out(tmp_path / "p", head, into=tree, branch="b")
+    assert await git.add_dirty(top, into=tree, within=asked.within) == 1
+    assert listing(tree) == {b"file": (0o100644, b"changed\n")}
+    assert not (tmp_path / "canary").exists()
+
+
+async def test_what_a_source_lacks_is_not_fetched_from_elsewhere(git: Git, asked: Asked, tmp_path: Path) -> None:
+    """A partial clone names where the rest is, and a program that gets it."""
+    top, secret = asked.repo.top, asked.victim("rev-parse", "HEAD:secret")
+    tree = asked.repo.tree(("100644", secret, b"stolen"))
+    commit = asked.repo.commit_tree(tree)
+    with (top / ".git" / "config").open("a") as config:
+        config.write(
+            f'[extensions]\n\tpartialClone = r\n[remote "r"]\n\turl = {asked.victim.top}\n\tpromisor = true\n'
+            f"\tuploadpack = touch {tmp_path}/canary; git-upload-pack\n"
+        )
+
+    for call in (
+        git.read_file(top, commit, "stolen", limit=100, within=asked.within),
+        git.fetch(top, commit, into=tmp_path / "p", depth=1, within=asked.within),
+    ):
+        with pytest.raises(GitFailed):
+            await call
+    assert not (tmp_path / "canary").exists()
+
+
+async def test_history_is_what_the_objects_say(git: Git, asked: Asked, tmp_path: Path) -> None:
+    """Replacements and grafts are a user's view of it; a run would not have them."""
+    first, top = asked.head, asked.repo.top
+    (top / "file").write_text("second\n")
+    second = asked.repo.commit()
+    asked.repo("replace", first, second)
+    (top / ".git" / "info" / "grafts").write_text(f"{second}\n")
+
+    assert await git.read_file(top, first, "file", limit=100) == b"public\n"
+    await git.fetch(top, second, into=tmp_path / "p", depth=None)
+
+    assert User(tmp_path / "p")("rev-list", second).split() == [second, first]
+
+
+async def test_a_list_of_cuts_that_is_none_is_not_told(git: Git, asked: Asked, tmp_path: Path) -> None:
+    """Git would repeat the first line of whatever file that is."""
+    (asked.repo.top / ".git" / "shallow").write_text("root:x:0:0\n")
+
+    with pytest.raises(BadSource) as caught:
+        await git.fetch(asked.repo.top, asked.head, into=tmp_path / "p", depth=1)
+
+    assert ":x:" not in caught.value.message
+
+
+NO_NAMES = {
+    "out of the repository": "ref: refs/heads/../../../../victim/.git/refs/heads/main\n",
+    "an absolute path": "ref: /etc/passwd\n",
+    "no ref": "ref: config\n",
+    "itself": "ref: refs/heads/main\n",
+    "words": "the secret\n",
+    "a zero byte": "ref: refs/heads/\0\n",
+}
+
+
+@pytest.mark.parametrize("text", NO_NAMES.values(), ids=NO_NAMES)
+async def test_a_name_that_stands_for_nothing_here_is_refused_without_its_content(
+    git: Git, asked: Asked, text: str
+) -> None:
+    (asked.repo.top / ".git" / "refs" / "heads" / "main").write_text(text)
+
+    for call in (
+        git.resolve(asked.repo.top, branch="main", commit=None),
+        git.inspect(asked.repo.top),
+    ):
+        with pytest.raises(BadSource) as caught:
+            await call
+        assert "secret" not in caught.value.message
+
+
+async def test_a_fifo_in_a_source_is_not_waited_for(git: Git, asked: Asked) -> None:
+    head = asked.repo.top / ".git" / "refs" / "heads" / "main"
+    head.unlink()
+    os.mkfifo(head)
+
+    with trio.fail_after(20), pytest.raises(UnknownCommit):
+        await git.resolve(asked.repo.top, branch="main", commit=None)
+
+
+async def test_packed_names_are_found(git: Git, user: User, head: str) -> None:
+    user("branch", "side")
+    user("pack-refs", "--all", "--prune")
+    user("tag", "--annotate", "--message", "t", "t")
+    user("pack-refs", "--all", "--prune")
+
+    assert (await git.inspect(user.top)).head == head
+    assert await git.resolve(user.top, branch="side", commit=None) == head
+    with pytest.raises(UnknownCommit):
+        await git.resolve(user.top, branch="sid", commit=None)
+    with pytest.raises(UnknownCommit):
+        await git.resolve(user.top, branch="heads/side", commit=None)
 
 
 # --- fetch -----------------------------------------------------------------------------------------

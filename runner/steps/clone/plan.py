@@ -16,6 +16,7 @@ NEEDS = (("provision",),)
 class Body:
     """Either ``path`` or ``url``; ``commit`` is ``None`` only in an open plan.
 
+    ``within`` is what a path may not lead out of.
     ``agents_file`` is the project's, for a tree that has none of its own.
     """
 
@@ -27,6 +28,7 @@ class Body:
     include_dirty: bool
     policies: tuple[PolicySpec, ...]
     agents_file: ContextFile | None
+    within: Path | None = None
 
 
 def inputs(body: Body) -> dict[str, object]:
@@ -72,5 +74,6 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
             checkout.include_dirty,
             spec.policies,
             None if spec.shared else agents_file(spec, facts),
+            checkout.within,
         ),
     )

@@ -23,13 +23,13 @@ async def perform(body: Body, run: Run) -> Outcome:
         await git.fetch_url(body.url, body.commit, into=repository, depth=body.depth)
     else:
         assert body.path is not None
-        await git.fetch(body.path, body.commit, into=repository, depth=body.depth)
+        await git.fetch(body.path, body.commit, into=repository, depth=body.depth, within=body.within)
     run.cloned(body.commit)
     await git.check_out(repository, body.commit, into=handle.tree, branch=body.branch, origin=body.url)
     message = f"{body.commit[:12]} on {body.branch}"
     count = 0
     if body.include_dirty and body.path is not None:
-        count = await git.add_dirty(body.path, into=handle.tree)
+        count = await git.add_dirty(body.path, into=handle.tree, within=body.within)
     if violations := await scan_checkout(run, STEP, body.policies):
         return broken(violations, " before anything ran")
     if body.include_dirty:
