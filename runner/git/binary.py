@@ -173,7 +173,7 @@ class Binary(Common):
             made = await in_thread(disk.store_text, repository / "objects", b"tree", b"", like=like)
         body = commit_object(made, base, wanted)
         commit = await in_thread(disk.store_text, repository / "objects", b"commit", body, like=made)
-        return Snapshot(commit, made, base, len(seen.found) + len(seen.kept), seen.left_out)
+        return await in_thread(seen.snapshot, commit, made, base)
 
     async def patch(self, repository: Path, base: str | None, commit: str, to: Path) -> int:
         await self.check_commit(repository, commit)

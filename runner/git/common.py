@@ -22,11 +22,11 @@ from runner.git.tree import (
     check_branch,
     check_commit_id,
     kept,
-    parents,
     shown,
 )
 from runner.ids import is_commit_id
-from runner.ports.git import Change, Entry, Snapshotting, Source
+from runner.policy.names import collisions, parents
+from runner.ports.git import Change, Entry, Snapshot, Snapshotting, Source
 
 _GIT = "install git"
 
@@ -41,6 +41,11 @@ class Seen:
     found: list[disk.Found]
     kept: list[Entry]
     left_out: int
+
+    def snapshot(self, commit: str, tree: str, base: str | None) -> Snapshot:
+        """What was made of it."""
+        paths = {each.path for each in self.found} | {leaf.path for leaf in self.kept}
+        return Snapshot(commit, tree, base, len(paths), self.left_out, tuple(collisions(paths).items()))
 
 
 class Common(ABC):

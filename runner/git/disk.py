@@ -24,11 +24,11 @@ from trio.from_thread import check_cancelled
 
 from runner import trees
 from runner.errors import GitFailed, HostileTree
-from runner.git.tree import EXECUTABLE, FILE, LINK, blob_id, covers, hasher, is_hostile, parents, shown
+from runner.git.tree import EXECUTABLE, FILE, LINK, blob_id, covers, hasher, shown
+from runner.policy.names import PATH_BYTES, Kind, judge_name, parents
 from runner.ports.git import Entry
 
 CHUNK = 1 << 20  # bytes
-_PATH_BYTES = 4000  # what is left of the kernel's 4096 below a root
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -116,11 +116,12 @@ def walk(
                 path = folder + b"/" + name if folder else name
                 if path == b".git" or excluded(path):
                     continue
-                if len(path) > _PATH_BYTES:
+                if len(path) > PATH_BYTES:
                     raise HostileTree(f"`{shown(path[:60])}...` is too long a path: {len(path)} bytes")
                 directory = entry.is_dir(follow_symlinks=False)
                 unwanted = ignored or ignores(path, directory=directory)
-                if is_hostile(name, link=entry.is_symlink()) or (
+                kind: Kind = "directory" if directory else "link" if entry.is_symlink() else "file"
+                if judge_name(name.decode("utf-8", "surrogateescape"), kind) or (
                     unwanted and path not in (needed if directory else tracked)
                 ):
                     left_out += 1

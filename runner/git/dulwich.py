@@ -33,9 +33,9 @@ from runner.git.tree import (
     check_branch,
     check_names,
     commit_object,
-    parents,
 )
 from runner.ids import is_commit_id
+from runner.policy.names import parents
 from runner.ports.git import Authored, Entry, Snapshot, Snapshotting, Tip
 
 _TREE = 0o040000
@@ -97,7 +97,7 @@ class Dulwich(Common):
         seen = await self.look(repository, tree, base, wanted)
         made = await in_thread(_store, repository, tree, seen)
         commit = await in_thread(_store_commit, repository, commit_object(made, base, wanted))
-        return Snapshot(commit, made, base, len(seen.found) + len(seen.kept), seen.left_out)
+        return await in_thread(seen.snapshot, commit, made, base)
 
     async def patch(self, repository: Path, base: str | None, commit: str, to: Path) -> int:
         before = await self.all_leaves(repository, base)

@@ -29,7 +29,8 @@ from trio.from_thread import check_cancelled
 from runner import trees
 from runner.errors import ApplyInterrupted, PatchConflict, UnsafePath, WouldOverwrite
 from runner.git import disk
-from runner.git.tree import EXECUTABLE, LINK, is_hostile, parents, shown
+from runner.git.tree import EXECUTABLE, LINK, shown
+from runner.policy.names import judge_name, parents
 from runner.ports.git import Entry
 
 FOLDER = "runner-apply"
@@ -150,7 +151,7 @@ def look(
 
 def _status(directories: disk.Directories, path: bytes, leaving: set[bytes]) -> os.stat_result | None:
     names = path.split(b"/")
-    if any(is_hostile(name) for name in names):
+    if any(judge_name(os.fsdecode(name)) for name in names):
         raise _unsafe(path, "is no name for a file")
     for depth in range(1, len(names)):
         above, name = b"/".join(names[: depth - 1]), names[depth - 1]

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from runner.errors import BadRef, HostileTree, UnknownCommit
 from runner.ids import BRANCH_HINT, is_branch, is_commit_id
+from runner.policy.names import PATH_BYTES, Kind, collisions, judge_name, parents
 from runner.ports.git import Author, Change, Entry, Snapshotting
 
 FILE, EXECUTABLE, LINK, GITLINK = 0o100644, 0o100755, 0o120000, 0o160000
-
-# Code points that HFS+ drops from names: `.g<U+200C>it` is `.git` there.
-_DROPPED = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
-_REFUSED = (".git", "git~1")
-_REFUSED_LINKS = (*_REFUSED, ".gitmodules", "gitmod~1")
-_STREAM = re.compile(r":.*", re.DOTALL)
+_DIRECTORY = 0o040000
+_KINDS: dict[int, Kind] = {FILE: "file", EXECUTABLE: "file", LINK: "link"}
 
 
 def check_commit_id(text: str) -> None:
@@ -34,55 +31,22 @@ def check_branch(name: str) -> None:
         raise BadRef(f"`{name}` is not a branch name", hint=BRANCH_HINT)
 
 
-def is_hostile(name: bytes, *, link: bool = False) -> bool:
-    """Whether one component of a path must never reach a disk.
-
-    These are ``..``, and ``.git`` as some file system reads it; for a link ``.gitmodules`` as well,
-    because git refuses it.
-    """
-    if name in (b"", b".", b".."):
-        return True
-    refused = _REFUSED_LINKS if link else _REFUSED
-    for part in name.split(b"\\"):
-        text = part.decode("utf-8", "surrogateescape").translate(_DROPPED).casefold()
-        if _STREAM.sub("", text).rstrip(". ") in refused:
-            return True
-    return False
-
-
 def check_names(leaves: Iterable[Entry]) -> None:
     """Raise ``HostileTree`` for a tree that could not be written faithfully, or safely, on every disk."""
-    seen: dict[bytes, bytes] = {}  # folded path of a directory or leaf: its spelling, ending in / for a directory
-    for leaf in leaves:
-        end = leaf.path.find(b"/")
-        while end != -1:
-            _admit(seen, leaf.path[: end + 1], leaf.path)
-            end = leaf.path.find(b"/", end + 1)
-        if _admit(seen, leaf.path, leaf.path):
-            raise HostileTree(f"`{shown(leaf.path)}` is in the tree twice")
-        if is_hostile(leaf.path.rpartition(b"/")[2], link=leaf.mode == LINK):
-            raise HostileTree(f"`{shown(leaf.path)}` must never be written to a disk")
-
-
-def _admit(seen: dict[bytes, bytes], path: bytes, whole: bytes) -> bool:
-    """Note a directory or leaf; whether it was known with this very spelling."""
-    folded = _fold(path.rstrip(b"/"))
-    known = seen.get(folded)
-    if known == path:
-        return True
-    if known is not None:
-        raise HostileTree(f"`{shown(whole)}` and `{shown(known)}` cannot both be on a disk that ignores case")
-    if path.endswith(b"/") and is_hostile(path[:-1].rpartition(b"/")[2]):
-        raise HostileTree(f"`{shown(whole)}` must never be written to a disk")
-    seen[folded] = path
-    return False
-
-
-def _fold(path: bytes) -> bytes:
-    if path.isascii():
-        return path.lower()
-    text = unicodedata.normalize("NFD", path.decode("utf-8", "surrogateescape"))
-    return unicodedata.normalize("NFD", text.casefold()).encode("utf-8", "surrogateescape")
+    listed = list(leaves)
+    files, above = {leaf.path for leaf in listed}, parents(leaf.path for leaf in listed)
+    modes = {leaf.path: leaf.mode for leaf in listed} | dict.fromkeys(sorted(above), _DIRECTORY)
+    for path, mode in modes.items():
+        if len(path) > PATH_BYTES:
+            raise HostileTree(f"`{shown(path[:60])}...` is too long a path: {len(path)} bytes")
+        name = path.rpartition(b"/")[2].decode("utf-8", "surrogateescape")
+        if rule := judge_name(name, _KINDS.get(mode, "directory")):
+            raise HostileTree(f"`{shown(path)}` must never be written to a disk: {rule}")
+    if len(files) < len(listed) or files & above:
+        counted = Counter([*(leaf.path for leaf in listed), *(files & above)])
+        raise HostileTree(f"`{shown(counted.most_common(1)[0][0])}` is in the tree twice")
+    for path, other in collisions(files).items():
+        raise HostileTree(f"`{shown(path)}` and `{shown(other)}` cannot both be on a disk that ignores case")
 
 
 def shown(path: bytes) -> str:
@@ -114,17 +78,6 @@ def covers(excluded: frozenset[bytes]) -> Callable[[bytes], bool]:
         return False
 
     return covered
-
-
-def parents(paths: Iterable[bytes]) -> set[bytes]:
-    """Every directory above any of the paths, without the root."""
-    above: set[bytes] = set()
-    for path in paths:
-        end = path.rfind(b"/")
-        while end != -1 and path[:end] not in above:
-            above.add(path[:end])
-            end = path.rfind(b"/", 0, end)
-    return above
 
 
 def kept(base: Iterable[Entry], found: Iterable[bytes], wanted: Snapshotting) -> list[Entry]:

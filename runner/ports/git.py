@@ -47,13 +47,17 @@ class Tip:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A commit built from a tree on disk. ``ignored`` counts entries left out by the base's ignore rules."""
+    """A commit built from a tree on disk. ``ignored`` counts entries left out by the base's ignore rules.
+
+    ``collisions`` are paths that some disks take for others, each with one of those: ``fetch`` refuses such a tree.
+    """
 
     commit: str
     tree: str
     base: str | None
     entries: int
     ignored: int
+    collisions: tuple[tuple[bytes, bytes], ...] = ()
 
 
 @dataclass(frozen=True)

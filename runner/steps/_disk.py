@@ -17,12 +17,11 @@ from typing import NamedTuple
 from runner import beneath, listing
 from runner.listing import SETID, Chunk, Lister, Odd
 from runner.model import Violation
+from runner.policy.names import NAME_BYTES, PATH_BYTES, Kind, judge_name, may_offend
 from runner.policy.paths import PathPolicy, State, fold, matcher, oversized, printable
 
-_PATH_BYTES = 4095  # the system's limit, without the zero byte
 _STRIDE = 1_000  # entries between two questions whether to stop
 _SPECIAL = {"p": "FIFO", "s": "socket", "c": "character device", "b": "block device"}
-_GIT = ".git"
 
 RawPath = bytes
 OpenLister = Callable[[int, int, Sequence[str]], AbstractContextManager[Lister["_Place"]]]
@@ -56,11 +55,11 @@ def scan(
 ) -> ScanResult:
     """Walk everything below ``root`` but the ``skip_top`` entries, and judge each entry.
 
-    Rules besides the policy's ``forbidden:PATTERN`` and ``max-file-size``: ``special-file``, ``setuid``
-    (or setgid), ``link-outside``, ``nested-git``, ``mount``, ``unreadable`` (also for a directory that
-    changes meanwhile), and ``scan-limit`` for a path longer than the system allows, or when one of the
-    limits or ``should_stop`` (asked every 1,000 entries) ended the walk. No file is opened. Raises
-    ``OSError`` when ``root`` cannot be opened or a program that lists is killed, and whatever ``should_stop`` raises.
+    Rules besides the policy's ``forbidden:PATTERN`` and ``max-file-size``, and those of ``judge_name``:
+    ``special-file``, ``setuid`` (or setgid), ``link-outside``, ``mount``, ``unreadable`` (also for a directory that
+    changes meanwhile), and ``scan-limit`` for a path longer than a tree may have, or when one of the limits or
+    ``should_stop`` (asked every 1,000 entries) ended the walk. No file is opened. Raises ``OSError`` when ``root``
+    cannot be opened or a program that lists is killed, and whatever ``should_stop`` raises.
     """
     with beneath.opened(root) as top, open_lister(top, policy.max_file_size, skip_top) as lister:
         walk = _Walk(lister, policy, limit_entries, limit_violations, should_stop)
@@ -147,29 +146,34 @@ class _Walk:
     def _judge_names(self, place: _Place, names: str) -> None:
         """Judge files that are as they should be but for their names."""
         text = fold(names)
-        if place.inherited or f"/{_GIT}/" in text or self._forbidden.may_forbid(place.state, text):
+        long = len(os.fsencode(place.path)) + NAME_BYTES >= PATH_BYTES
+        if place.inherited or long or may_offend(text) or self._forbidden.may_forbid(place.state, text):
             for name in names[1:-1].split("/") if len(names) > 1 else ():
-                self._judge_name(place, name, directory=False)
+                self._judge_name(place, name, "file")
 
-    def _judge_name(self, place: _Place, name: str, *, directory: bool) -> str | None:
-        """Judge an entry's name; which pattern forbids it. A link may be taken for a directory, so it counts as one."""
+    def _judge_name(self, place: _Place, name: str, kind: Kind) -> tuple[str | None, bool]:
+        """Judge an entry's name: which pattern forbids it, and whether it may have others below it.
+
+        A link may be taken for a directory, so it counts as one where patterns are tried.
+        """
         text = fold(f"/{name}/")
-        pattern = place.inherited
+        path, pattern = place.at(name), place.inherited
         if not pattern and self._forbidden.may_forbid(place.state, text):
-            pattern = self._forbidden.forbidding(self._forbidden.enter(place.state, name), directory=directory)
+            pattern = self._forbidden.forbidding(self._forbidden.enter(place.state, name), directory=kind != "file")
         if pattern:
-            self._add(place.at(name), f"forbidden:{pattern}")
-        if text == f"/{_GIT}/":
-            self._add(place.at(name), "nested-git")
-        return pattern
+            self._add(path, f"forbidden:{pattern}")
+        rule = judge_name(name, kind)
+        if rule:
+            self._add(path, rule)
+        if long := len(os.fsencode(path)) > PATH_BYTES:
+            self._add(path, "scan-limit", os.strerror(errno.ENAMETOOLONG))
+        return pattern, not rule and not long
 
     def _directory(self, place: _Place, name: str) -> None:
         self.directories += 1
         path = place.at(name)
-        pattern = self._judge_name(place, name, directory=True)
-        if len(os.fsencode(path)) > _PATH_BYTES:
-            self._add(path, "scan-limit", os.strerror(errno.ENAMETOOLONG))
-        elif fold(name) != _GIT:
+        pattern, enter = self._judge_name(place, name, "directory")
+        if enter:
             self._lister.ask(path, _Place(path, self._forbidden.enter(place.state, name), pattern))
 
     def _odd(self, place: _Place, odd: Odd) -> None:
@@ -181,7 +185,7 @@ class _Walk:
             self._add(path, "special-file", _SPECIAL.get(kind, "changed during the scan"))
         elif leaves_tree(path.count("/"), odd.target):
             self._add(path, "link-outside", printable(odd.target))
-        self._judge_name(place, odd.name, directory=not stat.S_ISREG(odd.mode))
+        self._judge_name(place, odd.name, "file" if stat.S_ISREG(odd.mode) else "link")
 
     def _odd_file(self, path: str, odd: Odd) -> None:
         self.files += 1

@@ -105,11 +105,20 @@ async def commit_tree(
     changes = [] if nothing else await git.changes(repository, run.base, snapshot.commit)
     sizes = ((_text(change.path), change.entry.size if change.entry else None) for change in changes)
     violations = policy_of(specs).judge_changes(sizes) + await leaks(run.ports.redact, handle.tree, changes)
-    if violations:
+    colliding = colliding_of(snapshot, changes)
+    if violations or colliding:
         named = {printable(_text(change.path)): change.path for change in changes}
-        run.offending |= {named[violation.path] for violation in violations}
+        run.offending |= {named[violation.path] for violation in violations} | colliding.keys()
+        violations += tuple(colliding.values())
         await run.emit(ev.ViolationsFound(step, violations))
     return snapshot, changes, violations
+
+
+def colliding_of(snapshot: Snapshot, changes: Sequence[Change]) -> dict[bytes, Violation]:
+    """The changed paths of a snapshot that some disks take for others; all such paths when none of them changed."""
+    changed = {change.path for change in changes}
+    pairs = [pair for pair in snapshot.collisions if pair[0] in changed] or snapshot.collisions
+    return {path: Violation(printable(_text(path)), "name-collision", printable(_text(other))) for path, other in pairs}
 
 
 def _text(path: bytes) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from runner import trees
 from runner.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit, Untrusted
 from runner.git.binary import Binary
 from runner.git.dulwich import Dulwich
+from runner.policy.paths import PathPolicy
 from runner.ports.git import Author, Entry, Git, Snapshotting
+from runner.steps._disk import scan
 from tests.needs import GIT, ROOT
 
 PROGRAM = shutil.which("git")
@@ -717,6 +720,177 @@ async def test_names_equal_but_for_case_are_refused(
     for number, tree in enumerate(crafted):
         with pytest.raises(HostileTree):
             await git.fetch(user.top, user.commit_tree(tree), into=tmp_path / f"p{number}", depth=1)
+
+
+A_FEW = PathPolicy(("**",), ("**/nothing",), 1 << 20)
+ODD_NAMES: dict[str, list[bytes]] = {
+    **{name: [spelling] for name, spelling in HOSTILE_NAMES.items() if spelling not in (b".", b"..", b"a/../../b")},
+    "short name in capitals": [b"GIT~1"],
+    "short name with a stream": [b"git~1::$DATA"],
+    "file of submodules": [b".gitmodules"],
+    "its short name": [b"GITMOD~4"],
+    "its shorter name": [b"gi7eba~1"],
+    "attributes": [b".gitattributes"],
+    "their short name": [b"gitatt~1"],
+    "what git takes for an end": [b".git\xff"],
+    "what git takes for an end, too": [b".git\xef\xbf\xbe"],
+    "case": [b"README", b"readme"],
+    "case of letters that ASCII lacks": ["É".encode(), "é".encode()],
+    "composition": ["caf\u00e9".encode(), "cafe\u0301".encode()],
+    "folded letters": [b"STRASSE", "stra\u00dfe".encode()],
+    "skipped by HFS+": [b"ab", "a\u200db".encode()],
+    "skipped by eyes": ["\u2764".encode(), "\u2764\ufe0f".encode()],
+    "case and no text": [b"A\xff", b"a\xff"],
+    "no text": [b"\xff", b"\xfe"],
+    "half a character": [b"\xc3", b"\xed\xa0\x80"],
+    "controls": [b"a\nb", b"\x1b[31m", b"\x7f", b"\t"],
+    "spaces and dots": [b" ", b"a ", b"a.", b"...", b"-rf"],
+    "of Windows": [b"CON", b"nul.txt", b"a:b", b"a\\b", b"<>|?*"],
+    "long": [b"n" * 255],
+    "like git's": [b"git", b"git~2", b".gitx", b".git-x", b"gitmod~1"],
+}
+
+
+async def _judged(git: Git, names: Sequence[bytes], folder: bool, place: Path) -> tuple[bool, bool, bool]:
+    """Whether a tree with these names is refused when it is fetched, on the disk, and when what was made is fetched."""
+    user = User(place / "user").init()
+    blob = user.blob(b"x")
+    inner = user.tree(("100644", blob, b"f"))
+    row = ("040000", inner) if folder else ("100644", blob)
+    order = sorted(names, key=lambda name: name + b"/" * folder)
+    crafted = user.commit_tree(user.tree(("040000", user.tree(*((*row, name) for name in order)), b"sub")))
+    tree = os.fsencode(place / "tree" / "sub")
+    os.makedirs(tree)
+    for name in names:
+        if folder:
+            os.mkdir(tree + b"/" + name)
+        with open(tree + b"/" + name + b"/f" * folder, "wb") as file:
+            file.write(b"x")
+    await git.empty(place / "private")
+    made = await git.snapshot(place / "private", place / "tree", None, WANTED)
+    on_disk = bool(scan(place / "tree", A_FEW).violations or made.collisions)
+    refused = []
+    for number, (top, commit) in enumerate([(user.top, crafted), (place / "private", made.commit)]):
+        try:
+            await git.fetch(top, commit, into=place / f"into-{number}", depth=1)
+            refused.append(False)
+        except HostileTree:
+            refused.append(True)
+    return refused[0], on_disk, refused[1]
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["folder", "file"])
+@pytest.mark.parametrize("names", ODD_NAMES.values(), ids=ODD_NAMES)
+async def test_a_name_is_judged_alike_when_fetched_scanned_and_published(
+    git: Git, names: list[bytes], folder: bool, tmp_path: Path
+) -> None:
+    """So what a run publishes, the next can start from."""
+    fetched, on_disk, again = await _judged(git, names, folder, tmp_path)
+
+    assert fetched == on_disk
+    assert again <= on_disk
+
+
+@pytest.mark.parametrize(
+    "name", [b".gitmodules", b".GITMODULES", b"gitmod~3", b".git", b"link", b".gitignore", b".gitattributes"]
+)
+async def test_a_link_is_judged_alike_when_fetched_scanned_and_published(
+    git: Git, user: User, name: bytes, tmp_path: Path
+) -> None:
+    commit = user.commit_tree(user.tree(("120000", user.blob(b"f"), name)))
+    tree = os.fsencode(tmp_path / "tree" / "sub")
+    os.makedirs(tree)
+    os.symlink(b"f", tree + b"/" + name)
+    on_disk = bool(scan(tmp_path / "tree", A_FEW).violations)
+
+    try:
+        await git.fetch(user.top, commit, into=tmp_path / "p", depth=1)
+        fetched = False
+    except HostileTree:
+        fetched = True
+
+    assert fetched == on_disk == (name not in (b"link", b".gitignore", b".gitattributes"))
+
+
+PIECES = [
+    ".gitmodules",
+    ".gitattributes",
+    "a",
+    "A",
+    "\u00e9",
+    "e\u0301",
+    "\u00c9",
+    "\u200c",
+    "\ufeff",
+    "\u00df",
+    "ss",
+    ".git",
+    ".GIT",
+    "git~1",
+    ".",
+    " ",
+    "\\",
+]
+PIECES += [
+    "::$DATA",
+    "\n",
+    "\udcff",
+    "\U0001f600",
+    "\u0130",
+    "\u0131",
+    "I",
+    "i",
+    "\u212a",
+    "k",
+    "\u1e9e",
+    "\ufb01",
+    "fi",
+    "\u00ad",
+]
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.nightly] if seed >= 10 else []) for seed in range(300)]
+)
+async def test_any_names_are_judged_alike(git: Git, seed: int, tmp_path: Path) -> None:
+    source = random.Random(seed)
+    made = ("".join(source.choices(PIECES, k=source.randrange(1, 4))) for _ in range(source.randrange(1, 5)))
+    names = {name.encode("utf-8", "surrogateescape") for name in made} - {b".", b".."}
+    if not names:
+        return
+
+    fetched, on_disk, again = await _judged(git, sorted(names), source.random() < 0.5, tmp_path)
+
+    assert fetched == on_disk, names
+    assert again <= on_disk, names
+
+
+async def test_a_path_is_too_long_alike_when_fetched_and_scanned(git: Git, user: User, tmp_path: Path) -> None:
+    for length, refused in ((4000, False), (4001, True)):
+        first = length - 15 * 251 - 2
+        names = [b"d" * 250] * 15 + [b"e" * first, b"f"]
+        tree = user.tree(("100644", user.blob(b"x"), names[-1]))
+        for name in reversed(names[:-1]):
+            tree = user.tree(("040000", tree, name))
+        commit, root = user.commit_tree(tree), tmp_path / f"root-{length}"
+        root.mkdir()
+        holder = os.open(root, os.O_RDONLY)
+        for name in names[:-1]:
+            os.mkdir(name, dir_fd=holder)
+            below = os.open(name, os.O_RDONLY, dir_fd=holder)
+            os.close(holder)
+            holder = below
+        os.close(os.open(b"f", os.O_CREAT | os.O_WRONLY, dir_fd=holder))
+        os.close(holder)
+
+        rules = [violation.rule for violation in scan(root, A_FEW).violations]
+        assert rules == ["scan-limit"] * refused
+        if refused:
+            with pytest.raises(HostileTree, match="too long"):
+                await git.fetch(user.top, commit, into=tmp_path / "p", depth=1)
+        else:
+            await git.fetch(user.top, commit, into=tmp_path / "q", depth=1)
+        assert trees.remove(root) == []
 
 
 async def test_a_link_and_a_folder_of_one_name_are_refused(git: Git, user: User, tmp_path: Path) -> None:

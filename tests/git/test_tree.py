@@ -14,9 +14,7 @@ from runner.git.tree import (
     check_names,
     commit_object,
     covers,
-    is_hostile,
     kept,
-    parents,
 )
 from runner.ports.git import Author, Change, Entry, Snapshotting
 
@@ -48,11 +46,6 @@ def test_a_commit_id_is_40_or_64_lower_case_digits(text: str) -> None:
         check_commit_id(text)
 
 
-@pytest.mark.parametrize("name", [".gitignore", ".github", "git", "git~2", "..a", "a..", ".gi", "x.git", "...", "\xff"])
-def test_ordinary_file_names_are_harmless(name: str) -> None:
-    assert not is_hostile(name.encode("latin-1"))
-
-
 @pytest.mark.parametrize(
     "paths",
     [
@@ -64,6 +57,9 @@ def test_ordinary_file_names_are_harmless(name: str) -> None:
         pytest.param(["a/x", "b", "a/x"], id="twice, apart"),
         pytest.param(["a/x", "b/.git/y"], id="inside"),
         pytest.param(["/etc/passwd"], id="absolute"),
+        pytest.param(["a" * 256], id="longer than a name can be"),
+        pytest.param(["é" * 128], id="longer in bytes"),
+        pytest.param(["/".join(["a" * 249] * 17)], id="longer than a path can be"),
     ],
 )
 def test_a_tree_that_no_disk_can_hold_is_refused(paths: list[str]) -> None:
@@ -103,10 +99,6 @@ def test_a_folder_covers_what_is_below_it_and_no_namesake() -> None:
         b"c",
         b"c/d",
     ]
-
-
-def test_parents_are_all_folders_above() -> None:
-    assert parents([b"a/b/c", b"a/d", b"e"]) == {b"a", b"a/b"}
 
 
 def test_submodules_are_kept_unless_replaced() -> None:
