@@ -467,6 +467,10 @@ class Withheld(PolicyError):
     code = "deliver.withheld"
 
 
+class Unverified(PolicyError):
+    code = "deliver.unverified"
+
+
 class PatchChanged(DamagedError):
     code = "deliver.patch-changed"
 

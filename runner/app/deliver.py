@@ -1,6 +1,7 @@
 """Delivery: what a run published, into the user's hands. Always a command of its own, never a part of a run.
 
-Only a snapshot that was published is delivered: work that broke policy stays where it is. A branch has the runner's
+Only a snapshot that was published is delivered: work that broke policy stays where it is, and so does work that nothing
+has verified, or of a run that did not succeed, unless it is asked for in so many words. A branch has the runner's
 commit of the work on top of the base, or the agent's own commits when they come to the same. Nothing of this is
 recorded in the run, which has ended; cancelling a delivery leaves its target as it was, but for a push, of which the
 remote may have heard.
@@ -34,6 +35,7 @@ from runner.errors import (
     PatchChanged,
     PushTimedOut,
     RunUnfinished,
+    Unverified,
     UsageError,
     Withheld,
     leaf,
@@ -43,6 +45,7 @@ from runner.git.common import in_thread
 from runner.git.deliver import Applied, Branched, Pushed, open_delivery
 from runner.git.source import find
 from runner.model import Status
+from runner.record import RunRecord
 from runner.report import markdown
 from runner.settings import Settings
 
@@ -82,22 +85,22 @@ async def _watch(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) ->
 
 
 async def make_branch(
-    past: Past, settings: Settings, *, into: Path | None, name: str | None, commits: bool = False
+    past: Past, settings: Settings, *, into: Path | None, name: str | None, unverified: bool, commits: bool = False
 ) -> Branched:
     """See ``Delivery.branch``; by default in the repository that the run was cloned from, under the run's own name.
 
     With ``commits`` it is made of the agent's own. Raises ``CommitsDiffer`` when they are not all of the work.
     """
-    snapshot, repository = _published(past, settings)
+    snapshot, repository = _published(past, settings, unverified=unverified)
     commit = _own_commits(past, snapshot) if commits else snapshot.commit
     delivery = open_delivery(settings)
     place = into or _source_or_refuse(past)
     return await delivery.branch(repository, commit, into=place, name=name or branch_of(past, snapshot))
 
 
-async def apply_patch(past: Past, settings: Settings, *, into: Path | None, check: bool) -> Applied:
+async def apply_patch(past: Past, settings: Settings, *, into: Path | None, check: bool, unverified: bool) -> Applied:
     """See ``Delivery.apply``. Raises ``PatchChanged`` when the patch is not the one that the run wrote."""
-    snapshot, _ = _published(past, settings)
+    snapshot, _ = _published(past, settings, unverified=unverified)
     delivery = open_delivery(settings)
     place = into or _source_or_refuse(past)
     if not snapshot.changed:
@@ -108,9 +111,17 @@ async def apply_patch(past: Past, settings: Settings, *, into: Path | None, chec
         return await delivery.apply(patch, snapshot.base, into=place, scratch=scratch, check=check)
 
 
-async def push(past: Past, settings: Settings, *, to: str, branch: str | None, seconds: float = PUSH_SECONDS) -> Pushed:
+async def push(
+    past: Past,
+    settings: Settings,
+    *,
+    to: str,
+    branch: str | None,
+    unverified: bool,
+    seconds: float = PUSH_SECONDS,
+) -> Pushed:
     """See ``Delivery.push``; bounded by ``seconds``, after which it raises ``PushTimedOut``."""
-    snapshot, repository = _published(past, settings)
+    snapshot, repository = _published(past, settings, unverified=unverified)
     delivery = open_delivery(settings)
     url = await delivery.remote_url(to, repository=source_of(past))
     with trio.move_on_after(seconds):
@@ -180,8 +191,11 @@ def _source_or_refuse(past: Past) -> Path:
     return source
 
 
-def _published(past: Past, settings: Settings) -> tuple[SnapshotPublished, Path]:
-    """What a run published, and the private repository that has it."""
+def _published(past: Past, settings: Settings, *, unverified: bool) -> tuple[SnapshotPublished, Path]:
+    """What a run published, and the private repository that has it.
+
+    Raises ``Unverified`` when the run did not succeed or verified nothing, unless that is meant by ``unverified``.
+    """
     record = past.record
     if record.ended is None:
         lost = record.status is Status.LOST
@@ -194,7 +208,20 @@ def _published(past: Past, settings: Settings) -> tuple[SnapshotPublished, Path]
         raise NothingPublished(f"run `{record.id}` published no snapshot", hint=f"runner runs show {record.id}")
     if not repository.is_dir():
         raise NothingPublished(f"the repository of run `{record.id}` is not there any more: `{repository}`")
+    if not unverified and (why := _doubt(record)):
+        raise Unverified(
+            f"run `{record.id}` {why}, so its work is not delivered",
+            hint=f"look at it (runner runs show {record.id}), and deliver it all the same with --unverified",
+        )
     return record.snapshot, repository
+
+
+def _doubt(record: RunRecord) -> str | None:
+    """Why nobody knows that the work of a run is as it should be."""
+    verify = [step for step in record.steps.values() if step.kind == "verify"]
+    if record.exit_code:
+        return f"ended {record.status.value}"
+    return None if any(step.status is Status.SUCCEEDED for step in verify) else "verified nothing"
 
 
 def _own_commits(past: Past, snapshot: SnapshotPublished) -> str:

@@ -290,6 +290,7 @@ class _Ending:
             run = Run(
                 id=record.id,
                 plan=saving.plan,
+                digest=record.plan,
                 places=self._places,
                 ports=self._ports,
                 emit=self._emit_news,

@@ -120,6 +120,7 @@ async def carry_out(
                 run = Run(
                     id=id,
                     plan=plan,
+                    digest=digest,
                     places=places,
                     ports=ports,
                     emit=journal.emit,

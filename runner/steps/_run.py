@@ -171,6 +171,7 @@ class Run:
         *,
         id: str,
         plan: RunPlan,
+        digest: str,
         places: Places,
         ports: Ports,
         emit: Emit,
@@ -182,6 +183,7 @@ class Run:
     ) -> None:
         self.id = id
         self.plan = plan
+        self.digest = digest  # of the plan that this run is of
         self.places = places
         self.ports = ports
         self.rehearsal = ports.gateway.rehearsal

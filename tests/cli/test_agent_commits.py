@@ -21,8 +21,8 @@ def test_the_agents_own_history_becomes_a_branch_when_asked_for(project: Project
     base = git(repository, "rev-parse", "HEAD")
 
     done, record = project.apply()
-    whole = say(project, "runs", "branch", "last", "--name", "whole")
-    said = say(project, "runs", "branch", "last", "--commits", "--name", "own")
+    whole = say(project, "runs", "branch", "last", "--unverified", "--name", "whole")
+    said = say(project, "runs", "branch", "last", "--unverified", "--commits", "--name", "own")
 
     assert done.code == 0, done.out + done.err
     commits = record["commits"]
@@ -42,7 +42,7 @@ def test_no_commits_are_no_commits(project: Project, repository: Path) -> None:
     project.script("echo 1 > one; git add one", workspace=LOCAL)
 
     done, record = project.apply()
-    said = say(project, "runs", "branch", "last", "--commits")
+    said = say(project, "runs", "branch", "last", "--unverified", "--commits")
 
     assert (done.code, record["commits"]) == (0, None)
     assert (said.code, said.errors) == (6, ["deliver.nothing-published"])
@@ -52,12 +52,12 @@ def test_commits_that_are_not_all_of_the_work_are_kept_and_not_delivered(project
     project.script(f"{AGENT}{TWO}echo 3 > one", workspace=LOCAL)
 
     done, record = project.apply()
-    said = say(project, "runs", "branch", "last", "--commits")
+    said = say(project, "runs", "branch", "last", "--unverified", "--commits")
 
     assert done.code == 0, done.out + done.err
     assert (project.directory(record) / record["commits"]["bundle"]).is_file()
     assert (said.code, said.errors) == (2, ["deliver.commits-differ"])
-    assert say(project, "runs", "branch", "last").code == 0
+    assert say(project, "runs", "branch", "last", "--unverified").code == 0
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_a_later_commit_takes_back_still_breaks_policy(
     )
 
     done, record = project.apply()
-    said = say(project, "runs", "branch", "last", "--commits")
+    said = say(project, "runs", "branch", "last", "--unverified", "--commits")
 
     assert done.code == 0, done.out + done.err
     assert record["violations"] == []
@@ -101,7 +101,7 @@ def test_what_a_later_commit_takes_back_still_breaks_policy(
     assert "of the agent withheld" in step(record, "snapshot")["outcome"]["message"]
     assert not list(project.directory(record).glob("*.bundle"))
     assert (said.code, said.errors) == (3, ["deliver.withheld"])
-    assert say(project, "runs", "branch", "last").code == 0
+    assert say(project, "runs", "branch", "last", "--unverified").code == 0
 
 
 @pytest.mark.parametrize(

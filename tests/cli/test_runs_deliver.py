@@ -23,6 +23,7 @@ from tests.needs import ROOT
 from tests.situations import Project, git
 
 LOCAL = "repo_source: {type: local, path: repo}"
+VERIFIED = "snapshot: {}\nverify: {files: {required: [README]}}"
 WORK = "echo better > README; mkdir lib; echo new > lib/new; echo note > $RUNNER_OUTPUT/note"
 
 
@@ -39,7 +40,7 @@ def lives(pid: str) -> bool:
 @pytest.fixture
 def published(project: Project, repository: Path) -> dict[str, Any]:
     """A run that changed a file, made another, and published both."""
-    project.script(WORK, workspace=LOCAL, run="snapshot: {}")
+    project.script(WORK, workspace=LOCAL, run=VERIFIED)
     done, record = project.apply()
     assert done.code == 0, done.out + done.err
     return record
@@ -123,7 +124,7 @@ def test_a_patch_that_was_edited_is_not_applied(project: Project, repository: Pa
 
 def test_an_apply_that_was_killed_is_undone_by_the_next(project: Project, repository: Path) -> None:
     """By SIGKILL, between the first file and the last."""
-    project.script("for n in $(seq 300); do mkdir -p d$n; echo $n > d$n/f; done", workspace=LOCAL, run="snapshot: {}")
+    project.script("for n in $(seq 300); do mkdir -p d$n; echo $n > d$n/f; done", workspace=LOCAL, run=VERIFIED)
     done, record = project.apply()
     assert done.code == 0, done.out + done.err
     before = everything(repository, without=(".git/runner-apply",))
@@ -167,7 +168,7 @@ def test_a_push_by_the_name_of_a_remote(project: Project, repository: Path, publ
 
 
 def test_the_default_branch_is_pushed_to_only_by_name(project: Project, repository: Path) -> None:
-    project.script(WORK, workspace=LOCAL, run="snapshot: {branch: main}")
+    project.script(WORK, workspace=LOCAL, run=VERIFIED.replace("{}", "{branch: main}"))
     assert project.apply()[0].code == 0
     git(project.folder, "clone", "-q", "--bare", str(repository), "remote.git")
     url = f"file://{project.folder}/remote.git"
@@ -220,8 +221,56 @@ def test_only_what_was_published_is_delivered(
         assert str(project.directory(record) / "withheld.patch") in said.err
 
 
+UNVERIFIED = {
+    "nothing verified": ("snapshot: {}", "verified nothing", 0),
+    "checks that failed": ("snapshot: {}\nverify: {files: {required: [nowhere]}}", "ended failed", 1),
+}
+
+
+@pytest.mark.parametrize(("run", "why", "exit_code"), UNVERIFIED.values(), ids=UNVERIFIED)
+def test_work_that_nothing_vouches_for_is_delivered_only_when_that_is_asked_for(
+    project: Project, repository: Path, run: str, why: str, exit_code: int
+) -> None:
+    project.script(WORK, workspace=LOCAL, run=run)
+    done, record = project.apply()
+    assert (done.code, record["snapshot"] is not None) == (exit_code, True), done.out + done.err
+    git(project.folder, "clone", "-q", "--bare", str(repository), "remote.git")
+    url = f"file://{project.folder}/remote.git"
+    before = everything(repository), everything(project.folder / "remote.git")
+
+    for words in (("branch",), ("apply",), ("apply", "--check"), ("push", "--to", url)):
+        said = say(project, "runs", words[0], "last", *words[1:])
+        assert (said.code, said.errors) == (3, ["deliver.unverified"])
+        assert f"run `{record['id']}` {why}" in said.err
+    assert (everything(repository), everything(project.folder / "remote.git")) == before
+
+    for words in (("branch",), ("apply",), ("push", "--to", url)):
+        assert say(project, "runs", words[0], "last", *words[1:], "--unverified").code == 0
+    assert git(repository, "show", f"runner/{record['id']}:README") == "better"
+
+
+def test_a_commit_names_its_run_its_plan_and_its_task(project: Project, repository: Path) -> None:
+    """As trailers that git reads, also behind those of the manifest's own message."""
+    message = "fix: it\\n\\nBecause.\\n\\nReviewed-by: nobody"
+    project.script(WORK, workspace=LOCAL, run=VERIFIED.replace("{}", f'{{message: "{message}"}}', 1))
+    done, record = project.apply("--task", "pull_request_number=7", "--task", "branch=feature/x")
+    assert done.code == 0, done.out + done.err
+    assert say(project, "runs", "branch", "last").code == 0
+
+    body = git(repository, "log", "-1", "--format=%B", f"runner/{record['id']}")
+    trailers = git(repository, "log", "-1", "--format=%(trailers)", f"runner/{record['id']}").splitlines()
+
+    assert body.startswith("fix: it\n\nBecause.\n\nReviewed-by: nobody\n")
+    assert trailers == [
+        "Reviewed-by: nobody",
+        f"Runner-Run: {record['id']}",
+        f"Runner-Plan: {record['plan']}",
+        "Runner-Task: branch=feature/x pull_request_number=7",
+    ]
+
+
 def test_a_run_without_a_change_has_nothing_to_apply(project: Project, repository: Path) -> None:
-    project.script("true", workspace=LOCAL, run="snapshot: {}")
+    project.script("true", workspace=LOCAL, run=VERIFIED)
     assert project.apply()[0].code == 0
 
     said = say(project, "runs", "apply", "last")
@@ -230,7 +279,7 @@ def test_a_run_without_a_change_has_nothing_to_apply(project: Project, repositor
 
 
 def test_work_from_nothing_needs_a_place_to_go(project: Project) -> None:
-    project.script("echo x > made", run="snapshot: {}")
+    project.script("echo x > made", run=VERIFIED.replace("README", "made"))
     assert project.apply()[0].code == 0
     git(project.folder, "init", "-q", "-b", "main", "empty")
 

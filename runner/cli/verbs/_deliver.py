@@ -31,6 +31,8 @@ def add_arguments(add: Callable[[str, str], ArgumentParser]) -> None:
     push.add_argument("--branch", metavar="BRANCH", help="the branch of the manifest, or runner/RUN")
     export = add("export", "its evidence for a ticket: an archive or folder, without secrets, with checksums")
     export.add_argument("--to", metavar="FILE.tar.gz|DIR", type=Path, help="a place with nothing there: run-RUN.tar.gz")
+    for parser in (branch, apply, push):
+        parser.add_argument("--unverified", action="store_true", help="also of a run that failed or verified nothing")
     for parser in (branch, apply, push, export):
         parser.add_argument("--output", choices=("text", "json"), default="text")
 
@@ -53,7 +55,9 @@ def deliver(past: Past, args: Namespace, settings: Settings, out: Output) -> Non
 async def _branch(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
     from runner.app.deliver import make_branch
 
-    done = await make_branch(past, settings, into=args.into, name=args.name, commits=args.commits)
+    done = await make_branch(
+        past, settings, into=args.into, name=args.name, commits=args.commits, unverified=args.unverified
+    )
     word = "is now" if done.made else "was already"
     return done, f"branch {done.branch} of {done.repository} {word} at {done.commit[:12]}"
 
@@ -61,7 +65,7 @@ async def _branch(past: Past, args: Namespace, settings: Settings) -> tuple[obje
 async def _apply(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
     from runner.app.deliver import apply_patch
 
-    done = await apply_patch(past, settings, into=args.into, check=args.check)
+    done = await apply_patch(past, settings, into=args.into, check=args.check, unverified=args.unverified)
     if done.present:
         return done, f"nothing to do: {done.checkout} has all of the work"
     count = f"{len(done.paths)} file{'s' * (len(done.paths) != 1)}"
@@ -71,7 +75,7 @@ async def _apply(past: Past, args: Namespace, settings: Settings) -> tuple[objec
 async def _push(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
     from runner.app.deliver import push
 
-    done = await push(past, settings, to=args.to, branch=args.branch)
+    done = await push(past, settings, to=args.to, branch=args.branch, unverified=args.unverified)
     moved = f"{done.before[:12]} -> {done.commit[:12]}" if done.before else f"new, at {done.commit[:12]}"
     return done, f"branch {done.branch} of {done.url}: {moved if done.moved else f'was already at {done.commit[:12]}'}"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from runner import events as ev
-from runner.errors import BadRef, shown
+from runner.errors import BadRef, printable, shown
 from runner.ids import BRANCH_HINT, is_branch
 from runner.manifest import repository
 from runner.model import Outcome, succeeded
@@ -17,11 +19,12 @@ from runner.steps._run import Run
 from runner.steps.snapshot.plan import Body
 
 STEP = "snapshot"
+_TRAILERS = re.compile(r"\n\n(?:[A-Za-z0-9-]+: .*\n?)+\Z")
 
 
 async def perform(body: Body, run: Run) -> Outcome:
     branch = _branch(body, run)
-    snapshot, changes, violations = await commit_tree(run, STEP, body.policies, run.fill(body.message))
+    snapshot, changes, violations = await commit_tree(run, STEP, body.policies, _message(body, run))
     if violations:
         return broken(violations)
     run.snapshot = snapshot
@@ -49,6 +52,17 @@ async def take_over(body: Body, run: Run) -> None:
     run.snapshot = Snapshot(old.commit, old.tree, old.base, old.entries, old.ignored)
     await run.emit(replace(old, branch=_branch(body, run)))
     await regain_commits(run)
+
+
+def _message(body: Body, run: Run) -> str:
+    """What the manifest says, with trailers that lead to the evidence: the run, the plan of it, and its task."""
+    text = run.fill(body.message).rstrip()
+    trailers = {"Runner-Run": run.id, "Runner-Plan": run.digest}
+    task = run.plan.values.get("task")
+    if isinstance(task, Mapping) and task:
+        trailers["Runner-Task"] = printable(" ".join(f"{key}={value}" for key, value in task.items()), 1000)
+    gap = "\n" if _TRAILERS.search(text) else "\n\n"
+    return text + gap + "".join(f"{name}: {value}\n" for name, value in trailers.items())
 
 
 def _branch(body: Body, run: Run) -> str | None:
