@@ -8,10 +8,11 @@ environment.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
@@ -27,10 +28,12 @@ from runner.git._run import Ended, Limits, limited, run
 from runner.git.common import Common, Seen, in_thread, refuse
 from runner.git.mirror import Mirror, shrink
 from runner.git.remote import NOWHERE, Reach, Remotes
-from runner.git.tree import check_branch, check_commit_id, check_names, commit_object, hasher, shown
-from runner.ports.git import Authored, Entry, Snapshot, Snapshotting, Tip
+from runner.git.tree import EXECUTABLE, FILE, check_branch, check_commit_id, check_names, commit_object, hasher, shown
+from runner.policy.names import read_by_git
+from runner.ports.git import Authored, Change, Entry, Snapshot, Snapshotting, Tip
 
 _ENVIRONMENT = environment({})
+_REFUSED = re.compile(r"^error: object ([0-9a-f]+): (.*)", re.MULTILINE)
 _LEAST_SHARE = 2000  # files to check out at once; a process costs as much as a hundred files
 
 
@@ -174,6 +177,23 @@ class Binary(Common):
         body = commit_object(made, base, wanted)
         commit = await in_thread(disk.store_text, repository / "objects", b"commit", body, like=made)
         return await in_thread(seen.snapshot, commit, made, base)
+
+    async def refusals(self, repository: Path, changes: Sequence[Change]) -> Mapping[bytes, str]:
+        read = {change.path: change.entry for change in changes if change.entry is not None and _name_for_git(change)}
+        if not read:
+            return {}
+        ids = await in_thread(_objects_for_git, repository, changes)
+        packed = await self._git(
+            repository, "pack-objects", "--stdout", "--quiet", stdin="\n".join(ids).encode() + b"\n"
+        )
+        with tempfile.TemporaryDirectory(dir=repository) as folder:
+            scratch = Path(folder) / "git"
+            await in_thread(disk.make_private, scratch, like=ids[0])
+            ended = await self.on(scratch, "index-pack", "--stdin", "--strict", stdin=packed.stdout)
+        said = dict(_REFUSED.findall(ended.words))
+        if ended.code and not said:
+            raise GitFailed(f"`git index-pack` ended with {ended.code}: {ended.words}")
+        return {path: said[leaf.id] for path, leaf in read.items() if leaf.id in said}
 
     async def patch(self, repository: Path, base: str | None, commit: str, to: Path) -> int:
         await self.check_commit(repository, commit)
@@ -329,6 +349,23 @@ def _store(repository: Path, tree: Path, seen: Seen, *, like: str) -> list[bytes
             if known is None or (known.mode, known.sha.decode()) != (each.mode, id):
                 lines.append(b"%o %s 0\t%s\0" % (each.mode, id.encode(), each.path))
     return lines
+
+
+def _name_for_git(change: Change) -> str | None:
+    """What git takes the new side of a change for, if it reads it."""
+    name = change.path.rpartition(b"/")[2].decode("utf-8", "surrogateescape")
+    return read_by_git(name) if change.entry is not None and change.entry.mode in (FILE, EXECUTABLE) else None
+
+
+def _objects_for_git(repository: Path, changes: Sequence[Change]) -> list[str]:
+    """The files that git reads, and trees made to hold each of them alone, by the name that git takes it for."""
+    ids = []
+    for change in changes:
+        if change.entry is not None and (name := _name_for_git(change)):
+            row = b"100644 %s\0%s" % (name.encode(), bytes.fromhex(change.entry.id))
+            tree = disk.store_text(repository / "objects", b"tree", row, like=change.entry.id)
+            ids += [change.entry.id, tree]
+    return list(dict.fromkeys(ids))
 
 
 def _leaf(row: bytes) -> Entry:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from runner.git.tree import (
 )
 from runner.ids import is_commit_id
 from runner.policy.names import parents
-from runner.ports.git import Authored, Entry, Snapshot, Snapshotting, Tip
+from runner.ports.git import Authored, Change, Entry, Snapshot, Snapshotting, Tip
 
 _TREE = 0o040000
 _COMMIT_TYPE = 1
@@ -98,6 +98,9 @@ class Dulwich(Common):
         made = await in_thread(_store, repository, tree, seen)
         commit = await in_thread(_store_commit, repository, commit_object(made, base, wanted))
         return await in_thread(seen.snapshot, commit, made, base)
+
+    async def refusals(self, repository: Path, changes: Sequence[Change]) -> Mapping[bytes, str]:
+        return {}
 
     async def patch(self, repository: Path, base: str | None, commit: str, to: Path) -> int:
         before = await self.all_leaves(repository, base)

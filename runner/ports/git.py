@@ -191,6 +191,9 @@ class Git(Protocol):
     async def changes(self, repository: Path, base: str | None, commit: str) -> list[Change]:
         """What ``commit`` changed from ``base`` (``None``: from nothing), by path; renames are not guessed."""
 
+    async def refusals(self, repository: Path, changes: Sequence[Change]) -> Mapping[bytes, str]:
+        """The changed files that git itself reads and ``fetch`` would refuse, with the reason: bad submodules, say."""
+
     async def patch(self, repository: Path, base: str | None, commit: str, to: Path) -> int:
         """Write a binary-safe patch that ``git apply`` takes, streamed to the new file ``to``; its size."""
 

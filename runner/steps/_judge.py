@@ -105,11 +105,13 @@ async def commit_tree(
     changes = [] if nothing else await git.changes(repository, run.base, snapshot.commit)
     sizes = ((_text(change.path), change.entry.size if change.entry else None) for change in changes)
     violations = policy_of(specs).judge_changes(sizes) + await leaks(run.ports.redact, handle.tree, changes)
-    colliding = colliding_of(snapshot, changes)
-    if violations or colliding:
+    unusable = colliding_of(snapshot, changes)
+    for path, words in (await git.refusals(repository, changes)).items():
+        unusable[path] = Violation(printable(_text(path)), "git-refuses", printable(words))
+    if violations or unusable:
         named = {printable(_text(change.path)): change.path for change in changes}
-        run.offending |= {named[violation.path] for violation in violations} | colliding.keys()
-        violations += tuple(colliding.values())
+        run.offending |= {named[violation.path] for violation in violations} | unusable.keys()
+        violations += tuple(unusable.values())
         await run.emit(ev.ViolationsFound(step, violations))
     return snapshot, changes, violations
 

@@ -24,6 +24,11 @@ COLLIDING = {
     "a short name": ("echo > git~1", ["git~1"], "git~1: nested-git"),
     "a stream": ("mkdir -p a; echo > 'a/.git::$INDEX_ALLOCATION'", ["a/.git::$INDEX_ALLOCATION"], ": nested-git"),
     "a backslash": (r"echo > 'x\.git\config'", [r"x\.git\config"], ": nested-git"),
+    "submodules that git refuses": (
+        "printf '[submodule \"s\"]\\npath = s\\nurl = -x\\n' > .gitmodules",
+        [".gitmodules"],
+        ".gitmodules: git-refuses (gitmodulesUrl: disallowed submodule url: -x)",
+    ),
     "submodules by a link": ("ln -s README .gitmodules", [".gitmodules"], ".gitmodules: no-file"),
 }
 

@@ -812,6 +812,43 @@ async def test_a_link_is_judged_alike_when_fetched_scanned_and_published(
     assert fetched == on_disk == (name not in (b"link", b".gitignore", b".gitattributes"))
 
 
+FOR_GIT = {
+    "an url that is an option": (".gitmodules", b'[submodule "s"]\n\tpath = s\n\turl = -x\n'),
+    "a path that is an option": (".gitmodules", b'[submodule "s"]\n\tpath = -s\n\turl = https://h/x\n'),
+    "a name that leads up": (".gitmodules", b'[submodule "../s"]\n\tpath = s\n\turl = https://h/x\n'),
+    "a command": (".gitmodules", b'[submodule "s"]\n\tpath = s\n\turl = https://h/x\n\tupdate = !sh\n'),
+    "a short name": ("gitmod~1", b'[submodule "s"]\n\tpath = s\n\turl = -x\n'),
+    "submodules as usual": (".gitmodules", b'[submodule "s"]\n\tpath = s\n\turl = https://h/x\n'),
+    "no configuration": (".gitmodules", b"[submodule\n"),
+    "an attribute without an end": (".gitattributes", b"* " + b"x" * 3000 + b"\n"),
+    "attributes as usual": (".gitattributes", b"*.sh eol=lf\n"),
+    "something else": ("README", b'[submodule "s"]\n\tpath = s\n\turl = -x\n'),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), FOR_GIT.values(), ids=FOR_GIT)
+async def test_a_file_that_git_reads_is_judged_alike_when_fetched_and_published(
+    git: Git, name: str, content: bytes, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tree" / "sub" if name == ".gitattributes" else tmp_path / "tree"
+    folder.mkdir(parents=True)
+    for one in (name, "harmless"):
+        (folder / one).write_bytes(content)
+    await git.empty(tmp_path / "private")
+    made = await git.snapshot(tmp_path / "private", tmp_path / "tree", None, WANTED)
+    changes = await git.changes(tmp_path / "private", None, made.commit)
+
+    refused = await git.refusals(tmp_path / "private", changes)
+
+    try:
+        await git.fetch(tmp_path / "private", made.commit, into=tmp_path / "into", depth=1)
+        fetched = True
+    except HostileTree:
+        fetched = False
+    assert fetched == (not refused)
+    assert refused.keys() <= {os.fsencode((folder / name).relative_to(tmp_path / "tree"))}
+
+
 PIECES = [
     ".gitmodules",
     ".gitattributes",
