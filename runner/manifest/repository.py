@@ -19,9 +19,13 @@ FILE_BYTES = 256 << 10
 class RepositoryPolicy(Shape):
     """``None`` is not written."""
 
-    allowedPaths: list[Text] | None = Field(None, description="Patterns of the paths that may be changed.")
+    allowedPaths: list[Text] | None = Field(
+        None, description="Patterns of the paths that may be changed; one without `/` holds at any depth."
+    )
     forbiddenPatterns: list[Text] | None = Field(
-        None, description="Patterns of the paths that must not be in a workspace; the list replaces the built-in one."
+        None,
+        description="Patterns of the paths that must not be in a workspace, in upper or lower case; one "
+        "without `/` holds at any depth. The list replaces the built-in one.",
     )
     allowNetwork: bool = Field(False, description="Whether commands may have a network.")
     maxFileSize: Size | None = Field(None, description="The size in bytes that no file may exceed.")

@@ -6,12 +6,19 @@ The one glob rule, for paths relative to the root:
 * ``**`` matches any number of names, none included: ``**/x`` also matches at the root.
 * A pattern without ``/`` holds at any depth: ``x`` means ``**/x``. A trailing ``/`` names a directory
   and all that is below it: ``x/`` means ``**/x/**``.
-* ``[a-z]``, ``[!a-z]`` and ``{a,b}`` within one name as in a shell; no negation, no escape but ``[*]``.
+* ``[a-z]``, ``[!a-z]`` (or ``[^a-z]``) and ``{a,b}`` within one name as in a shell; no escape but ``[*]``.
+* What other tools read as more than that is refused, never taken literally: ``!x``, ``@(a|b)``, ``(a|b)``,
+  ``[[:alpha:]]``. Parentheses without ``|`` and braces without ``,`` are characters like any other.
 
 Forbidden patterns hold whatever a name is written like: case, Unicode composition and characters that
-are not displayed make no difference. They are tried on an entry, on its path with a ``/`` too when it is
-no regular file (so a directory or link called ``secrets`` is caught by ``**/secrets/**``), and on every
-directory above it. Allowed patterns are tried on the file alone, exactly as written.
+are not displayed make no difference, and what a pattern matches as it is written it forbids in any case.
+They are tried on an entry and on every directory above it. ``secrets/**`` is against everything called
+``secrets``, a regular file too; ``secrets/`` is against directories, and links, which may lead to one.
+Allowed patterns are tried on the file alone, exactly as written; ``src/**`` allows what is below ``src``.
+
+The glob library of the documents, fast-glob with ``dot``, reads a pattern without ``/`` at the top only,
+forbids nothing below a directory that a pattern names, and has an allowed ``src/**`` match a file ``src``;
+for all other patterns that are accepted here the two agree on every file.
 """
 
 from __future__ import annotations
@@ -36,6 +43,9 @@ _IGNORABLE = re.compile(
 )
 _MOST_WORDS = 100  # that the braces in one name may stand for
 _WILD = re.compile(r"[*?]|\[.*\]")
+_CLASS = re.compile(r"\[([!^]?\]?[^\]]*)\]")
+_GROUP = re.compile(r"[?*+@!]\(|\(.*\|.*\)")
+_RANGE = re.compile(r"(.)-(.)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,8 @@ def compose(policies: Sequence[PathPolicy]) -> PathPolicy:
 def check_pattern(text: str) -> str | None:
     """What is wrong with a pattern, to be read after its text; ``None`` when it can be used."""
     parts = text.removesuffix("/").split("/")
+    classes = [found for part in parts for found in _CLASS.findall(part)]
+    bare = [_CLASS.sub("", part) for part in parts]
     complaints = {
         "is empty": not text,
         f"is longer than {_PATTERN_BYTES} bytes": len(text.encode(errors="surrogatepass")) > _PATTERN_BYTES,
@@ -99,18 +111,30 @@ def check_pattern(text: str) -> str | None:
         "has a `\\`: separate names with `/`, write a literal `*` as `[*]`": "\\" in text,
         "has an empty, `.` or `..` part": any(part in ("", ".", "..") for part in parts),
         "has a brace that its part does not close": any(part.count("{") != part.count("}") for part in parts),
+        "has a `[` that its part does not close: write a literal one as `[[]`": any("[" in part for part in bare),
+        "has a group: write `{a,b}` for a choice, and a literal `(` as `[(]`": any(map(is_group, bare)),
+        "has a class by name: write its characters out": any("[:" in found for found in classes),
+        "has a range that ends before it begins": any(a > b for found in classes for a, b in _RANGE.findall(found)),
         f"has more than {_MOST_STARS} `*` in one part": any(part.count("*") > _MOST_STARS for part in parts),
     }
     return next((words for words, holds in complaints.items() if holds), None) or _check_translation(text)
 
 
+def is_group(part: str) -> bool:
+    """Whether a part of a path has parentheses that other tools read as a choice or a repetition."""
+    return _GROUP.search(part) is not None
+
+
+Part = tuple[re.Pattern[str], ...]  # what one name must match whole: for each form that names are compared in, the same
+
+
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """A compiled pattern. ``tree``: it ended in ``/**`` and speaks of directories and what is below them."""
+    """A compiled pattern. ``tree``: it ended in ``/`` or ``/**`` and speaks of what is below directories."""
 
     pattern: str
-    parts: tuple[re.Pattern[str] | None, ...]  # one a name; None is `**`
-    piece: str  # literal text that `/NAME/` holds if NAME matches the last part
+    parts: tuple[Part | None, ...]  # one a name; None is `**`
+    piece: str  # literal text that `/NAME/` holds, in the first form, if NAME matches the last part
     tree: bool
 
 
@@ -126,10 +150,11 @@ class State:
         return tuple(dict.fromkeys(rule.piece for rule, at in self.reached if at == len(rule.parts) - 1))
 
     @cached_property
-    def named(self) -> re.Pattern[str]:
-        """What a name matches that leads anywhere but to ``unnamed``."""
-        parts = [part.pattern for rule, at in self.reached for part in rule.parts[at : at + 1] if part]
-        return re.compile("|".join(dict.fromkeys(f"(?:{part})" for part in parts)) or r"\Z.")
+    def named(self) -> Part:
+        """What a name matches that leads anywhere but to ``unnamed``; empty if none does."""
+        parts = [part for rule, at in self.reached for part in rule.parts[at : at + 1] if part]
+        forms = [dict.fromkeys(f"(?:{regex.pattern})" for regex in form) for form in zip(*parts, strict=True)]
+        return tuple(re.compile("|".join(form)) for form in forms)
 
     @cached_property
     def unnamed(self) -> State:
@@ -141,9 +166,10 @@ class State:
 class Matcher:
     """Patterns followed down a tree, name by name, so that a path's length costs nothing twice."""
 
-    def __init__(self, patterns: Sequence[str], fold: Callable[[str], str]) -> None:
-        self._fold = fold
-        self.root = _closed((_compile(pattern, fold), 0) for pattern in patterns)
+    def __init__(self, patterns: Sequence[str], *forms: Callable[[str], str]) -> None:
+        """Patterns and names are compared in each of these forms."""
+        self._forms = forms
+        self.root = _closed((_compile(pattern, forms), 0) for pattern in patterns)
 
     def match(self, path: str, *, directory: bool) -> str | None:
         """The first pattern that forbids this relative path, or a directory above it."""
@@ -156,14 +182,14 @@ class Matcher:
 
     def enter(self, state: State, name: str) -> State:
         """The state below ``name``, whatever kind of entry it is."""
-        text = self._fold(name)
-        if not state.named.fullmatch(text):
+        texts = [form(name) for form in self._forms]
+        if not _matches(state.named, texts):
             return state.unnamed
         return _closed(
             (rule, at if part is None else at + 1)
             for rule, at in state.reached
             for part in rule.parts[at : at + 1]
-            if part is None or part.fullmatch(text)
+            if part is None or _matches(part, texts)
         )
 
     def matched(self, state: State) -> Iterator[Rule]:
@@ -172,7 +198,8 @@ class Matcher:
 
     def forbidding(self, state: State, *, directory: bool) -> str | None:
         """The first pattern against the entry just entered; ``directory`` also for links and special files."""
-        return next((rule.pattern for rule in self.matched(state) if directory or not rule.tree), None)
+        matched = self.matched(state)
+        return next((r.pattern for r in matched if directory or not (r.tree and r.pattern.endswith("/"))), None)
 
     def may_forbid(self, state: State, names: str) -> bool:
         """Whether a pattern can be against one of these entries: no is certain, yes is not.
@@ -188,15 +215,19 @@ class Matcher:
 
 @cache
 def matcher(patterns: tuple[str, ...]) -> Matcher:
-    return Matcher(patterns, fold)
+    return Matcher(patterns, fold, _visible)
 
 
 def fold(text: str) -> str:
-    """The form in which forbidden patterns and names are compared."""
+    """The form in which forbidden patterns and names are the same in any spelling."""
     if text.isascii():
         return text.lower()
-    visible = _IGNORABLE.sub("", text)
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", visible).casefold())
+    return unicodedata.normalize("NFC", _visible(text).casefold())
+
+
+def _visible(text: str) -> str:
+    """The form in which only case still makes a difference: ``[!a]`` and ``?`` hold as they are written."""
+    return text if text.isascii() else unicodedata.normalize("NFC", _IGNORABLE.sub("", text))
 
 
 def printable(path: str) -> str:
@@ -241,18 +272,22 @@ def _closed(reached: Iterable[tuple[Rule, int]]) -> State:
     return State(tuple(closed))
 
 
-def _compile(pattern: str, fold: Callable[[str], str]) -> Rule:
-    text = fold(pattern)
-    words = text.removesuffix("/").split("/")
+def _compile(pattern: str, forms: Sequence[Callable[[str], str]]) -> Rule:
+    words = pattern.removesuffix("/").split("/")
     if len(words) == 1:
         words.insert(0, "**")
-    tree = text.endswith("/") or words[-1] == "**"
+    tree = pattern.endswith("/") or words[-1] == "**"
     words = [word for word, following in pairwise([*words, ""]) if (word, following) != ("**", "**")]
     if words == ["**"]:
-        return Rule(pattern, (None, _regex("*")), "/", tree=False)
+        words, tree = ["**", "*"], False
     if words[-1] == "**":
         words.pop()
-    return Rule(pattern, tuple(None if word == "**" else _regex(word) for word in words), _piece(words[-1]), tree)
+    parts = (None if word == "**" else tuple(_regex(form(word)) for form in forms) for word in words)
+    return Rule(pattern, tuple(parts), _piece(forms[0](words[-1])), tree)
+
+
+def _matches(part: Part, texts: Sequence[str]) -> bool:
+    return any(regex.fullmatch(text) for regex, text in zip(part, texts, strict=False))
 
 
 def _piece(word: str) -> str:
@@ -274,7 +309,7 @@ def _check_translation(text: str) -> str | None:
     from wcmatch._wcparse import PatternLimitException  # raised by public functions, exported by no public module
 
     try:
-        _compile(text, fold)
+        _compile(text, (fold, _visible))
     except PatternLimitException:
         return f"stands for more than {_MOST_WORDS} patterns"
     except (re.error, RecursionError):

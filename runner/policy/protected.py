@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from runner.policy.paths import is_group
+
 _PATH_BYTES = 1024
 _PATTERN = frozenset("*?[]{}!\\")
 
@@ -19,7 +21,7 @@ def check_protected(text: str) -> str | None:
         f"is longer than {_PATH_BYTES} bytes": len(text.encode(errors="surrogatepass")) > _PATH_BYTES,
         "starts with `/`: protected paths are relative to the workspace": text.startswith("/"),
         "has an empty, `.` or `..` part": any(part in ("", ".", "..") for part in parts),
-        "is a pattern: protected paths are written out": not _PATTERN.isdisjoint(text),
+        "is a pattern: protected paths are written out": not _PATTERN.isdisjoint(text) or is_group(text),
         "has a character that cannot be displayed": not text.isprintable(),
     }
     return next((words for words, holds in complaints.items() if holds), None)

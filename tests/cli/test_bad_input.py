@@ -95,6 +95,20 @@ DOCUMENTS = {
     "76 an absolute protected path": (worker(workspace="protected_paths: [/etc]"), "manifest.bad-value"),
     "76 everything protected": (worker(workspace="protected_paths: [.]"), "manifest.bad-value"),
     "76 a protected pattern": (worker(workspace='protected_paths: ["*.md"]'), "manifest.bad-value"),
+    "61 a group in a forbidden pattern": (
+        lambda project: project.script("true", policy="forbidden_patterns: ['*.@(pem|key)']"),
+        "manifest.bad-value",
+    ),
+    "61 a group in an allowed pattern": (
+        lambda project: project.script("true", policy="allowed_paths: ['src/(a|b)/**']"),
+        "manifest.bad-value",
+    ),
+    "61 a group in a file to verify": (worker(run="verify: {files: {forbidden: ['!(a)']}}"), "manifest.bad-value"),
+    "61 a group in a file that must be there": (
+        worker(run="verify: {files: {required: ['+(a)']}}"),
+        "manifest.bad-value",
+    ),
+    "76 a group that is protected": (worker(workspace="protected_paths: ['@(a|b)']"), "manifest.bad-value"),
     "76 an empty protected path": (worker(workspace='protected_paths: [""]'), "manifest.bad-value"),
 }
 

@@ -69,7 +69,12 @@ def policy(*, allowed: tuple[str, ...] = ("**",), forbidden: tuple[str, ...] = (
         ("[*]", "*", True),
         ("[*]", "a", False),
         ("a.c", "abc", False),
-        ("(a|b)", "a", False),
+        ("[^a-c]", "b", False),
+        ("[^a-c]", "B", True),
+        ("[[]x]", "[x]", True),
+        ("app/(auth)/*", "app/(auth)/page.tsx", True),
+        ("app/(auth)/*", "app/auth/page.tsx", False),
+        ("x.{pem}", "x.{pem}", True),
         ("*.pem", "x.pem\n", False),
         ("A", "a", False),
         ("package*.json", "deep/package-lock.json", True),
@@ -103,12 +108,42 @@ def test_a_glob_means_one_thing(pattern: str, path: str, matches: bool) -> None:
         ("a/\u017fecrets/b", "**/secrets/**"),
         ("\u200b.en\u200dv", "**/.env"),
         ("./a/.//.env", "**/.env"),
+        ("secrets", "**/secrets/**"),
+        ("x/Secrets", "**/secrets/**"),
     ],
     ids=ascii,
 )
 @pytest.mark.scenario("WSM-16")
 def test_documented_patterns_forbid_at_any_depth_and_in_any_spelling(path: str, rule: str) -> None:
     assert policy(forbidden=DOCUMENTED).judge(path) == Verdict(False, f"forbidden:{rule}")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "forbids"),
+    [
+        ("[!a-z]*", "Abc", True),
+        ("[!a-z]*", "abc", False),
+        ("[^a-z]*", "Abc", True),
+        ("[!A-Z]*", "abc", True),
+        ("[!A-Z]*", "ABC", False),
+        ("x[!a]/y", "xA/y", True),
+        ("[a-c]*", "B", True),
+        ("[A-C]*", "b", True),
+        ("[Z-a]*", "Z", True),
+        ("secret?", "secret\u00df", True),
+        ("[\u00df]", "\u00df", True),
+        ("secrets/**", "secrets", True),
+        ("secrets/**", "x/secrets", False),
+        ("secrets/", "secrets", False),
+        ("secrets/", "secrets/a", True),
+        ("secrets/", "x/secrets/", True),
+        ("**/", "a", True),
+    ],
+    ids=ascii,
+)
+def test_what_a_pattern_matches_as_it_is_written_is_forbidden(pattern: str, path: str, forbids: bool) -> None:
+    assert check_pattern(pattern) is None
+    assert policy(forbidden=(pattern,)).judge(path).allowed is not forbids
 
 
 def test_names_and_patterns_agree_in_either_unicode_composition() -> None:
@@ -120,7 +155,7 @@ def test_names_and_patterns_agree_in_either_unicode_composition() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["src/main.py", "README.md", ".environment", "env", "secrets", "docs/secrets.md", "pem", "keys/readme", "a.keys"],
+    ["src/main.py", "README.md", ".environment", "env", "secret", "docs/secrets.md", "pem", "keys/readme", "a.keys"],
 )
 @pytest.mark.scenario("WSM-17")
 def test_a_normal_file_is_allowed(path: str) -> None:
@@ -206,6 +241,16 @@ def test_changed_files_are_judged_by_place_and_size() -> None:
         ("{a,b/c}", "a brace"),
         ("a/{b", "a brace"),
         ("*a*a*a*a*b", "more than 3 `*`"),
+        ("*.@(pem|key)", "a group"),
+        ("**/?(a)b", "a group"),
+        ("*(a)/b", "a group"),
+        ("a/+(b|c)", "a group"),
+        ("a!(b)", "a group"),
+        ("**/(secrets|private)/**", "a group"),
+        ("[[:alpha:]]*", "a class by name"),
+        ("[!x[:digit:]]", "a class by name"),
+        ("[z-a]", "ends before it begins"),
+        ("*.[ch", "does not close"),
     ],
     ids=lambda text: text[:20],
 )
@@ -215,7 +260,7 @@ def test_a_bad_pattern_is_told_what_is_wrong(pattern: str, complaint: str) -> No
 
 @pytest.mark.parametrize(
     ("pattern", "path"),
-    [("*a*a*a", "a" * 254 + "b"), ("**/a/**/a/**/a/**/b", "/".join("a" * 2000)), ("[" * 500, "[" * 250)],
+    [("*a*a*a", "a" * 254 + "b"), ("**/a/**/a/**/a/**/b", "/".join("a" * 2000)), ("[[]" * 250 + "b", "[" * 250)],
     ids=["stars", "globstars", "brackets"],
 )
 def test_no_accepted_pattern_takes_long_on_any_path(pattern: str, path: str) -> None:
@@ -253,17 +298,22 @@ def test_following_names_down_a_tree_agrees_with_a_plain_reading_of_globs() -> N
 def _plainly(pattern: str) -> re.Pattern[str]:
     """One regular expression for a whole pattern and folded names: the rule as a reader would write it down."""
     text = pattern if "/" in pattern.removesuffix("/") else f"**/{pattern}"
-    text = text + "**" if text.endswith("/") else text
+    text = re.sub(r"\*\*(/\*\*)+", "**", text)
+    if text.strip("/") == "**":
+        return re.compile(".+")
+    text = text + "<" if text.endswith("/") else text
     pieces = {
         "**/": "(?:[^/]+/)*",
-        "/**": "/.*",
+        "/**": "(?:/.*)?",
+        "/**/<": "/.*",
+        "/<": "/.*",
         "**": ".+",
         "*": "[^/]*",
         "?": "[^/]",
         "{a,b}": "[ab]",
         "[ab]": "[ab]",
     }
-    tokens = re.findall(r"(?:^|(?<=/))\*\*/|/\*\*$|\*\*|\*|\?|\[ab\]|\{a,b\}|.", text)
+    tokens = re.findall(r"(?:^|(?<=/))\*\*/|/\*\*$|/\*\*/<|/<|\*\*|\*|\?|\[ab\]|\{a,b\}|.", text)
     return re.compile("".join(pieces.get(token) or re.escape(token) for token in tokens), re.IGNORECASE)
 
 

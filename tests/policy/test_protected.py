@@ -5,7 +5,7 @@ import pytest
 from runner.policy.protected import check_protected, unite
 
 
-@pytest.mark.parametrize("path", ["AGENTS.md", ".factory/", "a/b/c", ".github/workflows/", "caf\u00e9"])
+@pytest.mark.parametrize("path", ["AGENTS.md", "app/(auth)/page.tsx", ".factory/", "a/b/c", "caf\u00e9"])
 def test_a_plain_name_below_the_workspace_can_be_protected(path: str) -> None:
     assert check_protected(path) is None
 
@@ -21,6 +21,8 @@ def test_a_plain_name_below_the_workspace_can_be_protected(path: str) -> None:
         ("a//b", "an empty"),
         ("*.md", "is a pattern"),
         ("a[0]", "is a pattern"),
+        ("@(a|b)", "is a pattern"),
+        ("x/(a|b)", "is a pattern"),
         ("a\x00b", "cannot be displayed"),
         ("a\nb", "cannot be displayed"),
         ("x" * 1025, "longer than 1024 bytes"),

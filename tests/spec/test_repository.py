@@ -84,6 +84,7 @@ def test_beside_others_it_only_tightens(before: tuple[PolicySpec, ...], untruste
         pytest.param("forbidden_patterns: []", "unknown-field .agentgate/policy.yaml:1:1", id="a manifest's key"),
         pytest.param("allowedPaths: src", "bad-value .agentgate/policy.yaml:1:15", id="no list"),
         pytest.param("\nallowedPaths: [a, 3]", "bad-value .agentgate/policy.yaml:2:19", id="no text"),
+        pytest.param("allowedPaths: [a, '@(b)']", "bad-value .agentgate/policy.yaml:1:19", id="a group"),
         pytest.param("allowNetwork: 1", "bad-value .agentgate/policy.yaml:1:15", id="no boolean"),
         pytest.param("maxFileSize: -1", "bad-value .agentgate/policy.yaml:1:14", id="no size"),
         pytest.param("allowedPaths: [a, ../b]", "bad-value .agentgate/policy.yaml:1:19", id="no pattern"),

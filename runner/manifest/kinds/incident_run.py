@@ -95,8 +95,10 @@ class Context(Shape):
 class Files(Shape):
     """Files of the result, on a clean checkout."""
 
-    required: list[Text] = Field(description="Patterns of which each must match a file.")
-    forbidden: list[Text] = Field(description="Patterns that must match no file.")
+    required: list[Text] = Field(
+        description="Patterns of which each must match a file; one without `/` matches at any depth."
+    )
+    forbidden: list[Text] = Field(description="Patterns that must match no file, in upper or lower case.")
 
 
 class Report(Shape):

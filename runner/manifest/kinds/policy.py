@@ -14,9 +14,12 @@ KIND = "Policy"
 class Spec(Body):
     """Ceilings. Several policies compose: what they allow by intersection, what they forbid by union."""
 
-    allowed_paths: list[Text] = Field(description="Patterns of the paths that may be changed.")
+    allowed_paths: list[Text] = Field(
+        description="Patterns of the paths that may be changed; one without `/` holds at any depth."
+    )
     forbidden_patterns: list[Text] = Field(
-        description="Patterns of the paths that must not be in a snapshot; the list replaces the built-in one."
+        description="Patterns of the paths that must not be in a snapshot, in upper or lower case; one "
+        "without `/` holds at any depth. The list replaces the built-in one."
     )
     max_file_size: Size = Field(description="The size that no changed file may exceed.")
     providers: Distinct | None = Field(None, description="The providers that may be used; left out, every one.")
