@@ -65,6 +65,8 @@ def validate(path: Path, settings: Settings) -> tuple[list[Document], list[Runne
     broken = {(draft.kind, draft.name) for draft in drafts if draft.document is None}
     chosen, unresolved = select(documents, defaults(), lambda kind, name: blind or (kind, name) in broken)
     found += [finding for finding in unresolved if not isinstance(finding, NothingToRun)]
+    if any(isinstance(finding, OverBudget) for finding in unresolved):
+        return documents, in_order(distinct(found))
     reached = {id(document) for selected in chosen for document in selected.documents}
     for document in documents:
         found += complaints(document) if id(document) not in reached else []

@@ -3,7 +3,7 @@
 libyaml parses, through ruamel's C composer; everything else is decided here: scalars by the YAML 1.2
 core schema, and no tags, merge keys, duplicate keys or keys that are not text. All limits are checked
 while reading, so that no input costs more than about a second: the composer asks us before it goes one
-level deeper, and a node counts against the file's allowance each time that an alias repeats it.
+level deeper, and a node and its text count against the file's allowance each time that an alias repeats them.
 
 A document marker at the start of a line ends a document whatever surrounds it. Each document is
 therefore parsed on its own, and a broken one does not hide the errors of those after it.
@@ -46,6 +46,7 @@ FILE_BYTES = 8 << 20
 LINE_CHARACTERS = 256 << 10
 DEPTH = 64
 NODES = 200_000  # a file; a node counts when it is read, and again at each use
+_NODE_BYTES = 8  # that a value takes besides its text, roughly
 
 # All but YAML's printable characters, and those of them that are a line break to some readers only. The complement of
 # what is printable would take 5 ms to compile.
@@ -122,12 +123,14 @@ class Tree:
     """One document: ``data`` as plain JSON values, and where each of them is written.
 
     Of a document that is not ``sound``, because something in it is wrong as YAML, ``data`` is the rest.
+    ``size`` is roughly that of ``data`` written out, in bytes.
     """
 
     source: Source
     root: Node
     data: object
     sound: bool
+    size: int
 
     def place(self, *keys: str | int) -> Place:
         """Where a value is written, or else its nearest written ancestor; a block collection is shown by its key."""
@@ -167,6 +170,7 @@ class Tree:
     def spell_out(self, *keys: str, singular: str, plural: str) -> None:
         """Treat ``singular: x`` in the mapping at ``keys`` as the ``plural: [x]`` that it is short for."""
         mapping = self._find(keys)[1]
+        self._entries.pop(id(mapping), None)
         for position, (key, item) in enumerate(mapping.value):
             if key.value == singular:
                 name = ScalarNode(_QUOTED, plural, key.start_mark, key.end_mark)
@@ -177,7 +181,7 @@ class Tree:
         key, node = None, self.root
         for step in keys:
             if isinstance(node, MappingNode):
-                entry = next((entry for entry in node.value if entry[0].value == step), None)
+                entry = self._entry(node, step)
             elif isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
                 entry = (None, node.value[step])
             else:
@@ -187,8 +191,22 @@ class Tree:
             key, node = entry
         return key, node, True
 
+    @cached_property
+    def _entries(self) -> dict[int, dict[object, tuple[Node, Node]]]:
+        """By mapping: its entries by key. Of a key that is written twice, the first."""
+        return {}
+
+    def _entry(self, node: MappingNode, key: object) -> tuple[Node, Node] | None:
+        if id(node) not in self._entries:
+            self._entries[id(node)] = {entry[0].value: entry for entry in reversed(node.value) if _is_text(entry[0])}
+        return self._entries[id(node)].get(key)
+
     def _of(self, node: Node) -> Place:
         return self.source.place(node.start_mark, node.end_mark)
+
+
+def _is_text(node: Node) -> bool:
+    return isinstance(node.value, str)
 
 
 def read(path: Path, shown_as: str) -> bytes:
@@ -238,16 +256,17 @@ def parse(file: str, raw: bytes) -> tuple[list[Tree], list[RunnerError]]:
         try:
             while composer.check_node():
                 root = composer.get_node()
+                before = allowance.size
                 builder = _Builder(source, allowance)
                 data = builder.value(root)
                 found += builder.found
                 if data is not None:
-                    trees.append(Tree(source, root, data, sound=not builder.found))
+                    trees.append(Tree(source, root, data, sound=not builder.found, size=before - allowance.size))
         except MarkedYAMLError as error:
             found.append(_syntax(source, error))
         except OverBudget as error:
             found.append(error)
-            if allowance.left < 0:
+            if allowance.left < 0 or allowance.characters < 0:
                 break
         finally:
             composer.dispose()
@@ -316,11 +335,21 @@ def _syntax(source: Source, error: MarkedYAMLError) -> RunnerError:
 @dataclass
 class _Allowance:
     left: int = NODES
+    characters: int = FILE_BYTES  # without aliases, no file has more
+
+    @property
+    def size(self) -> int:
+        return self.left * _NODE_BYTES + self.characters
 
 
 def _too_many(place: Place) -> OverBudget:
     hint = "split it into several files, or use fewer aliases"
     return OverBudget(f"the file has more than {NODES // 2} values, each use of an alias counted", at=place, hint=hint)
+
+
+def _too_long(place: Place) -> OverBudget:
+    message = f"the file stands for more than {FILE_BYTES >> 20} MiB of text, each use of an alias counted"
+    return OverBudget(message, at=place, hint="split it into several files, or use fewer aliases")
 
 
 def _too_deep(place: Place) -> OverBudget:
@@ -426,6 +455,9 @@ class _Builder:
 
     def _scalar(self, node: ScalarNode) -> object:
         text: str = node.value
+        self._allowance.characters -= len(text)
+        if self._allowance.characters < 0:
+            raise _too_long(self._place(node))
         if node.ctag is _QUOTED:
             if "\0" in text:
                 return self._bad(BadEncoding("the value holds a NUL character", at=self._place(node)))

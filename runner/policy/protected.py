@@ -5,7 +5,7 @@ Whether such a path exists, or is a link, is seen when a provider attaches it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from runner.policy.paths import is_group
 
@@ -33,6 +33,9 @@ def unite(paths: Iterable[str]) -> tuple[str, ...]:
     A trailing ``/`` stays, and wins over the same path without: it says what a missing path would be.
     """
     by_name = {path.removesuffix("/"): path for path in sorted(paths)}
-    return tuple(
-        path for name, path in sorted(by_name.items()) if not any(name.startswith(f"{other}/") for other in by_name)
-    )
+    return tuple(path for name, path in sorted(by_name.items()) if not any(above in by_name for above in _above(name)))
+
+
+def _above(name: str) -> Iterator[str]:
+    """The directories that a path lies in, the outermost first."""
+    return (name[:at] for at, character in enumerate(name) if character == "/")

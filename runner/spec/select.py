@@ -15,6 +15,7 @@ from runner.errors import (
     Cycle,
     MissingField,
     NothingToRun,
+    OverBudget,
     RequiresRunner,
     RunnerError,
     UnknownReference,
@@ -26,6 +27,11 @@ from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import Document
 from runner.plan.graph import Graph
+
+RUNS = 10_000  # of all documents, each member of a matrix counted
+BYTES = 64 << 20  # of the documents that they are made of, counted again for each run
+TEMPLATES = 5_000  # what is looked up by all templates of all documents: each place costs about a millisecond
+FILLED = 100_000  # the same, counted again for each run
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,14 @@ def select(
     known = _Known(documents, hidden or (lambda kind, name: False))
     findings: list[RunnerError] = []
     members: dict[str, list[Selected]] = {}
+    left = _Left()
+    if too_many := list(_too_many_templates(documents)):
+        return [], [*too_many]
     for run in known.of("IncidentRun").values():
-        found, complaints = _members(run, known, defaults)
+        try:
+            found, complaints = _members(run, known, defaults, left)
+        except OverBudget as error:
+            return [], [*findings, error]
         members[run.name] = found
         findings += complaints
     if not members:
@@ -111,6 +123,49 @@ def only(chosen: Sequence[Selected], name: str) -> list[Selected]:
     for group in wanted:  # grows while it is walked
         wanted += [need for need in groups[group] if need not in wanted]
     return [selected for selected in chosen if selected.group in wanted]
+
+
+@dataclass
+class _Left:
+    """What may still be made of the documents."""
+
+    runs: int = RUNS
+    bytes: int = BYTES
+    filled: int = FILLED
+
+    def count(self, run: Document) -> None:
+        """Count one more run of a document. Raises ``OverBudget``."""
+        self.runs -= 1
+        if self.runs < 0:
+            hint = "leave values out of a matrix, or split the documents among folders"
+            raise OverBudget(f"these documents make more than {RUNS} runs", at=run.place("matrix"), hint=hint)
+
+    def take(self, run: Document, documents: Sequence[Document]) -> None:
+        """Count what a run is made of. Raises ``OverBudget``."""
+        self.bytes -= sum(document.tree.size for document in documents)
+        if self.bytes < 0:
+            message = f"the runs up to this one are made of more than {BYTES >> 20} MiB, counted again for each run"
+            hint = "take long texts out of what many runs share, or split the documents among folders"
+            raise OverBudget(message, at=run.place(), hint=hint)
+        self.filled -= sum(_places(document) for document in documents)
+        if self.filled < 0:
+            message = f"the runs up to this one fill more than {FILLED} places in templates, counted again for each run"
+            raise OverBudget(message, at=run.place(), hint="split the documents among folders")
+
+
+def _places(document: Document) -> int:
+    """How many places its templates have at most, each use of an alias counted once: a template is read once."""
+    return document.tree.source.text.count("{{")
+
+
+def _too_many_templates(documents: Iterable[Document]) -> Iterator[OverBudget]:
+    left = TEMPLATES
+    for document in documents:
+        left -= _places(document)
+        if left < 0:
+            message = f"the templates of these documents have more than {TEMPLATES} places to fill"
+            yield OverBudget(message, at=document.place(), hint="split the documents among folders")
+            return
 
 
 class _Known:
@@ -139,7 +194,7 @@ class _Known:
 
 
 def _members(
-    run: Document, known: _Known, defaults: Mapping[str, Document]
+    run: Document, known: _Known, defaults: Mapping[str, Document], left: _Left
 ) -> tuple[list[Selected], list[RunnerError]]:
     findings: list[RunnerError] = []
     spec = run.spec
@@ -152,6 +207,7 @@ def _members(
     findings += _matrix_faults(run, spec)
     members: list[Selected] = []
     for label, (agent_name, agent_keys), model, (incident, incident_keys) in _axes(run, spec, project):
+        left.count(run)
         owner = project if project is not None and agent_keys == ("agent_type",) and spec.agent_type is None else run
         if agent_name is None:
             findings.append(MissingField("`agent_type` is missing", at=run.place(), hint="name the agent type"))
@@ -167,7 +223,9 @@ def _members(
             continue
         policies = _policies(run, agent, project, known, findings) or (defaults["Policy"],)
         name = f"{run.name}.{label}" if label else run.name
-        members.append(Selected(name, run, agent, policies, project, incident, incident_keys, model))
+        member = Selected(name, run, agent, policies, project, incident, incident_keys, model)
+        left.take(run, member.documents)
+        members.append(member)
     return members, findings
 
 

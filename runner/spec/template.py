@@ -26,7 +26,7 @@ _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 # All that most templates hold. Text and such lookups are filled without jinja, which takes 50 ms to import.
 _LOOKUP = re.compile(r"\{\{ *([A-Za-z]\w*(?:\.[A-Za-z]\w*)+) *\}\}", re.ASCII)
 
-_KEPT = 256  # templates that are not parsed again: most runs share those of their agent type
+_KEPT = 5_000  # templates that are not parsed again: most runs share those of their agent type
 _FILTERS = ("default", "join", "lower", "tojson", "trim", "upper")
 
 
