@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ _MARKER = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
 _PREAMBLE = re.compile(r"(?:[ \t]*(?:#.*)?\n|%.*\n)*")  # what may stand before a first marker
 
 _PLAIN, _QUOTED = Tag(suffix="plain"), Tag(suffix="quoted")  # how a node without a tag is written; told by identity
+_BARE_TAG = re.compile(r"(?:&[^\s\[\]{},]+[ \t]+)?!(?!\S)")
 _CONSTANTS: dict[str, object] = (
     dict.fromkeys(("", "~", "null", "Null", "NULL"))
     | dict.fromkeys(("true", "True", "TRUE"), True)
@@ -67,14 +69,26 @@ _NUMBER = re.compile(
 )
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
 
-# libyaml reads YAML 1.1, where an unquoted `https://x` or `a?b` in brackets is an error. Inside such a word, but
-# not in a tag, these characters are swapped for private ones of the same width while libyaml looks at them.
+# libyaml reads YAML 1.1, where an unquoted `https://x`, `a?b` or `a ? b` in brackets is an error. Inside such words,
+# but neither in a tag nor in a directive, these characters are swapped for private ones of the same width while libyaml
+# looks at them. So is a tab at the start of a line that holds nothing else.
 _INSIDE_WORD = re.compile(
-    r"""(?<![^\s\[{,])!(?:<[^\s>]*>)?[^\s\[\]{},]*"""
-    r"""|:(?<=[^\s"'\[\]{},]:)(?=[^\s\[\]{},])|\?(?<=[^\s"'\[\]{},]\?)|\?(?=[^\s\[\]{},])"""
+    r"""[!%\t:?](?:(?<=(?<![^\s\[{,])!)(?:<[^\s>]*>)?[^\s\[\]{},]*|(?<=^%).*|(?<=^\t)[ \t]*(?=\#|$)"""
+    r"""|(?<=[^\s"'\[\]{},]:)(?=[^\s\[\]{},])|(?<=[^\s"'\[\]{},]\?)|(?<=\?)(?=[^\s\[\]{},])|(?<=[ \t]\?))""",
+    re.MULTILINE,
 )
+_NO_WORD = frozenset("\n\"'[]{},:-?")  # behind one of these, a `?` by itself begins a key
 _SWAP = {":": "\ue000", "?": "\ue001"}
 _SWAP_BACK = {0xE000: ":", 0xE001: "?"}
+
+# JSON writes what is beyond 16 bits as two escapes, halves that libyaml knows nothing of. They are swapped likewise,
+# for two in the private area; of other than double quotes the text itself is swapped back.
+_PAIR = re.compile(r"(?<!\\)((?:\\\\)*\\u)([dD])([89abAB][0-9a-fA-F]{2}\\u)([dD])(?=[c-fC-F][0-9a-fA-F]{2})")
+_PAIR_BACK = re.compile(r"(\\u)([eE])([89abAB][0-9a-fA-F]{2}\\u)([eE])(?=[c-fC-F][0-9a-fA-F]{2})")
+_HALVES = re.compile("([\ue800-\uebff])([\uec00-\uefff])")
+_PRIVATE = re.compile(r"[\ue000\ue001]|\\(?:u|U0000)[eE]00[01]")
+_PRIVATE_HALF = re.compile(r"[\ue800-\uefff]|\\(?:u|U0000)[eE][89a-fA-F]")
+_TWINS = str.maketrans("dDeE", "eEdD")
 
 _QUOTE = "put the value in quotes"
 _SYNTAX_HINTS = {
@@ -96,7 +110,15 @@ class Source:
 
     @cached_property
     def swappable(self) -> bool:
-        return not any(private in self.text for private in _SWAP.values())
+        return not (("\\" in self.text or not self.text.isascii()) and _PRIVATE.search(self.text))
+
+    @cached_property
+    def has_pairs(self) -> bool:
+        return "\\u" in self.text and not _PRIVATE_HALF.search(self.text)
+
+    @cached_property
+    def has_bare_tags(self) -> bool:
+        return _BARE_TAG.search(self.text) is not None
 
     @cached_property
     def lines(self) -> list[str]:
@@ -181,7 +203,7 @@ class Tree:
         key, node = None, self.root
         for step in keys:
             if isinstance(node, MappingNode):
-                entry = self._entry(node, step)
+                entry: tuple[Node | None, Node] | None = self._entry(node, step)
             elif isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
                 entry = (None, node.value[step])
             else:
@@ -312,9 +334,16 @@ def _documents(file: str, text: str) -> Iterator[Source]:
         starts.insert(0, 0)
     starts[0] = 0
     line = 0
+    starts[1:] = [_preamble(text, before, start) for before, start in pairwise(starts)]
     for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
         yield Source(file, line, text[start:stop])
         line += text.count("\n", start, stop)
+
+
+def _preamble(text: str, before: int, marker: int) -> int:
+    """Where a document begins: behind the end mark of the one ``before`` it, if only directives stand between."""
+    end = text.find("\n", text.rfind("\n...", before, marker) + 1) + 1
+    return end if before < end and _PREAMBLE.fullmatch(text, end, marker) else marker
 
 
 def _syntax(source: Source, error: MarkedYAMLError) -> RunnerError:
@@ -356,13 +385,42 @@ def _too_deep(place: Place) -> OverBudget:
     return OverBudget(f"values are nested more than {DEPTH} deep", at=place, hint="nothing in a manifest is so deep")
 
 
+def _swapped(found: re.Match[str]) -> str:
+    word = found[0]
+    if word[0] == "\t":
+        return " " * len(word)
+    if word == "?" and not _is_inside(found.string, found.start()):
+        return word
+    return _SWAP.get(word, word)
+
+
+def _is_inside(text: str, at: int) -> bool:
+    """Whether the `?` there goes on with what is before it."""
+    following = text[at + 1 : at + 2]
+    before = at
+    while before and text[before - 1] in " \t":
+        before -= 1
+    return (following != "" and following not in " \t\n[]{},") or (before > 0 and text[before - 1] not in _NO_WORD)
+
+
+def _twins(found: re.Match[str]) -> str:
+    return found[1] + found[2].translate(_TWINS) + found[3] + found[4].translate(_TWINS)
+
+
+def _joined(halves: re.Match[str]) -> str:
+    high, low = (ord(half) - 0xE800 & 0x3FF for half in halves.groups())
+    return chr(0x10000 + (high << 10) + low)
+
+
 class _Composer(CParser):  # type: ignore[misc]  # an extension module without types
     """The C composer, with its questions about each node answered for speed and safety."""
 
     def __init__(self, source: Source, allowance: _Allowance) -> None:
         text = source.text
         if source.swappable:
-            text = _INSIDE_WORD.sub(lambda found: _SWAP.get(found[0], found[0]), text)
+            text = _INSIDE_WORD.sub(_swapped, text)
+        if source.has_pairs:
+            text = _PAIR.sub(_twins, text)
         super().__init__(text)
         self._source = source
         self._allowance = allowance
@@ -405,6 +463,10 @@ class _Builder:
         if isinstance(node, ScalarNode):
             if self._source.swappable and not node.value.isascii():
                 node.value = node.value.translate(_SWAP_BACK)
+            if self._source.has_pairs:
+                self._join_pairs(node)
+            if node.ctag is _PLAIN and self._source.has_bare_tags and self._is_text(node):
+                node.ctag = _QUOTED
             return self._scalar(node)
         if any(node is outer for outer in self._inside):
             return self._bad(BadSyntax("the value contains itself through an alias", at=self._place(node)))
@@ -414,6 +476,17 @@ class _Builder:
         built = self._mapping(node) if isinstance(node, MappingNode) else [self.value(item) for item in node.value]
         self._inside.pop()
         return built
+
+    def _join_pairs(self, node: ScalarNode) -> None:
+        if node.style == '"':
+            node.value = _HALVES.sub(_joined, node.value)
+        elif "\\u" in node.value:
+            node.value = _PAIR_BACK.sub(_twins, node.value)
+
+    def _is_text(self, node: ScalarNode) -> bool:
+        """Whether a scalar is text because of its tag `!`, which the composer takes for none."""
+        mark = node.start_mark
+        return bool(node.style) or _BARE_TAG.match(self._source.lines[mark.line], mark.column) is not None
 
     def _mapping(self, node: MappingNode) -> dict[str, object]:
         built: dict[str, object] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,6 +71,108 @@ def test_colons_and_question_marks_inside_a_word_need_no_quotes_in_brackets(writ
     assert value_of(f"[{written}, {{k: {written}}}]") == [written, {"k": written}]
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("[a ? b]", ["a ? b"]),
+        ("[a ?, b]", ["a ?", "b"]),
+        ("[x ? y : z]", [{"x ? y": "z"}]),
+        ("{a ? b: 1}", {"a ? b": 1}),
+        ("[? a : b, ? c]", [{"a": "b"}, {"c": None}]),
+        ("{? a : b, c}", {"a": "b", "c": None}),
+        ("a ? b", "a ? b"),
+        ("\n  ? a ? b\n  : c", {"a ? b": "c"}),
+        ("['x ? y', \"a ? b\"]", ["x ? y", "a ? b"]),
+    ],
+)
+def test_a_question_mark_by_itself_begins_a_key_only_where_nothing_is_before_it(written: str, meant: object) -> None:
+    assert value_of(written) == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (r'"\ud83d\ude00"', "\U0001f600"),
+        (r'"\uD83D\uDE00\udbff\udfff"', "\U0001f600\U0010ffff"),
+        (r'{"\ud800\udc00": "x\\\ud83d\ude00"}', {"\U00010000": "x\\\U0001f600"}),
+        (r'"\\ud83d\\ude00"', r"\ud83d\ude00"),
+        (r"'\ud83d\ude00'", r"\ud83d\ude00"),
+        (r"\ud83d\ude00", r"\ud83d\ude00"),
+        ("|\n  \\ud83d\\ude00", "\\ud83d\\ude00\n"),
+        (r'"\ue83d\uee00"', "\ue83d\uee00"),
+        (r'"\ue000"', "\ue000"),
+        (r"'\ue83d\uee00'", r"\ue83d\uee00"),
+    ],
+    ids=ascii,
+)
+def test_the_two_escapes_of_a_character_in_json_are_that_character(written: str, meant: object) -> None:
+    assert value_of(written) == meant
+
+
+def test_what_json_writes_is_read_as_it_was() -> None:
+    rng = random.Random(18)
+    some = "aZ \\\"'/ud8\t\n\u0085\u00e9\u2028\ufeff\ue000\uffff\U0001f600\U0010ffff:?,[]{}&*!|>%#-"
+    for indent in (None, 2, "\t"):
+        for _ in range(300):
+            words = ["".join(rng.choices(some, k=rng.randint(0, 6))) for _ in range(4)]
+            data = {"a": words, **{f"{word}x": {word: rng.choice([None, True, 1.5, -3, [], {}])} for word in words}}
+
+            trees, found = text.parse("f", json.dumps(data, indent=indent).encode())
+
+            assert not found
+            assert trees[0].data == data
+
+
+@pytest.mark.parametrize(
+    ("raw", "meant"),
+    [
+        ("a: 1\n\t\nb: 2\n", {"a": 1, "b": 2}),
+        ("\t\na: 1\n\t", {"a": 1}),
+        ("a:\n  - 1\n\t \t\n  - 2\n", {"a": [1, 2]}),
+        ("a: 1\n\t# a comment: \t?\nb: 2\n", {"a": 1, "b": 2}),
+        ("a: |\n  x\n  \t\n  y\n", {"a": "x\n\t\ny\n"}),
+        ('a: "x\n\t\n\ty"\n', {"a": "x\ny"}),
+    ],
+    ids=ascii,
+)
+def test_a_line_that_holds_only_a_tab_is_empty(raw: str, meant: object) -> None:
+    trees, found = text.parse("f", raw.encode())
+
+    assert not found
+    assert trees[0].data == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("! 12", "12"),
+        ("&a ! true", "true"),
+        ("! &a ~", "~"),
+        ('! "12"', "12"),
+        ("! |\n  12", "12\n"),
+        ("[! 1, 1, ! , a! ]", ["1", 1, "", "a!"]),
+        ("! {a: 1}", {"a": 1}),
+    ],
+)
+def test_a_bare_tag_makes_text(written: str, meant: object) -> None:
+    assert value_of(written) == meant
+
+
+def test_a_directive_is_of_the_document_that_it_stands_before() -> None:
+    raw = b"%TAG !e! tag:example.org,2000:a?\n---\na: 1\n...\n# next\n%YAML 1.2\n---\nb: 2\n--- \nc: !e!x 3\n"
+
+    trees, found = text.parse("f", raw)
+
+    assert [tree.data for tree in trees] == [{"a": 1}, {"b": 2}]
+    assert [(error.code, str(error.at)) for error in found] == [("manifest.syntax", "f:10:4")]
+
+
+def test_a_tag_that_a_directive_names_is_refused_like_any_other() -> None:
+    (error,) = found_in("%TAG !e! tag:example.org,2000:\n---\na: !e!x 1\n")
+
+    assert (error.code, str(error.at)) == ("manifest.tag", "f:3:4")
+
+
 def test_private_characters_of_a_text_stay_what_they_are() -> None:
     assert value_of("\ue000\ue001 a:b") == "\ue000\ue001 a:b"
 
@@ -108,6 +212,8 @@ def test_a_number_that_would_surprise_is_refused(written: str) -> None:
         pytest.param("é: 1\nb: é".encode() + b"\xff", "encoding", "f:2:5", id="invalid byte"),
         pytest.param(b"a: \xed\xa0\x80", "encoding", "f:1:4", id="lone surrogate"),
         pytest.param('a: "\\ud800"', "encoding", "f:1:7", id="escaped lone surrogate"),
+        pytest.param('{"a": "\\ude00\\ud83d"}', "encoding", "f:1:10", id="escaped surrogates in the wrong order"),
+        pytest.param('a: "\\ud83d\\\n  \\ude00"', "encoding", "f:1:7", id="escaped surrogates apart"),
         pytest.param("a: b\0c", "encoding", "f:1:5", id="NUL"),
         pytest.param('a: "b\\0c"', "encoding", "f:1:4", id="escaped NUL"),
         pytest.param("# x\na: b\x1b[2J", "encoding", "f:2:5", id="terminal control"),
