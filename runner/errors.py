@@ -7,6 +7,8 @@ them. Warnings are the same values with ``severity = "warning"``.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -382,13 +384,30 @@ class Escaped(PlatformError):
     code = "provider.escaped"
 
 
+# Paths that may not be followed or are too long, and what there is no more of: no fault of the code that asks.
+_REFUSALS = {
+    *(errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EIO),
+}
+
+
 class HostRefused(PlatformError):
     code = "host.refused"
 
     @classmethod
     def of(cls, error: OSError) -> HostRefused:
         """What this host would not do, such as write to a full disk."""
-        return cls(f"{error.strerror}" + (f": `{error.filename}`" if error.filename else ""))
+        where = f": `{shown(os.fsdecode(error.filename), 200)}`" if isinstance(error.filename, str | bytes) else ""
+        hint = "raise the limit: `ulimit -n 1024`" if error.errno == errno.EMFILE else None
+        return cls(f"{error.strerror}{where}", hint=hint)
+
+    @classmethod
+    def in_any(cls, error: BaseException) -> HostRefused | None:
+        """What this host would not do whoever asked for it, if that is what nurseries may have wrapped into groups."""
+        inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        if isinstance(error, OSError) and error.errno in _REFUSALS:
+            return cls.of(error)
+        return next((found for one in inner if (found := cls.in_any(one))), None)
 
 
 class CleanUpIncomplete(PlatformError):

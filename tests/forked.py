@@ -10,6 +10,7 @@ import atexit
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -40,15 +41,25 @@ class Forks:
         self._namespace = ""
 
     def run(
-        self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        timeout: float,
+        user: int | None = None,
+        descriptors: int | None = None,
     ) -> tuple[int, str, str]:
         """The exit code, or the negative number of a signal, and what was printed.
+
+        ``user`` is whose process it is, if another's; ``descriptors`` how many files it may have open.
 
         Raises ``TimeoutError`` when it has not ended after ``timeout`` seconds, and has been killed with its group.
         """
         with self._beginning:
             self._begin()
-        request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": dict(env)}).encode()
+        wanted = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "user": user, "descriptors": descriptors}
+        request = json.dumps(wanted).encode()
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection,
             tempfile.TemporaryFile() as out,
@@ -107,6 +118,7 @@ def load_everything() -> None:
     from runner.manifest.load import defaults
 
     defaults()
+    os.sep.encode("unicode_escape")
     gc.collect()
     gc.freeze()
 
@@ -154,6 +166,12 @@ def _become(request: Mapping[str, object], descriptors: Sequence[int]) -> None:
     for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    if isinstance(files := request["descriptors"], int):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    if isinstance(user := request["user"], int):
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
     code = 1
     try:
         code = entry()

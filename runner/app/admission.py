@@ -105,9 +105,9 @@ def _shipped(field: str) -> Any:
 
 def adoptable(settings: Settings, path: Path, rows: Sequence[WorkspaceRow]) -> Path:
     """The real path of a directory that may become a workspace in place. Raises ``BadDirectory``."""
-    real, told, home = Path(os.path.realpath(path)), printable(str(path)), settings.home.resolve()
-    if not real.is_dir():
-        what = "is not a directory" if real.exists() else "does not exist"
+    real, told, home = Path(os.path.realpath(path)), printable(str(path)), Path(os.path.realpath(settings.home))
+    if not os.path.isdir(real):
+        what = "is not a directory" if os.path.exists(real) else "does not exist"
         raise BadDirectory(f"`{told}` {what}", hint="name a directory; without one, the workspace starts empty")
     if real.is_relative_to(home) or home.is_relative_to(real):
         what = "is in" if real.is_relative_to(home) else "contains"
@@ -122,7 +122,7 @@ def adoptable(settings: Settings, path: Path, rows: Sequence[WorkspaceRow]) -> P
 
 
 def _check_no_repository(real: Path, told: str) -> None:
-    if (real / "HEAD").is_file() and (real / "objects").is_dir():
+    if os.path.isfile(real / "HEAD") and os.path.isdir(real / "objects"):
         raise BadDirectory(f"`{told}` is a bare repository", hint="name a work tree")
     for folder in real.parents:
         if os.path.lexists(folder / ".git"):

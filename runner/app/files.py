@@ -82,7 +82,7 @@ def incident_files(directory: Path) -> tuple[dict[str, ContextFile], str]:
     Links are not followed, and what earlier runs put there is no part of it. Raises ``OSError``, and ``ValueError`` for
     what is no directory and for an ``incident.json`` that can not be read.
     """
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         raise ValueError("not a directory")
     look = _Look(directory)
     waiting = deque([""])

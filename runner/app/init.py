@@ -136,9 +136,9 @@ def find_rule(top: Path) -> Rule | None:
 
 
 def _fits(rule: Rule, top: Path) -> bool:
-    if rule.beside is not None and not (top / rule.beside).is_file():
+    if rule.beside is not None and not os.path.isfile(top / rule.beside):
         return False
-    found = (path for pattern in rule.files for path in top.glob(pattern) if path.is_file())
+    found = (path for pattern in rule.files for path in top.glob(pattern) if os.path.isfile(path))
     return any(re.search(rule.says, path.read_text(errors="replace"), re.MULTILINE) for path in found)
 
 
@@ -171,8 +171,8 @@ def _notes(toolchain: Toolchain) -> Iterator[str]:
 
 def _foreign(folder: Path, top: Path) -> bool:
     """Whether programs there are of a virtual environment that is not the repository's, such as runner's own."""
-    environment = folder.resolve().parent
-    return (environment / "pyvenv.cfg").is_file() and not environment.is_relative_to(top.resolve())
+    environment = Path(os.path.realpath(folder)).parent
+    return os.path.isfile(environment / "pyvenv.cfg") and not environment.is_relative_to(Path(os.path.realpath(top)))
 
 
 def _folders(program: str) -> Iterator[str]:

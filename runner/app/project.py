@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ def new_project(
     """
     if not is_name(name):
         raise BadName(f"`{shown(name)}` can not name a project", hint="small letters, digits, `-` and `.`")
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise UsageError(f"`{shown(str(root))}` is not a directory")
     for path in protected:
         if complaint := check_protected(path):
@@ -57,7 +58,7 @@ def new_project(
     if protected and not isolated:
         message = f"project `{name}` is not isolated, so {', '.join(protected)} can be written"
         advice.append(ProtectedIgnored(message, hint="--workspace-isolation"))
-    return ProjectRow(name, str(root.resolve()), isolated, unite(protected)), advice
+    return ProjectRow(name, os.path.realpath(root), isolated, unite(protected)), advice
 
 
 async def list_projects(settings: Settings) -> list[ProjectRow]:

@@ -30,7 +30,7 @@ _OF_A_HOST = frozenset({"origin", "origins", "kubeconfig", "cli"})
 def save(planned: Planned, to: Path) -> None:
     """Write a plan with what it takes to make it again and to say what has changed. Raises ``BadPlanFile``."""
     to = Path(os.path.realpath(to))
-    if to.suffix != ".json" or (to.exists() and not to.is_file()):
+    if to.suffix != ".json" or (os.path.exists(to) and not os.path.isfile(to)):
         raise BadPlanFile(f"`{to}` can not hold a plan", hint="name a file that ends in .json")
     text = json.dumps(_saved(planned, to), indent=1, ensure_ascii=False)
     half = to.with_name(f".{to.name}.{token_hex(4)}")
@@ -45,7 +45,7 @@ def save(planned: Planned, to: Path) -> None:
 def _saved(planned: Planned, to: Path) -> dict[str, Json]:
     return {
         **planned.plan.document(),
-        "manifests": os.path.relpath(planned.path.resolve(), to.resolve().parent),
+        "manifests": os.path.relpath(Path(os.path.realpath(planned.path)), Path(os.path.realpath(to)).parent),
         "request": plain(planned.request),
         "inputs": plain(planned.inputs),
         "pinned": {
@@ -132,7 +132,7 @@ def _no_plan(file: Path) -> BadPlanFile:
 
 
 def _beside(file: Path, relative: str) -> Path:
-    return file.resolve().parent / relative
+    return Path(os.path.realpath(file)).parent / relative
 
 
 def _text(value: object) -> str:

@@ -262,8 +262,8 @@ def manifest_of(triage: Triage) -> str:
         cluster |= {"context": triage.context} if triage.context else {}
         cluster |= {"namespace": triage.namespace} if triage.namespace else {}
     told = {
-        "incident": triage.about is not None or (triage.directory / "incident.json").exists(),
-        "permissions": bool(cluster) or (triage.directory / "incident_cluster_permissions.json").exists(),
+        "incident": triage.about is not None or os.path.exists(triage.directory / "incident.json"),
+        "permissions": bool(cluster) or os.path.exists(triage.directory / "incident_cluster_permissions.json"),
         "baseline": bool(cluster) and triage.baseline,
     }
     preload: list[Value] = [name for name, known in told.items() if known]
@@ -289,7 +289,7 @@ def keep_manifest(text: str, settings: Settings) -> Path:
     half = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if path.exists():
+        if os.path.exists(path):
             os.utime(path)  # it is as young as its latest use
         else:
             half.write_text(text, encoding="utf-8")
@@ -307,10 +307,10 @@ def written_incident(triage: Triage) -> Iterator[bool]:
     would stand in the way of the corrected line. Raises ``NoIncident``.
     """
     known, output = triage.directory / "incident.json", triage.directory / "output"
-    if triage.about is None or known.exists():
+    if triage.about is None or os.path.exists(known):
         yield False
         return
-    made = [folder for folder in (output, triage.directory) if not folder.exists()]
+    made = [folder for folder in (output, triage.directory) if not os.path.exists(folder)]
     text = written(triage.about) + "\n"
     half = known.with_name(f".incident.json.{os.getpid()}")
     try:
@@ -328,7 +328,7 @@ def written_incident(triage: Triage) -> Iterator[bool]:
     try:
         yield True
     except BaseException:
-        if output.is_dir() and {*os.listdir(output)} <= {*before}:
+        if os.path.isdir(output) and {*os.listdir(output)} <= {*before}:
             known.unlink(missing_ok=True)
             _take_away(made)
         raise
@@ -442,7 +442,7 @@ def _whose(directory: Path, settings: Settings) -> str | None:
         whose = "the root of this host"
     elif directory == home or home in directory.parents:
         whose = "the runner's own state"
-    elif directory in home.parents and directory.is_dir():
+    elif directory in home.parents and os.path.isdir(directory):
         whose = "a directory that holds the runner's own state"
     elif any(Path(name) in (directory, *directory.parents) for name in _SYSTEM) or str(directory) in _SHARED:
         whose = "a directory of this host's own system"
@@ -457,7 +457,7 @@ def _output_dir(text: str | None, directory: Path, said: Mapping[str, str], sett
         return None
     there = next(above for above in (place, *place.parents) if os.path.lexists(above))
     why = _whose(place, settings)
-    if why is None and not there.is_dir():
+    if why is None and not os.path.isdir(there):
         why = f"below `{shown(str(there))}`, which is no directory" if there != place else "no directory"
     if why is None and not os.access(there, os.W_OK | os.X_OK):
         why = "nowhere that you can write"
@@ -468,7 +468,7 @@ def _output_dir(text: str | None, directory: Path, said: Mapping[str, str], sett
 
 
 def _check_log(place: Path, said: Mapping[str, str]) -> None:
-    if place.is_symlink() or (place.exists() and not place.is_file()):
+    if place.is_symlink() or (os.path.exists(place) and not os.path.isfile(place)):
         message = f"`{said['output_file']}` is `{shown(place.name)}`, which is there and no file"
         raise UsageError(message, hint="name another; a file of that name would be kept under its time")
 
@@ -476,17 +476,17 @@ def _check_log(place: Path, said: Mapping[str, str]) -> None:
 def _check_directory(triage: Triage, wrote: str, *, must_be: bool) -> None:
     """Whether the incident can be had from there, or be written there; with ``must_be`` it is one of the two."""
     directory = triage.directory
-    if directory.exists() and not directory.is_dir():
+    if os.path.exists(directory) and not os.path.isdir(directory):
         raise NoIncident(f"`{shown(wrote)}` is not a directory", hint="-w takes the incident's directory")
-    if not directory.exists() and triage.about is None and must_be:
+    if not os.path.exists(directory) and triage.about is None and must_be:
         raise NoIncident(
             f"the incident directory `{shown(wrote)}` does not exist",
             hint="add --namespace NAMESPACE --resource KIND/NAME, or --alert FILE, and it is written",
         )
-    if not directory.parent.is_dir():
+    if not os.path.isdir(directory.parent):
         raise NoIncident(f"`{shown(str(directory.parent))}` is not a directory", hint="make it first")
     for place in (directory, directory / "output"):
-        own = place.is_dir() and not place.is_symlink()
+        own = os.path.isdir(place) and not place.is_symlink()
         if os.path.lexists(place) and not (own and os.access(place, os.W_OK | os.X_OK)):
             message = f"`{shown(str(place), 400)}` is no directory that you can write"
             raise NoIncident(message, hint="report and log go to `output` in -w, through no link")

@@ -23,7 +23,7 @@ class Published:
     def replacing(cls, path: Path) -> Published:
         """One that is written anew, all at once; links are followed, directories made. Raises ``ReportNotWritten``."""
         target = Path(os.path.realpath(path))
-        if target.exists() and not target.is_file():
+        if os.path.exists(target) and not os.path.isfile(target):
             raise ReportNotWritten(f"`{path}` is not a regular file", hint="name a new file")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 import runner.cli.verbs
 from runner import __version__, plugins
 from runner.cli.output import Output, standard, to_nowhere
-from runner.errors import Rejected, RunnerError, UsageError, nearest
+from runner.errors import HostRefused, Rejected, RunnerError, UsageError, nearest
 
 BUG = 70
 
@@ -69,17 +70,31 @@ def main(arguments: Sequence[str], out: Output) -> int:
         args = parser_of(_meant(arguments)).parse_args(arguments)
         code: int = import_module(f"runner.cli.verbs.{args.verb}").main(args, out)
     except RunnerError as error:
-        out.findings(error.findings if isinstance(error, Rejected) else [error])
+        _tell(out, error.findings if isinstance(error, Rejected) else [error])
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         to_nowhere(sys.stdout)
         return 1
-    except Exception:  # noqa: BLE001  # the top: anything else is our bug, said as such
+    except Exception as error:  # noqa: BLE001  # the top: anything but what the host refuses is our bug, said as such
+        if refused := HostRefused.in_any(error):
+            _tell(out, [refused])
+            return refused.exit_code
         _report_bug(out)
         return BUG
     return code
+
+
+def _tell(out: Output, findings: Sequence[RunnerError]) -> None:
+    """Show them all; where no more file can be opened, and so nothing imported that would say it better, in short."""
+    try:
+        out.findings(findings)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        for finding in findings:
+            out.complain(f"error[{finding.code}]: {finding.message}")
 
 
 def _report_bug(out: Output) -> None:

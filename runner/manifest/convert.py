@@ -72,7 +72,7 @@ def write(conversions: Sequence[Conversion]) -> None:
     try:
         for conversion in conversions:
             if conversion.changed:
-                target = conversion.path.resolve()
+                target = Path(os.path.realpath(conversion.path))
                 half = target.with_name(f".{token_hex(8)}")
                 halves.append((half, target))
                 half.write_bytes(conversion.content)

@@ -337,10 +337,10 @@ def project_root(selected: Selected, document: Document) -> Path:
     """What references of a document must stay in: its project's root, else its repository, else its folder."""
     spec = selected.project_spec
     if spec is not None and selected.project is not None:
-        return (selected.project.directory / spec.root).resolve()
+        return Path(os.path.realpath(selected.project.directory / spec.root))
     return repository_root(document.directory)
 
 
 def repository_root(directory: Path) -> Path:
-    directory = directory.resolve()
+    directory = Path(os.path.realpath(directory))
     return next((p for p in (directory, *directory.parents) if os.path.lexists(p / ".git")), directory)

@@ -177,6 +177,16 @@ def test_a_recorded_project_is_nothing_to_a_stranger(project: Project) -> None:
     assert (done.code, "error[manifest.unknown-reference]" in done.err) == (2, True)
 
 
+def test_a_recorded_project_may_have_names_that_json_escapes(project: Project) -> None:
+    shown("create", "shop", "--workspace-isolation", "--protected", "\U0001f600/\u00e9")
+    runs(project, "true", None)
+
+    done = called("plan", str(project.folder))
+
+    assert done.code == 0, done.err
+    assert "\U0001f600" in done.out
+
+
 # --- mounts ---
 
 
