@@ -82,8 +82,8 @@ class Keeper:
                 pause = self._pause
                 try:
                     pause = min(pause, await self._look(nursery))
-                except RunnerError as error:
-                    self._tell(error)
+                except* RunnerError as group:
+                    self._tell_all(group)
                 with trio.move_on_after(pause):
                     await self._woken.wait()
 
@@ -94,11 +94,12 @@ class Keeper:
         sizes = {name: pool.size for name, pool in pools.items()}
         now = self._now()
         change = decide([kept.row for kept in self._kept.values()], sizes, self._failures, now)
-        for id in change.end:
-            kept, before = self._kept[id], self._kept[id].row.state
+        ending = [(self._kept[id], self._kept[id].row.state) for id in change.end]
+        for kept, _ in ending:  # before anything is awaited: meanwhile others may be taken, or die
             kept.become(SlotState.DRAINING)
             kept.scope.cancel()
-            await self._store.move_slot(id, before, SlotState.DRAINING)
+        for kept, before in ending:
+            await self._store.move_slot(kept.row.id, before, SlotState.DRAINING)
         for pool, count in change.make.items():
             for _ in range(count):
                 wish = SlotRow(PREFIX + self._new_id(), pool, SlotState.WARMING, self._name)
@@ -112,10 +113,10 @@ class Keeper:
         try:
             with kept.scope:
                 await self._warm(kept)
-        except RunnerError as error:
+        except* RunnerError as group:  # of a sandbox that dies, what its tasks raise comes in groups
             before = self._failures.get(kept.row.pool, Failures())
             self._failures[kept.row.pool] = Failures(before.count + 1, self._now())
-            self._tell(error)
+            self._tell_all(group)
         finally:
             kept.left.set()
             if kept.row.state is not SlotState.CLAIMED:
@@ -149,8 +150,8 @@ class Keeper:
                 if handle.id == row.id or (kept.assigned and handle.id == kept.assigned.id):
                     await provider.destroy(handle)
             await self._store.remove_slot(row.id)
-        except RunnerError as error:
-            self._tell(error)
+        except* RunnerError as group:
+            self._tell_all(group)
         finally:
             self._woken.set()
 
@@ -191,14 +192,21 @@ class Keeper:
                     arrived = await deliver(kept.assigned, kept.passed)
                     await trio.sleep(_HEAD_START if arrived else 0)
                     return True
-        except RunnerError as error:
-            self._tell(error)
-        except trio.TooSlowError:
+        except* RunnerError as group:
+            self._tell_all(group)
+        except* trio.TooSlowError:
             pass
         finally:
             with trio.CancelScope(shield=True):
                 await self._let_go(kept, arrived=arrived)
         return False
+
+    def _tell_all(self, errors: BaseExceptionGroup[RunnerError]) -> None:
+        for error in errors.exceptions:
+            if isinstance(error, BaseExceptionGroup):
+                self._tell_all(error)
+            else:
+                self._tell(error)
 
     async def _let_go(self, kept: _Kept, *, arrived: bool) -> None:
         if not arrived:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -13,12 +13,12 @@ import trio
 from trio.testing import MockClock
 
 from runner.engine.pool import LOOK, Keeper, clear
-from runner.errors import ProviderFailed, RunnerError
+from runner.errors import ProviderFailed, RunnerError, WorkspaceLost
 from runner.lifecycle.pool import BACK_OFF, MAX_AGE, name_of
 from runner.model import Handle, Limits, Miss, SlotKey, SlotState
 from runner.ports.provider import Opening, Passed, WorkspaceRequest
 from runner.ports.store import PoolRow, SlotRow
-from runner.providers.fake import Fake
+from runner.providers.fake import Fake, Idle
 from runner.store.memory import MemoryStore
 
 KEY = SlotKey("fake", None, Limits())
@@ -249,3 +249,62 @@ async def test_a_slot_that_can_not_be_removed_is_told_and_found_again(scene: Sce
     del scene.faults["destroy"]
     assert await clear(scene.store, [scene.provider]) == {"slot-1": None}
     assert await scene.store.slots() == []
+
+
+@dataclass
+class Mortal:
+    """The slots of a provider, all of which die together, loudly or not."""
+
+    scene: Scene
+    loud: bool = False
+    dead: trio.Event = field(default_factory=trio.Event)
+
+    def __post_init__(self) -> None:
+        opened, ended = self.scene.provider.open_slot, self.ended
+
+        @asynccontextmanager
+        async def open_slot(handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[Idle]:
+            async with opened(handle, toolchains) as idle:
+                idle.ended = ended  # type: ignore[method-assign]
+                yield idle
+
+        self.scene.provider.open_slot = open_slot  # type: ignore[method-assign, assignment]
+
+    async def ended(self) -> None:
+        await self.dead.wait()
+        if self.loud:
+            raise WorkspaceLost("the guest is gone")
+
+
+async def test_slots_that_die_while_others_are_ended_are_replaced(scene: Scene, autojump_clock: MockClock) -> None:
+    """The row of the first is changed while the rest die, as when a host is out of memory."""
+    mortal, moved = Mortal(scene), scene.store.move_slot
+
+    async def slowly(id: str, before: SlotState, after: SlotState, *more: str) -> bool:
+        if after is SlotState.DRAINING and not mortal.dead.is_set():
+            mortal.dead.set()
+            await trio.sleep(1)
+            mortal.dead = trio.Event()
+        return await moved(id, before, after, *more)
+
+    scene.store.move_slot = slowly  # type: ignore[method-assign, assignment]
+    async with scene.kept(4):
+        await scene.store.resize_pools({NAME: 1})
+        await trio.sleep(LOOK * 2)
+        await scene.store.resize_pools({NAME: 2})
+        await trio.sleep(BACK_OFF[-1])
+        assert await scene.states() == ["ready"] * 2
+
+    assert await scene.states() == []
+
+
+async def test_what_the_tasks_of_a_dying_slot_raise_is_told(scene: Scene, autojump_clock: MockClock) -> None:
+    mortal = Mortal(scene, loud=True)
+    async with scene.kept(2):
+        mortal.dead.set()
+        await trio.sleep(0.1)
+        mortal.dead = trio.Event()
+        await trio.sleep(BACK_OFF[-1])
+        assert await scene.states() == ["ready"] * 2
+
+    assert scene.told[:2] == ["the guest is gone"] * 2
