@@ -28,6 +28,7 @@ from pathlib import Path
 import pytest
 
 from runner.policy.paths import PathPolicy, check_pattern
+from tests.needs import program
 
 ASK = """
 const glob = require(process.argv[1]);
@@ -105,8 +106,7 @@ def test_a_pattern_matches_what_fast_glob_found(pattern: str) -> None:
 
 @pytest.fixture(scope="module")
 def fast_glob(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("npm") is None:
-        pytest.skip("no npm, which installs fast-glob")
+    program("npm").require()
     folder = tmp_path_factory.mktemp("npm") / "fast-glob"
     shutil.copytree(Path(__file__).parent / "fast-glob", folder)
     words = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
