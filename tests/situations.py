@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from runner import trees
 from runner.providers._mounts import common
 from tests.forked import FORKS
 
+DYING = 2.0  # seconds that a busy machine may take for processes that were killed
 HEAD = "apiVersion: runner/v1\nkind: {kind}\nmetadata: {{name: {name}}}\nspec:\n"
 
 
@@ -138,7 +140,9 @@ def project(tmp_path: Path) -> Iterator[Project]:
     folder.mkdir()
     home.mkdir()
     yield Project(folder, home)
-    left = leftovers(home)
+    deadline = time.monotonic() + DYING
+    while (left := leftovers(home)) and time.monotonic() < deadline:
+        time.sleep(0.05)
     for made in (folder, home):  # some tests make trees that are too deep for pytest to remove
         trees.remove(made)
     assert left == []
