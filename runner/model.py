@@ -80,7 +80,8 @@ class Isolation:
 
     ``interfaces`` is ``None`` where the provider gives no network namespace of its own;
     ``shared_namespaces`` names those the sandbox has in common with the host; ``capabilities`` is ``none``
-    or says which sets hold what.
+    or says which sets hold what. ``filtered`` says that commands cannot make system calls that lead past the sandbox,
+    such as sockets that reach the machine around a virtual one.
     """
 
     isolation: IsolationClass
@@ -93,6 +94,7 @@ class Isolation:
     read_only: tuple[str, ...]
     limits: Limits
     notes: tuple[str, ...] = ()
+    filtered: bool = False
 
 
 @dataclass(frozen=True)

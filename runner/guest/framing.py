@@ -118,7 +118,7 @@ class Shield(IntFlag, boundary=STRICT):
     NONE = 0
     INIT = 1  # it is the first process of a pid namespace
     SIGNALS = 2  # Landlock keeps each command's signals in its own tree
-    LIMITS = 4  # seccomp keeps commands from setting limits of other processes
+    CALLS = 4  # tried after seccomp was told: system calls that lead out of a sandbox are refused
 
 
 class Violation(Exception):

@@ -303,7 +303,7 @@ static void say(u8 type, u32 id, u8 stream, const void *payload, u32 length)
 static void say_hello(void)
 {
     struct { u16 version, shield; u8 nonce[16]; } hello = {.version = VERSION};
-    hello.shield = (u16)(shield.init | shield.signals << 1 | shield.limits << 2);
+    hello.shield = (u16)(shield.init | shield.signals << 1 | shield.calls << 2);
     memcpy(hello.nonce, nonce, sizeof nonce);
     say(HELLO, 0, 0, &hello, sizeof hello);
 }
@@ -1072,9 +1072,9 @@ static bool prepare(void)
     shield.init = SYS(getpid, 0) == 1;
     shield.signals = SYS(landlock_create_ruleset, 0, 0, 1 /* version */) >= 6;
     SYS(prctl, PR_SET_NO_NEW_PRIVS, 1);
-    shield.limits = SYS(seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &(u32){SECCOMP_RET_ERRNO}) >= 0;
-    if (shield.limits && !keep_limits())
+    if (!keep_calls() && SYS(seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &(u32){SECCOMP_RET_ERRNO}) >= 0)
         return false;
+    shield.calls = are_calls_closed();
     loop = (int)SYS(epoll_create1, EPOLL_CLOEXEC);
     children = (int)SYS(signalfd4, -1, &child_signal, 8, O_CLOEXEC | O_NONBLOCK);
     add_to_loop(children, EPOLLIN, CHILDREN);

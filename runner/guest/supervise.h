@@ -29,7 +29,7 @@ struct wanted_limit {
 };
 
 struct shield {
-    bool init, signals, limits;
+    bool init, signals, calls;
     bool marks; /* of trees, for want of subreapers: not said to the host */
     struct rlimit files; /* what commands get, though the guest itself raised it */
 };
@@ -256,30 +256,82 @@ static void signal_tree(u32 signal)
 
 /* --- becoming the command --- */
 
-/* For what comes of us: the limits of other processes cannot be set, only read (no new value), and one's own (pid 0).
+#define LOAD(at) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at)
+#define SKIP_IF(value, count) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, count, 0)
+#define SKIP_UNLESS(value, count) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, count)
+#define ANSWER(action) BPF_STMT(BPF_RET | BPF_K, action)
+#define REFUSE(error) ANSWER(SECCOMP_RET_ERRNO | (error))
+#define CLOSE(name) SKIP_UNLESS(__NR_##name, 1), REFUSE(ENOSYS)
+
+/* For what comes of us, and cannot be undone. Closed is what reaches beyond the namespaces of a sandbox or asks much of the
+ * host's kernel: sockets of other families than Unix, internet and netlink's routes, among them those that reach the
+ * machine around a virtual one; io_uring, which makes sockets of any family; keys, which are those of whoever started the
+ * runner; programs in the kernel, its counters and its log; page faults. To programs it is a kernel without them. The limits
+ * of other processes cannot be set, only read (no new value), and one's own (pid 0). Calls by the numbers of another
+ * architecture are not judged: the one ends whoever makes them, x32's are not there.
  * Once for all commands, for making a filter costs more than the rest of a command's start. */
-static bool keep_limits(void)
+static bool keep_calls(void)
 {
-    enum { NUMBER = 0, ARCHITECTURE = 4, FIRST = 16, THIRD = 32 };
+    enum { NUMBER = 0, ARCHITECTURE = 4, FIRST = 16, SECOND = 24, THIRD = 32 };
+    enum { X32 = 0x40000000, TYPE = 0xf };
     struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, ARCHITECTURE),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AUDIT_NATIVE, 2, 0),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, NUMBER),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, COMPAT_PRLIMIT, 3, 9),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, NUMBER),
-        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xbfffffff), /* x32 calls differ by one bit */
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_prlimit64, 0, 6),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, FIRST),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 4, 0),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, THIRD),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 3),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, THIRD + 4),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        LOAD(ARCHITECTURE),
+        SKIP_IF(AUDIT_NATIVE, 1),
+        ANSWER(SECCOMP_RET_KILL_PROCESS),
+        LOAD(NUMBER),
+        BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, X32, 0, 1),
+        REFUSE(ENOSYS),
+        CLOSE(io_uring_setup),
+        CLOSE(io_uring_enter),
+        CLOSE(io_uring_register),
+        CLOSE(add_key),
+        CLOSE(request_key),
+        CLOSE(keyctl),
+        CLOSE(bpf),
+        CLOSE(perf_event_open),
+        CLOSE(syslog),
+        CLOSE(userfaultfd),
+        SKIP_UNLESS(__NR_prlimit64, 8),
+        LOAD(FIRST),
+        SKIP_IF(0, 4),
+        LOAD(THIRD),
+        SKIP_UNLESS(0, 3),
+        LOAD(THIRD + 4),
+        SKIP_UNLESS(0, 1),
+        ANSWER(SECCOMP_RET_ALLOW),
+        REFUSE(EPERM),
+        SKIP_IF(__NR_socket, 2),
+        SKIP_IF(__NR_socketpair, 1),
+        ANSWER(SECCOMP_RET_ALLOW),
+        LOAD(FIRST),
+        SKIP_IF(AF_UNIX, 8),
+        SKIP_IF(AF_INET6, 7),
+        SKIP_IF(AF_INET, 3),
+        SKIP_UNLESS(AF_NETLINK, 6),
+        LOAD(THIRD),
+        SKIP_UNLESS(0 /* NETLINK_ROUTE */, 5),
+        LOAD(SECOND),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, TYPE),
+        SKIP_IF(SOCK_PACKET, 1), /* an old name for a socket of family AF_PACKET */
+        ANSWER(SECCOMP_RET_ALLOW),
+        REFUSE(EAFNOSUPPORT),
+        REFUSE(EPROTONOSUPPORT),
     };
     struct sock_fprog program = {sizeof code / sizeof *code, code};
-    return SYS(seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program) >= 0;
+    return SYS(seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program) >= 0
+        || SYS(seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) >= 0; /* a kernel that knows no flags */
+}
+
+/* Tried, whoever it is that refuses. */
+static bool are_calls_closed(void)
+{
+    int pair[2];
+    return SYS(socket, AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC, 0) == -EAFNOSUPPORT
+        && SYS(socketpair, AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == -EAFNOSUPPORT
+        && SYS(socket, AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, 16 /* NETLINK_GENERIC */) == -EPROTONOSUPPORT
+        && SYS(io_uring_setup, 1, 0) == -ENOSYS && SYS(keyctl, 0, -4, 0) == -ENOSYS && SYS(bpf, 0, 0, 0) == -ENOSYS
+        && SYS(perf_event_open, 0, 0, -1, -1, 0) == -ENOSYS && SYS(userfaultfd, 1) == -ENOSYS
+        && SYS(syslog, 10 /* its size */) == -ENOSYS;
 }
 
 /* For the command: its signals reach nobody but its own tree. */

@@ -46,7 +46,6 @@ static inline long sys(long n, long a, long b, long c, long d, long e, long f)
     return result;
 }
 #define AUDIT_NATIVE AUDIT_ARCH_X86_64
-#define COMPAT_PRLIMIT 340
 #define ENTRY "xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n call begin\n"
 #elif defined(__aarch64__)
 static inline long sys(long n, long a, long b, long c, long d, long e, long f)
@@ -62,7 +61,6 @@ static inline long sys(long n, long a, long b, long c, long d, long e, long f)
     return x0;
 }
 #define AUDIT_NATIVE AUDIT_ARCH_AARCH64
-#define COMPAT_PRLIMIT 369
 #define ENTRY "mov x29, #0\n mov x30, #0\n mov x0, sp\n bl begin\n"
 #else
 #error "the guest runs on x86_64 and arm64"

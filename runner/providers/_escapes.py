@@ -7,6 +7,7 @@ attacks what runs the commands, so that nothing may follow it in its sandbox but
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import time
@@ -25,6 +26,7 @@ _PRELUDE = """
 import ctypes, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
 arm = os.uname().machine == "aarch64"
+buffer = ctypes.create_string_buffer(64)
 def call(number, of_arm, *words): return libc.syscall(of_arm if arm else number, *words)
 def look(what, act, *words):
     try: done = act(*words)
@@ -129,13 +131,70 @@ look("opens a file system", call, 430, 430, b"tmpfs", 0)
         "programs and maps in the kernel",
         """look("makes a map", call, 321, 280, 0, (ctypes.c_uint32 * 32)(2, 4, 4, 1), 128)""",
     ),
-    _python("keyctl", "keys that its user has in the kernel", """look("has a keyring", call, 250, 219, 0, -4, 1)"""),
+    _python(
+        "keyctl",
+        "keys that its user, or whoever started the runner, has in the kernel",
+        """
+look("has a user keyring", call, 250, 219, 0, -4, 1)
+look("has a session keyring", call, 250, 219, 0, -3, 0)
+look("adds a key", call, 248, 217, b"user", b"probe", b"x", 1, -2)
+""",
+    ),
     _python(
         "userfaultfd",
         "handling page faults by itself",
         """for flag in (0, 1): look(f"gets a descriptor, flag {flag}", call, 323, 282, flag)""",
     ),
+    _python(
+        "perf",
+        "counters of the processor and of the kernel",
+        """
+event = ctypes.create_string_buffer(128)
+event[0], event[4], event[40] = 1, 128, 0x61  # what it ran for, in user mode
+look("counts", call, 298, 241, event, 0, -1, -1, 0)
+""",
+    ),
     _python("io-uring", "io_uring", """look("sets up a ring", call, 425, 425, 1, ctypes.create_string_buffer(120))"""),
+    _python("kernel-log", "the log of the kernel", """look("reads it", call, 103, 116, 3, buffer, 64)"""),
+    _python(
+        "socket-families",
+        "sockets to elsewhere than its own network namespace and file system",
+        """
+def make(act, family, protocol=0):
+    for kind in (1, 2, 3, 5, 10):
+        try: return act(family, kind, protocol)
+        except OSError: pass
+    return -1
+for family in {*range(1, 64)} - {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}:
+    look(f"makes one of family {family}", make, socket.socket, family)
+    look(f"makes a pair of family {family}", make, socket.socketpair, family)
+for protocol in range(1, 32):
+    look(f"makes one of netlink, protocol {protocol}", make, socket.socket, socket.AF_NETLINK, protocol)
+look("makes one of packets by their old name", socket.socket, socket.AF_INET, 10)
+""",
+    ),
+    _python(
+        "foreign-calls",
+        "system calls by the numbers of another architecture",
+        """
+import mmap
+def by_32_bits():  # socket(40, 1, 0); who is killed for trying has made none
+    page = mmap.mmap(-1, 4096, prot=7)
+    page.write(bytes.fromhex("53 b867010000 bb28000000 b901000000 31d2 cd80 5b c3"))
+    act = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+    child = os.fork()
+    if not child: os._exit(0 if act() >= 0 else 1)
+    return 0 if os.waitpid(child, 0)[1] == 0 else -1
+if not arm:
+    look("makes a socket as a program of 32 bits", by_32_bits)
+    look("makes a socket by its number of x32", call, 0x40000029, 0, 40, 1, 0)
+""",
+    ),
+    _python(
+        "shared-memory",
+        "memory that is shared by its number",
+        """look("attaches that of the host", libc.shmat, int(os.environ["PROBE_MEMORY"]), None, 0o10000)""",
+    ),
     _python(
         "privileges",
         "another user, capabilities, and programs that give them",
@@ -171,18 +230,17 @@ for line in open("/proc/self/status"):
 )
 
 _NOTHING = "process puts nothing around commands but a user of their own, where it can"
-_NO_FILTER = "local leaves it to the kernel, whose settings decide for unprivileged users"
-_ITS_FILTER = "the daemon's default filter decides, and older ones allow it"
 _OTHER_KERNEL = "the kernel that does it is gVisor's own, and the sandbox's alone"
 _OTHER_PROC = "gVisor shows it to every process of the same user; it is what the container was made with"
 
+_FILTERED = ("bpf", "foreign-calls", "io-uring", "kernel-log", "keyctl", "perf", "socket-families", "userfaultfd")
+_EVERYWHERE = ("descriptors", "environment", *_FILTERED)
+
 # Where the host's own settings refuse it, such a gap is not seen.
 GAPS: Mapping[str, Mapping[str, str]] = {
-    "process": {escape.name: _NOTHING for escape in ESCAPES if escape.name not in ("descriptors", "environment")},
-    "local": dict.fromkeys(("bpf", "keyctl", "userfaultfd", "io-uring"), _NO_FILTER),
-    "docker": {"io-uring": _ITS_FILTER},
+    "process": {escape.name: _NOTHING for escape in ESCAPES if escape.name not in _EVERYWHERE},
     "gvisor": {
-        **dict.fromkeys(("user-namespace", "namespaces", "mount", "io-uring", "memory-killer"), _OTHER_KERNEL),
+        **dict.fromkeys(("user-namespace", "namespaces", "mount", "memory-killer"), _OTHER_KERNEL),
         "environments": _OTHER_PROC,
     },
 }
@@ -198,7 +256,7 @@ def breaches(stdout: bytes) -> list[str] | None:
 @contextmanager
 def open_bait(home: Path) -> Iterator[dict[str, str]]:
     """Things of this host that no sandbox should reach, as variables for the probes: a file and a socket that every
-    user may open, an abstract socket, and the runner's own ``home``. What a killed probe has left goes."""
+    user may open, an abstract socket, shared memory, the runner's own ``home``. What a killed probe has left goes."""
     for old in Path(gettempdir()).glob(f"{_BAIT}*"):
         if old.lstat().st_uid == os.geteuid() and time.time() - old.lstat().st_mtime > _OLD:
             trees.remove(old)
@@ -217,8 +275,19 @@ def open_bait(home: Path) -> Iterator[dict[str, str]]:
         for end in (listener, abstract):
             end.listen()
         yield {
+            "PROBE_MEMORY": str(_share_memory()),
             "PROBE_FILE": str(directory / "file"),
             "PROBE_SOCKET": str(directory / "socket"),
             "PROBE_ABSTRACT": directory.name,
             "PROBE_HOME": os.path.abspath(home),
         }
+
+
+def _share_memory() -> int:
+    """The number of a page that every user may attach, for as long as this process lives."""
+    libc = ctypes.CDLL(None)
+    libc.shmat.restype = ctypes.c_void_p
+    number = int(libc.shmget(0, 4096, 0o666))
+    libc.shmat(number, None, 0)
+    libc.shmctl(number, 0, None)
+    return number

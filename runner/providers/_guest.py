@@ -164,7 +164,8 @@ class GuestWorkspace:
             await process.stdin.aclose()
             await process.wait()
         kernel = _readback.kernel() if around.isolation >= IsolationClass.KERNEL else None
-        outside = _readback.Outside(_readback.namespaces(), around.uid, around.limits(), around.volume, kernel)
+        closed = Shield.CALLS in self._guest.shield
+        outside = _readback.Outside(_readback.namespaces(), around.uid, around.limits(), around.volume, kernel, closed)
         seen = _readback.read_back(
             text, outside, provider=around.provider, isolation=around.isolation, paths=around.paths
         )

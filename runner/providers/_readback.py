@@ -25,6 +25,7 @@ while IFS= read -r line; do printf '%s\\n' "$line"; done </proc/version; echo {_
 read -r _
 """
 _SECTIONS = 5
+_FILTER = "2"  # how the kernel writes that a process has one
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Outside:
 
     ``volume`` is what the workspace's files should be in. ``kernel`` is the host's, where the sandbox should have
     another: it shares no namespace then, and as it need not say so, its guest has to keep privileges from being gained.
+    ``calls_closed``: its guest was refused the system calls that commands shall not make.
     """
 
     namespaces: Mapping[str, str]
@@ -40,6 +42,7 @@ class Outside:
     limits: Limits
     volume: Volume | None = None
     kernel: str | None = None
+    calls_closed: bool = False
 
 
 async def receive(stdout: Reader) -> str:
@@ -69,6 +72,7 @@ def read_back(text: str, outside: Outside, *, provider: str, isolation: Isolatio
         shared = () if own else tuple(name for name in NAMESPACES if inside[name] == outside.namespaces[name])
         effective, bounding = int(fields["CapEff"], 16), int(fields["CapBnd"], 16)
         no_new_privileges = fields.get("NoNewPrivs", "1" if own else "?") == "1"
+        filtered = outside.calls_closed and fields.get("Seccomp", "2" if own else "?") == _FILTER
     except (KeyError, ValueError) as error:
         raise ProviderFailed(f"`{provider}` cannot read its isolation back: {error}") from error
     if version == outside.kernel:
@@ -82,6 +86,7 @@ def read_back(text: str, outside: Outside, *, provider: str, isolation: Isolatio
         shared_namespaces=shared,
         interfaces=None if "net" in shared else _interfaces(devices),
         read_only=tuple(sorted(_read_only(mounts, paths.workspace))),
+        filtered=filtered,
         limits=replace(outside.limits, disk_bytes=_disk(mounts, outside.volume, isolation, paths)),
     )
 

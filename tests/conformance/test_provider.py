@@ -20,6 +20,7 @@ from runner.model import Exit, Feature, IsolationClass, Limits
 from runner.ports.provider import Opening, Provider, WorkspaceRequest
 from runner.trees import can_give
 from tests.conformance.places import (
+    BARE_LOCAL,
     DOCKER,
     GRACE,
     GUESTS,
@@ -175,6 +176,7 @@ async def test_isolation_read_back_is_what_holds(place: Place) -> None:
     assert found.isolation is (IsolationClass.KERNEL if place.kind == GVISOR else IsolationClass.NAMESPACES)
     assert found.uid == place.handle.uid
     assert (found.capabilities, found.no_new_privileges) == ("none", True)
+    assert found.filtered == (place.kind != BARE_LOCAL)
     assert (found.shared_namespaces, found.interfaces) == (("user",) if place.kind == DOCKER else (), ("lo",))
     assert found.read_only == ("/workspace/P", "/workspace/absent", "/workspace/missing")
 

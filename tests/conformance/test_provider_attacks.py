@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import trio
 
 from runner.model import Exit
@@ -84,3 +86,59 @@ async def _attack_without_scope(place: Place, workspace: Workspace, attack: str)
             with trio.fail_after(30):
                 await attacker.wait()
         assert (await workspace.run(["true"])).exit.ok
+
+
+# Memory, semaphores and a queue by one key, and a queue by a name: makes them, looks for them or removes them.
+SHARED = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+open_queue, unlink_queue = (180, 181) if os.uname().machine == "aarch64" else (240, 241)
+act, key, name = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode()
+mode = 0o1666 if act == "make" else 0
+found = [libc.shmget(key, 1, mode), libc.semget(key, 1, mode), libc.msgget(key, mode)]
+print([number >= 0 for number in found], libc.syscall(open_queue, name, 0o102 if mode else 0, 0o666, None) >= 0)
+if act == "remove":
+    libc.shmctl(found[0], 0, None), libc.semctl(found[1], 0, 0), libc.msgctl(found[2], 0, None)
+    libc.syscall(unlink_queue, name)
+"""
+
+
+async def test_what_has_a_key_or_a_name_is_found_by_commands_of_its_workspace_only(place: Place) -> None:
+    key, name = str(secrets.randbelow(1 << 30) + 1), f"runner-check-{secrets.token_hex(8)}"
+    python = ["python3", "-SIc", SHARED]
+    async with place.open() as workspace:
+        made = await workspace.run([*python, "make", key, name])
+        outside = await trio.run_process([*python, "look", key, name], capture_stdout=True)
+        found = await workspace.run([*python, "remove", key, name])
+
+    everything = b"[True, True, True] True\n"
+    assert (made.stdout, found.stdout) == (everything, everything)
+    assert outside.stdout == (everything if place.kind == PROCESS else b"[False, False, False] False\n")
+
+
+ORDINARY_SOCKETS = """
+import asyncio, multiprocessing, socket
+async def talk():
+    async def answer(reader, writer): writer.write(await reader.readexactly(5)); writer.close()
+    for host in ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
+        server = await asyncio.start_server(answer, host, 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        writer.write(b"hello")
+        assert await reader.read() == b"hello"
+        server.close()
+asyncio.run(talk())
+assert "lo" in dict(map(reversed, socket.if_nameindex()))
+assert socket.getaddrinfo("127.0.0.1", 80, flags=socket.AI_ADDRCONFIG)
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+    for end in socket.socketpair(type=kind): end.close()
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
+socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE).close()
+print("done")
+"""
+
+
+async def test_sockets_of_a_workspace_s_own_can_be_made(place: Place) -> None:
+    async with place.open() as workspace:
+        done = await workspace.run(["python3", "-SIc", ORDINARY_SOCKETS])
+
+    assert (done.exit, done.stdout, done.stderr) == (Exit(code=0), b"done\n", b"")

@@ -30,6 +30,7 @@ async def test_no_probe_finds_a_way_out_that_is_not_declared(place: Place) -> No
         assert found["host-files"] == [f"reads {bait['PROBE_FILE']}"]
         assert found["sockets"] == [f"connects to {bait['PROBE_SOCKET']}"]
         assert found["abstract-sockets"] == ["connects to one of the host"]
+        assert found["shared-memory"] == ["attaches that of the host"]
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,12 @@ import trio
 from runner import events as ev
 from runner.agents import command_of
 from runner.engine.run import Control
+from runner.guest import build
 from runner.model import Handle
 from runner.ports.provider import Opening
+from runner.programs import Program
 from runner.providers.fake import Fake
+from runner.providers.local import Local
 from runner.settings import shipped
 from runner.steps.agent.run import SMALL_PROMPT
 from tests.engine.machine import Machine
@@ -102,3 +105,43 @@ async def test_work_is_looked_at_as_soon_as_nothing_runs_in_its_sandbox(project:
 
     assert record.exit_code == 0, record.outcome
     assert slow.cleared
+
+
+class Altered(Local):
+    """``local`` with a guest of another source."""
+
+    def __init__(self, home: Path, program: Program) -> None:
+        super().__init__(home)
+        self._altered = program
+
+    def _program(self) -> Program:
+        return self._altered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [("!keep_calls()", "false"), ("CLOSE(io_uring_setup),", "")],
+    ids=["no filter", "one that lets a call through"],
+)
+async def test_no_agent_starts_where_system_calls_are_not_refused(
+    project: Project, tmp_path: Path, fault: tuple[str, str]
+) -> None:
+    for file in Path(build.__file__).parent.glob("*.[ch]"):
+        text = file.read_text()
+        (tmp_path / file.name).write_text(text.replace(*fault))
+    compiler = build.system_compiler()
+    assert compiler is not None, "the CI installs one"
+    build.compile_program(compiler, tmp_path, "guest", tmp_path / "guest")
+    project.script("echo ran")
+    machine = Machine(project)
+    local = Altered(machine.settings.home, Program(tmp_path / "guest", ""))
+    machine.ports = replace(machine.ports, provider=lambda name: local)
+
+    record = await machine.run()
+
+    assert record.outcome is not None
+    assert "system calls that lead out of the sandbox are not refused" in record.outcome.message
+    assert record.observed is not None
+    assert not record.observed.filtered
+    assert not (machine.settings.home / "runs" / record.id / "logs" / "agent.out").exists()

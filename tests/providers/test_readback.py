@@ -17,19 +17,21 @@ def text(
     *,
     effective: str = "0000000000000000",
     new_privileges: int = 1,
+    seccomp: int = 2,
     spaces: dict[str, str] | None = None,
     mounts: str = "",
     devices: str = "    lo: 0 0\n",
 ) -> str:
     status = f"Name:\tcat\nNoNewPrivs:\t{new_privileges}\nCapEff:\t{effective}\nCapBnd:\t0000000000000000\n"
+    status += f"Seccomp:\t{seccomp}\n"
     inside = {name: f"{name}:[200]" for name in NAMESPACES} | {"pid_for_children": "pid:[300]"} | (spaces or {})
     listed = "".join(f"lrwxrwxrwx 1 root root 0 Nov 22 13:46 {name} -> {link}\n" for name, link in inside.items())
     heads = "Inter-|   Receive\n face |bytes\n"
     return "----\n".join([status, f"total 0\n{listed}", mounts, heads + devices, "Linux\n", ""])
 
 
-def read(body: str, volume: Volume | None = None) -> Isolation:
-    outside = Outside(HOST, 7000, Limits(pids=9), volume)
+def read(body: str, volume: Volume | None = None, *, calls_closed: bool = True) -> Isolation:
+    outside = Outside(HOST, 7000, Limits(pids=9), volume, calls_closed=calls_closed)
     return read_back(body, outside, provider="local", isolation=IsolationClass.NAMESPACES, paths=PATHS)
 
 
@@ -48,6 +50,14 @@ def test_a_shared_namespace_is_named_and_the_host_s_interfaces_are_not_listed_as
     found = read(text(spaces={"net": "net:[100]"}, devices="  eth0: 1 1\n"))
 
     assert (found.shared_namespaces, found.interfaces) == (("net",), None)
+
+
+@pytest.mark.parametrize(("seccomp", "calls_closed"), [(0, True), (1, True), (2, False)])
+def test_calls_are_filtered_when_the_guest_was_refused_and_the_command_has_a_filter(
+    seccomp: int, calls_closed: bool
+) -> None:
+    assert read(text()).filtered
+    assert not read(text(seccomp=seccomp), calls_closed=calls_closed).filtered
 
 
 def with_own_kernel(body: str) -> Isolation:

@@ -16,7 +16,7 @@ import trio
 from runner import events as ev
 from runner import trees
 from runner.errors import IsolationMismatch
-from runner.model import Exit, Fate, Feature, Isolation, Limits, Outcome
+from runner.model import Exit, Fate, Feature, Isolation, IsolationClass, Limits, Outcome
 from runner.ports.agent import Agent, Ended, ModelAgent, Preparation
 from runner.ports.provider import Workspace
 from runner.spec import template
@@ -191,6 +191,8 @@ def _mismatch(body: Body, run: Run, seen: Isolation) -> list[str]:
         wrong += [f"{path} is writable" for path in sorted(present - set(seen.read_only))]
     if run.probe.isolation and (not seen.no_new_privileges or seen.capabilities != "none"):
         wrong.append("privileges can be gained")
+    if run.probe.isolation is IsolationClass.NAMESPACES and run.probe.enforces(Feature.GUEST) and not seen.filtered:
+        wrong.append("system calls that lead out of the sandbox are not refused")
     return wrong
 
 
