@@ -5,10 +5,15 @@ For whoever has a secret, such as the model gateway: the composition root makes 
 from then on ``[redacted:NAME]`` stands for it in logs, events, errors, reports and prompts. Nothing is ever
 unregistered.
 
-Looked for is each *form* of a secret: as it is; in base64 (both alphabets, at any of three offsets), hexadecimal and
-percent-encoding; escaped for JSON, Python and shells. White space, NUL and the colour codes of a terminal may stand
-anywhere between the bytes of a form, so that other line ends, indentation, wrapped lines and UTF-16 hide nothing; also
-as escapes, ``\\n`` and ``\\u001b[1m``, since what an agent's CLI says of a command's output is JSON.
+Looked for is each *form* of a secret: as it is; in base64 (both alphabets, at any of three offsets), hexadecimal (with
+colons, too) and percent-encoding; escaped for JSON, Python and shells. White space, NUL and the colour codes of a
+terminal may stand anywhere between the bytes of a form, so that other line ends, indentation, wrapped lines and UTF-16
+hide nothing; also as escapes, ``\\n`` and ``\\u001b[1m``, since what an agent's CLI says of a command's output is JSON.
+
+Any byte of a form may be written as an escape, however often escapes were escaped: ``\\u0026`` as Go writes ``&``,
+``\\\\\"`` as JSON in JSON does, ``&amp;``, ``&#38;`` and ``&#x26;``. So both are also compared *decoded*: each escape
+is what it stands for, and no backslash is left. A hexadecimal dump by lines (``xxd``, ``hexdump -C``,
+``od -A x -t x1``) is read twice, as its bytes and as its column of characters, in the first 64 KiB of what is dumped.
 
 Theory of operation. Text is *squeezed*: white space is deleted. No form can be in the squeezed text unless one of
 its fixed-size pieces stands at a multiple of the stride, for stride and piece are chosen so that the shortest form
@@ -46,14 +51,33 @@ _HALF_CODE = re.compile(rb"\x1b(?:" + _PART + rb"|\][^\x07\x1b]{0,2048}\x1b?|[()
 _JUNK = re.compile(rb"(?:[ \t\r\n\v\f\0]|" + _CODE + rb")+")
 _ESCAPE = rb"\\\\*(?:u001[bB]|x1[bB])"
 _BEHIND_ONE = rb"(?:[nrt]|u00(?:0[09aAdD]|20)|x(?:0[09aAdD]|20)|(?:u001[bB]|x1[bB])(?:\[[0-?]*[ -/]*[@-~])?)"
-_BEHIND = re.compile(_BEHIND_ONE)
-_ESCAPED = rb"\\\\*" + _BEHIND_ONE  # one literal first, by which a text is searched fast
-_ESCAPES = re.compile(_ESCAPED)
+_CODED = rb"(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|u\{([0-9a-fA-F]{1,6})\}|U([0-9a-fA-F]{8}))"
+_BEHIND = re.compile(_BEHIND_ONE + rb"|" + _CODED)
+# All backslashes of a row, from its first on, or a long row would be looked through from each. One literal comes first,
+# by which a text is searched fast; that at the end of a terminal's code begins no row.
+_ROW = rb"\\(?<!(?<!\x1b)\\\\)\\*"
+_ESCAPED = _ROW + _BEHIND_ONE
 _HALF_ESCAPE = re.compile(
-    rb"(?<!\x1b)\\+(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?)?\Z|" + _ESCAPE + rb"(?:" + _PART + rb")?\Z"
+    rb"(?<!\x1b)\\+(?:u(?:[0-9a-fA-F]{0,3}|\{[0-9a-fA-F]{0,6})|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?)?\Z|"
+    + _ESCAPE
+    + rb"(?:"
+    + _PART
+    + rb")?\Z"
 )
-_ALL_JUNK = re.compile(rb"(?:[ \t\r\n\v\f\0]|" + _CODE + rb"|" + _ESCAPED + rb")+")
+_ENTITIES = re.compile(rb"&(?:amp;)*(?:#([0-9]{1,7})|#[xX]([0-9a-fA-F]{1,6})|([A-Za-z]{2,8}[0-9]{0,2}));")
+_HALF_ENTITY = re.compile(rb"&(?:amp;)*(?:#[0-9]{0,7}|#[xX][0-9a-fA-F]{0,6}|[A-Za-z]{1,8}[0-9]{0,2})?\Z")
 _ONLY_SPACE = re.compile(rb"[ \t\r\n\v\f\0]+")
+_WRITTEN = re.compile(  # a mark behind a backslash is taken with it; of a letter nobody knows whether it is
+    _ESCAPED + rb"|\\\\*(?:" + _CODED + rb"|([!-/:-@\[\]-`{-~]))|\\\\*"
+)
+_ADDRESS = rb"(?:\r?\n|\\{1,16}n)[ \t]{0,16}[0-9a-fA-F]{6,16}:?[ \t]{1,4}"
+_DUMP = re.compile(rb"0000(?<![0-9a-fA-F]0000)[0-9a-fA-F]{2,12}:?[ \t]{1,4}[0-9a-fA-F]{2,8}[ \t]")
+_DUMPED = (  # between the bytes of two lines, and between their characters
+    rb"(?:[ \t]{0,48}[|>][^\r\n]{1,64}?[|<]|[ \t]{2,48}[^\r\n]{1,40}?)?" + _ADDRESS,
+    rb"[|<]?" + _ADDRESS + rb"(?:[0-9a-fA-F]{2,8}[ \t]{1,2}){1,16}[ \t]{0,48}[|>]?",
+)
+_BETWEEN_LINES = [re.compile(between + rb"|" + _JUNK.pattern) for between in _DUMPED]
+_LINE_OF_DUMP = 120  # bytes, at most
 
 # How much of a form a filter needs: its fewest bytes, the piece's size as a type, and which of those are sampled.
 _Piece = Literal["I", "Q"]
@@ -212,135 +236,161 @@ class Stream:
 
 
 class _View:
-    """A text without its junk, and where each of its bytes is in the text."""
+    """A text without its junk, and where each of its bytes is in the text. With ``stands_for``, which says what a piece
+    of junk is replaced by (``None`` for one that is none), it is a view of another view, ``below``."""
 
-    def __init__(self, text: bytes, junk: re.Pattern[bytes]) -> None:
-        self.squeezed = junk.sub(b"", text)
+    def __init__(
+        self,
+        text: bytes,
+        junk: re.Pattern[bytes],
+        stands_for: Callable[[re.Match[bytes]], bytes | None] | None = None,
+        below: _View | None = None,
+    ) -> None:
         self._text = text
         self._junk = junk
+        self._stands_for = stands_for
+        self._below = below
+        self.squeezed = _replaced(text, junk, stands_for) if stands_for else junk.sub(b"", text)
 
-    def origin(self, place: int) -> int:
-        """Where in the text a byte of the squeezed one is; of its end, the end."""
-        origins, places = self._runs
+    def start(self, place: int) -> int:
+        """Where in the text a byte of the squeezed one begins; of its end, the end."""
+        origins, places, ends = self._runs
         run = bisect_right(places, place) - 1
-        return origins[run] + place - places[run]
+        at = origins[run] + (0 if ends[run] else place - places[run])
+        return self._below.start(at) if self._below else at
+
+    def end(self, place: int) -> int:
+        """Where in the text a byte of the squeezed one ends."""
+        origins, places, ends = self._runs
+        run = bisect_right(places, place) - 1
+        at = ends[run] or origins[run] + place - places[run] + 1
+        return self._below.end(at - 1) if self._below else at
 
     @cached_property
-    def _runs(self) -> tuple[list[int], list[int]]:
-        """Where, in the text and in the squeezed one, the text goes on after each run of junk."""
-        origins, places, left_out = [0], [0], 0
+    def _runs(self) -> tuple[list[int], list[int], list[int]]:
+        """Of each run where it begins, in the text and in the squeezed one; and where in the text it ends, if something
+        else stands for it in the squeezed one, else 0."""
+        origins, places, ends, left_out = [0], [0], [0], 0
         for found in self._junk.finditer(self._text):
+            by = self._stands_for(found) if self._stands_for else b""
+            if by is None:
+                continue
             start, end = found.span()
-            left_out += end - start
+            if by:
+                origins.append(start)
+                places.append(start - left_out)
+                ends.append(end)
+            left_out += end - start - len(by)
             origins.append(end)
             places.append(end - left_out)
-        return origins, places
+            ends.append(0)
+        return origins, places, ends
+
+
+def _replaced(text: bytes, junk: re.Pattern[bytes], stands_for: Callable[[re.Match[bytes]], bytes | None]) -> bytes:
+    return junk.sub(lambda found: found[0] if (by := stands_for(found)) is None else by, text)
+
+
+def _letter(number: int) -> bytes:
+    """A character by its number; white space is junk here, too."""
+    coded = chr(number).encode(errors="surrogatepass") if number <= sys.maxunicode else b"?"
+    return coded.translate(None, _SPACE)
+
+
+def _escape(found: re.Match[bytes]) -> bytes:
+    """What stands behind backslashes, as ``_BEHIND`` and ``_WRITTEN`` find it."""
+    unit, byte, scalar, long, *mark = found.groups()
+    if byte is not None:
+        return bytes.fromhex(byte.decode())
+    digits = unit or scalar or long
+    return _letter(int(digits, 16)) if digits else b"".join(filter(None, mark))
+
+
+def _entity(found: re.Match[bytes]) -> bytes | None:
+    """What a page shows; ``None`` for a name that there is not."""
+    number, hexadecimal, name = found.groups()
+    if name is None:
+        return _letter(int(number) if number else int(hexadecimal, 16))
+    from html.entities import html5  # its table is large, and rarely wanted
+
+    shown = html5.get(f"{name.decode()};")
+    return None if shown is None else shown.encode().translate(None, _SPACE)
 
 
 def _unescaped(squeezed: bytes) -> bytes:
-    """Without white space and codes that are written as escapes, and without what else is a backslash."""
+    """What all escapes with backslashes stand for, without those of white space and codes; no backslash is left."""
+    if b"\\" not in squeezed:
+        return squeezed
     first, *parts = squeezed.split(b"\\")
-    return first + b"".join([part[found.end() :] if (found := _BEHIND.match(part)) else part for part in parts])
+    shown = [
+        (_escape(found) if found.lastindex else b"") + part[found.end() :] if (found := _BEHIND.match(part)) else part
+        for part in parts
+    ]
+    return first + b"".join(shown)
+
+
+def _shown(plain: bytes) -> bytes:
+    """As a page shows it."""
+    return _replaced(plain, _ENTITIES, _entity) if b"&" in plain else plain
+
+
+def _decoded(squeezed: bytes) -> bytes:
+    """What all escapes stand for."""
+    return _shown(_unescaped(squeezed))
 
 
 def _views(text: bytes) -> list[_View]:
-    """Without white space; and without the terminal's codes as well, which may have text of their own inside; and
-    without what is either, written as escapes."""
+    """Without white space; and without the terminal's codes as well, which may have text of their own inside."""
     views = [_View(text, _ONLY_SPACE)]
-    views += [_View(text, _JUNK)] if b"\x1b" in text else []
-    return [*views, _View(text, _ALL_JUNK)] if _ESCAPES.search(text) else views
+    return [*views, _View(text, _JUNK)] if b"\x1b" in text else views
+
+
+def _decoded_views(text: bytes) -> Iterator[_View]:
+    """In which every escape is what it stands for; and dumps without what is around their bytes and characters."""
+    if b"\\" in text or b"&" in text:
+        yield _decode(_View(text, _JUNK))
+    if _has_dump(text):
+        yield from map(_decode, _dumps(text))
+
+
+def _decode(view: _View) -> _View:
+    plain = _View(view.squeezed, _WRITTEN, _escape, view)
+    return _View(plain.squeezed, _ENTITIES, _entity, plain)
+
+
+def _has_dump(text: bytes) -> bool:
+    return b"0000" in text and _DUMP.search(text) is not None
+
+
+def _dumps(text: bytes) -> list[_View]:
+    return [_View(text, between) for between in _BETWEEN_LINES]
 
 
 @dataclass
-class _Forms:
-    """What to look for. Not changed once it is made."""
+class _Lexicon:
+    """Forms by name, to be found in a view."""
 
     names: Mapping[bytes, str]
     ordered: list[bytes] = field(init=False)
     longest: int = field(init=False)
-    pieces: frozenset[int] = field(init=False)
-    unescaped: frozenset[int] = field(init=False)
     starts: re.Pattern[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
         self.ordered = sorted(self.names)
-        lengths = [len(form) for form in self.names]
-        least = [len(_unescaped(form)) for form in self.names]
-        self.longest = max(lengths, default=0)
-        shortest = min(least, default=0)
-        fitting = ((kind, step) for least, kind, step in _FILTERS if shortest >= least)
-        self._type: _Piece | None
-        self._type, self._step = next(fitting, (None, 0))
-        self._size = 8 if self._type == "Q" else 4
-        self.pieces = frozenset(piece for form in self.names for piece in self._pieces(form))
-        self.unescaped = frozenset(piece for form in self.names for piece in self._pieces(_unescaped(form)))
+        self.longest = max(map(len, self.names), default=0)
         begun = {re.escape(form[:size]) + rb"\Z" for form in self.names for size in range(1, _BEGINNING)}
         begun |= {re.escape(form[:_BEGINNING]) for form in self.names}
         self.starts = re.compile(b"|".join(sorted(begun)))
 
-    def _pieces(self, form: bytes) -> Iterator[int]:
-        """Those of a stretch in the middle of a form, so long that every sampling meets one; a key has its headers."""
-        stride, size = self._step * self._size, self._size
-        start = (len(form) - stride - size + 1) // 2
-        for at in range(start, start + stride):
-            yield int.from_bytes(form[at : at + size], sys.byteorder)
-
-    def _may_be_in(self, squeezed: bytes, pieces: frozenset[int] | None = None) -> bool:
-        if self._type is None:
-            return True
-        whole = memoryview(squeezed)[: len(squeezed) // self._size * self._size]
-        return not (pieces or self.pieces).isdisjoint(whole.cast(self._type)[:: self._step])
-
-    def _may_be_escaped_in(self, squeezed: bytes) -> bool:
-        """Of a text in which white space or codes are written as escapes: of any other all is known already."""
-        plain = _unescaped(squeezed)
-        return len(plain) + squeezed.count(b"\\") < len(squeezed) and self._may_be_in(plain, self.unescaped)
-
-    def spans(self, text: bytes) -> list[tuple[int, int, str]]:
-        """What is to be replaced: start, end and the name of the longest of what overlaps, in order."""
-        squeezed = text.translate(None, _SPACE)
-        bare = _CODES.sub(b"", text).translate(None, _SPACE) if b"\x1b" in text else squeezed
-        if not (
-            self._may_be_in(squeezed)
-            or (bare is not squeezed and self._may_be_in(bare))
-            or (b"\\" in bare and self._may_be_escaped_in(bare))
-        ):
-            return []
-        found = sorted({span for view in _views(text) for span in self._whole(view)})
-        joined: list[tuple[int, int, str]] = []
-        longest = 0
-        for start, end, name in found:
-            if joined and start < joined[-1][1]:
-                before = joined.pop()
-                name = name if end - start > longest else before[2]
-                longest = max(longest, end - start)
-                joined.append((before[0], max(before[1], end), name))
-            else:
-                longest = end - start
-                joined.append((start, end, name))
-        return joined
-
-    def _whole(self, view: _View) -> Iterator[tuple[int, int, str]]:
+    def whole(self, view: _View) -> Iterator[tuple[int, int, str]]:
+        """Start, end and name of each form in the text of a view."""
         for form, name in self.names.items():
             at = view.squeezed.find(form)
             while at >= 0:
-                yield view.origin(at), view.origin(at + len(form) - 1) + 1, name
+                yield view.start(at), view.end(at + len(form) - 1), name
                 at = view.squeezed.find(form, at + 1)
 
-    def hold(self, text: bytes) -> int:
-        """Where the first thing begins that more text may make a form, or a code of a terminal, of."""
-        tail = max(0, len(text) - self.longest - MOST_JUNK)
-        end = text[tail:]
-        halves = [half.start() for pattern in (_HALF_CODE, _HALF_ESCAPE) if (half := pattern.search(end))]
-        if not halves and b"\x1b" not in end:
-            squeezed = end.translate(None, _SPACE)
-            forms = {squeezed, _ESCAPES.sub(b"", squeezed)} if b"\\" in end else {squeezed}
-            if all(self._unfinished(each) == len(each) for each in forms):
-                return len(text)
-        stop = min(halves, default=len(end))
-        return tail + min(view.origin(self._unfinished(view.squeezed)) for view in _views(end[:stop]))
-
-    def _unfinished(self, squeezed: bytes) -> int:
+    def unfinished(self, squeezed: bytes) -> int:
         """Where the first form begins that the text ends in the middle of; else where the text ends."""
         at = max(0, len(squeezed) - self.longest + 1)
         while found := self.starts.search(squeezed, at):
@@ -351,6 +401,127 @@ class _Forms:
                 return at
             at += 1
         return len(squeezed)
+
+
+@dataclass
+class _Forms:
+    """What to look for. Not changed once it is made."""
+
+    names: Mapping[bytes, str]
+    raw: _Lexicon = field(init=False)
+    decoded: _Lexicon = field(init=False)
+    pieces: frozenset[int] = field(init=False)
+    decoded_pieces: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        plain = {_decoded(form): name for form, name in self.names.items()}
+        shortest = min(map(len, plain), default=0)
+        self.raw = _Lexicon(self.names)
+        self.decoded = _Lexicon({form: name for form, name in plain.items() if len(form) >= SHORTEST})
+        fitting = ((kind, step) for least, kind, step in _FILTERS if shortest >= least)
+        self._type: _Piece | None
+        self._type, self._step = next(fitting, (None, 0))
+        self._size = 8 if self._type == "Q" else 4
+        unescaped = [form for form in self.names if b"\\" not in form]  # the others are found decoded
+        self.pieces = frozenset(piece for form in unescaped for piece in self._pieces(form))
+        self.decoded_pieces = frozenset(piece for form in plain for piece in self._pieces(form))
+
+    def _pieces(self, form: bytes) -> Iterator[int]:
+        """Those of a stretch in the middle of a form, so long that every sampling meets one; a key has its headers."""
+        stride, size = self._step * self._size, self._size
+        start = (len(form) - stride - size + 1) // 2
+        for at in range(start, start + stride):
+            yield int.from_bytes(form[at : at + size], sys.byteorder)
+
+    def _may_be_in(self, squeezed: bytes, pieces: frozenset[int]) -> bool:
+        if self._type is None:
+            return True
+        whole = memoryview(squeezed)[: len(squeezed) // self._size * self._size]
+        return not pieces.isdisjoint(whole.cast(self._type)[:: self._step])
+
+    def _may_be_decoded_in(self, squeezed: bytes) -> bool:
+        """Of a text in which nothing is escaped all is known already."""
+        if b"\\" not in squeezed and b"&" not in squeezed:
+            return False
+        plain = _decoded(squeezed)
+        return len(plain) < len(squeezed) and self._may_be_in(plain, self.decoded_pieces)
+
+    def _may_be_dumped_in(self, text: bytes, squeezed: bytes) -> bool:
+        """Of a text and the same without white space, which is searched faster."""
+        if b"0000" not in squeezed or not _has_dump(text):
+            return False
+        return any(self._may_be_in(_decoded(view.squeezed), self.decoded_pieces) for view in _dumps(text))
+
+    def spans(self, text: bytes) -> list[tuple[int, int, str]]:
+        """What is to be replaced: start, end and the name of the longest of what overlaps, in order."""
+        squeezed = text.translate(None, _SPACE)
+        bare = _CODES.sub(b"", text).translate(None, _SPACE) if b"\x1b" in text else squeezed
+        if not (
+            self._may_be_in(squeezed, self.pieces)
+            or (bare is not squeezed and self._may_be_in(bare, self.pieces))
+            or self._may_be_decoded_in(bare)
+            or self._may_be_dumped_in(text, squeezed)
+        ):
+            return []
+        spans = {span for view in _views(text) for span in self.raw.whole(view)}
+        spans |= {span for view in _decoded_views(text) for span in self.decoded.whole(view)}
+        joined: list[tuple[int, int, str]] = []
+        longest = 0
+        for start, end, name in sorted(spans):
+            if joined and start < joined[-1][1]:
+                before = joined.pop()
+                name = name if end - start > longest else before[2]
+                longest = max(longest, end - start)
+                joined.append((before[0], max(before[1], end), name))
+            else:
+                longest = end - start
+                joined.append((start, end, name))
+        return joined
+
+    def hold(self, text: bytes) -> int:
+        """Where the first thing begins that more text may make a form, or a code of a terminal, of."""
+        tail = max(0, len(text) - self.raw.longest - MOST_JUNK)
+        end = text[tail:]
+        escaped = b"\\" in end or b"&" in end
+        dumped = self._dumped(text) if b"0000" in end else len(text)
+        half = _HALF_CODE.search(end)
+        if not (half or dumped < len(text) or b"\x1b" in end) and self._is_settled(
+            end.translate(None, _SPACE), escaped
+        ):
+            return len(text)
+        begun = end[: half.start()] if half else end
+        stop = min(view.start(self.raw.unfinished(view.squeezed)) for view in _views(begun))
+        if escaped:
+            stop = min(stop, self._settled(_View(begun, _JUNK)))
+        return min(tail + stop, dumped)
+
+    def _is_settled(self, squeezed: bytes, escaped: bool) -> bool:
+        """Whether a text ends in the middle of nothing."""
+        if self.raw.unfinished(squeezed) < len(squeezed):
+            return False
+        if not escaped:
+            return True
+        plain = _unescaped(squeezed)
+        if _HALF_ESCAPE.search(squeezed) or _HALF_ENTITY.search(plain):
+            return False
+        shown = _shown(plain)
+        return self.decoded.unfinished(shown) == len(shown)
+
+    def _settled(self, view: _View) -> int:
+        """Up to where a text, in a view of it that is to be decoded, ends in the middle of nothing."""
+        half = _HALF_ESCAPE.search(view.squeezed)
+        plain = _View(view.squeezed[: half.start()] if half else view.squeezed, _WRITTEN, _escape, view)
+        half = _HALF_ENTITY.search(plain.squeezed)
+        shown = _View(plain.squeezed[: half.start()] if half else plain.squeezed, _ENTITIES, _entity, plain)
+        return shown.start(self.decoded.unfinished(shown.squeezed))
+
+    def _dumped(self, text: bytes) -> int:
+        """Where the last lines of a dump at the end begin, in which a form may that goes on beyond it; else the end."""
+        lines = self.raw.longest // 64 + 2  # 16 bytes each, of which the longest form has four for one
+        window = text[-lines * _LINE_OF_DUMP :]
+        found = [line.start() for line in _DUMP.finditer(window)]
+        at_end = found and found[-1] >= len(window) - 2 * _LINE_OF_DUMP
+        return len(text) - len(window) + found[0] if at_end else len(text)
 
 
 def check_fit(name: str, value: bytes) -> None:
@@ -368,7 +539,6 @@ def forms_of(value: bytes) -> frozenset[bytes]:
     bodies = {value.strip(), b"\n".join(lines), b"\r\n".join(lines)}
     found = (form for body in bodies for form in _encoded(body))
     squeezed = {form.translate(None, _SPACE) for form in found}
-    squeezed |= {_ESCAPES.sub(b"", form) for form in squeezed if b"\\" in form}
     return frozenset(form for form in squeezed if len(form) >= SHORTEST)
 
 
@@ -378,8 +548,10 @@ _SAFE = ("", "/", "!'()*", "!'()*/", "!'()*;,/?:@&=+$#", "!$&'()*+,;=:@/?")
 
 def _encoded(body: bytes) -> Iterator[bytes]:
     yield body
-    yield body.hex().encode()
-    yield body.hex().upper().encode()
+    if len(seen := re.sub(rb"[^!-~]", b"", body)) >= SHORTEST and len(set(seen)) > 2:
+        yield re.sub(rb"[^ -~]", b".", body)  # as dumps show it
+    for digits in (body.hex().encode(), body.hex(":").encode()):
+        yield from (digits, digits.upper())
     alone = (b64encode(body + end).rstrip(b"=") for end in (b"", b"\n"))
     inside = (
         b64encode(bytes(offset) + body)[(offset * 8 + 5) // 6 : (offset + len(body)) * 8 // 6] for offset in range(3)
