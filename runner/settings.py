@@ -295,25 +295,30 @@ def _state_home(env: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Manners:
-    """How the environment wants things printed. ``obeyed``: by GitHub Actions, which takes some lines as commands."""
+    """How the environment wants things printed. ``obeyed``: by a CI that takes some lines as commands; ``annotates``:
+    it is GitHub Actions, and gets such lines of ours."""
 
     redraw: bool = True
     colour: bool = True
     obeyed: bool = False
+    annotates: bool = False
 
 
 _CI = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "TF_BUILD", "JENKINS_URL", "TEAMCITY_VERSION")
+
+_OBEYING = ("GITHUB_ACTIONS", "TF_BUILD", "TEAMCITY_VERSION")  # the second is Azure Pipelines'
 
 
 def manners(env: Mapping[str, str] | None = None) -> Manners:
     """Of an environment; by default that of this process."""
     env = os.environ if env is None else env  # noqa: TID251  # the other place
     capable = env.get("TERM", "dumb") != "dumb"
-    ci = any(env.get(name, "").lower() not in ("", "0", "false") for name in _CI)
+    ci = {name for name in _CI if env.get(name, "").lower() not in ("", "0", "false")}
     return Manners(
         redraw=capable and not ci,
         colour=capable and not env.get("NO_COLOR"),
-        obeyed=in_github(env),
+        obeyed=not ci.isdisjoint(_OBEYING),
+        annotates=in_github(env),
     )
 
 

@@ -76,7 +76,7 @@ class Reports:
             self._junit.write(junit.render(accounts, failure))
         if self._summary is not None:
             self._summary.write(markdown.render(accounts, failure, room=self._summary.room(markdown.MOST)))
-        if self._out.manners.obeyed:
+        if self._out.manners.annotates:
             self._annotate(accounts, failure)
 
     def _annotate(self, accounts: Sequence[Account], failure: RunnerError | None) -> None:
@@ -104,7 +104,7 @@ class Reports:
         from runner.artifacts.published import Published
         from runner.errors import ReportNotWritten
 
-        given = self._settings.ci.get("GITHUB_STEP_SUMMARY") if self._out.manners.obeyed else None
+        given = self._settings.ci.get("GITHUB_STEP_SUMMARY") if self._out.manners.annotates else None
         if path is not None and str(path) != given:
             return Published.replacing(path)
         if not given:

@@ -1,10 +1,12 @@
 """Findings and failed runs as GitHub workflow commands, which become annotations on the lines of a pull request.
 
-``harmless`` is for all else that is printed where GitHub listens: whatever an agent writes commands nothing.
+``harmless`` is for all else that is printed where GitHub, Azure Pipelines or TeamCity listen: whatever an agent writes
+commands nothing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +16,7 @@ from runner.model import Status
 from runner.report.account import Account, blamed
 from runner.report.diagnostics import MESSAGE
 
+_BEGUN = re.compile(r"##(?=[A-Za-z]*\[)")
 SHOWN = 10  # of each severity in one step; GitHub drops the rest without a word
 
 
@@ -71,16 +74,16 @@ def notes_of(account: Account) -> Iterator[Note]:
 
 
 def harmless(text: str) -> str:
-    """A line in which GitHub sees no command; in JSON, ``quoted`` does the same."""
+    """A line in which no CI sees a command: ``::``, ``##[``, ``##vso[``, ``##teamcity[``. For JSON there is ``quoted``."""
     head = text[: len(text) - len(text.lstrip())]
     if text.startswith("::", len(head)):
         text = f"{head}\\x3a{text[len(head) + 1 :]}"
-    return text.replace("##[", "#\\x23[")
+    return _BEGUN.sub(r"#\\x23", text)
 
 
 def quoted(document: str) -> str:
-    """A JSON text that says the same, and in which GitHub sees no command: two of ``#`` are in strings only."""
-    return document.replace("##[", "#\\u0023[")
+    """A JSON text that says the same, and in which no CI sees a command: two of ``#`` are in strings only."""
+    return _BEGUN.sub(r"#\\u0023", document)
 
 
 def _place(account: Account, step: str) -> Place | None:

@@ -133,10 +133,14 @@ def test_a_tree_is_no_higher_than_its_terminal(height: int, first: str, last: st
         pytest.param({"TERM": "dumb"}, Manners(redraw=False, colour=False), id="a terminal that can nothing"),
         pytest.param({}, Manners(redraw=False, colour=False), id="a terminal that nobody knows"),
         pytest.param({"TERM": "xterm", "CI": "true"}, Manners(redraw=False), id="a CI"),
-        pytest.param({"TERM": "xterm", "TF_BUILD": "True"}, Manners(redraw=False), id="a CI that does not set CI"),
+        pytest.param({"TERM": "xterm", "BUILDKITE": "true"}, Manners(redraw=False), id="a CI that does not set CI"),
+        pytest.param({"TERM": "xterm", "TF_BUILD": "True"}, Manners(redraw=False, obeyed=True), id="Azure Pipelines"),
+        pytest.param({"TEAMCITY_VERSION": "1"}, Manners(redraw=False, colour=False, obeyed=True), id="TeamCity"),
         pytest.param({"TERM": "xterm", "CI": "false"}, Manners(), id="no CI"),
         pytest.param(
-            {"TERM": "xterm", "GITHUB_ACTIONS": "true"}, Manners(redraw=False, obeyed=True), id="GitHub Actions"
+            {"TERM": "xterm", "GITHUB_ACTIONS": "true"},
+            Manners(redraw=False, obeyed=True, annotates=True),
+            id="GitHub Actions",
         ),
     ],
 )

@@ -203,6 +203,19 @@ def test_in_github_a_failed_run_is_an_annotation_and_nothing_that_an_agent_says(
     assert "\n\\x3a:add-mask::from the agent\n#\\x23[error]from the agent\n" in logs.out
 
 
+def test_in_azure_nothing_that_an_agent_says_is_a_command_and_nobody_is_annotated(project: Project) -> None:
+    project.script("echo '##vso[task.setvariable variable=PATH]/tmp'; echo 'x ##VSO[task.complete]' >&2; exit 3")
+    project.env = {"TF_BUILD": "True"}
+
+    shown = [project.runner("apply", "."), project.runner("runs", "logs", "last")]
+    shown += [project.runner("runs", "show", "last", "--output", form) for form in ("text", "json")]
+
+    assert shown[0].code == 1
+    assert "#\\x23vso[task.setvariable variable=PATH]/tmp\n" in shown[1].out
+    assert "##vso[" not in "".join(done.out + done.err for done in shown).lower()
+    assert "::error" not in shown[0].out + shown[0].err
+
+
 @pytest.mark.scenario("BEY-17", only="JSON Lines")
 def test_json_lines_are_the_events_of_the_run_also_in_github(project: Project) -> None:
     project.script(FAILS)

@@ -90,18 +90,23 @@ def test_what_an_agent_says_is_one_command_and_no_other() -> None:
         ("::add-mask::x", "\\x3a:add-mask::x"),
         ("  \t::error::x", "  \t\\x3a:error::x"),
         ("say ##[error]x", "say #\\x23[error]x"),
+        ("say ##vso[task.setvariable variable=x]y", "say #\\x23vso[task.setvariable variable=x]y"),
+        ("###VSO[task.complete]", "##\\x23VSO[task.complete]"),
+        ("##teamcity[publishArtifacts '/x']", "#\\x23teamcity[publishArtifacts '/x']"),
+        ("##vso task", "##vso task"),
         ("a::b", "a::b"),
         ("## [x]", "## [x]"),
     ],
 )
-def test_a_line_that_github_would_obey_is_shown_and_not_obeyed(line: str, shown: str) -> None:
+def test_a_line_that_a_ci_would_obey_is_shown_and_not_obeyed(line: str, shown: str) -> None:
     assert harmless(line) == shown
 
 
-def test_json_says_the_same_when_github_reads_it() -> None:
-    value = {"##[error]x": "##[error]###[y]"}
+def test_json_says_the_same_when_a_ci_reads_it() -> None:
+    value = {"##[error]x": "##[error]###[y] ##vso[task.complete]"}
 
     text = quoted(json.dumps(value))
 
     assert json.loads(text) == value
     assert "##[" not in text
+    assert "##vso" not in text

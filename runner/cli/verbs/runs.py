@@ -121,7 +121,7 @@ def _heading(file: Path, step: str | None, out: Output) -> None:
 
 
 def _print_file(file: Path, out: Output, *, log: bool = False) -> None:
-    """Raw bytes into a file or pipe; on a terminal, or of a log where GitHub obeys it, what commands is escaped."""
+    """Raw bytes into a file or pipe; on a terminal, or of a log where a CI obeys it, what commands is escaped."""
     from runner.errors import printable
 
     with file.open("rb") as stream:
