@@ -77,8 +77,8 @@ def isolation(seen: Isolation) -> str:
     else:
         network = "no interface" if seen.interfaces in ((), ("lo",)) else f"interfaces {', '.join(seen.interfaces)}"
     shared = f", shares {', '.join(seen.shared_namespaces)} with the host" if seen.shared_namespaces else ""
-    open_calls = ", any system call" if seen.isolation and not seen.filtered else ""
-    return f"uid {seen.uid}, {network}, {limits(seen.limits)}{shared}{open_calls}"
+    unfiltered = ", system calls not filtered" if seen.isolation and not seen.filtered else ""
+    return f"uid {seen.uid}, {network}, {limits(seen.limits)}{shared}{unfiltered}"
 
 
 def usage(used: Usage) -> str:

@@ -230,13 +230,15 @@ def test_housekeeping_is_quiet_until_it_fails() -> None:
     ]
 
 
-def test_what_was_read_back_is_shown() -> None:
-    seen = Isolation(IsolationClass.NAMESPACES, "docker", 1000, "none", True, (), (), (), Limits(2.0, 2 << 30))
+@pytest.mark.parametrize(("filtered", "more"), [(True, ""), (False, ", system calls not filtered")])
+def test_what_was_read_back_is_shown(filtered: bool, more: str) -> None:
+    limits = Limits(2.0, 2 << 30)
+    seen = Isolation(IsolationClass.NAMESPACES, "docker", 1000, "none", True, (), (), (), limits, filtered=filtered)
     chosen, observed = ev.ProviderChosen("docker", IsolationClass.NAMESPACES), ev.IsolationObserved("agent", seen)
 
     (line,) = news(told(START, chosen, observed), observed)
 
-    assert line == "   isolation  namespaces (docker); read back: uid 1000, no interface, 2 CPU, 2G"
+    assert line == "   isolation  namespaces (docker); read back: uid 1000, no interface, 2 CPU, 2G" + more
 
 
 @pytest.mark.parametrize(
