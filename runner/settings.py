@@ -166,7 +166,7 @@ class Settings:
         url = self.model_urls[api]
         if not _is_model_url(url):
             hint = "it takes an https URL without user and query, or an http one of this host"
-            raise UsageError(f"`{_url_name(api)}` is `{_without_secrets(url)}`", hint=hint)
+            raise UsageError(f"`{_url_name(api)}` is `{without_secrets(url)}`", hint=hint)
         return url
 
     def own_model_url(self, api: str) -> str | None:
@@ -183,15 +183,20 @@ class Settings:
             "WORKSPACE_MAX": self.max_workspaces,
             "WARM_POOL_SIZE": self.warm_pool_size,
             "RUNNER_MIRROR_LIMIT": self.mirror_limit,
-            "RUNNER_GIT_CREDENTIALS": self.git_credentials,
+            "RUNNER_GIT_CREDENTIALS": self._shown_credentials(),
             "WORKSPACE_PROVIDERS": ", ".join(self.providers) if self.providers else "(manifests/defaults)",
             "WORKSPACE_TTL": f"{self.workspace_ttl:g}s",
             "WORKSPACE_MAX_AGE": f"{self.workspace_max_age:g}s" if self.workspace_max_age else "(none)",
             "RUN_RETENTION": f"{self.run_retention:g}s",
-            "DOCKER_HOST": self.docker_host,
-            **{_url_name(api): _without_secrets(url) for api, url in self.model_urls.items()},
+            "DOCKER_HOST": without_secrets(self.docker_host),
+            **{_url_name(api): without_secrets(url) for api, url in self.model_urls.items()},
         }
         return tuple((name, str(value), self.sources[name]) for name, value in values.items())
+
+    def _shown_credentials(self) -> str:
+        """What names no variable may be a token."""
+        host, way, name = self.git_credentials.partition("=env:")
+        return self.git_credentials if not way or self.variables.get(name) else f"{host}{way}..."
 
 
 class _Reader:
@@ -207,7 +212,7 @@ class _Reader:
         try:
             return parse(text)
         except ValueError as error:
-            raise UsageError(f"`{name}` is `{text}`", hint=f"it takes {error}") from None
+            raise UsageError(f"`{name}` is `{without_secrets(text)}`", hint=f"it takes {error}") from None
 
 
 def _home(text: str) -> Path:
@@ -218,7 +223,10 @@ def _home(text: str) -> Path:
 
 def _credentials(text: str) -> str:
     if text not in ("none", "netrc") and not _TOKEN.fullmatch(text):
-        raise ValueError("none, netrc, HOST=env:NAME or HOST=file:/PATH")
+        raise UsageError(  # nothing of it is repeated, for a token may have been put there
+            "`RUNNER_GIT_CREDENTIALS` does not say where a token is",
+            hint="it takes none, netrc, HOST=env:NAME or HOST=file:/PATH; no token itself",
+        )
     return text
 
 
@@ -227,7 +235,9 @@ def _token(env: Mapping[str, str]) -> Token | None:
     if found is None:
         return None
     host, name, path = found.groups()
-    return Token(host, f"`{name or path}`", Path(path) if path else None, env.get(name, "") if name else "")
+    # What names no variable may be a token.
+    place = f"`{path or name}`" if path or env.get(name) else "the variable that `RUNNER_GIT_CREDENTIALS` names"
+    return Token(host, place, Path(path) if path else None, env.get(name, "") if name else "")
 
 
 def _model_key(env: Mapping[str, str], names: tuple[str, ...]) -> ModelKey:
@@ -239,7 +249,7 @@ def _url_name(api: str) -> str:
     return f"RUNNER_{api.upper()}_URL"
 
 
-def _without_secrets(url: str) -> str:
+def without_secrets(url: str) -> str:
     """A URL that may be malformed, without what may be a password or a key in it."""
     before, at, host = url.rpartition("@")
     scheme, slashes, _ = before.rpartition("//")

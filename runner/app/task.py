@@ -15,7 +15,7 @@ from runner.errors import Rejected, UsageError, nearest, shown
 from runner.manifest import text
 from runner.manifest.kinds.incident_run import Task
 from runner.manifest.load import load_value
-from runner.settings import Settings
+from runner.settings import Settings, without_secrets
 
 Given = dict[str, object]  # some of the fields of ``IncidentRun.task``
 
@@ -39,7 +39,7 @@ def read_task(
 def _field(flag: str) -> tuple[str, object]:
     key, equals, value = flag.partition("=")
     if not equals:
-        raise UsageError(f"`{shown(flag)}` is not a field of the task", hint="write --task key=value")
+        raise UsageError(f"`{shown(without_secrets(flag))}` is not a field of the task", hint="write --task key=value")
     if key not in Task.model_fields:
         raise UsageError(f"`{shown(key)}` is not a field of the task", hint=nearest(key, Task.model_fields))
     number = Task.model_fields[key].annotation == int | None and value.isascii() and value.isdigit()

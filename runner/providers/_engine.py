@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import trio
 
 from runner.errors import ImageMissing, ProviderBusy, ProviderFailed
+from runner.settings import without_secrets
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -39,10 +40,14 @@ class Engine:
     @property
     def socket(self) -> Path:
         """Raises ``ProviderFailed`` for a daemon that is reached in another way than by a socket of this host."""
-        scheme, _, path, *_ = urlsplit(self.host)
+        try:
+            scheme, _, path, *_ = urlsplit(self.host)
+        except ValueError:
+            scheme = path = ""
         if scheme != "unix" or not path:
             raise ProviderFailed(
-                f"`DOCKER_HOST` is `{self.host}`: a daemon must be on this host, whose directories it is to show",
+                f"`DOCKER_HOST` is `{without_secrets(self.host)}`: a daemon must be on this host, "
+                "whose directories it is to show",
                 hint="unset DOCKER_HOST, or run runner where that daemon runs",
             )
         return Path(path)
@@ -180,7 +185,7 @@ def unreachable(engine: Engine, error: Exception) -> ProviderFailed:
         failure = ProviderBusy
     elif engine.socket.exists():
         why, hint = "that is no socket", "set DOCKER_HOST to the socket of a docker daemon, unix:///PATH"
-    return failure(f"the docker daemon at `{engine.host}` cannot be reached: {why}", hint=hint)
+    return failure(f"the docker daemon at `{without_secrets(engine.host)}` cannot be reached: {why}", hint=hint)
 
 
 def _ping(daemon: Path, patience: float) -> str | None:

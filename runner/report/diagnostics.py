@@ -7,7 +7,9 @@ terminal draws them, where East Asian characters take two.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from runner.errors import Place, RunnerError, in_order, shown
 from runner.report.words import columns
@@ -16,6 +18,7 @@ COLUMNS = 160  # of a shown source line, gutter and all
 MESSAGE = 4096  # characters of a message or hint
 TAB = 4
 _CUT = "..."
+_USERINFO = re.compile(r"(?<=://)[^\s/@'\"]+@")  # which may hold a password
 
 _RESET, _BOLD, _RED, _YELLOW, _BLUE = "\x1b[0m", "\x1b[1m", "\x1b[1;31m", "\x1b[1;33m", "\x1b[34m"
 
@@ -52,6 +55,7 @@ def _finding(finding: RunnerError, colour: bool) -> str:
         at = f"{shown(place.file, MESSAGE)}:{place.line}:{place.column}"
         lines.append(f"{gutter}{paint('-->', _BLUE)} {at}")
         if place.text:
+            place = replace(place, text=_USERINFO.sub(lambda found: "*" * len(found[0]), place.text))
             source, indent, carets = _snippet(place, COLUMNS - len(gutter) - 3)
             lines.append(f"{gutter} {paint('|', _BLUE)}")
             lines.append(f"{paint(f'{place.line:>{len(gutter)}} |', _BLUE)} {source}".rstrip())

@@ -74,7 +74,7 @@ def notes_of(account: Account) -> Iterator[Note]:
 
 
 def harmless(text: str) -> str:
-    """A line in which no CI sees a command: ``::``, ``##[``, ``##vso[``, ``##teamcity[``. For JSON there is ``quoted``."""
+    """A line in which no CI sees a command (``::``, ``##[``, ``##vso[``, ``##teamcity[``); ``quoted`` is for JSON."""
     head = text[: len(text) - len(text.lstrip())]
     if text.startswith("::", len(head)):
         text = f"{head}\\x3a{text[len(head) + 1 :]}"

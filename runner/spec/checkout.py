@@ -9,6 +9,7 @@ from typing import Literal
 
 from runner.errors import BadUrl, shown
 from runner.model import Checkout
+from runner.settings import without_secrets
 
 URL_DEPTH = 1  # commits of history from a URL, unless a manifest says how many
 
@@ -20,8 +21,10 @@ _URL = re.compile(
     rf"https://{_HOST}{_PORT}/{_PATH}|ssh://(?:{_USER}@)?{_HOST}{_PORT}/{_PATH}|(?:{_USER}@)?{_HOST}:/?{_PATH}",
     re.ASCII,
 )
-_SECRET = re.compile(r"https?://[^/]*@|ssh://[^/@]*:[^/]*@")
+_USER_ONLY = re.compile(r"(?:ssh://)?[^/@:]*@", re.IGNORECASE)
+_USER_AND_PASSWORD = re.compile(r"[^/@]*:[^/]+@")
 _URL_CHARACTERS = 2000
+SECRET_IN_URL = "a URL holds no user name or password, since everyone sees it"
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,23 @@ def judge_url(url: str) -> BadUrl | None:
 
     Nothing of a URL that holds a password is repeated.
     """
-    if _SECRET.match(url):
+    if holds_secret(url):
         hint = "use an ssh URL and your own keys, or https and RUNNER_GIT_CREDENTIALS"
-        return BadUrl("a URL holds no user name or password, since everyone sees it", hint=hint)
+        return BadUrl(SECRET_IN_URL, hint=hint)
     parts = url.split("://")[-1].replace(":", "/").split("/")
     if len(url) > _URL_CHARACTERS or ".." in parts or "." in parts or not _URL.fullmatch(url):
         return BadUrl(
-            f"`{shown(url)}` is not a URL that is cloned",
+            f"`{shown(without_secrets(url))}` is not a URL that is cloned",
             hint="https://HOST/PATH, ssh://USER@HOST/PATH or USER@HOST:PATH; a directory is `type: local` and `path`",
         )
     return None
+
+
+def holds_secret(url: str) -> bool:
+    """Whether a URL, which may be malformed, holds what may be a password or a token before its host."""
+    if _URL.fullmatch(url):  # of which only the short form of ssh may have something before a colon
+        return _USER_AND_PASSWORD.match(url) is not None
+    return "@" in url and not _USER_ONLY.match(url)
 
 
 def uses_keys(url: str, credentials: str) -> bool:

@@ -38,7 +38,15 @@ from runner.policy.protected import check_protected, unite
 from runner.policy.toolchains import check_toolchain
 from runner.settings import Settings
 from runner.spec import template
-from runner.spec.checkout import RepoSource, TaskContext, judge_url, resolve_checkout, uses_keys
+from runner.spec.checkout import (
+    SECRET_IN_URL,
+    RepoSource,
+    TaskContext,
+    holds_secret,
+    judge_url,
+    resolve_checkout,
+    uses_keys,
+)
 from runner.spec.cluster import (
     WantedCluster,
     cluster_demands,
@@ -101,9 +109,12 @@ def wanted(selected: Selected, settings: Settings, *, untrusted: bool = False) -
         checkout = replace(checkout, within=repository_root(selected.agent_type.directory))
     if checkout is not None and checkout.url is not None and (fault := judge_url(checkout.url)):
         at = _source_place(selected)
-        if "@" in checkout.url:
+        if "@" in checkout.url or "?" in checkout.url:
             at = replace(at, text="")  # the line may hold a password
         findings.append(BadUrl(fault.message, at=at, hint=fault.hint))
+    elif (task := selected.spec.task) is not None and holds_secret(task.repository_url or ""):
+        at = selected.run.place("task", "repository_url")
+        findings.append(BadUrl(SECRET_IN_URL, at=replace(at, text=""), hint="write the URL of the task without them"))
     agent = selected.agent
     script = None
     if agent.script is not None and agent.script.path is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from runner.model import Checkout
-from runner.spec.checkout import RepoSource, TaskContext, judge_url, resolve_checkout
+from runner.spec.checkout import RepoSource, TaskContext, holds_secret, judge_url, resolve_checkout
 
 URL, OTHER = "https://git.example.org/org/repo", "https://git.example.org/org/other"
 
@@ -118,11 +118,50 @@ def test_a_url_that_is_not_cloned(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["https://me:hunter2@e.org/a", "https://hunter2@e.org/a", "ssh://me:hunter2@e.org/a", "http://hunter2@e.org/a"],
+    [
+        "https://me:hunter2@e.org/a",
+        "https://hunter2@e.org/a",
+        "ssh://me:hunter2@e.org/a",
+        "http://hunter2@e.org/a",
+        "HTTPS://me:hunter2@e.org/a",
+        "git+https://me:hunter2@e.org/a",
+        "ftp://me:hunter2@e.org/a",
+        "//me:hunter2@e.org/a",
+        "me:hunter2@e.org/a",
+        "https:me:hunter2@e.org/a",
+        "https://me:hunter2/hunter2@e.org/a",
+        " https://me:hunter2@e.org/a",
+        "https://me:hunter2@e.org/a b",
+    ],
 )
 def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     """Case 47."""
+    assert holds_secret(url)
     fault = judge_url(url)
 
     assert fault is not None
     assert "hunter2" not in fault.message + (fault.hint or "")
+
+
+@pytest.mark.parametrize("url", ["https://e.org/a?token=hunter2", "https://e.org/a#hunter2", "e.org/a?x=hunter2"])
+def test_of_a_url_that_is_not_cloned_no_query_is_repeated(url: str) -> None:
+    fault = judge_url(url)
+
+    assert fault is not None
+    assert "hunter2" not in fault.message + (fault.hint or "")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://e.org/a@v1",
+        "e.org:a/b@1",
+        "git@e.org:@scope/a",
+        "e.org:@scope/a",
+        "ssh://git@e.org/a",
+        "a thing",
+        "git@e",
+    ],
+)
+def test_not_every_at_is_a_password_s(url: str) -> None:
+    assert not holds_secret(url)
