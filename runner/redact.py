@@ -11,8 +11,8 @@ terminal may stand anywhere between the bytes of a form, so that other line ends
 hide nothing; also as escapes, ``\\n`` and ``\\u001b[1m``, since what an agent's CLI says of a command's output is JSON.
 
 Any byte of a form may be written as an escape, however often escapes were escaped: ``\\u0026`` as Go writes ``&``,
-``\\\\\"`` as JSON in JSON does, ``&amp;``, ``&#38;`` and ``&#x26;``. So both are also compared *decoded*: each escape
-is what it stands for, and no backslash is left. A hexadecimal dump by lines (``xxd``, ``hexdump -C``,
+``\\\\\"`` as JSON in JSON does, ``&amp;``, ``&#38;``, ``&#x26;`` and ``%26``. So both are also compared *decoded*: each
+escape is what it stands for, and no backslash is left. A hexadecimal dump by lines (``xxd``, ``hexdump -C``,
 ``od -A x -t x1``) is read twice, as its bytes and as its column of characters, in the first 64 KiB of what is dumped.
 
 Theory of operation. Text is *squeezed*: white space is deleted. No form can be in the squeezed text unless one of
@@ -66,6 +66,8 @@ _HALF_ESCAPE = re.compile(
 )
 _ENTITIES = re.compile(rb"&(?:amp;)*(?:#([0-9]{1,7})|#[xX]([0-9a-fA-F]{1,6})|([A-Za-z]{2,8}[0-9]{0,2}));")
 _HALF_ENTITY = re.compile(rb"&(?:amp;)*(?:#[0-9]{0,7}|#[xX][0-9a-fA-F]{0,6}|[A-Za-z]{1,8}[0-9]{0,2})?\Z")
+_PERCENTED = re.compile(rb"%(?:25)*([0-9a-fA-F]{2})")
+_HALF_PERCENT = re.compile(rb"%(?:25)*[0-9a-fA-F]?\Z")
 _ONLY_SPACE = re.compile(rb"[ \t\r\n\v\f\0]+")
 _WRITTEN = re.compile(  # a mark behind a backslash is taken with it; of a letter nobody knows whether it is
     _ESCAPED + rb"|\\\\*(?:" + _CODED + rb"|([!-/:-@\[\]-`{-~]))|\\\\*"
@@ -329,14 +331,36 @@ def _unescaped(squeezed: bytes) -> bytes:
     return first + b"".join(shown)
 
 
-def _shown(plain: bytes) -> bytes:
-    """As a page shows it."""
-    return _replaced(plain, _ENTITIES, _entity) if b"&" in plain else plain
+def _byte(found: re.Match[bytes]) -> bytes:
+    return bytes.fromhex(found[1].decode()).translate(None, _SPACE)
+
+
+# How bytes are escaped, outermost first: what an escape begins with, what may be the beginning of one, a whole one, and
+# what that stands for.
+_STAGES = (
+    (b"\\", _HALF_ESCAPE, _WRITTEN, _escape),
+    (b"&", _HALF_ENTITY, _ENTITIES, _entity),
+    (b"%", _HALF_PERCENT, _PERCENTED, _byte),
+)
+
+
+def _is_escaped(text: bytes) -> bool:
+    return b"\\" in text or b"&" in text or b"%" in text
 
 
 def _decoded(squeezed: bytes) -> bytes:
-    """What all escapes stand for."""
-    return _shown(_unescaped(squeezed))
+    """What all escapes stand for: as ``_decode`` has it, without knowing where, which is faster."""
+    plain = _unescaped(squeezed)
+    plain = _replaced(plain, _ENTITIES, _entity) if b"&" in plain else plain
+    return _PERCENTED.sub(_byte, plain) if b"%" in plain else plain
+
+
+def _decode(view: _View, *, whole: bool = True) -> _View:
+    """A view in which each escape is what it stands for; ``whole``, or up to what may be the beginning of one."""
+    for _, half, escape, stands_for in _STAGES:
+        found = None if whole else half.search(view.squeezed)
+        view = _View(view.squeezed[: found.start()] if found else view.squeezed, escape, stands_for, view)
+    return view
 
 
 def _views(text: bytes) -> list[_View]:
@@ -347,15 +371,10 @@ def _views(text: bytes) -> list[_View]:
 
 def _decoded_views(text: bytes) -> Iterator[_View]:
     """In which every escape is what it stands for; and dumps without what is around their bytes and characters."""
-    if b"\\" in text or b"&" in text:
+    if _is_escaped(text):
         yield _decode(_View(text, _JUNK))
     if _has_dump(text):
         yield from map(_decode, _dumps(text))
-
-
-def _decode(view: _View) -> _View:
-    plain = _View(view.squeezed, _WRITTEN, _escape, view)
-    return _View(plain.squeezed, _ENTITIES, _entity, plain)
 
 
 def _has_dump(text: bytes) -> bool:
@@ -441,7 +460,7 @@ class _Forms:
 
     def _may_be_decoded_in(self, squeezed: bytes) -> bool:
         """Of a text in which nothing is escaped all is known already."""
-        if b"\\" not in squeezed and b"&" not in squeezed:
+        if not _is_escaped(squeezed):
             return False
         plain = _decoded(squeezed)
         return len(plain) < len(squeezed) and self._may_be_in(plain, self.decoded_pieces)
@@ -482,7 +501,7 @@ class _Forms:
         """Where the first thing begins that more text may make a form, or a code of a terminal, of."""
         tail = max(0, len(text) - self.raw.longest - MOST_JUNK)
         end = text[tail:]
-        escaped = b"\\" in end or b"&" in end
+        escaped = _is_escaped(end)
         dumped = self._dumped(text) if b"0000" in end else len(text)
         half = _HALF_CODE.search(end)
         if not (half or dumped < len(text) or b"\x1b" in end) and self._is_settled(
@@ -501,19 +520,17 @@ class _Forms:
             return False
         if not escaped:
             return True
-        plain = _unescaped(squeezed)
-        if _HALF_ESCAPE.search(squeezed) or _HALF_ENTITY.search(plain):
-            return False
-        shown = _shown(plain)
-        return self.decoded.unfinished(shown) == len(shown)
+        for mark, half, escape, stands_for in _STAGES:
+            if mark in squeezed:
+                if half.search(squeezed):
+                    return False
+                squeezed = _replaced(squeezed, escape, stands_for)
+        return self.decoded.unfinished(squeezed) == len(squeezed)
 
     def _settled(self, view: _View) -> int:
         """Up to where a text, in a view of it that is to be decoded, ends in the middle of nothing."""
-        half = _HALF_ESCAPE.search(view.squeezed)
-        plain = _View(view.squeezed[: half.start()] if half else view.squeezed, _WRITTEN, _escape, view)
-        half = _HALF_ENTITY.search(plain.squeezed)
-        shown = _View(plain.squeezed[: half.start()] if half else plain.squeezed, _ENTITIES, _entity, plain)
-        return shown.start(self.decoded.unfinished(shown.squeezed))
+        plain = _decode(view, whole=False)
+        return plain.start(self.decoded.unfinished(plain.squeezed))
 
     def _dumped(self, text: bytes) -> int:
         """Where the last lines of a dump at the end begin, in which a form may that goes on beyond it; else the end."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -34,10 +36,11 @@ from runner.egress.meter import Meter
 from runner.egress.patience import UNREACHED_WAITED, Patience, patience_until, told_pause
 from runner.egress.prices import cost_usd
 from runner.egress.upstream import Answer, Unreachable, Upstream, UpstreamFailed
-from runner.errors import printable
+from runner.errors import UnfitSecret, printable
 from runner.model import Outcome, Reason, Usage, failed
 from runner.ports.gateway import Exchange, Grant, Refusal
 from runner.ports.provider import Connection
+from runner.redact import Redactor
 
 _JSON = b"application/json"
 MOST_FREE = 1000  # requests without tokens that are told of: an agent could make millions
@@ -371,9 +374,7 @@ class GrantedSession:
             text = (text + chunk)[:_MAX_ERROR]
             if len(text) == _MAX_ERROR:
                 break
-        if _is_coded(answer):
-            return b""
-        return text.replace(self._key.encode(), b"[redacted]") if self._key else text
+        return b"" if _is_coded(answer) else self._without_key(text)
 
     async def _pass(self, answer: Answer, reply: Reply, note: _Note) -> None:
         headers = _passed_back(answer)
@@ -416,7 +417,7 @@ class GrantedSession:
         reply.cut()
 
     async def _pass_error(self, answer: Answer, text: bytes, reply: Reply, note: _Note) -> None:
-        headers = _passed_back(answer)
+        headers = [(name, self._without_key(value)) for name, value in _passed_back(answer)]
         status = answer.status
         if reason := Reason.GATEWAY if status < 400 else self._api.reason(status, text):
             said = f"the provider {_WORDS[reason]}: it answered {status}, {_message(text)}"
@@ -428,6 +429,17 @@ class GrantedSession:
                 text = self._api.error(status, Refusal.GATEWAY, said)
         await reply.start(status, headers)
         await reply.send(text)
+
+    def _without_key(self, text: bytes) -> bytes:
+        """What the provider says, without the key, however it is written there."""
+        return self._redactor.clean(text.replace(self._key.encode(), b"[redacted]") if self._key else text)
+
+    @cached_property
+    def _redactor(self) -> Redactor:
+        redactor = Redactor()
+        with suppress(UnfitSecret):  # too short to be looked for in other forms
+            redactor.register("key", self._key.encode())
+        return redactor
 
     def _settle(self, request: Request, reply: Reply, note: _Note, *, admitted: bool) -> None:
         usage, estimated = Usage(), False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from contextlib import suppress
@@ -533,6 +534,30 @@ async def test_a_key_in_what_is_waited_for_or_in_a_page_does_not_come_out(autoju
 
     assert KEY not in heard.body.decode() + str(line.told) + str(line.session.verdict)
     assert (line.told[0].why, b"[redacted]" in heard.body) == ("it answered 429, slow, [redacted]", True)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        base64.b64encode(KEY.encode()),
+        base64.b64encode(b"user:" + KEY.encode()),
+        KEY.encode().hex().encode(),
+        KEY.encode().hex(":").encode(),
+        KEY.replace("-", r"\u002d").encode(),
+        KEY.replace("-", "&#45;").encode(),
+        KEY.replace("-", "%2D").encode(),
+        KEY.replace("-", r"\\u002D").encode(),
+    ],
+)
+async def test_nor_does_one_that_is_written_otherwise_also_not_in_a_header(form: bytes) -> None:
+    error = Said([b'{"error": {"message": "bad key <%s>"}}' % form], status=400, headers=[(b"x-request-id", form)])
+    async with open_line(Api.OPENAI, Provider(error)) as line:
+        heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
+        verdict = line.session.verdict
+
+    assert "[redacted:key]" in heard.json()["error"]["message"]
+    assert "[redacted:key]" in heard.headers["x-request-id"]
+    assert form[8:].decode() not in f"{heard.body!r}{heard.headers}{verdict}"
 
 
 async def test_a_provider_that_cannot_be_reached_is_the_platform_s_fault(autojump_clock: MockClock) -> None:
