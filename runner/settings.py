@@ -6,6 +6,7 @@ environment over built-in for ``RUNNER_*``.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Mapping
@@ -218,6 +219,11 @@ class _Reader:
 def _home(text: str) -> Path:
     if not text.startswith("/") or not text.strip("/"):  # another store in each directory, or all of this host
         raise ValueError("an absolute path below /")
+    try:
+        os.stat(text)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError("a path whose links do not lead in a circle") from error
     return Path(text)
 
 

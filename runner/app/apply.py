@@ -26,6 +26,7 @@ from runner.app.models import check_models
 from runner.app.planning import Planned
 from runner.app.recorded import RECORD
 from runner.app.secret_values import redactor_of, values_of
+from runner.app.state import now_microseconds, open_state
 from runner.artifacts.account import account_of, write_comparisons
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.owner import is_held
@@ -52,7 +53,6 @@ from runner.redact import Redactor
 from runner.settings import Settings, shipped
 from runner.steps._run import Places, Ports
 from runner.steps.verify.run import MAX_OUTPUT
-from runner.store.sqlite import open_store
 
 # What would end a program by default and can be caught; HUP ends nothing, since a lost terminal is no decision.
 FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
@@ -66,10 +66,6 @@ def make_home(settings: Settings) -> None:
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StoreFailed(f"`{settings.home}` can not be made: {error.strerror}", hint="set RUNNER_HOME") from error
-
-
-def now_microseconds() -> int:
-    return time.time_ns() // 1000
 
 
 def _silent(advice: RunnerError) -> None:
@@ -94,7 +90,7 @@ async def apply(
     The first signal ends the work of all runs, which then settle; a second ends settling.
     """
     make_home(settings)
-    async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
+    async with open_state(settings) as store:
         with plainly():
             ports = ports_of(settings, store, gateway, redactor)
             return await apply_all(planned, settings, store, ports, sinks, key=key, advise=advise)

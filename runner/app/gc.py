@@ -8,7 +8,6 @@ can have gone through is a clock that jumped, and no reason to remove anything.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,9 +17,11 @@ import trio
 
 from runner import events as ev
 from runner import trees
-from runner.app.apply import now_microseconds, plainly, ports_of
+from runner.app.apply import plainly, ports_of
 from runner.app.facts import provider_names
+from runner.app.state import has_history, now_microseconds, open_state, state_file
 from runner.app.tenancy import Premises
+from runner.app.unknown import Unknown, unknown_to
 from runner.app.upkeep import Reaped, reap, unsteady
 from runner.artifacts.owner import is_held, take
 from runner.engine.recover import remove
@@ -31,8 +32,8 @@ from runner.model import Handle
 from runner.ports.store import RunRow, Store
 from runner.settings import Settings
 from runner.steps._run import Ports
-from runner.store.sqlite import open_store
 
+_WORK = ("workspace", "snapshot")  # nobody makes these for a run before the store has it
 _LONGEST = 10 * 365 * 86_400.0  # seconds
 
 
@@ -42,6 +43,7 @@ class Verdict(StrEnum):
     YOUNG = "young"
     IN_USE = "in use"
     CLOCK = "the clock has jumped"
+    UNKNOWN = "the store does not know its run"
 
     @property
     def goes(self) -> bool:
@@ -65,14 +67,15 @@ class Kept:
 class Collection:
     """``found`` holds everything that is stale or a temporary directory, and whatever has an impossible age.
 
-    ``reaped`` are the workspaces whose time is over. ``clock`` says why the clock was not believed; then nothing is
-    looked at.
+    ``reaped`` are the workspaces whose time is over. ``clock`` says why the clock was not believed, and ``unknown`` is
+    what the store does not know; then nothing is looked at.
     """
 
     found: tuple[Kept, ...]
     dry_run: bool
     reaped: tuple[Reaped, ...] = ()
     clock: str | None = None
+    unknown: tuple[Unknown, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -86,6 +89,8 @@ class Collection:
 
     @property
     def clean(self) -> bool:
+        if self.unknown or any(kept.verdict is Verdict.UNKNOWN for kept in self.found):
+            return False
         return all(kept.left is None for kept in self.found) and all(r.left is None or r.in_use for r in self.reaped)
 
 
@@ -97,20 +102,23 @@ def judge(age_seconds: float, retention: float) -> Verdict:
 
 async def collect(settings: Settings, *, dry_run: bool) -> Collection:
     """Remove what is stale, or only say what is. What could not be removed says why."""
-    path = settings.home / "state.db"
-    if not path.exists():
+    if not state_file(settings).exists() and not has_history(settings):
         return Collection((), dry_run)
-    async with open_store(path, now=now_microseconds, entropy=secrets.token_bytes) as store:
+    async with open_state(settings) as store:
         with plainly():
             ports = ports_of(settings, store)
             premises = Premises(settings, store, ports)
+            unknown = await unknown_to(store, ports.nonce, settings)
+            if behind := [one for one in unknown if one.directory is not None]:
+                return Collection((), dry_run, unknown=tuple(behind))
             if why := await unsteady(premises, dry_run=dry_run):
                 return Collection((), dry_run, clock=why)
             own = {row.id for row in await store.workspaces() if row.run is None}
             owned = [h for name in provider_names() for h in await ports.provider(name).list_owned(ports.nonce)]
             handles = [handle for handle in owned if handle.id not in own and not handle.id.startswith(PREFIX)]
             found = _look(settings, await store.runs(), handles, now_microseconds() / 1e6)
-            shown = [k for k in found if k.verdict.goes or k.verdict is Verdict.CLOCK or k.kind == "temporary"]
+            said = (Verdict.CLOCK, Verdict.UNKNOWN)
+            shown = [k for k in found if k.verdict.goes or k.verdict in said or k.kind == "temporary"]
             done = shown if dry_run else [await _collected(kept, settings, handles, ports, store) for kept in shown]
             reaped = await reap(premises, dry_run=dry_run)
     return Collection(tuple(done), dry_run, tuple(reaped))
@@ -128,6 +136,8 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
         age = now - touched
         used = (row is not None and row.ended is None) or (run is not None and is_held(home / "runs" / run))
         verdict = Verdict.IN_USE if used else judge(age, settings.run_retention)
+        if run is not None and row is None and kind in _WORK and verdict.goes:
+            verdict = Verdict.UNKNOWN
         if verdict is Verdict.YOUNG and path in over:
             verdict = Verdict.OVER_LIMIT
         return Kept(kind, path, run, verdict, age, trees.bytes_on_disk(path) if verdict.goes else 0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from runner.app.state import read_state
 from runner.artifacts.owner import is_held
 from runner.errors import StoreDamaged, UnknownRun, nearest
 from runner.model import Status
 from runner.ports.store import RunRow
 from runner.record import RunRecord, replay
 from runner.settings import Settings
-from runner.store.sqlite import open_reader
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Past:
 
 async def list_runs(settings: Settings) -> list[RunRow]:
     """Every run, newest first; ``lost`` is the status of one whose runner has died before its end."""
-    async with open_reader(settings.home / "state.db") as store:
+    async with read_state(settings) as store:
         rows = await store.runs()
         suspects = {row.id for row in rows if row.ended is None and not is_held(settings.home / "runs" / row.id)}
         if suspects:  # asked again, for a runner writes the end before it lets go
@@ -34,7 +34,7 @@ async def list_runs(settings: Settings) -> list[RunRow]:
 
 async def find_run(settings: Settings, run: str) -> Past:
     """The run that a unique prefix or ``last`` means, also when it is lost. Raises ``UnknownRun``."""
-    async with open_reader(settings.home / "state.db") as store:
+    async with read_state(settings) as store:
         row = await store.find(run)
         lives = is_held(settings.home / "runs" / row.id)
         history = await store.events(row.id)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.app.apply import make_home, now_microseconds
+from runner.app.apply import make_home
+from runner.app.state import open_state, read_state
 from runner.errors import BadName, ProtectedIgnored, RunnerError, UsageError, shown
 from runner.ids import is_name
 from runner.policy.protected import check_protected, unite
 from runner.ports.store import ProjectRow
 from runner.settings import Settings
-from runner.store.sqlite import open_reader, open_store
 
 
 async def create_project(settings: Settings, project: ProjectRow) -> ProjectRow:
@@ -22,7 +21,7 @@ async def create_project(settings: Settings, project: ProjectRow) -> ProjectRow:
     Raises ``ProjectOwned``, and ``UsageError`` for what would be lost.
     """
     make_home(settings)
-    async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
+    async with open_state(settings) as store:
         for before in await store.projects():
             if before.name == project.name and before.manifest is None and (lost := _lost(before, project)):
                 raise UsageError(f"project `{project.name}` is there already, and would lose {lost}", hint=_KEEP)
@@ -63,11 +62,11 @@ def new_project(
 
 async def list_projects(settings: Settings) -> list[ProjectRow]:
     """By name."""
-    async with open_reader(settings.home / "state.db") as store:
+    async with read_state(settings) as store:
         return await store.projects()
 
 
 async def get_project(settings: Settings, name: str) -> ProjectRow:
     """Raises ``UnknownProject``."""
-    async with open_reader(settings.home / "state.db") as store:
+    async with read_state(settings) as store:
         return await store.project(name)

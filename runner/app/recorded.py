@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from runner.app.state import read_state
 from runner.manifest import text
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.load import API_VERSION, Document, judge
 from runner.ports.store import ProjectRow
 from runner.settings import Settings
-from runner.store.sqlite import open_reader
 
 RECORD = "recorded project"  # in place of a file's name
 
@@ -24,7 +24,7 @@ async def recorded_projects(documents: Sequence[Document], settings: Settings) -
     wanted = named - written - {None}
     if not wanted:
         return []
-    async with open_reader(settings.home / "state.db") as store:
+    async with read_state(settings) as store:
         return [_document(row) for row in await store.projects() if row.name in wanted]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,98 +16,112 @@ import trio
 
 from runner import events as ev
 from runner import trees
-from runner.app.apply import now_microseconds, plainly, ports_of
+from runner.app.apply import plainly, ports_of
 from runner.app.facts import provider_names
 from runner.app.handout import hand_out
 from runner.app.pool import clear_left
+from runner.app.state import has_history, open_state, state_file
 from runner.app.tenancy import Premises
+from runner.app.unknown import Unknown, unknown_to
 from runner.app.upkeep import Finished, finish_all, sweep
+from runner.artifacts.history import was_started
 from runner.artifacts.layout import is_finished, write_copies
 from runner.artifacts.owner import is_held, take
 from runner.engine.recover import Recovered, Saving, belongings, recover, saving_of, unsaved
 from runner.errors import Escaped, RunnerError, RunUnfinished, StoreDamaged
-from runner.model import Fence
+from runner.model import Fence, Handle
 from runner.ports.store import RunRow, Store
 from runner.providers import _mounts, spawn
-from runner.record import RunRecord, replay
+from runner.record import RunRecord, fold, replay
 from runner.settings import Settings
 from runner.steps._incident import is_latest
 from runner.steps._run import Places, Ports
-from runner.store.sqlite import open_store
-
-DAMAGED = "move it away: `runs/*/events.jsonl` beside it keep the history, and `sandboxes` names what was not removed"
+from runner.store.sqlite import REBUILD
 
 
 @dataclass(frozen=True)
 class Recovery:
     """What became of the runs that had lost their runner, or would with ``dry_run``; ``strays`` never were runs.
 
-    ``workspaces`` are those of no run that somebody had, or kept warm, when he died.
+    ``workspaces`` are those of no run that somebody had, or kept warm, when he died. ``unknown`` is what the store does
+    not know, and what nobody touches therefore; ``damage`` is what is wrong with the store itself, if anything.
     """
 
     runs: tuple[Recovered, ...]
     strays: tuple[str, ...]
     dry_run: bool
     workspaces: tuple[Finished, ...] = ()
+    unknown: tuple[Unknown, ...] = ()
+    damage: str | None = None
 
     @property
     def clean(self) -> bool:
+        if self.unknown or self.damage is not None:
+            return False
         return not any(run.left for run in self.runs) and all(one.left is None for one in self.workspaces)
 
 
 async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -> Recovery:
     """Recover one run of this ``RUNNER_HOME``, or all. Raises ``UnknownRun``, ``RunUnfinished`` for one that lives."""
-    path = settings.home / "state.db"
-    if run is None and not path.exists():
+    if run is None and not state_file(settings).exists() and not has_history(settings):
         return Recovery((), (), dry_run)
     try:
-        async with open_store(path, now=now_microseconds, entropy=secrets.token_bytes) as store:
+        async with open_state(settings) as store:
             with plainly():
                 ports = ports_of(settings, store)
                 recovery = await recover_runs(settings, store, ports, provider_names(), run, dry_run=dry_run)
                 if run is not None:
                     return recovery
                 premises = Premises(settings, store, ports)
-                workspaces = await finish_all(premises, dry_run=dry_run)
+                unknown = {one.id for one in recovery.unknown}
+                workspaces = await finish_all(premises, unknown, dry_run=dry_run)
                 workspaces += await clear_left(premises, dry_run=dry_run)
-                strays = (*recovery.strays, *await sweep(premises, dry_run=dry_run))
+                strays = (*recovery.strays, *await sweep(premises, unknown, dry_run=dry_run))
                 return replace(recovery, workspaces=tuple(workspaces), strays=strays)
     except StoreDamaged as error:
-        raise StoreDamaged(error.message, hint=DAMAGED) from error
+        unknown_now = await unknown_to(None, None, settings)
+        return Recovery((), (), dry_run, unknown=tuple(unknown_now), damage=error.message)
 
 
 async def recover_runs(
     settings: Settings, store: Store, ports: Ports, providers: Sequence[str], run: str | None, *, dry_run: bool
 ) -> Recovery:
     """``recover_store`` with a store and ports that are there already."""
+    unknown = await unknown_to(store, ports.nonce, settings)
+    behind = {one.id for one in unknown}
+    if run is not None:
+        require_known(run, unknown)
     rows = [await store.find(run)] if run is not None else await store.runs()
-    workspaces = await _workspaces(store, ports, providers)
+    handles = [handle for name in providers for handle in await ports.provider(name).list_owned(ports.nonce)]
+    workspaces = [*(handle.id for handle in handles), *(lease.workspace for lease in await store.leases())]
     done: list[Recovered] = []
     for row in reversed(rows):  # the oldest first
         places = Places(settings.home, row.id)
-        if row.ended is not None and _is_whole(row, places, workspaces):
+        if row.id in behind or (row.ended is not None and _is_whole(row, places, workspaces)):
             continue
         async with _holding(places.directory, dry_run) as held:
             if held:
-                done += await _recover(row, places, store, ports, dry_run)
+                own = [handle for handle in handles if handle.id.rpartition("-")[0] == row.id]
+                done += await _recover(row, places, store, ports, own, dry_run=dry_run)
             elif run is not None:
                 raise RunUnfinished(f"run `{row.id}` has a runner, which lives", hint=f"runner runs show {row.id}")
     strays = await _strays(settings.home, {row.id for row in rows}, store, dry_run) if run is None else []
     if not dry_run:
         _mounts.sweep()
-    return Recovery(tuple(done), tuple(strays), dry_run)
+    return Recovery(tuple(done), tuple(strays), dry_run, unknown=tuple(unknown) if run is None else ())
+
+
+def require_known(run: str, unknown: Sequence[Unknown]) -> None:
+    """Raises ``StoreDamaged`` for a run that only its directory knows, or knows better."""
+    for one in unknown:
+        if run and one.kind == "run" and one.id.startswith(run):
+            raise StoreDamaged(f"run `{one.id}` is not all in the store: {one.why}", hint=REBUILD)
 
 
 def _is_whole(row: RunRow, places: Places, workspaces: Sequence[str]) -> bool:
     """Whether nothing is left to do for a run that has ended."""
     copied = is_finished(places.directory) or not places.directory.exists()
     return copied and not any(workspace.startswith(f"{row.id}-") for workspace in workspaces)
-
-
-async def _workspaces(store: Store, ports: Ports, providers: Sequence[str]) -> list[str]:
-    """Those that are there, and those that somebody has leased."""
-    owned = [handle.id for name in providers for handle in await ports.provider(name).list_owned(ports.nonce)]
-    return [*owned, *(lease.workspace for lease in await store.leases())]
 
 
 @asynccontextmanager
@@ -125,7 +138,10 @@ async def _holding(directory: Path, dry_run: bool) -> AsyncIterator[bool]:
             os.close(held)
 
 
-async def _recover(row: RunRow, places: Places, store: Store, ports: Ports, dry_run: bool) -> list[Recovered]:
+async def _recover(
+    row: RunRow, places: Places, store: Store, ports: Ports, own: Sequence[Handle], *, dry_run: bool
+) -> list[Recovered]:
+    """``own`` are the run's workspaces that are there: a journal that was read anew may lack one."""
     try:
         history = await store.events(row.id)
         record = replay(row.id, history)
@@ -134,6 +150,11 @@ async def _recover(row: RunRow, places: Places, store: Store, ports: Ports, dry_
         return [Recovered(row.id, row.name, row.status, left=(message,))]
     if dry_run:
         return [_foreseen(record, places)]
+    if lacking := [handle for handle in own if ("workspace", handle.id) not in record.effects]:
+        intents = [ev.EffectIntended("", "workspace", handle.id, handle.provider) for handle in lacking]
+        for recorded in await store.append(row.id, intents):
+            history.append(recorded)
+            fold(record, recorded)
     escaped, lost = await _kill_helpers(places), record.ended is None
 
     async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
@@ -194,7 +215,7 @@ async def _strays(home: Path, known: set[str], store: Store, dry_run: bool) -> l
     found = []
     for directory in _unknown(home, known):
         async with _holding(directory, dry_run) as held:
-            if held and not await store.events(directory.name):
+            if held and not await store.events(directory.name) and not was_started(directory):
                 found.append(str(directory))
                 if not dry_run:
                     await trio.to_thread.run_sync(trees.remove, directory)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import trio
 
-from runner.app.apply import appending, now_microseconds, plainly, ports_of, watch_signals
+from runner.app.apply import appending, plainly, ports_of, watch_signals
 from runner.app.attempt import attempt_of
 from runner.app.basis import ANEW, Basis, basis_of, keys_of, made_anew, read_basis
 from runner.app.clusters import check_clusters
@@ -25,6 +25,7 @@ from runner.app.history import Past, find_run
 from runner.app.models import check_models
 from runner.app.planning import Planned, make_plan
 from runner.app.secret_values import values_of
+from runner.app.state import open_state
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.owner import take
 from runner.engine.run import Control, carry_out
@@ -43,7 +44,6 @@ from runner.redact import Redactor
 from runner.settings import Settings
 from runner.spec.model import Facts
 from runner.steps._run import Kept, Places, Ports, Resumption
-from runner.store.sqlite import open_store
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ async def resume(
 
     Raises ``RunUnfinished`` while another process goes on with the same work, and ``WorkMissing``.
     """
-    async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
+    async with open_state(settings) as store:
         with plainly():
             return await resume_run(resuming, settings, store, ports_of(settings, store, redactor=redactor), sinks)
 

@@ -18,7 +18,10 @@ from pathlib import Path
 
 import trio
 
-from runner.app.apply import make_home, now_microseconds, plainly, ports_of
+from runner.app.apply import make_home, plainly, ports_of
+from runner.app.state import open_state
+from runner.artifacts.history import FILE, add_events, line
+from runner.artifacts.layout import write
 from runner.artifacts.owner import take
 from runner.errors import LeaseHeld, LeaseLost, LeaseTakenOver, RunnerError, WorkspaceLost
 from runner.events import Event, Warned
@@ -29,7 +32,6 @@ from runner.ports.store import Store, WorkspaceRow
 from runner.settings import Settings
 from runner.steps._lease import Tenure, keep
 from runner.steps._run import Ports
-from runner.store.sqlite import open_store
 
 PATIENCE = 2.0  # seconds for a holder that is about to come or go
 MARGIN = STOP_GRACE + 2 * KILL_GRACE  # seconds before a lease ends in which what runs is ended
@@ -73,7 +75,7 @@ async def open_premises(
 ) -> AsyncIterator[Premises]:
     """The workspaces of a ``RUNNER_HOME``. Raises what opening its store raises."""
     make_home(settings)
-    async with open_store(settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes) as store:
+    async with open_state(settings) as store:
         with plainly():
             yield Premises(settings, store, ports_of(settings, store), advise, lease_seconds)
 
@@ -86,7 +88,16 @@ class Tenancy:
         self.tenure = Tenure(row.id, holder, premises.store.lease, ttl=premises.lease_seconds)
 
     async def write(self, *events: Event) -> None:
-        await self.premises.store.append_to_workspace(self.row.id, events, fence=self.tenure.fence)
+        recorded = await self.premises.store.append_to_workspace(self.row.id, events, fence=self.tenure.fence)
+        folder = self.premises.folder(self.row.id)
+        if folder.is_dir():  # a run's workspace has none
+            await trio.to_thread.run_sync(add_events, folder, recorded)
+
+    async def copy_journal(self) -> None:
+        """Let the workspace's folder have all of its events: whoever had it last may have died before he wrote one."""
+        history = await self.premises.store.workspace_events(self.row.id)
+        folder = self.premises.folder(self.row.id)
+        await trio.to_thread.run_sync(write, folder / FILE, "\n".join(map(line, history)))
 
     async def end(self, last: Event) -> None:
         """Write the last event of a workspace and let go of it at once: who finds none, finds no lease of it either."""
@@ -118,6 +129,7 @@ async def occupy(
         before = await _acquire(tenancy, locks, intent, over)
         try:
             tenancy.row = await premises.store.workspace(row.id)
+            await tenancy.copy_journal()
             if before.id:
                 await _take_over(tenancy, before, stubborn=before.id == over)
             with plainly():

@@ -6,6 +6,7 @@ The clock decides only while it is steady: what it says of ages after a jump is 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -95,12 +96,13 @@ async def _reap(premises: Premises, row: WorkspaceRow, reaped: Reaped) -> Reaped
         return replace(reaped, left=left, in_use=isinstance(error, LeaseError))
 
 
-async def finish_all(premises: Premises, *, dry_run: bool) -> list[Finished]:
-    """Finish what dead processes have begun with workspaces, and end what they left running there."""
+async def finish_all(premises: Premises, unknown: Collection[str] = (), *, dry_run: bool) -> list[Finished]:
+    """Finish what dead processes have begun with workspaces, and end what they left running there; not with those of
+    which the store does not know all."""
     found = []
     for row in await premises.store.workspaces():
         abandoned = row.status in UNFINISHED or (await premises.store.lease(row.id)).id
-        if row.run is None and abandoned and not is_held(premises.lock(row.id)):
+        if row.run is None and row.id not in unknown and abandoned and not is_held(premises.lock(row.id)):
             done = Finished(row.id, f"was left {row.status}")
             found.append(done if dry_run else await _finish(premises, row))
     return found
@@ -131,9 +133,9 @@ async def _as_begun(tenancy: Tenancy) -> Removed | None:
     return None
 
 
-async def sweep(premises: Premises, *, dry_run: bool) -> list[str]:
+async def sweep(premises: Premises, unknown: Collection[str] = (), *, dry_run: bool) -> list[str]:
     """Remove what the runner kept of workspaces that are gone."""
-    known = {row.id for row in await premises.store.workspaces()}
+    known = {row.id for row in await premises.store.workspaces()}.union(unknown)
     found = []
     for folder in sorted((premises.settings.home / "workspaces").glob("*")):
         if folder.name not in known and not is_held(premises.lock(folder.name)):

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from runner.app.apply import now_microseconds
 from runner.app.attach import follow
 from runner.app.history import Past
 from runner.app.saved import read_document
+from runner.app.state import now_microseconds, read_state
 from runner.artifacts.owner import is_held
 from runner.engine.run import Control
 from runner.errors import BadPlanFile
 from runner.ports.sink import Sink
 from runner.record import RunRecord
 from runner.settings import Settings
-from runner.store.sqlite import open_reader
 
 _LATE = 60.0  # seconds for the end of a run to be written, beyond its deadline and stop budget
 
@@ -29,7 +28,7 @@ async def watch(past: Past, settings: Settings, sinks: Sequence[Sink]) -> RunRec
     run = past.record.id
     stop_budget = float(planned(past).get("stop_budget_seconds", 0.0)) + _LATE
     held = partial(is_held, past.directory)
-    async with open_reader(settings.home / "state.db") as store:
+    async with read_state(settings) as store:
         return await follow(run, store, sinks, Control(stop_budget), now=now_microseconds, is_held=held)
 
 

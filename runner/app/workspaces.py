@@ -22,6 +22,7 @@ from runner import trees
 from runner.app.admission import adoptable, check_limit, choose_provider, limits_of, status_of
 from runner.app.files import agents_file
 from runner.app.leases import ask_to_end
+from runner.app.state import read_state
 from runner.app.tenancy import Premises, Tenancy, occupy
 from runner.errors import (
     BadSource,
@@ -52,7 +53,6 @@ from runner.steps._agents_file import replace_in_project
 from runner.steps._disk import ScanResult, scan
 from runner.steps._judge import policy_of
 from runner.steps._run import read_input, write_new
-from runner.store.sqlite import open_reader
 
 BRANCH = "main"  # of a repository that the runner makes
 PATCH = "work.patch"
@@ -94,13 +94,13 @@ class Removed:
 
 async def list_workspaces(settings: Settings) -> list[WorkspaceRow]:
     """Every workspace, newest first, those of runs as well."""
-    async with open_reader(settings.home / "state.db") as store:
+    async with read_state(settings) as store:
         return await store.workspaces()
 
 
 async def find_by_path(settings: Settings, path: Path) -> WorkspaceRow:
     """The workspace that a path is in, however it is named. Raises ``UnknownWorkspace``."""
-    async with open_reader(settings.home / "state.db") as store:
+    async with read_state(settings) as store:
         rows = await store.workspaces()
     if row := _around(settings, rows, path):
         return row

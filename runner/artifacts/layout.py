@@ -13,14 +13,13 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TextIO
 
+from runner.artifacts.history import ESCAPED, FILE, line
 from runner.artifacts.owner import claim
-from runner.events import Recorded, RunEnded, as_json
+from runner.events import Recorded, RunEnded
 from runner.plan.model import FORMAT, Json, RunPlan, run_document
 from runner.record import RunRecord
 from runner.report.json import record_document
 from runner.report.text import render_run
-
-ESCAPED = "backslashreplace"  # of a name that is not UTF-8: in JSON, its bytes as Python reads them
 
 
 class RunFiles:
@@ -34,7 +33,7 @@ class RunFiles:
         self._clean = clean
         self._held = claim(directory)
         (directory / "logs").mkdir()
-        self._events: TextIO = (directory / "events.jsonl").open("x", encoding="utf-8", errors=ESCAPED)
+        self._events: TextIO = (directory / FILE).open("x", encoding="utf-8", errors=ESCAPED)
 
     def discard(self) -> None:
         """Remove the directory of a run that never started."""
@@ -49,7 +48,7 @@ class RunFiles:
         write(self.directory / "plan.json", self._clean(json.dumps(document, indent=1, ensure_ascii=False)))
 
     def __call__(self, recorded: Recorded) -> None:
-        self._events.write(json.dumps(as_json(recorded), ensure_ascii=False) + "\n")
+        self._events.write(line(recorded) + "\n")
         self._events.flush()
         if isinstance(recorded.event, RunEnded):
             self._events.close()
@@ -61,8 +60,7 @@ class RunFiles:
 
 def write_copies(directory: Path, history: Iterable[Recorded], record: RunRecord) -> None:
     """The files of a run that has ended, from its journal; those that its runner could not write any more."""
-    lines = [json.dumps(as_json(recorded), ensure_ascii=False) for recorded in history]
-    write(directory / "events.jsonl", "\n".join(lines))
+    write(directory / FILE, "\n".join(map(line, history)))
     _write_end(directory, record)
 
 
@@ -70,7 +68,7 @@ def is_finished(directory: Path) -> bool:
     """Whether the files of a run are all there, and say that nothing of it was left behind."""
     try:
         return not json.loads((directory / "run.json").read_text(encoding="utf-8"))["left"]
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # damaged is as good as missing: it is written anew
         return False
 
 

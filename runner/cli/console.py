@@ -34,7 +34,7 @@ def open_console(out: Output, form: str) -> Iterator[Sink]:
         from rich.console import Console
         from rich.live import Live
 
-        from runner.app.apply import now_microseconds
+        from runner.app.state import now_microseconds
 
         screen = Console(file=out.stdout, no_color=not out.manners.colour)
         tree = Tree(now_microseconds)

@@ -165,7 +165,7 @@ async def open_screen(
     out: Output, scene: Scene, settings: Settings, *, quiet: bool = False, raw: bool = False
 ) -> AsyncIterator[Screen]:
     """A screen that keeps itself up to date for the length of the block; ``raw`` shows output as it is."""
-    from runner.app.apply import now_microseconds
+    from runner.app.state import now_microseconds
 
     out.outlive()
     screen = Screen(out, scene, settings.home / "runs", quiet=quiet, raw=raw, now=now_microseconds, clock=_clock)

@@ -149,6 +149,9 @@ class Store(Protocol):
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
         """The events of a run in order, those numbered above ``after``."""
 
+    async def counts(self) -> dict[str, int]:
+        """How many events there are in each journal, of runs and of workspaces."""
+
     async def runs(self) -> list[RunRow]:
         """Every run, newest first."""
 

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from runner import trees
 from runner.errors import CleanUpIncomplete, PlatformError, ProtectedLink, ProviderFailed, WorkspaceLost
 from runner.model import DEFAULT_PROJECT, Handle, Limits
 from runner.ports.provider import WorkspaceRequest
+from runner.providers._handed import traces_of
 from runner.providers._lent import why_not_lent
 from runner.providers._mounts import open_linkless
 from runner.providers._volumes import Volume, Volumes, prepare, why_none
@@ -40,7 +41,7 @@ class Directories:
     """
 
     def __init__(self, home: Path, provider: str, *, own_users: bool | None = None, lends: bool = False) -> None:
-        self.home = home.resolve()
+        self.home = Path(os.path.realpath(home))  # ``resolve`` raises for links in a circle
         self.own_users = trees.can_give() if own_users is None else own_users
         self._lends = lends
         self._provider = provider
@@ -362,6 +363,30 @@ class Directories:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+@dataclass(frozen=True)
+class Remains:
+    """Where there is something of a workspace; ``run`` is whose it is, if one's, and ``nonce`` that of its store."""
+
+    workspace: str
+    run: str
+    nonce: str
+    places: tuple[str, ...]
+
+
+def find_remains(home: Path) -> list[Remains]:
+    """Of every workspace of a ``RUNNER_HOME``, whichever store it was made for; nothing is mounted for it."""
+    found = []
+    for id, record in Directories(home, "")._all().items():
+        directories = Directories(home, record.get("provider", ""))
+        handle = directories._recorded(id, record)
+        tree = handle.tree if handle.adopted else directories._name(handle)
+        found_there = [str(path) for path in (tree, handle.private) if os.path.lexists(path)]
+        volume = [] if handle.limits.disk_bytes is None else directories._volumes.traces(handle.private)
+        places = (*found_there, *volume, *traces_of(handle.private.name))
+        found.append(Remains(id, record.get("run", ""), record.get("nonce", ""), places))
+    return found
 
 
 def _tops(handle: Handle) -> tuple[Path, ...]:

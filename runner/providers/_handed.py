@@ -119,6 +119,12 @@ def _namespace_of(engine: Engine) -> Namespace:
         raise unreachable(engine, error) from error
 
 
+def traces_of(workspace: str) -> list[str]:
+    """What this host's own mount namespace shows of what was handed over, and not taken back."""
+    root = _BASE / workspace
+    return [f"mount {root}"] if root.exists() else []
+
+
 def remove_handed(workspace: str, daemon: Path) -> None:
     """What an opening whose runner was killed has left, where the daemon looks, or here if there is none any more."""
     root = _BASE / workspace

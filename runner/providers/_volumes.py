@@ -148,6 +148,22 @@ class Volumes:
         device, found = place.stat().st_dev, os.statvfs(place)
         return Volume(f"{os.major(device)}:{os.minor(device)}", found.f_blocks * found.f_frsize)
 
+    def traces(self, place: Path) -> list[str]:
+        """Where on this host there is something of a volume."""
+        image = self._image(place)
+        if not image.exists():
+            return []
+        device = _find(image.stat())
+        name = None
+        if device is not None:
+            name = os.readlink(f"/proc/self/fd/{device}")
+            os.close(device)
+        return [
+            str(image),
+            *([f"loop device {name}"] if name else []),
+            *([f"mount {place}"] if place.is_mount() else []),
+        ]
+
     @contextmanager
     def _locked(self, place: Path) -> Iterator[None]:
         """Have the image of a volume to oneself. Raises ``FileNotFoundError`` for none."""

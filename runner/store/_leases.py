@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 
+from runner.events import LeaseAcquired
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 from runner.model import Fence, Lease
 
@@ -28,7 +30,20 @@ def check_fence(connection: sqlite3.Connection, fence: Fence, at: int) -> None:
 
 def write_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int) -> None:
     """Raises ``LeaseHeld`` and ``LeaseLost``."""
-    row = advance(read_lease(connection, event.workspace), event, at)
+    _write(connection, advance(read_lease(connection, event.workspace), event, at))
+
+
+def restore_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int) -> None:
+    """What an event has made of a lease that others may have had in between, of which nothing is known any more."""
+    row = read_lease(connection, event.workspace)
+    match event:
+        case LeaseAcquired(fence=fence):
+            _write(connection, advance(Lease(event.workspace, fence - 1), event, at))
+        case _ if row.id == event.lease:
+            _write(connection, advance(replace(row, expires=max(row.expires, at + 1)), event, at))
+
+
+def _write(connection: sqlite3.Connection, row: Lease) -> None:
     values = (row.workspace, row.fence, row.id, row.holder, row.acquired, row.refreshed, row.expires)
     connection.execute(f"INSERT OR REPLACE INTO leases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 

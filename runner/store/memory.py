@@ -113,6 +113,9 @@ class MemoryStore:
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
         return self._journal.get(run, [])[after:]
 
+    async def counts(self) -> dict[str, int]:
+        return {owner: len(events) for owner, events in (*self._journal.items(), *self._of_workspaces.items())}
+
     async def runs(self) -> list[RunRow]:
         return sorted(reversed(self._rows.values()), key=lambda row: -row.created)
 

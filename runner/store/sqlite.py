@@ -10,11 +10,13 @@ same store open.
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TypeVar, get_args
@@ -22,7 +24,16 @@ from typing import TypeVar, get_args
 import trio
 
 from runner import __version__
-from runner.errors import LeaseError, RunnerError, RunOver, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew
+from runner.errors import (
+    LeaseError,
+    RunnerError,
+    RunOver,
+    StoreBusy,
+    StoreDamaged,
+    StoreFailed,
+    StoreTooNew,
+    WorkspaceState,
+)
 from runner.events import (
     Event,
     LeaseAcquired,
@@ -41,7 +52,7 @@ from runner.lifecycle.lease import LeaseEvent
 from runner.lifecycle.workspace import WorkspaceEvent
 from runner.model import Anchor, Fence, Lease, SlotState, Status
 from runner.ports.store import PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
-from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, write_lease
+from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, restore_lease, write_lease
 from runner.store._projects import find_project, read_projects, write_project
 from runner.store._runs import find_run, run_exists
 from runner.store._slots import (
@@ -77,9 +88,10 @@ _ERRORS: dict[int, type[RunnerError]] = {  # by primary result code; anything el
     sqlite3.SQLITE_CORRUPT: StoreDamaged,
     sqlite3.SQLITE_NOTADB: StoreDamaged,
 }
+REBUILD = "`runner store rebuild` reads it anew from the directories of its runs"
 _HINTS: dict[type[RunnerError], str] = {
     StoreBusy: "another process keeps the store locked; try again when it is done",
-    StoreDamaged: "the file is left as it is; run `runner recover`",
+    StoreDamaged: f"the file is left as it is; {REBUILD}",
     StoreFailed: "check space and permissions there; nothing unfinished was written",
 }
 
@@ -146,6 +158,26 @@ class Reader:
 
     async def newest(self) -> int:
         return await self._in_thread(lambda: read_newest(self._connection))
+
+    async def counts(self) -> dict[str, int]:
+        both = "SELECT run, max(seq) FROM events GROUP BY run"
+        both += " UNION ALL SELECT workspace, max(seq) FROM workspace_events GROUP BY workspace"
+        return await self._in_thread(lambda: dict(self._connection.execute(both)))
+
+    async def check(self) -> None:
+        """Read all that there is. Raises ``StoreDamaged`` for what is not as it was written."""
+        await self._in_thread(self._check)
+        for row in await self.runs():
+            await self.events(row.id)
+        for workspace in await self.workspaces():
+            await self.workspace_events(workspace.id)
+        for read in (self.leases, self.projects, self.pools, self.slots, self.anchor, self.newest, self.pool_counts):
+            await read()
+
+    def _check(self) -> None:
+        (verdict,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise _damaged(self._path, verdict)
 
     async def runs(self) -> list[RunRow]:
         first = "SELECT body FROM events WHERE run = runs.id AND seq = 1"
@@ -233,6 +265,35 @@ class SqliteStore(Reader):
 
     async def remove_slot(self, id: str) -> None:
         await self._in_thread(lambda: drop_slot(self._connection, id))
+
+    async def restore(self, run: str, history: Sequence[Recorded]) -> None:
+        """Take over further events of a run as they were recorded, with their times; all or none.
+
+        For events that a store has accepted once: nobody's lease is asked for. Raises ``StoreFailed`` for others.
+        """
+        await self._in_thread(lambda: self._restore(_OF_RUNS, run, history))
+
+    async def restore_workspace(self, workspace: str, history: Sequence[Recorded]) -> None:
+        """``restore`` for the journal of a workspace."""
+        await self._in_thread(lambda: self._restore(_OF_WORKSPACES, workspace, history))
+
+    def _restore(self, journal: _Journal, owner: str, history: Sequence[Recorded]) -> None:
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for recorded in history:
+                if isinstance(recorded.event, LeaseAcquired | LeaseRefreshed | LeaseReleased):
+                    restore_lease(connection, recorded.event, recorded.at)
+                else:
+                    _project(connection, owner, recorded.at, recorded.event)
+                row = (owner, recorded.seq, recorded.at, *encode(recorded.event))
+                connection.execute(f"INSERT INTO {journal.table} VALUES (?, ?, ?, ?, ?)", row)
+            connection.execute("COMMIT")
+        except (sqlite3.IntegrityError, WorkspaceState) as error:
+            raise StoreFailed(f"events of {journal.owner} `{owner}` do not fit: {error}") from error
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
 
     async def _append(
         self, journal: _Journal, owner: str, events: Sequence[Event], fence: Fence | None
@@ -326,29 +387,35 @@ async def open_store(
     now: Callable[[], int],
     entropy: Callable[[int], bytes],
     hook: Hook = lambda point: None,
+    must_exist: bool = False,
 ) -> AsyncIterator[SqliteStore]:
-    """The store in ``path``, made or migrated first if need be.
+    """The store in ``path``, migrated first if need be, and made unless it ``must_exist``.
 
     ``now`` gives microseconds since the epoch. ``hook`` is called in the writing thread at each commit with
     ``before``, ``torn`` (rows written, not committed) and ``after``. Raises ``StoreFailed``, ``StoreBusy``,
     ``StoreDamaged`` and ``StoreTooNew``.
     """
-    connection = await trio.to_thread.run_sync(_open, path, entropy)
+    connection = await trio.to_thread.run_sync(partial(_open, path, entropy, must_exist=must_exist))
     with closing(connection):
         (nonce,) = connection.execute("SELECT nonce FROM meta").fetchone()
         yield SqliteStore(connection, path, nonce, now, hook)
 
 
 @asynccontextmanager
-async def open_reader(path: Path) -> AsyncIterator[Reader]:
-    """The store in ``path`` for reading, also while others write. One that does not exist is empty, and stays away."""
-    connection = await trio.to_thread.run_sync(_open_to_read, path)
-    with closing(connection):
+async def open_reader(path: Path, *, must_exist: bool = False) -> AsyncIterator[Reader]:
+    """The store in ``path`` for reading, also while others write, and where nothing can be written.
+
+    One that does not exist is empty, and stays away; unless it ``must_exist``: then ``StoreDamaged``.
+    """
+    with ExitStack() as stack:
+        connection = await trio.to_thread.run_sync(partial(_open_to_read, path, stack, must_exist=must_exist))
+        stack.enter_context(closing(connection))
         yield Reader(connection, path)
 
 
-def _open(path: Path, entropy: Callable[[int], bytes]) -> sqlite3.Connection:
+def _open(path: Path, entropy: Callable[[int], bytes], *, must_exist: bool) -> sqlite3.Connection:
     try:
+        _check_there(path, must_exist=must_exist)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists():
             _check_regular(path)
@@ -359,7 +426,7 @@ def _open(path: Path, entropy: Callable[[int], bytes]) -> sqlite3.Connection:
         connection = _connect(str(path))
         try:
             connection.execute(_WAIT)
-            _version(connection, path, known=len(scripts()))  # before a foreign file is changed in any way
+            _check_version(connection, path, must_exist=must_exist)  # before a foreign file is changed in any way
             for pragma in _PRAGMAS:
                 connection.execute(pragma)
             migrate(connection, path, scripts(), entropy)
@@ -369,21 +436,48 @@ def _open(path: Path, entropy: Callable[[int], bytes]) -> sqlite3.Connection:
     return connection
 
 
-def _open_to_read(path: Path) -> sqlite3.Connection:
+def _open_to_read(path: Path, stack: ExitStack, *, must_exist: bool) -> sqlite3.Connection:
+    """``stack`` takes what has to be there for as long as the connection."""
     with _translating(path):
+        _check_there(path, must_exist=must_exist)
         if not os.path.exists(path):
             connection = _connect(":memory:")
             migrate(connection, path, scripts(), bytes)
             return connection
         _check_regular(path)
-        connection = _connect(f"{path.absolute().as_uri()}?mode=ro")
-        try:
-            connection.execute(_WAIT)
-            _version(connection, path, known=len(scripts()))
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        if is_read_only(path.parent):
+            return _look_into(_unchanging(path, stack), path, must_exist=must_exist)
+        return _look_into(f"{path.absolute().as_uri()}?mode=ro", path, must_exist=must_exist)
+
+
+def _look_into(name: str, path: Path, *, must_exist: bool) -> sqlite3.Connection:
+    connection = _connect(name)
+    try:
+        connection.execute(_WAIT)
+        _check_version(connection, path, must_exist=must_exist)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_read_only(directory: Path) -> bool:
+    """Whether the medium that a directory is on takes no writes."""
+    return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
+
+
+def _unchanging(path: Path, stack: ExitStack) -> str:
+    """How to open a database that nobody can write, for which SQLite would make files beside it.
+
+    What a killed runner has left in the log beside it counts, so that is read in a copy of both.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    if not log.exists() or not log.stat().st_size:
+        return f"{path.absolute().as_uri()}?immutable=1"
+    copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="runner-store-")), path.name)
+    shutil.copyfile(path, copy)
+    shutil.copyfile(log, copy.with_name(log.name))
+    return f"{copy.as_uri()}?mode=rw"
 
 
 def _check_regular(path: Path) -> None:
@@ -506,6 +600,16 @@ def _refused(wish: _Append, error: Exception) -> RunnerError:
 
 def _damaged(path: Path, what: str) -> StoreDamaged:
     return StoreDamaged(f"`{path}` is damaged: {what}", hint=_HINTS[StoreDamaged])
+
+
+def _check_there(path: Path, *, must_exist: bool) -> None:
+    if must_exist and not os.path.exists(path):
+        raise StoreDamaged(f"`{path}` is missing, and `{path.parent}` holds what runs have left", hint=REBUILD)
+
+
+def _check_version(connection: sqlite3.Connection, path: Path, *, must_exist: bool) -> None:
+    if not _version(connection, path, known=len(scripts())) and must_exist:
+        raise StoreDamaged(f"`{path}` is empty, and `{path.parent}` holds what runs have left", hint=REBUILD)
 
 
 def _primary(error: sqlite3.Error) -> int:

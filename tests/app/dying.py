@@ -18,8 +18,9 @@ from typing import Any
 import trio
 
 from runner.app import workspaces as ws
-from runner.app.apply import now_microseconds, plainly, ports_of
+from runner.app.apply import plainly, ports_of
 from runner.app.inside import execute
+from runner.app.state import now_microseconds
 from runner.app.tenancy import Premises
 from runner.app.upkeep import finish_all, sweep
 from runner.errors import RunnerError

@@ -143,9 +143,9 @@ def test_a_store_that_is_damaged_is_not_sent_round_in_a_circle(project: Project)
     listed, done = project.runner("runs", "list"), project.runner("recover")
 
     assert (listed.code, done.code) == (7, 7)
-    assert "runner recover" in listed.err
-    assert "runner recover" not in done.err
-    assert "events.jsonl" in done.err
+    for said in (listed.err, done.err):
+        assert "runner store rebuild" in said
+        assert "runner recover" not in said
 
 
 def test_a_home_without_a_store_has_nothing_to_recover_and_stays_away(project: Project) -> None:
@@ -160,7 +160,8 @@ def test_an_event_that_can_not_be_read_is_named_and_the_other_runs_are_recovered
     from contextlib import closing
 
     project.script("true")
-    project.apply()
+    _, record = project.apply()
+    (project.directory(record) / "events.jsonl").unlink()  # else it would know better than the store
     with closing(sqlite3.connect(project.home / "state" / "state.db")) as store, store:
         store.execute("UPDATE events SET body = '{' WHERE type = 'PhaseEntered'")
         store.execute("DELETE FROM events WHERE type = 'RunEnded'")

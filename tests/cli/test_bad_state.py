@@ -168,6 +168,23 @@ def test_a_home_that_is_everything_or_another_one_in_each_directory_is_refused(p
     assert f"`RUNNER_HOME` is `{home}`" in done.err
 
 
+@pytest.mark.parametrize("below", ["", "below"], ids=["itself", "on the way"])
+@pytest.mark.parametrize(
+    "verb", ["apply", "plan", "runs list", "recover", "gc", "doctor", "pool status", "store rebuild"]
+)
+def test_a_home_whose_links_lead_in_a_circle_is_bad_input(project: Project, verb: str, below: str) -> None:
+    project.script("echo ran")
+    (project.home / "a").symlink_to("b")
+    (project.home / "b").symlink_to("a")
+    project.env["RUNNER_HOME"] = os.path.join(project.home, "a", below)
+
+    done = project.runner(*verb.split(), *([str(project.folder)] if verb in ("apply", "plan") else []))
+
+    assert done.code == 2
+    assert "`RUNNER_HOME` is `" in done.err
+    assert "= hint: it takes a path whose links" in done.err
+
+
 @pytest.fixture
 def full_disk(project: Project) -> Iterator[Callable[[int], Path]]:
     """A file system of so many KiB; made and removed outside of the test's own mounts."""

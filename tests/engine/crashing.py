@@ -22,11 +22,12 @@ from typing import Any
 
 import trio
 
-from runner.app.apply import apply_all, make_home, now_microseconds, plainly, ports_of
+from runner.app.apply import apply_all, make_home, plainly, ports_of
 from runner.app.history import find_run
 from runner.app.planning import Planned, Request, make_plan
 from runner.app.recover import recover_runs
 from runner.app.resume import consider, resume_run
+from runner.app.state import now_microseconds
 from runner.errors import RunnerError
 from runner.model import Exit
 from runner.ports.provider import Provider

@@ -16,10 +16,11 @@ import pytest
 import trio
 
 from runner import events as ev
-from runner.app.apply import apply_all, now_microseconds, ports_of
+from runner.app.apply import apply_all, ports_of
 from runner.app.facts import open_provider
 from runner.app.planning import Planned, make_plan
 from runner.app.recover import recover_runs
+from runner.app.state import now_microseconds
 from runner.lifecycle.lease import TTL
 from runner.model import Fence
 from runner.ports.provider import Provider

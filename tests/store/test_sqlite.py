@@ -287,7 +287,7 @@ async def test_a_damaged_store_is_refused_and_left_as_it_is(tmp_path: Path, dama
         with pytest.raises(StoreDamaged) as refused:
             async with opened:
                 pass
-        assert "runner recover" in (refused.value.hint or "")
+        assert "runner store rebuild" in (refused.value.hint or "")
     assert path.read_bytes() == before
 
 

@@ -28,9 +28,10 @@ def main(args: Namespace, out: Output) -> int:
     import trio
 
     from runner.app.gc import collect
-    from runner.errors import ClockJumped, printable
+    from runner.errors import ClockJumped, StoreDamaged, printable
     from runner.plan.model import plain_fields
     from runner.settings import current
+    from runner.store.sqlite import REBUILD
 
     collection = trio.run(partial(collect, current(), dry_run=args.dry_run))
     if args.output == "json":
@@ -47,6 +48,11 @@ def main(args: Namespace, out: Output) -> int:
             out.line(printable(line, 1_000))
     if collection.clock is not None:
         out.findings([ClockJumped(f"nothing is removed: {collection.clock}", hint=AGAIN)])
+    if collection.unknown:
+        first, *others = collection.unknown
+        more = f", and of {len(others)} more" if others else ""
+        message = f"nothing is removed: the store does not know all of {first.kind} `{first.id}`{more}"
+        out.findings([StoreDamaged(message, hint=REBUILD)])
     return 0 if collection.clean else LEFT
 
 

@@ -30,9 +30,10 @@ def main(args: Namespace, out: Output) -> int:
     import trio
 
     from runner.app.recover import recover_store
-    from runner.errors import printable
+    from runner.errors import StoreDamaged, printable
     from runner.plan.model import plain_fields
     from runner.settings import current
+    from runner.store.sqlite import REBUILD
 
     recovery = trio.run(partial(recover_store, current(), args.run, dry_run=args.dry_run))
     if args.output == "json":
@@ -40,6 +41,11 @@ def main(args: Namespace, out: Output) -> int:
     else:
         for line in _lines(recovery):
             out.line(printable(line, 1_000))
+    if recovery.damage is not None:
+        out.findings([StoreDamaged(f"nothing is recovered: {recovery.damage}", hint=REBUILD)])
+    elif behind := [one for one in recovery.unknown if one.directory is not None]:
+        message = f"the store does not know all of what was begun here: {len(behind)} directories know more"
+        out.findings([StoreDamaged(message, hint=REBUILD)])
     return 0 if recovery.clean else LEFT
 
 
@@ -59,5 +65,8 @@ def _lines(recovery: Recovery) -> Iterator[str]:
     for one in recovery.workspaces:
         yield f"workspace {one.workspace} {one.done}" + (f"; its work is in {one.saved}" if one.saved else "")
         yield from [f"  LEFT BEHIND  {one.left}"] if one.left is not None else []
-    if not recovery.runs and not recovery.strays and not recovery.workspaces:
+    for what in recovery.unknown:
+        yield f"LEFT ALONE  {what.kind} {what.id}: {what.why}"
+        yield from (f"  there    {place}" for place in (what.directory, *what.there) if place is not None)
+    if recovery.clean and not recovery.runs and not recovery.strays and not recovery.workspaces:
         yield "nothing to recover"

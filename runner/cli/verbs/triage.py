@@ -70,7 +70,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
-    from runner.app.apply import now_microseconds
+    from runner.app.state import now_microseconds
     from runner.app.triage import keep_manifest, manifest_of, triage_of, written_incident
     from runner.settings import current
 

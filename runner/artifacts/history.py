@@ -1,0 +1,81 @@
+"""The events of a run, or of a workspace, as its own directory has them: what a lost store is read anew from.
+
+They are written there once the store has them, before anything is done that rests on them. So a store knows all that
+a directory knows, or it is not the one that the directory was written beside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from runner.events import Recorded, UnknownEvent, as_json, decode
+
+FILE = "events.jsonl"
+ESCAPED = "backslashreplace"  # of a name that is not UTF-8: in JSON, its bytes as Python reads them
+_BEFORE = {"plan.json", ".plan.json.part", "logs", FILE}  # what a run's directory has before its first event
+_TAIL_BYTES = 1 << 16
+
+
+class Unreadable(ValueError):
+    """A line of an ``events.jsonl`` that is no event, or not the next one."""
+
+
+def line(recorded: Recorded) -> str:
+    return json.dumps(as_json(recorded), ensure_ascii=False)
+
+
+def was_started(directory: Path) -> bool:
+    """Whether a run's directory holds anything that is only there after its first event."""
+    if not directory.is_dir() or directory.is_symlink():
+        return False
+    names = set(os.listdir(directory))
+    if names - _BEFORE:
+        return True
+    events, logs = directory / FILE, directory / "logs"
+    return (FILE in names and events.stat().st_size > 0) or ("logs" in names and any(logs.iterdir()))
+
+
+def last_seq(directory: Path) -> int:
+    """The number of the last event that a directory has whole; 0 without any."""
+    try:
+        with (directory / FILE).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            for back in (_TAIL_BYTES, size):  # an event may be larger
+                file.seek(max(0, size - back))
+                for text in reversed(file.read().split(b"\n")[:-1]):  # behind the last one is what was cut off
+                    with suppress(ValueError, TypeError, KeyError):
+                        return int(json.loads(text)["seq"])
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return 0
+
+
+def read_events(directory: Path, owner: str) -> list[Recorded]:
+    """All events that a directory has of ``owner``; a last line that was cut off is none. Raises ``Unreadable``."""
+    try:
+        content = (directory / FILE).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [_read(text, number, owner) for number, text in enumerate(content.split(b"\n")[:-1], start=1)]
+
+
+def _read(text: bytes, number: int, owner: str) -> Recorded:
+    try:
+        words = json.loads(text)
+        of, seq, at, name = (words.pop(key) for key in ("run", "seq", "at", "type"))
+        recorded = Recorded(of, seq, at, decode(name, json.dumps(words)))
+    except (UnknownEvent, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unreadable(f"line {number} is no event") from error
+    if (of, seq) != (owner, number) or not isinstance(at, int):
+        raise Unreadable(f"line {number} is not event {number} of `{owner}`")
+    return recorded
+
+
+def add_events(directory: Path, recorded: Sequence[Recorded]) -> None:
+    """Write further events of a workspace behind those that are there."""
+    with (directory / FILE).open("a", encoding="utf-8", errors=ESCAPED) as file:
+        file.writelines(f"{line(one)}\n" for one in recorded)
