@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from runner.app.tenancy import Premises, Tenancy, is_locked_by, occupy, replace_lock
+from runner.app.tenancy import BREAK, Premises, Tenancy, is_locked_by, occupy, replace_lock
 from runner.artifacts.owner import is_held
 from runner.errors import LeaseHeld, LeaseTakenOver, UsageError, WorkspaceState
 from runner.events import Warned
@@ -47,7 +47,7 @@ async def lease_of(premises: Premises, id: str) -> LeaseState | None:
 
 
 async def release(premises: Premises, text: str) -> str:
-    """End the lease of a holder that is dead or whose time is over, and all that it left running.
+    """End the lease of a holder that is dead, and all that it left running.
 
     Returns what was done. Raises ``LeaseHeld`` for one that lives.
     """
@@ -78,7 +78,7 @@ async def break_lease(premises: Premises, text: str, *, sure: bool) -> str:
     if not sure:
         message = f"breaking the lease of workspace `{row.id}` kills all that `{lease.holder}` runs in it"
         raise UsageError(message, hint=f"runner lease break {row.id} --yes")
-    tenancy = Tenancy(premises, row, f"break {os.getpid()}")
+    tenancy = Tenancy(premises, row, f"{BREAK} {os.getpid()}")
     with trio.CancelScope(shield=True):
         await tenancy.tenure.acquire(tenancy.write, forced=True)
         advice = LeaseTakenOver(f"the lease of workspace `{row.id}` was broken, which `{lease.holder}` had")
@@ -102,7 +102,7 @@ async def ask_to_end(premises: Premises, row: WorkspaceRow) -> str | None:
     """
     lease = await premises.store.lease(row.id)
     lock = premises.lock(row.id)
-    if not lease.live(premises.ports.now()) or not is_held(lock):
+    if not lease.id or not is_held(lock):
         return None
     doing, _, pid = lease.holder.rpartition(" ")
     if doing != COMMAND or int(pid) == os.getpid():

@@ -9,12 +9,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from runner.artifacts.history import FILE, was_started
+from runner.model import Anchor
 from runner.settings import Settings
 from runner.store.sqlite import Reader, SqliteStore, open_reader, open_store
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def now_microseconds() -> int:
     return time.time_ns() // 1000
+
+
+def see_clock(now: int) -> Anchor:
+    """How a wall clock that shows ``now`` stands to the time since boot, sleep included."""
+    since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+    return Anchor(_BOOT.read_text().strip(), now - since_boot)
 
 
 def state_file(settings: Settings) -> Path:
@@ -27,6 +36,8 @@ async def open_state(settings: Settings) -> AsyncIterator[SqliteStore]:
     known = has_history(settings)  # before the store is looked at, or another's first run could come between
     store = open_store(state_file(settings), now=now_microseconds, entropy=secrets.token_bytes, must_exist=known)
     async with store as opened:
+        if await opened.anchor() is None:  # so that the first who asks about the clock has something to compare with
+            await opened.set_anchor(see_clock(now_microseconds()))
         yield opened
 
 

@@ -1,9 +1,10 @@
 """Exclusive use of a workspace outside of runs: its lease, and the locks that tell whether whoever has that lives.
 
 Each holder keeps a lock of the operating system on an empty directory of the workspace for as long as it has the
-lease. A live lease whose lock is free belongs to a dead process, and is taken over at once; an expired one whose lock
-is held belongs to a process that sleeps, and gets a new lock, so that the old one means nothing any more. An adopted
-directory is locked as well, since another store may have adopted it too.
+lease. A lease whose lock is free belongs to a dead process, and is taken over at once, live or expired; one whose lock
+is held belongs to a process that lives, whatever a clock says that was set forward, and is taken by force only: then
+there is a new lock, so that the old one means nothing any more. An adopted directory is locked as well, since another
+store may have adopted it too.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import trio
@@ -24,15 +26,16 @@ from runner.artifacts.history import FILE, add_events, line
 from runner.artifacts.layout import write
 from runner.artifacts.owner import take
 from runner.errors import LeaseHeld, LeaseLost, LeaseTakenOver, RunnerError, WorkspaceLost
-from runner.events import Event, Warned
+from runner.events import Event, LeaseAcquired, LeaseRefreshed, Warned
 from runner.lifecycle.lease import TTL, held
-from runner.model import Handle, Lease
+from runner.model import Fence, Handle, Lease
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Provider
 from runner.ports.store import Store, WorkspaceRow
 from runner.settings import Settings
 from runner.steps._lease import Tenure, keep
 from runner.steps._run import Ports
 
+BREAK = "break"  # what the holder of a lease does who took it by force
 PATIENCE = 2.0  # seconds for a holder that is about to come or go
 MARGIN = STOP_GRACE + 2 * KILL_GRACE  # seconds before a lease ends in which what runs is ended
 _PAUSE = 0.1
@@ -88,7 +91,19 @@ class Tenancy:
         self.tenure = Tenure(row.id, holder, premises.store.lease, ttl=premises.lease_seconds)
 
     async def write(self, *events: Event) -> None:
-        recorded = await self.premises.store.append_to_workspace(self.row.id, events, fence=self.tenure.fence)
+        fence = self.tenure.fence
+        try:
+            await self._append(events, fence)
+        except LeaseLost:
+            if fence is None or trio.current_time() >= self.tenure.until:
+                raise
+            # By the time since boot it is ours still: the clock was set forward.
+            await self.tenure.regain(fence, lambda *taken: self._append(taken, None))
+            others = [event for event in events if not isinstance(event, LeaseRefreshed)]
+            await self._append(others, self.tenure.fence)
+
+    async def _append(self, events: Sequence[Event], fence: Fence | None) -> None:
+        recorded = await self.premises.store.append_to_workspace(self.row.id, events, fence=fence)
         folder = self.premises.folder(self.row.id)
         if folder.is_dir():  # a run's workspace has none
             await trio.to_thread.run_sync(add_events, folder, recorded)
@@ -120,9 +135,9 @@ async def occupy(
 ) -> AsyncIterator[Tenancy]:
     """Have a workspace to oneself for the length of the block, which is cancelled in time when that cannot be kept.
 
-    ``intent`` becomes durable with the lease. When somebody had it who is dead or whose time is over, all that still
-    runs in the workspace is ended first, and ``advise`` hears of it; so it is when ``over`` is his lease, alive as he
-    may be. Raises ``LeaseHeld``, and ``LeaseLost`` at the end of a block that was cut short.
+    ``intent`` becomes durable with the lease. When somebody had it who is dead, all that still runs in the workspace is
+    ended first, and ``advise`` hears of it; so it is when ``over`` is his lease, alive as he may be. Raises
+    ``LeaseHeld``, and ``LeaseLost`` at the end of a block that was cut short.
     """
     tenancy = Tenancy(premises, row, f"{doing} {os.getpid()}")
     with ExitStack() as locks:
@@ -153,20 +168,27 @@ async def _acquire(tenancy: Tenancy, locks: ExitStack, intent: Event | None, ove
         if lock is not None:
             locks.callback(os.close, lock)
             before = await premises.store.lease(id)
-            _lock_tree(tenancy.row, before, locks)
+            _lock_tree(tenancy.row, before.holder or await _broken_holder(tenancy), locks)
             return await tenancy.tenure.acquire(emit, forced=bool(before.id))
         before = await premises.store.lease(id)
-        live = before.live(premises.ports.now())
-        if live and before.id != over:
+        if before.id and before.id != over:
             raise held(before)
         if before.id:
-            _lock_tree(tenancy.row, before, locks)
-            before = await tenancy.tenure.acquire(emit, forced=live)
+            _lock_tree(tenancy.row, before.holder, locks)
+            before = await tenancy.tenure.acquire(emit, forced=True)
             locks.callback(os.close, await trio.to_thread.run_sync(replace_lock, premises.lock(id)))
             return before
         if trio.current_time() > give_up:
             raise LeaseHeld(f"workspace `{id}` is in use by a process that has no lease of it", hint="try again")
         await trio.sleep(_PAUSE)
+
+
+async def _broken_holder(tenancy: Tenancy) -> str:
+    """Whose lease was broken last, if one was: he may live, and have his locks still, but can write nothing."""
+    history = await tenancy.premises.store.workspace_events(tenancy.row.id)
+    holders = [one.event.holder for one in history if isinstance(one.event, LeaseAcquired)]
+    broken = [before for before, after in pairwise(holders) if after.startswith(f"{BREAK} ")]
+    return broken[-1] if broken else ""
 
 
 def replace_lock(lock: Path) -> int:
@@ -193,8 +215,11 @@ def _is_at(path: str, inode: int | None) -> bool:
         return False
 
 
-def _lock_tree(row: WorkspaceRow, before: Lease, locks: ExitStack) -> None:
-    """Lock an adopted directory, which another store may use, if it is there. Raises ``LeaseHeld``."""
+def _lock_tree(row: WorkspaceRow, holder: str, locks: ExitStack) -> None:
+    """Lock an adopted directory, which another store may use, if it is there; ``holder`` of this one may have it still.
+
+    Raises ``LeaseHeld``.
+    """
     if row.path is None or not _is_at(row.path, row.inode):
         return
     tree = os.open(row.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -203,7 +228,7 @@ def _lock_tree(row: WorkspaceRow, before: Lease, locks: ExitStack) -> None:
     try:
         fcntl.flock(tree, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        if not is_locked_by(found, before.holder):
+        if not is_locked_by(found, holder):
             hint = "`runner workspace list` has its workspace, unless that is of another RUNNER_HOME"
             raise LeaseHeld(f"`{row.path}` is in use by another process", hint=hint) from None
 

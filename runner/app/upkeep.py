@@ -5,7 +5,6 @@ The clock decides only while it is steady: what it says of ages after a jump is 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import trio
 
 from runner import trees
+from runner.app.state import see_clock
 from runner.app.tenancy import Premises, Tenancy, occupy
 from runner.app.workspaces import Removed, finish_destroy, finish_stop, tree_of
 from runner.artifacts.owner import is_held
@@ -20,11 +20,10 @@ from runner.errors import LeaseError, RunnerError
 from runner.events import WorkspaceDiscarded
 from runner.lifecycle.ttl import expired, why_unsteady
 from runner.lifecycle.workspace import UNFINISHED
-from runner.model import Anchor, WorkspaceStatus
+from runner.model import WorkspaceStatus
 from runner.ports.store import WorkspaceRow
 
 S = WorkspaceStatus
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,6 @@ class Finished:
     done: str
     saved: Path | None = None
     left: str | None = None
-
-
-def see_clock(now: int) -> Anchor:
-    """How a wall clock that shows ``now`` stands to the time since boot, sleep included."""
-    since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
-    return Anchor(_BOOT.read_text().strip(), now - since_boot)
 
 
 async def unsteady(premises: Premises, *, dry_run: bool) -> str | None:

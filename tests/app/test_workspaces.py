@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,9 @@ from runner.app import workspaces as ws
 from runner.app.gc import collect
 from runner.app.inside import execute
 from runner.app.leases import break_lease, lease_of, list_leases, release
+from runner.app.state import see_clock
 from runner.app.tenancy import Premises, Tenancy, occupy, open_premises
-from runner.app.upkeep import finish_all, reap, see_clock, sweep, unsteady
+from runner.app.upkeep import finish_all, reap, sweep, unsteady
 from runner.app.workspaces import Wish
 from runner.artifacts.owner import take
 from runner.errors import (
@@ -36,7 +38,14 @@ from runner.errors import (
     WorkspaceLost,
     WorkspaceState,
 )
-from runner.events import Event, WorkspaceBecame, WorkspaceDiscarded, WorkspaceRequested, WorkspaceSaved
+from runner.events import (
+    Event,
+    WorkspaceBecame,
+    WorkspaceDiscarded,
+    WorkspaceRequested,
+    WorkspaceSaved,
+    WorkspaceUsed,
+)
 from runner.model import Limits
 from runner.model import WorkspaceStatus as S
 from runner.ports.provider import Opening
@@ -693,6 +702,38 @@ async def test_expired_workspaces_are_saved_and_removed_and_those_in_use_are_not
     assert {row.id for row in await premises.store.workspaces()} == {used.id, forever.id}
     assert (house.theirs / "kept").exists()
     assert WorkspaceBecame(S.DESTROYING, "its time was over") in await events(premises, idle)
+
+
+@pytest.mark.parametrize("adopted", [False, True], ids=["own", "in place"])
+async def test_a_clock_that_jumps_takes_no_workspace_from_who_works_in_it(
+    house: House, monkeypatch: pytest.MonkeyPatch, adopted: bool
+) -> None:
+    """By that clock his lease has expired long ago. The first look ever sees the jump; the second is asked for."""
+    async with house.open() as premises:
+        row = await ws.create(premises, Wish(path=house.theirs if adopted else None))
+        async with occupy(premises, row, "exec") as tenancy:
+            real = time.time_ns
+            monkeypatch.setattr(time, "time_ns", lambda: real() + 40 * DAY * 10**9)
+            before = await premises.store.lease(row.id)
+            assert not before.live(premises.ports.now())
+
+            first, second = await collect(house.settings, dry_run=False), await collect(house.settings, dry_run=False)
+            async with house.open() as others:
+                for verb in (ws.destroy, ws.delete, ws.stop, release):
+                    with pytest.raises(LeaseHeld):
+                        await verb(others, row.id)
+                assert await finish_all(others, dry_run=False) == []
+
+            assert "forward by 3,456,000 s" in str(first.clock)
+            assert second.clock is None
+            assert [one.in_use for one in second.reaped] == [True]
+            assert (await premises.store.lease(row.id)).id == before.id
+            await tenancy.write(WorkspaceUsed(3_600.0, None))
+            await tenancy.tenure.refresh(tenancy.write)
+            assert (await premises.store.lease(row.id)).live(premises.ports.now())
+        monkeypatch.setattr(time, "time_ns", real)
+        assert (await premises.store.workspace(row.id)).status is S.READY
+        assert (await premises.store.lease(row.id)).id == ""
 
 
 async def test_a_greatest_age_ends_what_is_used_all_the_time(house: House) -> None:

@@ -461,8 +461,11 @@ def test_breaking_a_lease_ends_what_runs_and_its_holder(project: Project, runner
 
 @pytest.mark.scenario("WSM-11")
 @pytest.mark.parametrize("adopted", [pytest.param(False, marks=pytest.mark.nightly), True])
-def test_who_sleeps_past_the_end_of_his_lease_finds_it_another_s(project: Project, runner: Run, adopted: bool) -> None:
-    """While he sleeps he has his locks still; what he ran is dead before the next one begins."""
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "sleeps"])
+def test_who_lives_past_the_end_of_his_lease_has_it_until_it_is_broken(
+    project: Project, runner: Run, adopted: bool, dies: bool
+) -> None:
+    """What he ran is dead before the next one begins, and if he wakes then he finds the lease another's."""
     theirs = project.home / "theirs"
     theirs.mkdir()
     id = made(runner, *([str(theirs)] if adopted else []))
@@ -473,15 +476,24 @@ def test_who_sleeps_past_the_end_of_his_lease_finds_it_another_s(project: Projec
     sleeper.send_signal(signal.SIGSTOP)
     assert runner("workspace", "exec", id, "--", "true").code == 5
     until(lambda: shown(runner, "lease", "list")[0]["state"] == "expired")
+    refused = runner("workspace", "exec", id, "--", "true")
+    assert refused.code == 5
+    assert f"runner lease break {id} --yes" in refused.err
+    if dies:
+        sleeper.kill()
+        sleeper.communicate()
+    else:
+        assert runner("lease", "break", id, "--yes").code == 0
 
     done = runner("workspace", "exec", id, "--", "sh", "-c", "wc -c < beat; sleep 0.5; wc -c < beat")
 
     before, after = done.out.split()
     assert (done.code, before) == (0, after), "nothing of the sleeper's ran meanwhile"
-    assert "whose time was over" in done.err
-    sleeper.send_signal(signal.SIGCONT)
-    assert "error[lease.lost]" in sleeper.communicate(timeout=60)[1]
-    assert sleeper.returncode == 5
+    assert ("whose time was over" in done.err) is dies
+    if not dies:
+        sleeper.send_signal(signal.SIGCONT)
+        assert "error[lease.lost]" in sleeper.communicate(timeout=60)[1]
+        assert sleeper.returncode == 5
     assert runner("workspace", "destroy", id).code == 0
 
 

@@ -23,7 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     listing.add_argument("--output", choices=("text", "json"), default="text")
     for name, summary in (
         ("show", "the lease of one workspace"),
-        ("release", "end the lease of a holder that is dead, or whose time is over"),
+        ("release", "end the lease of a holder that is dead"),
         ("break", "end a lease by force, and all that runs under it"),
     ):
         verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
