@@ -298,6 +298,7 @@ class Docker:
         """A container of a workspace; with the block go it and what is shown in it, unless it is to stay."""
         await trio.to_thread.run_sync(self._directories.mount, handle)
         program = _program()
+        _containers(handle.private).touch()
         lent = handle.tree if handle.adopted else None
         places = open_handed(self._engine, handle.private.name, handle.uid, lent)
         async with open_room(handle, opening, places) as room:
@@ -342,11 +343,9 @@ class Docker:
 
     async def _make(self, handle: Handle, config: Mapping[str, Any]) -> str:
         """Make a container, of which it is durable whose it is before it starts; its id."""
-        containers = _containers(handle.private)
-        containers.touch()
         await self._remove(handle)
         made = await self._engine.make(f"runner-{handle.id}-{secrets.token_hex(4)}", config)
-        containers.write_text(f"{made}\n")
+        _containers(handle.private).write_text(f"{made}\n")
         return made
 
     def _group(self, handle: Handle, first: First) -> Group:
@@ -446,7 +445,7 @@ def _program() -> binary.Program:
 
 
 def _containers(private: Path) -> Path:
-    """The id of the workspace's container, before that starts; there, and empty, from before the first is made."""
+    """The id of the workspace's container, before that starts; there, and empty, before anything is handed over."""
     return private / "system" / "containers"
 
 

@@ -1,6 +1,6 @@
-"""A program that starts, recovers and resumes runs of one project, each in a fork, and kills them at a chosen commit.
+"""A program that starts, recovers and resumes runs of one project, each in a fork, and kills them at a chosen point.
 
-One request a line, as JSON; the answer is how the fork ended and how many commits it began. A fork costs
+One request a line, as JSON; the answer is how the fork ended, how many commits it began, and its effects. A fork costs
 milliseconds where a new interpreter costs half a second. The parent never has a thread.
 """
 
@@ -12,6 +12,7 @@ import os
 import pickle
 import secrets
 import signal
+import socket
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
@@ -32,11 +33,13 @@ from runner.errors import RunnerError
 from runner.model import Exit
 from runner.ports.provider import Provider
 from runner.ports.store import Store
-from runner.providers.docker import Docker
+from runner.providers.docker import RUNC, Docker
 from runner.providers.fake import Fake, Script, Scripted
+from runner.providers.gvisor import RUNSC
 from runner.providers.local import Local
 from runner.settings import Settings
 from runner.store.sqlite import open_store
+from tests.engine import effects
 from tests.forked import load_everything
 
 FAULTS = {"ENOSPC": sqlite3.SQLITE_FULL, "EIO": sqlite3.SQLITE_IOERR}
@@ -49,9 +52,10 @@ def main() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        code = _fork(lambda request=request: trio.run(_perform, planned, request))
+        code, calls = _fork(lambda request=request: trio.run(_perform, planned, request), request)
         count = _count(request)
-        print(json.dumps({"code": code, "commits": len(count.read_bytes()) if count.exists() else 0}), flush=True)
+        commits = len(count.read_bytes()) if count.exists() else 0
+        print(json.dumps({"code": code, "commits": commits, "calls": calls}), flush=True)
 
 
 def _planned(folder: Path) -> Planned:
@@ -74,11 +78,19 @@ def _planned(folder: Path) -> Planned:
     return Planned(plan_, facts, folder, (), Request(), {}, {})
 
 
-def _fork(action: Callable[[], int]) -> int:
-    """The exit code, or the negative number of the signal that ended it."""
+def _fork(action: Callable[[], int], request: dict[str, Any]) -> tuple[int, list[str]]:
+    """The exit code, or the negative number of the signal that ended it, and its effects if they are watched: it dies
+    right before number ``call`` of them, or its writes fail as ``write`` says, and then it is these that are told."""
+    call, write = request.get("call", 0), request.get("write")
+    fault = effects.Fault(**write) if write else None
+    watching = "call" in request or fault is not None
+    watcher, watched = socket.socketpair()
     pid = os.fork()
     if pid == 0:
+        watcher.close()
         signal.alarm(SECONDS)
+        if watching:
+            effects.submit(watched, writes=fault is not None)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 99
         try:
@@ -89,7 +101,10 @@ def _fork(action: Callable[[], int]) -> int:
             if code == 99:
                 sys.excepthook(*sys.exc_info())
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    watched.close()
+    with watcher:
+        calls = effects.watch(pid, watcher, call, fault) if watching else []
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), ["write"] * fault.seen if fault else calls
 
 
 async def _perform(planned: Planned, request: dict[str, Any]) -> int:
@@ -132,8 +147,9 @@ class Named(Fake):
 def _provider(name: str, request: dict[str, Any], settings: Settings) -> Provider:
     if request["provider"] == "local":
         return Local(settings.home)
-    if request["provider"] == "docker":
-        return Docker(settings.home, settings.docker_host)
+    if request["provider"] in ("docker", "gvisor"):
+        flavour = RUNSC if request["provider"] == "gvisor" else RUNC
+        return Docker(settings.home, settings.docker_host, flavour=flavour)
 
     def play(argv: Sequence[str]) -> Scripted:
         """Whatever is run leaves work behind, and a witness of it outside."""

@@ -34,6 +34,7 @@ PROVIDERS = {
     "local": "[local]",
     "chain": "[local, process]",
     "docker": f"[docker]\n    base_image: {dockerd.IMAGE}",
+    "gvisor": f"[gvisor]\n    base_image: {dockerd.IMAGE}",
 }
 POINTS = ("before", "torn", "after")
 KILLED = -signal.SIGKILL
@@ -70,6 +71,7 @@ class Crashing:
     folder: Path
     numbers: Iterator[int]
     counted: dict[str, int] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)  # effects of the last one, if it was to die at one
 
     def home(self) -> Path:
         home = self.folder / f"home-{next(self.numbers)}"
@@ -83,6 +85,7 @@ class Crashing:
         request = {"what": what, "home": str(home), "provider": self.provider, **where}
         print(json.dumps(request), file=self.process.stdin, flush=True)
         answer = json.loads(self.process.stdout.readline())
+        self.calls = answer["calls"]
         return answer["code"], answer["commits"]
 
 
@@ -113,7 +116,7 @@ def crashing(request: pytest.FixtureRequest, quick: Path) -> Iterator[Crashing]:
     git(repository, "add", "-A")
     git(repository, "commit", "-qm", "first")
     env = dict(os.environ)
-    if request.param == "docker":
+    if request.param in ("docker", "gvisor"):
         env["DOCKER_HOST"] = dockerd.host()
     (folder / "project" / "all.runner.yaml").write_text(WHOLE.replace("[process]", PROVIDERS[request.param]))
     (folder / "project" / "agent.sh").write_text("echo work > made\n")
@@ -209,6 +212,8 @@ def assert_nothing_of_docker(home: Path) -> None:
         assert not client.volumes()["Volumes"]
     files = [file.read_text() for file in Path("/sys/block").glob("loop*/loop/backing_file") if file.exists()]
     assert [file for file in files if str(home) in file] == []
+    handed = Path("/run/runner-docker").glob("*")
+    assert [place for place in handed if place.name.rpartition("-")[0] in runs] == []
 
 
 @pytest.mark.slow
