@@ -12,6 +12,7 @@ from pathlib import Path
 import trio
 
 from runner import trees
+from runner.app.handover import PLACE
 from runner.app.state import see_clock
 from runner.app.tenancy import Premises, Tenancy, occupy
 from runner.app.workspaces import Removed, finish_destroy, finish_stop, tree_of
@@ -127,7 +128,7 @@ async def _as_begun(tenancy: Tenancy) -> Removed | None:
 
 
 async def sweep(premises: Premises, unknown: Collection[str] = (), *, dry_run: bool) -> list[str]:
-    """Remove what the runner kept of workspaces that are gone."""
+    """Remove what the runner kept of workspaces that are gone, or were about to be made by who has died."""
     known = {row.id for row in await premises.store.workspaces()}.union(unknown)
     found = []
     for folder in sorted((premises.settings.home / "workspaces").glob("*")):
@@ -135,4 +136,16 @@ async def sweep(premises: Premises, unknown: Collection[str] = (), *, dry_run: b
             found.append(str(folder))
             if not dry_run:
                 await trio.to_thread.run_sync(trees.remove, folder)
+    for part in sorted((premises.settings.home / "sandboxes").glob(".*.part")):
+        if not _is_written(premises, part.name[1 : -len(".part")]):
+            found.append(str(part))
+            if not dry_run:
+                part.unlink(missing_ok=True)
     return found
+
+
+def _is_written(premises: Premises, id: str) -> bool:
+    """Whether somebody who lives may be about to record a workspace, as its run, its keeper or its first holder."""
+    home = premises.settings.home
+    holders = (premises.lock(id), home / "runs" / id.rpartition("-")[0], home / PLACE)
+    return any(holder.is_dir() and is_held(holder) for holder in holders)

@@ -1,7 +1,8 @@
 """A program that works on workspaces in forks, each of which dies at a chosen commit of its store.
 
-One request a line, as JSON: what to do, and at which commit and point of it to die, counted from 1; 0 never. The answer
-is how the fork ended: its exit code, or the negative number of its signal. The parent never has a thread.
+One request a line, as JSON: what to do, and at which commit and point of it to die, counted from 1; 0 never. With a
+``call`` it dies right before that one of its effects instead. The answer is how the fork ended, its exit code or the
+negative number of its signal, and how many effects it had. The parent never has a thread.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import sys
 from itertools import count
 from pathlib import Path
@@ -26,20 +28,28 @@ from runner.app.upkeep import finish_all, sweep
 from runner.errors import RunnerError
 from runner.settings import Settings
 from runner.store.sqlite import open_store
+from tests.engine import effects
 
 
 def main() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
+        watcher, watched = socket.socketpair()
         pid = os.fork()
         if pid == 0:
+            watcher.close()
+            if "call" in request:
+                effects.submit(watched)
             try:
                 os._exit(trio.run(_perform, request))
             except RunnerError as error:
                 os._exit(error.exit_code)
+        watched.close()
+        with watcher:
+            calls = effects.watch(pid, watcher, request["call"]) if "call" in request else []
         _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        print(json.dumps([os.waitstatus_to_exitcode(status), len(calls)]), flush=True)
 
 
 async def _perform(request: dict[str, Any]) -> int:
