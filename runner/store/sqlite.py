@@ -87,6 +87,7 @@ _ERRORS: dict[int, type[RunnerError]] = {  # by primary result code; anything el
     sqlite3.SQLITE_LOCKED: StoreBusy,
     sqlite3.SQLITE_CORRUPT: StoreDamaged,
     sqlite3.SQLITE_NOTADB: StoreDamaged,
+    sqlite3.SQLITE_ERROR: StoreDamaged,  # of statements that never change: a table or column is not there
 }
 REBUILD = "`runner store rebuild` reads it anew from the directories of its runs"
 _HINTS: dict[type[RunnerError], str] = {
@@ -397,7 +398,8 @@ async def open_store(
     """
     connection = await trio.to_thread.run_sync(partial(_open, path, entropy, must_exist=must_exist))
     with closing(connection):
-        (nonce,) = connection.execute("SELECT nonce FROM meta").fetchone()
+        with _translating(path):
+            (nonce,) = connection.execute("SELECT nonce FROM meta").fetchone()
         yield SqliteStore(connection, path, nonce, now, hook)
 
 
@@ -621,5 +623,8 @@ def _translating(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        kind = _ERRORS.get(_primary(error), StoreFailed)
+        undecodable = isinstance(error, sqlite3.OperationalError) and str(error).startswith("Could not decode")
+        kind = StoreDamaged if undecodable else _ERRORS.get(_primary(error), StoreFailed)
         raise kind(f"`{path}`: {error}", hint=_HINTS[kind]) from error
+    except (ValueError, TypeError, KeyError) as error:  # what is no text, number, word or JSON that was ever written
+        raise _damaged(path, f"what is in it cannot be read: {error}") from error

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from hashlib import sha256
@@ -290,3 +293,67 @@ def test_reading_verbs_work_on_a_medium_that_takes_no_writes(ran: Project, kille
     assert refused.code == 4
     assert "error[store.failed]" in refused.err
     ran.within = ()
+
+
+def test_a_log_that_is_spoilt_loses_nothing(ran: Project) -> None:
+    """SQLite takes what is behind the damage for never written: the store is then an older one."""
+    listed = ran.runner("runs", "list").out
+    program = "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM runs').fetchall(); "
+    program += "from runner.cli.main import main; from runner.cli.output import standard; "
+    program += "main(['apply', sys.argv[2]], standard()); os._exit(0)"
+    words = [sys.executable, "-c", program, str(state(ran) / "state.db"), str(ran.folder)]
+    subprocess.run(words, env=ran.variables, check=True, capture_output=True)
+    log = state(ran) / "state.db-wal"
+    whole = ran.runner("runs", "list", "--output", "json").out
+    assert len(json.loads(whole)) == 3
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 1
+    for name in ("state.db", "state.db-shm"):
+        (state(ran) / name).touch()
+    log.write_bytes(content)
+    (state(ran) / "state.db-shm").unlink()
+    assert ran.runner("runs", "list", "--output", "json").out != whole
+
+    done = ran.runner("recover")
+
+    assert done.code == 7
+    assert ran.runner("store", "rebuild").code == 0
+    assert ran.runner("runs", "list", "--output", "json").out == whole
+    assert ran.runner("runs", "list").out.endswith(listed)
+    assert ran.runner("recover").out == "nothing to recover\n"
+
+
+@pytest.mark.parametrize("damages", [6, pytest.param(400, marks=pytest.mark.nightly)], ids=["some", "many"])
+def test_flipped_bits_are_said_and_never_a_bug(ran: Project, damages: int) -> None:
+    """Whatever can be read goes on; else the store is damaged, and rebuilding it brings all runs back."""
+    assert ran.runner("project", "create", "shop", "--root", str(ran.folder)).code == 0
+    listed = ran.runner("runs", "list").out
+    fold_log(ran)
+    path, seeded = state(ran) / "state.db", random.Random("flipped")
+    content = path.read_bytes()
+    used = [at for at, byte in enumerate(content) if byte]
+    verbs = [
+        "runs list",
+        "runs show last",
+        "workspace list",
+        "recover",
+        "gc",
+        "lease list",
+        "project list",
+        "pool status",
+    ]
+    for _ in range(damages):
+        spoilt = bytearray(content)
+        for _ in range(seeded.choice((1, 1, 4))):
+            spoilt[seeded.choice(used)] ^= 1 << seeded.randrange(8)
+        overwrite(bytes(spoilt))(ran)
+        for verb in seeded.sample(verbs, 2):
+            done = ran.runner(*verb.split())
+            assert (done.code in (0, 6, 7), "Traceback" in done.err) == (True, False), (verb, done.err)
+
+        rebuilt = ran.runner("store", "rebuild")
+
+        assert rebuilt.code == 0, rebuilt.out + rebuilt.err
+        found = ran.runner("runs", "list")
+        assert found.code == 0
+        assert len(found.out.splitlines()) == len(listed.splitlines())
