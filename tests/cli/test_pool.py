@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +29,10 @@ from runner.record import RunRecord
 from runner.settings import Settings
 from runner.store.sqlite import Reader, open_reader
 from tests.conformance import dockerd
-from tests.situations import Project, document
+from tests.engine import effects
+from tests.situations import Project, document, leftovers
+
+ROOT = Path(__file__).parents[2]
 
 POOL = f"""
 base_image: {dockerd.IMAGE}
@@ -166,6 +172,60 @@ def test_whoever_is_killed_at_whatever_moment_nothing_is_left(docked: Project, w
 
     assert recovered.code in (0, 1), recovered.err
     assert slots(docked) == []
+
+
+WATCHED = """
+import socket, sys
+from tests.engine import effects
+effects.submit(socket.socket(fileno=int(sys.argv.pop(1))))
+from runner.cli.main import entry
+sys.exit(entry())
+"""
+
+
+def effects_of(project: Project, *arguments: str, kill_at: int = 0, seconds: float = 60) -> int:
+    """How many effects a command has, which is killed right before one of them; else it is ended after a while."""
+    watcher, watched = socket.socketpair()
+    words = [sys.executable, "-c", WATCHED, str(watched.fileno()), *arguments]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
+    with (
+        watcher,
+        subprocess.Popen(words, env=project.variables, pass_fds=[watched.fileno()], cwd=ROOT, **pipes) as process,
+    ):
+        watched.close()
+        ending = threading.Timer(seconds, process.terminate)
+        ending.start()
+        calls = effects.watch(process.pid, watcher, kill_at)
+        ending.cancel()
+    return len(calls)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not effects.AVAILABLE, reason="the watcher is for root on x86-64")
+@pytest.mark.parametrize("who", ["keeper", "claimer"])
+def test_whoever_is_killed_at_an_effect_nothing_is_left(docked: Project, who: str) -> None:
+    """The keeper also while it ends, and its successor, or ``recover``, finds what it has left."""
+    if who == "keeper":
+        total = effects_of(docked, "pool", "warm", str(docked.folder), seconds=8)
+        for number in range(20, total, total // 16):
+            effects_of(docked, "pool", "warm", str(docked.folder), kill_at=number, seconds=8)
+            assert recovered(docked) + slots(docked) + leftovers(docked.home) == [], number
+        return
+    with keeper(docked):
+        settled(docked, 2)
+        total = effects_of(docked, "apply", str(docked.folder))
+        for number in range(20, total, total // 16):
+            settled(docked, 2)
+            effects_of(docked, "apply", str(docked.folder), kill_at=number)
+            assert recovered(docked)[2:] == [], number  # the keeper has its own two still
+    assert recovered(docked) + slots(docked) + leftovers(docked.home) == []
+
+
+def recovered(project: Project) -> list[str]:
+    """What is left of the workspaces that were there, once all is recovered."""
+    names = [path.stem for path in (project.home / "state" / "sandboxes").glob("*.json")]
+    assert project.runner("recover").code == 0
+    return [name for name in names if Path("/run/runner-docker", name).exists()]
 
 
 def kill(process: subprocess.Popen[str], seconds: float) -> None:
