@@ -222,9 +222,10 @@ async def clear(store: Store, providers: Sequence[Provider], *, dry_run: bool = 
     What had become a workspace by then is whose that is.
     """
     found: dict[str, str | None] = {}
+    taken = {row.slot for row in await store.workspaces()}
     for provider in providers:
         for handle in await provider.list_owned(store.nonce):
-            if handle.id.startswith(PREFIX):
+            if handle.id.startswith(PREFIX) and handle.id not in taken:
                 found[handle.id] = None
                 try:
                     if not dry_run:

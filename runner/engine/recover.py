@@ -247,8 +247,10 @@ class _Ending:
 
     async def _workspace(self, name: str, place: str) -> None:
         provider = self._ports.provider(place)
+        # A loss of power may have taken the record of a workspace that was had warm: then its slot's is there.
+        names = {name, self._record.slot} if name == self._record.workspace else {name}
         for handle in await provider.list_owned(self._ports.nonce):
-            if handle.id != name:
+            if handle.id not in names:
                 continue
             await provider.evict(handle)
             if has_work(self._record) and name == self._record.workspace:

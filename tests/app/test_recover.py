@@ -12,7 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trio
 
+from runner.app.state import now_microseconds
+from runner.engine.pool import clear
+from runner.events import EffectIntended, RunStarted, SlotClaimed
+from runner.ports.provider import WorkspaceRequest
+from runner.providers.fake import Fake
+from runner.store.memory import MemoryStore
+from runner.store.sqlite import open_store
 from tests.situations import Project, leftovers, processes_of, step
 
 AGENT = """
@@ -96,6 +104,52 @@ def test_an_apply_with_the_key_of_a_lost_run_says_at_once_to_recover_it(project:
 
     assert done.code == 5
     assert f"run `runner recover {run}`" in done.err
+
+
+@pytest.mark.slow
+def test_the_work_in_a_slot_that_a_loss_of_power_has_made_one_again_is_saved(project: Project) -> None:
+    """Of a workspace that was had warm the record is not flushed, so that nobody waits; that of its slot is."""
+    project.script(AGENT, provider="process")
+    with run_in_agent(project) as (runner, run):
+        kill(runner)
+        state, slot = project.home / "state", "slot-a1b2"
+        record = json.loads((state / "sandboxes" / f"{run}-1.json").read_text())
+        (state / "sandboxes" / f"{run}-1.json").unlink()
+        (state / "sandboxes" / f"{slot}.json").write_text(json.dumps({**record, "run": ""}))
+        for place in ("sandboxes", "projects/default/workspaces"):
+            (state / place / f"{run}-1").rename(state / place / slot)
+        claim(state / "state.db", run, slot)
+
+        cleared = project.runner("pool", "status")
+        done = project.runner("recover")
+
+    assert cleared.code == 0
+    assert "saved    work.patch" in done.out
+    assert "kept warm" not in done.out
+    assert "+work" in project.runner("runs", "patch", run).out
+    assert leftovers(project.home) == []
+
+
+def claim(path: Path, run: str, slot: str) -> None:
+    """Let a run have had its workspace from a pool."""
+
+    async def write() -> None:
+        async with open_store(path, now=now_microseconds, entropy=bytes) as store:
+            await store.append(run, [SlotClaimed(f"{run}-1", slot)])
+
+    trio.run(write)
+
+
+async def test_a_keeper_that_begins_clears_no_slot_that_a_workspace_was_claimed_from(tmp_path: Path) -> None:
+    store, provider = MemoryStore(now_microseconds), Fake(tmp_path)
+    for id in ("slot-1", "slot-2"):
+        await provider.create(WorkspaceRequest(id, "", store.nonce))
+    await store.append("r", [RunStarted("work", "", "", {}, 1.0), EffectIntended("", "workspace", "r-1", "fake")])
+    await store.append("r", [SlotClaimed("r-1", "slot-1")])
+
+    assert await clear(store, [provider]) == {"slot-2": None}
+
+    assert [handle.id for handle in await provider.list_owned(store.nonce)] == ["slot-1"]
 
 
 @pytest.mark.slow
