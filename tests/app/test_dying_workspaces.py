@@ -96,7 +96,7 @@ def test_dying_at_any_commit_loses_and_leaves_nothing(
     assert at > 3, "it has begun with that many commits"
 
 
-@pytest.mark.skipif(not effects.AVAILABLE, reason="the watcher is for root on x86-64")
+@effects.WATCHER.mark
 @pytest.mark.parametrize(
     ("verb", "kills"),
     [("create", 2), ("destroy", 1), *(pytest.param(verb, 60, marks=pytest.mark.nightly) for verb in VERBS)],

@@ -20,10 +20,10 @@ import pytest
 
 from runner.events import Event
 from tests.app.test_recover import kill, run_in_agent
+from tests.needs import ROOT
 from tests.situations import Project, leftovers
 
 LIMITED = "resource_limits: {disk: 64M}"
-root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts volumes")
 
 
 def state(project: Project) -> Path:
@@ -145,7 +145,7 @@ def test_no_verb_makes_a_new_store_in_the_place_of_a_lost_one(ran: Project, verb
     assert not (state(ran) / "state.db").exists()
 
 
-@root
+@ROOT.mark
 @pytest.mark.parametrize("lose", [remove, overwrite(b"")], ids=["missing", "empty"])
 def test_what_a_killed_run_has_on_the_host_is_listed_and_recovered_once_the_store_is_there_again(
     project: Project, lose: Callable[[Project], None]
@@ -270,7 +270,7 @@ def test_no_event_has_a_field_that_its_line_has_for_itself() -> None:
         assert not {"run", "seq", "at", "type"} & set(kind.__dataclass_fields__)
 
 
-@root
+@ROOT.mark
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
 def test_reading_verbs_work_on_a_medium_that_takes_no_writes(ran: Project, killed: bool) -> None:
     """With a log beside the store, as a killed runner leaves it, what is in that log counts."""

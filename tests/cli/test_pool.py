@@ -201,7 +201,7 @@ def effects_of(project: Project, *arguments: str, kill_at: int = 0, seconds: flo
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(not effects.AVAILABLE, reason="the watcher is for root on x86-64")
+@effects.WATCHER.mark
 @pytest.mark.parametrize("who", ["keeper", "claimer"])
 def test_whoever_is_killed_at_an_effect_nothing_is_left(docked: Project, who: str) -> None:
     """The keeper also while it ends, and its successor, or ``recover``, finds what it has left."""

@@ -23,7 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-AVAILABLE = os.geteuid() == 0 and platform.machine() == "x86_64"
+from tests.needs import Component
+
+
+def _why_not() -> str | None:
+    return None if os.geteuid() == 0 and platform.machine() == "x86_64" else "it is for root on x86-64"
+
+
+WATCHER = Component("watcher of system calls", _why_not)
 
 _CALLS = {
     "connect": 42,

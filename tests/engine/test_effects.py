@@ -27,7 +27,7 @@ __all__ = ["crashing", "quick"]  # fixtures
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not effects.AVAILABLE, reason="the watcher is for root on x86-64"),
+    effects.WATCHER.mark,
 ]
 
 

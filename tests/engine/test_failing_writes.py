@@ -17,7 +17,7 @@ __all__ = ["crashing", "quick"]
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not effects.AVAILABLE, reason="the watcher is for root on x86-64"),
+    effects.WATCHER.mark,
 ]
 
 PLACES = {"store": "state/state.db", "runs": "state/runs/"}
