@@ -101,6 +101,8 @@ class Anthropic:
     def reason(self, status: int, body: bytes) -> Reason | None:
         if status == 400 and b"credit balance" in body:
             return Reason.QUOTA
+        if status == 400 and b"prompt is too long" in body:
+            return Reason.CUT_OFF
         return reason_of(status, body, _ERRORS)
 
     def pause(self, body: bytes) -> float | None:

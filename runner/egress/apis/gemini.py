@@ -100,6 +100,8 @@ class Gemini:
     def reason(self, status: int, body: bytes) -> Reason | None:
         if status == 400 and b"API_KEY_INVALID" in body:
             return Reason.AUTH
+        if status == 400 and b"exceeds the maximum number of tokens" in body:
+            return Reason.CUT_OFF
         return reason_of(status, body, _ERRORS)
 
     def pause(self, body: bytes) -> float | None:

@@ -100,6 +100,8 @@ class OpenAi:
         return json.dumps({"error": error}).encode()
 
     def reason(self, status: int, body: bytes) -> Reason | None:
+        if status == 400 and b"maximum context length" in body:  # as servers say it that have no code for it
+            return Reason.CUT_OFF
         return reason_of(status, body, _ERRORS)
 
     def pause(self, body: bytes) -> float | None:
