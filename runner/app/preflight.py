@@ -14,6 +14,7 @@ import trio
 
 import runner.agents
 from runner import plugins
+from runner.agents._version import pin_of, version_of
 from runner.app.facts import open_provider
 from runner.app.triage import IMAGE, NOWHERE, Triage, manifest_of, plan_triage, program_of
 from runner.egress.clusters import Clusters
@@ -177,7 +178,11 @@ def _program(triage: Triage) -> Checked:
     if where is None:
         hint = "--toolchain DIR, with the CLI in DIR/bin"
         return Checked("agent", False, f"`{triage.agent}` is not on this host", hint)
-    return Checked("agent", True, str(where))
+    package = plugins.load(runner.agents, triage.agent).agent.package
+    version, pin = version_of(where, package), pin_of(package)
+    if version not in ("", pin):
+        return Checked("agent", None, f"{where} {version}", f"it is tested with {pin}: npm install {package}@{pin}")
+    return Checked("agent", True, f"{where} {version}".rstrip())
 
 
 async def _cluster(triage: Triage, settings: Settings) -> list[Checked]:

@@ -61,6 +61,16 @@ async def test_what_is_there_is_said_to_be_there(tools: Path, agent: str) -> Non
     assert found(checked, "agent").text == f"{tools}/bin/{agent}"
 
 
+@pytest.mark.parametrize(("version", "good"), [("1.52.0", True), ("1.50.0", None)])
+async def test_the_version_of_a_cli_is_said(tools: Path, version: str, good: bool | None) -> None:
+    (tools / "package.json").write_text(json.dumps({"name": "@aaif/goose-binary-linux-x64", "version": version}))
+
+    agent = found(await preflight(wanted(tools, "goose"), Settings.from_env({})), "agent")
+
+    assert (agent.good, agent.text) == (good, f"{tools}/bin/goose {version}")
+    assert agent.hint == (None if good else "it is tested with 1.52.0: npm install @aaif/goose-binary-linux-x64@1.52.0")
+
+
 async def answering(status: bytes, tools: Path) -> Checked:
     """What is said of the key when its provider answers like this."""
 
