@@ -181,7 +181,7 @@ def _program(triage: Triage) -> Checked:
     package = plugins.load(runner.agents, triage.agent).agent.package
     version, pin = version_of(where, package), pin_of(package)
     if version not in ("", pin):
-        return Checked("agent", None, f"{where} {version}", f"it is tested with {pin}: npm install {package}@{pin}")
+        return Checked("agent", None, f"{where} {version}", f"install the tested one: npm install {package}@{pin}")
     return Checked("agent", True, f"{where} {version}".rstrip())
 
 

@@ -68,7 +68,7 @@ async def test_the_version_of_a_cli_is_said(tools: Path, version: str, good: boo
     agent = found(await preflight(wanted(tools, "goose"), Settings.from_env({})), "agent")
 
     assert (agent.good, agent.text) == (good, f"{tools}/bin/goose {version}")
-    assert agent.hint == (None if good else "it is tested with 1.52.0: npm install @aaif/goose-binary-linux-x64@1.52.0")
+    assert agent.hint == (None if good else "install the tested one: npm install @aaif/goose-binary-linux-x64@1.52.0")
 
 
 async def answering(status: bytes, tools: Path) -> Checked:
