@@ -33,7 +33,13 @@ COLLIDING = {
 }
 
 
-@pytest.mark.parametrize(("script", "left_out", "said"), COLLIDING.values(), ids=COLLIDING)
+BY_DAY = ("case of what was there", "a short name")
+
+
+@pytest.mark.parametrize(
+    ("script", "left_out", "said"),
+    [pytest.param(*each, id=id, marks=() if id in BY_DAY else pytest.mark.nightly) for id, each in COLLIDING.items()],
+)
 def test_work_that_no_next_run_could_start_from_is_withheld(
     project: Project, repository: Path, script: str, left_out: list[str], said: str
 ) -> None:
@@ -65,6 +71,7 @@ def test_a_file_that_changes_its_case_is_published_and_worked_on(project: Projec
     assert set(project.logs("agent").splitlines()) == {r"a\377", "aux.c", r"b\tc", "readme", "src", r"trailing\ "}
 
 
+@pytest.mark.nightly
 def test_work_of_odd_names_is_resumed(project: Project, repository: Path) -> None:
     odd = "printf x > $(printf 'a\\377'); printf x > 'b\n'; printf x > aux.c; mkdir -p deep/er; echo > deep/er/CON"
     verify = "verify: {commands: [{run: [test, -e, ok]}]}"

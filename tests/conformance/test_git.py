@@ -423,7 +423,20 @@ ELSEWHERE: dict[str, Callable[[Asked], Path]] = {
 }
 
 
-@pytest.mark.parametrize("make", ELSEWHERE.values(), ids=ELSEWHERE)
+BY_DAY = (
+    "a .git file",
+    "a .git link",
+    "commondir",
+    "a bare repository of links",
+    "a link for objects",
+    "a link for refs",
+)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [pytest.param(make, id=id, marks=() if id in BY_DAY else pytest.mark.nightly) for id, make in ELSEWHERE.items()],
+)
 async def test_a_repository_that_leads_out_of_what_was_named_is_not_read(
     git: Git, asked: Asked, make: Callable[[Asked], Path], tmp_path: Path
 ) -> None:
@@ -491,7 +504,13 @@ CONFIGURATIONS = {
 }
 
 
-@pytest.mark.parametrize("text", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=id, marks=() if id in ("an include that never ends", "programs") else pytest.mark.nightly)
+        for id, text in CONFIGURATIONS.items()
+    ],
+)
 async def test_the_configuration_of_a_source_is_not_read(git: Git, asked: Asked, text: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "text").write_text("not a configuration\n")
@@ -571,7 +590,13 @@ NO_NAMES = {
 }
 
 
-@pytest.mark.parametrize("text", NO_NAMES.values(), ids=NO_NAMES)
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=id, marks=() if id in ("itself", "words") else pytest.mark.nightly)
+        for id, text in NO_NAMES.items()
+    ],
+)
 async def test_a_name_that_stands_for_nothing_here_is_refused_without_its_content(
     git: Git, asked: Asked, text: str
 ) -> None:
@@ -779,8 +804,14 @@ async def _judged(git: Git, names: Sequence[bytes], folder: bool, place: Path) -
     return refused[0], on_disk, refused[1]
 
 
-@pytest.mark.parametrize("folder", [True, False], ids=["folder", "file"])
-@pytest.mark.parametrize("names", ODD_NAMES.values(), ids=ODD_NAMES)
+ODD_BY_DAY = ("short-name", "stream", "case", "composition", "no text", "of Windows", "what git takes for an end")
+
+
+@pytest.mark.parametrize("folder", [pytest.param(True, marks=pytest.mark.nightly), False], ids=["folder", "file"])
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(it, id=id, marks=() if id in ODD_BY_DAY else pytest.mark.nightly) for id, it in ODD_NAMES.items()],
+)
 async def test_a_name_is_judged_alike_when_fetched_scanned_and_published(
     git: Git, names: list[bytes], folder: bool, tmp_path: Path
 ) -> None:
@@ -826,7 +857,13 @@ FOR_GIT = {
 }
 
 
-@pytest.mark.parametrize(("name", "content"), FOR_GIT.values(), ids=FOR_GIT)
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param(*each, id=id, marks=() if id in ("a short name", "submodules as usual") else pytest.mark.nightly)
+        for id, each in FOR_GIT.items()
+    ],
+)
 async def test_a_file_that_git_reads_is_judged_alike_when_fetched_and_published(
     git: Git, name: str, content: bytes, tmp_path: Path
 ) -> None:
@@ -887,7 +924,7 @@ PIECES += [
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.nightly] if seed >= 10 else []) for seed in range(300)]
+    "seed", [pytest.param(seed, marks=[pytest.mark.nightly] if seed >= 5 else []) for seed in range(300)]
 )
 async def test_any_names_are_judged_alike(git: Git, seed: int, tmp_path: Path) -> None:
     source = random.Random(seed)
