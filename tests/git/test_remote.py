@@ -454,6 +454,32 @@ async def test_a_redirect_is_not_followed(server: Https, git: Binary, target: st
         await git.look_up(url(server), branch=None, commit=None)
 
 
+@pytest.mark.parametrize("name", ["http-alternates", "alternates"])
+async def test_objects_that_a_server_has_elsewhere_are_not_fetched(
+    server: Https, git: Binary, user: User, tmp_path: Path, name: str
+) -> None:
+    """A server of plain files may name others that lend it objects, such as one that only this host reaches."""
+    commit = tip(user, "main")
+
+    def files(handler: Handler) -> bool:
+        path = handler.path.partition("?")[0]
+        answers = {
+            "/r/info/refs": f"{commit}\trefs/heads/main\n",
+            "/r/HEAD": "ref: refs/heads/main\n",
+            f"/r/objects/info/{name}": f"{server.url}/lent/objects\n" if name[0] == "h" else "/lent/objects\n",
+        }
+        handler.start(200 if path in answers else 404)
+        handler.wfile.write(answers.get(path, "").encode())
+        return True
+
+    server.server.answer = files
+    with pytest.raises(RunnerError):
+        await git.fetch_url(f"{server.url}/r", commit, into=tmp_path / "p", depth=None)
+
+    assert f"/r/objects/{commit[:2]}/{commit[2:]}" in server.server.seen
+    assert not [path for path in server.server.seen if path.startswith("/lent")]
+
+
 async def test_an_address_that_ends_in_git_is_tried_when_the_other_redirects(
     server: Https, git: Binary, user: User, tmp_path: Path
 ) -> None:
