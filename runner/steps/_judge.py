@@ -105,9 +105,7 @@ async def commit_tree(
     changes = [] if nothing else await git.changes(repository, run.base, snapshot.commit)
     sizes = ((_text(change.path), change.entry.size if change.entry else None) for change in changes)
     violations = policy_of(specs).judge_changes(sizes) + await leaks(run.ports.redact, handle.tree, changes)
-    unusable = colliding_of(snapshot, changes)
-    for path, words in (await git.refusals(repository, changes)).items():
-        unusable[path] = Violation(printable(_text(path)), "git-refuses", printable(words))
+    unusable = await judge_usable(run, snapshot, changes)
     if violations or unusable:
         named = {printable(_text(change.path)): change.path for change in changes}
         run.offending |= {named[violation.path] for violation in violations} | unusable.keys()
@@ -116,11 +114,18 @@ async def commit_tree(
     return snapshot, changes, violations
 
 
-def colliding_of(snapshot: Snapshot, changes: Sequence[Change]) -> dict[bytes, Violation]:
-    """The changed paths of a snapshot that some disks take for others; all such paths when none of them changed."""
+async def judge_usable(run: Run, snapshot: Snapshot, changes: Sequence[Change]) -> dict[bytes, Violation]:
+    """The changed paths because of which no run could start from a snapshot.
+
+    Some disks take them for others (all such paths when none of them changed), or they are files that git reads, and
+    it refuses what they say.
+    """
     changed = {change.path for change in changes}
-    pairs = [pair for pair in snapshot.collisions if pair[0] in changed] or snapshot.collisions
-    return {path: Violation(printable(_text(path)), "name-collision", printable(_text(other))) for path, other in pairs}
+    found = [(path, "name-collision", _text(other)) for path, other in snapshot.collisions if path in changed]
+    found = found or [(path, "name-collision", _text(other)) for path, other in snapshot.collisions]
+    refused = await run.ports.git.refusals(run.places.repository, changes)
+    found += [(path, "git-refuses", words) for path, words in refused.items()]
+    return {path: Violation(printable(_text(path)), rule, printable(detail)) for path, rule, detail in found}
 
 
 def _text(path: bytes) -> str:

@@ -86,14 +86,23 @@ def test_work_of_odd_names_is_resumed(project: Project, repository: Path) -> Non
     assert step(record, "agent")["reused"] is not None
 
 
-def test_uncommitted_names_that_collide_end_a_run_before_anything_ran(project: Project, repository: Path) -> None:
-    (repository / "readme").write_text("mine\n")
+UNCOMMITTED = {
+    "a collision": ("readme", "mine\n", "readme: name-collision (README)"),
+    "submodules": (".gitmodules", '[submodule "s"]\npath = s\nurl = -x\n', ".gitmodules: git-refuses (gitmodulesUrl"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "said"), UNCOMMITTED.values(), ids=UNCOMMITTED)
+def test_uncommitted_files_that_no_run_could_start_from_end_it_before_anything_ran(
+    project: Project, repository: Path, name: str, content: str, said: str
+) -> None:
+    (repository / name).write_text(content)
     project.script("echo ran", workspace=f"{LOCAL[:-1]}, include_dirty: true}}", run="snapshot: {}")
 
     done, record = project.apply()
 
     assert done.code == 3, done.out + done.err
-    assert step(record, "clone")["outcome"]["message"].startswith("2 violations before anything ran: README: name-")
+    assert step(record, "clone")["outcome"]["message"].startswith(f"1 violation before anything ran: {said}")
     assert step(record, "agent")["status"] == "skipped"
 
 

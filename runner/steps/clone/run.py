@@ -6,7 +6,7 @@ from runner import events as ev
 from runner.model import Outcome, succeeded
 from runner.ports.git import Snapshotting
 from runner.steps._agents_file import place_in_tree
-from runner.steps._judge import broken, colliding_of, scan_checkout
+from runner.steps._judge import broken, judge_usable, scan_checkout
 from runner.steps._regain import regain_tree
 from runner.steps._run import Run
 from runner.steps.clone.plan import Body
@@ -36,9 +36,10 @@ async def perform(body: Body, run: Run) -> Outcome:
         # What was uncommitted before the agent came is not the agent's work, so it belongs to the base.
         wanted = Snapshotting("uncommitted files", run.author())
         made = await git.snapshot(repository, handle.tree, body.commit, wanted)
-        if colliding := tuple(colliding_of(made, ()).values()):
-            await run.emit(ev.ViolationsFound(STEP, colliding))
-            return broken(colliding, " before anything ran")
+        changes = await git.changes(repository, body.commit, made.commit)
+        if unusable := tuple((await judge_usable(run, made, changes)).values()):
+            await run.emit(ev.ViolationsFound(STEP, unusable))
+            return broken(unusable, " before anything ran")
         run.cloned(made.commit)
         message += f" with {count} uncommitted"
     await place_in_tree(run, body.agents_file)
