@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.errors import BadSource, Untrusted, printable
+from runner.errors import BadSource, GitFailed, Untrusted, printable
 from runner.git import disk
 from runner.git.ignore import IgnoreRules
 from runner.git.tree import GITLINK
@@ -123,7 +123,7 @@ def _small(path: Path) -> str:
     with path.open("rb") as file:
         text = os.fsdecode(file.read(_SMALL)).rstrip("\n")
     if "\0" in text:
-        raise BadSource(f"`{path}` does not say where its repository is")
+        raise BadSource(f"`{path}` holds a zero byte, so it names nothing")
     return text
 
 
@@ -196,13 +196,21 @@ def view(place: Place, *, like: str, inside: Path | None = None) -> Iterator[Pat
     """
     with tempfile.TemporaryDirectory(prefix="runner-view-", dir=inside) as folder:
         git = Path(folder)
-        disk.make_view(git, place.common / "objects", like=like)
-        if (listed := place.common / "shallow").is_file():
-            lines = listed.read_bytes().splitlines()
-            if not all(is_commit_id(line.decode("ascii", "replace")) for line in lines):
-                raise BadSource(f"`{listed}` is not a list of commits")
-            (git / "shallow").write_bytes(b"".join(line + b"\n" for line in lines))
+        try:
+            disk.make_view(git, place.common / "objects", like=like)
+            _copy_cuts(place.common / "shallow", git / "shallow")
+        except OSError as error:
+            raise GitFailed(str(error)) from error
         yield git
+
+
+def _copy_cuts(listed: Path, to: Path) -> None:
+    if not listed.is_file():
+        return
+    lines = listed.read_bytes().splitlines()
+    if not all(is_commit_id(line.decode("ascii", "replace")) for line in lines):  # git would repeat what is none
+        raise BadSource(f"`{listed}` is not a list of commits")
+    to.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
 def uncommitted(place: Place, head: Sequence[Entry]) -> list[bytes]:
