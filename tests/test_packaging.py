@@ -70,6 +70,27 @@ def test_the_command_works_from_the_wheel(installed: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "5 documents fine\n"), done.stderr
 
 
+def test_the_quickstart_of_the_wheel_runs_where_it_is_copied_to(installed: Path, tmp_path: Path) -> None:
+    shipped = installed / "runner" / "_files" / "manifests" / "quickstart"
+    before = {path: path.stat().st_mtime_ns for path in shipped.rglob("*")}
+
+    def runner(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "runner", *map(str, words)]
+        env = {"PYTHONPATH": str(installed), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+
+    refused = runner("apply", shipped)
+    copied = runner("init", "--quickstart", "first")
+    applied = runner("apply", "first")
+
+    assert (refused.returncode, "`runner init --quickstart DIR`" in refused.stderr) == (2, True), refused.stderr
+    assert (copied.returncode, copied.stdout.splitlines()[-1]) == (0, "Next: runner apply first"), copied.stderr
+    assert applied.returncode == 0, applied.stdout + applied.stderr
+    assert "SUCCEEDED selftest" in applied.stdout
+    assert "SUCCEEDED triage" in applied.stdout
+    assert {path: path.stat().st_mtime_ns for path in shipped.rglob("*")} == before
+
+
 def test_the_wheel_has_each_program_for_each_machine_as_it_was_recorded(installed: Path) -> None:
     folder = installed / "runner" / "guest" / "bin"
     programs = [f"{name}-{machine}" for name in build.PROGRAMS for machine in build.MACHINES]

@@ -39,6 +39,7 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
 
     from runner.app.apply import apply
     from runner.app.planning import Request, make_plan
+    from runner.app.quickstart import refuse_installed
     from runner.app.saved import make_saved_plan
     from runner.app.secret_values import redactor_of
     from runner.cli.console import open_console
@@ -59,7 +60,9 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
             if request != Request():
                 raise UsageError("a saved plan runs as it is", hint="plan with these arguments, and save that")
             planned = await make_saved_plan(args.path, settings)
+            refuse_installed(planned.path)
         else:
+            refuse_installed(path)
             planned = await make_plan(path, settings, request)
         reports.findings(planned.warnings)
         reports.order = tuple(run.name for run in planned.plan.runs)
