@@ -17,7 +17,7 @@ FILE_BYTES = 256 << 10
 
 
 class RepositoryPolicy(Shape):
-    """``None`` is not written."""
+    """What may be in the workspaces of one repository. ``None`` is not written."""
 
     allowedPaths: list[Text] | None = Field(
         None, description="Patterns of the paths that may be changed; one without `/` holds at any depth."

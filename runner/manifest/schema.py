@@ -2,8 +2,9 @@
 
 They describe documents as written: what a default fills is not required. Validation is the loader's;
 a test shows that both judge alike. The umbrella schema chooses by ``kind``, so that an editor shows
-the errors of the right branch. Editors know draft-07 best, so each schema is there in that form too,
-under the same name in the folder of its own that ``DRAFT_07`` names.
+the errors of the right branch. Files that are no manifests, such as the turns of a rehearsal, have schemas
+beside them, and a catalog says which files each is for. Editors know draft-07 best, so each schema is
+there in that form too, under the same name in the folder of its own that ``DRAFT_07`` names.
 """
 
 from __future__ import annotations
@@ -15,26 +16,44 @@ from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 
 from runner.ids import NAME
 from runner.manifest.load import API_VERSION, Header, defaults, kinds
+from runner.manifest.repository import FILE, RepositoryPolicy
+from runner.manifest.turns import Script
 from runner.settings import shipped
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DRAFT_07 = "draft-07"
 UMBRELLA = "runner.schema.json"
+CATALOG = "catalog.json"
+
+# What is no manifest: a word for it, its model, its title, and the names of its files.
+_OTHERS: dict[str, tuple[type[BaseModel], str, tuple[str, ...]]] = {
+    "turns": (Script, "runner rehearsal turns", ("*.turns.yaml", "*.turns.yml", "*.turns.json")),
+    "agentgate-policy": (RepositoryPolicy, "AgentGate workspace policy", (f"**/{FILE}",)),
+}
+_MANIFESTS = ("*.runner.yaml", "*.runner.yml", "**/.runner/*.yaml", "**/.runner/*.yml")
 
 
 class _Untitled(GenerateJsonSchema):
-    """Without a title for each field, which would only repeat its name."""
+    """Without a title for each field, which would only repeat its name; whole numbers have 64 bits, as in manifests."""
+
+    def int_schema(self, schema: core_schema.IntSchema) -> dict[str, Any]:
+        found = super().int_schema(schema)
+        return {**found, "maximum": min(found.get("maximum", _MOST), _MOST)}
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
 
+_MOST = (1 << 63) - 1
+
+
 def schemas() -> dict[str, dict[str, Any]]:
-    """Every schema by file name, in its 2020-12 form."""
-    header = _header()
+    """The schema of every kind, and the one that chooses among them, by file name, in their 2020-12 form."""
+    header = _header(UMBRELLA)
     choose = [
         {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": {"$ref": file_of(kind)}}
         for kind in kinds()
@@ -44,10 +63,35 @@ def schemas() -> dict[str, dict[str, Any]]:
     return {UMBRELLA: umbrella, **{file_of(kind): _kind(kind) for kind in kinds()}}
 
 
+def others() -> dict[str, dict[str, Any]]:
+    """The schemas of what is no manifest, by the word for it, in their 2020-12 form."""
+    return {
+        word: {"$schema": DIALECT, "$id": file_of(word), **_of(model), "title": title}
+        for word, (model, title, _) in _OTHERS.items()
+    }
+
+
+def catalog() -> dict[str, Any]:
+    """Which files each schema is for, in the form of SchemaStore's catalog; URLs are relative to its own place."""
+    entries: list[tuple[str, str, tuple[str, ...], str]]
+    entries = [("runner manifest", "What AI agents may do, by kind of document.", _MANIFESTS, UMBRELLA)]
+    entries += [
+        (found["title"], found["description"], _OTHERS[word][2], file_of(word)) for word, found in others().items()
+    ]
+    return {
+        "$schema": "https://json.schemastore.org/schema-catalog.json",
+        "version": 1,
+        "schemas": [
+            {"name": name, "description": text, "fileMatch": [*files], "url": f"v1/{DRAFT_07}/{file}"}
+            for name, text, files, file in entries
+        ],
+    }
+
+
 def write(folder: Path) -> None:
     """Write both forms of every schema."""
     (folder / DRAFT_07).mkdir(exist_ok=True)
-    for name, schema in schemas().items():
+    for name, schema in (schemas() | {file_of(word): found for word, found in others().items()}).items():
         (folder / name).write_text(text_of(schema))
         (folder / DRAFT_07 / name).write_text(text_of(as_draft_07(schema)))
 
@@ -60,7 +104,7 @@ def bundled() -> dict[str, Any]:
     """The umbrella with every kind inside: one file that needs no other."""
     found = schemas()
     umbrella = found.pop(UMBRELLA)
-    umbrella["$defs"] |= {name: {**schema, "$id": name} for name, schema in found.items()}
+    umbrella["$defs"] |= found
     return umbrella
 
 
@@ -102,15 +146,15 @@ def _of(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(schema_generator=_Untitled)
 
 
-def _header() -> dict[str, Any]:
-    schema = {"$schema": DIALECT, **_of(Header)}
+def _header(file: str) -> dict[str, Any]:
+    schema = {"$schema": DIALECT, "$id": file, **_of(Header)}
     schema["properties"]["apiVersion"]["const"] = API_VERSION
     schema["$defs"]["Metadata"]["properties"]["name"]["pattern"] = f"^{NAME.pattern}$"
     return schema
 
 
 def _kind(kind: str) -> dict[str, Any]:
-    header, body = _header(), _of(kinds()[kind])
+    header, body = _header(file_of(kind)), _of(kinds()[kind])
     blocks = body.pop("$defs", {})
     for (*parents, singular), plural in kinds()[kind].singular.items():
         block = body
@@ -151,3 +195,4 @@ def _block(field: Mapping[str, Any], blocks: Mapping[str, Any]) -> dict[str, Any
 
 if __name__ == "__main__":
     write(shipped("schemas") / "v1")
+    (shipped("schemas") / CATALOG).write_text(text_of(catalog()))

@@ -39,6 +39,15 @@ def test_a_printed_schema_judges_documents_alone(arguments: tuple[str, ...], dia
     assert not validator.is_valid(policy(max_file_sise="1M"))
 
 
+def test_what_is_no_manifest_has_a_schema_and_all_are_in_the_catalog() -> None:
+    turns, repository, catalog = (json.loads(printed(word)[1]) for word in ("turns", "agentgate-policy", "catalog"))
+
+    assert validator_for(turns, default=None)(turns).is_valid({"turns": [{"say": "a"}]})
+    assert validator_for(repository, default=None)(repository).is_valid({"maxFileSize": 1})
+    assert len(catalog["schemas"]) == 3
+    assert "draft-07" in json.loads(printed("turns", "--draft-07")[1])["$schema"]
+
+
 def test_an_unknown_kind_is_told_the_nearest() -> None:
     code, text = printed("Polici")
 

@@ -1,4 +1,7 @@
-"""``runner schema [KIND]``: what a kind's documents may hold, as a JSON schema that needs no other file."""
+"""``runner schema [KIND]``: what a kind's documents may hold, as a JSON schema that needs no other file.
+
+So it does of the files that are no manifests, and the catalog that says which files each schema is for.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,12 @@ SUMMARY = "print the JSON schema of a kind, or of every kind"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", metavar="KIND", help="such as AgentType; left out, one schema for all")
+    parser.add_argument(
+        "kind",
+        nargs="?",
+        metavar="KIND",
+        help="such as AgentType, or turns, agentgate-policy, catalog; left out, one schema for all manifests",
+    )
     parser.add_argument("--draft-07", action="store_true", help="the older form that editors know best")
 
 
@@ -23,7 +31,12 @@ def main(args: Namespace, out: Output) -> int:
         found = schema.bundled()
     elif args.kind in kinds():
         found = schema.schemas()[schema.file_of(args.kind)]
+    elif args.kind in schema.others():
+        found = schema.others()[args.kind]
+    elif args.kind == "catalog":
+        out.json(schema.catalog())
+        return 0
     else:
-        raise UnknownKind(f"`{args.kind}` is not a known kind", hint=nearest(args.kind, kinds()))
+        raise UnknownKind(f"`{args.kind}` is not a known kind", hint=nearest(args.kind, [*kinds(), *schema.others()]))
     out.json(schema.as_draft_07(found) if args.draft_07 else found)
     return 0

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
 from runner.errors import shown
 from runner.ids import IMAGE, is_image
@@ -39,6 +39,15 @@ class Shape(BaseModel):
     # Built when first used: an inner model has no validator of its own to build, nor has a kind that nobody wrote.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers(cls, written: Any) -> Any:
+        """Take ``1.0`` where a whole number is wanted: in JSON it is one, and no schema can tell them apart."""
+        if not isinstance(written, dict) or not any(isinstance(value, float) for value in written.values()):
+            return written
+        whole = {field.alias or name for name, field in cls.model_fields.items() if int in _types(field.annotation)}
+        return {name: _whole(value) if name in whole else value for name, value in written.items()}
+
 
 class Body(Shape):
     """The ``spec`` of a kind.
@@ -55,11 +64,20 @@ class Body(Shape):
         yield from ()
 
 
+def _types(annotation: Any) -> tuple[Any, ...]:
+    """A type, or those of a union."""
+    return get_args(annotation) or (annotation,)
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 63 else value
+
+
 def _quantity(parse: Callable[[str], Any], words: str) -> PlainValidator:
     def convert(value: object) -> Any:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError(words)  # noqa: TRY004  # pydantic collects no other
-        text = str(value)
+        text = str(_whole(value))
         if not text.isascii():
             raise ValueError(words)
         return parse(text)
@@ -167,19 +185,21 @@ Duration = Annotated[
             "type": ["string", "integer"],
             "pattern": r"^(?=.*[1-9])([0-9]{1,9}|([0-9]{1,6}d)?([0-9]{1,6}h)?([0-9]{1,8}m)?([0-9]{1,9}s)?)$",
             "exclusiveMinimum": 0,
+            "maximum": 10**9 - 1,
         }
     ),
 ]
-_SIZE_SCHEMA = WithJsonSchema(
-    {
-        "type": ["string", "integer"],
-        "pattern": r"^(?=.*[1-9])[0-9]{1,15}[KMGTkmgt]?([iI]?[bB])?$",
-        "exclusiveMinimum": 0,
-    }
-)
-Size = Annotated[int, _quantity(parse_size, "a size such as 512M or 4G"), _SIZE_SCHEMA]
-Memory = Annotated[int, _quantity(parse_memory, "a size such as 512M or 4G"), _SIZE_SCHEMA]
-Disk = Annotated[int, _quantity(parse_disk, "a size such as 512M or 10G"), _SIZE_SCHEMA]
+
+
+def _size_schema(least: int, most: int) -> WithJsonSchema:
+    pattern = r"^(?=.*[1-9])[0-9]{1,15}[KMGTkmgt]?([iI]?[bB])?$"
+    return WithJsonSchema({"type": ["string", "integer"], "pattern": pattern, "minimum": least, "maximum": most})
+
+
+_MOST_BYTES = 10**15 - 1
+Size = Annotated[int, _quantity(parse_size, "a size such as 512M or 4G"), _size_schema(1, _MOST_BYTES)]
+Memory = Annotated[int, _quantity(parse_memory, "a size such as 512M or 4G"), _size_schema(16 << 20, _MOST_BYTES)]
+Disk = Annotated[int, _quantity(parse_disk, "a size such as 512M or 10G"), _size_schema(8 << 20, 2 << 40)]
 Cpus = Annotated[
     float,
     _quantity(parse_cpus, "a number of processors such as 2 or 500m"),
@@ -187,7 +207,8 @@ Cpus = Annotated[
         {
             "type": ["string", "number"],
             "pattern": r"^(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,3})?m?$",
-            "exclusiveMinimum": 0,
+            "minimum": 0.01,
+            "maximum": 10**6 - 0.001,
         }
     ),
 ]
