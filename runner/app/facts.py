@@ -15,6 +15,7 @@ from runner.errors import (
     BadValue,
     ImageMissing,
     NoRepository,
+    OverBudget,
     RunnerError,
     StalePlan,
     UnknownCommit,
@@ -26,6 +27,8 @@ from runner.model import Checkout
 from runner.settings import Settings
 from runner.spec.model import AGENTS_FILE, CliVersion, ClusterFact, CommitFact, ContextFile, Facts, PolicyFile
 from runner.spec.resolve import Wanted
+from runner.spec.select import BYTES
+from runner.triage.incident import FILE as INCIDENT_FILE
 
 if TYPE_CHECKING:
     from runner.ports.git import Git
@@ -121,6 +124,15 @@ class _Beside:
     files: dict[str, dict[str, ContextFile]] = field(default_factory=dict)
     incidents: dict[str, dict[str, object]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    bytes: int = BYTES
+
+    def _count(self, incident: Mapping[str, ContextFile]) -> None:
+        """Each run's plan has its incident. Raises ``OverBudget``."""
+        if INCIDENT_FILE in incident:
+            self.bytes -= incident[INCIDENT_FILE].size
+        if self.bytes < 0:
+            message = f"the {INCIDENT_FILE} of all runs together have more than {BYTES >> 20} MiB"
+            raise OverBudget(message, hint="keep logs in files of their own, or plan fewer runs at once")
 
     def read(self, wanted: Sequence[Wanted]) -> None:
         for want in wanted:
@@ -131,6 +143,7 @@ class _Beside:
                 with _noting(self.missing, f"{want.run}/incident", want.incident.name):
                     found, self.left_out[want.run] = incident_files(want.incident)
                     self.files[f"{want.run}/incident"] = found
+                    self._count(found)
                     self.incidents[want.run] = incident_document(found)
             skills: dict[str, ContextFile] = {}
             for skill in want.skills:

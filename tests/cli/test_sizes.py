@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import time
 from collections.abc import Iterable
@@ -81,6 +82,25 @@ def test_what_stands_for_too_much_is_refused_in_time(project: Project, make: Mak
     assert "all.runner.yaml:" in said.err
     assert time.process_time() - began < MOST_SECONDS
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most < MOST_GROWTH
+
+
+def test_a_large_incident_in_many_runs_is_refused(project: Project) -> None:
+    manifests(
+        document("AgentType", "worker", "agent: codex\nworkspace: {enabled: true, repo_source: {type: none}}"),
+        document(
+            "IncidentRun",
+            "work",
+            "agent_type: worker\nincident: {directory: inc}\n"
+            f"matrix:\n  model: {among_lines(f'm{i}' for i in range(20))}",
+        ),
+    )(project)
+    (project.folder / "inc").mkdir()
+    (project.folder / "inc" / "incident.json").write_text(json.dumps({"log": [LONG] * 100}))
+
+    said = refused(project, "plan", project.folder)
+
+    assert (said.code, {*said.errors}) == (2, {"manifest.too-large"})
+    assert "all.runner.yaml:" in said.err
 
 
 LARGE = {
