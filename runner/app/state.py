@@ -11,7 +11,7 @@ from pathlib import Path
 from runner.artifacts.history import FILE, was_started
 from runner.model import Anchor
 from runner.settings import Settings
-from runner.store.sqlite import Reader, SqliteStore, open_reader, open_store
+from runner.store.sqlite import Reader, SqliteStore, is_read_only, open_reader, open_store
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -36,7 +36,9 @@ async def open_state(settings: Settings) -> AsyncIterator[SqliteStore]:
     known = has_history(settings)  # before the store is looked at, or another's first run could come between
     store = open_store(state_file(settings), now=now_microseconds, entropy=secrets.token_bytes, must_exist=known)
     async with store as opened:
-        if await opened.anchor() is None:  # so that the first who asks about the clock has something to compare with
+        if await opened.anchor() is None and not is_read_only(
+            settings.home
+        ):  # so that the first who asks about the clock has something to compare with
             await opened.set_anchor(see_clock(now_microseconds()))
         yield opened
 

@@ -392,12 +392,15 @@ async def open_store(
 ) -> AsyncIterator[SqliteStore]:
     """The store in ``path``, migrated first if need be, and made unless it ``must_exist``.
 
+    Where nothing can be written it can be read, and every write is refused with ``StoreFailed``.
+
     ``now`` gives microseconds since the epoch. ``hook`` is called in the writing thread at each commit with
     ``before``, ``torn`` (rows written, not committed) and ``after``. Raises ``StoreFailed``, ``StoreBusy``,
     ``StoreDamaged`` and ``StoreTooNew``.
     """
-    connection = await trio.to_thread.run_sync(partial(_open, path, entropy, must_exist=must_exist))
-    with closing(connection):
+    with ExitStack() as stack:
+        opened = await trio.to_thread.run_sync(partial(_open, path, entropy, stack, must_exist=must_exist))
+        connection = stack.enter_context(closing(opened))
         with _translating(path):
             (nonce,) = connection.execute("SELECT nonce FROM meta").fetchone()
         yield SqliteStore(connection, path, nonce, now, hook)
@@ -415,7 +418,10 @@ async def open_reader(path: Path, *, must_exist: bool = False) -> AsyncIterator[
         yield Reader(connection, path)
 
 
-def _open(path: Path, entropy: Callable[[int], bytes], *, must_exist: bool) -> sqlite3.Connection:
+def _open(path: Path, entropy: Callable[[int], bytes], stack: ExitStack, *, must_exist: bool) -> sqlite3.Connection:
+    """``stack`` as for ``_open_to_read``."""
+    if path.exists() and is_read_only(path.parent):
+        return _open_to_read(path, stack, must_exist=must_exist)
     try:
         _check_there(path, must_exist=must_exist)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -448,7 +454,9 @@ def _open_to_read(path: Path, stack: ExitStack, *, must_exist: bool) -> sqlite3.
             return connection
         _check_regular(path)
         if is_read_only(path.parent):
-            return _look_into(_unchanging(path, stack), path, must_exist=must_exist)
+            connection = _look_into(_unchanging(path, stack), path, must_exist=must_exist)
+            connection.execute("PRAGMA query_only = ON")  # also of a copy, from which nothing would come back
+            return connection
         return _look_into(f"{path.absolute().as_uri()}?mode=ro", path, must_exist=must_exist)
 
 
