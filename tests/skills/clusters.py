@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.skills.api_server import Cluster, Object
 from tests.skills.objects import (
+    ago,
     claim,
     condition,
     deployment,
@@ -49,6 +50,7 @@ def _healthy(number: int = 9, **more: Any) -> Object:
     return _named(number, ready=True, **more)
 
 
+KEY = "\n".join(["-----BEGIN RSA PRIVATE KEY-----", *["SECRETKEY" * 7 + "="] * 3, "c2hvcnQ=", "-----END RSA PRIVATE KEY-----"])
 CRASH = waiting("CrashLoopBackOff", "back-off 5m0s restarting failed container=app pod=checkout")
 
 CLUSTERS: Mapping[str, Cluster] = {
@@ -494,6 +496,18 @@ CLUSTERS: Mapping[str, Cluster] = {
                 ),
             ),
         )
+    ),
+    "private-key": Cluster(
+        (
+            node(),
+            _named(1, state={"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": ago(2), "message": KEY}}),
+            _named(2, state=CRASH, last=ended(137, "OOMKilled", 3), restarts=4),
+            _named(3, phase="Pending", state=waiting("ImagePullBackOff", f"{KEY[:90]} of a key that was cut off")),
+            pod("ledger-0", "billing", owner="StatefulSet/ledger", state=CRASH, last=ended(139), restarts=3),
+            event("Pod/checkout-7c9d64bf5b-00001", "Failed", f"cannot read {KEY} as a certificate", minutes=3),
+            event("Pod/ledger-0", "Unhealthy", "Liveness probe failed: connection refused", "billing"),
+        ),
+        logs={"checkout-7c9d64bf5b-00001": f"reading\n{KEY}\nopen /tls.key: wrong format\n{KEY[:110]}\nexit\n"},
     ),
     "huge": Cluster(
         (

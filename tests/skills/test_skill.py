@@ -48,6 +48,8 @@ CASES = [
     Case("hostile", "incident_triage.sh -o json"),
     Case("crash-loop-back-off", "diagnose_pod.sh -n payments checkout-7c9d64bf5b-00001"),
     Case("crash-loop-back-off", "diagnose_pod.sh -n payments gone", 4),
+    Case("private-key", "incident_triage.sh -o json"),
+    Case("private-key", "diagnose_pod.sh -n payments checkout-7c9d64bf5b-00001"),
     Case("pod-pending", "diagnose_pod.sh -n payments checkout-7c9d64bf5b-00001"),
     Case("refused", "diagnose_pod.sh -n payments checkout-7c9d64bf5b-00001"),
     Case("node-not-ready", "diagnose_node.sh node-a"),
@@ -161,6 +163,52 @@ def test_a_cluster_that_is_not_there_is_told_from_one_without_symptoms(tmp_path:
     assert done.stderr.strip().endswith(f"be asked: {words}")
 
 
+KEY = "-----BEGIN EC PRIVATE KEY-----"
+BODY = "MHcCAQEEIIrYSSNQFaA2Hwf1duRSxKtLYX5CB04fSeQ6tF1aY/PuoAoGCCqGSM49"
+END = "-----END EC PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        pytest.param(f'a\nm "{KEY}\\nx\\n{END}"\nb', 'a\nm "***"\nb', id="in one line"),
+        pytest.param(f'"{KEY}{END} and {KEY}x{END}"\t"b"', '"*** and ***"\t"b"', id="twice in one value"),
+        pytest.param(f'"x {KEY}\\n{BODY}"\t"b"\nP\tc', '"x ***"\t"b"\nP\tc', id="a value that is cut off"),
+        pytest.param(f"a\n{KEY}\n{BODY}\neA==\n{END}\nb", "a\n***\nb", id="over lines"),
+        pytest.param(f"a\n{KEY}\nwhat follows\nfails", "a\n***\nwhat follows\nfails", id="a beginning and no key"),
+        pytest.param(f"a\n{KEY}\n{BODY}\nit fails", "a\n***\nit fails", id="no end"),
+        pytest.param(f"{BODY}\neA==\n{END}\nb", "***\nb", id="no beginning"),
+        pytest.param(f"{BODY}\n{BODY}\nb", "***\nb", id="neither"),
+        pytest.param(f"{BODY[:20]}\nit fails\n{BODY}", f"{BODY[:20]}\nit fails\n{BODY}", id="words that are no key"),
+        pytest.param(f"1 {KEY}\n1 {BODY}\n2 ok", "1 ***\n1 ***\n2 ok", id="lines with a prefix"),
+        pytest.param(f"secret: {KEY}\n{BODY}\n{END}\nb", "secret: ***\nb", id="called a secret"),
+        pytest.param("-----BEGIN OPENSSH PRIVATE KEY-----\nb c", "***\nb c", id="another kind"),
+        pytest.param("password='a b' token=abc x", "password='*** b' token=*** x", id="values"),
+        pytest.param("AKIAABCDEFGHIJKLMNOP Bearer abcdefghij", "*** Bearer ***", id="words"),
+    ],
+)
+def test_a_mask_takes_what_it_masks_and_nothing_beside_it(text: str, wanted: str, tmp_path: Path) -> None:
+    """A range over lines took every later line of the cluster with a key that stood in one."""
+    program = f"source {SKILL}/scripts/common.sh; clean {tmp_path}/told"
+
+    done = subprocess.run(["bash", "-c", program], input=f"{text}\n", capture_output=True, text=True)
+
+    assert (done.stdout, done.stderr) == (f"{wanted}\n", "")
+    assert (tmp_path / "told").exists() == ("***" in wanted)
+
+
+def test_an_output_that_cannot_be_masked_is_no_empty_cluster(tmp_path: Path) -> None:
+    broken = tmp_path / "bin"
+    broken.mkdir()
+    (broken / "awk").write_text('#!/bin/sh\ncase "$*" in *mask.awk*) exit 2 ;; esac\nexec /usr/bin/awk "$@"\n')
+    (broken / "awk").chmod(0o755)
+
+    done = run("incident_triage.sh", tmp_path, state=HERE / "states/crash-loop-back-off.txt")
+
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "no pods could be read (failed)" in done.stderr
+
+
 def _key(words: str, template: str) -> str:
     """A call as the stand-in writes it down: the template by its name and checksum."""
     path = SKILL / "scripts/templates" / f"{template}.gotmpl"
@@ -199,7 +247,7 @@ def test_what_a_huge_cluster_prints_is_bounded_and_says_what_it_leaves_out() -> 
 def test_no_output_holds_a_credential_or_a_forged_object() -> None:
     printed = "".join(path.read_text() for path in (HERE / "outputs").iterdir())
 
-    assert not re.search(r"hunter2|abcdefghijkl|eyJhbG|u:pw|\x1b", printed)
+    assert not re.search(r"hunter2|SECRETKEY|c2hvcnQ|BEGIN|abcdefghijkl|eyJhbG|u:pw|\x1b", printed)
     assert "kube-system/forged" not in printed
     assert "kube-system  " not in printed
 

@@ -79,15 +79,11 @@ one() {
     [[ -n "$namespace" && "$namespace" != '*' ]] || fail "wanted: -n NS $1; see --help"
 }
 
-# clean: masks what looks like a credential and drops control characters but newline and tab.
+# clean [FILE]: masks what looks like a credential, within its value, and drops control characters but newline and
+# tab. What was masked goes to FILE, in words.
 clean() {
-    sed -E $'s/\e\\[[0-9;?]*[A-Za-z]//g' | tr -d '\000-\010\013-\037\177' | sed -E \
-        -e '/-----BEGIN [A-Z ]*PRIVATE KEY/,/-----END [A-Z ]*PRIVATE KEY/c\***' \
-        -e 's#://[^/@ "]+@#://***@#g' \
-        -e 's/eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_.-]+/***/g' \
-        -e 's/\b(AKIA|ASIA)[0-9A-Z]{16}\b/***/g' \
-        -e 's/(bearer|basic) [A-Za-z0-9+/=._~-]{8,}/\1 ***/Ig' \
-        -e 's/((passw(or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|credentials?)[A-Za-z0-9_-]*\\?"?[:=] *\\?"?)[^][:space:]",;&\\{[]+/\1***/Ig'
+    sed -E $'s/\e\\[[0-9;?]*[A-Za-z]//g' | tr -d '\000-\010\013-\037\177' |
+        awk -f "$here/mask.awk" -f "$here/clean.awk" -v told="${1:-}"
 }
 
 # shown WORD...: a call as a person would type it: without the limits and templates that only the scripts need.
@@ -112,7 +108,7 @@ quoted() {
 # kube FILE WORD...: one call. Its cleaned output goes to $work/FILE, its fate and the command to FILE.fate.
 # A call that fails is no error here: its fate says why (refused, absent, late, unreachable, failed).
 kube() {
-    local file="$work/$1" code=0 fate=ok left=$((timeout - SECONDS)) limit=()
+    local file="$work/$1" ends=(0 0) fate=ok left=$((timeout - SECONDS)) limit=()
     shift
     [[ ! ",${2:-}" =~ ,secrets?([,./]|$) ]] || fail "secrets are not read here: $*" 70
     case "$1 ${2:-}" in
@@ -123,12 +119,17 @@ kube() {
     if command -v timeout >/dev/null; then
         limit=(timeout -k 1 "$left")
     fi
-    ${limit[@]+"${limit[@]}"} kubectl "${globals[@]}" "$@" 2>"$file.err" </dev/null | clean >"$file" || code=${PIPESTATUS[0]}
-    if ((code)); then
-        fate=$(fate_of "$code" "$file.err")
+    ${limit[@]+"${limit[@]}"} kubectl "${globals[@]}" "$@" 2>"$file.err" </dev/null | clean "$file.masked" >"$file" ||
+        ends=("${PIPESTATUS[@]}")
+    if [[ "${ends[0]}" == 0 && "${ends[1]}" != 0 ]]; then
+        fate=failed
+        printf 'what it printed could not be masked\n' >"$file.err"
+    elif ((ends[0])); then
+        fate=$(fate_of "${ends[0]}" "$file.err")
     fi
-    printf '%s\t%s\t%s\n' "$fate" "$(shown "${globals[@]}" "$@")" \
-        "$(clean <"$file.err" | grep -vE '^(Warning|[EIW][0-9]{4} )' | head -n 5 | cut -c1-300 | tr '\n\t' '  ')" >"$file.fate"
+    printf '%s\t%s\t%s\t%s\n' "$fate" "$(shown "${globals[@]}" "$@")" \
+        "$(clean <"$file.err" | grep -vE '^(Warning|[EIW][0-9]{4} )' | head -n 5 | cut -c1-300 | tr '\n\t' '  ')" \
+        "$(cat "$file.masked" 2>/dev/null)" >"$file.fate"
 }
 
 # The API server's answer counts before the exit code: one command may read several kinds, and some of them be refused.
@@ -213,6 +214,6 @@ commands() {
     local file
     heading 'Commands executed'
     for file in "$work"/*.fate; do
-        awk -F'\t' '{ print "  " $2 ($1 == "ok" ? "" : "   [" $1 "]") }' "$file"
+        awk -F'\t' '{ print "  " $2 ($1 == "ok" ? "" : "   [" $1 "]") ($4 == "" ? "" : "   [masked: " $4 "]") }' "$file"
     done
 }

@@ -55,7 +55,7 @@ done
 
 cat "$work"/[0-6]-*.fate | sed 's/^/F\t/' >"$work/fates"
 # What /readyz failed at is in the error, as one quoted line.
-grep -o '\[-\][^\[]*' "$work/1-ready.err" | sed 's/^/K\t/' >"$work/ready" || true
+clean <"$work/1-ready.err" | grep -o '\[-\][^\[]*' | sed 's/^/K\t/' >"$work/ready" || true
 cat "$work"/{fates,ready,4-nodes,3-events,5-workloads,6-objects,2-pods} |
     KUBECTL=$prefix awk -f "$here/lib.awk" -f "$here/triage.awk" -v now="$now" -v since="$since" -v scope="$namespace" \
         -v focus="$resource" -v refused=" $refused" -v output="$output" -v bold="$bold" -v end="$plain" \

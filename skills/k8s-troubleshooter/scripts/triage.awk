@@ -86,7 +86,7 @@ function refusal(low) {
 
 function recent(t) { return t == "" || now - epoch(t) <= since }
 
-$1 == "F" { fates[++n_fates] = $2; command[n_fates] = $3; why[n_fates] = $4; next }
+$1 == "F" { fates[++n_fates] = $2; command[n_fates] = $3; why[n_fates] = $4; hidden[n_fates] = $5; next }
 
 $1 == "K" { if ($2 ~ /^\[-\]/) add("control-plane", "", "API server", "check/" substr($2, 4), "", 0, "", "/readyz says: " $2); next }
 
@@ -261,7 +261,7 @@ function after_pods(   i, part, key) {
 }
 
 function blast() {
-    if (!n_groups) return "no-issues"
+    if (!n_groups) return "nothing-found"
     if (by_symptom["control-plane"] || by_symptom["node-not-ready"]) return "cluster-infrastructure"
     if (n_sick["ns"] > 1) return "multiple-namespaces"
     if (n_sick["wl"] > 1 || !n_sick["wl"]) return "single-namespace"
@@ -337,7 +337,7 @@ function lines(list,   part, i, most, text) {
     return text "]"
 }
 
-function text_report(   i, g, line, step, n, key, part, hidden) {
+function text_report(   i, g, line, step, n, key, part) {
     print bold "TRIAGE " end stamp "  scope " (scope == "*" ? "all namespaces" : "namespace " scope) "  last " age(since) "  read only"
     print "blast radius: " blast() "  (namespaces " n_sick["ns"] + 0 ", workloads " n_sick["wl"] + 0 ", pods " n_sick["pods"] + 0 " of " n_pods + 0 ", nodes " n_sick["nodes"] + 0 ")" (blind ? "  of what could be read" : "")
     if (n_sick["pods"] > 1 && n_sick["nodes"] == 1) print "shared: every affected pod that has a node is on " a_node
@@ -347,6 +347,7 @@ function text_report(   i, g, line, step, n, key, part, hidden) {
     if (!n_pods && !n_groups) print "no pods in scope: check the namespace and the context before you call this healthy"
     if (focus != "" && !n_focus) print "nothing was found of " focus " itself"
     print "\n" bold "Symptoms: " n_groups + 0 end " (causes before consequences" (focus == "" ? "" : "; " focus " first") ")"
+    if (!n_groups) print "  none of what is looked for here, in what could be read: no proof of health"
     for (i = 1; i <= n_groups && i <= MOST_SYMPTOMS; i++) {
         g = groups[i]
         line = i ". " bold g_sym[g] end "  " g_wl[g] (g_ns[g] == "" ? "" : "  in " g_ns[g])
@@ -380,6 +381,7 @@ function text_report(   i, g, line, step, n, key, part, hidden) {
     print "\n" bold "Not seen" end
     for (i = 1; i <= n_fates; i++) if (fates[i] != "ok") print "  " fates[i] ": " command[i] "\n      " clip(why[i], 300)
     if (!blind) print "  nothing was refused"
+    for (i = 1; i <= n_fates; i++) if (hidden[i] != "") print "  masked: " hidden[i] " in " command[i]
     print "\n" bold "Commands executed" end " (output templates left out)"
     for (i = 1; i <= n_fates; i++) print "  " command[i]
 }
@@ -406,7 +408,7 @@ function json_report(   i, g, sep, key, part) {
     }
     print "\n  ], \"events_left_out\": " (n_events > MOST_EVENTS ? n_events - MOST_EVENTS : 0) ","
     print "  \"calls\": ["
-    for (i = 1; i <= n_fates; i++) print "    {\"fate\": " json(fates[i]) ", \"command\": " json(command[i]) ", \"reason\": " json(clip(why[i], 300)) "}" (i < n_fates ? "," : "")
+    for (i = 1; i <= n_fates; i++) print "    {\"fate\": " json(fates[i]) ", \"command\": " json(command[i]) ", \"reason\": " json(clip(why[i], 300)) ", \"masked\": " json(hidden[i]) "}" (i < n_fates ? "," : "")
     print "  ]\n}"
 }
 
