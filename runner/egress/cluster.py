@@ -135,6 +135,9 @@ class ReadSession:
             if message := _uninvited(request):
                 refusal = refusal or Refusal.REQUEST
                 await _refuse(reply, refusal, message)
+            elif _names_another(request.headers):
+                refusal = Refusal.IMPERSONATION
+                await _refuse(reply, refusal, _NOBODY_ELSE)
             elif refusal is not None:
                 await _refuse(reply, refusal, asked.message)
             elif asked.review and (answer := _own_review(request.body)) is not None:
@@ -256,6 +259,12 @@ def _uninvited(request: Request) -> str | None:
     return None
 
 
+def _names_another(headers: Headers) -> bool:
+    """Whether a request is in the name of somebody other than the credential's owner, in the API server's own headers
+    or in those of a proxy before it; what such a request asks would be answered for the owner instead."""
+    return any(name.replace(b"_", b"-").startswith((b"impersonate-", b"x-remote-")) for name, _ in headers)
+
+
 def _own_review(body: bytes) -> bytes | None:
     """The answer to a question about a right that nobody has here; ``None`` when it is the cluster's to give."""
     review = review_of(body)
@@ -268,6 +277,10 @@ def _own_review(body: bytes) -> bytes | None:
     return json.dumps({**review, "status": denied}).encode()
 
 
+_NOBODY_ELSE = (
+    "runner: nobody else can be acted for: impersonation (`--as`) is not forwarded; "
+    "read the roles and their bindings to learn what another may"
+)
 _STATUSES = {Refusal.CLUSTER: (502, "ServiceUnavailable"), Refusal.BUSY: (429, "TooManyRequests")}
 
 

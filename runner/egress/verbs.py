@@ -20,6 +20,7 @@ class Refusal(StrEnum):
     SECRETS = "secrets"
     WRITE = "write"
     REQUEST = "request"  # odd, or not known to read
+    IMPERSONATION = "impersonation"  # in the name of somebody else
     BUSY = "busy"  # too many are under way
     CLUSTER = "cluster"  # not reached, or it did not go on
 

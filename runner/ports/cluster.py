@@ -33,8 +33,8 @@ class ClusterRequest:
     """One request and how it was answered, or ``count`` alike ones, in which case ``resource`` is empty.
 
     ``verb`` and ``resource`` are the API's: ``get``, ``pods/log``, ``deployments.apps``; or the path of what is none.
-    ``refusal`` says why it was answered here and not by the cluster: ``secrets``, ``write``, ``request``, ``busy``,
-    or ``cluster`` when that failed.
+    ``refusal`` says why it was answered here and not by the cluster: ``secrets``, ``write``, ``request``,
+    ``impersonation``, ``busy``, or ``cluster`` when that failed.
     """
 
     verb: str

@@ -48,10 +48,12 @@ find /run /tmp /root ~ -xdev -type f -exec cat {} + > files 2>/dev/null
 BY_DAY = f"""{SHORT}
 ask describe kubectl describe pod $POD
 ask may kubectl auth can-i get secrets
+ask another kubectl auth can-i get configmaps --as=system:serviceaccount:payments:checkout
 ask follow timeout 1 kubectl logs -f $POD
 ask watch timeout 1 kubectl get pods --watch
 """
 FULL = f"""{BY_DAY}
+ask in_their_name kubectl get pods --as=nobody-at-all --as-group=x
 ask wide kubectl get pods,deployments -o wide -A
 ask events kubectl events
 ask can kubectl auth can-i get pods
@@ -72,6 +74,8 @@ SAID = {  # what each command ends with, and says
     "logs": (0, "out of memory"),
     "secrets": (1, "Error from server (Forbidden): runner: secrets are refused"),
     "delete": (1, "Error from server (Forbidden): runner: read only: `delete pods` is refused"),
+    "another": (1, "Error from server (Forbidden): runner: nobody else can be acted for"),
+    "in_their_name": (1, "Error from server (Forbidden): runner: nobody else can be acted for"),
     "exec": (1, "runner: read only: nothing can be run, attached or forwarded"),
     "kubeconfig": (0, "http://127.0.0.1:"),
     "change": (2, "cannot create /root/.kube/config: "),

@@ -113,7 +113,7 @@ async def scripted(tmp_path: Path, authority: Path, *said: Said) -> AsyncIterato
 
 
 async def test_a_request_goes_out_with_the_credential_and_without_the_client_s_own(api: Api, tmp_path: Path) -> None:
-    forged = {"authorization": "Bearer mine", "impersonate_user": "root", "x_remote_user": "root", "cookie": "a=b"}
+    forged = {"authorization": "Bearer mine", "x_forwarded_user": "root", "cookie": "a=b"}
     async with open_line(api, api.write(tmp_path / "config")) as line:
         heard = await line.get(f"{PODS}?limit=500", accept="application/json", **forged)
 
@@ -130,6 +130,39 @@ async def test_a_request_goes_out_with_the_credential_and_without_the_client_s_o
         None,
     )
     assert 0 < told.seconds < 20
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Impersonate-User",
+        "impersonate-group",
+        "Impersonate-Uid",
+        "IMPERSONATE-EXTRA-scopes",
+        "Impersonate-Later",
+        "X-Remote-User",
+        "X-Remote-Group",
+        "X-Remote-Extra-a",
+    ],
+)
+@pytest.mark.parametrize("value", ["system:serviceaccount:payments:checkout", ""], ids=["named", "empty"])
+async def test_a_question_in_the_name_of_another_is_refused_and_never_answered_for_the_asker(
+    api: Api, tmp_path: Path, header: str, value: str
+) -> None:
+    """Answered with the caller's own rights it would be false evidence of the other's."""
+    review = {"kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": {"verb": "create", "resource": "pods"}}}
+    async with open_line(api, api.write(tmp_path / "config")) as line:
+        heard = await line.get(PODS, **{header: value})
+        asked = await line.ask("POST", REVIEWS, review, **{header: value})
+
+    for one in (heard, asked):
+        assert (one.status, one.json()["kind"], one.json()["reason"]) == (403, "Status", "Forbidden")
+        assert one.json()["message"].startswith("runner: nobody else can be acted for")
+    assert api.asked == []
+    assert [(one.verb, one.status, one.refusal) for one in line.told] == [
+        ("list", 403, "impersonation"),
+        ("create", 403, "impersonation"),
+    ]
 
 
 async def test_nothing_is_compressed_since_no_credential_could_be_found_in_it(api: Api, tmp_path: Path) -> None:
