@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import join
@@ -22,6 +22,7 @@ from runner.record import RunRecord, StepRecord
 from runner.report.account import blamed, used
 from runner.report.text import cluster_line, isolation_line
 from runner.report.words import MARKS, commands, cost, count, duration, wrapped
+from runner.triage.sections import section, sections_of
 
 WIDEST = 1_000  # characters of a line
 _WIDTH = 100  # columns of what is wrapped
@@ -33,7 +34,6 @@ _LONGER = 1.5  # times the time that was not enough
 _HOUSEKEEPING = frozenset(
     {"lease", "clone", "setup", "scan", "snapshot", "save", "teardown", "release", "post_hook", "session"}
 )
-_HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -257,21 +257,6 @@ def _labelled(label: str, text: str) -> Iterator[str]:
         lines = [*lines[: _SAID - 1], lines[_SAID - 1] + " ..."]
     for number, line in enumerate(lines):
         yield f"  {'' if number else label:<10}  {line}"
-
-
-def section(report: str, title: str) -> str:
-    """The text below a heading, up to the next heading; empty when there is none."""
-    marks = list(_HEADING.finditer(report))
-    for number, mark in enumerate(marks):
-        if mark[1].strip().casefold() == title.casefold():
-            end = marks[number + 1].start() if number + 1 < len(marks) else len(report)
-            return report[mark.end() : end].strip()
-    return ""
-
-
-def sections_of(report: str, wanted: Iterable[str]) -> tuple[str, ...]:
-    """Those of the wanted sections that a report has, and that are not empty."""
-    return tuple(title for title in wanted if section(report, title))
 
 
 def paragraph(text: str) -> str:

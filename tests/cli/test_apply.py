@@ -290,6 +290,27 @@ def test_a_missing_report_is_no_evidence_whatever_the_exit_status_says(project: 
     assert record["outcome"]["reason"] == "no-evidence"
 
 
+def test_a_section_with_nothing_in_it_is_told_from_one_that_is_missing(project: Project) -> None:
+    wanted = "verify: {report: {path: r.md, min_bytes: 4, sections: [Summary, Impact, Root Cause, Evidence]}}"
+    text = "## 1. Summary\\n\\n### In short\\nx\\n## **Blast Radius:**\\nall\\n## Root Cause\\n---\\n"
+    project.script(f"printf '%b' '{text}' > $RUNNER_OUTPUT/r.md", run=wanted)
+
+    done, record = project.apply()
+
+    assert done.code == 1
+    outcome = step(record, "verify")["outcome"]
+    assert (outcome["reason"], outcome["details"]) == (
+        "verify",
+        [
+            "report section `Root Cause`: nothing stands in it",
+            "report section `Evidence`",
+            "report r.md: 73 bytes of at least 4",
+            "report section `Summary`",
+            "report section `Impact`",
+        ],
+    )
+
+
 def test_a_report_that_is_an_output_as_well_is_checked_once(project: Project) -> None:
     wanted = "verify: {report: {path: report.md, min_bytes: 4}}\noutputs: {report: {file: report.md}}"
     project.script("printf abc > $RUNNER_OUTPUT/report.md", run=wanted)

@@ -45,7 +45,7 @@ def cases(path: Path) -> dict[str, str]:
 
 @pytest.mark.scenario("BEY-17", only="JUnit")
 def test_junit_has_the_steps_and_checks_of_a_run_that_failed(project: Project) -> None:
-    project.script("echo '# Cause' > $RUNNER_OUTPUT/r.md", run="verify: {report: {path: r.md, sections: [Cause, Fix]}}")
+    project.script("printf '# Cause\\nload\\n' > $RUNNER_OUTPUT/r.md", run="verify: {report: {path: r.md, sections: [Cause, Fix]}}")
     (project.folder / "runs.xml").write_text("old")
 
     done = project.runner("apply", ".", "--junit", "runs.xml")
@@ -253,7 +253,7 @@ def test_a_summary_beyond_githubs_limit_is_cut(project: Project) -> None:
 @pytest.mark.scenario("BEY-14")
 def test_members_of_a_matrix_run_at_once_under_their_limit_and_are_compared(project: Project) -> None:
     """Of three that take the same time there are two at a time, and never three."""
-    begin = "cd $RUNNER_OUTPUT; date +%s%N > began; sleep 1.5; date +%s%N > ended; echo '# Cause' > r.md"
+    begin = "cd $RUNNER_OUTPUT; date +%s%N > began; sleep 1.5; date +%s%N > ended; printf '# Cause\\nload\\n' > r.md"
     matrix(
         project,
         {"a": begin, "b": begin, "c": f"{begin}; exit 3"},

@@ -22,7 +22,8 @@ from runner.model import (
     succeeded,
 )
 from runner.record import RunRecord, fold
-from runner.report.triage import Found, Scene, closing, live_line, news, opening, scene_of, section, sections_of
+from runner.report.triage import Found, Scene, closing, live_line, news, opening, scene_of
+from runner.triage.sections import section, sections_of
 
 SECTIONS = ("Summary", "Root Cause", "Next Steps", "Unchecked")
 SCENE = Scene(

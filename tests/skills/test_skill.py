@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from runner.app.triage import SYSTEM, Triage, manifest_of
+from runner.triage.sections import SECTIONS, bodies_of, is_empty, known_as, sections_of
 from tests.needs import SHELLCHECK
 from tests.skills.api_server import serving
 from tests.skills.clusters import CLUSTERS
@@ -296,6 +298,8 @@ def test_the_scripts_cannot_call_what_writes_or_reads_a_secret(call: str, tmp_pa
 
 
 WRITES = "error: a command that is not read only"
+SECRET = "error: a command that reads a secret"
+CREDENTIAL = "error: something that looks like a credential"
 
 
 @pytest.fixture(scope="session")
@@ -335,6 +339,31 @@ def test_the_report_of_the_quickstart_is_valid(tmp_path: Path, report: Path) -> 
         ("None against the cluster", "kubectl was not run, and nothing else", ""),
         ("## Impact", "AKIAABCDEFGHIJKLMNOP\n\n## Impact", "error: something that looks like a credential, line 45"),
         ("## Impact", "TODO\n\n## Impact", "warning: a placeholder, line 45"),
+        ("- 02:51:40", "- `kubectl get secret db -o yaml`\n- 02:51:40", f"{SECRET}, line 33"),
+        ("- 02:51:40", "- `kubectl get -n x -o yaml pods,secrets`\n- 02:51:40", f"{SECRET}, line 33"),
+        ("- 02:51:40", "- `kubectl describe Secret/db`\n- 02:51:40", f"{SECRET}, line 33"),
+        ("- 02:51:40", "- `kubectl get --raw /api/v1/namespaces/x/secrets`\n- 02:51:40", f"{SECRET}, line 33"),
+        ("- 02:51:40", "- `kubectl config view --raw`\n- 02:51:40", f"{SECRET}, line 33"),
+        ("- 02:51:40", "- `oc whoami -t`\n- 02:51:40", f"{SECRET}, line 33"),
+        ("- 02:51:40", "- `kubectl get secret db` (refused)\n- 02:51:40", ""),
+        ("- 02:51:40", "- `kubectl get pods secret | grep secret`\n- `kubectl get externalsecrets`\n- 02:51:40", ""),
+        ("- 02:51:40", "- `oc delete pod y`\n- 02:51:40", f"{WRITES} (delete), line 33"),
+        ("- 02:51:40", "- `oc adm drain y`\n- 02:51:40", f"{WRITES} (adm drain), line 33"),
+        ("- 02:51:40", "- `k delete pod y`\n- 02:51:40", f"{WRITES} (delete), line 33"),
+        ("- 02:51:40", "- `k get po; sudo k scale deploy x`\n- 02:51:40", f"{WRITES} (scale), line 33"),
+        ("- 02:51:40", "- `bash -c 'kubectl delete pod y'`\n- 02:51:40", f"{WRITES} (delete), line 33"),
+        ("- 02:51:40", "- `kubectl -v 6 delete pod y`\n- 02:51:40", f"{WRITES} (delete), line 33"),
+        ("- 02:51:40", "- `kubectl -v 6 get pods`\n- `kubectl --request-timeout 5s get pods`\n- 02:51:40", ""),
+        ("- 02:51:40", "- `which kubectl`\n- `awk -v k 5 x`\n- `oc status`\n- 02:51:40", ""),
+        ("- 02:51:40", "- kubectl delete pod y\n- 02:51:40", f"{WRITES} (delete), line 33"),
+        ("- 02:51:40", "| kubectl -n x delete pod y | done |\n- 02:51:40", f"{WRITES} (delete), line 33"),
+        ("## Impact", "password=hunter2\n\n## Impact", f"{CREDENTIAL}, line 45"),
+        ("## Impact", "env `DB_PASSWORD: hunter2`\n\n## Impact", f"{CREDENTIAL}, line 45"),
+        ("## Impact", "`kubectl --token abcdef get pods`\n\n## Impact", f"{CREDENTIAL}, line 45"),
+        ("## Impact", "postgres://u:pw@db/x\n\n## Impact", f"{CREDENTIAL}, line 45"),
+        ("## Impact", "-----BEGIN EC PRIVATE KEY-----\n\n## Impact", f"{CREDENTIAL}, line 45"),
+        ("## Impact", "password=*** https://***@db token: expired secret: checkout-tls2 secretName=a\n\n## Impact", ""),
+        ("## Evidence", "## **3. Evidence:**\n\n### Pods", ""),
         ("## Impact", "## Timeline\n\n- 02:38 rollout\n\n## Impact", ""),
     ],
 )  # fmt: skip
@@ -351,6 +380,84 @@ def test_a_report_is_judged_by_what_it_lacks(
     found = [line for line in done.stdout.splitlines()[:-1] if line not in usual]
     assert (finding in found) if finding else not found
     assert done.returncode == finding.startswith("error")
+
+
+def test_a_table_of_commands_without_backquotes_is_commands(tmp_path: Path, report: Path) -> None:
+    before, _, rest = report.read_text().partition("## Commands Executed\n")
+    table = "| command | said |\n|---|---|\n| kubectl -n x get pods | 3 lines |\n| k get nodes | 2 |\n"
+    (tmp_path / "report.md").write_text(f"{before}## Commands Executed\n\n{table}\n## Impact{rest.partition('## Impact')[2]}")
+
+    done = run("validate_report.sh report.md", tmp_path, state=tmp_path)
+
+    assert "no command is listed" not in done.stdout
+    assert done.returncode == 0, done.stdout
+
+
+# Reports about which the validator, the run that judges a report and its screen have to agree.
+HEADINGS = [
+    "",
+    "## Summary\n",
+    "## Summary\n\ntext",
+    "## summary ##\ntext",
+    "# 1. Summary\ntext",
+    "###### 1.2) Summary:\ntext",
+    "## 5 - **Summary**\ntext",
+    "## 5Summary\ntext",
+    "####### Summary\ntext",
+    "##Summary\ntext",
+    "   ## Summary\ntext",
+    "    ## Summary\ntext",
+    "##\tRoot  Cause\t#\ntext",
+    "## `Root` _Cause_\ntext",
+    "## Impact\ntext",
+    "## Blast Radius\ntext",
+    "## 4. IMPACT:\r\ntext\r\n",
+    "## Summary\n---\n...\n- \n",
+    "## Summary\n```bash\n```\n",
+    "## Summary\n```\n## Root Cause\ntext\n```\n",
+    "```\n## Summary\ntext",
+    "## Summary\n<!-- what broke -->\n",
+    "## Summary\n<!-- what --> broke\n",
+    "## Summary\n### Root Cause\n\ntext",
+    "## Summary\n### Pods\n\ntext\n## Evidence\n### Pods\n",
+    "### Summary\n## Root Cause\ntext",
+    "## Summary\n## Summary\ntext",
+    "## Summary\ntext\n## Summary\n",
+    "## Summary\n\u00e9",
+    "# A\n## Summary\n### Unchecked\n# B\ntext",
+    "".join(f"## {title}\n" for title in SECTIONS),
+    "".join(f"## {number}. {title}\nNone: x\n" for number, title in enumerate(SECTIONS)),
+]
+
+
+@pytest.mark.parametrize("text", HEADINGS)
+def test_the_validator_finds_the_sections_that_the_run_finds(text: str, tmp_path: Path) -> None:
+    """Reports that the one called valid the other threw away, and seven bare headings were a success."""
+    (tmp_path / "report.md").write_bytes(text.encode())
+
+    done = run("validate_report.sh -o json report.md", tmp_path, state=tmp_path)
+
+    findings = [one["text"] for one in json.loads(done.stdout)["findings"]]
+    words = {"missing": "no section `{}`", "empty": "section `{}` is empty"}
+    found = {title: [word for word, said in words.items() if said.format(title) in findings] for title in SECTIONS}
+    bodies = bodies_of(text)
+    wanted = {
+        title: ["missing"] if known_as(title) not in bodies else ["empty"] * is_empty(bodies[known_as(title)])
+        for title in SECTIONS
+    }
+    assert found == wanted
+    assert sections_of(text, SECTIONS) == tuple(title for title in SECTIONS if not found[title])
+
+
+def test_all_that_ask_for_a_report_ask_for_the_same_sections() -> None:
+    skill = re.findall(r"^## (.+)$", (SKILL / "SKILL.md").read_text().partition("```markdown\n")[2], re.MULTILINE)
+    context = (ROOT / "runners/context/GEMINI.md").read_text().partition("has these sections: ")[2]
+
+    assert tuple(title for title in skill if title != "Timeline") == SECTIONS
+    assert tuple(re.sub(r" \(.*?\)", "", context).strip(".\n").split(", ")) == tuple(skill)
+    assert ", ".join(SECTIONS) in SYSTEM
+    verify = YAML(typ="safe").load_all(manifest_of(Triage(ROOT)))
+    assert [one["spec"]["verify"]["report"]["sections"] for one in verify if "verify" in one["spec"]] == [list(SECTIONS)]
 
 
 def test_the_skill_is_whole_and_names_only_what_it_has() -> None:

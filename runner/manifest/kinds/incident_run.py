@@ -106,7 +106,7 @@ class Report(Shape):
 
     path: RelativePath = Field(description="The report's path.")
     min_bytes: int = Field(ge=0, description="The least size of the report.")
-    sections: list[Text] = Field(description="Headings that the report must have.")
+    sections: list[Text] = Field(description="Sections that the report must have, each with something in it.")
 
 
 class Check(Shape):

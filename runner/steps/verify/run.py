@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from runner.steps._exec import LogFile, open_logs, run_command
 from runner.steps._run import Run
 from runner.steps.setup.plan import command_words
 from runner.steps.verify.plan import Body
+from runner.triage.sections import bodies_of, is_empty, known_as
 
 STEP = "verify"
 MAX_REPORT = 16 << 20  # bytes
@@ -76,9 +76,12 @@ def check_report(wanted: ReportCheck, run: Run, results: Results, *, most: int =
     results.no_evidence |= size < wanted.min_bytes
     found = f"{size} bytes of at least {wanted.min_bytes}"
     results.add(CheckKind.REPORT, f"report {wanted.path}", size >= wanted.min_bytes, found, size)
-    headings = {found.strip().casefold() for found in re.findall(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", text, re.MULTILINE)}
-    for section in wanted.sections:
-        results.add(CheckKind.SECTION, f"report section `{section}`", section.casefold() in headings)
+    bodies = bodies_of(text)
+    for title in wanted.sections:
+        body = bodies.get(known_as(title))
+        filled = body is not None and not is_empty(body)
+        found = "" if filled or body is None else "nothing stands in it"
+        results.add(CheckKind.SECTION, f"report section `{title}`", filled, found)
 
 
 def _unread(error: OSError | RunnerError) -> str:

@@ -1,0 +1,64 @@
+"""The one rule for the sections of a report: what counts as a heading, which two titles are one, and what is empty.
+
+The step that judges a report, the screen that shows it and the words that ask an agent for it go by this. The skill's
+``validate_report.sh`` runs where there is no runner, and says the same in awk; a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+SECTIONS = ("Summary", "Root Cause", "Evidence", "Blast Radius", "Commands Executed", "Next Steps", "Unchecked")
+SYNONYMS = {"impact": "blast radius"}
+
+_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*)")
+_FENCE = re.compile(r" {0,3}(```|~~~)")
+_COMMENT = re.compile(r"<!--[^>]*-->")
+_CONTENT = re.compile(r"[A-Za-z0-9]|[^\x00-\x7f]")
+_NUMBER = re.compile(r"^[0-9]+(\.[0-9]+)*[.):]? (- )?")
+
+
+def known_as(title: str) -> str:
+    """A title without case, number, emphasis, closing marks and colon; a synonym as the title that it stands for."""
+    words = re.sub(r"[ \t]+", " ", re.sub(r"[*_`]", "", title).rstrip(" \t#")).strip(" ").casefold()
+    words = re.sub(_NUMBER, "", words).removesuffix(":").rstrip(" ")
+    return SYNONYMS.get(words, words)
+
+
+def bodies_of(report: str) -> dict[str, str]:
+    """The text below each heading, by ``known_as``, up to the next heading of its level or above; what stands below
+    deeper headings is part of it, these headings are not. Headings in fenced blocks are text."""
+    bodies: dict[str, list[str]] = {}
+    above: dict[int, str] = {}  # the headings that a line is below, by level
+    fenced = False
+    for line in report.replace("\r\n", "\n").split("\n"):
+        fence = _FENCE.match(line)
+        heading = None if fenced or fence else _HEADING.fullmatch(line)
+        if heading is not None:
+            level = len(heading[1])
+            above = {other: title for other, title in above.items() if other < level}
+            above[level] = known_as(heading[2])
+            bodies.setdefault(above[level], [])
+            continue
+        fenced ^= fence is not None
+        for title in set(above.values()):
+            bodies[title].append(line)
+    return {title: "\n".join(lines).strip() for title, lines in bodies.items()}
+
+
+def is_empty(body: str) -> bool:
+    """Whether there is no letter and no digit in it but in comments and the marks of fenced blocks."""
+    lines = (line for line in body.split("\n") if not _FENCE.match(line))
+    return not any(_CONTENT.search(_COMMENT.sub("", line)) for line in lines)
+
+
+def section(report: str, title: str) -> str:
+    """The text of a section; empty when there is none."""
+    return bodies_of(report).get(known_as(title), "")
+
+
+def sections_of(report: str, wanted: Iterable[str]) -> tuple[str, ...]:
+    """Those of the wanted sections that a report has, and that are not empty."""
+    bodies = bodies_of(report)
+    return tuple(title for title in wanted if not is_empty(bodies.get(known_as(title), "")))
