@@ -45,7 +45,9 @@ def cases(path: Path) -> dict[str, str]:
 
 @pytest.mark.scenario("BEY-17", only="JUnit")
 def test_junit_has_the_steps_and_checks_of_a_run_that_failed(project: Project) -> None:
-    project.script("printf '# Cause\\nload\\n' > $RUNNER_OUTPUT/r.md", run="verify: {report: {path: r.md, sections: [Cause, Fix]}}")
+    project.script(
+        "printf '# Cause\\nload\\n' > $RUNNER_OUTPUT/r.md", run="verify: {report: {path: r.md, sections: [Cause, Fix]}}"
+    )
     (project.folder / "runs.xml").write_text("old")
 
     done = project.runner("apply", ".", "--junit", "runs.xml")

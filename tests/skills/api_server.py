@@ -14,28 +14,44 @@ from urllib.parse import parse_qs, urlsplit
 Object = Mapping[str, Any]
 
 _KINDS = {
-    "v1": "Pod Node Event Service PersistentVolumeClaim PersistentVolume ResourceQuota",
+    "v1": "Pod Node Namespace Event Service PersistentVolumeClaim PersistentVolume ResourceQuota",
     "apps/v1": "Deployment StatefulSet DaemonSet ReplicaSet",
-    "batch/v1": "Job",
+    "batch/v1": "Job CronJob",
     "autoscaling/v2": "HorizontalPodAutoscaler",
     "discovery.k8s.io/v1": "EndpointSlice",
     "networking.k8s.io/v1": "Ingress NetworkPolicy",
     "storage.k8s.io/v1": "StorageClass VolumeAttachment",
+    "metrics.k8s.io/v1beta1": "PodMetrics",
+    "gateway.networking.k8s.io/v1": "HTTPRoute Gateway",
+    "argoproj.io/v1alpha1": "Rollout",
 }
-_CLUSTER_WIDE = {"Node", "PersistentVolume", "StorageClass", "VolumeAttachment"}
-_PLURALS = {"Ingress": "ingresses", "NetworkPolicy": "networkpolicies", "StorageClass": "storageclasses"}
+_ADDED = {"gateway.networking.k8s.io/v1", "argoproj.io/v1alpha1"}  # served when there is an object of theirs
+_CLUSTER_WIDE = {"Node", "Namespace", "PersistentVolume", "StorageClass", "VolumeAttachment"}
+_PLURALS = {
+    "PodMetrics": "pods",
+    "Ingress": "ingresses",
+    "NetworkPolicy": "networkpolicies",
+    "StorageClass": "storageclasses",
+}
 GROUPS = {kind: group for group, kinds in _KINDS.items() for kind in kinds.split()}
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Objects, what the API server refuses to show (plural names), what ``/readyz`` says, logs by pod."""
+    """Objects, what the API server refuses to show (plural names), what ``/readyz`` says, logs by pod.
+
+    ``lacks`` are groups that it does not serve.
+    """
 
     objects: tuple[Object, ...] = ()
     refused: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     logs: Mapping[str, str] = field(default_factory=dict)
     refused_everywhere: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+
+    def serves(self, group: str) -> bool:
+        return group not in self.lacks and (group not in _ADDED or any(o["apiVersion"] == group for o in self.objects))
 
 
 def plural(kind: str) -> str:
@@ -80,13 +96,19 @@ def respond(cluster: Cluster, path: str, query: Mapping[str, str]) -> tuple[int,
     if path == "/api":
         return 200, {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":
-        versions = [{"groupVersion": group, "version": group.split("/")[1]} for group in _KINDS if "/" in group]
+        versions = [
+            {"groupVersion": group, "version": group.split("/")[1]}
+            for group in _KINDS
+            if "/" in group and cluster.serves(group)
+        ]
         groups = [
             {"name": one["groupVersion"].split("/")[0], "versions": [one], "preferredVersion": one} for one in versions
         ]
         return 200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
     group = "/".join(parts[1:3]) if parts[0] == "apis" else "v1"
     rest = parts[3:] if parts[0] == "apis" else parts[2:]
+    if not cluster.serves(group):
+        return 404, _status(404, "NotFound", "the server could not find the requested resource")
     if not rest:
         return 200, _resources(group)
     return _objects(cluster, group, rest, query)
@@ -108,8 +130,8 @@ def _resources(group: str) -> Object:
 
 
 def _objects(cluster: Cluster, group: str, rest: list[str], query: Mapping[str, str]) -> tuple[int, Any]:
-    namespace = rest[1] if rest[0] == "namespaces" else None
-    name, *more = rest[2:] if namespace else rest
+    namespace = rest[1] if rest[0] == "namespaces" and len(rest) > 2 else None
+    name, *more = rest[2:] if namespace is not None else rest
     wide = "at the cluster scope" if namespace is None else f'in the namespace "{namespace}"'
     if name in cluster.refused or (namespace is None and name in cluster.refused_everywhere):
         who = 'User "system:serviceaccount:triage:reader"'
@@ -123,7 +145,7 @@ def _objects(cluster: Cluster, group: str, rest: list[str], query: Mapping[str, 
         if key not in cluster.logs:
             return 400, _status(400, "BadRequest", f'previous terminated container in pod "{more[0]}" not found')
         return 200, cluster.logs[key]
-    kind = next((kind for kind in GROUPS if plural(kind) == name), None)
+    kind = next((kind for kind in GROUPS if (plural(kind), GROUPS[kind]) == (name, group)), None)
     if kind is None:
         return 404, _status(404, "NotFound", "the server could not find the requested resource")
     items = [

@@ -37,6 +37,10 @@ def ended(code: int, reason: str = "Error", minutes: float = 2) -> Object:
     }
 
 
+def running(minutes: float = 12) -> Object:
+    return {"running": {"startedAt": ago(minutes)}}
+
+
 RUNNING: Object = {"running": {"startedAt": ago(12)}}
 
 
@@ -59,6 +63,11 @@ def pod(
     image: str = "registry.example.com/payments/checkout:4.18.2",
     claimed: str | None = None,
     old: float = 13,
+    cpu: str | None = None,
+    init_named: str = "migrate",
+    init_last: Object | None = None,
+    sidecar: bool = False,
+    others: tuple[str, ...] = (),
 ) -> Object:
     kind, _, owned_by = owner.partition("/")
     metadata: dict[str, Any] = {"labels": dict(labels)}
@@ -71,15 +80,29 @@ def pod(
         "image": image,
         "resources": {"limits": {"memory": "256Mi"}, "requests": {"memory": "128Mi"}},
         "ports": [{"containerPort": 8080, "name": "http"}],
+        "env": [{"name": "DB_PASSWORD", "value": "hunter2"}, {"name": "GREETING", "value": "of-the-environment"}],
+        "args": ["--key", "of-the-environment"],
+        "readinessProbe": {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": 5},
     }
+    if cpu is not None:
+        box["resources"] = {"limits": {"memory": "256Mi", "cpu": cpu}, "requests": {"memory": "128Mi"}}
     run = {"name": "app", "image": image, "imageID": "", "ready": ready, "restartCount": restarts, "state": state}
     given: dict[str, Any] = {"phase": phase, "conditions": list(conditions), **status}
     if node is not None and "reason" not in status:
-        given["containerStatuses"] = [run | {"lastState": last}]
+        given["containerStatuses"] = [run | {"lastState": last}, *(run | {"name": one} for one in others)]
         given["conditions"] += [condition("Ready", str(ready), minutes=9)]
     if init is not None:
-        given["initContainerStatuses"] = [run | {"name": "migrate", "state": init, "lastState": ended(1)}]
-    spec = {"containers": [box], "serviceAccountName": "default"} | ({"nodeName": node} if node else {})
+        given["initContainerStatuses"] = [
+            run | {"name": init_named, "state": init, "lastState": ended(1) if init_last is None else init_last}
+        ]
+    spec: dict[str, Any] = {
+        "containers": [box, *(box | {"name": one} for one in others)],
+        "serviceAccountName": "default",
+    }
+    if node:
+        spec["nodeName"] = node
+    if init is not None and (sidecar or init_named != "migrate"):
+        spec["initContainers"] = [box | {"name": init_named} | ({"restartPolicy": "Always"} if sidecar else {})]
     if claimed is not None:
         spec["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": claimed}}]
     return thing("Pod", name, ns, old=old, metadata=metadata, spec=spec, status=given)
@@ -133,7 +156,15 @@ def deployment(
 
 
 def replica_set(
-    name: str, revision: int, *, wanted: int, image: str, memory: str, ready: int = 0, old: float = 600
+    name: str,
+    revision: int,
+    *,
+    wanted: int,
+    image: str,
+    memory: str,
+    ready: int = 0,
+    old: float = 600,
+    by: str = "Deployment",
 ) -> Object:
     secret = f"hunter2-{revision}"
     header = {"name": "Authorization", "value": secret}
@@ -153,8 +184,10 @@ def replica_set(
         old=old,
         metadata={
             "labels": {"app": owner},
-            "annotations": {"deployment.kubernetes.io/revision": str(revision)},
-            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "name": owner, "controller": True}],
+            "annotations": {
+                f"{'deployment.kubernetes' if by == 'Deployment' else 'rollout.argoproj'}.io/revision": str(revision)
+            },
+            "ownerReferences": [{"apiVersion": GROUPS[by], "kind": by, "name": owner, "controller": True}],
         },
         spec={
             "replicas": wanted,
@@ -188,6 +221,31 @@ def service(
             ports=[{"port": 8080}],
         ),
     )
+
+
+def cron_job(
+    name: str,
+    schedule: str,
+    *,
+    last: float | None = None,
+    success: float | None = None,
+    active: int = 0,
+    **spec: Any,
+) -> Object:
+    status: dict[str, Any] = (
+        {"active": [{"kind": "Job", "name": f"{name}-{n}"} for n in range(active)]} if active else {}
+    )
+    status |= {"lastScheduleTime": ago(last)} if last is not None else {}
+    status |= {"lastSuccessfulTime": ago(success)} if success is not None else {}
+    box = {"name": "run", "image": "report", "env": [{"name": "DB_PASSWORD", "value": "hunter2"}]}
+    template = {"spec": {"template": {"spec": {"containers": [box], "restartPolicy": "Never"}}}}
+    return thing(
+        "CronJob", name, old=90_000, spec={"schedule": schedule, "jobTemplate": template, **spec}, status=status
+    )
+
+
+def metrics(pod: str, ns: str = "payments", *, cpu: str, memory: str = "100Mi") -> Object:
+    return thing("PodMetrics", pod, ns, containers=[{"name": "app", "usage": {"cpu": cpu, "memory": memory}}])
 
 
 def claim(phase: str = "Pending", storage_class: str = "fast") -> Object:

@@ -23,7 +23,7 @@ heading "NODE $node, and the others"
 awk -f "$here/lib.awk" -f /dev/stdin -v want="$node" -v now="$now" "$work/1-nodes" <<'AWK'
 BEGIN { FS = "\t" }
 $1 == "N" { name = $2; n++; if ($2 == want) print "  " ($4 == "" ? "schedulable" : $4) ", kubelet " $5 ", age " age(now - epoch($3)) ", allocatable " $6 " CPU, " $7 " memory, " $8 " pods" }
-$1 == "c" && (($2 == "Ready") != ($3 == "True")) {
+$1 == "c" && unwell($2, $3) {
     if (name == want) print "  " $2 "=" $3 " since " $6 " (" age(now - epoch($6)) "): " plain($4) " " plain($5)
     else others = others "\n    " name "  " $2 "=" $3 " since " $6
 }
@@ -44,7 +44,7 @@ told 3-pods && awk -f "$here/lib.awk" -f /dev/stdin "$work/3-pods" <<'AWK'
 BEGIN { FS = "\t" }
 $1 == "P" { pods++; pod = $2 "/" $3; phase = $4; if ($9 != "" || $8 != "") say(($8 == "" ? "" : "being deleted since " $8 " ") plain($9) " " plain($10)) }
 $1 == "C" && ($4 != "true" || $12 == 137) && phase != "Succeeded" { say("container " $3 " " $6 " " plain($7) ", restarts " $5 ($12 == "" ? "" : ", before: " plain($11) " exit " $12)) }
-$1 == "L" && $3 == "" { unlimited++ }
+$1 == "L" && $3 == "" && $7 != "init" { unlimited++ }
 function say(text) { if (n++ < 25) print "  " pod ": " clip(text, 200) }
 END { if (n > 25) print "  ... " n - 25 " more"; print "  " pods + 0 " pods in all; " unlimited + 0 " containers without a memory limit" }
 AWK

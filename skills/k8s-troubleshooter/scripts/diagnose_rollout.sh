@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# diagnose_rollout.sh: one Deployment, StatefulSet or DaemonSet: how far its rollout is, and what the last one changed.
+# diagnose_rollout.sh: one Deployment, StatefulSet, DaemonSet or Argo Rollout: how far its rollout is, and what the last one changed.
 #
 #   diagnose_rollout.sh -n NS KIND/NAME [--context NAME] [--kubeconfig FILE] [--timeout 25s]
 #
-# Of a Deployment the newest two revisions are compared field by field. Of what may hold a
+# Of a Deployment or Rollout the newest two revisions are compared field by field. Of what may hold a
 # credential (variables, commands, arguments, headers of probes) only that it differs is printed.
 #
 # Exit: 0 printed; 2 wrong usage; 3 the API server or the workload could not be read; 4 there is no such workload.
@@ -12,15 +12,20 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 options "$@"
 one KIND/NAME
-[[ "${positional[0],,}" =~ ^(deployment|statefulset|daemonset)/[a-z0-9][-a-z0-9.]*$ ]] ||
-    fail "\`${positional[0]}\` is no deployment/NAME, statefulset/NAME or daemonset/NAME"
+[[ "${positional[0],,}" =~ ^(deployment|statefulset|daemonset|rollout)/[a-z0-9][-a-z0-9.]*$ ]] ||
+    fail "\`${positional[0]}\` is no deployment/NAME, statefulset/NAME, daemonset/NAME or rollout/NAME"
 kind=${positional[0]%%/*} kind=${kind,,} name=${positional[0]#*/}
 
-kube 1-workload get "$kind" "$name" -n "$namespace" -o "go-template-file=$here/templates/rollout.gotmpl"
+resource=$kind owner=Deployment
+if [[ "$kind" == rollout ]]; then
+    resource=rollouts.argoproj.io owner=Rollout
+fi
+
+kube 1-workload get "$resource" "$name" -n "$namespace" -o "go-template-file=$here/templates/rollout.gotmpl"
 wanted 1-workload "the $kind $name"
 selector=$(sed -n 's/^selector\t//p' "$work/1-workload")
 
-if [[ "$kind" == deployment ]]; then
+if [[ "$kind" == deployment || "$kind" == rollout ]]; then
     kube 2-revisions get replicasets -n "$namespace" -l "${selector%,}" -o "go-template-file=$here/templates/replicasets.gotmpl" &
 fi
 kube 3-pods get pods -n "$namespace" -l "${selector%,}" -o "go-template-file=$here/templates/pods.gotmpl" &
@@ -33,18 +38,19 @@ BEGIN { FS = "\t" }
 $1 == "replicas" { print "  wanted " $2 ", ready " $3 ", of the newest revision " $4 }
 $1 == "paused" { print "  paused: it will not move until somebody resumes it" }
 $1 == "generation" && $2 != $3 { print "  generation " $2 " but the controller has seen " $3 ": the controller is behind" }
+$1 == "phase" { print "  phase " $2 ($3 == "" ? "" : ": " plain($3)) }
 $1 == "strategy" { print "  strategy " $2 }
 $1 == "deadline" { print "  progress deadline " $2 " s" }
 $1 == "c" { print "  " $2 "=" $3 " since " $6 ": " plain($4) " " plain($5) }
 AWK
 
-if [[ "$kind" == deployment ]]; then
+if [[ "$kind" == deployment || "$kind" == rollout ]]; then
     heading 'Revisions, newest first'
     if told 2-revisions; then
-        awk -F'\t' -v owner="Deployment/$name" '$1 == "R" && $7 == owner { print $3 "\t" $4 "\t" $2 "\t" $5 "\t" $6 "\t" $8 }' "$work/2-revisions" | sort -rn | head -n 6 >"$work/revisions"
+        awk -F'\t' -v owner="\"$owner/$name\"" '$1 == "R" && $7 == owner { gsub(/[^0-9]/, "", $3); print $3 "\t" $4 "\t" $2 "\t" $5 "\t" $6 "\t" $8 }' "$work/2-revisions" | sort -rn | head -n 6 >"$work/revisions"
         awk -F'\t' 'END { if (!NR) print "  none" } { print "  " $1 "  " $2 "  " $3 "  wanted " $4 ", ready " $5 "  " $6 }' "$work/revisions"
         heading 'What the newest revision changed'
-        awk -F'\t' -f /dev/stdin "$work/revisions" "$work/2-revisions" <<'AWK'
+        awk -F'\t' -f "$here/lib.awk" -f /dev/stdin "$work/revisions" "$work/2-revisions" <<'AWK'
 NR == FNR { if (FNR == 1) now_is = $3; if (FNR == 2) before = $3; next }
 $1 == "R" { side = $2 == now_is ? "new" : $2 == before ? "old" : "" }
 $1 == "x" && side != "" { if (!($3 in fields)) { fields[$3] = $2; list[++n] = $3 } value[side, $3] = $4 }
@@ -57,7 +63,7 @@ END {
         if (sub(/ in full$/, "", base) && value["old", base] != value["new", base]) continue
         changed++
         if (fields[f] == "hidden") print "  " f ": " (!(("old", f) in value) ? "added" : !(("new", f) in value) ? "removed" : "changed") " (value not shown)"
-        else print "  " f ": " (("old", f) in value ? value["old", f] : "none") " -> " (("new", f) in value ? value["new", f] : "none")
+        else print "  " f ": " (("old", f) in value ? plain(value["old", f]) : "none") " -> " (("new", f) in value ? plain(value["new", f]) : "none")
     }
     if (!changed) print "  nothing of what is compared: containers, resources, probes, variables, volumes"
 }

@@ -48,7 +48,7 @@ done
 
 heading 'Pods that use it'
 if told 5-users; then
-    awk -F'\t' -v claim="$claim" '$1 == claim { n++; print "  " $2 "  " $3 "  " ($4 == "" ? "no node" : $4) } END { if (!n) print "  none" }' "$work/5-users"
+    awk -F'\t' -v claim="\"$claim\"" '$1 == claim { n++; print "  " $2 "  " $3 "  " ($4 == "" ? "no node" : $4) } END { if (!n) print "  none" }' "$work/5-users"
 fi
 
 events 6-events

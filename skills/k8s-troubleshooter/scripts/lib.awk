@@ -44,6 +44,8 @@ function quantity(q,   n, unit) {
     n = q + 0
     unit = q
     sub(/^[0-9.]+/, "", unit)
+    if (unit == "n") return n / 1000000000
+    if (unit == "u") return n / 1000000
     if (unit == "m") return n / 1000
     if (unit == "k") return n * 1000
     if (unit == "M") return n * 1000000
@@ -70,9 +72,26 @@ function meaning(code) {
     return "the program's own code"
 }
 
-# workload(OWNER, POD): Deployment/checkout of ReplicaSet/checkout-7c9d64bf5b; a pod without owner is its own.
-function workload(owner, pod) {
+# name_of(Q): a name that somebody may have written freely, without what a shell would take for more than a name.
+function name_of(q) {
+    q = plain(q)
+    gsub(/[^A-Za-z0-9.:_\/-]/, "_", q)
+    return q
+}
+
+# workload(OWNER, POD, KIND): Deployment/checkout of ReplicaSet/checkout-7c9d64bf5b, or the KIND that has it instead; a
+# pod without owner is its own.
+function workload(owner, pod, kind) {
+    owner = name_of(owner)
     if (owner == "") return "Pod/" pod
-    if (owner ~ /^ReplicaSet\/.*-[0-9a-z]+$/) { sub(/^ReplicaSet/, "Deployment", owner); sub(/-[0-9a-z]+$/, "", owner) }
+    if (owner ~ /^ReplicaSet\/.*-[0-9a-z]+$/) { sub(/^ReplicaSet/, kind == "" ? "Deployment" : kind, owner); sub(/-[0-9a-z]+$/, "", owner) }
     return owner
+}
+
+# unwell(TYPE, STATUS): whether a node's condition says that something is wrong. Of the kubelet's own all but Ready are
+# so when True; of those that others add, the name says which.
+function unwell(type, status) {
+    if (type == "Ready") return status != "True"
+    if (type ~ /(Ready|Healthy)$/ && type !~ /(Not|Un)(Ready|Healthy|healthy)$/) return status == "False"
+    return status == "True" && type ~ /Pressure$|Unavailable$|Deadlock|Read[Oo]nly|^Frequent|Corrupt|Problem|Shutdown|Fatal|Error|Fail|Hung|Unhealthy$|NotReady$|EventScheduled$/
 }
