@@ -90,7 +90,7 @@ SAID = {  # what each command ends with, and says
     "follow": (124, "line 2"),
     "watch": (124, POD),
     "context": (0, "prod-eu"),
-    "top": (1, "Metrics API not available"),
+    "top": (0, "250m"),
     "secret": (1, "runner: secrets are refused"),
     "odd": (1, "runner: the path of the URL is not plain"),
     "create": (1, "runner: read only: `create configmaps` is refused"),

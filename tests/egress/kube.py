@@ -21,13 +21,17 @@ import pytest
 from tests import components, needs
 from tests.skills.api_server import Cluster, respond
 from tests.skills.clusters import CLUSTERS
+from tests.skills.objects import metrics
 
 CONTEXT, NAMESPACE = "prod-eu", "payments"
 TOKEN = "eyJhbGciOi.0123456789abcdef-cluster-token"
 SECRET = "c2VjcmV0LW9mLXRoZS1jbHVzdGVy"
 POD = "checkout-7c9d64bf5b-00001"
 
-OOM = replace(CLUSTERS["oom-killed"], logs={POD: "starting\nout of memory\n"})
+_OOM = CLUSTERS["oom-killed"]
+OOM = replace(
+    _OOM, objects=(*_OOM.objects, metrics(POD, NAMESPACE, cpu="250m")), logs={POD: "starting\nout of memory\n"}
+)
 
 KUBECTL = components.KUBECTL
 

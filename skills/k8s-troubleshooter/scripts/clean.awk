@@ -5,7 +5,7 @@
 # open_key: 1 within the body of a key, 2 after its last line.
 BEGIN { LONG = 60 }
 
-function out(line) { gsub(/\001/, "***", line); print line }
+function show(line) { gsub(/\001/, "***", line); print line }
 
 # let_go(ENDED): prints the lines that are held, of those that are of a key one mask. ENDED: an END follows them.
 function let_go(ended,   i, long, from, to) {
@@ -16,8 +16,8 @@ function let_go(ended,   i, long, from, to) {
     if (ended) to = n_held
     else if (long > 1) n_keys++
     for (i = 1; i <= n_held; i++) {
-        if (i == from && !ended) out("\001")
-        if (i < from || i > to) out(masked(held[i]))
+        if (i == from && !ended) show("\001")
+        if (i < from || i > to) show(masked(held[i]))
     }
     n_held = 0
 }
@@ -27,14 +27,14 @@ function let_go(ended,   i, long, from, to) {
     line = masked_keys($0)
     if (line != $0) {
         let_go(ends_only)
-        if (!in_key || line != "\001") out(masked(line))
-    } else if (in_key == 1 && line ~ /^ *([A-Z][A-Za-z-]+: .*)?$/) out(masked(line))
+        if (!in_key || line != "\001") show(masked(line))
+    } else if (in_key == 1 && line ~ /^ *([A-Z][A-Za-z-]+: .*)?$/) show(masked(line))
     else if (in_key == 1 && is_body(line)) open_key = length(line) >= LONG ? 1 : 2
-    else if (in_key == 1 && match(line, /[A-Za-z0-9+\/=]+$/) && RLENGTH >= 40) out(masked(substr(line, 1, RSTART - 1) "\001"))
+    else if (in_key == 1 && match(line, /[A-Za-z0-9+\/=]+$/) && RLENGTH >= 40) show(masked(substr(line, 1, RSTART - 1) "\001"))
     else {
         open_key = 0
         if (is_body(line)) held[++n_held] = line
-        else { let_go(0); out(masked(line)) }
+        else { let_go(0); show(masked(line)) }
     }
 }
 

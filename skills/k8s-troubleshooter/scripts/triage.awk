@@ -529,7 +529,7 @@ function text_report(   i, g, line, step, n, key, part) {
     if (!blind) print "  nothing was refused"
     for (i = 1; i <= n_fates; i++) if (hidden[i] != "") print "  masked: " hidden[i] " in " command[i]
     print "\n" bold "Commands executed" end " (output templates left out)"
-    for (i = 1; i <= n_fates; i++) print "  " command[i] (fates[i] == "absent" && !blinds(i) ? "   [not installed]" : "")
+    for (i = 1; i <= n_fates; i++) print "  " command[i] (fates[i] == "absent" && !blinds(i) ? "  (not installed)" : "")
 }
 
 function json_report(   i, g, sep, key, part) {
