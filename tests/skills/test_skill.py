@@ -197,6 +197,7 @@ END = "-----END EC PRIVATE KEY-----"
         pytest.param(f"secret: {KEY}\n{BODY}\n{END}\nb", "secret: ***\nb", id="called a secret"),
         pytest.param("-----BEGIN OPENSSH PRIVATE KEY-----\nb c", "***\nb c", id="another kind"),
         pytest.param("password='a b' token=abc x", "password='*** b' token=*** x", id="values"),
+        pytest.param("eyJhbGciOi.eyJzdWIi.c2ln eyJhb. eyJhbGciOi", "*** eyJhb. eyJhbGciOi", id="web tokens"),
         pytest.param("AKIAABCDEFGHIJKLMNOP Bearer abcdefghij", "*** Bearer ***", id="words"),
     ],
 )
@@ -208,6 +209,18 @@ def test_a_mask_takes_what_it_masks_and_nothing_beside_it(text: str, wanted: str
 
     assert (done.stdout, done.stderr) == (f"{wanted}\n", "")
     assert (tmp_path / "told").exists() == ("***" in wanted)
+
+
+@pytest.mark.parametrize("word", ["eyJ", "token: x ", "://a", f"{KEY}x", "A", "bearer aaaaaaaa ", "secret"])
+def test_a_long_line_costs_little_and_is_cut(word: str, tmp_path: Path) -> None:
+    """A pattern that is tried at each character took half a minute for a line of 200 kB."""
+    program = f"source {SKILL}/scripts/common.sh; clean {tmp_path}/told"
+    text = (word * (400_000 // len(word)) + "\n") * 5 + "the end\n"
+
+    done = subprocess.run(["bash", "-c", program], input=text, capture_output=True, text=True, timeout=20)
+
+    assert len(done.stdout) < 1_000_000
+    assert done.stdout.endswith("the end\n")
 
 
 def test_an_output_that_cannot_be_masked_is_no_empty_cluster(tmp_path: Path) -> None:

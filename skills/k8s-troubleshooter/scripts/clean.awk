@@ -3,7 +3,7 @@
 # of keys are, was cut off from its BEGIN.
 
 # open_key: 1 within the body of a key, 2 after its last line.
-BEGIN { LONG = 60 }
+BEGIN { LONG = 60; MOST = 32768 }
 
 function show(line) { gsub(/\001/, "***", line); print line }
 
@@ -22,6 +22,9 @@ function let_go(ended,   i, long, from, to) {
     n_held = 0
 }
 
+function last_word(line,   words) { return words[split(line, words, " ")] }
+
+length($0) > MOST { $0 = substr($0, 1, MOST) " ... cut at " MOST " bytes" }
 {
     in_key = open_key
     line = masked_keys($0)
@@ -30,7 +33,7 @@ function let_go(ended,   i, long, from, to) {
         if (!in_key || line != "\001") show(masked(line))
     } else if (in_key == 1 && line ~ /^ *([A-Z][A-Za-z-]+: .*)?$/) show(masked(line))
     else if (in_key == 1 && is_body(line)) open_key = length(line) >= LONG ? 1 : 2
-    else if (in_key == 1 && match(line, /[A-Za-z0-9+\/=]+$/) && RLENGTH >= 40) show(masked(substr(line, 1, RSTART - 1) "\001"))
+    else if (in_key == 1 && length(word = last_word(line)) >= 40 && is_body(word)) show(masked(substr(line, 1, length(line) - length(word)) "\001"))
     else {
         open_key = 0
         if (is_body(line)) held[++n_held] = line

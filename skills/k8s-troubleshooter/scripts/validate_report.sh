@@ -123,17 +123,17 @@ function judge_unquoted(line,   cells, n_cells, i, cell) {
 }
 
 # holds_value(LINE): whether something called a password, a token and so on has a value that is no name and no mask.
-function holds_value(line,   low, name, value) {
-    low = tolower(line)
-    if (low ~ /--(kube-)?(password|token)[ \t]+[^- \t<$*\001]/) return 1
-    while (match(low, NAMED)) {
-        name = substr(low, RSTART, RLENGTH)
-        line = substr(line, RSTART + RLENGTH)
-        low = tolower(line)
+function holds_value(line,   at, name, value) {
+    if (tolower(line) ~ /--(kube-)?(password|token)[ \t]+[^- \t<$*\001]/) return 1
+    while (at = value_at(line)) {
+        line = substr(line, at)
+        name = value_name
+        sub(/\\?["']?[:=]$/, "", name)
+        sub(/^.*[^a-z0-9_-]/, "", name)
         if (!match(line, /^[^] \t",;&\\{[`'()\001]+/)) continue
         value = substr(line, 1, RLENGTH)
-        if (name ~ /(name|names|ref|file|path|type|class|mount|volume|version|count)[\\"' ]*[:=]/ || value ~ /^[*<$%.-]/) continue
-        if (name ~ /=/ ? length(value) > 2 : name !~ /^(secret|credential)/ && length(value) > 5 && value ~ /[0-9]/ && value ~ /[A-Za-z]/) return 1
+        if (name ~ /(name|names|ref|file|path|type|class|mount|volume|version|count)$/ || value ~ /^[*<$%.-]/) continue
+        if (value_name ~ /=$/ ? length(value) > 2 : name !~ /^(secret|credential)/ && length(value) > 5 && value ~ /[0-9]/ && value ~ /[A-Za-z]/) return 1
     }
     return 0
 }
