@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -25,6 +26,11 @@ ROOT = Path(__file__).parents[2]
 SKILL = ROOT / "skills/k8s-troubleshooter"
 HERE = Path(__file__).parent
 SYMPTOMS = sorted(path.stem for path in (SKILL / "references").glob("*.md"))
+
+
+def by_day(rows: Sequence[tuple[str, ...]]) -> list[Any]:
+    """Every fourth of the rows, and the others by night."""
+    return [pytest.param(*row, marks=() if n % 4 == 0 else pytest.mark.nightly) for n, row in enumerate(rows)]
 
 
 @dataclass(frozen=True)
@@ -211,7 +217,10 @@ def test_a_mask_takes_what_it_masks_and_nothing_beside_it(text: str, wanted: str
     assert (tmp_path / "told").exists() == ("***" in wanted)
 
 
-@pytest.mark.parametrize("word", ["eyJ", "token: x ", "://a", f"{KEY}x", "A", "bearer aaaaaaaa ", "secret"])
+LONG = ["secret", "eyJ", "token: x ", "://a", "bearer aaaaaaaa ", f"{KEY}x", "A"]
+
+
+@pytest.mark.parametrize("word", by_day([(word,) for word in LONG]))
 def test_a_long_line_costs_little_and_is_cut(word: str, tmp_path: Path) -> None:
     """A pattern that is tried at each character took half a minute for a line of 200 kB."""
     program = f"source {SKILL}/scripts/common.sh; clean {tmp_path}/told"
@@ -408,9 +417,39 @@ def test_the_report_of_the_quickstart_is_valid(tmp_path: Path, report: Path) -> 
     assert (told["valid"], told["sections"], told["facts"]) == (True, 7, 12)
 
 
+FURTHER = [
+    ("- 02:51:40", "- `kubectl get secret db -o yaml`\n- 02:51:40", f"{SECRET}, line 33"),
+    ("- 02:51:40", "- `kubectl get -n x -o yaml pods,secrets`\n- 02:51:40", f"{SECRET}, line 33"),
+    ("- 02:51:40", "- `kubectl describe Secret/db`\n- 02:51:40", f"{SECRET}, line 33"),
+    ("- 02:51:40", "- `kubectl get --raw /api/v1/namespaces/x/secrets`\n- 02:51:40", f"{SECRET}, line 33"),
+    ("- 02:51:40", "- `kubectl config view --raw`\n- 02:51:40", f"{SECRET}, line 33"),
+    ("- 02:51:40", "- `oc whoami -t`\n- 02:51:40", f"{SECRET}, line 33"),
+    ("- 02:51:40", "- `kubectl get secret db` (refused)\n- 02:51:40", ""),
+    ("- 02:51:40", "- `kubectl get pods secret | grep secret`\n- `kubectl get externalsecrets`\n- 02:51:40", ""),
+    ("- 02:51:40", "- `oc delete pod y`\n- 02:51:40", f"{WRITES} (delete), line 33"),
+    ("- 02:51:40", "- `oc adm drain y`\n- 02:51:40", f"{WRITES} (adm drain), line 33"),
+    ("- 02:51:40", "- `k delete pod y`\n- 02:51:40", f"{WRITES} (delete), line 33"),
+    ("- 02:51:40", "- `k get po; sudo k scale deploy x`\n- 02:51:40", f"{WRITES} (scale), line 33"),
+    ("- 02:51:40", "- `bash -c 'kubectl delete pod y'`\n- 02:51:40", f"{WRITES} (delete), line 33"),
+    ("- 02:51:40", "- `kubectl -v 6 delete pod y`\n- 02:51:40", f"{WRITES} (delete), line 33"),
+    ("- 02:51:40", "- `kubectl -v 6 get pods`\n- `kubectl --request-timeout 5s get pods`\n- 02:51:40", ""),
+    ("- 02:51:40", "- `which kubectl`\n- `awk -v k 5 x`\n- `oc status`\n- 02:51:40", ""),
+    ("- 02:51:40", "- kubectl delete pod y\n- 02:51:40", f"{WRITES} (delete), line 33"),
+    ("- 02:51:40", "| kubectl -n x delete pod y | done |\n- 02:51:40", f"{WRITES} (delete), line 33"),
+    ("## Impact", "password=hunter2\n\n## Impact", f"{CREDENTIAL}, line 45"),
+    ("## Impact", "env `DB_PASSWORD: hunter2`\n\n## Impact", f"{CREDENTIAL}, line 45"),
+    ("## Impact", "`kubectl --token abcdef get pods`\n\n## Impact", f"{CREDENTIAL}, line 45"),
+    ("## Impact", "postgres://u:pw@db/x\n\n## Impact", f"{CREDENTIAL}, line 45"),
+    ("## Impact", "-----BEGIN EC PRIVATE KEY-----\n\n## Impact", f"{CREDENTIAL}, line 45"),
+    ("## Impact", "password=*** https://***@db token: expired secret: checkout-tls2 secretName=a\n\n## Impact", ""),
+    ("## Evidence", "## **3. Evidence:**\n\n### Pods", ""),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("before", "after", "finding"),
     [
+        *by_day(FURTHER),
         ("## Unchecked", "## Open", "error: no section `Unchecked`"),
         ("## Impact", "## Blast Radius", ""),
         ("## Impact", "## 5. Impact ##", ""),
@@ -427,31 +466,6 @@ def test_the_report_of_the_quickstart_is_valid(tmp_path: Path, report: Path) -> 
         ("None against the cluster", "kubectl was not run, and nothing else", ""),
         ("## Impact", "AKIAABCDEFGHIJKLMNOP\n\n## Impact", "error: something that looks like a credential, line 45"),
         ("## Impact", "TODO\n\n## Impact", "warning: a placeholder, line 45"),
-        ("- 02:51:40", "- `kubectl get secret db -o yaml`\n- 02:51:40", f"{SECRET}, line 33"),
-        ("- 02:51:40", "- `kubectl get -n x -o yaml pods,secrets`\n- 02:51:40", f"{SECRET}, line 33"),
-        ("- 02:51:40", "- `kubectl describe Secret/db`\n- 02:51:40", f"{SECRET}, line 33"),
-        ("- 02:51:40", "- `kubectl get --raw /api/v1/namespaces/x/secrets`\n- 02:51:40", f"{SECRET}, line 33"),
-        ("- 02:51:40", "- `kubectl config view --raw`\n- 02:51:40", f"{SECRET}, line 33"),
-        ("- 02:51:40", "- `oc whoami -t`\n- 02:51:40", f"{SECRET}, line 33"),
-        ("- 02:51:40", "- `kubectl get secret db` (refused)\n- 02:51:40", ""),
-        ("- 02:51:40", "- `kubectl get pods secret | grep secret`\n- `kubectl get externalsecrets`\n- 02:51:40", ""),
-        ("- 02:51:40", "- `oc delete pod y`\n- 02:51:40", f"{WRITES} (delete), line 33"),
-        ("- 02:51:40", "- `oc adm drain y`\n- 02:51:40", f"{WRITES} (adm drain), line 33"),
-        ("- 02:51:40", "- `k delete pod y`\n- 02:51:40", f"{WRITES} (delete), line 33"),
-        ("- 02:51:40", "- `k get po; sudo k scale deploy x`\n- 02:51:40", f"{WRITES} (scale), line 33"),
-        ("- 02:51:40", "- `bash -c 'kubectl delete pod y'`\n- 02:51:40", f"{WRITES} (delete), line 33"),
-        ("- 02:51:40", "- `kubectl -v 6 delete pod y`\n- 02:51:40", f"{WRITES} (delete), line 33"),
-        ("- 02:51:40", "- `kubectl -v 6 get pods`\n- `kubectl --request-timeout 5s get pods`\n- 02:51:40", ""),
-        ("- 02:51:40", "- `which kubectl`\n- `awk -v k 5 x`\n- `oc status`\n- 02:51:40", ""),
-        ("- 02:51:40", "- kubectl delete pod y\n- 02:51:40", f"{WRITES} (delete), line 33"),
-        ("- 02:51:40", "| kubectl -n x delete pod y | done |\n- 02:51:40", f"{WRITES} (delete), line 33"),
-        ("## Impact", "password=hunter2\n\n## Impact", f"{CREDENTIAL}, line 45"),
-        ("## Impact", "env `DB_PASSWORD: hunter2`\n\n## Impact", f"{CREDENTIAL}, line 45"),
-        ("## Impact", "`kubectl --token abcdef get pods`\n\n## Impact", f"{CREDENTIAL}, line 45"),
-        ("## Impact", "postgres://u:pw@db/x\n\n## Impact", f"{CREDENTIAL}, line 45"),
-        ("## Impact", "-----BEGIN EC PRIVATE KEY-----\n\n## Impact", f"{CREDENTIAL}, line 45"),
-        ("## Impact", "password=*** https://***@db token: expired secret: checkout-tls2 secretName=a\n\n## Impact", ""),
-        ("## Evidence", "## **3. Evidence:**\n\n### Pods", ""),
         ("## Impact", "## Timeline\n\n- 02:38 rollout\n\n## Impact", ""),
     ],
 )  # fmt: skip
@@ -520,7 +534,7 @@ HEADINGS = [
 ]
 
 
-@pytest.mark.parametrize("text", HEADINGS)
+@pytest.mark.parametrize("text", by_day([(text,) for text in HEADINGS]))
 def test_the_validator_finds_the_sections_that_the_run_finds(text: str, tmp_path: Path) -> None:
     """Reports that the one called valid the other threw away, and seven bare headings were a success."""
     (tmp_path / "report.md").write_bytes(text.encode())
