@@ -3,7 +3,7 @@
 # of keys are, was cut off from its BEGIN.
 
 # open_key: 1 within the body of a key, 2 after its last line.
-BEGIN { LONG = 60; MOST = 32768 }
+BEGIN { LONG = 60; MOST = 32768 }   # what is longer comes here with a byte more
 
 function show(line) { gsub(/\001/, "***", line); print line }
 

@@ -82,7 +82,7 @@ one() {
 # clean [FILE]: masks what looks like a credential, within its value, and drops control characters but newline and
 # tab. What was masked goes to FILE, in words.
 clean() {
-    sed -E $'s/\e\\[[0-9;?]*[A-Za-z]//g' | tr -d '\000-\010\013-\037\177' |
+    sed -E $'s/\e\\[[0-9;?]*[A-Za-z]//g' | tr -d '\000-\010\013-\037\177' | cut -b 1-32769 |
         awk -f "$here/mask.awk" -f "$here/clean.awk" -v told="${1:-}"
 }
 
