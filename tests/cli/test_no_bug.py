@@ -65,12 +65,18 @@ VALUES = (
 )
 
 
+def open_to_all(path: Path) -> None:
+    """Let others into a folder of pytest's, which opens its own to their owner only."""
+    for folder in (path, *path.parents):
+        if folder.stat().st_mode & 0o077 == 0:
+            folder.chmod(0o755)
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Paths of everything that a path can lead to. What may not be read is so for an ordinary user."""
     root = tmp_path_factory.mktemp("places")
-    for folder in (root, *root.parents[:2]):
-        folder.chmod(0o755)
+    open_to_all(root)
     (root / "file").write_text("a: 1\n")
     (root / "bytes").write_bytes(bytes(range(256)))
     (root / "json").write_text('{"a": "\\ud83d\\ude00"}')
@@ -153,8 +159,7 @@ DRAWS: dict[str, Callable[[Tried, random.Random], None]] = {
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 9))])
 @pytest.mark.parametrize("draw", DRAWS)
 def test_no_command_ends_with_a_bug(tmp_path: Path, places: list[str], draw: str, seed: int) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    open_to_all(tmp_path)
     tried, rng = Tried(tmp_path / "home", places), random.Random(seed)
     for _ in range(20 if seed == 1 else 100):
         DRAWS[draw](tried, rng)
@@ -179,8 +184,7 @@ def test_a_new_interpreter_with_few_descriptors_says_so(tmp_path: Path, descript
 def test_a_link_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     """`/proc/1/root` is one, for everybody but root."""
     tried = Tried(tmp_path / "home", [])
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    open_to_all(tmp_path)
     home = tried.fresh()
     env = {"PATH": os.environ["PATH"], "HOME": str(home)}
     words = ["plan", "m", "--save", "/proc/1/root/plan.json"]
