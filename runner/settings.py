@@ -309,40 +309,6 @@ def _state_home(env: Mapping[str, str]) -> str:
     return os.path.join(base, "runner")
 
 
-@dataclass(frozen=True)
-class Manners:
-    """How the environment wants things printed. ``obeyed``: by a CI that takes some lines as commands; ``annotates``:
-    it is GitHub Actions, and gets such lines of ours."""
-
-    redraw: bool = True
-    colour: bool = True
-    obeyed: bool = False
-    annotates: bool = False
-
-
-_CI = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "TF_BUILD", "JENKINS_URL", "TEAMCITY_VERSION")
-
-_OBEYING = ("GITHUB_ACTIONS", "TF_BUILD", "TEAMCITY_VERSION")  # the second is Azure Pipelines'
-
-
-def manners(env: Mapping[str, str] | None = None) -> Manners:
-    """Of an environment; by default that of this process."""
-    env = os.environ if env is None else env  # noqa: TID251  # the other place
-    capable = env.get("TERM", "dumb") != "dumb"
-    ci = {name for name in _CI if env.get(name, "").lower() not in ("", "0", "false")}
-    return Manners(
-        redraw=capable and not ci,
-        colour=capable and not env.get("NO_COLOR"),
-        obeyed=not ci.isdisjoint(_OBEYING),
-        annotates=in_github(env),
-    )
-
-
-def in_github(env: Mapping[str, str]) -> bool:
-    """Whether a step of GitHub Actions runs us."""
-    return env.get("GITHUB_ACTIONS") == "true"
-
-
 def current() -> Settings:
     return Settings.from_env(os.environ)  # noqa: TID251  # the one place
 

@@ -29,7 +29,7 @@ LAYERS = [  # top first; rooms in one set do not import each other
     {"events"},
     {"listing", "model", "nurseries", "plugins", "redact", "settings", "trees"},
     {"programs"},
-    {"errors", "ids", "beneath"},
+    {"errors", "ids", "beneath", "manners"},
     {"__init__"},
 ]
 

@@ -18,6 +18,7 @@ from runner.cli.output import Output, standard, to_nowhere
 from runner.errors import HostRefused, Rejected, RunnerError, UsageError, nearest
 
 BUG = 70
+_HELP = (("--help",), ("-h",))
 
 
 class _Parser(ArgumentParser):
@@ -32,8 +33,8 @@ class _Parser(ArgumentParser):
         raise UsageError(message, hint=f"see `{self.prog} --help`")
 
 
-def parser_of(names: Iterable[str]) -> ArgumentParser:
-    """The parser of these verbs."""
+def parser_of(names: Iterable[str], *, summary: bool = False) -> ArgumentParser:
+    """The parser of these verbs; as a ``summary`` it knows none of their arguments."""
     parser = _Parser(
         prog="runner",
         description="Plan, policy and proof for AI agents.",
@@ -46,9 +47,9 @@ def parser_of(names: Iterable[str]) -> ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", prog="runner", parser_class=_Parser, required=True)
     for name in names:
         module = plugins.load(runner.cli.verbs, name)
-        module.add_arguments(
-            verbs.add_parser(name, help=module.SUMMARY, description=module.SUMMARY, allow_abbrev=False)
-        )
+        parser_of_verb = verbs.add_parser(name, help=module.SUMMARY, description=module.SUMMARY, allow_abbrev=False)
+        if not summary:
+            module.add_arguments(parser_of_verb)
     return parser
 
 
@@ -67,7 +68,7 @@ def _meant(arguments: Sequence[str]) -> Sequence[str]:
 def main(arguments: Sequence[str], out: Output) -> int:
     """Run one command and return its exit code; never raises, never shows a traceback for bad input."""
     try:
-        args = parser_of(_meant(arguments)).parse_args(arguments)
+        args = parser_of(_meant(arguments), summary=tuple(arguments) in _HELP).parse_args(arguments)
         code: int = import_module(f"runner.cli.verbs.{args.verb}").main(args, out)
     except RunnerError as error:
         _tell(out, error.findings if isinstance(error, Rejected) else [error])

@@ -12,7 +12,7 @@ from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
 
 from runner.errors import HostRefused, RunnerError
-from runner.settings import Manners, manners
+from runner.manners import Manners, manners
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -10,7 +10,6 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,11 +92,13 @@ class Reports:
 
     def _in_repository(self, note: Note) -> Note:
         """With the place of a manifest as GitHub knows it, also when we were started further down."""
+        from dataclasses import replace
+
         root = self._settings.ci.get("GITHUB_WORKSPACE")
         if root is None or note.at is None:
             return note
         relative = os.path.relpath(os.path.abspath(note.at.file), root)
-        return note if relative.startswith("..") else replace(note, at=replace(note.at, file=relative))
+        return note if relative.startswith("..") else replace(note, at=note.at._replace(file=relative))
 
     def _open_summary(self, path: Path | None) -> Published | None:
         """The file that was named; else GitHub's, to which every command of a step appends."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from runner.errors import Place, RunnerError, in_order, shown
 from runner.report.words import columns
@@ -55,7 +54,7 @@ def _finding(finding: RunnerError, colour: bool) -> str:
         at = f"{shown(place.file, MESSAGE)}:{place.line}:{place.column}"
         lines.append(f"{gutter}{paint('-->', _BLUE)} {at}")
         if place.text:
-            place = replace(place, text=_USERINFO.sub(lambda found: "*" * len(found[0]), place.text))
+            place = place._replace(text=_USERINFO.sub(lambda found: "*" * len(found[0]), place.text))
             source, indent, carets = _snippet(place, COLUMNS - len(gutter) - 3)
             lines.append(f"{gutter} {paint('|', _BLUE)}")
             lines.append(f"{paint(f'{place.line:>{len(gutter)}} |', _BLUE)} {source}".rstrip())

@@ -110,11 +110,11 @@ def wanted(selected: Selected, settings: Settings, *, untrusted: bool = False) -
     if checkout is not None and checkout.url is not None and (fault := judge_url(checkout.url)):
         at = _source_place(selected)
         if "@" in checkout.url or "?" in checkout.url:
-            at = replace(at, text="")  # the line may hold a password
+            at = at._replace(text="")  # the line may hold a password
         findings.append(BadUrl(fault.message, at=at, hint=fault.hint))
     elif (task := selected.spec.task) is not None and holds_secret(task.repository_url or ""):
         at = selected.run.place("task", "repository_url")
-        findings.append(BadUrl(SECRET_IN_URL, at=replace(at, text=""), hint="write the URL of the task without them"))
+        findings.append(BadUrl(SECRET_IN_URL, at=at._replace(text=""), hint="write the URL of the task without them"))
     agent = selected.agent
     script = None
     if agent.script is not None and agent.script.path is not None:

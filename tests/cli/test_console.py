@@ -19,9 +19,9 @@ import pytest
 from runner import events as ev
 from runner.cli.console import NEWS, Lines, Tree
 from runner.cli.output import Output
+from runner.manners import Manners, manners
 from runner.model import Outcome, Rung, Status, StopReason
 from runner.ports.sink import Sink
-from runner.settings import Manners, manners
 from tests.situations import Project
 
 STARTED = (
