@@ -23,7 +23,7 @@ from runner.errors import RunUnfinished, StoreDamaged, StoreFailed
 from runner.events import Recorded
 from runner.providers._directories import find_remains
 from runner.settings import Settings
-from runner.store.sqlite import open_reader, open_store
+from runner.store.sqlite import open_store
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ async def _damage(settings: Settings) -> str | None:
     if not state_file(settings).exists():
         return None
     try:
-        async with open_reader(state_file(settings), must_exist=True) as store:
+        async with open_store(state_file(settings), now=now_microseconds, entropy=bytes, must_exist=True) as store:
             await store.check()
     except StoreDamaged as error:
         return error.message

@@ -52,6 +52,7 @@ from runner.lifecycle.lease import LeaseEvent
 from runner.lifecycle.workspace import WorkspaceEvent
 from runner.model import Anchor, Fence, Lease, SlotState, Status
 from runner.ports.store import PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
+from runner.record import replay
 from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, restore_lease, write_lease
 from runner.store._projects import find_project, read_projects, write_project
 from runner.store._runs import find_run, run_exists
@@ -168,17 +169,26 @@ class Reader:
     async def check(self) -> None:
         """Read all that there is. Raises ``StoreDamaged`` for what is not as it was written."""
         await self._in_thread(self._check)
-        for row in await self.runs():
-            await self.events(row.id)
-        for workspace in await self.workspaces():
-            await self.workspace_events(workspace.id)
-        for read in (self.leases, self.projects, self.pools, self.slots, self.anchor, self.newest, self.pool_counts):
+        runs = {row.id for row in await self.runs()}
+        for owner in await self.counts():
+            history = await (self.events(owner) if owner in runs else self.workspace_events(owner))
+            try:
+                if owner in runs:
+                    replay(owner, history)
+            except (KeyError, TypeError, AttributeError) as error:
+                raise _damaged(self._path, f"the events of run {owner} do not fit together") from error
+            if [recorded.seq for recorded in history] != list(range(1, len(history) + 1)):
+                raise _damaged(self._path, f"events of {owner} are lacking")
+        for read in (self.workspaces, self.leases, self.projects, self.pools, self.slots, self.anchor, self.newest):
             await read()
+        await self.pool_counts()
 
     def _check(self) -> None:
         (verdict,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise _damaged(self._path, verdict)
+        if self._connection.execute("PRAGMA foreign_key_check").fetchone():
+            raise _damaged(self._path, "there are events of no run")
 
     async def runs(self) -> list[RunRow]:
         first = "SELECT body FROM events WHERE run = runs.id AND seq = 1"
