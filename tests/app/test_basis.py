@@ -124,7 +124,7 @@ UNDECIDING = {  # fields that are no inputs: their content is, they follow from 
     "provision": {
         *("providers", "incident", "inputs_in_tree", "script", "unprotected", "agents_file", "warm", "skills", "advice")
     },
-    "clone": {"path", "policies"},
+    "clone": {"path", "policies", "within"},
     "setup": {"command_seconds"},
     "preload": {"baseline_seconds"},
     "agent": {"must", "incident", "member", "cli"},
