@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import trio
@@ -269,9 +270,14 @@ def appending(store: Store, sinks: Sequence[Sink], redactor: Redactor) -> Append
         if redactor:
             events = [ev.with_texts(event, redactor.text) for event in events]
         recorded = await store.append(run, events, fence=fence)
-        for one in recorded:
-            for sink in sinks:
+        refusal: OSError | None = None
+        for one, sink in product(recorded, sinks):
+            try:
                 sink(one)
+            except OSError as error:  # the others are told all the same, or a directory's events would have a gap
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
         return recorded
 
     return append
