@@ -35,7 +35,7 @@ from runner.beneath import read_beneath
 from runner.egress.clusters import Clusters
 from runner.egress.gateway import ModelGateway, usable
 from runner.engine.execute import execute
-from runner.engine.run import Append, Control, carry_out, pass_over
+from runner.engine.run import Append, Control, Uncopied, carry_out, pass_over
 from runner.errors import Attached, HostRefused, RunExists, RunnerError, RunOver, StoreFailed, leaf
 from runner.git import open_git
 from runner.ids import run_id
@@ -276,8 +276,12 @@ def appending(store: Store, sinks: Sequence[Sink], redactor: Redactor) -> Append
                 sink(one)
             except OSError as error:  # the others are told all the same, or a directory's events would have a gap
                 refusal = refusal or error
-        if refusal is not None:
+        if isinstance(refusal, BrokenPipeError):
             raise refusal
+        if refusal is not None:
+            uncopied = Uncopied(refusal.errno, refusal.strerror, refusal.filename)
+            uncopied.recorded = recorded
+            raise uncopied from refusal
         return recorded
 
     return append

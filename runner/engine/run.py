@@ -33,6 +33,12 @@ from runner.steps.provision.run import next_fit
 Append = Callable[[str, Sequence[ev.Event], Fence | None], Awaitable[Sequence[ev.Recorded]]]
 
 
+class Uncopied(OSError):
+    """This host did not take what an ``Append`` tells others of events; ``recorded`` are durable all the same."""
+
+    recorded: Sequence[ev.Recorded] = ()
+
+
 @dataclass
 class Control:
     """How a signal reaches a run: the first ends its work, the second its settling and its sandboxes.
@@ -162,8 +168,16 @@ class _Journal:
     async def write(self, *events: ev.Event, fence: Fence | None = None) -> None:
         """Shielded: a step that was cancelled still says so, and the store bounds its own waiting."""
         with trio.CancelScope(shield=True):
-            for recorded in await self.append(self.record.id, events, fence):
-                fold(self.record, recorded)
+            try:
+                written = await self.append(self.record.id, events, fence)
+            except Uncopied as refusal:
+                self._fold(refusal.recorded)
+                raise
+            self._fold(written)
+
+    def _fold(self, written: Sequence[ev.Recorded]) -> None:
+        for recorded in written:
+            fold(self.record, recorded)
 
     async def emit(self, *events: ev.Event) -> None:
         """``write`` behind the lease's fence.
