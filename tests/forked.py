@@ -25,6 +25,7 @@ from pkgutil import walk_packages
 from typing import IO
 
 import runner
+from runner import plugins
 
 _REQUEST = 1 << 20  # bytes
 _LIBRARIES = ("docker", "dulwich.client", "h11", "jinja2.sandbox", "rich.live", "rich.table")
@@ -112,7 +113,9 @@ def load_everything() -> None:
     """All that a command imports at some time, once for all forks, and what no setting changes."""
     for found in walk_packages(runner.__path__, "runner."):
         if found.name not in ("runner.__main__", "runner.guest.build"):
-            import_module(found.name)
+            module = import_module(found.name)
+            if found.ispkg:
+                plugins.names(module)  # a fork as another user may not be able to look for them
     for name in _LIBRARIES:
         import_module(name)
     from runner.manifest.load import defaults
