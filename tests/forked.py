@@ -7,6 +7,7 @@ what an interpreter reads when it starts (``PYTHON*``, the locale), ``Project.st
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import json
 import os
@@ -14,6 +15,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,7 @@ from runner import plugins
 _REQUEST = 1 << 20  # bytes
 _LIBRARIES = ("docker", "dulwich.client", "h11", "jinja2.sandbox", "rich.live", "rich.table")
 ROOT = Path(__file__).parents[1]
+_CLONE_NEWNS, _PRIVATE, _BIND = 0x20000, 0x44000, 0x5000  # of linux/sched.h and linux/mount.h; with all that is below
 
 
 class Forks:
@@ -157,6 +160,22 @@ def _answer(connection: socket.socket) -> None:
     os._exit(0)
 
 
+def _open_the_way(place: Path) -> None:
+    """Let other users in to ``place``, in mounts of our own: a checkout may lie in a home that is closed to them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    closed = [folder for folder in reversed(place.parents) if not folder.stat().st_mode & stat.S_IXOTH]
+    if closed and (libc.unshare(_CLONE_NEWNS) or libc.mount(None, b"/", None, _PRIVATE, None)):
+        raise OSError(ctypes.get_errno(), "no mounts of our own")
+    for folder in closed:
+        behind = os.open(folder, os.O_PATH)
+        inside = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+        libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, b"mode=755")
+        for name in inside:
+            (folder / name).mkdir()
+            libc.mount(os.fsencode(f"/proc/self/fd/{behind}/{name}"), os.fsencode(folder / name), None, _BIND, None)
+        os.close(behind)
+
+
 def _become(request: Mapping[str, object], descriptors: Sequence[int]) -> None:
     """What the interpreter does from the entry point on, to its end."""
     from runner.cli.main import entry
@@ -169,6 +188,8 @@ def _become(request: Mapping[str, object], descriptors: Sequence[int]) -> None:
     for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    if isinstance(request["user"], int):
+        _open_the_way(ROOT)
     if isinstance(files := request["descriptors"], int):
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if isinstance(user := request["user"], int):
