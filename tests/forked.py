@@ -189,7 +189,8 @@ def _become(request: Mapping[str, object], descriptors: Sequence[int]) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     if isinstance(request["user"], int):
-        _open_the_way(ROOT)
+        for place in (ROOT, Path(sys.base_prefix)):
+            _open_the_way(place)
     if isinstance(files := request["descriptors"], int):
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if isinstance(user := request["user"], int):

@@ -114,7 +114,7 @@ def _mistold(said: Any, true: Any, places: Collection[str], at: str = "runs") ->
 def read_document(file: Path) -> dict[str, Any]:
     """The plan document in a file: a saved plan, or the ``plan.json`` of a run. Raises ``BadPlanFile``."""
     try:
-        content = json.loads(read_file(file, MAX_BYTES))
+        content = json.loads(read_file(file, MAX_BYTES).decode())  # bytes alone might be taken for UTF-16
         if content["format"] != FORMAT:
             found = shown(str(content["format"]))
             raise BadPlanFile(f"`{file}` has format `{found}`", hint=f"this version reads {FORMAT}")

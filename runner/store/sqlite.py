@@ -164,7 +164,7 @@ class Reader:
     async def counts(self) -> dict[str, int]:
         both = "SELECT run, max(seq) FROM events GROUP BY run"
         both += " UNION ALL SELECT workspace, max(seq) FROM workspace_events GROUP BY workspace"
-        return await self._in_thread(lambda: dict(self._connection.execute(both)))
+        return await self._in_thread(lambda: {owner: int(seq) for owner, seq in self._connection.execute(both)})
 
     async def check(self) -> None:
         """Read all that there is. Raises ``StoreDamaged`` for what is not as it was written."""

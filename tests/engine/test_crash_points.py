@@ -205,7 +205,7 @@ def kill_and_recover(crashing: Crashing, point: str, at: int, *recoveries: tuple
 
 
 def assert_nothing_of_docker(home: Path) -> None:
-    runs = {path.name for path in (home / "state" / "runs").iterdir()}
+    runs = {path.name for path in home.glob("state/runs/*")}
     with dockerd.session().client() as client:
         found = client.containers(all=True, filters={"label": "runner.product=runner"})
         assert [each for each in found if each["Labels"]["runner.run"] in runs] == []
