@@ -8,19 +8,19 @@ from dataclasses import replace
 from runner.events import LeaseAcquired
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 from runner.model import Fence, Lease
+from runner.store._rows import as_rows
 
 _COLUMNS = "workspace, fence, id, holder, acquired, refreshed, expires"
 
 
 def read_lease(connection: sqlite3.Connection, workspace: str) -> Lease:
     query = f"SELECT {_COLUMNS} FROM leases WHERE workspace = ?"
-    row = connection.execute(query, (workspace,)).fetchone()
-    return Lease(*row) if row is not None else free(workspace)
+    return next(as_rows(Lease, connection.execute(query, (workspace,))), free(workspace))
 
 
 def read_leases(connection: sqlite3.Connection) -> list[Lease]:
     query = f"SELECT {_COLUMNS} FROM leases WHERE id <> '' ORDER BY acquired, workspace"
-    return [Lease(*row) for row in connection.execute(query)]
+    return list(as_rows(Lease, connection.execute(query)))
 
 
 def check_fence(connection: sqlite3.Connection, fence: Fence, at: int) -> None:

@@ -55,6 +55,7 @@ from runner.ports.store import PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRo
 from runner.record import replay
 from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, restore_lease, write_lease
 from runner.store._projects import find_project, read_projects, write_project
+from runner.store._rows import as_rows
 from runner.store._runs import find_run, run_exists
 from runner.store._slots import (
     change_slot,
@@ -198,7 +199,7 @@ class Reader:
         )
         columns = f"id, name, status, exit_code, plan, created, ended, {', '.join(said)}"
         query = f"SELECT {columns} FROM runs ORDER BY created DESC, rowid DESC"
-        return await self._in_thread(lambda: [RunRow(*row) for row in self._connection.execute(query)])
+        return await self._in_thread(lambda: list(as_rows(RunRow, self._connection.execute(query))))
 
     async def find(self, run: str) -> RunRow:
         return find_run(await self.runs(), run)

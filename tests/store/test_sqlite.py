@@ -27,6 +27,7 @@ from runner.events import (
     EffectGone,
     EffectIntended,
     Event,
+    LeaseAcquired,
     RunEnded,
     RunStarted,
     SnapshotPublished,
@@ -304,6 +305,29 @@ async def test_an_event_that_cannot_be_read_is_damage(tmp_path: Path, change: st
 
         with pytest.raises(StoreDamaged, match="event 1 of run a"):
             await store.events("a")
+
+
+@pytest.mark.parametrize(
+    "change", ["runs SET created = 'x'", "leases SET expires = 'x'", "events SET seq = 'x' WHERE seq = 2"]
+)
+async def test_a_value_of_another_type_is_damage(tmp_path: Path, change: str) -> None:
+    """As one flipped bit makes of it; SQLite itself puts none into a strict table."""
+    async with store_in(tmp_path) as store:
+        await store.append("a", [STARTED, LeaseAcquired("w", "lease", "a", 1, 60.0)])
+        with closing(sqlite3.connect(tmp_path / "state.db")) as connection, connection:
+            connection.execute("PRAGMA writable_schema = ON")
+            connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'STRICT', '') WHERE sql NOT LIKE '%ROWID%'")
+            connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'STRICT,', '')")
+        with closing(sqlite3.connect(tmp_path / "state.db")) as connection, connection:
+            connection.execute(f"UPDATE {change}")
+
+        async def read_all() -> None:
+            await store.counts()
+            await store.runs()
+            await store.leases()
+
+        with pytest.raises(StoreDamaged, match="cannot be read"):
+            await read_all()
 
 
 # --- kills ----------------------------------------------------------------------------------------

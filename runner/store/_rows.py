@@ -1,0 +1,18 @@
+"""Rows as values. A bit that flips in SQLite's file may change the type of what is in a column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar, get_type_hints
+
+T = TypeVar("T")
+
+
+def as_rows(kind: type[T], found: Iterable[Sequence[object]]) -> Iterator[T]:
+    """Make values of rows. Raises ``TypeError``, which the store tells as damage, for a column of another type."""
+    kinds = get_type_hints(kind)
+    for values in found:
+        for (name, wanted), value in zip(kinds.items(), values, strict=True):
+            if not isinstance(value, wanted):
+                raise TypeError(f"`{name}` is {value!r}")
+        yield kind(*values)
