@@ -53,6 +53,16 @@ def part_of(item: pytest.Item, marker: pytest.Mark) -> str:
     return item.callspec.params["provider"] if part == "provider" else part  # type: ignore[attr-defined]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
+    """Give a skip inside of trio its reason back: pytest-trio raises it anew without."""
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, pytest.skip.Exception) and isinstance(leaf := error.__context__, BaseExceptionGroup):
+        while isinstance(leaf, BaseExceptionGroup):
+            leaf = leaf.exceptions[0]
+        error.msg = str(leaf)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     skipped = report.skipped and not hasattr(report, "wasxfail")
     if skipped:
