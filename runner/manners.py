@@ -30,10 +30,5 @@ def manners(env: Mapping[str, str] | None = None) -> Manners:
         redraw=capable and not ci,
         colour=capable and not env.get("NO_COLOR"),
         obeyed=not ci.isdisjoint(_OBEYING),
-        annotates=in_github(env),
+        annotates=env.get("GITHUB_ACTIONS") == "true",
     )
-
-
-def in_github(env: Mapping[str, str]) -> bool:
-    """Whether a step of GitHub Actions runs us."""
-    return env.get("GITHUB_ACTIONS") == "true"
