@@ -163,6 +163,10 @@ class UsageError(InputError):
     code = "cli.usage"
 
 
+class NotLinux(InputError):
+    code = "host.not-linux"
+
+
 class FileExists(InputError):
     code = "init.exists"
 
