@@ -12,7 +12,7 @@ LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version
 UNIT := compiler lifecycle manifest plan policy report spec
 SUITE := $(BIN)/pytest --dist worksteal
 
-.PHONY: help quickstart setup unit test nightly bench lock schemas
+.PHONY: help quickstart setup unit test nightly bench lock schemas wheels
 
 help:
 	@echo 'make quickstart   triage a recorded incident, and change this repository in a private clone'
@@ -21,6 +21,7 @@ help:
 	@echo 'make nightly      the tests that take too long for make test, and the measurements that were promised'
 	@echo 'make bench        measurements'
 	@echo 'make schemas      write schemas/ anew from the manifest models'
+	@echo 'make wheels       what is released into dist/: a wheel for each machine, and the sources'
 	@echo 'make lock         write the lock files anew from pyproject.toml'
 
 .venv/product: pyproject.toml requirements.lock $(GUEST)
@@ -67,3 +68,8 @@ schemas: .venv/tests
 lock: .venv/tests
 	$(LOCK) --group build -o requirements.lock pyproject.toml
 	$(LOCK) --group test -c requirements.lock -o tests/requirements.lock pyproject.toml
+
+wheels: .venv/tests
+	$(BIN)/hatchling build -t sdist
+	WHEEL_MACHINE=x86_64 $(BIN)/hatchling build -t wheel
+	WHEEL_MACHINE=aarch64 $(BIN)/hatchling build -t wheel

@@ -1,39 +1,57 @@
-"""The wheel is whole: what the product ships beside its code is in it, and is found there.
+"""The wheels are whole: what the product ships beside its code is in them, and is found there.
 
-And nothing that comes with it is compiled where it is installed.
+And nothing that comes with them is compiled where they are installed.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import socket
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.utils import parse_wheel_filename
 
+from runner import DISTRIBUTION
 from runner.guest import binary, build
 from runner.guest.framing import Parser, Type
 from tests.needs import Component
 
 ROOT = Path(__file__).parent.parent
 UV = str(Path(sys.executable).with_name("uv"))
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+E_MACHINE = {"x86_64": 62, "aarch64": 183}  # of ELF
 UNREACHABLE = 2  # uv's exit status when the index does not answer; 1 when it has no such wheels
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from this checkout, unpacked as an installer does."""
-    folder = tmp_path_factory.mktemp("wheel")
+def make_wheel(folder: Path, machine: str) -> Path:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    [wheel] = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    subprocess.run(build, cwd=ROOT, env={**os.environ, "WHEEL_MACHINE": machine}, check=True, capture_output=True)
+    [wheel] = folder.glob(f"*{machine}.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A wheel for each machine, built from this checkout."""
+    folder = tmp_path_factory.mktemp("wheels")
+    return {machine: make_wheel(folder, machine) for machine in build.MACHINES}
+
+
+@pytest.fixture(scope="module")
+def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This machine's wheel, unpacked as an installer does."""
+    site = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheels[platform.machine()]) as archive:
         for member in archive.infolist():
-            path = Path(archive.extract(member, folder / "site"))
+            path = Path(archive.extract(member, site))
             path.chmod((member.external_attr >> 16) & 0o777 or 0o644)
-    return folder / "site"
+    return site
 
 
 def test_the_shipped_folders_are_found_with_their_executable_bits(installed: Path) -> None:
@@ -91,13 +109,71 @@ def test_the_quickstart_of_the_wheel_runs_where_it_is_copied_to(installed: Path,
     assert {path: path.stat().st_mtime_ns for path in shipped.rglob("*")} == before
 
 
-def test_the_wheel_has_each_program_for_each_machine_as_it_was_recorded(installed: Path) -> None:
-    folder = installed / "runner" / "guest" / "bin"
-    programs = [f"{name}-{machine}" for name in build.PROGRAMS for machine in build.MACHINES]
+@pytest.mark.parametrize("machine", build.MACHINES)
+def test_a_wheel_has_the_programs_of_its_machine_as_they_were_recorded(
+    machine: str, wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(wheels[machine]) as archive:
+        inside = [name for name in archive.namelist() if name.startswith("runner/guest/bin/")]
+        archive.extractall(tmp_path, inside)
+    folder = tmp_path / "runner" / "guest" / "bin"
+    programs = [f"{name}-{machine}" for name in build.PROGRAMS]
 
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, check=True, capture_output=True)
     assert sorted(path.name for path in folder.iterdir()) == ["SHA256SUMS", *sorted(programs)]
-    assert [(folder / program).read_bytes()[18] for program in programs] == 2 * [62, 183]  # e_machine: x86-64, AArch64
+    assert {(folder / program).read_bytes()[18] for program in programs} == {E_MACHINE[machine]}
+
+
+@pytest.mark.parametrize("machine", build.MACHINES)
+def test_pip_takes_the_wheel_for_its_machine_only(machine: str, wheels: dict[str, Path]) -> None:
+    _, _, _, tags = parse_wheel_filename(wheels[machine].name)
+
+    assert {str(tag) for tag in tags} == {f"py3-none-manylinux_2_28_{machine}"}
+    with zipfile.ZipFile(wheels[machine]) as archive:
+        [told] = [name for name in archive.namelist() if name.endswith(".dist-info/WHEEL")]
+        assert f"Root-Is-Purelib: false\nTag: py3-none-manylinux_2_28_{machine}\n" in archive.read(told).decode()
+
+
+def test_a_machine_that_runner_does_not_work_on_gets_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHEEL_MACHINE", "riscv64")
+
+    with pytest.raises(RuntimeError, match="x86_64 and aarch64 only, not on riscv64"):
+        build.wheel_machine()
+
+
+def test_the_distribution_has_one_name(wheels: dict[str, Path]) -> None:
+    names = {parse_wheel_filename(wheel.name)[0] for wheel in wheels.values()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert names == {project["name"]} == {DISTRIBUTION}
+    assert list(project["scripts"]) == ["runner"]
+
+
+def test_the_pythons_that_are_named_are_the_ones_that_have_wheels() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [words.rpartition(" ")[2] for words in project["classifiers"] if ":: Python :: 3." in words]
+
+    assert (named, project["requires-python"]) == (PYTHONS, f">={PYTHONS[0]}")
+
+
+@pytest.mark.parametrize(("system", "way"), [("darwin", "limactl start"), ("win32", "WSL 2"), ("freebsd14", "machine")])
+@pytest.mark.parametrize(
+    "start",
+    ["from runner.__main__ import entry; sys.exit(entry())", "runpy.run_module('runner', run_name='__main__')"],
+    ids=["command", "module"],
+)
+def test_another_system_gets_a_sentence(start: str, system: str, way: str, installed: Path) -> None:
+    """As far as it can be shown here: with another name of the system, and without what only Unix has."""
+    absent = "sys.modules.update(dict.fromkeys(('fcntl', 'grp', 'pwd', 'resource', 'termios')))"
+    launcher = f"import runpy, sys; {absent}; sys.platform = {system!r}; {start}"
+    done = subprocess.run(
+        [sys.executable, "-c", launcher], env={"PYTHONPATH": str(installed)}, cwd="/", capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error[host.not-linux]: runner works on Linux only, and this is `{system}`\n")
+    assert way in done.stderr.splitlines()[1]
+    assert len(done.stderr.splitlines()) == 2
 
 
 def test_the_guest_program_of_the_wheel_starts(installed: Path) -> None:
@@ -143,7 +219,7 @@ def has_wheels(requirements: Path, machine: str, python: str, scratch: Path) -> 
 
 
 @pytest.mark.parametrize("machine", build.MACHINES)
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("python", PYTHONS)
 def test_each_dependency_has_a_wheel_for_each_python_and_machine(python: str, machine: str, tmp_path: Path) -> None:
     assert has_wheels(ROOT / "requirements.lock", machine, python, tmp_path / "target")
 

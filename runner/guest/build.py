@@ -1,7 +1,7 @@
 """The C programs from their sources: the commands that compile them, and the hook by which an installation does.
 
-A wheel carries each program for every machine, compiled by the one pinned ``ziglang``: the same source gives the same
-bytes wherever it lies and whatever compiles there. An editable install makes this machine's only, with the system's
+A wheel is for one machine: this one, or that which ``WHEEL_MACHINE`` names. The pinned ``ziglang`` compiles for either,
+the same source to the same bytes wherever it lies and whatever compiles there. An editable install uses the system's
 compiler where that can. This module belongs to the build: no wheel has it, and nothing of the product imports it.
 """
 
@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess  # noqa: TID251  # a build, without a loop
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MACHINES = ("x86_64", "aarch64")
 PROGRAMS = ("guest", "lister")
+TAG = "py3-none-manylinux_2_28_{}"  # our programs need no C library, but bubblewrap's wheels need this one
 SUMS = "SHA256SUMS"
 COMPILE = (
     *("-c", "-std=gnu11", "-Os", "-Wall", "-Wextra", "-fno-pie"),
@@ -68,15 +70,14 @@ def compile_program(compiler: Compiler, source: Path, name: str, target: Path) -
             )
 
 
-def make_portable(source: Path, folder: Path) -> None:
+def make_portable(source: Path, folder: Path, machine: str) -> None:
     """The programs of a wheel and their hashes into ``folder``. Raises ``RuntimeError`` without ``ziglang``."""
     with TemporaryDirectory() as cache:
-        for machine in MACHINES:
-            compiler = pinned_compiler(machine, Path(cache))
-            if compiler is None:
-                raise RuntimeError("a wheel needs the `ziglang` that pyproject.toml names")
-            for name in PROGRAMS:
-                compile_program(compiler, source, name, folder / f"{name}-{machine}")
+        compiler = pinned_compiler(machine, Path(cache))
+        if compiler is None:
+            raise RuntimeError("a wheel needs the `ziglang` that pyproject.toml names")
+        for name in PROGRAMS:
+            compile_program(compiler, source, name, folder / f"{name}-{machine}")
     _record(folder)
 
 
@@ -108,6 +109,17 @@ def _record(folder: Path) -> None:
     (folder / SUMS).write_text("".join(lines))
 
 
+def wheel_machine() -> str:
+    """The machine that a wheel is made for. Raises ``RuntimeError`` where that is none that ``runner`` works on."""
+    named = os.environ.get("WHEEL_MACHINE")  # noqa: TID251  # nothing else reaches a hook through pip
+    machine = named or platform.machine()
+    if not named and sys.platform != "linux":
+        raise RuntimeError("runner works on Linux only; WHEEL_MACHINE=x86_64 or aarch64 makes a wheel for there")
+    if machine not in MACHINES:
+        raise RuntimeError(f"runner works on {' and '.join(MACHINES)} only, not on {machine}")
+    return machine
+
+
 class GuestHook(BuildHookInterface[BuilderConfig]):
     """Hatchling's hook for wheels, of which an editable install is a kind."""
 
@@ -115,10 +127,13 @@ class GuestHook(BuildHookInterface[BuilderConfig]):
         source = Path(self.root, "runner", "guest")
         if version == "editable":
             self._put_beside(source)
-        else:
-            self.scratch = TemporaryDirectory()  # until the wheel is written
-            make_portable(source, Path(self.scratch.name))
-            build_data["force_include"][self.scratch.name] = "runner/guest/bin"
+            return
+        machine = wheel_machine()
+        self.app.display_info(f"compiling {' and '.join(PROGRAMS)} for {machine}")
+        self.scratch = TemporaryDirectory()  # until the wheel is written
+        make_portable(source, Path(self.scratch.name), machine)
+        build_data["force_include"][self.scratch.name] = "runner/guest/bin"
+        build_data["tag"], build_data["pure_python"] = TAG.format(machine), False
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if version != "editable":
