@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions
 
+from runner import DISTRIBUTION
 from runner.app import image
 from runner.app.facts import open_provider, provider_names
 from runner.app.keys import AgentKey, agent_keys
@@ -19,6 +21,7 @@ class Health:
     agents: tuple[AgentKey, ...]
     settings: tuple[tuple[str, str, str], ...]  # name, value, where it comes from
     image: str | None  # the id of the agents' image, which the docker daemon has
+    rivals: tuple[str, ...]  # what is installed beside us and has a package `runner` too: one overwrites the other
 
     @property
     def able(self) -> bool:
@@ -31,4 +34,5 @@ async def examine(settings: Settings) -> Health:
     probes = [await open_provider(name, settings).probe() for name in provider_names()]
     docker = any(probe.provider == "docker" and probe.available for probe in probes)
     built = await image.present(settings) if docker else None
-    return Health(tuple(probes), open_git(settings).name, agent_keys(settings), settings.rows(), built)
+    rivals = sorted({*packages_distributions().get("runner", ())} - {DISTRIBUTION})
+    return Health(tuple(probes), open_git(settings).name, agent_keys(settings), settings.rows(), built, tuple(rivals))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
+from runner import DISTRIBUTION
 from runner.cli.output import Output
 from runner.errors import UsageError, printable
 
@@ -124,6 +125,9 @@ def _lines(health: Health) -> Iterator[str]:
         if probe.available:
             yield from (f"    not enforced: {feature.value} ({why})" for feature, why in sorted(probe.missing.items()))
     yield f"✓ git        {health.git}"
+    for rival in health.rivals:
+        yield f"✗ package    `{rival}` has a package `runner` too, and is installed in the same place"
+        yield f"    = hint: install runner by itself: `pipx install {DISTRIBUTION}`"
     yield f"✓ image      {health.image}" if health.image else "- image      none for triage: `runner image build`"
     for key in health.agents:
         found = f"key in {key.variable}" if key.problem is None else key.problem
