@@ -5,7 +5,11 @@ BIN := .venv/bin
 GUEST := runner/guest/build.py $(wildcard runner/guest/*.[ch])  # the installation compiles it
 export RUNNER_HOME ?= $(CURDIR)/.runner-state
 
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# What pip says of each package, but for where it has it from.
+SHOWN := | sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Building wheel for \([^ ]*\).*/  building \1/p'
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 # Without a C compiler here pip gets one for the build, some 100 MB, and removes it again.
 HERE = $(shell echo '\#include <linux/futex.h>' | cc -E - >/dev/null 2>&1 && echo --no-build-isolation)
 LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --custom-compile-command 'make lock'
@@ -27,14 +31,14 @@ help:
 .venv/product: pyproject.toml requirements.lock $(GUEST)
 	$(PYTHON) -m venv .venv
 	@echo 'installing what runner needs into .venv'
-	$(PIP) install --require-hashes -r requirements.lock
+	@$(PIP) install --require-hashes -r requirements.lock $(SHOWN)
 	@echo 'installing this checkout$(if $(HERE),, and for the build a compiler)'
-	$(PIP) install --no-deps $(HERE) -e .
+	@$(PIP) install --no-deps $(HERE) -e . $(SHOWN)
 	@touch $@
 
 .venv/tests: .venv/product tests/requirements.lock
 	@echo 'installing what the tests need into .venv'
-	$(PIP) install --require-hashes -r tests/requirements.lock
+	@$(PIP) install --require-hashes -r tests/requirements.lock $(SHOWN)
 	@touch $@
 
 quickstart: .venv/product
@@ -70,6 +74,7 @@ lock: .venv/tests
 	$(LOCK) --group test -c requirements.lock -o tests/requirements.lock pyproject.toml
 
 wheels: .venv/tests
+	rm -rf dist
 	$(BIN)/hatchling build -t sdist
 	WHEEL_MACHINE=x86_64 $(BIN)/hatchling build -t wheel
 	WHEEL_MACHINE=aarch64 $(BIN)/hatchling build -t wheel
