@@ -334,11 +334,8 @@ def spent(host: Host, **variables: str) -> int:
     given |= {"CI_PROJECT_DIR": str(host.checkout), **TEMPLATE["variables"], "RUNNER_PACKAGE": str(host.wheel)}
     env = {name: value.replace("$CI_PROJECT_DIR", str(host.checkout)) for name, value in (given | variables).items()}
     tool = str(host.folder / "temp" / "gitlab")  # its container has a /tmp of its own
-    parts = (
-        "\n".join(TEMPLATE[part]).replace("/tmp/plan-runner", tool)
-        for part in ("before_script", "script", "after_script")
-    )
-    before, script, after = parts
+    names = ("before_script", "script", "after_script")
+    before, script, after = ("\n".join(TEMPLATE[name]).replace("/tmp/plan-runner", tool) for name in names)
     code = host.bash(f"{before}\n{script}", env=env)
     assert host.bash(after, env=env) == 0, host.printed
     return code

@@ -208,6 +208,26 @@ def test_every_module_of_the_wheel_is_imported_without_what_builds_it(installed:
     assert done.stdout == "\n"
 
 
+def test_the_doctor_names_another_distribution_that_has_a_package_runner(installed: Path, tmp_path: Path) -> None:
+    """As pip leaves it when ours comes second; when it comes first nothing of us starts any more."""
+    rival = tmp_path / "rival-1.0.dist-info"
+    rival.mkdir()
+    (rival / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 1.0\n")
+    (rival / "RECORD").write_text("runner/__init__.py,,\nrival-1.0.dist-info/METADATA,,\n")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "runner", "doctor"],
+        env={"PYTHONPATH": f"{installed}:{tmp_path}", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+
+    assert "✗ package    `rival` has a package `runner` too" in done.stdout, done.stderr
+    assert f"= hint: install runner by itself: `pipx install {DISTRIBUTION}`" in done.stdout
+    assert done.stdout.count("✗ package") == 1
+
+
 def has_wheels(requirements: Path, machine: str, python: str, scratch: Path) -> bool:
     """Whether the index has a wheel of each requirement; the test is skipped where it cannot be reached."""
     words = ["pip", "install", "--dry-run", "--no-deps", "--only-binary", ":all:", "--target", str(scratch)]
