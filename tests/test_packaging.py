@@ -141,6 +141,17 @@ def test_a_machine_that_runner_does_not_work_on_gets_no_wheel(monkeypatch: pytes
         build.wheel_machine()
 
 
+def test_another_system_gets_no_wheel_unless_its_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delenv("WHEEL_MACHINE", raising=False)
+
+    with pytest.raises(RuntimeError, match="runner works on Linux only"):
+        build.wheel_machine()
+
+    monkeypatch.setenv("WHEEL_MACHINE", "aarch64")
+    assert build.wheel_machine() == "aarch64"
+
+
 def test_the_distribution_has_one_name(wheels: dict[str, Path]) -> None:
     names = {parse_wheel_filename(wheel.name)[0] for wheel in wheels.values()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
