@@ -49,10 +49,7 @@ _WORKSPACE = (
 _SPEC = ("agent", "script", "workspace", *_WORKSPACE)
 _HOPELESS = 100  # fields that are not of this version; then the rest is not looked at
 _MAY_FAIL = "setup: {on_failure: warn}"
-_ABSENT = {
-    "tools": "remove it: the agent then has every tool, inside its sandbox",
-    "base_image": "remove it: the workspace then shows this machine's system, and `toolchains` shows more of it",
-}
+_ABSENT = {"tools": "remove it: the agent then has every tool, inside its sandbox"}
 
 
 def upgrade(tree: Tree, rewrite: Rewrite) -> tuple[object, list[RunnerError]]:
