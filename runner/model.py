@@ -181,6 +181,7 @@ class Reason(StrEnum):
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
     LEASE = "lease"
+    LIMIT = "limit"
     PLATFORM = "platform"
     AUTH = "auth"
     MODEL = "model"

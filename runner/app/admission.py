@@ -15,7 +15,6 @@ from runner.errors import (
     ProviderUnavailable,
     UnknownPlugin,
     UsageError,
-    WorkspaceLimit,
     nearest,
     printable,
 )
@@ -27,8 +26,6 @@ from runner.ports.store import WorkspaceRow
 from runner.settings import Settings
 from runner.steps.provision.run import enforceable
 
-_IDLE = 3  # workspaces that an error names
-
 
 @dataclass(frozen=True)
 class Chosen:
@@ -37,23 +34,6 @@ class Chosen:
     provider: Provider
     probe: Probe
     image: str | None
-
-
-def check_limit(settings: Settings, rows: Sequence[WorkspaceRow], id: str | None = None) -> None:
-    """Raises ``WorkspaceLimit`` when there is no room for another workspace, or for ``id`` beside those before it.
-
-    ``rows`` are all that there are, newest first. Of several that are made at once the first ones have the room.
-    """
-    before = next((rows[at + 1 :] for at, row in enumerate(rows) if row.id == id), rows)
-    if len(before) < settings.max_workspaces:
-        return
-    idle = sorted((row for row in before if row.run is None), key=lambda row: row.used)
-    names = ", ".join(row.id for row in idle[:_IDLE])
-    advice = f"destroy what nobody uses, idle for longest: {names}" if names else "wait for runs to end"
-    raise WorkspaceLimit(
-        f"there is no room for another workspace beside {len(before)}: `WORKSPACE_MAX` is {settings.max_workspaces}",
-        hint=f"{advice}; or set `WORKSPACE_MAX` higher",
-    )
 
 
 def limits_of(settings: Settings, probe: Probe) -> tuple[Limits, Limits | None]:

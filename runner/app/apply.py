@@ -39,6 +39,7 @@ from runner.engine.run import Append, Control, Uncopied, carry_out, pass_over
 from runner.errors import Attached, HostRefused, RunExists, RunnerError, RunOver, StoreFailed, leaf
 from runner.git import open_git
 from runner.ids import run_id
+from runner.lifecycle.workspace import check_limit
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import DEFAULTS
 from runner.model import Fence, Status
@@ -83,7 +84,7 @@ async def apply(
     redactor: Redactor | None = None,
     gateway: Gateway | None = None,
 ) -> list[RunRecord]:
-    """Carry out every run of a plan, at most ``WORKSPACE_MAX`` at once, and return their records in plan order.
+    """Carry out every run of a plan, as many at once as ``WORKSPACE_MAX`` leaves room for; their records in plan order.
 
     A run whose name and ``key`` the store has already is not started: the first one is followed to its end, and
     ``advise`` hears of it. Nothing is started when a secret cannot be had (``Rejected``); ``redactor`` knows all that
@@ -110,6 +111,9 @@ def ports_of(
     async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
         return await command_of(shipped("runners") / f"{name}.sh", env)
 
+    async def room(workspace: str) -> None:
+        check_limit(settings.max_workspaces, await store.workspaces(), workspace)
+
     return Ports(
         provider=lambda name: open_provider(name, settings),
         git=open_git(settings),
@@ -124,6 +128,7 @@ def ports_of(
         now=now_microseconds,
         chance=random.random,
         warm=partial(warm, settings.home),
+        room=room,
         redact=redactor_of(settings) if redactor is None else redactor,
     )
 
@@ -162,7 +167,8 @@ async def apply_all(
     plans = {plan.name: plan for plan in planned.plan.runs}
     controls = {plan.name: Control(plan.stop_budget_seconds) for plan in planned.plan.runs}
     records: dict[str, RunRecord] = {}
-    everything = trio.CapacityLimiter(settings.max_workspaces)
+    room = settings.max_workspaces - len(await store.workspaces())
+    everything = trio.CapacityLimiter(max(room, 1))  # where there is none, the first run is refused
     groups = {plan.group: trio.CapacityLimiter(plan.max_parallel or settings.max_workspaces) for plan in plans.values()}
 
     async def one(name: str) -> None:

@@ -19,7 +19,7 @@ import trio
 
 from runner import events as ev
 from runner import trees
-from runner.app.admission import adoptable, check_limit, choose_provider, limits_of, status_of
+from runner.app.admission import adoptable, choose_provider, limits_of, status_of
 from runner.app.files import agents_file
 from runner.app.leases import ask_to_end
 from runner.app.state import read_state
@@ -38,7 +38,7 @@ from runner.errors import (
     WorkspaceState,
     printable,
 )
-from runner.lifecycle.workspace import hint
+from runner.lifecycle.workspace import check_limit, hint
 from runner.manifest.load import defaults
 from runner.manifest.repository import FILE, FILE_BYTES
 from runner.model import DEFAULT_PROJECT, Handle, Limits, Receipt, Violation, WorkspaceStatus
@@ -151,7 +151,7 @@ async def create(premises: Premises, wish: Wish) -> WorkspaceRow:
         raise UsageError("--branch is the branch of a --url")
     settings = premises.settings
     rows = await premises.store.workspaces()
-    check_limit(settings, rows)
+    check_limit(settings.max_workspaces, rows)
     path = adoptable(settings, wish.path, rows) if wish.path else None
     project = await premises.store.project(wish.project) if wish.project is not None else None
     chosen = await choose_provider(premises, wish.provider, wish.image, adopting=path is not None)
@@ -177,7 +177,7 @@ async def create(premises: Premises, wish: Wish) -> WorkspaceRow:
     row = WorkspaceRow(id, chosen.provider.name, S.CREATING, 0, 0, path=requested.path, inode=requested.inode)
     async with occupy(premises, row, "create", intent=requested) as tenancy:
         try:
-            check_limit(settings, await premises.store.workspaces(), id)
+            check_limit(settings.max_workspaces, await premises.store.workspaces(), id)
             await _make(tenancy, chosen.provider, project, tip)
         except BaseException as error:
             with trio.CancelScope(shield=True):

@@ -16,7 +16,17 @@ import trio
 from runner import __version__
 from runner import events as ev
 from runner.engine.execute import execute
-from runner.errors import Escaped, HostRefused, LeaseHeld, LeaseLost, OutOfMemory, RunnerError, WorkspaceLost, leaf
+from runner.errors import (
+    Escaped,
+    HostRefused,
+    LeaseHeld,
+    LeaseLost,
+    OutOfMemory,
+    RunnerError,
+    WorkspaceLimit,
+    WorkspaceLost,
+    leaf,
+)
 from runner.lifecycle.lease import TTL
 from runner.model import Fence, Outcome, Reason, Rung, Status, StopReason, failed, succeeded
 from runner.plan.model import AFTER_AGENT, HOUSING, RunPlan, Step, graph_of
@@ -459,6 +469,8 @@ def _broken(group: ExceptionGroup[RunnerError | OSError], *, end_unknown: bool) 
         message = f"the sandbox was lost while a command ran in it: {error.message}"
         return Outcome(Status.UNKNOWN, Reason.UNKNOWN, message, details=details)
     reason = Reason.LEASE if isinstance(error, LeaseHeld | LeaseLost) else Reason.PLATFORM
+    if isinstance(error, WorkspaceLimit):
+        reason = Reason.LIMIT
     return failed(reason, f"{error.code}: {error.message}", details=details)
 
 
@@ -509,7 +521,7 @@ def exit_code(outcome: Outcome) -> int:
             return 3
         case Reason.PLATFORM | Reason.UNKNOWN:
             return 4
-        case Reason.LEASE:
+        case Reason.LEASE | Reason.LIMIT:
             return 5
         case _:
             return 1

@@ -5,10 +5,10 @@ Both stores write what ``fold`` returns, in the transaction that keeps the event
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from runner.errors import WorkspaceState
+from runner.errors import WorkspaceLimit, WorkspaceState
 from runner.events import (
     BaseTaken,
     EffectDone,
@@ -39,6 +39,9 @@ WorkspaceEvent = (  # only these change a row
     | WorkspaceSaved
     | BaseTaken
 )
+
+_IDLE = 3  # workspaces that an error names
+_WAIT = "wait for runs to end, or `runner recover` those whose runner has died"
 
 NEXT: Mapping[S, frozenset[S]] = {
     S.CREATING: frozenset({S.PROVISIONING, S.DESTROYING, S.ERROR}),
@@ -76,6 +79,24 @@ _HINTS: Mapping[S, str] = {
     S.DESTROYED: "make another",
     S.ERROR: "`runner workspace destroy {}` removes it",
 }
+
+
+def check_limit(most: int, rows: Sequence[WorkspaceRow], id: str | None = None) -> None:
+    """Raises ``WorkspaceLimit`` when there is no room for another workspace, or for ``id`` beside those before it.
+
+    ``rows`` are all that there are, newest first, whoever has them. Of several that are made at once the first ones
+    have the room.
+    """
+    before = next((rows[at + 1 :] for at, row in enumerate(rows) if row.id == id), rows)
+    if len(before) < most:
+        return
+    idle = sorted((row for row in before if row.run is None), key=lambda row: row.used)
+    names = ", ".join(row.id for row in idle[:_IDLE])
+    advice = f"destroy what nobody uses, idle for longest: {names}" if names else _WAIT
+    raise WorkspaceLimit(
+        f"there is no room for another workspace beside {len(before)}: `WORKSPACE_MAX` is {most}",
+        hint=f"{advice}; or set `WORKSPACE_MAX` higher",
+    )
 
 
 def fold(row: WorkspaceRow | None, owner: str, at: int, event: Event) -> WorkspaceRow | None:

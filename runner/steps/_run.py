@@ -79,6 +79,11 @@ async def no_pool(provider: Provider, key: SlotKey, request: WorkspaceRequest) -
     return None
 
 
+async def boundless(workspace: str) -> None:
+    """There is room for any number of workspaces."""
+    await trio.lowlevel.checkpoint()
+
+
 def never(provider: str) -> None:
     """No provider was looked at before."""
 
@@ -88,6 +93,7 @@ class Ports:
     """What a run reaches the world through; made by the composition root.
 
     ``warm`` is asked for a workspace that is kept warm: it may say why there is none, or that nobody keeps any.
+    ``room`` raises ``WorkspaceLimit`` for a workspace that there is none for beside those before it.
     ``seen`` is what a provider was found to be a moment ago, so that it is not asked twice.
     """
 
@@ -105,6 +111,7 @@ class Ports:
     chance: Callable[[], float]  # between 0 and 1
     redact: Redactor = field(default_factory=Redactor)  # of all that is shown or kept
     warm: Callable[[Provider, SlotKey, WorkspaceRequest], Awaitable[Handle | Miss | None]] = no_pool
+    room: Callable[[str], Awaitable[None]] = boundless
     seen: Callable[[str], Probe | None] = never
     random_hex: Callable[[int], str] = token_hex  # of so many bytes; nobody can guess it
 

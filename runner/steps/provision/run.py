@@ -13,7 +13,15 @@ import trio
 
 from runner import events as ev
 from runner.beneath import open_beneath
-from runner.errors import PlatformError, ProtectedIgnored, ProviderBusy, ProviderFailed, ProviderUnavailable, shown
+from runner.errors import (
+    PlatformError,
+    ProtectedIgnored,
+    ProviderBusy,
+    ProviderFailed,
+    ProviderUnavailable,
+    WorkspaceLimit,
+    shown,
+)
 from runner.model import Feature, Handle, Limits, Miss, Outcome, SlotKey, succeeded
 from runner.ports.provider import Probe, Provider, WorkspaceRequest
 from runner.spec.incident import left_out
@@ -96,11 +104,14 @@ async def _create(body: Body, run: Run, provider: Provider, probe: Probe) -> str
     run.attach(provider, probe, None)
     await run.emit(ev.EffectIntended(STEP, "workspace", name, provider.name))
     try:
+        await run.ports.room(name)
         handle = await _warm(body, run, provider, probe, request)
         handle = handle or await run.persist("making the workspace", partial(provider.create, request))
-    except PlatformError as error:
+    except (PlatformError, WorkspaceLimit) as error:
         await run.emit(ev.EffectGone(STEP, "workspace", name))
         run.vacate()
+        if isinstance(error, WorkspaceLimit):
+            raise
         return f"{error.message}; {error.hint}" if error.hint else error.message
     run.attach(provider, probe, handle)
     await run.emit(ev.EffectDone(STEP, "workspace", name), ev.ProviderChosen(provider.name, probe.isolation))
