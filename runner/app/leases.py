@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from runner.app.tenancy import BREAK, Premises, Tenancy, is_locked_by, occupy, replace_lock
+from runner.app.tenancy import BREAK, Premises, Tenancy, is_locked_by, lock_of, occupy, replace_lock
 from runner.artifacts.owner import is_held
 from runner.errors import LeaseHeld, LeaseTakenOver, UsageError, WorkspaceState
 from runner.events import Warned
@@ -17,6 +18,7 @@ from runner.lifecycle.lease import held
 from runner.model import Lease
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
 from runner.ports.store import WorkspaceRow
+from runner.settings import Settings
 
 COMMAND = "exec"  # what the holder of a lease does who can be asked to end
 
@@ -37,13 +39,17 @@ class LeaseState:
 
 async def list_leases(premises: Premises) -> list[LeaseState]:
     """Every lease that somebody has, or had when he died, the oldest first."""
-    return [_state(premises, lease) for lease in await premises.store.leases()]
+    return states_of(await premises.store.leases(), premises.settings, premises.ports.now())
 
 
 async def lease_of(premises: Premises, id: str) -> LeaseState | None:
     """The lease of a workspace, ``None`` for a free one."""
     lease = await premises.store.lease(id)
-    return _state(premises, lease) if lease.id else None
+    return states_of([lease], premises.settings, premises.ports.now())[0] if lease.id else None
+
+
+def states_of(leases: Iterable[Lease], settings: Settings, now: int) -> list[LeaseState]:
+    return [_state(lease, settings.home, now) for lease in leases]
 
 
 async def release(premises: Premises, text: str) -> str:
@@ -126,17 +132,17 @@ async def _end(pid: int, lease: Lease, lock: Path) -> bool:
         os.close(process)
 
 
-def _state(premises: Premises, lease: Lease) -> LeaseState:
+def _state(lease: Lease, home: Path, now: int) -> LeaseState:
     state = "live"
-    if not lease.live(premises.ports.now()):
+    if not lease.live(now):
         state = "expired"
-    elif not is_held(_lock(premises, lease)):
+    elif not is_held(_lock(lease, home)):
         state = "dead"
     times = (lease.acquired, lease.refreshed, lease.expires)
     return LeaseState(lease.id, lease.workspace, lease.holder, state, *times, lease.fence)
 
 
-def _lock(premises: Premises, lease: Lease) -> Path:
+def _lock(lease: Lease, home: Path) -> Path:
     """What a holder keeps locked; a run, or whoever recovers it, has the run's directory."""
     _, of_run, run = f" {lease.holder}".rpartition(" run ")
-    return premises.settings.home / "runs" / run if of_run else premises.lock(lease.workspace)
+    return home / "runs" / run if of_run else lock_of(home, lease.workspace)

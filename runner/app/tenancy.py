@@ -60,7 +60,7 @@ class Premises:
         return self.settings.home / "workspaces" / id
 
     def lock(self, id: str) -> Path:
-        return self.folder(id) / "lease"
+        return lock_of(self.settings.home, id)
 
     def repository(self, id: str) -> Path:
         return self.folder(id) / "snapshot.git"
@@ -70,6 +70,11 @@ class Premises:
         provider = self.ports.provider(row.provider)
         owned = await provider.list_owned(self.ports.nonce)
         return provider, next((handle for handle in owned if handle.id == row.id), None)
+
+
+def lock_of(home: Path, id: str) -> Path:
+    """The directory that who has a workspace outside of runs keeps locked."""
+    return home / "workspaces" / id / "lease"
 
 
 @asynccontextmanager

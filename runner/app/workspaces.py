@@ -21,8 +21,8 @@ from runner import events as ev
 from runner import trees
 from runner.app.admission import adoptable, choose_provider, limits_of, status_of
 from runner.app.files import agents_file
-from runner.app.leases import ask_to_end
-from runner.app.state import read_state
+from runner.app.leases import LeaseState, ask_to_end, states_of
+from runner.app.state import now_microseconds, read_state
 from runner.app.tenancy import Premises, Tenancy, occupy
 from runner.errors import (
     BadSource,
@@ -92,18 +92,27 @@ class Removed:
 # --- looking ---------------------------------------------------------------------------------------
 
 
-async def list_workspaces(settings: Settings) -> list[WorkspaceRow]:
+@dataclass(frozen=True)
+class Listed:
+    """A workspace as listings show it, with its lease if somebody has it, or had it when he died."""
+
+    row: WorkspaceRow
+    lease: LeaseState | None
+
+
+async def list_workspaces(settings: Settings) -> list[Listed]:
     """Every workspace, newest first, those of runs as well."""
     async with read_state(settings) as store:
-        return await store.workspaces()
+        rows, leases = await store.workspaces(), await store.leases()
+    held = {lease.workspace: lease for lease in states_of(leases, settings, now_microseconds())}
+    return [Listed(row, held.get(row.id)) for row in rows]
 
 
-async def find_by_path(settings: Settings, path: Path) -> WorkspaceRow:
+async def find_by_path(settings: Settings, path: Path) -> Listed:
     """The workspace that a path is in, however it is named. Raises ``UnknownWorkspace``."""
-    async with read_state(settings) as store:
-        rows = await store.workspaces()
-    if row := _around(settings, rows, path):
-        return row
+    listed = {one.row.id: one for one in await list_workspaces(settings)}
+    if row := _around(settings, [one.row for one in listed.values()], path):
+        return listed[row.id]
     raise UnknownWorkspace(f"`{printable(str(path))}` is in no workspace", hint="`runner workspace list` shows all")
 
 

@@ -309,8 +309,8 @@ async def test_a_workspace_is_found_by_its_id_and_by_a_path_in_it(premises: Prem
 
     assert await premises.store.workspace(empty.id[:8]) == empty
     for path in (house.theirs, house.theirs / "kept", house.theirs.parent / "link" / "kept" / "nothing"):
-        assert await ws.find_by_path(settings, path) == adopted
-    assert await ws.find_by_path(settings, ws.tree_of(settings, empty) / "deep" / "down") == empty
+        assert (await ws.find_by_path(settings, path)).row == adopted
+    assert (await ws.find_by_path(settings, ws.tree_of(settings, empty) / "deep" / "down")).row == empty
     with pytest.raises(UnknownWorkspace):
         await ws.find_by_path(settings, house.theirs.parent)
     with pytest.raises(UnknownWorkspace):
@@ -775,7 +775,7 @@ async def test_nothing_is_removed_right_after_the_clock_was_set(house: House) ->
     collection = await collect(settings, dry_run=True)
 
     assert collection.clock is None
-    assert row.id in {row.id for row in await ws.list_workspaces(settings)}
+    assert row.id in {one.row.id for one in await ws.list_workspaces(settings)}
 
 
 async def test_what_belongs_to_no_run_is_not_collected_for_its_age(house: House) -> None:

@@ -359,6 +359,36 @@ def test_a_killed_exec_leaves_nothing_running_and_the_next_takes_over(project: P
     assert runner("workspace", "destroy", id).code == 0
 
 
+@pytest.mark.scenario("WSM-14")
+def test_whoever_asks_about_a_workspace_sees_who_has_it_and_nobody_else_writes(project: Project, runner: Run) -> None:
+    theirs = project.home / "theirs"
+    theirs.mkdir()
+    used, free = made(runner, str(theirs)), made(runner)
+    running = begun(project.start("workspace", "exec", used, "--", "sh", "-c", "echo begun; sleep 1000"))
+    holder = f"exec {running.pid}"
+
+    listed = {row["id"]: row["lease"] for row in shown(runner, "workspace", "list")}
+    texts = [runner("workspace", *words).out for words in (["list"], ["show", used], ["find", str(theirs)])]
+
+    assert listed[free] is None
+    (lease,) = shown(runner, "lease", "list")
+    assert (lease["holder"], lease["state"]) == (holder, "live")
+    for seen in (
+        listed[used],
+        *(shown(runner, "workspace", *w)["lease"] for w in (["show", used], ["find", str(theirs)])),
+    ):
+        assert seen == lease
+    assert f"live lease of {holder}" in texts[0]
+    assert all(f"lease      {holder}, live, until " in text for text in texts[1:])
+    for verb in (["stop", used], ["delete", used], ["exec", used, "--", "true"]):
+        done = runner("workspace", *verb)
+        assert (done.code, holder in done.err) == (5, True), verb
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=60)
+    assert [row["lease"] for row in shown(runner, "workspace", "list")] == [None, None]
+    assert runner("workspace", "delete", used).code == runner("workspace", "delete", free).code == 0
+
+
 OBEDIENT = "trap 'echo ending >> log; exit 0' TERM; echo begun; while :; do sleep 0.05; done"
 
 

@@ -10,6 +10,7 @@ from runner.cli.output import Output
 from runner.cli.verbs._premises import line, moment, on_premises
 
 if TYPE_CHECKING:
+    from runner.app.leases import LeaseState
     from runner.app.tenancy import Premises
     from runner.app.workspaces import Removed
     from runner.ports.store import WorkspaceRow
@@ -105,12 +106,13 @@ def _list(args: Namespace, settings: Settings, out: Output) -> None:
 
     from runner.app.workspaces import list_workspaces
 
-    rows = trio.run(list_workspaces, settings)
+    found = trio.run(list_workspaces, settings)
     if args.output == "json":
-        out.json([_plain(row, settings) for row in rows])
+        out.json([_plain_leased(one.row, one.lease, settings) for one in found])
         return
-    for row in rows:
-        line(out, f"{row.id}  {moment(row.created)}  {row.status:<12} {row.provider:<8} {_from(row)}")
+    for row, lease in ((one.row, one.lease) for one in found):
+        used = f", {lease.state} lease of {lease.holder}" if lease and row.run is None else ""
+        line(out, f"{row.id}  {moment(row.created)}  {row.status:<12} {row.provider:<8} {_from(row)}{used}")
 
 
 def _find(args: Namespace, settings: Settings, out: Output) -> None:
@@ -118,23 +120,26 @@ def _find(args: Namespace, settings: Settings, out: Output) -> None:
 
     from runner.app.workspaces import find_by_path
 
-    _print(trio.run(find_by_path, settings, args.path), args.output, settings, out)
+    found = trio.run(find_by_path, settings, args.path)
+    _show_leased(found.row, found.lease, args.output, settings, out)
 
 
 def _show(args: Namespace, settings: Settings, out: Output) -> None:
-    from runner.app.leases import LeaseState, lease_of
+    from runner.app.leases import lease_of
 
     async def look(premises: Premises) -> tuple[WorkspaceRow, LeaseState | None]:
         row = await premises.store.workspace(args.id)
         return row, await lease_of(premises, row.id)
 
     row, lease = on_premises(settings, out, look)
-    if args.output == "json":
-        from runner.plan.model import plain_fields
+    _show_leased(row, lease, args.output, settings, out)
 
-        out.json({**_plain(row, settings), "lease": None if lease is None else plain_fields(lease)})
+
+def _show_leased(row: WorkspaceRow, lease: LeaseState | None, form: str, settings: Settings, out: Output) -> None:
+    if form == "json":
+        out.json(_plain_leased(row, lease, settings))
         return
-    _print(row, args.output, settings, out)
+    _print(row, form, settings, out)
     line(
         out, f"lease      {lease.holder}, {lease.state}, until {moment(lease.expires)}" if lease else "lease      free"
     )
@@ -201,6 +206,12 @@ def _plain(row: WorkspaceRow, settings: Settings) -> dict[str, Any]:
     from runner.plan.model import plain_fields
 
     return {**plain_fields(row), "tree": str(tree_of(settings, row)), "adopted": row.path is not None}
+
+
+def _plain_leased(row: WorkspaceRow, lease: LeaseState | None, settings: Settings) -> dict[str, Any]:
+    from runner.plan.model import plain_fields
+
+    return {**_plain(row, settings), "lease": None if lease is None else plain_fields(lease)}
 
 
 def _from(row: WorkspaceRow) -> str:
