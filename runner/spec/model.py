@@ -298,6 +298,7 @@ class RunSpec:
     message: str
     snapshot_branch: str | None
     wants_snapshot: bool
+    wants_change: bool
     timeouts: Mapping[str, float]
     deadline_seconds: float
     stop_budget_seconds: float

@@ -292,6 +292,7 @@ def resolve(
         message=run.snapshot.message if run.snapshot and run.snapshot.message else DEFAULT_MESSAGE,
         snapshot_branch=run.snapshot.branch if run.snapshot else None,
         wants_snapshot=run.snapshot is not None,
+        wants_change=run.snapshot is not None and not run.snapshot.allow_empty,
         timeouts=dict(agent.timeouts),
         deadline_seconds=run.timeout,
         stop_budget_seconds=agent.stop_budget,

@@ -59,7 +59,7 @@ def changed(old: Planned, new: Planned) -> dict[str, str]:
         pytest.param(
             "run",
             "prompt: go",
-            "prompt: go\nsnapshot: {branch: x}",
+            "prompt: go\nsnapshot: {branch: x, allow_empty: true}",
             {"snapshot": "branch is new"},
             id="branch of the work",
         ),

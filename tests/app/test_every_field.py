@@ -192,6 +192,7 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("IncidentRun", "post_hooks"): (("post_hooks",), ["false"]),
     ("IncidentRun", "snapshot.message"): (("snapshot",), {"message": "changed"}),
     ("IncidentRun", "snapshot.branch"): (("snapshot",), {"message": "x", "branch": "changed"}),
+    ("IncidentRun", "snapshot.allow_empty"): (("snapshot",), {"allow_empty": True}),
     ("IncidentRun", "debug"): (("debug",), True),
     ("IncidentRun", "timeout"): (("timeout",), "7s"),
 }

@@ -290,6 +290,35 @@ def test_a_missing_report_is_no_evidence_whatever_the_exit_status_says(project: 
     assert record["outcome"]["reason"] == "no-evidence"
 
 
+@pytest.mark.scenario("BEY-07")
+@pytest.mark.parametrize(
+    ("script", "snapshot", "found"),
+    [
+        ("true", "{branch: work}", (1, "no-evidence", False)),
+        ("echo more > README; git add -A; git commit -qm x; git revert -n HEAD", "{}", (1, "no-evidence", False)),
+        ("true", "{branch: work, allow_empty: true}", (0, None, True)),
+        ("echo more > README", "{branch: work}", (0, None, True)),
+    ],
+    ids=["nothing", "there and back", "allowed", "a change"],
+)
+def test_a_run_that_is_to_publish_a_change_fails_without_one(
+    project: Project, repository: Path, script: str, snapshot: str, found: tuple[int, str | None, bool]
+) -> None:
+    """Whatever the agent says of itself."""
+    who = (
+        "export GIT_AUTHOR_NAME=x GIT_AUTHOR_EMAIL=x@example.org GIT_COMMITTER_NAME=x GIT_COMMITTER_EMAIL=x@example.org"
+    )
+    project.script(f"{who}; {script}", workspace="repo_source: {type: local, path: repo}", run=f"snapshot: {snapshot}")
+
+    done, record = project.apply()
+
+    assert (done.code, record["outcome"]["reason"], record["snapshot"] is not None) == found, done.out
+    assert step(record, "agent")["status"] == "succeeded"
+    if done.code:
+        assert "nothing was changed" in done.out
+        assert "write `snapshot: {allow_empty: true}`" in done.out
+
+
 def test_a_section_with_nothing_in_it_is_told_from_one_that_is_missing(project: Project) -> None:
     wanted = "verify: {report: {path: r.md, min_bytes: 4, sections: [Summary, Impact, Root Cause, Evidence]}}"
     text = "## 1. Summary\\n\\n### In short\\nx\\n## **Blast Radius:**\\nall\\n## Root Cause\\n---\\n"

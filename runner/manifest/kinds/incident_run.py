@@ -131,6 +131,7 @@ class Snapshot(Shape):
 
     message: Text | None = Field(None, description="The commit's message; a template.")
     branch: Text | None = Field(None, description="The branch that it is for; a template.")
+    allow_empty: bool = Field(description="Whether a run that changed nothing may succeed.")
 
 
 class Matrix(Shape):

@@ -13,17 +13,21 @@ NEEDS = (("scan",),)
 
 @dataclass(frozen=True)
 class Body:
-    """``commits`` is the shape in which the agent's own are bundled; ``None`` when they can not start at the base."""
+    """``commits`` is the shape in which the agent's own are bundled; ``None`` when they can not start at the base.
+
+    With ``wants_change`` it fails when nothing was changed.
+    """
 
     message: str
     branch: str | None
     policies: tuple[PolicySpec, ...]
     commits: Shape | None
+    wants_change: bool
 
 
 def inputs(body: Body) -> dict[str, object]:
     policy = [policy.ceilings for policy in body.policies]
-    return {"policy": policy, "message": body.message, "branch": body.branch}
+    return {"policy": policy, "message": body.message, "branch": body.branch, "wants a change": body.wants_change}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
@@ -39,5 +43,11 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["snapshot"],
         origin=spec.origins["snapshot"],
-        body=Body(spec.message, spec.snapshot_branch, spec.policies, shape_of(spec, facts) if commits else None),
+        body=Body(
+            spec.message,
+            spec.snapshot_branch,
+            spec.policies,
+            shape_of(spec, facts) if commits else None,
+            spec.wants_change,
+        ),
     )

@@ -10,7 +10,7 @@ from runner import events as ev
 from runner.errors import BadRef, printable, shown
 from runner.ids import BRANCH_HINT, is_branch
 from runner.manifest import repository
-from runner.model import Outcome, succeeded
+from runner.model import Outcome, Reason, failed, succeeded
 from runner.ports.git import Snapshot
 from runner.steps._commits import take_commits
 from runner.steps._judge import broken, commit_tree, policy_of
@@ -19,6 +19,7 @@ from runner.steps._run import Run
 from runner.steps.snapshot.plan import Body
 
 STEP = "snapshot"
+_EMPTY = "hint: write `snapshot: {allow_empty: true}` for work that may come to no change"
 _TRAILERS = re.compile(r"\n\n(?:[A-Za-z0-9-]+: .*\n?)+\Z")
 
 
@@ -27,6 +28,8 @@ async def perform(body: Body, run: Run) -> Outcome:
     snapshot, changes, violations = await commit_tree(run, STEP, body.policies, _message(body, run))
     if violations:
         return broken(violations)
+    if body.wants_change and not changes:
+        return failed(Reason.NO_EVIDENCE, "nothing was changed", details=(_EMPTY,))
     run.snapshot = snapshot
     await run.emit(
         ev.SnapshotPublished(
