@@ -15,6 +15,7 @@ from runner.app.leases import COMMAND
 from runner.app.tenancy import Premises, occupy, require_tree
 from runner.app.workspaces import own_workspace, require_ready, use_of, validate
 from runner.errors import KilledForMemory, ProviderFailed, WorkspaceLost
+from runner.events import OomKilled
 from runner.model import Exit
 from runner.policy.protected import unite
 from runner.ports.provider import Opening, Process, Reader, Workspace, Writer
@@ -47,11 +48,14 @@ async def execute(premises: Premises, text: str, argv: Sequence[str], streams: t
         await tenancy.write(use_of(premises.settings))
         provider, handle = await tenancy.handle()
         opening = Opening(protected=await _protected(premises, row))
-        ended = await _Command(streams).run(partial(provider.open, handle, opening), argv)
-        await tenancy.write(use_of(premises.settings))
-    if ended is not None and ended.oom:
-        advice = "the command was killed: out of memory"
-        premises.advise(KilledForMemory(advice, hint=f"`runner workspace show {row.id}` shows the limit"))
+        command = _Command(streams)
+        ended = await command.run(partial(provider.open, handle, opening), argv)
+        killed = [OomKilled(COMMAND, command.oom_kills)] if command.oom_kills else []
+        await tenancy.write(*killed, use_of(premises.settings))
+    if killed:
+        what = "the command was" if ended is not None and ended.oom else _processes(command.oom_kills)
+        hint = f"`runner workspace show {row.id}` shows the limit"
+        premises.advise(KilledForMemory(f"{what} killed: out of memory", hint=hint))
     return CANCELLED if ended is None else _code(ended)
 
 
@@ -63,6 +67,10 @@ async def _protected(premises: Premises, row: WorkspaceRow) -> tuple[str, ...]:
     return unite((*own, *(project.protected_paths if project and project.workspace_isolation else ())))
 
 
+def _processes(count: int) -> str:
+    return f"{count} processes of the command were" if count > 1 else "a process of the command was"
+
+
 def _code(ended: Exit) -> int:
     if ended.signal is not None:
         return 128 + ended.signal
@@ -72,12 +80,16 @@ def _code(ended: Exit) -> int:
 
 
 class _Command:
-    """A command under way in a sandbox of its own, and the signals that end it."""
+    """A command under way in a sandbox of its own, and the signals that end it.
+
+    ``oom_kills`` is how many of its processes the kernel killed for want of memory, once it has ended.
+    """
 
     def __init__(self, streams: tuple[int, int, int]) -> None:
         self._streams = streams
         self._work = trio.CancelScope()
         self._closing = trio.Event()
+        self.oom_kills = 0
 
     async def run(self, open_sandbox: OpenSandbox, argv: Sequence[str]) -> Exit | None:
         """How the command ended; ``None`` when a signal of ours ended it. Then nothing of it lives."""
@@ -110,6 +122,7 @@ class _Command:
         async with trio.open_nursery() as nursery:
             copied = trio.Event()
             copying = trio.CancelScope(shield=True)
+            process: Process | None = None
             try:
                 async with workspace.exec(argv) as process:
                     nursery.start_soon(_feed, self._streams[0], process.stdin)
@@ -120,6 +133,8 @@ class _Command:
             except BaseException:
                 copying.deadline = trio.current_time() + _DRAIN  # nobody may be reading what it prints
                 raise
+            finally:
+                self.oom_kills = process.oom_kills if process is not None else 0
             await copied.wait()
             nursery.cancel_scope.cancel()
         return ended

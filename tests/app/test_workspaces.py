@@ -516,10 +516,11 @@ async def test_a_directory_that_another_store_uses_is_refused(premises: Premises
 async def test_a_stopped_workspace_keeps_its_files_until_it_is_resumed(premises: Premises) -> None:
     row = await ws.create(premises, Wish())
     await shell(premises, row, "echo work > made")
+    used = await premises.store.workspace(row.id)
     stopped = await ws.stop(premises, row.id)
 
     assert stopped.status is S.STOPPED
-    assert stopped.used > row.used
+    assert stopped.used > used.used > row.used
     assert await ws.stop(premises, row.id) == stopped
     with pytest.raises(WorkspaceState) as refused:
         await shell(premises, row, "true")

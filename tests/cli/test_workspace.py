@@ -21,6 +21,7 @@ from runner.trees import can_give
 from tests.conformance import dockerd
 from tests.everything import everything
 from tests.git.servers import https
+from tests.needs import MEMORY
 from tests.situations import Done, Project, git, leftovers, processes_of
 
 # A holder whose lease is short, as no person's ever is.
@@ -211,9 +212,10 @@ def test_the_life_of_a_workspace_with_a_kernel_of_its_own(
     done = docked("workspace", "exec", id, "--", "sh", "-c", "echo work > made; cat /proc/version; exit 3")
     assert done.code == 3, done.err
     assert done.out != Path("/proc/version").read_text()
+    used = shown(docked, "workspace", "show", id)
     stopped = shown(docked, "workspace", "stop", id)
     assert stopped["status"] == "stopped"
-    assert stopped["used"] > row["used"]
+    assert stopped["used"] > used["used"]
     assert docked("workspace", "exec", id, "--", "true").code == 5
     assert shown(docked, "workspace", "resume", id)["status"] == "ready"
     assert docked("workspace", "exec", id, "--", "cat", "made").out == "work\n"
@@ -389,6 +391,35 @@ def test_whoever_asks_about_a_workspace_sees_who_has_it_and_nobody_else_writes(p
     assert runner("workspace", "delete", used).code == runner("workspace", "delete", free).code == 0
 
 
+@MEMORY.mark
+@pytest.mark.parametrize(
+    "provider",
+    [
+        pytest.param("local", marks=pytest.mark.scenario("LIF-17", only="local")),
+        pytest.param("docker", marks=pytest.mark.scenario("LIF-17", only="docker")),
+    ],
+)
+def test_memory_over_the_limit_is_said_and_logged_though_only_a_child_was_killed(
+    project: Project, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    runner: Run = request.getfixturevalue("runner" if provider == "local" else "docked")
+    monkeypatch.setenv("WORKSPACE_PROVIDERS", provider)
+    monkeypatch.setenv("WORKSPACE_DEFAULT_MEMORY", "64M")
+    id = made(runner)
+
+    own = runner("workspace", "exec", id, "--", "tail", "/dev/zero")
+    child = runner("workspace", "exec", id, "--", "sh", "-c", "tail /dev/zero; tail /dev/zero; echo alive")
+
+    assert (own.code, child.code, child.out) == (137, 0, "alive\n")
+    assert "warning[workspace.out-of-memory]: the command was killed: out of memory" in own.err
+    assert "2 processes of the command were killed: out of memory" in child.err
+    journal = (project.home / "state" / "workspaces" / id / "events.jsonl").read_text().splitlines()
+    logged = [event for event in map(json.loads, journal) if event["type"] == "OomKilled"]
+    assert [(event["step"], event["count"]) for event in logged] == [("exec", 1), ("exec", 2)]
+    assert runner("workspace", "exec", id, "--", "true").code == 0
+    assert runner("workspace", "destroy", id).code == 0
+
+
 OBEDIENT = "trap 'echo ending >> log; exit 0' TERM; echo begun; while :; do sleep 0.05; done"
 
 
@@ -428,19 +459,37 @@ def test_destroying_ends_a_command_in_a_container(
     assert running.returncode == 130
 
 
-@pytest.mark.nightly
-@pytest.mark.scenario("LIF-09", only="local")
-def test_destroying_waits_for_the_grace_of_a_command_that_does_not_obey(project: Project, runner: Run) -> None:
+STUBBORN = """
+trap 'read now rest < /proc/uptime; echo "asked at $now" >> made' TERM
+echo begun
+while :; do read now rest < /proc/uptime; echo "lived at $now" > last; sleep 0.05; done
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "provider",
+    [
+        pytest.param("local", marks=pytest.mark.scenario("LIF-09", only="local")),
+        pytest.param("docker", marks=pytest.mark.scenario("LIF-09", only="docker")),
+        pytest.param("gvisor", marks=[pytest.mark.scenario("LIF-09", only="gvisor"), dockerd.GVISOR.mark]),
+    ],
+)
+def test_destroying_asks_a_command_waits_ten_seconds_and_then_forces_it(
+    project: Project, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    runner: Run = request.getfixturevalue("runner" if provider == "local" else "docked")
+    monkeypatch.setenv("WORKSPACE_PROVIDERS", provider)
     id = made(runner)
-    stubborn = "trap '' TERM; echo work > made; echo begun; while :; do sleep 0.05; done"
-    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", stubborn))
-    start = time.monotonic()
+    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", STUBBORN))
 
     done = runner("workspace", "destroy", id)
 
     assert (done.code, done.err) == (0, "")
-    assert time.monotonic() - start > 10
-    assert "+work" in (project.home / "state" / "saved" / id / "work.patch").read_text()
+    patch = (project.home / "state" / "saved" / id / "work.patch").read_text()
+    asked, lived = (float(re.findall(rf"^\+{word} at (.*)$", patch, re.M)[0]) for word in ("asked", "lived"))
+    assert 9 < lived - asked < 13
+    assert shown(runner, "workspace", "list") == []
     running.communicate(timeout=60)
 
 
