@@ -262,13 +262,15 @@ async def _take_over(tenancy: Tenancy, before: Lease, *, stubborn: bool) -> None
 async def _kept(tenancy: Tenancy) -> AsyncIterator[None]:
     tenure = tenancy.tenure
     scope = trio.CancelScope()
+    why: str | None = None
 
     async def warn(message: str) -> None:
         await tenancy.write(Warned("lease.refresh-failed", message))
 
     async def watch() -> None:
+        nonlocal why
         margin = min(MARGIN, tenancy.premises.lease_seconds / 4)
-        await keep(tenure, tenancy.write, margin=margin, warn=warn)
+        why = await keep(tenure, tenancy.write, margin=margin, warn=warn)
         if tenure.fence is not None:
             scope.cancel()
 
@@ -278,4 +280,5 @@ async def _kept(tenancy: Tenancy) -> AsyncIterator[None]:
             yield
         nursery.cancel_scope.cancel()
     if scope.cancelled_caught:
-        raise LeaseLost(f"the lease of workspace `{tenancy.row.id}` could not be kept")
+        because = f": {why}" if why else ""
+        raise LeaseLost(f"the lease of workspace `{tenancy.row.id}` could not be kept{because}")

@@ -64,6 +64,7 @@ class Control:
     requested_at: float | None = None  # trio time of the first signal
     insisted_at: float | None = None  # and of the second
     lost_at: float | None = None  # when the run's lease ended, or was about to
+    lost_for: str | None = None  # why, if that is known
 
     def stop(self) -> None:
         if self.requested_at is None:
@@ -75,10 +76,10 @@ class Control:
             self.settle.cancel()
             self.sandboxes.cancel()
 
-    def lose(self) -> None:
+    def lose(self, why: str | None = None) -> None:
         """Somebody else may have the workspace soon: end the work while that is still ours to do."""
         if self.lost_at is None:
-            self.lost_at = trio.current_time()
+            self.lost_at, self.lost_for = trio.current_time(), why
             self.work.cancel()
             self.bound(self.lost_at)
 
@@ -215,9 +216,9 @@ async def _keep_lease(journal: _Journal, stop_budget_seconds: float) -> None:
 
     # Of a stop budget longer than that, what is left after the lease cannot be used; but the run can begin.
     margin = min(stop_budget_seconds + KILL_GRACE, TTL / 4)
-    await keep(journal.tenure, journal.write, margin=margin, warn=warn)
+    why = await keep(journal.tenure, journal.write, margin=margin, warn=warn)
     if journal.tenure.fence is not None:
-        journal.control.lose()
+        journal.control.lose(why)
 
 
 async def pass_over(
@@ -498,7 +499,8 @@ def _verdict(record: RunRecord, control: Control) -> Outcome:
     if control.requested_at is not None:
         return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal")
     if control.lost_at is not None:
-        return failed(Reason.LEASE, "the lease of its workspace could not be kept")
+        because = f": {control.lost_for}" if control.lost_for else ""
+        return failed(Reason.LEASE, f"the lease of its workspace could not be kept{because}")
     for name, step in record.steps.items():
         if step.outcome is not None and not step.outcome.ok:
             return Outcome(step.outcome.status, step.outcome.reason, f"{name}: {step.outcome.message}")

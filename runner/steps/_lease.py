@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import trio
 
@@ -68,8 +69,10 @@ class Tenure:
         self.began.set()
 
     async def refresh(self, emit: Emit) -> None:
+        """Extend the lease, unless it is released meanwhile."""
         async with self._changing:
-            assert self.fence is not None
+            if self.fence is None:
+                return
             asked = trio.current_time()
             await emit(LeaseRefreshed(self.workspace, self.fence.lease, self._ttl))
             self.until = asked + self._ttl
@@ -95,25 +98,45 @@ class Tenure:
             raise LeaseLost(f"the lease of workspace `{self.workspace}` has ended")
 
 
-async def keep(tenure: Tenure, emit: Emit, *, margin: float, warn: Callable[[str], Awaitable[None]]) -> None:
-    """Refresh a lease until it is released. Returns ``margin`` seconds before it ends, or when it is lost.
+async def keep(tenure: Tenure, emit: Emit, *, margin: float, warn: Callable[[str], Awaitable[None]]) -> str | None:
+    """Refresh a lease until it is released. Returns ``margin`` seconds before it ends, or when it is lost; then why
+    it could not be kept, if that is known.
 
-    A refresh that fails is tried again, and ``warn`` hears of it as soon as one succeeds. Cancel it with the holder.
+    A refresh that fails is tried again. ``warn`` hears of the first failure, and of all of them as soon as one
+    succeeds or when there is no time left for another. Cancel it with the holder.
     """
     await tenure.began.wait()
     failures: list[str] = []
     while tenure.fence is not None:
         pause = RETRY[min(len(failures), len(RETRY)) - 1] if failures else REFRESH
         await trio.sleep_until(min(trio.current_time() + pause, tenure.until - margin))
-        if tenure.fence is None or trio.current_time() >= tenure.until - margin:
-            return
+        if tenure.fence is None:
+            return None
+        if trio.current_time() >= tenure.until - margin:
+            break
         try:
             await tenure.refresh(emit)
             if failures:
-                await warn(f"refreshing the lease failed {len(failures)} times, last: {failures[-1]}")
+                await warn(_all(failures))
         except LeaseLost:
-            return
+            return None
         except RunnerError as error:
             failures.append(error.message)
+            if len(failures) == 1:
+                await _try_to(warn, f"refreshing the lease failed, and is tried again: {error.message}")
         else:
             failures.clear()
+    if not failures:
+        return None
+    await _try_to(warn, _all(failures))
+    return _all(failures)
+
+
+def _all(failures: Sequence[str]) -> str:
+    return f"refreshing the lease failed {len(failures)} times, last: {failures[-1]}"
+
+
+async def _try_to(warn: Callable[[str], Awaitable[None]], message: str) -> None:
+    """Warn now if that can be had: what takes no refresh may take no warning either, and it is told again later."""
+    with suppress(RunnerError):
+        await warn(message)

@@ -68,15 +68,18 @@ async def test_a_lease_is_refreshed_every_five_minutes(autojump_clock: MockClock
 
 @pytest.mark.scenario("WSM-13")
 @pytest.mark.parametrize("fault", [StoreFailed, StoreBusy])
-async def test_a_refresh_that_fails_is_tried_again_and_said_once_it_works(
+async def test_a_refresh_that_fails_is_said_and_tried_again_and_said_once_it_works(
     autojump_clock: MockClock, fault: type[RunnerError]
 ) -> None:
     store = Store(down=300.0, up=500.0, fault=fault)
 
     tenure, warnings, _ = await hold(store, 1_000.0)
 
-    assert store.asked == [0, 300, 305, 315, 335, 375, 435, 495, 555, 555, 855]
-    assert warnings == [(555.0, "refreshing the lease failed 7 times, last: not now")]
+    assert store.asked == [0, 300, 300, 305, 315, 335, 375, 435, 495, 555, 555, 855]
+    assert warnings == [
+        (300.0, "refreshing the lease failed, and is tried again: not now"),
+        (555.0, "refreshing the lease failed 7 times, last: not now"),
+    ]
     assert tenure.until == 855 + TTL
 
 
@@ -86,7 +89,7 @@ async def test_what_could_not_be_said_of_failures_is_said_at_the_next_refresh(au
 
     async def warn(message: str) -> None:
         told.append(message)
-        if len(told) == 1:
+        if len(told) < 3:
             raise StoreBusy("not yet")
 
     tenure = Tenure("w", "me", store.lease)
@@ -95,16 +98,21 @@ async def test_what_could_not_be_said_of_failures_is_said_at_the_next_refresh(au
         await keep(tenure, store.emit, margin=MARGIN, warn=warn)
 
     assert told == [
+        "refreshing the lease failed, and is tried again: not now",
         "refreshing the lease failed 1 times, last: not now",
         "refreshing the lease failed 2 times, last: not yet",
     ]
 
 
 @pytest.mark.scenario("WSM-13")
-async def test_keeping_ends_before_a_lease_that_cannot_be_refreshed(autojump_clock: MockClock) -> None:
+async def test_keeping_ends_before_a_lease_that_cannot_be_refreshed_and_says_why(autojump_clock: MockClock) -> None:
     tenure, warnings, ended = await hold(Store(down=1.0))
 
-    assert (ended, tenure.until, warnings) == (TTL - MARGIN, TTL, [])
+    assert (ended, tenure.until) == (TTL - MARGIN, TTL)
+    assert warnings == [
+        (REFRESH, "refreshing the lease failed, and is tried again: not now"),
+        (TTL - MARGIN, "refreshing the lease failed 58 times, last: not now"),
+    ]
     tenure.require()
     await trio.sleep(MARGIN)
     with pytest.raises(LeaseLost):
@@ -216,6 +224,15 @@ async def test_a_run_whose_lease_cannot_be_refreshed_has_ended_before_it_does(au
     assert record.cancelled_by == "lease"
     assert record.outcome is not None
     assert (record.outcome.reason, record.exit_code, record.effects) == ("lease", 5, {})
+    why = [message for code, message in record.warnings if code == "lease.refresh-failed"]
+    assert [message.partition(" failed")[2] for message in why] == [
+        ", and is tried again: another process keeps the store locked",
+        " 58 times, last: another process keeps the store locked",
+    ]
+    assert record.outcome.message == f"the lease of its workspace could not be kept: {why[-1]}"
+    first, last = [r.at / 1e6 for r in history if getattr(r.event, "code", "") == "lease.refresh-failed"]
+    (began,) = [r.at / 1e6 for r in history if isinstance(r.event, ev.LeaseAcquired)]
+    assert (first - began, last - began) == (REFRESH * 3, until - STOP_BUDGET - KILL_GRACE)
     assert history[-1].at <= round((10 * HOUR + until) * 1e6)
     assert await world.flaws() == []
 
