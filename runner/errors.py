@@ -698,6 +698,10 @@ class BadDirectory(InputError):
     code = "workspace.directory"
 
 
+class WorkspaceExpired(Advice):
+    code = "workspace.expired"
+
+
 class KilledForMemory(Advice):
     code = "workspace.out-of-memory"
 

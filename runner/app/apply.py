@@ -89,13 +89,18 @@ async def apply(
     A run whose name and ``key`` the store has already is not started: the first one is followed to its end, and
     ``advise`` hears of it. Nothing is started when a secret cannot be had (``Rejected``); ``redactor`` knows all that
     can. Models are asked through ``gateway`` when one is given, such as a rehearsal's.
+    Workspaces whose time is over are removed first.
     The first signal ends the work of all runs, which then settle; a second ends settling.
     """
+    from runner.app.tenancy import Premises  # both need what is made here
+    from runner.app.upkeep import reaping
+
     make_home(settings)
     async with open_state(settings) as store:
         with plainly():
             ports = ports_of(settings, store, gateway, redactor)
-            return await apply_all(planned, settings, store, ports, sinks, key=key, advise=advise)
+            async with reaping(Premises(settings, store, ports, advise)):
+                return await apply_all(planned, settings, store, ports, sinks, key=key, advise=advise)
 
 
 def ports_of(

@@ -5,7 +5,8 @@ The clock decides only while it is steady: what it says of ages after a jump is 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from runner.app.state import see_clock
 from runner.app.tenancy import Premises, Tenancy, occupy
 from runner.app.workspaces import Removed, finish_destroy, finish_stop, tree_of
 from runner.artifacts.owner import is_held
-from runner.errors import LeaseError, RunnerError
+from runner.errors import LeaseError, RunnerError, WorkspaceExpired
 from runner.events import WorkspaceDiscarded
 from runner.lifecycle.ttl import expired, why_unsteady
 from runner.lifecycle.workspace import UNFINISHED
@@ -25,6 +26,8 @@ from runner.model import WorkspaceStatus
 from runner.ports.store import WorkspaceRow
 
 S = WorkspaceStatus
+
+REAPING = 1.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,61 @@ async def unsteady(premises: Premises, *, dry_run: bool) -> str | None:
     return why
 
 
+@asynccontextmanager
+async def reaping(premises: Premises) -> AsyncIterator[None]:
+    """Reap beside the work of the block, which begins when that is done, and at most ``REAPING`` seconds later.
+
+    ``advise`` hears of each workspace that is removed, and of one that cannot be, with the reason. What the end of the
+    block cuts off is finished by the next who reaps.
+    """
+
+    async def work() -> None:
+        with scope:
+            await _reap_and_tell(premises)
+        done.set()
+
+    scope, done = trio.CancelScope(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        with trio.move_on_after(REAPING):
+            await done.wait()
+        try:
+            yield
+        finally:
+            scope.cancel()
+
+
+async def _reap_and_tell(premises: Premises) -> None:
+    due = await reap(premises, dry_run=True)
+    if due and (why := await unsteady(premises, dry_run=False)):
+        message = f"workspace `{due[0].workspace}` and others whose time is over stay for now: {why}"
+        premises.advise(WorkspaceExpired(message, hint="run it again, or `runner gc`, if the clock is right"))
+        return
+    for one in due:
+        reaped = await _reap(premises, await premises.store.workspace(one.workspace), one)
+        if reaped.left is None:
+            saved = f", and its work is saved in `{reaped.saved}`" if reaped.saved else ""
+            premises.advise(WorkspaceExpired(f"workspace `{reaped.workspace}` is removed: its time was over{saved}"))
+        elif not reaped.in_use:
+            message = f"the time of workspace `{reaped.workspace}` is over, and it stays: {reaped.left}"
+            premises.advise(WorkspaceExpired(message))
+
+
 async def reap(premises: Premises, *, dry_run: bool) -> list[Reaped]:
     """Save and remove every workspace whose time is over and that nobody has; persistent ones have no end."""
     found = []
     for row in await premises.store.workspaces():
-        if row.run is None and row.status not in UNFINISHED and expired(_end(premises, row), premises.ports.now()):
+        if _is_due(premises, row):
             reaped = Reaped(row.id, tree_of(premises.settings, row), _end(premises, row) or 0, row.path is not None)
             found.append(reaped if dry_run else await _reap(premises, row, reaped))
     return found
+
+
+def _is_due(premises: Premises, row: WorkspaceRow) -> bool:
+    """Whether a workspace is to be removed for its age; one whose removal was cut off is gone on with."""
+    if row.run is not None or row.status in UNFINISHED - {S.DESTROYING}:
+        return False
+    return expired(_end(premises, row), premises.ports.now())
 
 
 def _end(premises: Premises, row: WorkspaceRow) -> int | None:
@@ -81,9 +131,10 @@ def _end(premises: Premises, row: WorkspaceRow) -> int | None:
 async def _reap(premises: Premises, row: WorkspaceRow, reaped: Reaped) -> Reaped:
     try:
         async with occupy(premises, row, "gc") as tenancy:
-            if tenancy.row.status in UNFINISHED or not expired(_end(premises, tenancy.row), premises.ports.now()):
+            if not _is_due(premises, tenancy.row):
                 return replace(reaped, left="it is in use again", in_use=True)
-            removed = await finish_destroy(tenancy, discard=False, reason="its time was over")
+            removed = await _as_begun(tenancy)
+            removed = removed or await finish_destroy(tenancy, discard=False, reason="its time was over")
             return replace(reaped, saved=removed.saved)
     except RunnerError as error:
         left = f"{error.message}; {error.hint}" if error.hint else error.message

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
@@ -18,7 +19,7 @@ from runner.app.inside import execute
 from runner.app.leases import break_lease, lease_of, list_leases, release
 from runner.app.state import see_clock
 from runner.app.tenancy import Premises, Tenancy, occupy, open_premises
-from runner.app.upkeep import finish_all, reap, sweep, unsteady
+from runner.app.upkeep import finish_all, reap, reaping, sweep, unsteady
 from runner.app.workspaces import Wish
 from runner.artifacts.owner import take
 from runner.errors import (
@@ -40,15 +41,16 @@ from runner.errors import (
 )
 from runner.events import (
     Event,
+    LeaseRefreshed,
     WorkspaceBecame,
     WorkspaceDiscarded,
     WorkspaceRequested,
     WorkspaceSaved,
     WorkspaceUsed,
 )
-from runner.model import Limits
+from runner.model import Handle, Limits
 from runner.model import WorkspaceStatus as S
-from runner.ports.provider import Opening
+from runner.ports.provider import Opening, Provider
 from runner.ports.store import ProjectRow, WorkspaceRow
 from runner.settings import Settings
 from tests.everything import everything
@@ -414,6 +416,18 @@ async def test_who_has_a_workspace_is_shown_and_nobody_else_can_write(premises: 
     assert (await shell(premises, row, "true"))[0] == 0
 
 
+@pytest.mark.scenario("WSM-12")
+async def test_a_command_that_takes_long_refreshes_its_lease(
+    premises: Premises, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.steps._lease.REFRESH", 0.2)
+    row = await ws.create(premises, Wish())
+
+    assert (await shell(premises, row, "sleep 2"))[0] == 0
+
+    assert len([event for event in await events(premises, row) if isinstance(event, LeaseRefreshed)]) >= 2
+
+
 @pytest.mark.scenario("WSM-11")
 async def test_the_lease_of_a_dead_holder_is_taken_over_with_a_warning(premises: Premises, house: House) -> None:
     """Its lock is free, so nobody has to wait until its time is over."""
@@ -703,6 +717,39 @@ async def test_expired_workspaces_are_saved_and_removed_and_those_in_use_are_not
     assert {row.id for row in await premises.store.workspaces()} == {used.id, forever.id}
     assert (house.theirs / "kept").exists()
     assert WorkspaceBecame(S.DESTROYING, "its time was over") in await events(premises, idle)
+
+
+@pytest.mark.scenario("LIF-13")
+async def test_work_waits_a_second_for_what_is_removed_and_the_next_who_comes_finishes_it(house: House) -> None:
+    class Slow:
+        def __init__(self, provider: Provider) -> None:
+            self._provider = provider
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._provider, name)
+
+        async def destroy(self, handle: Handle) -> None:
+            await trio.sleep_forever()
+
+    async with house.open(WORKSPACE_TTL="1s") as premises:
+        row = await ws.create(premises, Wish())
+        await shell(premises, row, "echo work > made")
+        await trio.sleep(1.1)
+        ports = premises.ports
+        slow = replace(premises, ports=replace(ports, provider=lambda name: cast(Any, Slow(ports.provider(name)))))
+
+        moments = [trio.current_time()]
+        async with reaping(slow):
+            moments.append(trio.current_time())
+        moments.append(trio.current_time())
+
+        assert 1 <= moments[1] - moments[0] < 5
+        assert moments[2] - moments[1] < 4
+        assert (await premises.store.workspace(row.id)).status is S.DESTROYING
+        async with reaping(premises):
+            assert await premises.store.workspaces() == []
+        assert house.advice == ["workspace.expired"]
+        assert "+work" in (premises.settings.home / "saved" / row.id / "work.patch").read_text()
 
 
 @pytest.mark.parametrize("adopted", [False, True], ids=["own", "in place"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 
 import pytest
 
@@ -13,9 +14,13 @@ from tests.situations import Project, document, step
 def full(project: Project, most: int) -> list[str]:
     """As many workspaces as there may be, the first made first."""
     project.env |= {"WORKSPACE_PROVIDERS": "process"} | ({"WORKSPACE_MAX": str(most)} if most != 10 else {})
-    made = [project.runner("workspace", "create", "--output", "json") for _ in range(most)]
-    assert [done.code for done in made] == [0] * most, made[-1].err
-    return [json.loads(done.out)["id"] for done in made]
+    return [create(project) for _ in range(most)]
+
+
+def create(project: Project, *words: str) -> str:
+    done = project.runner("workspace", "create", "--output", "json", *words)
+    assert done.code == 0, done.err
+    return str(json.loads(done.out)["id"])
 
 
 def destroy(project: Project, ids: list[str]) -> None:
@@ -73,3 +78,29 @@ def test_members_of_a_matrix_wait_for_the_room_that_others_leave(project: Projec
 
     assert done.code == 0, done.out + done.err
     destroy(project, ids[:1])
+
+
+@pytest.mark.scenario("LIF-13")
+def test_an_apply_removes_what_has_had_its_time_and_says_so(project: Project) -> None:
+    """There is room for what it makes then. Persistent workspaces stay, and so does one that is used."""
+    project.env |= {"WORKSPACE_MAX": "3", "WORKSPACE_PROVIDERS": "process", "WORKSPACE_TTL": "3s"}
+    project.script("true", provider="process")
+    idle, used, _ = (create(project, *words) for words in ([], [], ["--persistent"]))
+    assert project.runner("workspace", "exec", idle, "--", "sh", "-c", "echo work > made").code == 0
+    using = project.start("workspace", "exec", used, "--", "sh", "-c", "echo begun; sleep 100")
+    assert using.stdout is not None
+    using.stdout.readline()
+    time.sleep(3.1)
+
+    done = project.runner("apply", str(project.folder))
+
+    assert done.code == 0, done.out + done.err
+    saved = project.home / "state" / "saved" / idle
+    told = f"warning[workspace.expired]: workspace `{idle}` is removed: its time was over, and its work is saved"
+    assert f"{told} in `{saved}`" in done.err
+    assert "+work" in (saved / "work.patch").read_text()
+    left = {row["id"] for row in json.loads(project.runner("workspace", "list", "--output", "json").out)}
+    assert (len(left), idle in left, used in left) == (2, False, True)
+    using.send_signal(signal.SIGINT)
+    using.communicate(timeout=60)
+    destroy(project, sorted(left))
