@@ -28,7 +28,7 @@ LAYERS = [  # top first; rooms in one set do not import each other
     {"record", "plan"},
     {"events"},
     {"listing", "model", "nurseries", "plugins", "redact", "settings", "trees"},
-    {"programs"},
+    {"capture", "programs"},
     {"errors", "ids", "beneath", "manners"},
     {"__init__"},
 ]

@@ -9,12 +9,12 @@ import os
 import shlex
 import signal
 import stat
-import subprocess  # noqa: TID251  # PIPE and DEVNULL only; trio spawns
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import trio
 
+from runner.capture import capture
 from runner.errors import Rejected, RunnerError, SecretExposed, SecretMissing, UnfitSecret
 from runner.nurseries import open_services
 from runner.plan.model import RunPlan
@@ -140,36 +140,15 @@ async def _printed(spec: SecretSpec, argv: Sequence[str], settings: Settings) ->
     """What a command prints; its complaints are not repeated, since they may hold what is secret."""
     failure = f"secret `{spec.name}` is missing: {_words(spec)}"
     try:
-        process = await trio.lowlevel.open_process(
-            list(argv),
-            env=dict(settings.variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with trio.move_on_after(SECONDS) as patience:
+            done = await capture(argv, settings.variables, most=MOST)
     except OSError as error:
         raise SecretMissing(f"{failure} cannot be started: {error.strerror}") from None
-    assert process.stdout is not None
-    value, ended = bytearray(), False
-    try:
-        with trio.move_on_after(SECONDS) as patience:
-            async with process.stdout:
-                while len(value) <= MOST and (chunk := await process.stdout.receive_some(MOST)):
-                    value += chunk
-            if len(value) <= MOST:
-                await process.wait()
-                ended = True
-    finally:
-        if not ended:  # its pid is its own until it is waited for, even if only what it has started lives
-            os.killpg(process.pid, signal.SIGKILL)
-        with trio.CancelScope(shield=True):
-            await process.wait()
     if patience.cancelled_caught:
         raise SecretMissing(f"{failure} took more than {SECONDS:g} s", hint="it must not wait for a person for long")
-    if process.returncode != 0 and len(value) <= MOST:
-        raise SecretMissing(f"{failure} exited {process.returncode}", hint="run it yourself to see why")
-    return bytes(value)
+    if done.code != 0 and len(done.out) <= MOST:
+        raise SecretMissing(f"{failure} exited {done.code}", hint="run it yourself to see why")
+    return done.out
 
 
 def _words(spec: SecretSpec) -> str:
