@@ -138,11 +138,13 @@ class Redactor:
         """Whether there is anything to look for."""
         return bool(self._names)
 
-    def register(self, name: str, value: bytes) -> None:
-        """Hide a value from now on, and note it in ``late`` if text has passed already. Raises ``UnfitSecret``."""
+    def register(self, name: str, value: bytes, *, fresh: bool = False) -> None:
+        """Hide a value from now on, and note it in ``late`` if text has passed already, unless it is too ``fresh`` for
+        any text to have it. Raises ``UnfitSecret``.
+        """
         check_fit(name, value)
         found = [form for form in forms_of(value) if form not in self._names]
-        if found and self._passed and name not in self.late:
+        if found and self._passed and not fresh and name not in self.late:
             self.late = (*self.late, name)
         self._names |= dict.fromkeys(found, name)
         self._known = None
