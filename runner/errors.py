@@ -637,6 +637,10 @@ class ClusterDenied(PlatformError):
     code = "cluster.denied"
 
 
+class CredentialFailed(PlatformError):
+    code = "cluster.credential"
+
+
 # --- secrets ---------------------------------------------------------------------------------------
 
 

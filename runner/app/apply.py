@@ -119,13 +119,14 @@ def ports_of(
     async def room(workspace: str) -> None:
         check_limit(settings.max_workspaces, await store.workspaces(), workspace)
 
+    redact = redactor_of(settings) if redactor is None else redactor
     return Ports(
         provider=lambda name: open_provider(name, settings),
         git=open_git(settings),
         agent=agent,
         sub_runner=sub_runner,
         gateway=gateway or ModelGateway(settings),
-        cluster=Clusters(settings),
+        cluster=Clusters(settings, redact),
         model_key=lambda api: usable(settings.model_keys[api.value]),
         model_url=lambda api: settings.own_model_url(api.value),
         lease=store.lease,
@@ -134,7 +135,7 @@ def ports_of(
         chance=random.random,
         warm=partial(warm, settings.home),
         room=room,
-        redact=redactor_of(settings) if redactor is None else redactor,
+        redact=redact,
     )
 
 

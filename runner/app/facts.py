@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import runner.providers
@@ -160,10 +160,17 @@ def _cluster(want: Wanted, settings: Settings, *, offline: bool) -> dict[str, Cl
     """What a run's kubeconfig leads to, by the run."""
     if want.cluster is None or offline:
         return {}
+    from runner.app.clusters import foreign_places
     from runner.egress.kubeconfig import read_target  # with all that TLS takes, which most runs do without
 
-    found = read_target(want.cluster.kubeconfig, want.cluster.context, want.cluster.namespace, settings.reach)
-    return {want.run: ClusterFact(found.context, found.server, found.namespace, found.exposed)}
+    cluster = want.cluster
+    foreign = foreign_places(cluster.beside, want.incident, settings)
+    found = read_target(cluster.kubeconfig, cluster.context, cluster.namespace, settings.reach, foreign=foreign)
+    fact = ClusterFact(found.context, found.server, found.namespace, found.exposed)
+    if found.plug_in is None:
+        return {want.run: fact}
+    found.plug_in.program(settings.variables)  # raises when it is not there
+    return {want.run: replace(fact, plug_in=found.plug_in.name, plug_in_sha256=found.plug_in.sha256)}
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import trio
 import runner.agents
 from runner import plugins
 from runner.agents._version import pin_of, version_of
+from runner.app.clusters import foreign_places
 from runner.app.facts import open_provider
 from runner.app.triage import IMAGE, NOWHERE, Triage, manifest_of, plan_triage, program_of
 from runner.egress.clusters import Clusters
@@ -192,9 +193,11 @@ async def _cluster(triage: Triage, settings: Settings) -> list[Checked]:
         return [Checked("cluster", None, "none: the files of the incident are all there is", hint)]
     from runner.egress.kubeconfig import read_target
 
-    target = read_target(triage.kubeconfig, triage.context, triage.namespace, settings.reach)
+    foreign = foreign_places(settings.home, triage.directory, settings)
+    target = read_target(triage.kubeconfig, triage.context, triage.namespace, settings.reach, foreign=foreign)
     clusters = Clusters(settings)
-    grant = ClusterGrant(triage.kubeconfig, target.context, target.server, target.namespace)
+    program = target.plug_in.sha256 if target.plug_in is not None else ""
+    grant = ClusterGrant(triage.kubeconfig, target.context, target.server, target.namespace, program)
     await clusters.reach(grant)
     where = f"{target.context} {target.server}"
     async with clusters.open(grant, lambda request: None) as session:

@@ -224,7 +224,7 @@ def _run_plan(draft: Draft) -> RunPlan:
 def _cluster(spec: RunSpec) -> PlannedCluster | None:
     if (found := spec.cluster) is None:
         return None
-    return PlannedCluster(found.context, found.server, found.namespace, found.access)
+    return PlannedCluster(found.context, found.server, found.namespace, found.access, found.plug_in)
 
 
 def _chain(draft: Draft) -> list[tuple[str, Probe]]:

@@ -1,4 +1,4 @@
-"""The way to a cluster for reading: each request is judged, sent on with the credential, and told when it has ended.
+"""The way to a cluster for reading: each request is judged, sent on, and told when it has ended.
 
 What is forwarded is written anew from what was judged (``verbs``); of the client's headers only those pass that say
 which form of an answer it wants. Nothing of an answer is kept here beyond the piece that passes.
@@ -22,7 +22,6 @@ from runner.egress.verbs import Asked, Refusal, judge, refusal_of
 from runner.errors import RunnerError, printable
 from runner.ports.cluster import MOST_TOLD, ClusterRequest, Rights
 from runner.ports.provider import Connection
-from runner.redact import SHORTEST
 
 PATIENCE = 5.0  # seconds for what is asked before anything starts
 PLACES = 64  # requests that are under way at once; watches count
@@ -109,7 +108,7 @@ class ReadSession:
                     }
                 },
             }
-            status, words = await ask(self._upstream, self._target, "POST", _ACCESS, json.dumps(review).encode())
+            status, words = await ask(self._upstream, "POST", _ACCESS, json.dumps(review).encode())
             allowed = _inner(object_of(words) or {}, "status").get("allowed") if status == 201 else None
             if isinstance(allowed, bool):
                 answers[field] = allowed
@@ -177,7 +176,7 @@ class ReadSession:
             except UpstreamFailed as error:
                 failure = str(error)
             except RunnerError:  # which names places of this host
-                failure = "its credential cannot be read any more"
+                failure = "its credential cannot be had any more"
         if failure is None:
             return None
         if reply.status:
@@ -187,65 +186,25 @@ class ReadSession:
         return Refusal.CLUSTER
 
     async def _pass_on(self, asked: Asked, request: Request, reply: Reply, waiting: trio.CancelScope) -> None:
-        """Raises ``UpstreamFailed``, and what is wrong with the file of a token by now."""
+        """Raises ``UpstreamFailed``, and what is wrong with the credential by now."""
         body = request.body if asked.review else b""
         headers = [(name, value) for name, value in request.headers if name in _ASKED] + [_PLAIN]
-        for last in (False, True):
-            shown = self._target.authorization()
-            own = [(b"authorization", shown)] if shown else []
-            async with self._upstream.send(request.method, asked.target, [*headers, *own], body) as answer:
-                if answer.status == 401 and not last and self._target.authorization() != shown:
-                    continue  # the token was replaced while it was on its way
-                await _pass(answer, reply, waiting, streams=asked.streams, secret=shown)
-                return
+        async with self._upstream.send(request.method, asked.target, headers, body) as answer:
+            await _pass(answer, reply, waiting, streams=asked.streams)
 
 
-async def _pass(answer: Answer, reply: Reply, waiting: trio.CancelScope, *, streams: bool, secret: bytes) -> None:
-    """Hand an answer on as it comes, but for the secret. A client may take its time; a server may not, unless it
-    ``streams``."""
+async def _pass(answer: Answer, reply: Reply, waiting: trio.CancelScope, *, streams: bool) -> None:
+    """Hand an answer on as it comes. A client may take its time; a server may not, unless it ``streams``."""
     if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in answer.headers):
         raise UpstreamFailed("it answers in an encoding that it was not asked for")
-    hiding = _Hiding(secret.partition(b" ")[2])
-    headers = [(name, hiding.within(value)) for name, value in answer.headers if name in _ANSWERED]
+    headers = [(name, value) for name, value in answer.headers if name in _ANSWERED]
     await reply.start(answer.status, headers)
     patience = math.inf if streams and answer.status < 400 else PIECE_SECONDS
     waiting.deadline = trio.current_time() + patience
     async for chunk in answer.body:
         waiting.deadline = math.inf
-        if text := hiding.feed(chunk):
-            await reply.send(text)
+        await reply.send(chunk)
         waiting.deadline = trio.current_time() + patience
-    if hiding.held:
-        await reply.send(hiding.held)
-
-
-class _Hiding:
-    """Bytes on their way, with a word left out. ``held`` is what may be its beginning.
-
-    Only the word as it is: what looks for more forms waits at the end of many a line for the next one.
-    """
-
-    def __init__(self, word: bytes) -> None:
-        self._word = word if len(word) >= SHORTEST else b""
-        self.held = b""
-
-    def within(self, text: bytes) -> bytes:
-        return text.replace(self._word, b"[redacted]") if self._word else text
-
-    def feed(self, chunk: bytes) -> bytes:
-        text = self.within(self.held + chunk)
-        at = self._begun(text)
-        self.held = text[at:]
-        return text[:at]
-
-    def _begun(self, text: bytes) -> int:
-        """Where the word begins that the text ends in the middle of; else where the text ends."""
-        at = max(len(text) - len(self._word) + 1, 0)
-        while self._word and (at := text.find(self._word[:1], at)) >= 0:
-            if self._word.startswith(text[at:]):
-                return at
-            at += 1
-        return len(text)
 
 
 def _uninvited(request: Request) -> str | None:
@@ -299,12 +258,11 @@ async def _refuse(reply: Reply, refusal: Refusal, message: str) -> None:
     await reply.send_all(code, _JSON, json.dumps(status).encode())
 
 
-async def ask(upstream: Upstream, target: Target, method: str, path: str, body: bytes = b"") -> tuple[int | None, str]:
+async def ask(upstream: Upstream, method: str, path: str, body: bytes = b"") -> tuple[int | None, str]:
     """Status and text of an answer; no status, and why, when none comes in time."""
     with trio.move_on_after(PATIENCE):
         try:
-            own = [(b"authorization", shown)] if (shown := target.authorization()) else []
-            headers: Headers = [(b"accept", _JSON), (b"content-type", _JSON), _PLAIN, *own]
+            headers: Headers = [(b"accept", _JSON), (b"content-type", _JSON), _PLAIN]
             async with upstream.send(method, path, headers, body) as answer:
                 text = b""
                 async for chunk in answer.body:

@@ -1,10 +1,11 @@
-"""Kubeconfig files, read as data: which cluster a context means, and with what it is reached. Nothing in them is run.
+"""Kubeconfig files, read as data: which cluster a context means, and with what it is reached. Nothing is run here: a
+program that gives the credential is only named, and only by a kubeconfig that is the operator's own affair.
 
 A kubeconfig may come from anywhere, and what it names is sent to a server that it names too. So a file that it refers
 to is taken only by these rules, links followed: it is a regular file of the operator's or of root's, which nobody else
 can write; a token lies beside the kubeconfig or below, or where Kubernetes puts the one of a service account;
 certificates and keys, of which nothing is sent that is secret, may also lie in another directory of the operator's.
-What would run a program, trust any server, or act as somebody else is refused.
+What would trust any server, or act as somebody else, is refused.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import ssl
 import stat
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from runner.egress.plug_in import MAX_TOKEN, Credential, PlugIn, is_token, known_of, read_plug_in
 from runner.errors import (
     BadEncoding,
     BadKubeconfig,
@@ -35,7 +37,6 @@ from runner.errors import (
 from runner.manifest.text import parse
 
 MAX_FILE = 1 << 20  # bytes of a kubeconfig, and of each file that it names
-MAX_TOKEN = 64 << 10
 _MAX_NAME = 253  # characters of a context's name
 _MAX_SERVER = 2048  # characters of a URL
 _MOST_KNOWN = 20  # contexts that are named
@@ -46,7 +47,8 @@ _PREFIX = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?")
 _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _HOST_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_HOST_LABEL}(?:\.{_HOST_LABEL})*\.?")
-_STATIC = "use a kubeconfig with a token instead, best of a service account that may only read: `kubectl create token`"
+_STATIC = "use a kubeconfig with an `exec` plug-in, or with a token: `runner triage --reader-manifest` says how"
+_OWN = "name one that is nobody else's, such as ~/.kube/config, or use a token: `runner triage --reader-manifest`"
 _FLATTEN = "`kubectl config view --minify --flatten > FILE` puts certificates into the file itself"
 _KINDS = (("cluster", "clusters"), ("user", "users"), ("context", "contexts"))
 
@@ -61,17 +63,19 @@ class Target:
     exposed: str
     server_name: str | None
     authorities: bytes | None = None
-    certificate: bytes | None = field(default=None, repr=False)  # with its key, PEM
+    certificate: tuple[bytes, bytes] | None = field(default=None, repr=False)  # and its key, PEM
     token: str = field(default="", repr=False)
     token_file: TokenFile | None = None
     basic: tuple[str, str] | None = field(default=None, repr=False)
+    plug_in: PlugIn | None = None  # what gives the credential, when nothing else does
 
-    def certificates(self) -> ssl.SSLContext | None:
-        """What the server is judged by, and what is shown to it; ``None`` stands for the host's certificates.
+    def certificates(self, own: tuple[bytes, bytes] | None) -> ssl.SSLContext | None:
+        """What the server is judged by, and what is shown to it as one's ``own``; ``None`` stands for the host's
+        certificates.
 
         Raises ``BadKubeconfig``.
         """
-        if self.server.startswith("http:") or (self.authorities is None and self.certificate is None):
+        if self.server.startswith("http:") or (self.authorities is None and own is None):
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # which clusters' own authorities often do not satisfy
@@ -83,12 +87,16 @@ class Target:
                 context.load_verify_locations(cadata=self.authorities.decode("ascii"))
             except (ssl.SSLError, UnicodeDecodeError) as error:
                 raise BadKubeconfig(f"the authority of context `{self.context}` is no certificate") from error
-        if self.certificate is not None:
-            _show(context, self.certificate, self.context)
+        if own is not None:
+            _show(context, b"\n".join(own), self.context)
         return context
 
+    def credential(self) -> Credential:
+        """That of the kubeconfig itself. Raises ``BadKubeconfig`` and ``KubeconfigRefused`` about the token's file."""
+        return Credential(self.authorization(), self.certificate)
+
     def authorization(self) -> bytes:
-        """The header's value, or nothing. Raises ``BadKubeconfig`` and ``KubeconfigRefused`` about the token's file."""
+        """The header's value, or nothing; raises as ``credential``."""
         if self.server.startswith("http:"):
             return b""
         if self.token_file is not None:
@@ -119,9 +127,18 @@ class TokenFile:
         return self._text
 
 
-def read_target(files: str, context: str | None, namespace: str | None, reach: Mapping[str, str]) -> Target:
+def read_target(
+    files: str,
+    context: str | None,
+    namespace: str | None,
+    reach: Mapping[str, str],
+    *,
+    foreign: Mapping[Path, str] | None = None,
+) -> Target:
     """What a context means, or the current one; several files are merged as kubectl does: what comes first wins.
 
+    A kubeconfig in one of the ``foreign`` directories, each with what it is, may name no program; in one of which
+    nothing is said, it may.
     Raises ``BadKubeconfig``, ``UnknownContext`` and ``KubeconfigRefused``, none of which repeats what may be secret.
     """
     merged = _Merged(files)
@@ -140,6 +157,7 @@ def read_target(files: str, context: str | None, namespace: str | None, reach: M
     user, user_folder = merged.entry("user", user_name) if user_name else ({}, Path())
     _refuse_user(user, user_name)
     server = _server(cluster, name, reach)
+    authorities = _material(cluster, "certificate-authority", cluster_folder)
     where = namespace or _text(chosen, "namespace") or "default"
     if not _NAMESPACE.fullmatch(where):
         raise UnknownContext(f"`{shown(where)}` is not the name of a namespace")
@@ -150,15 +168,19 @@ def read_target(files: str, context: str | None, namespace: str | None, reach: M
         where,
         merged.exposed,
         _server_name(cluster, name),
-        _material(cluster, "certificate-authority", cluster_folder),
+        authorities,
         None if is_plain else _certificate(user, user_folder),
         _token(_text(user, "token"), "token") if user.get("token") and not user.get("tokenFile") else "",
         TokenFile(_text(user, "tokenFile"), user_folder) if user.get("tokenFile") else None,
         (_text(user, "username"), _text(user, "password")) if user.get("username") else None,
     )
-    target.authorization()
-    target.certificates()
-    return target
+    target.certificates(target.credential().certificate)
+    has_own = is_plain or target.authorization() or target.certificate is not None  # which kubectl prefers, too
+    if has_own or not user.get("exec"):
+        return target
+    merged.refuse_programs(user_name, foreign or {})
+    told = known_of(cluster, b64encode(authorities or b"").decode())
+    return replace(target, plug_in=read_plug_in(user["exec"], user_name, user_folder, told))
 
 
 class _Merged:
@@ -169,6 +191,7 @@ class _Merged:
         self.current = ""
         self.exposed = ""
         self._files = files
+        self._folders: dict[str, Path] = {}
         paths = [path for path in files.split(":") if path]
         missing: BadKubeconfig | None = None
         found = 0
@@ -179,7 +202,7 @@ class _Merged:
                 missing = missing or BadKubeconfig(f"`{shown(path, _PATH)}` is not there", hint=_MISSING)
                 continue
             found += 1
-            folder = Path(os.path.realpath(path)).parent
+            folder = self._folders[path] = Path(os.path.realpath(path)).parent
             self.current = self.current or _text(document, "current-context")
             for one, kinds in _KINDS:
                 for entry in _list(document, kinds, path):
@@ -198,6 +221,14 @@ class _Merged:
             message = f"`{shown(self._files, _PATH)}` has no {kind} `{shown(name)}`"
             raise UnknownContext(message, hint=nearest(name, (printable(each) for each in known)))
         return known[name]
+
+    def refuse_programs(self, user: str, foreign: Mapping[Path, str]) -> None:
+        """Raises ``KubeconfigRefused`` when a file lies in a ``foreign`` directory; the nearest one counts."""
+        for path, folder in self._folders.items():
+            around = [root for root in foreign if folder.is_relative_to(root)]
+            if around and (what := foreign[max(around, key=lambda root: len(root.parts))]):
+                message = f"user `{shown(user)}` runs a program, and `{shown(path, _PATH)}` is {what}"
+                raise KubeconfigRefused(f"{message}: none is run from there", hint=_OWN)
 
     def _read(self, path: str) -> dict[str, Any]:
         """One file. Raises ``FileNotFoundError``, ``BadKubeconfig`` and ``KubeconfigRefused``."""
@@ -257,9 +288,8 @@ def _regular(path: str) -> tuple[bytes, int]:
 
 
 def _refuse_user(user: Mapping[str, Any], name: str) -> None:
-    for key, what in (("exec", "runs a program"), ("auth-provider", "has an `auth-provider`")):
-        if user.get(key):
-            raise KubeconfigRefused(f"user `{shown(name)}` {what}, and none is run from a kubeconfig", hint=_STATIC)
+    if user.get("auth-provider"):
+        raise KubeconfigRefused(f"user `{shown(name)}` has an `auth-provider`, which is of the past", hint=_STATIC)
     for key in ("as", "as-uid", "as-groups", "as-user-extra"):
         if user.get(key):
             hint = "use a kubeconfig of that account"
@@ -306,13 +336,13 @@ def _is_host(text: str) -> bool:
     return True
 
 
-def _certificate(user: Mapping[str, Any], folder: Path) -> bytes | None:
+def _certificate(user: Mapping[str, Any], folder: Path) -> tuple[bytes, bytes] | None:
     certificate, key = (_material(user, name, folder) for name in ("client-certificate", "client-key"))
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
         raise BadKubeconfig("a client certificate needs its key, and a key its certificate")
-    return certificate + b"\n" + key
+    return certificate, key
 
 
 def _material(entry: Mapping[str, Any], name: str, folder: Path) -> bytes | None:
@@ -366,7 +396,7 @@ def _show(context: ssl.SSLContext, certificate: bytes, name: str) -> None:
 
 
 def _token(text: str, name: str) -> str:
-    if not text or len(text) > MAX_TOKEN or not text.isascii() or not text.isprintable() or " " in text:
+    if not text or not is_token(text):
         raise BadKubeconfig(f"`{shown(name)}` holds no token: one word on one line")
     return text
 

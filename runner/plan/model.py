@@ -69,12 +69,13 @@ class Step:
 
 @dataclass(frozen=True)
 class PlannedCluster:
-    """The cluster that commands of a run can ask, and what for."""
+    """The cluster that commands of a run can ask, and what for. ``plug_in`` is what is run for the credential."""
 
     context: str
     server: str
     namespace: str
     access: str
+    plug_in: str = ""
 
 
 @dataclass(frozen=True)

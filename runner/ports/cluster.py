@@ -20,12 +20,15 @@ MOST_TOLD = 1000  # requests of one session that are told of one by one: an agen
 
 @dataclass(frozen=True)
 class ClusterGrant:
-    """Which cluster. ``kubeconfig`` is a path, or several with ``:`` between them; ``server`` is what was planned."""
+    """Which cluster. ``kubeconfig`` is a path, or several with ``:`` between them; ``server`` is what was planned, and
+    so is the program that gives the credential, if there is one.
+    """
 
     kubeconfig: str
     context: str
     server: str
     namespace: str
+    plug_in_sha256: str = ""
 
 
 @dataclass(frozen=True)

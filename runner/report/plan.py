@@ -119,7 +119,9 @@ def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:
 def _cluster(cluster: PlannedCluster) -> str:
     words = [cluster.context or "(current context)", cluster.server]
     words += [f"namespace {cluster.namespace}"] if cluster.namespace else []
-    return f"cluster {' '.join(filter(None, words))} READ ONLY (get list watch logs; secrets refused)"
+    words += ["READ ONLY (get list watch logs; secrets refused)"]
+    words += [f"credential from exec {cluster.plug_in}"] if cluster.plug_in else []
+    return f"cluster {' '.join(filter(None, words))}"
 
 
 def _secret(given: Given) -> str:

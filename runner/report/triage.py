@@ -88,7 +88,8 @@ def scene_of(run: Mapping[str, Any]) -> Scene:
 
 def _cluster(cluster: Mapping[str, Any]) -> str:
     where = f", namespace {cluster['namespace']}" if cluster.get("namespace") else ""
-    return f"{cluster['context']} {cluster['server']}{where}   READ ONLY (get list watch logs; secrets refused)"
+    by = f"   credential from exec {cluster['plug_in']}" if cluster.get("plug_in") else ""
+    return f"{cluster['context']} {cluster['server']}{where}   READ ONLY (get list watch logs; secrets refused){by}"
 
 
 def opening(record: RunRecord, scene: Scene, clock: Callable[[int], str]) -> Iterator[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from runner.errors import KubeconfigExposed, RunnerError, UnknownContext, Untrusted
 from runner.model import Feature
 from runner.settings import Settings
-from runner.spec.model import ClusterSpec, Demand, Facts
+from runner.spec.model import ClusterFact, ClusterSpec, Demand, Facts
 from runner.spec.select import Selected
 
 KEYS = ("incident", "kubeconfig")
@@ -17,11 +18,12 @@ KEYS = ("incident", "kubeconfig")
 
 @dataclass(frozen=True)
 class WantedCluster:
-    """A kubeconfig, or several with ``:`` between them, and what a manifest says beside it."""
+    """A kubeconfig, or several with ``:`` between them, and what a manifest that lies in ``beside`` says with it."""
 
     kubeconfig: str
     context: str | None
     namespace: str | None
+    beside: Path
 
 
 def wanted_cluster(selected: Selected, settings: Settings) -> WantedCluster | None:
@@ -35,7 +37,7 @@ def wanted_cluster(selected: Selected, settings: Settings) -> WantedCluster | No
         for path in incident.kubeconfig.split(":")
         if path
     )
-    return WantedCluster(":".join(places), incident.context, incident.namespace)
+    return WantedCluster(":".join(places), incident.context, incident.namespace, beside)
 
 
 def cluster_of(selected: Selected, want: WantedCluster | None, facts: Facts) -> ClusterSpec | None:
@@ -43,10 +45,10 @@ def cluster_of(selected: Selected, want: WantedCluster | None, facts: Facts) -> 
     incident = selected.spec.incident
     if want is None or incident is None:
         return None
-    fact = facts.clusters.get(selected.name)
-    context = fact.context if fact else want.context or ""
-    namespace = fact.namespace if fact else want.namespace or ""
-    return ClusterSpec(want.kubeconfig, context, fact.server if fact else "", namespace, incident.access)
+    open_fact = ClusterFact(want.context or "", "", want.namespace or "")
+    fact = facts.clusters.get(selected.name, open_fact)
+    plug_in = {"plug_in": fact.plug_in, "plug_in_sha256": fact.plug_in_sha256}
+    return ClusterSpec(want.kubeconfig, fact.context, fact.server, fact.namespace, incident.access, **plug_in)
 
 
 def keys_of(selected: Selected, error: RunnerError | None) -> tuple[str, str]:

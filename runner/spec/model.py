@@ -205,15 +205,22 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class ClusterFact:
-    """The cluster that a kubeconfig leads to. ``exposed`` says who else can read the file; it is not planned."""
+    """The cluster that a kubeconfig leads to. ``exposed`` says who else can read the file; it is not planned.
+
+    ``plug_in`` is the program that gives the credential, as the kubeconfig writes it, and ``plug_in_sha256`` of it with
+    its arguments and variables.
+    """
 
     context: str
     server: str
     namespace: str
     exposed: str = ""
+    plug_in: str = ""
+    plug_in_sha256: str = ""
 
     def pinned(self) -> dict[str, str]:
-        return {"context": self.context, "server": self.server, "namespace": self.namespace}
+        exec = {"plug_in": self.plug_in, "plug_in_sha256": self.plug_in_sha256} if self.plug_in else {}
+        return {"context": self.context, "server": self.server, "namespace": self.namespace, **exec}
 
 
 @dataclass(frozen=True)
@@ -225,6 +232,8 @@ class ClusterSpec:
     server: str
     namespace: str
     access: str
+    plug_in: str = ""
+    plug_in_sha256: str = ""
 
 
 @dataclass(frozen=True)

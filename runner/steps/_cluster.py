@@ -22,7 +22,7 @@ _FILE = "config"
 
 
 def grant_of(cluster: ClusterSpec) -> ClusterGrant:
-    return ClusterGrant(cluster.kubeconfig, cluster.context, cluster.server, cluster.namespace)
+    return ClusterGrant(cluster.kubeconfig, cluster.context, cluster.server, cluster.namespace, cluster.plug_in_sha256)
 
 
 @asynccontextmanager

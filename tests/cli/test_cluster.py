@@ -261,20 +261,121 @@ async def test_a_manifest_of_a_fork_reads_no_cluster(project: Project, authority
     ]
 
 
+V1 = "client.authentication.k8s.io/v1"
+
+
+def write_plug_in(project: Project, api: Api, folder: Path) -> Path:
+    """A kubeconfig in ``folder`` whose credential a program gives that stands beside it, and that counts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    answer = json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": {"token": TOKEN}})
+    (folder / "give-token").write_text(f"#!/bin/sh\necho $$ >> '{folder}/asked'\necho '{answer}'\n")
+    (folder / "give-token").chmod(0o755)
+    entry = {"apiVersion": V1, "command": "./give-token", "interactiveMode": "IfAvailable", "args": ["--secret=s3cret"]}
+    return api.write(folder / "config", {"exec": entry})
+
+
+@pytest.mark.scenario("BEY-23")
+def test_a_run_reads_a_cluster_whose_credential_a_program_gives(
+    project: Project, kubectl: Path, authority: Path
+) -> None:
+    """The kubeconfig in its usual place; the program runs once, outside, and what it gives is nowhere inside."""
+    project.env["HOME"] = str(project.home / "me")
+    with serving(authority) as api:
+        write(project, api, SHORT)
+        (project.folder / "kube.yaml").unlink()
+        manifest = project.folder / "all.runner.yaml"
+        manifest.write_text(manifest.read_text().replace("kubeconfig: kube.yaml", "kubeconfig: ~/.kube/config"))
+        folder = project.home / "me" / ".kube"
+        write_plug_in(project, api, folder)
+        planned = project.runner("plan", str(project.folder))
+        asked_by_plan = (folder / "asked").exists()
+        done, record = project.apply()
+
+    assert planned.code == 0, planned.err
+    assert " credential from exec ./give-token" in " ".join(planned.out.split())
+    assert not asked_by_plan
+    assert done.code == 0, done.out + done.err
+    found = asked(project, record)
+    wrong = {name: one for name, one in found.items() if one.code != SAID[name][0]}
+    assert (wrong, len(found)) == ({}, SHORT.count("ask "))
+    assert len((folder / "asked").read_text().splitlines()) == 1
+    (folder / "give-token").unlink()
+    assert places_with(TOKEN, project.home) == []
+    assert places_with("s3cret", project.home) == ["me/.kube/config"]
+    assert [one.headers["authorization"] for one in api.asked] == [f"Bearer {TOKEN}"] * len(api.asked)
+
+
 @pytest.mark.usefixtures("kubectl")
-def test_a_program_that_a_kubeconfig_names_is_not_run(project: Project, authority: Path) -> None:
-    canary = project.folder / "canary"
+async def test_a_plan_pins_the_program_of_a_credential_and_does_not_run_it(project: Project, authority: Path) -> None:
+    settings = Settings.from_env({"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin"})
+    with serving(authority) as api:
+        write(project, api)
+        file = write_plug_in(project, api, project.home / "mine")
+        manifest = project.folder / "all.runner.yaml"
+        manifest.write_text(manifest.read_text().replace("kubeconfig: kube.yaml", f"kubeconfig: {file}"))
+        planned = await make_plan(project.folder, settings)
+        save(planned, project.folder / "plan.json")
+        again = await make_saved_plan(project.folder / "plan.json", settings)
+        file.write_text(file.read_text().replace("s3cret", "other"))
+        with pytest.raises(StalePlan, match=r"cluster of triage\.plug_in_sha256"):
+            await make_saved_plan(project.folder / "plan.json", settings)
+        file.write_text(file.read_text().replace("give-token", "is-not-there"))
+        with pytest.raises(Rejected) as caught:
+            await make_plan(project.folder, settings)
+
+    assert planned.plan.digest == again.plan.digest
+    assert "s3cret" not in (project.folder / "plan.json").read_text()
+    assert not (file.parent / "asked").exists()
+    assert [one.code for one in caught.value.findings] == ["cluster.credential"]
+
+
+@pytest.mark.usefixtures("kubectl")
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        pytest.param("", "kube.yaml` is beside the manifest", id="beside"),
+        pytest.param(".git", "kube.yaml` is in the repository of the manifest", id="repository"),
+        pytest.param("incident", "config` is in the incident's directory", id="incident"),
+    ],
+)
+def test_a_program_that_a_kubeconfig_of_others_names_is_not_run(
+    project: Project, authority: Path, place: str, words: str
+) -> None:
     with serving(authority) as api:
         file = write(project, api)
-        api.write(
-            file, {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "touch", "args": [str(canary)]}}
-        )
+        if place == ".git":
+            (project.folder / ".git").mkdir()
+        incident = project.home / "INC-1"
+        named = write_plug_in(project, api, incident if place == "incident" else project.home / "named")
+        if place == "incident":
+            manifest = project.folder / "all.runner.yaml"
+            text = manifest.read_text().replace("kubeconfig: kube.yaml", f"kubeconfig: {named}")
+            manifest.write_text(text.replace("directory: incident", f"directory: {incident}"))
+        else:
+            file.write_text(named.read_text().replace("./give-token", str(named.parent / "give-token")))
         done = project.runner("apply", str(project.folder))
 
-    assert done.code == 3
-    assert "error[kubeconfig.refused]: user `me` runs a program" in done.err
+    assert done.code == 3, done.err
+    assert "error[kubeconfig.refused]: user `me` runs a program, and `" in done.err
+    assert words in done.err
     assert "all.runner.yaml" in done.err
-    assert not canary.exists()
+    assert not (named.parent / "asked").exists()
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_a_program_that_gives_no_credential_ends_it_before_anything_is_made(project: Project, authority: Path) -> None:
+    with serving(authority) as api:
+        write(project, api)
+        file = write_plug_in(project, api, project.home / "mine")
+        (file.parent / "give-token").write_text(f"#!/bin/sh\necho 'session {TOKEN} has expired' >&2; exit 255\n")
+        manifest = project.folder / "all.runner.yaml"
+        manifest.write_text(manifest.read_text().replace("kubeconfig: kube.yaml", f"kubeconfig: {file}"))
+        done = project.runner("apply", str(project.folder))
+
+    assert done.code == 4
+    assert "error[cluster.credential]: credential plug-in `./give-token` of user `me` exited 255: session " in done.err
+    assert "= hint: run it yourself to see why; most want a login first" in done.err
+    assert project.runner("runs", "list", "--output", "json").out.strip() in ("[]", "")
 
 
 @pytest.mark.nightly

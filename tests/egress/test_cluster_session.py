@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
+from runner.egress.authorized import Authorized
 from runner.egress.cluster import BUSY_SECONDS, PIECE_SECONDS, PLACES, ReadSession
 from runner.egress.clusters import Clusters
 from runner.egress.kubeconfig import read_target
+from runner.egress.plug_in import Credential
 from runner.egress.reviews import review_of
 from runner.errors import ClusterDenied, ClusterUnreachable, InputChanged
 from runner.nurseries import open_services
@@ -106,10 +109,17 @@ async def scripted(tmp_path: Path, authority: Path, *said: Said) -> AsyncIterato
     """A session whose cluster is a script, for what takes long."""
     provider, told = Provider(*said), list[ClusterRequest]()
     path = Api(authority, Cluster()).write(tmp_path / "config")
-    session = ReadSession(read_target(str(path), None, None, {}), provider, told.append, most_told=5)
-    async with connected(session, told) as line:
-        yield line, provider
-    session.close()
+    target = read_target(str(path), None, None, {})
+
+    async def own(refused: Credential | None = None) -> Credential:
+        await trio.lowlevel.checkpoint()
+        return target.credential()
+
+    async with Authorized(own, lambda certificate: nullcontext(provider)) as way:
+        session = ReadSession(target, way, told.append, most_told=5)
+        async with connected(session, told) as line:
+            yield line, provider
+        session.close()
 
 
 async def test_a_request_goes_out_with_the_credential_and_without_the_client_s_own(api: Api, tmp_path: Path) -> None:
@@ -188,15 +198,18 @@ async def test_an_answer_in_an_encoding_that_was_not_asked_for_is_not_passed_on(
 
 @pytest.mark.parametrize("status", [200, 403])
 async def test_a_credential_that_the_cluster_repeats_is_hidden(tmp_path: Path, authority: Path, status: int) -> None:
-    """In headers, too, and wherever an answer is cut into pieces."""
-    shown = f"<Bearer {TOKEN}> {TOKEN}{TOKEN[:9]}".encode()
+    """In headers, too, in base64, and wherever an answer is cut into pieces."""
+    coded = b64encode(f"user:{TOKEN}:".encode()).decode()
+    shown = f"<Bearer {TOKEN}> {coded} {TOKEN}{TOKEN[:9]}".encode()
     for at in range(len(shown)):
         said = Said([shown[:at], shown[at:]], status=status, headers=[(b"warning", TOKEN.encode())])
         async with scripted(tmp_path, authority, said) as (line, _):
             heard = await line.get(PODS)
 
         assert (heard.status, heard.whole, heard.headers["warning"]) == (status, True, "[redacted]")
-        assert heard.body == f"<Bearer [redacted]> [redacted]{TOKEN[:9]}".encode()
+        assert heard.body.startswith(b"<Bearer [redacted]> ")
+        assert heard.body.endswith(f" [redacted]{TOKEN[:9]}".encode())
+        assert (len(heard.body) < len(shown) - 2 * len(TOKEN), coded[12:-12].encode() in heard.body) == (True, False)
 
 
 async def test_an_error_that_never_ends_is_passed_on_as_it_comes(
@@ -336,7 +349,7 @@ async def test_a_token_s_file_that_is_gone_is_said_without_its_place(api: Api, t
         heard = await line.get(PODS)
 
     assert heard.status == 502
-    assert heard.json()["message"].endswith(": its credential cannot be read any more")
+    assert heard.json()["message"].endswith(": its credential cannot be had any more")
 
 
 async def test_a_credential_that_is_refused_stays_so_and_is_not_shown(api: Api, tmp_path: Path) -> None:

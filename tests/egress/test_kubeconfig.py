@@ -110,14 +110,14 @@ def test_certificates_are_taken_as_data_and_as_files(api: Api, tmp_path: Path, a
     two = read(api.write(tmp_path / "two", as_files, server=SERVER))
 
     assert one.certificate == two.certificate
-    assert one.certificates() is not None
+    assert one.certificates(one.certificate) is not None
 
 
 def test_nothing_is_sent_to_a_server_without_tls(api: Api, tmp_path: Path) -> None:
     """Such as ``kubectl proxy`` on this host."""
     target = read(api.write(tmp_path / "config", server="http://127.0.0.1:8001"))
 
-    assert (target.authorization(), target.certificates()) == (b"", None)
+    assert (target.authorization(), target.certificates(None)) == (b"", None)
 
 
 def test_a_token_that_is_renamed_over_is_read_again(api: Api, tmp_path: Path) -> None:
@@ -137,7 +137,6 @@ def test_a_token_that_is_renamed_over_is_read_again(api: Api, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        pytest.param(lambda d: user(d).update(exec={"command": "aws"}), "runs a program", id="exec"),
         pytest.param(
             lambda d: user(d).update({"auth-provider": {"name": "oidc"}}), "`auth-provider`", id="auth-provider"
         ),
