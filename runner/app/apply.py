@@ -83,13 +83,14 @@ async def apply(
     advise: Callable[[RunnerError], None] = _silent,
     redactor: Redactor | None = None,
     gateway: Gateway | None = None,
+    warnings: Sequence[RunnerError] = (),
 ) -> list[RunRecord]:
     """Carry out every run of a plan, as many at once as ``WORKSPACE_MAX`` leaves room for; their records in plan order.
 
     A run whose name and ``key`` the store has already is not started: the first one is followed to its end, and
     ``advise`` hears of it. Nothing is started when a secret cannot be had (``Rejected``); ``redactor`` knows all that
-    can. Models are asked through ``gateway`` when one is given, such as a rehearsal's.
-    Workspaces whose time is over are removed first.
+    can. Models are asked through ``gateway`` when one is given, such as a rehearsal's. ``warnings`` go into every
+    record. Workspaces whose time is over are removed first.
     The first signal ends the work of all runs, which then settle; a second ends settling.
     """
     from runner.app.tenancy import Premises  # both need what is made here
@@ -100,7 +101,9 @@ async def apply(
         with plainly():
             ports = ports_of(settings, store, gateway, redactor)
             async with reaping(Premises(settings, store, ports, advise)):
-                return await apply_all(planned, settings, store, ports, sinks, key=key, advise=advise)
+                return await apply_all(
+                    planned, settings, store, ports, sinks, key=key, advise=advise, warnings=warnings
+                )
 
 
 def ports_of(
@@ -163,6 +166,7 @@ async def apply_all(
     *,
     key: str | None = None,
     advise: Callable[[RunnerError], None] = _silent,
+    warnings: Sequence[RunnerError] = (),
 ) -> list[RunRecord]:
     """``apply`` with a store and ports that are there already."""
     ports = replace(ports, seen=partial(_seen, planned))
@@ -210,6 +214,7 @@ async def apply_all(
                         control=control,
                         key=key,
                         secrets=values[name],
+                        warnings=warnings,
                     )
                 files.write_record(record)
             except RunOver:

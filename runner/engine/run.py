@@ -101,10 +101,12 @@ async def carry_out(
     key: str | None = None,
     resumption: Resumption | None = None,
     secrets: Mapping[str, Secret] | None = None,
+    warnings: Sequence[RunnerError] = (),
 ) -> RunRecord:
     """Run one run to its one terminal event and return its record.
 
-    ``secrets`` are those that its steps name; ``ports.redact`` and ``append`` know them already.
+    ``secrets`` are those that its steps name; ``ports.redact`` and ``append`` know them already. ``warnings`` are what
+    is known before it starts.
     With a ``resumption`` it goes on with what an earlier run kept; the steps that are reused there are not performed.
     Raises ``RunExists`` when the store has a run of this name and ``key``; then nothing was started. Raises
     ``RunOver`` when somebody else has taken its workspace over and has ended the run.
@@ -127,7 +129,8 @@ async def carry_out(
             key=key,
             resumes=resumes,
             rehearsal=ports.gateway.rehearsal,
-        )
+        ),
+        *(ev.Warned(warning.code, warning.message) for warning in warnings),
     )
     reused = resumption.reused if resumption is not None else {}
     last: list[ev.Event] = []
