@@ -67,7 +67,10 @@ def _run(run: RunPlan, plan: Plan, width: int) -> Iterator[str]:
     facts += [f"needs {', '.join(run.needs)}"] if run.needs else []
     facts += [f"at most {run.max_parallel} of {run.group} at once"] if run.max_parallel else []
     lines = ["   ".join(facts), f"longest path {' > '.join(run.worst_case()[0])}"]
-    lines += [f"{_cluster(run.cluster)}{_written(run, 'cluster')}"] if run.cluster is not None else []
+    if run.cluster is not None:
+        lines.append(f"{_cluster(run.cluster)}{_written(run, 'cluster')}")
+    elif "incident" in run.values:
+        lines.append("cluster none: the files of the incident are all there is")
     for text in lines:
         yield from (f"  {line}" for line in wrapped(_safe(text), max(width - 2, _LEAST)))
     yield from _table([row for step in run.steps for row in _rows(step, run)], width)
