@@ -637,6 +637,10 @@ class ClusterDenied(PlatformError):
     code = "cluster.denied"
 
 
+class ClusterAway(Advice):
+    code = "cluster.away"
+
+
 class CredentialFailed(PlatformError):
     code = "cluster.credential"
 

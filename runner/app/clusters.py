@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import trio
 
-from runner.errors import Rejected, RunnerError
+from runner.app.planning import Planned
+from runner.app.triage import Triage
+from runner.errors import ClusterAway, ClusterDenied, ClusterUnreachable, CredentialFailed, Rejected, RunnerError
 from runner.plan.model import RunPlan
 from runner.ports.cluster import ClusterGrant
 from runner.settings import Settings
@@ -31,6 +34,23 @@ def foreign_places(manifest: Path, incident: Path | None, settings: Settings) ->
     if incident is not None:
         found[Path(os.path.realpath(incident))] = "in the incident's directory"
     return found
+
+
+def files_instead(triage: Triage, planned: Planned, error: RunnerError) -> tuple[Triage, ClusterAway]:
+    """A triage of the incident's files alone, in the place of one whose cluster is away, and what is to be said of it.
+
+    Raises ``error``, with the ways out in its hint, when it says something else too, or when there are no files.
+    """
+    findings = error.findings if isinstance(error, Rejected) else (error,)
+    for finding in findings:
+        if isinstance(finding, (ClusterUnreachable, ClusterDenied, CredentialFailed)):
+            finding.hint = f"{finding.hint}; --kubeconfig FILE names another one, --files-only goes without"
+    away = all(isinstance(finding, ClusterUnreachable) for finding in findings)
+    if not away or not any(planned.facts.files.get(f"{run.name}/incident") for run in planned.plan.runs):
+        raise error
+    message = f"{findings[0].message}; only the files of the incident are looked at"
+    instead = replace(triage, kubeconfig=None, context=None, away=findings[0].message)
+    return instead, ClusterAway(message, hint="triage again when it answers, for what the files do not show")
 
 
 async def check_clusters(plans: Iterable[RunPlan], ports: Ports, *, reused: Iterable[str] = ()) -> None:

@@ -66,6 +66,10 @@ None of these sections is empty: where there is nothing to say, write "None" and
 Each claim names the command or the file that shows it. Say what you did not check.
 """
 PROMPT = "Find out what is wrong, why, and since when."
+FILES_ONLY = """\
+There is no cluster in this run, and kubectl has none to ask: the files in /incident are all there is. What one of them
+says of rights in a cluster is not about you. Say in the report that no cluster was looked at.
+"""
 
 # Never an incident's directory, nor is anything below the first.
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")
@@ -91,6 +95,7 @@ _VARIABLES = {
     "verbose": ("AGENT_VERBOSE",),
     "debug": ("DEBUG",),
 }
+_OF_CLUSTERS = frozenset({*_VARIABLES["kubeconfig"], *_VARIABLES["context"]})
 _NO_NETWORK = "a workspace has none: its model and its cluster are reached through the runner"
 REFUSED = {
     "CONTAINER_NETWORK": _NO_NETWORK,
@@ -120,7 +125,8 @@ _NATIVE = {  # what Gemini CLI calls the tools that the document names
 class Triage:
     """What is asked for. ``about`` is the incident to write when its directory has none; ``prompt`` as it was typed.
 
-    ``kubeconfig`` is a path, or several as kubectl takes them, all absolute; without one there are only files.
+    ``kubeconfig`` is a path, or several as kubectl takes them, all absolute; without one there are only files, and
+    ``away`` says why, if that is not as it was asked for.
     ``context`` and ``namespace`` are those of the incident where nobody named others. ``said`` is how an option was
     given: the flag, or the variable in its place.
     """
@@ -139,6 +145,7 @@ class Triage:
     image: str | None = IMAGE
     toolchains: tuple[str, ...] = ()
     kubeconfig: str | None = None
+    away: str = ""
     context: str | None = None
     namespace: str | None = None
     baseline: bool = True
@@ -162,6 +169,9 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
     for variable, why in REFUSED.items():
         if env.get(variable) and (variable, env[variable]) != ("CONTAINER_NETWORK", "none"):
             raise UsageError(f"`{variable}` is set, and {why}", hint=f"unset {variable}")
+    if given.get("files_only"):
+        _check_no_cluster(given)
+        env = {name: value for name, value in env.items() if name not in _OF_CLUSTERS}
     asked = {option: given[option] for option in given if given[option] not in (None, [], False)}
     said = {option: _FLAGS.get(option, f"--{option.replace('_', '-')}") for option in given}
     for option, names in _VARIABLES.items():
@@ -198,7 +208,7 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
         output_file=_file_name(asked.get("output_file"), said),
         verbose=str(asked.get("verbose", "")).lower() not in _NO,
         form=_form(asked.get("format", "text"), said),
-        kubeconfig=_kubeconfig(asked.get("kubeconfig"), settings),
+        kubeconfig=None if given.get("files_only") else _kubeconfig(asked.get("kubeconfig"), settings),
         about=about,
         said=said,
     )
@@ -209,6 +219,13 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
     if not nowhere:
         _check_directory(triage, wrote=asked["workspace"], must_be=not asked.get("check"))
     return _at_the_incident(triage)
+
+
+def _check_no_cluster(given: Mapping[str, Any]) -> None:
+    """Raises ``UsageError`` when a cluster is named, too."""
+    for option in ("kubeconfig", "context"):
+        if given.get(option) is not None:
+            raise UsageError(f"`--files-only` goes without the cluster that `--{option}` names", hint="leave out one")
 
 
 def _at_the_incident(triage: Triage) -> Triage:
@@ -249,7 +266,7 @@ def manifest_of(triage: Triage) -> str:
     agent: dict[str, Value] = {
         "agent": triage.agent,
         **({"model": triage.model} if triage.model else {}),
-        "prompt": {"system": _literal(triage.system)},
+        "prompt": {"system": _literal(triage.system), **_told(triage)},
         "skills": [SKILL],
         **({"cli_tools": list(triage.tools)} if triage.tools is not None else {}),
         **({"budget": {"turns": triage.turns}} if triage.turns is not None else {}),
@@ -278,6 +295,14 @@ def manifest_of(triage: Triage) -> str:
         "timeout": triage.seconds,
     }
     return "---\n".join((emit("AgentType", NAME, agent), emit("IncidentRun", NAME, work)))
+
+
+def _told(triage: Triage) -> dict[str, Value]:
+    """What the agent is told of a cluster that there is not."""
+    if triage.kubeconfig is not None:
+        return {}
+    why = f"It was to be looked at, but {triage.away}.\n" if triage.away else ""
+    return {"user": f"{_literal(f'{FILES_ONLY}{why}')}\n{{{{ run.prompt }}}}"}
 
 
 def keep_manifest(text: str, settings: Settings) -> Path:

@@ -11,7 +11,9 @@ from runner.cli.output import Output
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
+    from runner.app.planning import Planned
     from runner.app.triage import Triage
+    from runner.errors import RunnerError
     from runner.record import RunRecord
     from runner.settings import Settings
 
@@ -51,6 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--cpus", metavar="N", help="how many processors it has")
     add("--max-turns", metavar="N", help="how many answers the model may give")
     add("--kubeconfig", metavar="FILE", help="the cluster, read only (default: KUBECONFIG, then ~/.kube/config)")
+    add("--files-only", action="store_true", help="look at no cluster, only at the incident's files")
     add("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
     add("--namespace", metavar="NAME", help="where it looks first")
     add("--resource", metavar="KIND/NAME", help="what a new incident is about, with --namespace")
@@ -121,15 +124,18 @@ def _carry_out(
     triage: Triage, manifest: Path, args: Namespace, settings: Settings, out: Output, *, wrote: bool
 ) -> RunRecord:
     from dataclasses import replace
+    from functools import partial
 
     import trio
 
     from runner.app.apply import apply
+    from runner.app.clusters import files_instead
     from runner.app.secret_values import redactor_of
-    from runner.app.triage import flags_of, plan_triage
+    from runner.app.triage import flags_of, keep_manifest, manifest_of, plan_triage
     from runner.cli.console import open_console
     from runner.cli.screen import open_screen
     from runner.cli.verbs.apply import rehearsal
+    from runner.errors import ClusterDenied, ClusterUnreachable, CredentialFailed, Rejected
     from runner.events import Recorded, RunStarted
     from runner.plan.model import run_document
     from runner.report.triage import scene_of, shown_path
@@ -137,10 +143,21 @@ def _carry_out(
     redactor = redactor_of(settings)
     out.clean = redactor.text
     gateway = rehearsal(args.turns) if args.turns is not None else None
+    start = partial(apply, settings=settings, gateway=gateway, redactor=redactor)
 
     async def whole() -> RunRecord:
         planned = await plan_triage(triage, manifest, settings)
         out.findings(planned.warnings)
+        try:
+            return await carried_out(planned)
+        except (Rejected, ClusterUnreachable, ClusterDenied, CredentialFailed) as error:
+            instead, away = files_instead(triage, planned, error)
+        known = {warning.message for warning in planned.warnings}
+        planned = await plan_triage(instead, keep_manifest(manifest_of(instead), settings), settings)
+        out.findings([away, *(warning for warning in planned.warnings if warning.message not in known)])
+        return await carried_out(planned, away)
+
+    async def carried_out(planned: Planned, *warnings: RunnerError) -> RunRecord:
         if triage.form == "text":
             run = run_document(planned.plan.runs[0])
             copied = () if triage.output_dir is None else ("--output-dir", str(triage.output_dir))
@@ -152,12 +169,12 @@ def _carry_out(
                         place = shown_path(triage.directory / "incident.json", Path.cwd())
                         screen.lines([f"incident   {place} is new"])
 
-                (record,) = await apply(planned, settings, [screen, tell], gateway=gateway, redactor=redactor)
+                (record,) = await start(planned, sinks=[screen, tell], warnings=warnings)
             screen.finish(record)
         else:
             with open_console(out, "jsonl") as sink:
                 sinks = [sink] if triage.form == "jsonl" else []
-                (record,) = await apply(planned, settings, sinks, gateway=gateway, redactor=redactor)
+                (record,) = await start(planned, sinks=sinks, warnings=warnings)
         return record
 
     record = trio.run(whole)
