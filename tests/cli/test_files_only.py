@@ -35,14 +35,17 @@ def test_a_triage_of_files_only_asks_no_cluster(project: Project, claude: Path, 
         where = place(project, "local", claude)
         done = triage(project, *DESCRIBED, *where, "--files-only")
         printed = triage(project, *DESCRIBED, *where, "--files-only", "--print")
+        (project.folder / "printed.runner.yaml").write_text(printed.out)
+        planned = project.runner("plan", "printed.runner.yaml")
 
     assert done.code == 0, done.out + done.err
     assert "cluster    none: the files of the incident are all there is\n" in done.out
     assert ABSENT in (project.folder / "INC-1" / "prompt-sent.md").read_text()
     assert ABSENT in printed.out
     assert "kubeconfig" not in printed.out
+    assert "cluster none: the files of the incident are all there is" in planned.out
     assert api.asked == []
-    assert [text for code, text in record_of(project)["warnings"] if code == "cluster.away"] == []
+    assert [one["message"] for one in record_of(project)["warnings"] if one["code"] == "cluster.away"] == []
 
 
 @pytest.mark.parametrize("option", ["--kubeconfig", "--context"])
@@ -70,7 +73,7 @@ def test_a_cluster_that_is_away_leaves_the_files_to_look_at(
     assert words in done.err
     if form == "text":
         assert "cluster    none: the files of the incident are all there is\n" in done.out
-    (away,) = [text for code, text in record_of(project)["warnings"] if code == "cluster.away"]
+    (away,) = [one["message"] for one in record_of(project)["warnings"] if one["code"] == "cluster.away"]
     assert words in away
     prompt = (project.folder / "INC-1" / "prompt-sent.md").read_text()
     assert ABSENT in prompt
