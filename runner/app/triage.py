@@ -44,6 +44,7 @@ from runner.settings import Settings, parse_duration, parse_size
 from runner.spec.template import is_template
 from runner.triage._json import read_object, written
 from runner.triage.alert import Made, incident_of, incident_of_words, misnamed, same_incident
+from runner.triage.reader import reader_manifest
 from runner.triage.sections import SECTIONS
 
 NAME = "triage"
@@ -295,6 +296,12 @@ def manifest_of(triage: Triage) -> str:
         "timeout": triage.seconds,
     }
     return "---\n".join((emit("AgentType", NAME, agent), emit("IncidentRun", NAME, work)))
+
+
+def reader_of(namespace: str | None) -> str:
+    """The manifest of an account to read a cluster with. Raises ``UsageError``."""
+    _check_names("--namespace", {"namespace": namespace})
+    return reader_manifest(namespace)
 
 
 def _told(triage: Triage) -> dict[str, Value]:

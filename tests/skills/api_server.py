@@ -14,7 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 Object = Mapping[str, Any]
 
 _KINDS = {
-    "v1": "Pod Node Namespace Event Service PersistentVolumeClaim PersistentVolume ResourceQuota",
+    "v1": "Pod Node Namespace Event Service PersistentVolumeClaim PersistentVolume ResourceQuota ServiceAccount",
+    "rbac.authorization.k8s.io/v1": "Role RoleBinding ClusterRole ClusterRoleBinding",
     "apps/v1": "Deployment StatefulSet DaemonSet ReplicaSet",
     "batch/v1": "Job CronJob",
     "autoscaling/v2": "HorizontalPodAutoscaler",
@@ -26,7 +27,15 @@ _KINDS = {
     "argoproj.io/v1alpha1": "Rollout",
 }
 _ADDED = {"gateway.networking.k8s.io/v1", "argoproj.io/v1alpha1"}  # served when there is an object of theirs
-_CLUSTER_WIDE = {"Node", "Namespace", "PersistentVolume", "StorageClass", "VolumeAttachment"}
+_CLUSTER_WIDE = {
+    "Node",
+    "Namespace",
+    "PersistentVolume",
+    "StorageClass",
+    "VolumeAttachment",
+    "ClusterRole",
+    "ClusterRoleBinding",
+}
 _PLURALS = {
     "PodMetrics": "pods",
     "Ingress": "ingresses",

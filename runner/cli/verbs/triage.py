@@ -68,15 +68,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     instead = parser.add_mutually_exclusive_group().add_argument
     instead("--print", action="store_true", help="print the manifest that would be applied, and start nothing")
     instead("--check", action="store_true", help="test key, cluster, rights and image in 5 s, and start nothing")
+    words = "print an account that may only read, with how its kubeconfig is made; of --namespace, or of all"
+    instead("--reader-manifest", action="store_true", help=words)
     for option in _REFUSED:
         add(option, action=_Refuse, help=SUPPRESS)
 
 
 def main(args: Namespace, out: Output) -> int:
     from runner.app.state import now_microseconds
-    from runner.app.triage import keep_manifest, manifest_of, triage_of, written_incident
+    from runner.app.triage import keep_manifest, manifest_of, reader_of, triage_of, written_incident
     from runner.settings import current
 
+    if args.reader_manifest:
+        out.verbatim(reader_of(args.namespace))
+        return 0
     settings = current()
     triage = triage_of(vars(args), settings, sys.stdin.buffer.read, now=now_microseconds())
     text = manifest_of(triage)
