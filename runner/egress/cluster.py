@@ -68,6 +68,7 @@ class ReadSession:
         self._places = trio.Semaphore(PLACES)
         self._scopes: set[trio.CancelScope] = set()
         self._closed = False
+        self.complaints: dict[str, str] = {}
         self._left_to_tell = most_told
         self._untold: Counter[tuple[str, str | None]] = Counter()
 
@@ -134,9 +135,9 @@ class ReadSession:
             if message := _uninvited(request):
                 refusal = refusal or Refusal.REQUEST
                 await _refuse(reply, refusal, message)
-            elif _names_another(request.headers):
+            elif message := _as_another(request.headers):
                 refusal = Refusal.IMPERSONATION
-                await _refuse(reply, refusal, _NOBODY_ELSE)
+                await _refuse(reply, refusal, message)
             elif refusal is not None:
                 await _refuse(reply, refusal, asked.message)
             elif asked.review and (answer := _own_review(request.body)) is not None:
@@ -175,7 +176,8 @@ class ReadSession:
                 failure = None
             except UpstreamFailed as error:
                 failure = str(error)
-            except RunnerError:  # which names places of this host
+            except RunnerError as error:  # which names places of this host
+                self.complaints[error.message] = error.code
                 failure = "its credential cannot be had any more"
         if failure is None:
             return None
@@ -218,10 +220,13 @@ def _uninvited(request: Request) -> str | None:
     return None
 
 
-def _names_another(headers: Headers) -> bool:
-    """Whether a request is in the name of somebody other than the credential's owner, in the API server's own headers
-    or in those of a proxy before it; what such a request asks would be answered for the owner instead."""
-    return any(name.replace(b"_", b"-").startswith((b"impersonate-", b"x-remote-")) for name, _ in headers)
+def _as_another(headers: Headers) -> str | None:
+    """Why a request is in the name of somebody other than the credential's owner: by a credential of its own, in the
+    API server's headers, or in those of a proxy before it. What it asks would be answered for the owner instead."""
+    names = {name.replace(b"_", b"-") for name, _ in headers}
+    if b"authorization" in names:
+        return "runner: a credential of one's own (`--token`) is not forwarded; requests are made with the runner's"
+    return _NOBODY_ELSE if any(name.startswith((b"impersonate-", b"x-remote-")) for name in names) else None
 
 
 def _own_review(body: bytes) -> bytes | None:

@@ -8,7 +8,7 @@ number at once, and ``rights`` whenever.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -71,6 +71,7 @@ class Rights:
         """The content of ``incident_cluster_permissions.json``; a right that is not known is ``null``."""
         return {
             "cluster_name": self.cluster,
+            "asked_as": "the runner's account: --token, --username, --client-certificate and --as do not change it",
             "validated_at": validated_at,
             "can_get_pods": self.pods,
             "can_get_logs": self.logs,
@@ -86,7 +87,10 @@ class Rights:
 
 
 class ClusterSession(Protocol):
-    """One cluster in use."""
+    """One cluster in use. ``complaints`` say what was wrong with its credential meanwhile, each with its code."""
+
+    @property
+    def complaints(self) -> Mapping[str, str]: ...
 
     async def serve(self, connection: Connection) -> None:
         """Serve one connection to its end; fit for ``Workspace.listen``.

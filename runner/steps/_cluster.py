@@ -55,6 +55,8 @@ async def open_cluster(
                     yield session
                 finally:
                     file.unlink(missing_ok=True)
+                    for message, code in session.complaints.items():
+                        send.send_nowait(ev.Warned(code, message, step))
 
 
 def kubeconfig(context: str, namespace: str, port: int) -> bytes:

@@ -275,13 +275,15 @@ def write_plug_in(project: Project, api: Api, folder: Path) -> Path:
 
 
 @pytest.mark.scenario("BEY-23")
+@pytest.mark.scenario("TRI-06", only="provider")
+@pytest.mark.parametrize("provider", ["local", "docker"])
 def test_a_run_reads_a_cluster_whose_credential_a_program_gives(
-    project: Project, kubectl: Path, authority: Path
+    project: Project, kubectl: Path, authority: Path, provider: str
 ) -> None:
     """The kubeconfig in its usual place; the program runs once, outside, and what it gives is nowhere inside."""
     project.env["HOME"] = str(project.home / "me")
     with serving(authority) as api:
-        write(project, api, SHORT)
+        write(project, api, SHORT, provider=provider)
         (project.folder / "kube.yaml").unlink()
         manifest = project.folder / "all.runner.yaml"
         manifest.write_text(manifest.read_text().replace("kubeconfig: kube.yaml", "kubeconfig: ~/.kube/config"))

@@ -123,7 +123,7 @@ async def scripted(tmp_path: Path, authority: Path, *said: Said) -> AsyncIterato
 
 
 async def test_a_request_goes_out_with_the_credential_and_without_the_client_s_own(api: Api, tmp_path: Path) -> None:
-    forged = {"authorization": "Bearer mine", "x_forwarded_user": "root", "cookie": "a=b"}
+    forged = {"x_forwarded_user": "root", "cookie": "a=b"}
     async with open_line(api, api.write(tmp_path / "config")) as line:
         heard = await line.get(f"{PODS}?limit=500", accept="application/json", **forged)
 
@@ -173,6 +173,20 @@ async def test_a_question_in_the_name_of_another_is_refused_and_never_answered_f
         ("list", 403, "impersonation"),
         ("create", 403, "impersonation"),
     ]
+
+
+@pytest.mark.parametrize("header", ["Authorization", "AUTHORIZATION"])
+async def test_a_credential_of_the_client_s_own_is_refused_and_not_dropped(
+    api: Api, tmp_path: Path, header: str
+) -> None:
+    """Answered with the runner's it would be false evidence of what that credential may do."""
+    async with open_line(api, api.write(tmp_path / "config")) as line:
+        heard = await line.get(PODS, **{header: "Bearer mine"})
+
+    assert (heard.status, heard.json()["reason"]) == (403, "Forbidden")
+    assert heard.json()["message"].startswith("runner: a credential of one's own (`--token`) is not forwarded")
+    assert api.asked == []
+    assert [one.refusal for one in line.told] == ["impersonation"]
 
 
 async def test_nothing_is_compressed_since_no_credential_could_be_found_in_it(api: Api, tmp_path: Path) -> None:
@@ -538,6 +552,7 @@ async def test_rights_are_what_the_cluster_says_of_its_credential(api: Api, tmp_
 
     assert rights.document("2026-11-21T02:52:00Z") == {
         "cluster_name": CONTEXT,
+        "asked_as": "the runner's account: --token, --username, --client-certificate and --as do not change it",
         "validated_at": "2026-11-21T02:52:00Z",
         "can_get_pods": True,
         "can_get_logs": True,

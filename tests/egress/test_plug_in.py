@@ -439,6 +439,9 @@ async def test_a_program_that_fails_under_way_is_not_run_for_each_request(situat
         heard = [await line.get(PODS) for _ in range(4)]
 
     assert [one.status for one in heard] == [502] * 4
+    assert dict(session.complaints) == {
+        "credential plug-in `./plug` of user `me` exited 1: /home/me/.aws is gone": "cluster.credential"
+    }
     assert {one.json()["message"] for one in heard} == {
         "runner: the cluster cannot be reached: its credential cannot be had any more"
     }
