@@ -212,10 +212,10 @@ async def _cli_version(
         return {}
     import runner.agents  # most runs have no model
     from runner.agents._version import pin_of, program_at, version_of
-    from runner.ports.provider import PATH, Images
+    from runner.ports.provider import PATH, Images, programs_in
 
     agent = plugins.load(runner.agents, want.agent).agent
-    folders = [f"{toolchain}/bin" for toolchain in want.toolchains]
+    folders = [*map(programs_in, want.toolchains)]
     program = program_at(folders if image else [*folders, *PATH.split(":")], agent.program)
     found = version_of(program, agent.package) if program else ""
     for name in want.providers if image and program is None else ():

@@ -17,7 +17,7 @@ from runner import plugins
 from runner.agents._version import pin_of, version_of
 from runner.app.clusters import foreign_places
 from runner.app.facts import open_provider
-from runner.app.triage import IMAGE, NOWHERE, Triage, manifest_of, plan_triage, program_of
+from runner.app.triage import IMAGE, NOWHERE, Triage, install_hint, manifest_of, plan_triage, program_of
 from runner.egress.clusters import Clusters
 from runner.egress.gateway import usable
 from runner.errors import ImageMissing, ProviderUnavailable, Rejected, RunnerError, nearest
@@ -177,8 +177,7 @@ async def _place(triage: Triage, settings: Settings) -> list[Checked]:
 def _program(triage: Triage) -> Checked:
     where = program_of(triage)
     if where is None:
-        hint = "--toolchain DIR, with the CLI in DIR/bin"
-        return Checked("agent", False, f"`{triage.agent}` is not on this host", hint)
+        return Checked("agent", False, f"`{triage.agent}` is not on this host", install_hint(triage.agent))
     package = plugins.load(runner.agents, triage.agent).agent.package
     version, pin = version_of(where, package), pin_of(package)
     if version not in ("", pin):

@@ -16,22 +16,27 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import runner.agents
 from runner import plugins
 from runner.agents._version import program_at
+from runner.app.facts import open_provider
 from runner.app.files import read_file
 from runner.app.planning import Planned, Request, make_plan
+from runner.app.toolchains import find_program, linked_directories, search_path
 from runner.errors import (
     BadKubeconfig,
     ForbiddenIncident,
     ImageMissing,
     NoIncident,
+    NotEnforced,
     ProviderUnavailable,
     Rejected,
     RunnerError,
     StoreFailed,
+    Unenforceable,
     UnknownContext,
     UsageError,
     nearest,
@@ -39,7 +44,7 @@ from runner.errors import (
 )
 from runner.manifest.emit import Value, emit
 from runner.ports.agent import ModelAgent
-from runner.ports.provider import PATH
+from runner.ports.provider import PATH, programs_in
 from runner.settings import Settings, parse_duration, parse_size
 from runner.spec.template import is_template
 from runner.triage._json import read_object, written
@@ -54,6 +59,9 @@ SKILL = "k8s-troubleshooter"
 REPORT = "investigation.md"
 MIN_REPORT = 100  # bytes
 SECONDS, MEMORY = "600", "2g"
+ON_THIS_HOST = ("local", "process")  # the providers whose commands see this host's own system
+DELEGATED = "systemd-run --user --scope -p Delegate=yes"
+CLUSTER_TOOLS = ("kubectl", "helm")
 MAX_TEXT = 1 << 20  # bytes of a prompt, a system prompt or an alert
 
 SYSTEM = f"""\
@@ -128,8 +136,8 @@ class Triage:
 
     ``kubeconfig`` is a path, or several as kubectl takes them, all absolute; without one there are only files, and
     ``away`` says why, if that is not as it was asked for.
-    ``context`` and ``namespace`` are those of the incident where nobody named others. ``said`` is how an option was
-    given: the flag, or the variable in its place.
+    ``context`` and ``namespace`` are those of the incident where nobody named others. ``placed`` is whether somebody
+    named the place where it works. ``said`` is how an option was given: the flag, or the variable in its place.
     """
 
     directory: Path
@@ -145,6 +153,7 @@ class Triage:
     providers: tuple[str, ...] = ("docker",)
     image: str | None = IMAGE
     toolchains: tuple[str, ...] = ()
+    placed: bool = True
     kubeconfig: str | None = None
     away: str = ""
     context: str | None = None
@@ -384,16 +393,19 @@ async def plan_triage(triage: Triage, manifest: Path, settings: Settings) -> Pla
         place = str(triage.output_dir) if triage.output_dir is not None else None
         planned = await make_plan(manifest, settings, Request(output_dir=place, output_file=triage.output_file))
     except Rejected as error:
+        asked = [one for one in error.findings if triage.memory is not None or not _is_of_memory(one)]
         for finding in error.findings:
             _say_how(finding, triage)
-        raise
+        raise Rejected(asked or error.findings) from error
     for warning in planned.warnings:
         _say_how(warning, triage)
-    if triage.providers[0] in ("local", "process") and program_of(triage) is None:
-        raise UsageError(
-            f"`{shown(triage.agent)}` is not on this host", hint="--toolchain DIR, with the agent's CLI in DIR/bin"
-        )
+    if triage.providers[0] in ON_THIS_HOST and program_of(triage) is None:
+        raise UsageError(f"`{shown(triage.agent)}` is not on this host", hint=install_hint(triage.agent))
     return planned
+
+
+def _is_of_memory(finding: RunnerError) -> bool:
+    return isinstance(finding, Unenforceable) and _option_at(finding) == "memory"
 
 
 def _say_how(finding: RunnerError, triage: Triage) -> None:
@@ -404,13 +416,24 @@ def _say_how(finding: RunnerError, triage: Triage) -> None:
     if isinstance(finding, ImageMissing):
         own = (triage.image or "").partition(":")[0] == IMAGE
         get = "runner image build" if own else f"docker pull {shown(triage.image or '')}"
-        finding.hint = f"{get}, or --provider local --toolchain DIR with the CLIs of this host"
-    elif isinstance(finding, ProviderUnavailable):
-        finding.hint = f"{finding.hint or 'see `runner doctor`'}; or --provider local --toolchain DIR"
+        finding.hint = f"{get}, or --provider local with the CLIs of this host"
+    elif isinstance(finding, ProviderUnavailable) and triage.providers[0] not in ON_THIS_HOST:
+        finding.hint = f"{finding.hint or 'see `runner doctor`'}; or --provider local with the CLIs of this host"
+    elif isinstance(finding, NotEnforced) and option == "memory" and triage.memory is None:
+        finding.message = f"memory is not limited here: {finding.message.rpartition(': ')[2]}"
+    elif isinstance(finding, Unenforceable) and option in ("memory", "cpus") and _can_delegate():
+        finding.hint = f"start it where systemd lets you limit it: {DELEGATED} runner triage ..."
     elif isinstance(finding, UnknownContext) and triage.said.get(option or "") == _OF_INCIDENT:
         finding.hint = f"--context NAME says which is meant; {finding.hint}"
     elif isinstance(finding, BadKubeconfig) and triage.said.get("kubeconfig", "-").isupper():
         finding.hint = f"unset {triage.said['kubeconfig']}, or name another with --kubeconfig"
+
+
+def _can_delegate() -> bool:
+    """Whether an ordinary user's systemd could give a group of his own in which limits can be set."""
+    return (
+        os.geteuid() != 0 and os.path.exists("/sys/fs/cgroup/cgroup.controllers") and which("systemd-run") is not None
+    )
 
 
 def _option_at(finding: RunnerError) -> str | None:
@@ -427,7 +450,13 @@ def program_of(triage: Triage) -> Path | None:
     """The agent's program as it is found on this host; ``None`` when it is nowhere."""
     agent = plugins.load(runner.agents, triage.agent).agent
     assert isinstance(agent, ModelAgent)  # as whoever made a triage has checked
-    return program_at([*(f"{folder}/bin" for folder in triage.toolchains), *PATH.split(":")], agent.program)
+    return program_at([*map(programs_in, triage.toolchains), *PATH.split(":")], agent.program)
+
+
+def install_hint(agent: str) -> str:
+    """How an agent's program gets to where it is found."""
+    package = plugins.load(runner.agents, agent).agent.package
+    return f"npm install -g {package}, or --toolchain DIR, with the agent's CLI in DIR/bin"
 
 
 def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
@@ -437,10 +466,13 @@ def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
         return ()
     limits, cluster, usual = run["limits"], agent["cluster"] or {}, Triage(NOWHERE)
     kubeconfig = cluster.get("kubeconfig")
+    found: tuple[str, ...] = ()
+    if agent["model"] and run["providers"][0] in ON_THIS_HOST:
+        found = _toolchains(replace(usual, agent=agent["agent"], kubeconfig=kubeconfig), settings)
     words = [
         ("--provider", run["providers"][0], usual.providers[0]),
         ("--image", run["base_image"], usual.image),
-        *(("--toolchain", folder, None) for folder in agent["shape"]["toolchains"]),
+        *(("--toolchain", folder, None) for folder in agent["shape"]["toolchains"] if folder not in found),
         ("--memory", f"{limits['memory_bytes'] >> 20}M", f"{parse_size(MEMORY) >> 20}M"),
         ("--cpus", f"{limits['cpus']:g}", f"{settings.default_cpus:g}"),
         ("--timeout", f"{run['deadline_seconds']:g}", SECONDS),
@@ -693,11 +725,51 @@ def _place(given: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]
     """Where the agent works: in a container of an image, or on this host's own system with its tools."""
     provider, image = asked.get("provider", "docker"), asked.get("image")
     toolchains = tuple(os.path.realpath(folder) for folder in asked.get("toolchains", ()))
+    place = {"providers": (provider,), "toolchains": toolchains, "placed": bool({"provider", "image"} & {*asked})}
     if provider in ("docker", "gvisor"):
-        return {"providers": (provider,), "image": image or IMAGE, "toolchains": toolchains}
+        return {**place, "image": image or IMAGE}
     if given.get("image"):
         raise UsageError(f"`{shown(provider)}` has no images", hint="leave out --image, or --provider docker")
-    return {"providers": (provider,), "image": None, "toolchains": toolchains}
+    return {**place, "image": None}
+
+
+async def settle_place(triage: Triage, settings: Settings) -> Triage:
+    """A triage where it can work: without a place of its own in docker, if that is for this user, else on this host's
+    own system, with the directories of its agent's program that it is found in.
+
+    Raises ``UsageError`` when that has no interpreter.
+    """
+    if not triage.placed and not await _docker_answers(settings):
+        here = replace(triage, providers=("local",), image=None)
+        triage = here if os.geteuid() or _programs(here, settings) else triage
+    if triage.providers[0] not in ON_THIS_HOST or triage.toolchains:
+        return triage
+    return replace(triage, toolchains=_toolchains(triage, settings))
+
+
+async def _docker_answers(settings: Settings) -> bool:
+    socket = settings.docker_host.removeprefix("unix://")
+    if socket.startswith("/") and not os.access(socket, os.R_OK | os.W_OK):
+        return False  # without its client, which takes half a second to load
+    return (await open_provider("docker", settings).probe()).available
+
+
+def _toolchains(triage: Triage, settings: Settings) -> tuple[str, ...]:
+    """The directories of this host that show the programs of a triage; none where every workspace has them."""
+    home, folders = Path(settings.variables.get("HOME") or "/nonexistent"), search_path(settings.variables)
+    places = (linked_directories(program, folders, home) for program in _programs(triage, settings))
+    return tuple(dict.fromkeys(place for some in places for place in some))
+
+
+def _programs(triage: Triage, settings: Settings) -> list[Path]:
+    """The agent's program, and those that read a cluster, where this host has them for its user; first the agent's."""
+    agent = plugins.load(runner.agents, triage.agent).agent
+    assert isinstance(agent, ModelAgent)  # as whoever made a triage has checked
+    home, folders = Path(settings.variables.get("HOME") or "/nonexistent"), search_path(settings.variables)
+    found = [
+        find_program(name, folders, home) for name in (agent.program, *(CLUSTER_TOOLS if triage.kubeconfig else ()))
+    ]
+    return [program for program in found if program is not None] if found[0] is not None else []
 
 
 def _literal(text: str) -> str:

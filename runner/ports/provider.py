@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import trio
 
 PATH = "/usr/local/bin:/usr/bin:/bin"  # where every command finds others, behind its toolchains
+BINS = ("bin", ".bin")  # what a directory of programs is called
 STOP_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 KILL_GRACE = 5.0  # a process in uninterruptible sleep must not hold the run
 
@@ -98,8 +99,14 @@ class Opening:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every command of it gets: ``env``, and a ``PATH`` with the ``bin`` of each toolchain first."""
-        return {"PATH": ":".join((*(f"{path.rstrip('/')}/bin" for path in self.toolchains), PATH)), **self.env}
+        """What every command of it gets: ``env``, and a ``PATH`` with the programs of each toolchain first."""
+        return {"PATH": ":".join((*map(programs_in, self.toolchains), PATH)), **self.env}
+
+
+def programs_in(toolchain: str) -> str:
+    """The directory in which a toolchain has its programs: ``bin`` below it, or itself if that is what it is."""
+    path = toolchain.rstrip("/")
+    return path if path.rpartition("/")[2] in BINS else f"{path}/bin"
 
 
 @dataclass(frozen=True)

@@ -291,7 +291,7 @@ HERE = ("--provider", "local", "--toolchain", "tools")
         pytest.param(("-w", "INC-1", *DESCRIBED, *HERE), 2, "ANTHROPIC_API_KEY", id="no key"),
         pytest.param(("-w", "INC-1", *DESCRIBED, *HERE, "-a", "goose"), 2, "OPENAI_API_KEY", id="no other key"),
         pytest.param(
-            ("-w", "INC-1", *DESCRIBED, "--provider", "local", "-a", "goose"), 2, "= hint: --toolchain DIR", id="no CLI"
+            ("-w", "INC-1", *DESCRIBED, "--provider", "local", "-a", "goose"), 2, "or --toolchain DIR", id="no CLI"
         ),
         pytest.param(("-w", "INC-1", *DESCRIBED, "--context", "eu"), 2, "there is no kubeconfig", id="no kubeconfig"),
         pytest.param(
@@ -320,6 +320,33 @@ def test_what_cannot_begin_says_why_before_anything_is_made(
     assert not (project.folder / "INC-1").exists()
     assert "sk-x" not in done.err
     assert not (project.home / "state" / "runs").exists() or not os.listdir(project.home / "state" / "runs")
+
+
+# Of root a user who is not, though the files are its own, on a host without control groups.
+_HIDE = 'mount -t tmpfs none /sys/fs/cgroup && exec unshare --user --map-user=1000 --map-group=1000 "$@"'
+ORDINARY = () if os.geteuid() else ("unshare", "--mount", "sh", "-c", _HIDE, "sh")
+
+
+@pytest.mark.slow
+def test_an_ordinary_user_types_no_options_for_the_place_and_is_told_what_is_not_limited(
+    project: Project, claude: Path
+) -> None:
+    (claude / "bin" / "claude").write_text(TALKS)
+    project.within = ORDINARY
+    project.env |= {"PATH": f"{claude}/bin:/usr/bin:/bin", "DOCKER_HOST": f"unix://{project.home}/none"}
+
+    done = triage(project, *DESCRIBED)
+    asked = triage(project, *DESCRIBED, "--memory", "2g")
+    cpus = triage(project, *DESCRIBED, "--cpus", "1")
+
+    assert done.code == 0, done.out + done.err
+    assert "claude/sonnet in local   stops " in done.out
+    assert "runner triage -w INC-1 -a codex --provider local\n" in done.out
+    assert "warning[plan.not-enforced]: memory is not limited here: " in done.err
+    assert "error[plan.unenforceable]: --memory: `local` can not enforce memory 2G: " in asked.err
+    assert "error[plan.unenforceable]: --cpus: `local` can not enforce 1 CPU: " in cpus.err
+    assert "--memory" not in cpus.err
+    assert (asked.code, cpus.code) == (2, 2)
 
 
 def test_an_image_that_is_not_there_names_what_builds_it(project: Project) -> None:

@@ -46,8 +46,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("-t", "--allowed-tools", dest="tools", metavar="LIST", help="the only tools that the CLI has, with commas")
     add("-s", "--system-prompt-file", dest="system_prompt", metavar="FILE", help="instead of the built-in one")
     add("-i", "--image", metavar="REF", help="the image of the container (default: k8s-triage-agent)")
-    add("--provider", metavar="NAME", help="where it runs (default: docker)")
-    add("--toolchain", dest="toolchains", metavar="DIR", action="append", default=[], help="a directory with the CLIs")
+    add("--provider", metavar="NAME", help="where it runs (default: docker, and local where that is not for you)")
+    toolchain = "a directory with the CLIs (default: where they are found)"
+    add("--toolchain", dest="toolchains", metavar="DIR", action="append", default=[], help=toolchain)
     add("--timeout", metavar="SECONDS", help="how long the whole run may take (default: 600)")
     add("--memory", metavar="SIZE", help="how much memory it has (default: 2g)")
     add("--cpus", metavar="N", help="how many processors it has")
@@ -75,8 +76,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
+    import trio
+
     from runner.app.state import now_microseconds
-    from runner.app.triage import keep_manifest, manifest_of, reader_of, triage_of, written_incident
+    from runner.app.triage import keep_manifest, manifest_of, reader_of, settle_place, triage_of, written_incident
     from runner.settings import current
 
     if args.reader_manifest:
@@ -84,6 +87,7 @@ def main(args: Namespace, out: Output) -> int:
         return 0
     settings = current()
     triage = triage_of(vars(args), settings, sys.stdin.buffer.read, now=now_microseconds())
+    triage = trio.run(settle_place, triage, settings)
     text = manifest_of(triage)
     if args.print:
         with written_incident(triage) as wrote:

@@ -18,7 +18,7 @@ from runner import trees
 from runner.errors import IsolationMismatch
 from runner.model import Exit, Fate, Feature, Isolation, IsolationClass, Limits, Outcome
 from runner.ports.agent import Agent, Ended, ModelAgent, Preparation
-from runner.ports.provider import Workspace
+from runner.ports.provider import Workspace, programs_in
 from runner.spec import template
 from runner.steps._cluster import open_cluster
 from runner.steps._exec import Log, LogFile, Shared, open_logs, run_command
@@ -143,7 +143,7 @@ async def take_over(body: Body, run: Run) -> None:
 
 def _name_closed(outcome: Outcome, agent: Agent, body: Body, uid: int) -> Outcome:
     """An outcome with the directory that keeps the user of commands, which see this host's own, from a toolchain."""
-    places = [Path(toolchain) / "bin" for toolchain in body.shape.toolchains]
+    places = [Path(programs_in(toolchain)) for toolchain in body.shape.toolchains]
     if isinstance(agent, ModelAgent):
         places += [(place / agent.program).resolve().parent for place in places]
     closed = next((folder for place in places if (folder := _closed_to(uid, place))), None)
