@@ -590,6 +590,10 @@ class FewRights(Advice):
     code = "triage.rights"
 
 
+class RightsDiffer(Advice):
+    code = "triage.rights-differ"
+
+
 class IncidentLarge(Advice):
     code = "triage.large"
 

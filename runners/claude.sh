@@ -7,7 +7,6 @@ source "${BASH_SOURCE[0]%/*}/common.sh"
 require_env LLM_MODEL SESSION_ID
 
 tools="${AGENT_ALLOWED_TOOLS-Bash,Edit,Glob,Grep,Read,Skill,Write}"
-[[ -z "${AGENT_SKILLS:-}" || ",$tools," == *,Skill,* ]] || tools="${tools:+$tools,}Skill"
 argv=(claude -p --model "$LLM_MODEL" --output-format stream-json --verbose --session-id "$SESSION_ID")
 argv+=(--setting-sources user --strict-mcp-config --permission-prompts none)
 argv+=(--tools="$tools" --allowedTools="$tools") # the first says which tools there are, the second which run unasked

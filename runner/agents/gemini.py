@@ -55,7 +55,6 @@ def _prepare(access: Access) -> Preparation:
     }
     tools = access.tools
     if tools is not None:
-        tools = (*tools, "activate_skill") if access.skills and "activate_skill" not in tools else tools
         settings["tools"] = {"core": tools or ["none"]}
     if access.turns is not None:
         settings["model"] = {"maxSessionTurns": access.turns}

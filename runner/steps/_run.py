@@ -216,6 +216,7 @@ class Run:
         self.base: str | None = None
         self.scan: ScanResult | None = None
         self.offending: frozenset[bytes] = frozenset()
+        self.agent_succeeded = False
         self.context = b""  # of the incident, for the agent's prompt
         self.unchecked: tuple[str, ...] = ()  # secrets whose values are not known here any more, to look for them
         self.snapshot: Snapshot | None = None

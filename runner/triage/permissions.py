@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
+from runner.errors import shown
 from runner.triage._json import read_object, written
 
 FILE = "incident_cluster_permissions.json"
@@ -79,6 +80,27 @@ def _fits(default: object, value: object) -> bool:
     if isinstance(default, tuple):
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     return type(value) is type(default)
+
+
+def differences(stated: Permissions, written: Mapping[str, object], probed: Permissions) -> tuple[str, ...]:
+    """Where what a file states, and ``written`` shows that it mentions, is not what the cluster has answered."""
+    names = [field.name for field in fields(Permissions) if field.name not in ("validated_at", "warnings")]
+    pairs = ((name, getattr(stated, name), getattr(probed, name)) for name in names if name in written)
+    return tuple(
+        f"{name} is {_word(here)} in the file and {_word(there)} in the cluster"
+        for name, here, there in pairs
+        if here != there and None not in (here, there)
+    )
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"`{shown(str(value))}`"
+
+
+def both_texts(probed: str, stated: str, differing: Sequence[str]) -> str:
+    """The rights that a cluster has answered and those that a file states, as a prompt has them."""
+    told = f"They differ: {'; '.join(differing)}.\n" if differing else ""
+    return f"{probed}\n\nThat is what the cluster answers, and it holds. {FILE} says this:\n{told}{stated}"
 
 
 def permissions_text(document: Mapping[str, object]) -> str:

@@ -9,7 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-SECTIONS = ("Summary", "Root Cause", "Evidence", "Blast Radius", "Commands Executed", "Next Steps", "Unchecked")
+# What a report is asked to have, and without which it is none: a report may do without a timeline.
+HEADINGS = (
+    "Summary",
+    "Root Cause",
+    "Evidence",
+    "Blast Radius",
+    "Timeline",
+    "Commands Executed",
+    "Next Steps",
+    "Unchecked",
+)
+SECTIONS = tuple(title for title in HEADINGS if title != "Timeline")
 SYNONYMS = {"impact": "blast radius"}
 
 _HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*)")

@@ -77,6 +77,9 @@ def claude(project: Project, tools: Path) -> Path:
     return tools
 
 
+POST_HOOKS = shipped("runners")
+
+
 def archived(project: Project, record: RunRecord) -> dict[str, str]:
     path = directory(project, record) / "logs" / session.ARCHIVE
     if not path.exists():
@@ -198,7 +201,39 @@ async def test_a_hook_that_goes_wrong_fails_nothing_and_gets_nothing_kept(
 
 
 @pytest.mark.scenario("TRI-26")
-async def test_an_agent_without_a_hook_is_warned_of_in_debug_only(project: Project) -> None:
+@pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])
+async def test_without_debug_the_hook_runs_as_well_and_what_it_names_is_kept_of_a_failure(
+    project: Project, tools: Path, claude: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    write(project, tools, "agent: claude")
+    hook(project, claude, f"touch /output/hooked; {(POST_HOOKS / 'claude-post.sh').read_text()}", monkeypatch)
+    if fails:
+        (tools / "claude.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in STREAM[:-1]))
+
+    record = await applied(project)
+
+    assert record.exit_code == int(fails), record.outcome
+    assert (directory(project, record) / "output" / "hooked").exists()
+    assert bool(archived(project, record)) is fails
+    assert (directory(project, record) / "logs" / session.COMMANDS).exists() is fails
+
+
+@pytest.mark.scenario("TRI-26")
+async def test_a_missing_hook_is_a_warning_without_debug_too(
+    project: Project, tools: Path, claude: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(project, tools, "agent: claude")
+    hook(project, claude, "", monkeypatch)
+    (project.home / "shipped" / "runners" / "claude-post.sh").unlink()
+
+    record = await applied(project)
+
+    assert record.exit_code == 0, record.outcome
+    assert "there is no runners/claude-post.sh" in warned(record)
+
+
+@pytest.mark.scenario("TRI-26")
+async def test_a_script_without_a_hook_is_warned_of_in_debug_only(project: Project) -> None:
     for debug in (True, False):
         project.script("true", run=f"debug: {str(debug).lower()}")
 

@@ -140,6 +140,35 @@ def test_an_agent_is_told_the_incident_its_rights_and_what_the_script_found(
     assert "secrets" not in record["cluster"]["asked"]
 
 
+@pytest.mark.scenario("TRI-30")
+@pytest.mark.usefixtures("kubectl")
+def test_rights_that_were_written_down_are_told_beside_those_of_the_cluster(project: Project, authority: Path) -> None:
+    """And where they differ, in the prompt and in the record."""
+    stated = {"cluster_name": "prod-eu", "can_get_events": False, "note": "ask Eve"}
+    with serving(authority) as api:
+        api.write(project.folder / "kube.yaml")
+        cluster = ", kubeconfig: kube.yaml"
+        files: dict[str, Any] = {"incident": INCIDENT, "incident_cluster_permissions": stated}
+        write(project, "incident, permissions", cluster=cluster, **files)
+        done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    text = part(sent(project, record), "kubernetes_cluster_access_permissions")
+    probed, _, rest = text.partition("\n\nThat is what the cluster answers, and it holds. ")
+    assert json.loads(probed)["can_get_events"] is True
+    told, _, written = rest.partition(" says this:\n")[2].partition(".\n")
+    assert json.loads(written) == stated
+    differs = "can_get_events is false in the file and true in the cluster"
+    assert told.startswith("They differ: ")
+    assert differs in told
+    assert "cluster_name" not in told
+    (warning,) = (one["message"] for one in record["warnings"] if one["code"] == "triage.rights-differ")
+    assert differs in warning
+    assert differs in (project.directory(record) / "report.txt").read_text()
+    output = project.directory(record) / "output" / "incident_cluster_permissions.json"
+    assert json.loads(output.read_text()) == json.loads(probed)
+
+
 @pytest.mark.scenario("TRI-29", only="local")
 @pytest.mark.scenario("TRI-30", only="local")
 def test_without_a_cluster_the_files_are_enough_and_what_is_missing_is_said(project: Project) -> None:

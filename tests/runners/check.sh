@@ -77,10 +77,10 @@ for cli in claude codex gemini goose; do
     esac
 done
 
-for skilled in ':[--tools=Skill]' 'Read:[--tools=Read,Skill]' 'Read,Skill:[--tools=Read,Skill]'; do
+for skilled in ':[--tools=]' 'Read:[--tools=Read]' 'Read,Skill:[--tools=Read,Skill]'; do
     line=$(LLM_MODEL=m SESSION_ID=x AGENT_SKILLS=one AGENT_ALLOWED_TOOLS="${skilled%%:*}" bash "$runners/claude.sh")
     eval "argv=($line)"
-    check "claude with skills has the tool for them" "${skilled#*:}" "[${argv[-2]}]"
+    check "claude has exactly the tools that are listed" "${skilled#*:}" "[${argv[-2]}]"
 done
 
 printf '%s passed\n' "$passed"

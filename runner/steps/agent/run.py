@@ -60,6 +60,7 @@ async def perform(body: Body, run: Run) -> Outcome:
         _tell_commands(agent, run)
     await run.end_processes()
     outcome = agent.judge(ended) if body.model is None else await way.judge(ended, run, STEP)
+    run.agent_succeeded = outcome.ok
     if ended.exit.code != CLOSED or seen.isolation:
         return outcome
     return await trio.to_thread.run_sync(_name_closed, outcome, agent, body, seen.uid)

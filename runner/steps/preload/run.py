@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import trio
 
 from runner import events as ev
-from runner.errors import BaselineFailed, ContextLarge, FewRights, PreloadMissing, WorkspaceLost, shown
+from runner.errors import BaselineFailed, ContextLarge, FewRights, PreloadMissing, RightsDiffer, WorkspaceLost, shown
 from runner.ids import is_name
 from runner.model import Outcome, succeeded
 from runner.ports.cluster import ClusterSession
@@ -23,7 +23,14 @@ from runner.steps.preload.plan import Body
 from runner.triage.baseline import MAX_BYTES, cleaned, headline
 from runner.triage.budget import LARGE, sizes
 from runner.triage.incident import incident_text, read_incident
-from runner.triage.permissions import permissions_of, permissions_text, read_permissions
+from runner.triage.permissions import (
+    Permissions,
+    both_texts,
+    differences,
+    permissions_of,
+    permissions_text,
+    read_permissions,
+)
 from runner.triage.prompt import preloaded
 
 STEP = "preload"
@@ -44,7 +51,10 @@ async def perform(body: Body, run: Run) -> Outcome:
         async with open_cluster(run, workspace, STEP, body.cluster) as session:
             assert session is not None  # there is a cluster
             if "permissions" in body.parts:
-                found["permissions"] = await _probed(run, workspace, session)
+                probed, text = await _probed(run, workspace, session)
+                if (file := files.get("permissions")) is not None:
+                    text = await _with_stated(run, probed, text, await _content(file))
+                found["permissions"] = text
             if "baseline" in body.parts:
                 text, whole = await _baseline(body, run, workspace)
                 found |= {"baseline": text} if text else {}
@@ -90,16 +100,31 @@ async def _stated(run: Run, content: bytes) -> str:
     return permissions_text(document)
 
 
-async def _probed(run: Run, workspace: Workspace, session: ClusterSession) -> str:
+async def _with_stated(run: Run, probed: Permissions, text: str, content: bytes) -> str:
+    """Both the rights that were probed, as ``text``, and those that somebody wrote down; where they differ is told."""
+    try:
+        stated, document = read_permissions(content)
+    except ValueError as error:
+        await _warn(run, FewRights.code, f"{error}; it is in the prompt as plain text")
+        return both_texts(text, cleaned(content), ())
+    differing = differences(stated, document, probed)
+    if differing:
+        message = f"{FILES['permissions']} differs from what the cluster answers, which holds: {'; '.join(differing)}"
+        await _warn(run, RightsDiffer.code, message)
+    return both_texts(text, permissions_text(document), differing)
+
+
+async def _probed(run: Run, workspace: Workspace, session: ClusterSession) -> tuple[Permissions, str]:
     """The rights as the cluster says that they are now, kept with the output too."""
     rights = await session.rights()
     now = datetime.fromtimestamp(run.ports.now() // 1_000_000, UTC)
     document = rights.document(now.strftime("%Y-%m-%dT%H:%M:%SZ"))
-    for complaint in permissions_of(document).complaints():
+    permissions = permissions_of(document)
+    for complaint in permissions.complaints():
         await _warn(run, FewRights.code, complaint)
     text = permissions_text(document)
     await workspace.run((*_WRITE, f"{workspace.paths.output}/{FILES['permissions']}"), stdin=f"{text}\n".encode())
-    return text
+    return permissions, text
 
 
 async def _baseline(body: Body, run: Run, workspace: Workspace) -> tuple[str, str]:

@@ -1,4 +1,6 @@
-"""Keep what the agent's CLI has written down of its session, for whoever looks for a fault; it can not fail the run."""
+"""Run the agent's own post-hook after it, and keep what its CLI has written down of its session for whoever looks for a
+fault: with ``debug``, and when the agent failed. It can not fail the run.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +19,32 @@ _SECONDS = 60.0  # for the hook, for ending it, and for what it names
 
 @dataclass(frozen=True)
 class Body:
-    """``env`` is the agent's: templates, filled when the step starts."""
+    """``env`` is the agent's: templates, filled when the step starts. ``debug`` keeps what went well, too."""
 
     agent: str
     env: Mapping[str, str]
+    debug: bool
     shape: Shape
 
 
 def inputs(body: Body) -> dict[str, object]:
-    return {"agent": body.agent, "env": body.env, "mounts": body.shape}
+    return {"agent": body.agent, "env": body.env, "debug": body.debug, "mounts": body.shape}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
-    if not spec.debug:
-        return None
+    if not spec.debug and spec.model is None:
+        return None  # a script has no CLI, so no session
     shape = shape_of(spec, facts)
     return Step(
         id="session",
         kind="session",
-        what=f"runners/{spec.agent}-post.sh: transcripts and commands of {spec.agent}",
+        what=f"runners/{spec.agent}-post.sh: transcripts and commands of {spec.agent}"
+        + ("" if spec.debug else ", kept if it fails"),
         phase="work",
         needs=needs,
         deadline_seconds=_SECONDS,
         origin=spec.origins["session"],
-        body=Body(spec.agent, spec.env, shape),
+        body=Body(spec.agent, spec.env, spec.debug, shape),
         when="ended",
         mounts=mounts_of(shape, spec),
     )

@@ -49,15 +49,18 @@ async def perform(body: Body, run: Run) -> Outcome:
     kept = _Kept()
     agent = run.ports.agent(body.agent)
     commands: tuple[Command, ...] = ()
+    keeps = body.debug or not run.agent_succeeded
     try:
         if (hook := _hook(body.agent)) is None:
             kept.warnings.append(f"there is no runners/{body.agent}-post.sh")
         else:
             named = await _ask(hook, body, run, kept)
-            if isinstance(agent, ModelAgent):
+            if isinstance(agent, ModelAgent) and keeps:
                 await trio.to_thread.run_sync(_gather, agent, named, run, kept)
     except* (ProviderFailed, WorkspaceLost) as group:
         kept.warnings.append(f"there is no session to ask for: {_message(group)}")
+    if not keeps:
+        return succeeded("nothing kept of a session that went well", warnings=tuple(kept.warnings))
     if isinstance(agent, ModelAgent):
         out, err = (run.places.logs / f"agent.{stream}" for stream in ("stdout", "stderr"))
         ended = Ended(Exit(), out, err)
