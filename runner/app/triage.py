@@ -48,12 +48,13 @@ from runner.ports.provider import PATH, programs_in
 from runner.settings import Settings, parse_duration, parse_size
 from runner.spec.template import is_template
 from runner.triage._json import read_object, written
-from runner.triage.alert import Made, incident_of, incident_of_words, misnamed, same_incident
+from runner.triage.alert import SERVICES, Made, incident_of, incident_of_words, misnamed, same_incident
 from runner.triage.reader import reader_manifest
 from runner.triage.sections import HEADINGS, SECTIONS
 
 NAME = "triage"
 NOWHERE = Path(os.devnull)  # in place of an incident's directory
+PLACES = "triage"  # where the directories of new incidents are made that nobody has named, from where one is
 IMAGE = "k8s-triage-agent"
 SKILL = "k8s-troubleshooter"
 REPORT = "investigation.md"
@@ -190,7 +191,6 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
         if option not in asked and named is not None:
             asked[option], said[option] = env[named], named
     nowhere = bool(asked.get("check")) and "workspace" not in asked  # the rest can be checked without an incident
-    directory = NOWHERE if nowhere else _directory(asked.get("workspace"), settings)
     made = Made(
         env.get("INCIDENT_ID") or str(uuid.uuid4()),
         datetime.fromtimestamp(now / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -199,6 +199,9 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
     _check_input(asked)
     prompt = _prompt(asked, read)
     about = _about(asked, made, read)
+    if about is not None and "workspace" not in asked:
+        asked["workspace"] = _new_place(about, now)
+    directory = NOWHERE if nowhere else _directory(asked.get("workspace"), settings)
     _check_names("--namespace", {"namespace": asked.get("namespace")})
     _check_names("--alert" if "alert" in asked else "--resource", about or {})
     triage = Triage(
@@ -353,7 +356,7 @@ def written_incident(triage: Triage) -> Iterator[bool]:
     if triage.about is None or os.path.exists(known):
         yield False
         return
-    made = [folder for folder in (output, triage.directory) if not os.path.exists(folder)]
+    made = [place for place in (output, triage.directory, triage.directory.parent) if not os.path.exists(place)]
     text = written(triage.about) + "\n"
     half = known.with_name(f".incident.json.{os.getpid()}")
     try:
@@ -487,11 +490,22 @@ def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
 # --- what is asked for ---
 
 
+def _new_place(about: Mapping[str, Any], now: int) -> str:
+    """A directory that is not there, called by what a new incident is about and when that is looked into."""
+    resource = about.get("resource")
+    told = (resource.get("name") if isinstance(resource, Mapping) else resource, about.get("faultType"), "incident")
+    slugs = (re.sub(r"[^a-z0-9]+", "-", str(word or "").lower())[:40].strip("-") for word in told)
+    time = datetime.fromtimestamp(now / 1e6, UTC).strftime("%Y%m%d-%H%M%S")
+    name = f"{next(filter(None, slugs))}-{time}"
+    places = (os.path.join(PLACES, name + more) for more in ("", *(f"-{number}" for number in range(2, 100))))
+    return next(place for place in places if not os.path.lexists(place))
+
+
 def _directory(text: str | None, settings: Settings) -> Path:
     if not text:
         raise NoIncident(
             "an incident workspace directory is required: `-w DIR`",
-            hint="runner triage -w ./INC-1 --namespace NAMESPACE --resource deploy/NAME   (writes a new one)",
+            hint="runner triage --namespace NAMESPACE --resource deploy/NAME, or --alert FILE: a new one is written",
         )
     directory = Path(os.path.realpath(text))
     if (whose := _whose(directory, settings)) is not None:
@@ -549,7 +563,7 @@ def _check_directory(triage: Triage, wrote: str, *, must_be: bool) -> None:
             f"the incident directory `{shown(wrote)}` does not exist",
             hint="add --namespace NAMESPACE --resource KIND/NAME, or --alert FILE, and it is written",
         )
-    if not os.path.isdir(directory.parent):
+    if not os.path.isdir(directory.parent) and os.path.dirname(wrote) != PLACES:
         raise NoIncident(f"`{shown(str(directory.parent))}` is not a directory", hint="make it first")
     for place in (directory, directory / "output"):
         own = os.path.isdir(place) and not place.is_symlink()
@@ -611,7 +625,7 @@ def _alert(name: str, made: Made, read: Callable[[], bytes]) -> Mapping[str, Any
         own = not {"alerts", "labels"} & {*document} and {"incidentId", "resource", "faultType"} & {*document}
         return document if own else incident_of(document, made)
     except ValueError as error:
-        hint = "an Alertmanager message that fires, an alert with labels, or an incident.json; or --resource KIND/NAME"
+        hint = f"a message of {SERVICES} that fires, an alert with labels, or an incident.json; or --resource KIND/NAME"
         raise UsageError(f"{_source(name, '--alert')} is no alert to look into: {error}", hint=hint) from None
 
 

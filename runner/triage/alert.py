@@ -1,4 +1,4 @@
-"""An alert as an incident, in struct form: what Alertmanager posts to a webhook, or the few words of a command line."""
+"""An alert as an incident, in struct form: what an alerting service posts, or the few words of a command line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from runner.errors import shown
 from runner.ids import is_name, is_object_name
+from runner.triage.alert_forms import SERVICES as SERVICES
+from runner.triage.alert_forms import alert_of, text
 
 # A label that names an object: its kind, and its API version. The more a label says, the earlier it stands.
 _LABELS = {
@@ -32,7 +34,7 @@ _SHORT = {
     "no": "node", "ns": "namespace",
 }  # fmt: skip
 _NAMESPACE = ("namespace", "exported_namespace", "kubernetes_namespace")
-_TEXT = 4096  # characters of a text that is taken over
+_CONTEXT = 16_384  # characters of all that an alert says
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,252}")
 
 
@@ -58,37 +60,28 @@ def incident_of_words(resource: str, namespace: str, made: Made) -> dict[str, An
 
 
 def incident_of(document: Mapping[str, Any], made: Made) -> dict[str, Any]:
-    """The incident of an alert: of a webhook's message the first alert that fires, else a single alert.
+    """The incident of what an alerting service has posted, or of a single alert.
 
     Raises ``ValueError`` for a document that is neither, for what has been resolved, and where there is nothing to look
     at.
     """
-    alerts = [alert for alert in _list(document.get("alerts")) if isinstance(alert, Mapping)]
-    if not alerts and not isinstance(document.get("labels"), Mapping):
-        raise ValueError("no Alertmanager message with `alerts`, no alert with `labels`, and no incident.json")
-    known = [alert for alert in alerts or [document] if alert.get("status", document.get("status")) != "resolved"]
-    if not known:
+    alert = alert_of(document)
+    if alert is None:
+        raise ValueError(f"no message of {SERVICES}, no alert with `labels`, and no incident.json")
+    if alert.resolved:
         raise ValueError("all of it is resolved")
-    firing = [alert for alert in known if alert.get("status") == "firing"] or known
-    first = firing[0]
-    labels = {**_texts(document.get("commonLabels")), **_texts(first.get("labels"))}
-    notes = {**_texts(document.get("commonAnnotations")), **_texts(first.get("annotations"))}
-    namespace = next((labels[name] for name in _NAMESPACE if labels.get(name)), "")
-    told = [notes.get(name, "") for name in ("summary", "description", "message", "runbook_url")]
-    others = [_texts(alert.get("labels")).get("alertname", "an alert") for alert in firing[1:]]
-    if others:
-        told.append(f"{len(others)} more: {', '.join(dict.fromkeys(others))}")
+    namespace = next((alert.labels[name] for name in _NAMESPACE if alert.labels.get(name)), "")
     incident = _incident(
         made,
-        faultId=_text(first.get("fingerprint")),
-        cluster=made.cluster or labels.get("cluster", ""),
+        faultId=alert.id,
+        cluster=made.cluster or alert.labels.get("cluster", ""),
         namespace=namespace,
-        resource=_resource(labels, namespace),
-        faultType=labels.get("reason") or labels.get("alertname", ""),
-        severity=labels.get("severity", "").upper(),
-        context="\n".join(dict.fromkeys(filter(None, told))),
-        timestamp=_text(first.get("startsAt")),
-        triggeringEventId=_text(document.get("groupKey")),
+        resource=_resource(alert.labels, namespace),
+        faultType=alert.kind,
+        severity=alert.severity.upper(),
+        context="\n".join(dict.fromkeys(filter(None, alert.told)))[:_CONTEXT],
+        timestamp=alert.since,
+        triggeringEventId=alert.event,
     )
     if not {"namespace", "resource", "faultType", "context"} & {*incident}:
         raise ValueError("no label and no annotation says what to look at")
@@ -101,15 +94,15 @@ def misnamed(incident: Mapping[str, Any]) -> str | None:
     if isinstance(resource, str):
         resource = {"name": resource.rpartition("/")[2]}
     named = resource if isinstance(resource, Mapping) else {}
-    kind, name, within = (_text(named.get(key)) for key in ("kind", "name", "namespace"))
-    for what, text, fits in (
-        ("namespace", _text(incident.get("namespace")), is_name),
+    kind, name, within = (text(named.get(key)) for key in ("kind", "name", "namespace"))
+    for what, word, fits in (
+        ("namespace", text(incident.get("namespace")), is_name),
         ("namespace", within, is_name),
         ("kind", kind, _KIND.fullmatch),
         ("name", name, is_object_name),
     ):
-        if text and not fits(text):
-            return f"`{shown(text)}` is no {what} of Kubernetes"
+        if word and not fits(word):
+            return f"`{shown(word)}` is no {what} of Kubernetes"
     return None
 
 
@@ -135,15 +128,3 @@ def _resource(labels: Mapping[str, str], namespace: str) -> dict[str, str]:
             kind, version = _LABELS[label]
             return {"apiVersion": version, "kind": kind, "name": labels[label]}
     return {}
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _texts(value: object) -> dict[str, str]:
-    return {str(k): v[:_TEXT] for k, v in value.items() if isinstance(v, str)} if isinstance(value, Mapping) else {}
-
-
-def _text(value: object) -> str:
-    return value[:_TEXT] if isinstance(value, str) else ""

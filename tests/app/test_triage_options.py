@@ -177,7 +177,7 @@ def test_a_host_with_the_tools_needs_no_image(incident: Path, tmp_path: Path) ->
 def test_gemini_has_the_tools_of_the_document_under_its_own_names(incident: Path) -> None:
     triage = asked(incident, "-a", "gemini", "-t", "Read, Bash,Skill,web_fetch,Read")
 
-    assert triage.tools == ("read_file", "run_shell_command", "web_fetch")
+    assert triage.tools == ("read_file", "run_shell_command", "activate_skill", "web_fetch")
 
 
 def test_the_usual_kubeconfig_is_taken_when_it_is_there(incident: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_missing_directory_is_asked_for_with_the_line_that_makes_one(incident:
         asked(incident, where=None)
 
     assert "an incident workspace directory is required" in caught.value.message
-    assert "runner triage -w ./INC-1 --namespace" in str(caught.value.hint)
+    assert "runner triage --namespace" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -537,3 +537,40 @@ def test_equal_manifests_are_one_file_of_its_owner_only(incident: Path) -> None:
 def test_a_home_is_no_incidents_directory(incident: Path, tmp_path: Path) -> None:
     with pytest.raises(ForbiddenIncident, match="a home directory"):
         asked(incident, env={"HOME": str(incident)})
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (DESCRIBED, "checkout"),
+        (("--namespace", "n", "--resource", "node/ip-10.0.0.1"), "ip-10-0-0-1"),
+        (("--alert", "-"), "something-is-wrong"),
+    ],
+    ids=["a resource", "odd characters", "an alert without a resource"],
+)
+def test_a_new_incident_without_a_directory_gets_one_that_is_called_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    alert = b'{"labels": {"alertname": "Something is wrong!"}}'
+
+    first = asked(tmp_path / "none", *flags, stdin=alert, where=None)
+    with written_incident(first) as wrote:
+        second = asked(tmp_path / "none", *flags, stdin=alert, where=None)
+
+    assert wrote
+    assert first.directory == tmp_path / "triage" / f"{name}-20261121-030000"
+    assert (first.directory / "incident.json").exists()
+    assert second.directory == Path(f"{first.directory}-2")
+
+
+def test_a_directory_that_nobody_named_is_taken_away_with_a_line_that_was_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    triage = asked(tmp_path / "none", *DESCRIBED, where=None)
+
+    with pytest.raises(UsageError), written_incident(triage):
+        raise UsageError("no")
+
+    assert os.listdir(tmp_path) == []

@@ -40,7 +40,8 @@ class _Refuse(Action):
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("prompt", nargs="*", metavar="PROMPT", help="what is asked; - reads standard input")
-    add("-w", "--workspace", metavar="DIR", help="the incident's directory")
+    place = "the incident's directory (default, with --alert or --resource: a new one, ./triage/NAME-TIME)"
+    add("-w", "--workspace", metavar="DIR", help=place)
     add("-a", "--agent", metavar="NAME", help="claude, codex, gemini or goose (default: claude)")
     add("-m", "--model", metavar="NAME", help="the agent's model (claude: sonnet)")
     add("-t", "--allowed-tools", dest="tools", metavar="LIST", help="the only tools that the CLI has, with commas")
@@ -58,7 +59,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
     add("--namespace", metavar="NAME", help="where it looks first")
     add("--resource", metavar="KIND/NAME", help="what a new incident is about, with --namespace")
-    add("--alert", metavar="FILE", help="what a new incident is about, as Alertmanager says it; - reads standard input")
+    alert = "what a new incident is about, as Alertmanager, Grafana, PagerDuty, Opsgenie or Datadog posts it; - reads"
+    add("--alert", metavar="FILE", help=f"{alert} standard input")
     add("--output-dir", metavar="DIR", help="where output and log go besides (default: DIR/output)")
     add("--output-file", metavar="NAME", help="the log's name there")
     add("-o", "--output-format", "--output", dest="format", metavar="FORM", help="text, json or jsonl (stream-json)")

@@ -1,0 +1,218 @@
+"""What alerting services post, each recognised by its shape and read into one form. Pure; nothing in it is trusted.
+
+Alertmanager's webhook, which Grafana's is too; PagerDuty's webhook (v3) and event (v2); Opsgenie's webhook; Datadog's
+webhook with the body that it has by itself, and with the variables that people add to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from runner.ids import is_name, is_object_name
+
+SERVICES = "Alertmanager, Grafana, PagerDuty, Opsgenie or Datadog"
+
+_TEXT = 4096  # characters of a text that is taken over
+_MOST = 10  # further alerts that are named
+_LINE = re.compile(r"^[ \t]*(?:- ?)?([A-Za-z_][\w.]{0,62}) ?[=:] ?(\S{1,253})[ \t]*$", re.MULTILINE)
+_RESOLVED = re.compile(r"\s*\[(resolved|recovered|closed)\b", re.IGNORECASE)
+_ALIASES = {  # labels and tags of other names
+    "kube_namespace": "namespace", "kube_deployment": "deployment", "kube_stateful_set": "statefulset",
+    "kube_daemon_set": "daemonset", "kube_cronjob": "cronjob", "kube_job": "job_name", "pod_name": "pod",
+    "kube_service": "service", "kube_node": "node", "kube_cluster_name": "cluster", "cluster_name": "cluster",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alert. ``labels`` name objects as Prometheus' do; ``told`` are its words, the most important first."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    told: tuple[str, ...] = ()
+    kind: str = ""
+    severity: str = ""
+    id: str = ""
+    since: str = ""
+    event: str = ""
+    resolved: bool = False
+
+
+def alert_of(document: Mapping[str, object]) -> Alert | None:
+    """The alert that a message is about; ``None`` for a message of no service that is known here."""
+    return next((alert for form in _FORMS if (alert := form(document)) is not None), None)
+
+
+def _of_alertmanager(document: Mapping[str, object]) -> Alert | None:
+    """The first alert that fires of a webhook's message, or a single one."""
+    alerts = [alert for alert in items(document.get("alerts")) if isinstance(alert, Mapping)]
+    if not alerts and not isinstance(document.get("labels"), Mapping):
+        return None
+    known = [alert for alert in alerts or [document] if alert.get("status", document.get("status")) != "resolved"]
+    if not known:
+        return Alert(resolved=True)
+    firing = [alert for alert in known if alert.get("status") == "firing"] or known
+    first = firing[0]
+    labels = {**texts(document.get("commonLabels")), **texts(first.get("labels"))}
+    notes = {**texts(document.get("commonAnnotations")), **texts(first.get("annotations"))}
+    told = [notes.get(name, "") for name in ("summary", "description", "message", "runbook_url")]
+    told.append(text(first.get("valueString")))  # Grafana's, of what it has measured
+    names = dict.fromkeys(texts(alert.get("labels")).get("alertname", "an alert") for alert in firing[1:])
+    if names:
+        more = ", ".join([*names][:_MOST]) + (", ..." if len(names) > _MOST else "")
+        told.append(f"{len(firing) - 1} more: {more}")
+    return Alert(
+        labels,
+        tuple(told),
+        labels.get("reason") or labels.get("alertname", ""),
+        labels.get("severity", ""),
+        text(first.get("fingerprint")),
+        text(first.get("startsAt")),
+        text(document.get("groupKey")),
+    )
+
+
+def _of_pagerduty(document: Mapping[str, object]) -> Alert | None:
+    """A webhook of version 3. It tells of an incident in words: labels are in them at best."""
+    event = mapping(document.get("event"))
+    data = mapping(event.get("data"))
+    if not text(event.get("event_type")).startswith("incident.") or not data:
+        return None
+    incident = mapping(data.get("incident")) or data  # of a note, an answer, and the like
+    details = mapping(mapping(incident.get("body")).get("details")) or mapping(incident.get("custom_details"))
+    words = [text(incident.get("title")) or text(incident.get("summary")), *_values(details)]
+    service = text(mapping(incident.get("service")).get("summary"))
+    return Alert(
+        _labels((details, *words)),
+        (*words, f"PagerDuty service {service}" if service else "", text(incident.get("html_url"))),
+        text(incident.get("title")),
+        text(mapping(incident.get("priority")).get("summary")) or text(incident.get("urgency")),
+        text(incident.get("incident_key")) or text(incident.get("id")),
+        text(incident.get("created_at")) or text(event.get("occurred_at")),
+        text(event.get("id")),
+        resolved="resolved" in (text(incident.get("status")), text(event.get("event_type"))[len("incident.") :]),
+    )
+
+
+def _of_pagerduty_event(document: Mapping[str, object]) -> Alert | None:
+    """What is sent to PagerDuty. Its ``routing_key`` is a secret, and is not taken over."""
+    payload = mapping(document.get("payload"))
+    if not text(document.get("event_action")) or (not payload and document["event_action"] == "trigger"):
+        return None
+    details = mapping(payload.get("custom_details"))
+    own = {name: text(payload.get(name)) for name in ("source", "component", "group", "class")}
+    words = (text(payload.get("summary")), *_values(details), *(f"{name}: {own[name]}" for name in own if own[name]))
+    return Alert(
+        _labels((details, *words)),
+        words,
+        own["class"] or text(payload.get("summary")),
+        text(payload.get("severity")),
+        text(document.get("dedup_key")),
+        text(payload.get("timestamp")),
+        resolved=document["event_action"] == "resolve",
+    )
+
+
+def _of_opsgenie(document: Mapping[str, object]) -> Alert | None:
+    alert = mapping(document.get("alert"))
+    action = text(document.get("action"))
+    if not action or not {"alertId", "tinyId", "alias"} & {*alert}:
+        return None
+    details, tags = mapping(alert.get("details")), [text(tag) for tag in items(alert.get("tags"))]
+    words = (text(alert.get("message")), text(alert.get("description")), *_values(details))
+    return Alert(
+        _labels((details, *words, *tags)),
+        (*words, f"entity {text(alert.get('entity'))}" if text(alert.get("entity")) else ""),
+        texts(details).get("alertname") or text(alert.get("message")),
+        text(alert.get("priority")),
+        text(alert.get("alertId")) or text(alert.get("alias")),
+        _moment(alert.get("createdAt")),
+        text(alert.get("alias")),
+        resolved=action in ("Close", "Delete"),
+    )
+
+
+def _of_datadog(document: Mapping[str, object]) -> Alert | None:
+    """By itself the body has a title, a text, a date and who it is of; the rest is what people add."""
+    title = text(document.get("title")) or text(document.get("alert_title"))
+    own = {"last_updated", "event_type", "alert_transition", "alert_status", "alert_id"} & {*document}
+    if not title or not own:
+        return None
+    told = [title, *(text(document.get(name)) for name in ("alert_status", "body", "text_only_msg", "alert_query"))]
+    tags = [tag for name in ("tags", "alert_scope") for tag in _tags(document.get(name))]
+    moment = document.get("date") if document.get("date") else document.get("last_updated")
+    return Alert(
+        _labels([*tags, text(document.get("body"))]),
+        (*told, text(document.get("link"))),
+        text(document.get("alert_metric")) or re.sub(r"^\s*\[[^\]]*\]\s*", "", title),
+        text(document.get("priority")) or text(document.get("alert_priority")) or text(document.get("alert_type")),
+        _plain(document.get("id")) or _plain(document.get("alert_id")),
+        _moment(moment),
+        _plain(document.get("alert_id")),
+        resolved=text(document.get("alert_transition")) == "Recovered" or _RESOLVED.match(title) is not None,
+    )
+
+
+_FORMS: tuple[Callable[[Mapping[str, object]], Alert | None], ...] = (
+    _of_alertmanager,
+    _of_pagerduty,
+    _of_pagerduty_event,
+    _of_opsgenie,
+    _of_datadog,
+)
+
+
+def _labels(sources: Iterable[Mapping[str, object] | str]) -> dict[str, str]:
+    """What mappings and lines such as ``pod: x`` and ``pod=x`` name; only what can be a name in Kubernetes, for these
+    services have other things by the same words."""
+    found: dict[str, str] = {}
+    for source in sources:
+        pairs = _LINE.findall(source) if isinstance(source, str) else texts(source).items()
+        for name, value in pairs:
+            known = _ALIASES.get(name.lower(), name.lower())
+            if (is_name if "namespace" in known else is_object_name)(value):
+                found.setdefault(known, value)
+    return found
+
+
+def _values(details: Mapping[str, object]) -> tuple[str, ...]:
+    """The texts of details, each behind its name unless it has lines of its own."""
+    named = texts(details).items()
+    return tuple(value if "\n" in value else f"{name}: {value}" for name, value in named if value)[: 2 * _MOST]
+
+
+def _tags(value: object) -> list[str]:
+    """Tags with commas between them, or as a list."""
+    parts = value.split(",") if isinstance(value, str) else map(text, items(value))
+    return [part.strip() for part in parts]
+
+
+def _moment(value: object) -> str:
+    """A time as text; what is a number, or the digits of one, is milliseconds since the epoch."""
+    digits = _plain(value)
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 14:
+        return text(value)
+    return datetime.fromtimestamp(int(digits) / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _plain(value: object) -> str:
+    """A text, or a whole number as one."""
+    return str(value)[:_TEXT] if isinstance(value, int) and not isinstance(value, bool) else text(value)
+
+
+def mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def texts(value: object) -> dict[str, str]:
+    return {str(k): v[:_TEXT] for k, v in mapping(value).items() if isinstance(v, str)}
+
+
+def text(value: object) -> str:
+    return value[:_TEXT] if isinstance(value, str) else ""

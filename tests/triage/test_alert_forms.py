@@ -1,0 +1,214 @@
+"""What each alerting service posts becomes an incident; bodies as its public documentation has them."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from runner.triage._json import read_object, written
+from runner.triage.alert import Made, incident_of, misnamed
+
+MADE = Made("an-id", "2026-11-21T03:00:00Z")
+POD = {"apiVersion": "v1", "kind": "Pod", "name": "checkout-7c9d-8wm2t", "namespace": "payments"}
+DEPLOYMENT = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "checkout", "namespace": "payments"}
+
+GRAFANA: dict[str, Any] = {
+    "receiver": "on call",
+    "status": "firing",
+    "orgId": 1,
+    "alerts": [
+        {
+            "status": "firing",
+            "labels": {"alertname": "High memory usage", "namespace": "payments", "pod": "checkout-7c9d-8wm2t"},
+            "annotations": {"summary": "Memory is high."},
+            "startsAt": "2026-11-21T02:51:03+02:00",
+            "endsAt": "0001-01-01T00:00:00Z",
+            "generatorURL": "https://play.grafana.org/alerting/1afz29v7z/edit",
+            "fingerprint": "c6eadffa33fcdf37",
+            "dashboardURL": "",
+            "values": {"B": 44.2, "C": 1},
+            "valueString": "[ metric='' labels={} value=14151.3 ]",
+        }
+    ],
+    "groupKey": "{}:{}",
+    "state": "alerting",
+    "title": "[FIRING:1] High memory usage",
+    "message": "**Firing**",
+}
+PAGERDUTY: dict[str, Any] = {
+    "event": {
+        "id": "5ac64822-4adc-4fda-ade0-410becf0de4f",
+        "event_type": "incident.triggered",
+        "resource_type": "incident",
+        "occurred_at": "2026-11-21T02:51:10Z",
+        "agent": {"id": "PXPGF42", "type": "user_reference"},
+        "client": {"name": "PagerDuty"},
+        "data": {
+            "id": "PGR0VU2",
+            "type": "incident",
+            "html_url": "https://acme.pagerduty.com/incidents/PGR0VU2",
+            "number": 2,
+            "status": "triggered",
+            "incident_key": "d3640fbd41094207a1c11e58e46b1662",
+            "created_at": "2026-11-21T02:51:09Z",
+            "title": "checkout is crash looping",
+            "service": {"id": "PF9KMXH", "summary": "API Service", "type": "service_reference"},
+            "priority": {"summary": "P1"},
+            "urgency": "high",
+            "body": {"details": {"firing": "Labels:\n - namespace = payments\n - deployment = checkout\n"}},
+        },
+    }
+}
+PAGERDUTY_EVENT: dict[str, Any] = {
+    "routing_key": "R0123456789abcdef0123456789abcde",
+    "event_action": "trigger",
+    "dedup_key": "checkout/crash",
+    "payload": {
+        "summary": "checkout is crash looping",
+        "source": "prod-eu",
+        "severity": "critical",
+        "timestamp": "2026-11-21T02:51:09Z",
+        "component": "checkout",
+        "class": "CrashLoopBackOff",
+        "custom_details": {"namespace": "payments", "deployment": "checkout", "num_firing": 1},
+    },
+}
+OPSGENIE: dict[str, Any] = {
+    "source": {"name": "web", "type": "API"},
+    "alert": {
+        "tags": ["kube_namespace:payments", "oncall"],
+        "message": "checkout is crash looping",
+        "description": "It restarts.",
+        "alertId": "44f717bf-44bd-11c9-44c7-2d0cf1d07b23",
+        "alias": "checkout/crash",
+        "tinyId": "23",
+        "entity": "checkout",
+        "createdAt": 1795229469000,
+        "priority": "P2",
+        "details": {"pod": "checkout-7c9d-8wm2t", "service": "The Shop"},
+    },
+    "action": "Create",
+    "integrationId": "4b5a",
+    "integrationName": "webhook",
+}
+DATADOG: dict[str, Any] = {
+    "body": "%%%\ncheckout restarts\n%%%",
+    "last_updated": "1795229469000",
+    "event_type": "query_alert_monitor",
+    "title": "[Triggered on {kube_deployment:checkout}] Restarts are high",
+    "date": "1795229469000",
+    "org": {"id": "1234", "name": "Acme"},
+    "id": "2468",
+    "tags": "kube_namespace:payments,kube_deployment:checkout,env:prod",
+}
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # the message, what of its incident is looked at, and what makes it resolved
+    "grafana": (
+        GRAFANA,
+        {"resource": POD, "faultId": "c6eadffa33fcdf37", "timestamp": "2026-11-21T02:51:03+02:00"},
+        {**GRAFANA, "alerts": [{**GRAFANA["alerts"][0], "status": "resolved"}]},
+    ),
+    "pagerduty": (
+        PAGERDUTY,
+        {"resource": DEPLOYMENT, "faultType": "checkout is crash looping", "severity": "P1"},
+        {"event": {**PAGERDUTY["event"], "event_type": "incident.resolved"}},
+    ),
+    "pagerduty event": (
+        PAGERDUTY_EVENT,
+        {"resource": DEPLOYMENT, "faultType": "CrashLoopBackOff", "severity": "CRITICAL", "faultId": "checkout/crash"},
+        {**PAGERDUTY_EVENT, "event_action": "resolve", "payload": {}},
+    ),
+    "opsgenie": (
+        OPSGENIE,
+        {"resource": POD, "namespace": "payments", "severity": "P2", "timestamp": "2026-11-21T02:51:09Z"},
+        {**OPSGENIE, "action": "Close"},
+    ),
+    "datadog": (
+        DATADOG,
+        {"resource": DEPLOYMENT, "faultType": "Restarts are high", "faultId": "2468"},
+        {**DATADOG, "title": "[Recovered on {kube_deployment:checkout}] Restarts are high"},
+    ),
+}
+
+
+@pytest.mark.parametrize("service", FORMS)
+def test_a_message_of_each_service_names_what_to_look_at(service: str) -> None:
+    message, wanted, _ = FORMS[service]
+
+    incident = incident_of(message, MADE)
+
+    assert {name: incident.get(name) for name in wanted} == wanted
+    assert incident["namespace"] == "payments"
+    assert incident["context"]
+    assert misnamed(incident) is None
+
+
+@pytest.mark.parametrize("service", FORMS)
+def test_what_is_resolved_is_no_incident(service: str) -> None:
+    with pytest.raises(ValueError, match="all of it is resolved"):
+        incident_of(FORMS[service][2], MADE)
+
+
+def test_the_key_of_a_pagerduty_event_is_not_taken_over() -> None:
+    assert "R0123456789" not in json.dumps(incident_of(PAGERDUTY_EVENT, MADE))
+
+
+def test_words_that_are_no_names_of_kubernetes_name_nothing() -> None:
+    incident = incident_of({**OPSGENIE, "alert": {**OPSGENIE["alert"], "details": {"pod": "--help", "x": "y"}}}, MADE)
+
+    assert incident["resource"] == {"apiVersion": "v1", "kind": "Namespace", "name": "payments"}
+
+
+HUGE = "x" * 900_000
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    10**300,
+    1.5,
+    "",
+    "\u202e\x00",
+    HUGE,
+    [],
+    [[]] * 50,
+    {},
+    {"a": {}},
+    "a: b\n" * 999,
+)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_hostile_messages_are_refused_or_bounded_and_never_a_fault_of_ours(seed: int) -> None:
+    """Values of other kinds, cut and huge ones, at any place of any service's message."""
+    chance = random.Random(seed)
+    for message, _, _ in FORMS.values():
+        changed = json.loads(json.dumps(message))
+        for _ in range(chance.randint(1, 4)):
+            mutate(changed, chance)
+        raw = json.dumps(changed).encode()
+        raw = raw[: chance.randrange(len(raw))] if chance.random() < 0.2 else raw
+        assert len(outcome(raw)) < 200_000
+
+
+def outcome(raw: bytes) -> str:
+    try:
+        return written(incident_of(read_object(raw, "it"), MADE))
+    except ValueError as error:
+        return str(error) * 400  # a line
+
+
+def mutate(value: Any, chance: random.Random) -> None:
+    """Put something odd, or nothing, at some place below."""
+    keys = [*value] if isinstance(value, dict) else [*range(len(value))]
+    if not keys:
+        return
+    key = chance.choice(keys)
+    if isinstance(value[key], dict | list) and chance.random() < 0.8:
+        mutate(value[key], chance)
+    elif chance.random() < 0.3:
+        del value[key]
+    else:
+        value[key] = chance.choice(ODD)
