@@ -590,6 +590,10 @@ class FewRights(Advice):
     code = "triage.rights"
 
 
+class ClaimNotRun(Advice):
+    code = "report.command-not-run"
+
+
 class RightsDiffer(Advice):
     code = "triage.rights-differ"
 

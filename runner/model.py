@@ -303,6 +303,7 @@ class CheckKind(StrEnum):
 
     REPORT = "report"
     SECTION = "section"
+    REFERENCE = "reference"
     REQUIRED = "required"
     FORBIDDEN = "forbidden"
     SETUP = "setup"

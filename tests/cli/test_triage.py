@@ -322,6 +322,37 @@ def test_what_cannot_begin_says_why_before_anything_is_made(
     assert not (project.home / "state" / "runs").exists() or not os.listdir(project.home / "state" / "runs")
 
 
+INVENTED = REPORT.replace("`cat /incident/incident.json`)", "`incident.json:3`, `pods.txt:14`)").replace(
+    "- `cat /incident/incident.json`", "- `cat /incident/incident.json`\n- `kubectl -n payments get events`"
+)
+CITES: list[dict[str, Any]] = [
+    {"run": "cat /incident/incident.json"},
+    {"write": {"path": "/output/investigation.md", "content": INVENTED}},
+    {"say": "Found it."},
+]
+
+
+@pytest.mark.slow
+def test_a_report_that_cites_what_is_not_there_fails_and_a_command_that_never_ran_is_told(
+    project: Project, claude: Path
+) -> None:
+    (project.folder / "INC-1" / "kubectl").mkdir(parents=True)
+    (project.folder / "INC-1" / "kubectl" / "pods.txt").write_text("NAME\ncheckout\n")
+    where = place(project, "local", claude)
+    wrong = triage(project, *DESCRIBED, *where, turns=CITES)
+    failed = record_of(project)
+    (project.folder / "INC-1" / "kubectl" / "pods.txt").write_text("x\n" * 14)
+    right = triage(project, *where, turns=CITES)
+
+    text = "report references: 1 of 2 are wrong: `pods.txt:14`: there is no line 14: it has 2"
+    assert (wrong.code, failed["outcome"]["reason"]) == (1, "verify"), wrong.out + wrong.err
+    assert text in wrong.out
+    assert " ! the report claims a command that its agent did not run: `kubectl -n payments get events`\n" in wrong.out
+    assert [one["code"] for one in failed["warnings"]].count("report.command-not-run") == 1
+    assert right.code == 0, right.out + right.err
+    assert "9 of 9 checks" in right.out
+
+
 # Of root a user who is not, though the files are its own, on a host without control groups.
 _HIDE = 'mount -t tmpfs none /sys/fs/cgroup && exec unshare --user --map-user=1000 --map-group=1000 "$@"'
 ORDINARY = () if os.geteuid() else ("unshare", "--mount", "sh", "-c", _HIDE, "sh")

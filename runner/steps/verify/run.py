@@ -22,6 +22,7 @@ from runner.spec.model import ReportCheck, VerifySpec
 from runner.steps._exec import LogFile, open_logs, run_command
 from runner.steps._run import Run
 from runner.steps.setup.plan import command_words
+from runner.steps.verify.citations import check_citations
 from runner.steps.verify.plan import Body
 from runner.triage.sections import bodies_of, is_empty, known_as
 
@@ -56,6 +57,8 @@ async def perform(body: Body, run: Run) -> Outcome:
             wanted.setdefault(path, ReportCheck(path, 0, ()))
         for path, report in wanted.items():
             check_report(report, run, results, most=MAX_OUTPUT if path in body.outputs else MAX_REPORT)
+        if verify.report is not None and "incident" in run.plan.values:
+            results.checks += await check_citations(verify.report.path, run)
         if verify.needs_tree:
             await _check_tree(body, run, results)
     finally:
