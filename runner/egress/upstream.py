@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
@@ -29,6 +30,8 @@ _FAILURES = (
     ssl.SSLError,
 )
 
+# What libraries put around their words, beside the host, which is named anyway.
+_NUMBERS = re.compile(r"\[(Errno -?\d+|SSL(: \w+)?)\] ?| \(_ssl\.c:\d+\)|error connecting to \([^)]*\): ")
 _UNREACHED = (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.ProxyError, ssl.SSLError)
 
 
@@ -147,8 +150,8 @@ def _words(error: BaseException) -> str:
     """The first of an error and its causes that says something; the library keeps a cause as an argument."""
     if isinstance(error, httpcore2.ProxyError):
         return f"the proxy answered {error}"
-    if str(error):
-        return str(error) + (f": {why}" if (why := _refusal(error)) else "")
+    if words := _NUMBERS.sub("", str(error)):
+        return words + (f": {why}" if (why := _refusal(error)) else "")
     cause = _cause(error)
     return _words(cause) if cause is not None else type(error).__name__
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,13 @@ DESCRIBED = ("--namespace", "payments", "--resource", "deploy/checkout")
 
 
 def triage(project: Project, *arguments: str, turns: list[dict[str, Any]] | None = None) -> Done:
-    (project.folder / "a.turns.yaml").write_text(json.dumps({"turns": TURNS if turns is None else turns}))
-    return project.runner("triage", "-w", "INC-1", "--turns", "a.turns.yaml", *arguments)
+    return project.runner("triage", *words_of(project, TURNS if turns is None else turns), *arguments)
+
+
+def words_of(project: Project, turns: list[dict[str, Any]]) -> tuple[str, ...]:
+    """The options of a rehearsal with these turns."""
+    (project.folder / "a.turns.yaml").write_text(json.dumps({"turns": turns}))
+    return ("-w", "INC-1", "--turns", "a.turns.yaml")
 
 
 def record_of(project: Project) -> dict[str, Any]:
@@ -322,6 +328,58 @@ def test_what_cannot_begin_says_why_before_anything_is_made(
     assert not (project.home / "state" / "runs").exists() or not os.listdir(project.home / "state" / "runs")
 
 
+def alive(word: str) -> list[str]:
+    """Processes of this host that were started with a word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found += [path.parent.name] if word.encode() in path.read_bytes().split(b"\0") else []
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "provider",
+    [
+        pytest.param("local", marks=pytest.mark.scenario("TRI-16", only="local")),
+        pytest.param("docker", marks=pytest.mark.scenario("TRI-16", only="docker")),
+    ],
+)
+def test_a_time_out_kills_what_a_real_cli_has_started_inside(project: Project, toolchain: Path, provider: str) -> None:
+    mark = f"{1000 + os.getpid() / 1e7:.7f}"
+    wait = f"timeout {mark} tail -f /dev/null"
+    turns: list[dict[str, Any]] = [{"say": "I look.", "run": f"setsid {wait} & {wait}"}, {"say": "late"}]
+    where = place(project, provider, toolchain)
+    project.env["CONTAINER_TIMEOUT"] = "12"
+
+    running = project.start("triage", *words_of(project, turns), *DESCRIBED, *where)
+    until(lambda: len(alive(mark)) >= 2)
+    out, err = running.communicate(timeout=120)
+
+    assert running.returncode == 124, out + err
+    assert re.search(r"^TIMED OUT after 1\d(\.\d)?s in agent \(exit 124\)", out, re.MULTILINE), out
+    assert alive(mark) == []
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("TRI-18")
+def test_a_list_of_tools_is_all_that_the_real_claude_has(project: Project, toolchain: Path) -> None:
+    where = place(project, "local", toolchain)
+
+    done = triage(project, *DESCRIBED, *where, "-t", "Read,Grep,Bash")
+
+    assert done.code in (0, 1), done.out + done.err  # without a tool to write, the report may be missing
+    raw = (project.directory(record_of(project)) / "logs" / "agent.stdout").read_text()
+    first = next(line for line in map(json.loads, raw.splitlines()) if line.get("subtype") == "init")
+    assert sorted(first["tools"]) == ["Bash", "Grep", "Read"]
+    argv = next(
+        json.loads(line)["argv"]
+        for line in (project.directory(record_of(project)) / "events.jsonl").read_text().splitlines()
+        if '"AgentStarted"' in line
+    )
+    assert {"--tools=Read,Grep,Bash", "--allowedTools=Read,Grep,Bash"} <= {*argv}
+
+
 INVENTED = REPORT.replace("`cat /incident/incident.json`)", "`incident.json:3`, `pods.txt:14`)").replace(
     "- `cat /incident/incident.json`", "- `cat /incident/incident.json`\n- `kubectl -n payments get events`"
 )
@@ -410,7 +468,8 @@ def test_a_cluster_is_read_through_the_runner_and_told_of(project: Project, clau
         done = triage(project, *DESCRIBED, *where, turns=LOOKS)
 
     assert checked.code == 3
-    assert "✗ key       127.0.0.1 can not be reached" in checked.out
+    assert "✗ key       127.0.0.1 can not be reached: connection refused\n" in checked.out
+    assert "hint: look at `RUNNER_ANTHROPIC_URL`, `HTTPS_PROXY` and `SSL_CERT_FILE`" in checked.out
     assert f"✓ cluster   prod-eu https://127.0.0.1:{api.port} answers; read only" in checked.out
     assert "! rights    pods logs events deployments services configmaps in payments; no nodes" in checked.out
     assert not list((project.home / "state").glob("runs/*/plan.json"))[1:]

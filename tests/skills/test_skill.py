@@ -16,6 +16,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from runner.app.triage import SYSTEM, Triage, manifest_of
+from runner.triage.sections import HEADINGS as TITLES
 from runner.triage.sections import SECTIONS, bodies_of, is_empty, known_as, sections_of
 from tests.needs import SHELLCHECK
 from tests.skills.api_server import serving
@@ -559,7 +560,8 @@ def test_all_that_ask_for_a_report_ask_for_the_same_sections() -> None:
 
     assert tuple(title for title in skill if title != "Timeline") == SECTIONS
     assert tuple(re.sub(r" \(.*?\)", "", context).strip(".\n").split(", ")) == tuple(skill)
-    assert ", ".join(SECTIONS) in SYSTEM
+    assert tuple(skill) == TITLES
+    assert ", ".join(TITLES) in SYSTEM
     verify = YAML(typ="safe").load_all(manifest_of(Triage(ROOT)))
     assert [one["spec"]["verify"]["report"]["sections"] for one in verify if "verify" in one["spec"]] == [
         list(SECTIONS)
