@@ -68,12 +68,19 @@ def find_program(name: str, folders: Sequence[str], home: Path) -> Path | None:
             continue
         if {program.parent.name, os.path.basename(os.path.realpath(program))} & {*_SHIMS}:
             continue
-        hops = list(_hops(program))
-        if _is_system(program) or (
-            program.parent.name in BINS and all(_may_be_shown(place, home) for hop in hops for place in _around(hop))
-        ):
+        if _is_system(program) or (program.parent.name in BINS and _can_be_shown(program, home)):
             return program
     return None
+
+
+def _can_be_shown(program: Path, home: Path) -> bool:
+    """Whether it runs where only real directories are seen: no link on its way leads through one of a directory."""
+    hops = list(_hops(program))
+    links = (os.path.normpath(hop.parent / hop.readlink()) for hop in hops if hop.is_symlink())
+    straight = all(
+        link == os.path.join(os.path.realpath(os.path.dirname(link)), os.path.basename(link)) for link in links
+    )
+    return straight and all(_may_be_shown(place, home) for hop in hops for place in _around(hop))
 
 
 def linked_directories(program: Path, folders: Sequence[str], home: Path) -> tuple[str, ...]:

@@ -138,6 +138,16 @@ def test_a_program_without_its_interpreter_names_it(tmp_path: Path) -> None:
         shown(tmp_path, PATH="")
 
 
+def test_a_link_through_a_link_of_a_directory_would_be_broken_so_another_is_taken(tmp_path: Path) -> None:
+    npm(tmp_path / "one")
+    (tmp_path / "one/lib").rename(tmp_path / "elsewhere")
+    link(tmp_path / "one/lib", "../elsewhere")
+    npm(tmp_path / ".npm-global")
+    put(tmp_path / "bin/node", "\x7fELF")
+
+    assert shown(tmp_path, PATH=str(tmp_path / "one/bin"))[0] == ".npm-global/bin"
+
+
 def test_links_in_a_circle_are_no_program(tmp_path: Path) -> None:
     link(tmp_path / "bin/claude", "claude")
 

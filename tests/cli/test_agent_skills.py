@@ -93,6 +93,7 @@ async def test_gemini_announces_the_skill_and_loads_each_of_its_files_once(
 
     check_context(directory, asked, "gemini")
     assert asked[0].count(PROJECT) == 1
+    assert asked[0].index("You investigate one incident") < asked[0].index(PROJECT)  # the user's before the project's
     assert asked[0].count(ANNOUNCED) == 1
 
 

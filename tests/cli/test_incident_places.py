@@ -58,7 +58,7 @@ WRITABLE = {"/workspace", "/output", "/home/agent", "/tmp"}
 SYSTEM = re.compile(r"/(usr|bin|sbin|lib|lib32|lib64)|/etc/[\w.-]+|/run/channel")
 
 
-@pytest.mark.scenario("TRI-05")
+@pytest.mark.scenario("TRI-05", only="provider")
 @pytest.mark.parametrize("provider", ["local", "docker"])
 def test_a_command_sees_the_incident_the_output_and_nothing_else_of_this_host(
     project: Project, incident: Path, provider: str
