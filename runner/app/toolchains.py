@@ -36,10 +36,11 @@ def search_path(variables: Mapping[str, str]) -> list[str]:
     """The directories where a person's programs are looked for, by the variables of his environment: ``PATH`` first,
     then where npm, version managers and the agents' own installers put them."""
     home = Path(variables.get("HOME") or "/nonexistent")
-    named = [text for text in variables.get("PATH", "").split(":") if os.path.isabs(text)]
+    named = variables.get("PATH", "").split(":")
     prefixes = [f"{prefix}/bin" for prefix in _npm_prefixes(variables, home)]
     managed = [str(found) for pattern in _BINS for found in sorted(home.glob(pattern), key=_version, reverse=True)]
-    return list(dict.fromkeys((*named, *prefixes, *managed, *_SHARED_BINS, *PATH.split(":"))))
+    places = (*named, *prefixes, *managed, *_SHARED_BINS, *PATH.split(":"))
+    return [place for place in dict.fromkeys(places) if os.path.isabs(place)]
 
 
 def _npm_prefixes(variables: Mapping[str, str], home: Path) -> Iterator[str]:

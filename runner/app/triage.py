@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -459,8 +460,12 @@ def program_of(triage: Triage) -> Path | None:
 
 def install_hint(agent: str) -> str:
     """How an agent's program gets to where it is found."""
-    package = plugins.load(runner.agents, agent).agent.package
-    return f"npm install -g {package}, or --toolchain DIR, with the agent's CLI in DIR/bin"
+    found = plugins.load(runner.agents, agent).agent
+    name = found.package.rpartition("/")[2]
+    link = (
+        f" && ln -s {name} $(npm prefix -g)/bin/{found.program}" if name.startswith(f"{found.program}-binary") else ""
+    )
+    return f"npm install -g {found.package}{link}, or --toolchain DIR, with the agent's CLI in DIR/bin"
 
 
 def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
@@ -756,10 +761,16 @@ async def settle_place(triage: Triage, settings: Settings) -> Triage:
     """
     if not triage.placed and not await _docker_answers(settings):
         here = replace(triage, providers=("local",), image=None)
-        triage = here if os.geteuid() or _programs(here, settings) else triage
+        triage = here if os.geteuid() or _is_open(_toolchains(here, settings)) else triage
     if triage.providers[0] not in ON_THIS_HOST or triage.toolchains:
         return triage
     return replace(triage, toolchains=_toolchains(triage, settings))
+
+
+def _is_open(places: Sequence[str]) -> bool:
+    """Whether there are any, and the users of root's workspaces, who are nobody here, can enter them."""
+    folders = (folder for place in places for folder in (Path(place), *Path(place).parents))
+    return bool(places) and all(folder.stat().st_mode & stat.S_IXOTH for folder in folders)
 
 
 async def _docker_answers(settings: Settings) -> bool:
