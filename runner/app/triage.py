@@ -75,7 +75,8 @@ A refused command is a finding: say so, and go on without a way around it.
 Write the report to /output/{REPORT}, early as a draft and then better, with exactly these second-level headings:
 {", ".join(HEADINGS)}.
 None of these sections is empty: where there is nothing to say, write "None" and why.
-Each claim names the command or the file that shows it. Say what you did not check.
+Each claim names the command or the file that shows it, a file as `PATH:LINE`: lines and commands are checked.
+Say what you did not check.
 """
 PROMPT = "Find out what is wrong, why, and since when."
 FILES_ONLY = """\

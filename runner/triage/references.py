@@ -26,7 +26,13 @@ _WIDEST = 4_000  # characters of a line that are looked at
 _FENCE = re.compile(r"^ {0,3}(```|~~~)")
 _SPAN = re.compile(r"`([^`\n]{3,2000})`")
 _NOT_RUN = re.compile(r"not run|refused|denied|could not|never", re.IGNORECASE)
-_WORDS = re.compile(r"[^\s;|&()`'\"\\$]+")
+_WORDS = re.compile(r"[^\s;|&()`'\"\\$=]+")
+_HOLES = re.compile(r"\.\.\.|\u2026|<[^>]*>|\{[^}]*\}|\b[A-Z][A-Z_]+\b")  # what a report leaves open
+_KINDS = {
+    "po": "pod", "deploy": "deployment", "rs": "replicaset", "sts": "statefulset", "ds": "daemonset", "svc": "service",
+    "ev": "event", "no": "node", "ns": "namespace", "cm": "configmap", "ep": "endpoint", "ing": "ingress",
+    "pvc": "persistentvolumeclaim", "pv": "persistentvolume", "hpa": "horizontalpodautoscaler",
+}  # fmt: skip
 _CUT = re.compile(r"\.\.\.|\u2026")
 
 
@@ -130,8 +136,13 @@ def not_run(claims: Iterable[str], commands: Sequence[str], shown: str) -> list[
     to the agent at the start. With a command that runs others, such as a script or a loop, nobody knows."""
     if any(_runs_others(command) for command in commands):
         return []
-    ran = [{*_WORDS.findall(text)} for text in (*commands, *shown.split("\n"))]
-    return [claim for claim in claims if not any({*_WORDS.findall(_CUT.sub(" ", claim))} <= words for words in ran)]
+    ran = [_words(text) for text in (*commands, *shown.split("\n"))]
+    return [claim for claim in claims if not any(_words(_HOLES.sub(" ", claim)) <= words for words in ran)]
+
+
+def _words(command: str) -> set[str]:
+    """Its words, without those that only its shell obeys; the names that one kind of object has are one."""
+    return {_KINDS.get(word, word).removesuffix("s") for word in _WORDS.findall(command)}
 
 
 def _runs_others(command: str) -> bool:

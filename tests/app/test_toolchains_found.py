@@ -11,6 +11,7 @@ import pytest
 
 from runner.app.toolchains import find_program, linked_directories, search_path
 from runner.errors import UsageError
+from runner.ports.provider import Opening
 
 
 def put(path: Path, text: str = "#!/bin/sh\n") -> Path:
@@ -152,6 +153,12 @@ def test_links_in_a_circle_are_no_program(tmp_path: Path) -> None:
     link(tmp_path / "bin/claude", "claude")
 
     assert find_program("claude", search_path({"HOME": str(tmp_path), "PATH": ""}), tmp_path) is None
+
+
+def test_a_toolchain_that_is_a_directory_of_programs_is_on_the_path_itself() -> None:
+    opening = Opening(toolchains=("/a", "/b/bin", "/c/node_modules/.bin/"))
+
+    assert opening.environment["PATH"].startswith("/a/bin:/b/bin:/c/node_modules/.bin:/usr/local/bin")
 
 
 def test_what_every_workspace_has_needs_nothing(tmp_path: Path) -> None:

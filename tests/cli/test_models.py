@@ -49,6 +49,7 @@ CASES = Path(__file__).parents[1] / "cases" / "agents"
 STAND_IN = """\
 #!/bin/bash
 set -eu
+[[ "$1" != session ]] || exit 1  # its post-hook, which wants a transcript
 printf '%s\\n' "${0##*/}" "$@" >> "$RUNNER_OUTPUT/words"
 env | grep -v API_KEY > "$RUNNER_OUTPUT/env"
 env | sed -n 's/.*API_KEY=//p' | tr -d '\\n' | sha256sum > "$RUNNER_OUTPUT/key"

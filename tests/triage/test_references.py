@@ -81,11 +81,12 @@ def test_commands_of_a_cluster_are_claims_unless_they_are_said_not_to_have_run()
     ("commands", "shown", "missing"),
     [
         (["kubectl get pods -n payments | head; helm history checkout"], "$ kubectl get events -n payments", []),
+        (["kubectl get po -n=payments", "kubectl get ev -n payments", "helm history checkout --max 3"], "", []),
         (["kubectl get pods -n payments"], "", ["kubectl get events -n payments ...", "helm history checkout"]),
         (["/skills/x/scripts/incident_triage.sh"], "", []),
         (["for p in a b; do kubectl logs $p; done"], "", []),
     ],
-    ids=["in another order and at the start", "not at all", "a script that runs others", "a loop"],
+    ids=["in another order and at the start", "by short names", "not at all", "a script that runs others", "a loop"],
 )
 def test_a_claim_that_no_command_bears_out_is_told(commands: list[str], shown: str, missing: list[str]) -> None:
     assert not_run(claimed(LISTED), commands, shown) == missing

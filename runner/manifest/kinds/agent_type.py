@@ -211,7 +211,10 @@ class Workspace(Shape):
     setup_commands: list[Command] = Field(description="Commands that prepare the workspace, in order.")
     setup: Setup = Field(description="How setup commands are run.")
     protected_paths: list[Text] = Field(description="Paths of the repository that the agent cannot change or create.")
-    toolchains: list[AbsolutePath] = Field(description="Directories of this machine that are visible, read-only.")
+    toolchains: list[AbsolutePath] = Field(
+        description="Directories of this machine that are visible, read-only, with programs in a `bin`, or called so"
+        " themselves."
+    )
     warm_pool: WarmPool | None = Field(
         None, description="Workspaces that are kept running; left out, the server's default for its own providers."
     )

@@ -38,11 +38,11 @@ async def check_citations(path: str, run: Run) -> list[Check]:
     (report,) = evidence.texts(f"/output/{path}") or [None]
     if report is None:
         return []  # which has failed a check already
-    cited = references(report)
-    wrong = await trio.to_thread.run_sync(evidence.faults, cited)
     await _tell_claims(report, evidence, run)
+    cited = references(report)
     if not cited:
         return []
+    wrong = await trio.to_thread.run_sync(evidence.faults, cited)
     found = f"{len(cited)} hold"
     if wrong:
         found = f"{len(wrong)} of {len(cited)} are wrong: {'; '.join(wrong[:_NAMED])}"
