@@ -27,11 +27,15 @@ class Place(NamedTuple):
 
 
 class RunnerError(Exception):
-    """What a user can act on. ``message`` is one sentence without a full stop, values in backticks."""
+    """What a user can act on. ``message`` is one sentence without a full stop, values in backticks.
+
+    ``of_host``: this host lacks something that another may have, so that there is a plan all the same.
+    """
 
     code: ClassVar[str] = "bug.unclassified"
     exit_code: int = 70
     http_status: ClassVar[int] = 500
+    of_host: ClassVar[bool] = False
     severity: Literal["error", "warning"] = "error"
 
     def __init__(
@@ -337,6 +341,7 @@ class UnknownPlugin(InputError):
 
 class ProviderUnavailable(PlatformError):
     code = "provider.unavailable"
+    of_host = True
 
 
 class ProviderFailed(PlatformError):
@@ -350,6 +355,12 @@ class ProviderBusy(ProviderFailed):
 
 class ImageMissing(PlatformError):
     code = "provider.image-missing"
+    of_host = True
+
+
+class ToolchainMissing(InputError):
+    code = "provider.toolchain-missing"
+    of_host = True
 
 
 class BaseImageMissing(PlatformError):
@@ -558,6 +569,10 @@ class KeyInside(Advice):
 
 class NoWriter(Advice):
     code = "agent.no-writer"
+
+
+class CliMissing(PlatformError):
+    code = "agent.cli-missing"
 
 
 # --- models ----------------------------------------------------------------------------------------

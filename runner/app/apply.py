@@ -16,24 +16,20 @@ from pathlib import Path
 import trio
 
 from runner import events as ev
-from runner import plugins
 from runner.agents import command_of
 from runner.app.attach import follow
 from runner.app.basis import basis_of
-from runner.app.clusters import check_clusters
 from runner.app.facts import open_provider
 from runner.app.handover import warm
-from runner.app.models import check_models
 from runner.app.planning import Planned
 from runner.app.recorded import RECORD
+from runner.app.refusals import outside_of, refuse
 from runner.app.secret_values import redactor_of, values_of
 from runner.app.state import now_microseconds, open_state
 from runner.artifacts.account import account_of, write_comparisons
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.owner import is_held
 from runner.beneath import read_beneath
-from runner.egress.clusters import Clusters
-from runner.egress.gateway import ModelGateway, usable
 from runner.engine.execute import execute
 from runner.engine.run import Append, Control, Uncopied, carry_out, pass_over
 from runner.errors import Attached, HostRefused, RunExists, RunnerError, RunOver, StoreFailed, leaf
@@ -45,7 +41,6 @@ from runner.manifest.load import DEFAULTS
 from runner.model import Fence, Status
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan
-from runner.ports.agent import Agent
 from runner.ports.gateway import Gateway
 from runner.ports.provider import Probe
 from runner.ports.sink import Sink
@@ -110,11 +105,6 @@ def ports_of(
     settings: Settings, store: Store, gateway: Gateway | None = None, redactor: Redactor | None = None
 ) -> Ports:
     """What runs of a store reach the world through; the models by another ``gateway`` when one is given."""
-    import runner.agents
-
-    def agent(name: str) -> Agent:
-        found: Agent = plugins.load(runner.agents, name).agent
-        return found
 
     async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
         return await command_of(shipped("runners") / f"{name}.sh", env)
@@ -124,14 +114,10 @@ def ports_of(
 
     redact = redactor_of(settings) if redactor is None else redactor
     return Ports(
+        **vars(outside_of(settings, gateway, redact)),
         provider=lambda name: open_provider(name, settings),
         git=open_git(settings),
-        agent=agent,
         sub_runner=sub_runner,
-        gateway=gateway or ModelGateway(settings),
-        cluster=Clusters(settings, redact),
-        model_key=lambda api: usable(settings.model_keys[api.value]),
-        model_url=lambda api: settings.own_model_url(api.value),
         lease=store.lease,
         nonce=store.nonce,
         now=now_microseconds,
@@ -170,8 +156,7 @@ async def apply_all(
 ) -> list[RunRecord]:
     """``apply`` with a store and ports that are there already."""
     ports = replace(ports, seen=partial(_seen, planned))
-    check_models(planned.plan.runs, ports)
-    await check_clusters(planned.plan.runs, ports)
+    await refuse(planned, planned.plan.runs, settings, ports)
     values = await values_of(planned.secrets, planned.plan.runs, settings, ports.redact)
     await _record_projects(planned, store)
     plans = {plan.name: plan for plan in planned.plan.runs}

@@ -16,7 +16,7 @@ from runner.plan.model import RunPlan
 from runner.ports.cluster import ClusterGrant
 from runner.settings import Settings
 from runner.steps._cluster import grant_of
-from runner.steps._run import Ports
+from runner.steps._run import Outside
 from runner.steps.agent.plan import Body
 
 
@@ -53,7 +53,7 @@ def files_instead(triage: Triage, planned: Planned, error: RunnerError) -> tuple
     return instead, ClusterAway(message, hint="triage again when it answers, for what the files do not show")
 
 
-async def check_clusters(plans: Iterable[RunPlan], ports: Ports, *, reused: Iterable[str] = ()) -> None:
+async def check_clusters(plans: Iterable[RunPlan], ports: Outside, *, reused: Iterable[str] = ()) -> None:
     """Raises what is wrong with a cluster, or ``Rejected`` with several; steps that are ``reused`` ask none."""
     done = set(reused)
     bodies = [step.body for plan in plans for step in plan.steps if step.id not in done]

@@ -18,6 +18,7 @@ from runner.errors import (
     OverBudget,
     RunnerError,
     StalePlan,
+    ToolchainMissing,
     UnknownCommit,
     UnknownPlugin,
     nearest,
@@ -109,7 +110,7 @@ async def gather(
         with _noting(missing, f"{want.run}/image"):
             clis |= {} if offline else await _cli_version(want, settings, images.get(want.run), probes)
         if not offline and (gone := absent(want.toolchains)):
-            missing[f"{want.run}/toolchain"] = BadValue(
+            missing[f"{want.run}/toolchain"] = ToolchainMissing(
                 f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path"
             )
     files, incidents = beside.files, beside.incidents
@@ -221,8 +222,18 @@ async def _cli_version(
     for name in want.providers if image and program is None else ():
         provider = open_provider(name, settings)
         if isinstance(provider, Images) and name in probes and probes[name].available:
-            found = found or (await provider.labels(image or "")).get(f"{_LABEL}{agent.program}", "")
+            found = found or (await provider.labels(image or "")).get(cli_label(agent.program), "")
     return {want.run: CliVersion(found, pin_of(agent.package))} if found else {}
+
+
+def cli_label(program: str) -> str:
+    """The label that says an image's version of a CLI, of those that ``runner image build`` makes."""
+    return f"{_LABEL}{program}"
+
+
+def first_available(providers: Sequence[str], facts: Facts) -> str | None:
+    """Which of a chain will be the first to be asked."""
+    return next((name for name in providers if name in facts.probes and facts.probes[name].available), None)
 
 
 def absent(directories: Sequence[str]) -> list[str]:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from runner.errors import InputError, Rejected
 from runner.plan.model import RunPlan, Step
 from runner.ports.agent import ModelAgent
-from runner.steps._run import Ports
+from runner.steps._run import Outside
 from runner.steps.agent.model import check
 from runner.steps.agent.plan import Body
 
 
-def check_models(plans: Iterable[RunPlan], ports: Ports, *, reused: Iterable[str] = ()) -> None:
+def check_models(plans: Iterable[RunPlan], ports: Outside, *, reused: Iterable[str] = ()) -> None:
     """Raises ``Rejected`` with all that is missing, each once; steps that are ``reused`` ask no model."""
     done = set(reused)
     steps = [step for plan in plans for step in plan.steps if step.id not in done]
@@ -21,7 +21,7 @@ def check_models(plans: Iterable[RunPlan], ports: Ports, *, reused: Iterable[str
         raise Rejected(findings.values())
 
 
-def _missing(steps: Iterable[Step], ports: Ports) -> Iterator[InputError]:
+def _missing(steps: Iterable[Step], ports: Outside) -> Iterator[InputError]:
     for step in steps:
         if not isinstance(step.body, Body) or step.body.model is None:
             continue

@@ -45,7 +45,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan with what it was made from, ``documents`` by kind and name; ``warnings`` stop nothing.
+    """A plan with what it was made from, ``documents`` by kind and name; ``warnings`` stop nothing, and ``missing`` is
+    what this host lacks of what it rests on.
 
     ``checkouts`` are what the runs ask for, before it is known which commits that means; ``secrets`` where theirs are.
     ``probed`` is when the providers were looked at for this plan, by the monotonic clock.
@@ -61,12 +62,23 @@ class Planned:
     checkouts: Mapping[str, Checkout] = field(default_factory=dict)
     secrets: Mapping[str, Sequence[SecretSpec]] = field(default_factory=dict)
     probed: float = -math.inf
+    missing: tuple[RunnerError, ...] = ()
 
 
 async def make_plan(
     path: Path, settings: Settings, request: Request | None = None, *, pinned: Facts | None = None
 ) -> Planned:
     """Plan the runs of a manifest file or folder. Raises ``Rejected`` with every finding."""
+    planned = await draft_plan(path, settings, request, pinned=pinned)
+    if planned.missing:
+        raise Rejected((*planned.missing, *planned.warnings))
+    return planned
+
+
+async def draft_plan(
+    path: Path, settings: Settings, request: Request | None = None, *, pinned: Facts | None = None
+) -> Planned:
+    """``make_plan``, but what this host lacks is only noted: such a plan can be looked at, and not be carried out."""
     request = request or Request()
     documents, findings = load(path)
     _reject(findings)
@@ -106,7 +118,10 @@ async def make_plan(
     inputs = {"documents": documented, "settings": deciding, "facts": facts.pinned()}
     checkouts = {want.run: want.checkout for want in wants if want.checkout is not None}
     given = {spec.name: spec.secrets for spec in specs if spec.secrets}
-    return Planned(plan, facts, path, tuple(distinct(findings)), request, written, inputs, checkouts, given, probed)
+    warnings, missing = ([f for f in distinct(findings) if (f.severity == "error") is wrong] for wrong in (False, True))
+    return Planned(
+        plan, facts, path, tuple(warnings), request, written, inputs, checkouts, given, probed, tuple(missing)
+    )
 
 
 def _with_task(document: Document, task: Mapping[str, object]) -> Document:
@@ -125,7 +140,8 @@ def _given(spec: RunSpec, seconds: float) -> RunSpec:
 
 
 def _reject(findings: Sequence[RunnerError]) -> None:
-    if any(f.severity == "error" for f in findings):
+    """Raises ``Rejected`` with all of them when one is an error that the manifests are to blame for."""
+    if any(f.severity == "error" and not f.of_host for f in findings):
         raise Rejected(distinct(findings))
 
 

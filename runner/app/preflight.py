@@ -17,6 +17,7 @@ from runner import plugins
 from runner.agents._version import pin_of, version_of
 from runner.app.clusters import foreign_places
 from runner.app.facts import open_provider
+from runner.app.refusals import outside_of, refusals
 from runner.app.triage import IMAGE, NOWHERE, Triage, install_hint, manifest_of, plan_triage, program_of
 from runner.egress.clusters import Clusters
 from runner.egress.gateway import usable
@@ -88,7 +89,9 @@ async def _plan(triage: Triage, settings: Settings) -> list[Checked]:
         manifest = Path(folder) / "triage.runner.yaml"
         manifest.write_text(manifest_of(replace(triage, about=None)), encoding="utf-8")
         try:
-            findings = (await plan_triage(triage, manifest, settings)).warnings
+            planned = await plan_triage(triage, manifest, settings)
+            missing = await refusals(planned, planned.plan.runs, settings, outside_of(settings))
+            findings = (*planned.warnings, *missing)
         except Rejected as error:
             findings = tuple(one for one in error.findings if not isinstance(one, (ImageMissing, ProviderUnavailable)))
     return [Checked("plan", None if one.severity == "warning" else False, one.message, one.hint) for one in findings]

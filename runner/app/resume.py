@@ -19,11 +19,10 @@ import trio
 from runner.app.apply import appending, plainly, ports_of, watch_signals
 from runner.app.attempt import attempt_of
 from runner.app.basis import ANEW, Basis, basis_of, keys_of, made_anew, read_basis
-from runner.app.clusters import check_clusters
 from runner.app.facts import still
 from runner.app.history import Past, find_run
-from runner.app.models import check_models
 from runner.app.planning import Planned, make_plan
+from runner.app.refusals import refuse
 from runner.app.secret_values import values_of
 from runner.app.state import open_state
 from runner.artifacts.layout import RunFiles
@@ -91,8 +90,7 @@ async def resume_run(
     """``resume`` with a store and ports that are there already."""
     async with _holding(resuming.resumption.kept):
         plan, digest = resuming.plan, resuming.planned.plan.digest
-        check_models([plan], ports, reused=resuming.resumption.reused)
-        await check_clusters([plan], ports, reused=resuming.resumption.reused)
+        await refuse(resuming.planned, [plan], settings, ports, reused=resuming.resumption.reused)
         control = Control(plan.stop_budget_seconds)
         places = Places(settings.home, run_id(secrets.token_bytes(8)))
         reused = resuming.resumption.reused

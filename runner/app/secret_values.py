@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import stat
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
@@ -74,17 +75,51 @@ async def values_of(
     return values
 
 
+def look_for(
+    specs: Mapping[str, Sequence[SecretSpec]], plans: Iterable[RunPlan], settings: Settings, *, done: Collection[str]
+) -> None:
+    """Raises ``Rejected`` with every secret that is known to be missing; no command is started to find out."""
+    findings: dict[object, RunnerError] = {}
+    for plan in plans:
+        names = {given.name for step in plan.steps if step.id not in done for given in step.secrets}
+        for spec in specs.get(plan.name, ()):
+            try:
+                if spec.name in names:
+                    _look(spec, settings)
+            except RunnerError as error:
+                findings[spec.at] = type(error)(error.message, at=spec.at, hint=error.hint)
+    if findings:
+        raise Rejected(findings.values())
+
+
+def _look(spec: SecretSpec, settings: Settings) -> None:
+    match spec.source:
+        case FromCommand((program, *_)):
+            pass
+        case FromKeyring():
+            program = "keyring"
+        case FromEnv() | FromFile() as source:
+            _check(spec, _own(spec, source, settings))
+            return
+    if shutil.which(program, path=settings.variables.get("PATH")) is None:
+        raise SecretMissing(f"secret `{spec.name}` is missing: there is no `{program}` on this host")
+
+
 async def _value(spec: SecretSpec, settings: Settings, redactor: Redactor) -> Secret:
     async with _stoppable():
         value = await _read(spec, settings)
+    _check(spec, value)
+    redactor.register(spec.name, value)
+    return Secret(spec.name, value)
+
+
+def _check(spec: SecretSpec, value: bytes) -> None:
     if len(value) > MOST:
         raise SecretMissing(f"secret `{spec.name}` has more than {MOST >> 10} KiB")
     if not value.strip():
         raise SecretMissing(f"secret `{spec.name}` is empty in {_words(spec)}")
     if not spec.as_file and b"\0" in value:
         raise UnfitSecret(f"secret `{spec.name}` holds a NUL, which no variable can", hint="write as: file")
-    redactor.register(spec.name, value)
-    return Secret(spec.name, value)
 
 
 @asynccontextmanager
@@ -105,17 +140,22 @@ async def _stoppable() -> AsyncIterator[None]:
 
 async def _read(spec: SecretSpec, settings: Settings) -> bytes:
     match spec.source:
-        case FromEnv(variable):
-            if variable not in settings.variables:
-                raise SecretMissing(f"secret `{spec.name}` is missing: {_words(spec)} is not set")
-            return os.fsencode(settings.variables[variable])
-        case FromFile(path):
-            home = settings.variables.get("HOME", "/")
-            return _file(spec, os.path.join(home, path[2:]) if path.startswith("~/") else path)
+        case FromEnv() | FromFile() as source:
+            return _own(spec, source, settings)
         case FromCommand(argv):
             return await _printed(spec, argv, settings)
         case FromKeyring(service, user):
             return await _printed(spec, ("keyring", "get", service, user), settings)
+
+
+def _own(spec: SecretSpec, source: FromEnv | FromFile, settings: Settings) -> bytes:
+    """What can be had without a command."""
+    if isinstance(source, FromFile):
+        home, path = settings.variables.get("HOME", "/"), source.path
+        return _file(spec, os.path.join(home, path[2:]) if path.startswith("~/") else path)
+    if source.variable not in settings.variables:
+        raise SecretMissing(f"secret `{spec.name}` is missing: {_words(spec)} is not set")
+    return os.fsencode(settings.variables[source.variable])
 
 
 def _file(spec: SecretSpec, path: str) -> bytes:

@@ -12,6 +12,7 @@ import runner.steps
 from runner import plugins
 from runner.errors import IsolationTooWeak, NotEnforced, ProviderUnavailable, RunnerError, Unenforceable
 from runner.manifest.text import collector_paused
+from runner.model import Feature
 from runner.plan.graph import Graph
 from runner.plan.model import FORMAT, Given, Plan, PlannedCluster, RunPlan, Step, digest
 from runner.ports.provider import Probe
@@ -218,6 +219,9 @@ def _run_plan(draft: Draft) -> RunPlan:
         base_image=spec.base_image,
         image=draft.facts.images.get(spec.name),
         cluster=_cluster(spec),
+        host_network=tuple(
+            name for name, probe in _chain(draft) if probe.available and not probe.enforces(Feature.NETWORK_NONE)
+        ),
     )
 
 

@@ -14,7 +14,9 @@ from typing import Any, Literal
 Sign = Literal["+", "-", "~"]
 Plain = Mapping[str, Any]  # a JSON object of a plan document
 
-_DERIVED = frozenset({"origin", "origins", "name", "id", "steps", "what", "critical_path", "worst_seconds"})
+_DERIVED = frozenset(
+    {"origin", "origins", "name", "id", "steps", "what", "critical_path", "worst_seconds", "host_network"}
+)
 
 
 @dataclass(frozen=True)

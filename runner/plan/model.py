@@ -84,7 +84,8 @@ class RunPlan:
     ``values`` is what templates may name besides ``run``. ``needs`` are names of runs that come first,
     ``group`` is shared by the members of a matrix, of which ``max_parallel`` run at once; ``outputs`` maps
     names to files in the run's output directory. ``origins`` maps features, ``policy NAME`` and ``timeouts.STEP``
-    to the manifest lines that decided them. ``image`` is the id of what ``base_image`` means."""
+    to the manifest lines that decided them. ``image`` is the id of what ``base_image`` means.
+    ``host_network`` are those of the providers that leave commands the network of this host."""
 
     name: str
     group: str
@@ -106,6 +107,7 @@ class RunPlan:
     base_image: str | None = None
     image: str | None = None
     cluster: PlannedCluster | None = None
+    host_network: tuple[str, ...] = ()
 
     def phase(self, phase: str) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.phase == phase)

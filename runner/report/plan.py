@@ -38,19 +38,26 @@ class _Row:
     origin: str = ""
 
 
-def render_plan(plan: Plan, *, width: int = 120, compared: Sequence[Compared] = ()) -> str:
-    """All runs of a plan, what differs, and a closing line with counts; ends without a line break."""
+def render_plan(plan: Plan, *, width: int = 120, compared: Sequence[Compared] = (), missing: int = 0) -> str:
+    """All runs of a plan, what differs, and a closing line with counts; ends without a line break.
+
+    ``missing`` is how many things this host lacks.
+    """
     blocks = ["\n".join(_run(run, plan, width)) for run in plan.runs]
     if changed := [line for one in compared if one.since for line in _changes(one)]:
         blocks.append("\n".join(changed))
-    return "\n\n".join([*blocks, _closing(plan)])
+    return "\n\n".join([*blocks, _closing(plan, missing)])
 
 
-def render_summary(plan: Plan, *, compared: Sequence[Compared] = ()) -> str:
+def render_summary(plan: Plan, *, compared: Sequence[Compared] = (), missing: int = 0) -> str:
     """One line a run, the number of changes, and the closing line."""
-    lines = [_safe(f"{_title(run, plan)}   {', then '.join(run.providers)}") for run in plan.runs]
+    lines = [_safe(f"{_title(run, plan)}   {_place(run)}") for run in plan.runs]
     lines += (f"{len(one.changes)} change{_s(one.changes)} since {one.since}" for one in compared if one.since)
-    return "\n".join([*lines, _closing(plan)])
+    return "\n".join([*lines, _closing(plan, missing)])
+
+
+def _place(run: RunPlan) -> str:
+    return next((step.what for step in run.steps if step.kind == "provision"), ", then ".join(run.providers))
 
 
 def _title(run: RunPlan, plan: Plan) -> str:
@@ -79,7 +86,7 @@ def _run(run: RunPlan, plan: Plan, width: int) -> Iterator[str]:
 
 def _rows(step: Step, run: RunPlan) -> Iterator[_Row]:
     """A step, then what else holds for it, each with the line that decided it."""
-    yield _Row(step.id, step.what, duration(step.deadline_seconds), step.network, step.origin)
+    yield _Row(step.id, step.what, duration(step.deadline_seconds), _network(step, run), step.origin)
     if step.kind == "provision":
         yield from (_Row("", part, origin=origin) for origin, part in _limits(run))
     if step.kind == "agent":
@@ -111,12 +118,20 @@ def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:
         "pids": Limits(pids=value.pids),
     }
     parts = [(run.origins.get(key, BUILT_IN), limits(one)) for key, one in single.items() if one != Limits()]
-    network = ", ".join(sorted({step.network for step in run.steps}))
+    network = ", ".join(sorted({_network(step, run) for step in run.steps}))
     if run.base_image is not None:
         pinned = f" at {run.image}" if run.image else ""
         parts.append((run.origins.get("base image", BUILT_IN), f"image {run.base_image}{pinned}"))
     parts.append((run.origins.get("network none", BUILT_IN), f"network {network}"))
     return _together(parts)
+
+
+def _network(step: Step, run: RunPlan) -> str:
+    """The network that commands of a step have, and where nothing keeps them from more."""
+    if not run.host_network or not step.mounts or step.network == "host":
+        return step.network
+    by = "" if len(run.host_network) == len(run.providers) else f" by {', '.join(run.host_network)}"
+    return f"{step.network} (not enforced{by})"
 
 
 def _cluster(cluster: PlannedCluster) -> str:
@@ -187,12 +202,13 @@ def _value(value: object) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _closing(plan: Plan) -> str:
+def _closing(plan: Plan, missing: int) -> str:
     steps = sum(len(run.steps) for run in plan.runs)
     notes = sum(len(run.notes) for run in plan.runs)
     path, seconds = plan.worst_case()
     longest = f" ({_safe(' > '.join(path))})" if len(path) > 1 else ""
     closing = f"{len(plan.runs)} run{_s(plan.runs)}, {steps} steps, {notes} warning{'s' * (notes != 1)}, "
+    closing += f"{missing} error{'s' * (missing != 1)}, " if missing else ""
     closing += f"over after {duration(seconds)} at the latest{longest}. Nothing started."
     if plan.open:
         closing += "\nOpen: made offline, providers not probed, commits not pinned; it can not be applied."

@@ -89,7 +89,18 @@ def never(provider: str) -> None:
 
 
 @dataclass(frozen=True)
-class Ports:
+class Outside:
+    """What of the world a run needs, and can be looked at before there is any."""
+
+    agent: Callable[[str], Agent]
+    gateway: Gateway
+    cluster: ClusterGateway
+    model_key: Callable[[Api], str]  # for an agent that is to have it; raises ``KeyMissing``
+    model_url: Callable[[Api], str | None]  # where it goes with it, ``None`` for the provider; raises ``UsageError``
+
+
+@dataclass(frozen=True)
+class Ports(Outside):
     """What a run reaches the world through; made by the composition root.
 
     ``warm`` is asked for a workspace that is kept warm: it may say why there is none, or that nobody keeps any.
@@ -99,12 +110,7 @@ class Ports:
 
     provider: Callable[[str], Provider]
     git: Git
-    agent: Callable[[str], Agent]
     sub_runner: Callable[[str, Mapping[str, str]], Awaitable[list[str]]]
-    gateway: Gateway
-    cluster: ClusterGateway
-    model_key: Callable[[Api], str]  # for an agent that is to have it; raises ``KeyMissing``
-    model_url: Callable[[Api], str | None]  # where it goes with it, ``None`` for the provider; raises ``UsageError``
     lease: Callable[[str], Awaitable[Lease]]  # of a workspace, by the store
     nonce: str
     now: Callable[[], int]  # microseconds since the epoch

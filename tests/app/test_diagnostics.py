@@ -100,6 +100,7 @@ BY_HOST = {  # what only a look outside can show
     "policy.untrusted",
 }
 ELSEWHERE = {
+    "agent.cli-missing": "what a host or an image has",
     "agent.sub-runner": "what a sub-runner prints",
     "cli.": "what a command line says",
     "cluster.": "what a cluster answers",

@@ -326,6 +326,19 @@ async def test_a_cli_that_is_not_there_is_named(project: Project, tools: Path) -
     (tools / "bin" / "gemini").unlink()
     write(project, tools, "agent: gemini")
 
+    with pytest.raises(Rejected) as refused:
+        await applied(project)
+
+    (finding,) = refused.value.findings
+    assert (finding.code, refused.value.exit_code) == ("agent.cli-missing", 4)
+    assert finding.message.startswith(f"`gemini` is not on this host: there is none in `{tools}/bin`")
+    assert "`workspace.toolchains`" in str(finding.hint)
+    assert not (project.home / "state" / "runs").exists()
+
+
+async def test_a_cli_that_goes_while_it_is_set_up_is_named(project: Project, tools: Path) -> None:
+    write(project, tools, "agent: gemini\nenv: {PATH: /nowhere}")
+
     record = await applied(project)
 
     assert record.exit_code == 1

@@ -38,7 +38,7 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
     import trio
 
     from runner.app.apply import apply
-    from runner.app.planning import Request, make_plan
+    from runner.app.planning import Request, draft_plan
     from runner.app.quickstart import refuse_installed
     from runner.app.saved import make_saved_plan
     from runner.app.secret_values import redactor_of
@@ -63,7 +63,7 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
             refuse_installed(planned.path)
         else:
             refuse_installed(path)
-            planned = await make_plan(path, settings, request)
+            planned = await draft_plan(path, settings, request)
         reports.findings(planned.warnings)
         reports.order = tuple(run.name for run in planned.plan.runs)
         with open_console(out, args.output) as sink:

@@ -15,6 +15,8 @@ from runner.cli.requests import WHERE, add_request_arguments, manifests_of, requ
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from runner.app.planning import Planned
+    from runner.errors import RunnerError
     from runner.plan.model import Plan
     from runner.report.plan import Compared
 
@@ -37,9 +39,9 @@ def main(args: Namespace, out: Output) -> int:
     import trio
 
     from runner.app.comparing import compare
-    from runner.app.planning import make_plan
-    from runner.app.saved import save
-    from runner.errors import UsageError
+    from runner.app.planning import draft_plan
+    from runner.app.refusals import outside_of, refusals
+    from runner.errors import Rejected, UsageError
     from runner.manifest import STDIN
     from runner.settings import current
 
@@ -52,31 +54,50 @@ def main(args: Namespace, out: Output) -> int:
     if path == STDIN and args.save is not None:
         raise UsageError("a saved plan reads its manifests again, and these are standard input", hint="name a file")
     request = request_of(args, settings, offline=args.offline)
-    planned = trio.run(partial(make_plan, path, settings, request))
+    planned = trio.run(partial(draft_plan, path, settings, request))
     compared: Sequence[Compared] = ()
     if args.against or args.exit_code or args.output == "text":
         compared = trio.run(compare, planned, settings, args.against)
+    missing: Sequence[RunnerError] = ()
+    if not args.offline:
+        missing = trio.run(refusals, planned, planned.plan.runs, settings, outside_of(settings))
     out.findings(planned.warnings)
-    _show(planned.plan, compared, args, out)
+    _show(planned.plan, compared, missing, args, out)
     if args.save is not None:
-        save(planned, args.save)
+        said = _save(planned, args.save)
         if args.output == "text":
-            out.line("Saved." if planned.plan.open else f"Saved. Run it with: runner apply {quote(str(args.save))}")
+            out.line(said)
+    if missing:
+        raise Rejected(missing)
     return DIFFERS if args.exit_code and any(one.changes for one in compared) else 0
 
 
-def _show(plan: Plan, compared: Sequence[Compared], args: Namespace, out: Output) -> None:
+def _save(planned: Planned, to: Path) -> str:
+    """Save a plan, and say so. What keys and programs it needs may be where it is carried out; what it pins is here."""
+    from runner.app.saved import save
+
+    if planned.missing:
+        return "Not saved: what it would pin is not here."
+    save(planned, to)
+    return "Saved." if planned.plan.open else f"Saved. Run it with: runner apply {quote(str(to))}"
+
+
+def _show(
+    plan: Plan, compared: Sequence[Compared], missing: Sequence[RunnerError], args: Namespace, out: Output
+) -> None:
+    from runner.report.diagnostics import as_json
     from runner.report.plan import render_plan, render_summary
     from runner.report.plan_graph import render_dot, render_mermaid
 
     match args.output:
         case "json":
-            out.json(plan.document())
+            out.json({**plan.document(), "missing": [as_json(one) for one in missing]})
         case "mermaid":
             out.line(render_mermaid(plan))
         case "dot":
             out.line(render_dot(plan))
         case _ if args.summary:
-            out.line(render_summary(plan, compared=compared))
+            out.line(render_summary(plan, compared=compared, missing=len(missing)))
         case _:
-            out.line(render_plan(plan, width=get_terminal_size((120, 24)).columns, compared=compared))
+            width = get_terminal_size((120, 24)).columns
+            out.line(render_plan(plan, width=width, compared=compared, missing=len(missing)))

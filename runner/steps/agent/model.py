@@ -21,7 +21,7 @@ from runner.ports.gateway import Exchange, Grant, Session
 from runner.ports.provider import Workspace
 from runner.spec.model import ModelSpec
 from runner.steps._exec import emit_all
-from runner.steps._run import Ports, Run
+from runner.steps._run import Outside, Run
 
 STANDS_FOR_KEY = "kept-by-the-gateway"  # a CLI without any key does not start
 MODEL_BUSY, MODEL_SILENT = "gateway.model-busy", "gateway.model-silent"
@@ -33,7 +33,7 @@ def grant_of(agent: ModelAgent, model: ModelSpec) -> Grant:
     return Grant(agent.api, (model.name,), model.budget)
 
 
-def check(agent: ModelAgent, model: ModelSpec, ports: Ports) -> None:
+def check(agent: ModelAgent, model: ModelSpec, ports: Outside) -> None:
     """Raises ``KeyMissing``, ``Unpriced`` and ``UsageError`` when the agent could not use its model."""
     if _has_key(model, ports):
         ports.model_key(agent.api)
@@ -42,7 +42,7 @@ def check(agent: ModelAgent, model: ModelSpec, ports: Ports) -> None:
         ports.gateway.check(grant_of(agent, model))
 
 
-def _has_key(model: ModelSpec, ports: Ports) -> bool:
+def _has_key(model: ModelSpec, ports: Outside) -> bool:
     """In a rehearsal nobody gets a key."""
     return model.key_inside and ports.gateway.rehearsal is None
 

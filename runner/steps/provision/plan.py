@@ -54,7 +54,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="provision",
         kind="provision",
-        what=f"{', then '.join(spec.providers)}{_place(spec, facts)}{_warm(spec)}",
+        what=f"{_chain(spec, facts)}{_place(spec, facts)}{_warm(spec)}",
         phase="work",
         needs=needs,
         deadline_seconds=spec.timeouts["provision"],
@@ -78,6 +78,15 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             tuple((one.code, one.message) for one in incident_advice(spec.name, facts)),
         ),
     )
+
+
+def _chain(spec: RunSpec, facts: Facts) -> str:
+    """The providers that will be asked, in turn, and why not those that are not there."""
+    there = [name for name in spec.providers if facts.open or facts.probes[name].available]
+    gone = [f"{name} is not available: {facts.probes[name].reason}" for name in spec.providers if name not in there]
+    if not there:  # no plan to be carried out here
+        return ", then ".join(spec.providers)
+    return ", then ".join(there) + (f" ({'; '.join(gone)})" if gone else "")
 
 
 def _warm(spec: RunSpec) -> str:

@@ -1,0 +1,150 @@
+"""``runner plan`` says all that ``runner apply`` would refuse here, behind the plan, and ends as that would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.situations import Done, Project, document
+
+WORKER = """
+agent: {agent}
+{more}
+workspace:
+  enabled: true
+  providers: [{providers}]
+  repo_source: {{type: none}}
+  {workspace}
+"""
+
+
+def write(
+    project: Project, *, agent: str = "claude", more: str = "", providers: str = "local", workspace: str = ""
+) -> None:
+    spec = WORKER.format(agent=agent, more=more, providers=providers, workspace=workspace)
+    project.write(document("AgentType", "worker", spec), document("IncidentRun", "work", "agent_type: worker"))
+    project.env["COLUMNS"] = "300"
+
+
+def errors(done: Done) -> list[str]:
+    return sorted(line.partition("]")[0] for line in done.err.splitlines() if line.startswith("error["))
+
+
+@pytest.mark.scenario("BEY-02")
+def test_a_plan_is_shown_whole_and_then_all_that_apply_would_refuse(project: Project) -> None:
+    secrets = [
+        {"name": "UNSET", "from": {"env": "NOBODY_SETS_IT"}, "steps": ["setup"]},
+        {"name": "GONE", "from": {"file": "/opt/no-such-secret"}, "steps": ["setup"]},
+        {"name": "PRINTED", "from": {"command": ["no-such-vault", "read"]}, "steps": ["setup"]},
+    ]
+    workspace = "setup_commands: ['true']\n  toolchains: [/opt/no-such-tools]"
+    write(project, more=f"secrets: {json.dumps(secrets)}", workspace=workspace)
+
+    planned = project.runner("plan", str(project.folder))
+    applied = project.runner("apply", str(project.folder))
+
+    assert "  agent" in planned.out
+    assert "claude sonnet" in planned.out
+    assert "0 warnings, 6 errors, " in planned.out.splitlines()[-1]
+    assert errors(planned) == [
+        "error[agent.cli-missing",
+        "error[gateway.key-missing",
+        "error[provider.toolchain-missing",
+        *["error[secret.missing"] * 3,
+    ]
+    assert planned.err.count("= hint: ") >= 3
+    assert (planned.code, errors(planned)) == (applied.code, errors(applied))
+    assert not (project.home / "state" / "runs").exists()
+
+
+def test_a_command_that_prints_a_secret_is_not_started_by_a_plan(project: Project) -> None:
+    printed = {"name": "TOKEN", "from": {"command": ["touch", f"{project.home}/started"]}, "steps": ["setup"]}
+    write(project, agent="script", more=f"script: {{files: []}}\nsecrets: [{json.dumps(printed)}]",
+          workspace="setup_commands: ['true']")  # fmt: skip
+
+    assert project.runner("plan", str(project.folder)).code == 0
+    assert not (project.home / "started").exists()
+
+
+def test_json_has_what_is_missing_and_stays_one_value(project: Project) -> None:
+    write(project)
+
+    done = project.runner("plan", str(project.folder), "--output", "json")
+
+    document = json.loads(done.out)
+    assert sorted(one["code"] for one in document["missing"]) == ["agent.cli-missing", "gateway.key-missing"]
+    assert [run["name"] for run in document["runs"]] == ["work"]
+    assert done.code == 2
+
+
+def test_the_first_provider_that_is_there_is_named_with_why_the_others_are_not(project: Project) -> None:
+    project.env["DOCKER_HOST"] = "unix:///opt/no-such.sock"
+    write(project, agent="script", more="script: {files: []}", providers="docker, local, process")
+
+    planned = project.runner("plan", str(project.folder))
+
+    assert planned.code == 0, planned.err
+    (row,) = (line for line in planned.out.splitlines() if line.startswith("  provision"))
+    assert "local, then process (docker is not available: " in row
+    assert "local, then process (docker" in project.runner("plan", str(project.folder), "--summary").out
+    (agent,) = (line for line in planned.out.splitlines() if line.startswith("  agent"))
+    assert "none (not enforced by process)" in agent
+
+
+def test_the_network_of_a_provider_that_leaves_the_hosts_is_not_called_none(project: Project) -> None:
+    write(project, agent="script", more="script: {files: []}", providers="process")
+
+    rows = project.runner("plan", str(project.folder)).out.splitlines()
+
+    (agent,) = (row for row in rows if row.startswith("  agent"))
+    assert "none (not enforced)" in agent
+    assert any("network none, none (not enforced)" in row for row in rows)
+    (lease,) = (row for row in rows if row.startswith("  lease"))
+    assert "not enforced" not in lease  # it runs no command
+
+
+def test_without_any_provider_there_is_a_plan_to_look_at_and_none_to_save(project: Project) -> None:
+    project.env["DOCKER_HOST"] = "unix:///opt/no-such.sock"
+    write(project, agent="script", more="script: {files: []}", providers="docker",
+          workspace="base_image: python:3")  # fmt: skip
+    saved = project.folder / "plan.json"
+
+    done = project.runner("plan", str(project.folder), "--save", str(saved))
+
+    assert (done.code, errors(done)) == (4, ["error[provider.unavailable"])
+    assert "  agent" in done.out
+    assert "Not saved: " in done.out
+    assert not saved.exists()
+
+
+def test_a_plan_is_saved_where_only_keys_and_programs_are_missing(project: Project) -> None:
+    """Another host may have them, such as the runner of a CI."""
+    write(project)
+    saved = project.folder / "plan.json"
+
+    done = project.runner("plan", str(project.folder), "--save", str(saved))
+
+    assert (done.code, saved.exists()) == (2, True)
+    again = project.runner("apply", str(saved))
+    assert (again.code, errors(again)) == (2, ["error[agent.cli-missing", "error[gateway.key-missing"])
+
+
+async def test_with_everything_at_hand_nothing_is_missing(project: Project, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    (tools / "bin").mkdir(parents=True)
+    (tools / "bin" / "claude").touch(mode=0o755)
+    write(project, workspace=f"toolchains: [{tools}]")
+    project.env["ANTHROPIC_API_KEY"] = "sk-ant-0123456789"
+
+    done = project.runner("plan", str(project.folder))
+
+    assert (done.code, errors(done)) == (0, [])
+    assert "errors" not in done.out
+
+
+def test_an_offline_plan_looks_for_nothing(project: Project) -> None:
+    write(project)
+
+    assert project.runner("plan", str(project.folder), "--offline").code == 0
