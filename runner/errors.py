@@ -285,6 +285,10 @@ class OpenPlan(InputError):
     code = "plan.open"
 
 
+class OverCost(InputError):
+    code = "plan.over-cost"
+
+
 class BadPlanFile(InputError):
     code = "plan.unreadable"
 

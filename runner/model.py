@@ -241,11 +241,15 @@ def failed(reason: Reason, message: str, *, details: tuple[str, ...] = ()) -> Ou
 
 @dataclass(frozen=True)
 class Budget:
-    """Ceilings of what one agent may use of models; ``None`` is none. ``turns`` counts requests that were answered."""
+    """Ceilings of what one agent may use of models; ``None`` is none. ``turns`` counts requests that were answered.
+
+    The last answer may go beyond tokens and dollars; beyond dollars that are ``strict`` none can.
+    """
 
     tokens: int | None = None
     cost_usd: float | None = None
     turns: int | None = None
+    strict: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -38,13 +38,18 @@ def basis_of(planned: Planned, plan: RunPlan, outputs: Mapping[str, object]) -> 
     facts = planned.facts
     return {
         "manifests": str(planned.path.resolve()),
-        "request": plain(planned.request),
+        "request": plain(_of_one(planned.request, plan)),
         "checkout": plain(planned.checkouts.get(plan.name)),
         "commit": plain(facts.commits.get(plan.name)),
         "probes": {name: plain(facts.probes[name]) for name in plan.providers},
         "outputs": plain(outputs),
         "keys": plain(keys_of(plan, facts, outputs)),
     }
+
+
+def _of_one(request: Request, plan: RunPlan) -> Request:
+    """What was asked of one run of a plan: of a ceiling for all, its share."""
+    return request if request.max_cost is None else replace(request, max_cost=None, run_cost=plan.cost_usd)
 
 
 def read_basis(directory: Path, record: RunRecord) -> Basis:

@@ -20,6 +20,7 @@ from runner.manifest.load import DEFAULTS, Document, defaults, load
 from runner.model import Checkout
 from runner.plan.model import Plan
 from runner.settings import Settings
+from runner.spec.cost import bounded, share_out
 from runner.spec.model import Facts, RunSpec, SecretSpec
 from runner.spec.resolve import dropped_defaults, outputs_of, resolve, untrusted_faults, wanted
 from runner.spec.select import Selected, select
@@ -30,7 +31,8 @@ from runner.spec.select import only as only_run
 class Request:
     """What is asked for beside the manifests: one run, fields of the task, no look outside, manifests of a fork.
 
-    ``seconds`` is what each run and its agent have instead of their own limits. ``output_dir`` and ``output_file`` say
+    ``seconds`` is what each run and its agent have instead of their own limits. ``max_cost`` is what all runs may cost
+    together in dollars, ``run_cost`` what each may. ``output_dir`` and ``output_file`` say
     where what a triage leaves is copied besides, and the name of its log there; see ``app.handout``.
     """
 
@@ -41,6 +43,8 @@ class Request:
     seconds: float | None = None
     output_dir: str | None = None
     output_file: str | None = None
+    max_cost: float | None = None
+    run_cost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -107,14 +111,18 @@ async def draft_plan(
         spec, complaints = resolve(selected, settings, facts, outputs, untrusted=request.untrusted)
         findings += complaints + model_faults(selected, spec)
         specs.append(spec if request.seconds is None else _given(spec, request.seconds))
+    specs, complaints = _bounded(specs, request)
+    findings += complaints
     _reject(findings)
     written = _written(chosen)
     documented = {key: document.data for key, document in written.items()}
     deciding = {**_deciding(settings), "untrusted": request.untrusted}
-    asked = {"task": request.task, **({"seconds": request.seconds} if request.seconds is not None else {})}
+    bounds = {"seconds": request.seconds, "max_cost": request.max_cost, "run_cost": request.run_cost}
+    asked = {"task": request.task, **{name: value for name, value in bounds.items() if value is not None}}
     plan, complaints = compile_plan(specs, facts, documents={"written": documented, **asked}, settings=deciding)
     findings += complaints
     _reject(findings)
+    plan = replace(plan, max_cost_usd=request.max_cost)
     inputs = {"documents": documented, "settings": deciding, "facts": facts.pinned()}
     checkouts = {want.run: want.checkout for want in wants if want.checkout is not None}
     given = {spec.name: spec.secrets for spec in specs if spec.secrets}
@@ -131,6 +139,13 @@ def _with_task(document: Document, task: Mapping[str, object]) -> Document:
         return document
     written = spec.task.model_dump(exclude_none=True) if spec.task is not None else {}
     return replace(document, spec=spec.model_copy(update={"task": Task(**{**written, **task})}))
+
+
+def _bounded(specs: list[RunSpec], request: Request) -> tuple[list[RunSpec], list[RunnerError]]:
+    """The runs with budgets that keep to what was asked for."""
+    if request.run_cost is not None:
+        return [bounded(spec, request.run_cost) for spec in specs], []
+    return (specs, []) if request.max_cost is None else share_out(specs, request.max_cost)
 
 
 def _given(spec: RunSpec, seconds: float) -> RunSpec:

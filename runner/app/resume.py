@@ -35,14 +35,16 @@ from runner.lifecycle.resume import SCAN, Decided, Earlier, decide
 from runner.manifest import STDIN
 from runner.model import Reason, Status
 from runner.plan.keys import digests
-from runner.plan.model import Json, RunPlan, plain
+from runner.plan.model import Json, RunPlan, Step, plain
 from runner.ports.sink import Sink
 from runner.ports.store import Store
 from runner.record import RunRecord, replay
 from runner.redact import Redactor
+from runner.report.account import used
 from runner.settings import Settings
 from runner.spec.model import Facts
 from runner.steps._run import Kept, Places, Ports, Resumption
+from runner.steps.agent.plan import Body
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,34 @@ async def consider(past: Past, path: Path | None, settings: Settings, *, seconds
     if seconds is not None:
         basis = replace(basis, request=replace(basis.request, seconds=seconds))
     resuming = await _choose(_Continued(past.record, basis, earlier, before), path or basis.manifests, settings)
+    resuming = await _within_cost(past.record, resuming, settings)
     if not resuming.resumption.reused:
         return await _told(past, resuming, settings)
     kept = await _kept(source, resuming, settings)
     return replace(resuming, resumption=replace(resuming.resumption, kept=kept))
+
+
+async def _within_cost(record: RunRecord, resuming: Resuming, settings: Settings) -> Resuming:
+    """With no more for the agent than the runs that are continued have left of what each may cost."""
+    ceiling, agents = resuming.planned.request.run_cost, [s for s in resuming.plan.steps if isinstance(s.body, Body)]
+    if ceiling is None or all(step.id in resuming.resumption.reused for step in agents):
+        return resuming
+    spent = used(record).cost_usd or 0.0
+    while record.resumes is not None:
+        record = (await find_run(settings, record.resumes)).record
+        spent += used(record).cost_usd or 0.0
+    left = max(0.0, ceiling - spent)
+    steps = tuple(_costing(step, left) for step in resuming.plan.steps)
+    note = f"${left:.2f} are left of the ${ceiling:.2f} that it may cost"
+    return replace(resuming, plan=replace(resuming.plan, steps=steps), notes=(*resuming.notes, note))
+
+
+def _costing(step: Step, left: float) -> Step:
+    body = step.body
+    if not isinstance(body, Body) or body.model is None:
+        return step
+    budget = replace(body.model.budget, cost_usd=min(left, body.model.budget.cost_usd or 0.0))
+    return replace(step, body=replace(body, model=replace(body.model, budget=budget)))
 
 
 def _short(record: RunRecord, plan: RunPlan) -> Iterator[str]:

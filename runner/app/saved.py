@@ -154,10 +154,12 @@ def request_of(
     seconds: float | None = None,
     output_dir: object = None,
     output_file: object = None,
+    max_cost: float | None = None,
+    run_cost: float | None = None,
 ) -> Request:
     chosen, place, name = (None if text is None else _text(text) for text in (only, output_dir, output_file))
-    given = None if seconds is None else float(seconds)
-    return Request(chosen, dict(task), offline is True, untrusted is True, given, place, name)
+    bounds = [None if value is None else float(value) for value in (seconds, max_cost, run_cost)]
+    return Request(chosen, dict(task), offline is True, untrusted is True, bounds[0], place, name, *bounds[1:])
 
 
 def probe_of(fact: dict[str, Any]) -> Probe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -21,6 +22,7 @@ def add_request_arguments(parser: ArgumentParser) -> None:
         "--task", metavar="KEY=VALUE", action="append", default=[], help="a field of the task, over everything else"
     )
     parser.add_argument("--task-file", metavar="FILE", help="the task as JSON or YAML; - reads standard input")
+    parser.add_argument("--max-cost", metavar="USD", help="what the models of all runs may cost together at most")
     parser.add_argument("--task-from", choices=("github", "gitlab"), help="the task as this CI says it")
 
 
@@ -42,4 +44,19 @@ def request_of(args: Namespace, settings: Settings, *, offline: bool = False) ->
     from runner.app.task import read_task
 
     task = read_task(args.task, args.task_file, args.task_from, settings, sys.stdin.buffer.read)
-    return Request(args.run, task, offline, args.untrusted)
+    return Request(args.run, task, offline, args.untrusted, max_cost=_dollars(args.max_cost))
+
+
+def _dollars(text: str | None) -> float | None:
+    """Raises ``UsageError`` for what is no sum of money."""
+    from runner.errors import UsageError, shown
+
+    if text is None:
+        return None
+    try:
+        found = float(text.removeprefix("$"))
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise UsageError(f"--max-cost: `{shown(text)}` is not a sum in dollars", hint="write one such as 10 or 0.50")
+    return found

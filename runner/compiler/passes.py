@@ -219,10 +219,18 @@ def _run_plan(draft: Draft) -> RunPlan:
         base_image=spec.base_image,
         image=draft.facts.images.get(spec.name),
         cluster=_cluster(spec),
+        cost_usd=_cost(spec),
         host_network=tuple(
             name for name, probe in _chain(draft) if probe.available and not probe.enforces(Feature.NETWORK_NONE)
         ),
     )
+
+
+def _cost(spec: RunSpec) -> float | None:
+    """What a run's model may cost; an agent that has the key itself costs what it likes."""
+    if spec.model is None:
+        return 0.0
+    return None if spec.model.key_inside else spec.model.budget.cost_usd
 
 
 def _cluster(spec: RunSpec) -> PlannedCluster | None:

@@ -33,6 +33,7 @@ from runner.egress.apis._api import (
 )
 from runner.egress.http import LARGE_PLACES, Headers, Reply, Request, serve_http
 from runner.egress.meter import Meter
+from runner.egress.most import most_usd
 from runner.egress.patience import UNREACHED_WAITED, Patience, patience_until, told_pause
 from runner.egress.prices import cost_usd
 from runner.egress.upstream import Answer, Unreachable, Upstream, UpstreamFailed
@@ -103,6 +104,7 @@ class _Note:
     model: str = ""
     sent_bytes: int = 0
     is_helpers: bool = False
+    most: float = 0.0  # dollars that it can cost, if the budget is strict
     asked: bool = False  # it went out, and no answer has come yet
     heard: float | None = None  # when something last came of an answer that is waited for, or when it was asked for
     meter: Meter | None = None
@@ -122,6 +124,7 @@ class _Purse:
     usage: Usage = field(default_factory=Usage)
     turns: int = 0
     under_way: int = 0
+    reserved: float = 0.0  # dollars that those under way can cost at most, if the budget is strict
     largest: Usage | None = None  # of one request, in tokens
     dearest: float = 0.0
     changed: trio.Event = field(default_factory=trio.Event)
@@ -150,16 +153,35 @@ class _Purse:
             or (budget.cost_usd is not None and (self.usage.cost_usd or 0) + others * self.dearest >= budget.cost_usd)
         )
 
-    async def admit(self) -> None:
-        """Take part, when there is room. Raises ``Refused``."""
-        while not (spent := self.used_up()) and not self.has_room():
+    async def admit(self, most: float) -> None:
+        """Take part with a request that costs ``most`` dollars at most, when there is room. Raises ``Refused``."""
+        while not (spent := self.used_up() or self._beyond(most)) and not (self.has_room() and self._covers(most)):
             await self.changed.wait()
         if spent:
             raise Refused(Refusal.BUDGET, f"the budget of this run is used up: {spent[1]}", reason=spent[0])
         self.under_way += 1
+        self.reserved += most
 
-    def settle(self, usage: Usage, *, turn: bool) -> None:
+    @property
+    def _left(self) -> float:
+        budget = self.grant.budget
+        if not budget.strict or budget.cost_usd is None:
+            return math.inf
+        return budget.cost_usd - (self.usage.cost_usd or 0.0)
+
+    def _beyond(self, most: float) -> tuple[Reason, str] | None:
+        """Why a request can never be made any more of a strict budget."""
+        if most <= self._left:
+            return None
+        budget = self.grant.budget.cost_usd
+        return Reason.BUDGET, f"an answer can cost ${most:.4f}, and ${self._left:.4f} of ${budget:.4f} are left"
+
+    def _covers(self, most: float) -> bool:
+        return self.reserved + most <= self._left
+
+    def settle(self, usage: Usage, *, turn: bool, most: float) -> None:
         self.under_way -= 1
+        self.reserved -= most
         self.turns += turn
         self.usage += usage
         if usage.tokens and (self.largest is None or usage.tokens > self.largest.tokens):
@@ -267,7 +289,7 @@ class GrantedSession:
             body = self._judge(request, note)
             if note.answers:
                 self._under_way.add(note)
-                await self._purse.admit()
+                await self._purse.admit(note.most)
                 admitted = True
             await self._forward(request, body, reply, note)
             served = True
@@ -314,7 +336,16 @@ class GrantedSession:
         if note.answers and (found := self._api.reach(body)):
             why = f"{printable(found)} is not granted: it leaves the conversation"
             raise Refused(Refusal.REQUEST, why, reason=Reason.DENIED)
+        if note.answers and self._grant.budget.strict:
+            note.most = self._most(model, body, len(request.body))
         return request.body
+
+    def _most(self, model: str, body: Mapping[str, Any], sent_bytes: int) -> float:
+        """What a request can cost. Raises ``Refused`` when there is no telling."""
+        most = most_usd(self._grant.api.value, model, body, sent_bytes)
+        if most is None:
+            raise Refused(Refusal.REQUEST, "nobody can tell what this can cost: its input is not all in the request")
+        return most
 
     async def _forward(self, request: Request, body: bytes, reply: Reply, note: _Note) -> None:
         assert note.call is not None
@@ -459,7 +490,7 @@ class GrantedSession:
                 self._cost(note.model, counts),
             )
             self._by_model[note.model] = self._by_model.get(note.model, Usage()) + usage
-            self._purse.settle(usage, turn=note.meter is not None)
+            self._purse.settle(usage, turn=note.meter is not None, most=note.most)
             self._fault = self._fault if note.is_helpers else note.fault
         first = reply.first_byte and reply.first_byte - request.began
         self._tell(

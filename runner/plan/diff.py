@@ -15,7 +15,7 @@ Sign = Literal["+", "-", "~"]
 Plain = Mapping[str, Any]  # a JSON object of a plan document
 
 _DERIVED = frozenset(
-    {"origin", "origins", "name", "id", "steps", "what", "critical_path", "worst_seconds", "host_network"}
+    {"origin", "origins", "name", "id", "steps", "what", "critical_path", "worst_seconds", "host_network", "cost_usd"}
 )
 
 

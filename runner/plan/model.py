@@ -85,7 +85,8 @@ class RunPlan:
     ``group`` is shared by the members of a matrix, of which ``max_parallel`` run at once; ``outputs`` maps
     names to files in the run's output directory. ``origins`` maps features, ``policy NAME`` and ``timeouts.STEP``
     to the manifest lines that decided them. ``image`` is the id of what ``base_image`` means.
-    ``host_network`` are those of the providers that leave commands the network of this host."""
+    ``host_network`` are those of the providers that leave commands the network of this host. ``cost_usd`` is what its
+    model may cost, ``None`` if nobody has said."""
 
     name: str
     group: str
@@ -108,6 +109,7 @@ class RunPlan:
     image: str | None = None
     cluster: PlannedCluster | None = None
     host_network: tuple[str, ...] = ()
+    cost_usd: float | None = 0.0
 
     def phase(self, phase: str) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.phase == phase)
@@ -121,11 +123,15 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """``open``: made without a look outside, so that commits are not pinned and providers not probed."""
+    """``open``: made without a look outside, so that commits are not pinned and providers not probed.
+
+    ``max_cost_usd`` is the ceiling of all runs together, if one was asked for; the runs' own never add up to more.
+    """
 
     digest: str
     runs: tuple[RunPlan, ...]
     open: bool = False
+    max_cost_usd: float | None = None
 
     def document(self) -> dict[str, Json]:
         """The JSON face, with its format first for readers to check."""
@@ -135,6 +141,7 @@ class Plan:
             "digest": self.digest,
             "open": self.open,
             "worst_seconds": self.worst_case()[1],
+            "max_cost_usd": self.max_cost_usd,
             "runs": runs,
         }
 

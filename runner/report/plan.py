@@ -7,6 +7,7 @@ escaped. Long cells are wrapped; only the last column, the manifest line, may go
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,24 @@ def render_plan(plan: Plan, *, width: int = 120, compared: Sequence[Compared] = 
     if changed := [line for one in compared if one.since for line in _changes(one)]:
         blocks.append("\n".join(changed))
     return "\n\n".join([*blocks, _closing(plan, missing)])
+
+
+def render_question(plan: Plan, *, compared: Sequence[Compared] = (), most: int) -> str:
+    """What a person has to know before it is started: each run with its place and cost, what is new, and the sums.
+
+    At most ``most`` runs, with as many lines each of what has changed.
+    """
+    lines = []
+    for run, one in list(zip(plan.runs, compared, strict=True))[:most]:
+        agent = next(step for step in run.steps if step.kind == "agent")
+        commit = run.commit[:12] if run.commit else ""
+        lines.append(_safe("   ".join(filter(None, [run.name, commit, _place(run), agent.what]))))
+        changed = [f"  {line}" for line in _changes(one)] if one.since else ["  never carried out before"]
+        lines += changed[: most + 1]
+        lines += [f"  and {len(changed) - most - 1} lines more: `runner plan` shows them"] * (len(changed) > most + 1)
+        lines += [_safe(f"  {'; '.join(run.notes)}")] if run.notes else []
+    lines += [f"and {len(plan.runs) - most} runs more: `runner plan` shows them"] * (len(plan.runs) > most)
+    return "\n".join([*lines, f"{len(plan.runs)} run{_s(plan.runs)}, {_bounds(plan)}."])
 
 
 def render_summary(plan: Plan, *, compared: Sequence[Compared] = (), missing: int = 0) -> str:
@@ -205,14 +224,29 @@ def _value(value: object) -> str:
 def _closing(plan: Plan, missing: int) -> str:
     steps = sum(len(run.steps) for run in plan.runs)
     notes = sum(len(run.notes) for run in plan.runs)
-    path, seconds = plan.worst_case()
+    path, _ = plan.worst_case()
     longest = f" ({_safe(' > '.join(path))})" if len(path) > 1 else ""
     closing = f"{len(plan.runs)} run{_s(plan.runs)}, {steps} steps, {notes} warning{'s' * (notes != 1)}, "
     closing += f"{missing} error{'s' * (missing != 1)}, " if missing else ""
-    closing += f"over after {duration(seconds)} at the latest{longest}. Nothing started."
+    closing += f"{_bounds(plan)}{longest}. Nothing started."
     if plan.open:
         closing += "\nOpen: made offline, providers not probed, commits not pinned; it can not be applied."
     return closing
+
+
+def _bounds(plan: Plan) -> str:
+    """``up to $36.00, over after 45m at the latest``."""
+    costs = [run.cost_usd for run in plan.runs]
+    known = math.fsum(cost for cost in costs if cost is not None)
+    free = costs.count(None)
+    if free == len(costs):
+        cost = "no budget in dollars, "
+    elif free:
+        cost = f"{free} of them without a budget in dollars, the others up to ${known:,.2f}, "
+    else:
+        cost = f"up to ${known:,.2f}, " if known else ""
+    ceiling = f"--max-cost ${plan.max_cost_usd:,.2f}, " if plan.max_cost_usd is not None else ""
+    return f"{cost}{ceiling}over after {duration(plan.worst_case()[1])} at the latest"
 
 
 def _s(items: Sequence[object]) -> str:

@@ -125,6 +125,7 @@ ELSEWHERE = {
     "manifest.unwritable": "what a host forbids",
     "plan.input-changed": "what changes while a run is on",
     "plan.open": "how a plan was made",
+    "plan.over-cost": "what a command line says",
     "plan.stale": "what changed since a plan was made",
     "plan.unreadable": "what a file that is no manifest holds",
     "policy.protected-link": "what a checkout holds",
