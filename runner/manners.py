@@ -21,14 +21,20 @@ _CI = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "TF_BUILD", "JENKINS_UR
 _OBEYING = ("GITHUB_ACTIONS", "TF_BUILD", "TEAMCITY_VERSION")  # the second is Azure Pipelines'
 
 
+def in_ci(env: Mapping[str, str] | None = None) -> bool:
+    """Whether a CI says that it is one; by default to this process."""
+    env = os.environ if env is None else env  # noqa: TID251  # the other place
+    return any(env.get(name, "").lower() not in ("", "0", "false") for name in _CI)
+
+
 def manners(env: Mapping[str, str] | None = None) -> Manners:
     """Of an environment; by default that of this process."""
     env = os.environ if env is None else env  # noqa: TID251  # the other place
     capable = env.get("TERM", "dumb") != "dumb"
-    ci = {name for name in _CI if env.get(name, "").lower() not in ("", "0", "false")}
+    obeying = {name for name in _OBEYING if env.get(name, "").lower() not in ("", "0", "false")}
     return Manners(
-        redraw=capable and not ci,
+        redraw=capable and not in_ci(env),
         colour=capable and not env.get("NO_COLOR"),
-        obeyed=not ci.isdisjoint(_OBEYING),
+        obeyed=bool(obeying),
         annotates=env.get("GITHUB_ACTIONS") == "true",
     )

@@ -174,7 +174,7 @@ def test_on_a_small_terminal_nothing_is_wider_or_higher_than_it(project: Project
     project.script("sleep 0.5")
     project.env = {**SMALL, "NO_COLOR": "1"}
 
-    shown = on_terminal(project, 5, 40, "apply", ".")
+    shown = on_terminal(project, 5, 40, "apply", ".", "--yes")
 
     *frames, report = re.split(r"(?:\r?\x1b\[2K)?(?:\x1b\[1A\x1b\[2K)+", shown)
     assert len(frames) > 3

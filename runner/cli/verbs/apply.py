@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runner.cli import confirm
 from runner.cli.output import Output
 from runner.cli.reports import Reports, add_report_arguments, open_reports, show_comparisons
 from runner.cli.requests import add_request_arguments, manifests_of, request_of
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from runner.ports.gateway import Gateway
     from runner.record import RunRecord
 
+CANCELLED = 130
 SUMMARY = "carry out a folder of manifests, or a saved plan"
 
 
@@ -27,6 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--run-key", metavar="KEY", help="a second apply with this key attaches to the first's runs")
     parser.add_argument("--output", choices=("text", "jsonl"), default="text", help="jsonl: every event as it happens")
     add_report_arguments(parser)
+    confirm.add_arguments(parser)
 
 
 def main(args: Namespace, out: Output) -> int:
@@ -54,7 +57,7 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
     gateway = rehearsal(turns) if turns is not None else None
     out.clean = redactor.text
 
-    async def whole(reports: Reports) -> Sequence[RunRecord]:
+    async def whole(reports: Reports) -> Sequence[RunRecord] | None:
         path, request = manifests_of(args), request_of(args, settings)
         if args.path.suffix == ".json":
             if request != Request():
@@ -65,6 +68,8 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
             refuse_installed(path)
             planned = await draft_plan(path, settings, request)
         reports.findings(planned.warnings)
+        if turns is None and confirm.asks(args, out) and not await confirm.agreed(planned, settings, out):
+            return None
         reports.order = tuple(run.name for run in planned.plan.runs)
         with open_console(out, args.output) as sink:
             return await apply(
@@ -79,6 +84,8 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
 
     with open_reports(args, out, settings) as reports:
         records = trio.run(whole, reports)
+        if records is None:
+            return CANCELLED
         if args.output == "text":
             for record in records:
                 out.line()

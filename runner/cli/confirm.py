@@ -1,0 +1,52 @@
+"""The question that ``apply`` puts to a person at a terminal before anything is started."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from runner.cli.output import Output
+from runner.manners import in_ci
+
+if TYPE_CHECKING:
+    from runner.app.planning import Planned
+    from runner.settings import Settings
+
+MOST_CHANGES = 10  # lines of each run's changes that are shown
+_YES = ("y", "yes")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("-y", "--yes", action="store_true", help="start without asking, at a terminal as elsewhere")
+
+
+def asks(args: Namespace, out: Output) -> bool:
+    """Whether to ask a person: not in a CI, nor without a terminal, nor of a saved plan, which was looked at."""
+    if args.yes or args.path.suffix == ".json" or args.output != "text" or in_ci():
+        return False
+    return out.live and sys.stdin.isatty()
+
+
+async def agreed(planned: Planned, settings: Settings, out: Output) -> bool:
+    """Show what would be started, and what a person says to that; the end of input is a no.
+
+    Raises ``Rejected`` in place of a question when it would be refused anyway.
+    """
+    from runner.app.comparing import compare
+    from runner.app.refusals import outside_of, refuse
+    from runner.report.plan import render_question
+
+    await refuse(planned, planned.plan.runs, settings, outside_of(settings))
+    compared = await compare(planned, settings, None)
+    out.line(render_question(planned.plan, compared=compared, most=MOST_CHANGES))
+    try:
+        out.verbatim("Start? [y/N] ")
+        said = sys.stdin.readline()  # nothing else goes on yet that it could keep from going on
+    except KeyboardInterrupt:
+        out.line("\nNothing started.")
+        raise
+    if said.strip().lower() in _YES:
+        return True
+    out.line("Nothing started." if said.endswith("\n") else "\nNothing started.")
+    return False
