@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
+from runner.app.files import texts_of
 from runner.app.planning import Planned, Request
 from runner.app.saved import commit_of, probe_of, read_document, request_of
 from runner.errors import BadPlanFile, WorkMissing
@@ -44,6 +45,7 @@ def basis_of(planned: Planned, plan: RunPlan, outputs: Mapping[str, object]) -> 
         "probes": {name: plain(facts.probes[name]) for name in plan.providers},
         "outputs": plain(outputs),
         "keys": plain(keys_of(plan, facts, outputs)),
+        "texts": plain(texts_of(facts, plan.name)),
     }
 
 

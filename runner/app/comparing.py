@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runner.app.files import texts_of
 from runner.app.history import list_runs
 from runner.app.planning import Planned
 from runner.app.saved import read_document
@@ -24,7 +26,9 @@ async def compare(planned: Planned, settings: Settings, against: Path | None) ->
     """
     plan, manifests = planned.plan, planned.path.resolve()
     if against is not None:
-        return [Compared(str(against), tuple(diff(read_document(against), plan.document())))]
+        old = read_document(against)
+        new = texts_of(planned.facts, *(run.name for run in plan.runs))
+        return [Compared(str(against), _changes(old, old.get("texts"), plan.document(), new))]
     runs: dict[str, list[str]] = {}
     for row in await list_runs(settings):
         runs.setdefault(row.name, []).append(row.id)
@@ -33,10 +37,28 @@ async def compare(planned: Planned, settings: Settings, against: Path | None) ->
         last = next(_plans(settings, runs.get(run.name, ()), manifests), None)
         if last is not None:
             id, old = last
-            compared.append(Compared(f"run {id}", tuple(diff(old, {"runs": [run_document(run)]}))))
+            new = texts_of(planned.facts, run.name)
+            changes = _changes(old, old["basis"].get("texts"), {"runs": [run_document(run)]}, new)
+            compared.append(Compared(f"run {id}", changes))
         else:
             compared.append(Compared(None, (Change("+", run.name, None, None, run.origin),)))
     return compared
+
+
+def _changes(
+    old: Mapping[str, Any], old_texts: object, new: Mapping[str, Any], new_texts: Mapping[str, str]
+) -> tuple[Change, ...]:
+    """The changes, those of files with both texts; the old ones come from a file, and may be anything."""
+    known = old_texts if isinstance(old_texts, dict) else {}
+
+    def text(file: object, texts: Mapping[str, Any]) -> str | None:
+        found = texts.get(file["sha256"]) if isinstance(file, dict) else ""
+        return found if isinstance(found, str) else None
+
+    return tuple(
+        replace(change, texts=(text(change.old, known), text(change.new, new_texts))) if change.is_of_file else change
+        for change in diff(old, new)
+    )
 
 
 def _plans(settings: Settings, runs: Iterable[str], manifests: Path) -> Iterator[tuple[str, dict[str, Any]]]:

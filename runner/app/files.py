@@ -10,6 +10,8 @@ import errno
 import os
 import stat
 from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import sha256
 from heapq import nsmallest
 from pathlib import Path
@@ -17,12 +19,13 @@ from pathlib import Path
 from runner.beneath import read_beneath
 from runner.errors import UnknownReference, nearest, shown
 from runner.settings import shipped
-from runner.spec.model import AGENTS_FILE, ContextFile
+from runner.spec.model import AGENTS_FILE, ContextFile, Facts
 from runner.spec.preload import FILES
 from runner.triage.incident import FILE as INCIDENT_FILE
 from runner.triage.incident import read_incident
 
 MAX_FILE = 16 << 20  # bytes of a file that is taken by content
+MAX_TEXT = 64 << 10  # bytes of a file whose text is kept, so that a later plan can be compared with it
 MAX_READ = 256 << 20  # bytes of all files of an incident that are taken by content
 MAX_FILES = 1_000  # of an incident that are taken by content
 MAX_TOP = 100  # entries at the top with such files: each is a mount, and what 1,000 take grows with their square
@@ -49,6 +52,25 @@ def context_file(path: Path) -> ContextFile:
     """A regular file's hash and size; a link is none. Raises ``OSError``."""
     content = read_file(path, MAX_FILE, os.O_NOFOLLOW)
     return ContextFile(path, sha256(content).hexdigest(), len(content))
+
+
+def texts_of(facts: Facts, *runs: str) -> dict[str, str]:
+    """The scripts and ``AGENTS.md`` of some runs by their hashes, so that a later plan can say what has changed.
+
+    None that is large or no text, and not one that is another by now than the one that was planned.
+    """
+    texts: dict[str, str] = {}
+    files = (file for run in runs for group in ("script", "agents") for file in _group(facts, run, group))
+    for file in files:
+        with suppress(OSError, UnicodeDecodeError):
+            content = read_file(file.path, MAX_TEXT, os.O_NOFOLLOW)
+            if sha256(content).hexdigest() == file.sha256 and b"\0" not in content:
+                texts[file.sha256] = content.decode()
+    return texts
+
+
+def _group(facts: Facts, run: str, group: str) -> Iterable[ContextFile]:
+    return facts.files.get(f"{run}/{group}", {}).values()
 
 
 def agents_file(root: Path) -> dict[str, ContextFile]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from runner.app.files import read_file
+from runner.app.files import read_file, texts_of
 from runner.app.planning import Planned, Request, make_plan
 from runner.errors import BadPlanFile, OpenPlan, Place, StalePlan, shown
 from runner.model import Feature, IsolationClass
@@ -53,6 +53,7 @@ def _saved(planned: Planned, to: Path) -> dict[str, Json]:
             "probes": plain(planned.facts.probes),
             "images": plain(planned.facts.images),
         },
+        "texts": plain(texts_of(planned.facts, *(run.name for run in planned.plan.runs))),
     }
 
 

@@ -1,8 +1,8 @@
 """What differs between two plan documents, field by field, with the manifest line of each change.
 
 Both sides are the JSON form, since the older one comes from a file. Runs are compared by name, steps by
-id. Not compared: origins, since a comment moves them, and what is computed from the rest, such as the digest of all
-that policies say.
+id, files by name and content. Not compared: origins, since a comment moves them, and what is computed from the rest,
+such as the digest of all that policies say.
 """
 
 from __future__ import annotations
@@ -21,13 +21,21 @@ _DERIVED = frozenset(
 
 @dataclass(frozen=True)
 class Change:
-    """``where`` is ``run``, ``run.field``, ``run.step`` or ``run.step.field``; a side that is not there is ``None``."""
+    """``where`` is ``run``, ``run.field``, ``run.step`` or ``run.step.field``; a side that is not there is ``None``.
+
+    ``texts`` are both contents of a file, as far as they are known.
+    """
 
     sign: Sign
     where: str
     old: object
     new: object
     origin: str
+    texts: tuple[str | None, str | None] = (None, None)
+
+    @property
+    def is_of_file(self) -> bool:
+        return _is_file(self.old) or _is_file(self.new)
 
 
 def diff(old: Plain, new: Plain) -> list[Change]:
@@ -49,7 +57,11 @@ def differences(old: object, new: object) -> Iterator[tuple[str, object, object]
     waiting: list[tuple[str, object, object]] = [("", old, new)]
     while waiting:
         path, left, right = waiting.pop()
-        if left == right:
+        if left == right or _same_file(left, right):
+            continue
+        left, right = _by_name(left, right), _by_name(right, left)
+        if _is_file(left) or _is_file(right):
+            yield path, left, right
             continue
         if isinstance(left, dict) and isinstance(right, dict):
             keys = [*right, *(key for key in left if key not in right)]
@@ -60,6 +72,30 @@ def differences(old: object, new: object) -> Iterator[tuple[str, object, object]
             yield path, left, right
             continue
         waiting += reversed(inner)
+
+
+def _is_file(value: object) -> bool:
+    """Whether it is a ``ContextFile``."""
+    return isinstance(value, dict) and {"path", "sha256", "size"} <= value.keys()
+
+
+def _same_file(old: object, new: object) -> bool:
+    """Whether both are a file with one content, wherever it lies."""
+    if not (isinstance(old, dict) and isinstance(new, dict) and _is_file(old) and _is_file(new)):
+        return False
+    return bool(old["sha256"] == new["sha256"])
+
+
+def _by_name(value: object, other: object) -> object:
+    """A list of named files as what is compared by name: of those of this host, and of those that a manifest holds."""
+    items = value if isinstance(value, list) else ()
+    if value == [] and _by_name(other, None) is not other:
+        return {}
+    if items and all(isinstance(item, list) and len(item) == 2 and _is_file(item[1]) for item in items):
+        return {str(name): file for name, file in items}
+    if items and all(isinstance(item, list) and [*map(type, item)] == [str, str, bool] for item in items):
+        return {name: {"content": content, "executable": executable} for name, content, executable in items}
+    return value
 
 
 def _items(path: str, old: list[object], new: list[object]) -> Iterator[tuple[str, object, object]]:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import unified_diff
+from pathlib import Path
 
 from runner.errors import NotEnforced, shown
 from runner.model import Limits
@@ -19,6 +22,9 @@ from runner.report.words import columns, duration, limits, wrapped
 from runner.spec.model import CliVersion
 
 _LEAST = 24  # columns of the cells that are wrapped, however narrow the terminal
+_WIDEST = 120  # characters of a value, or of a line, that has changed
+_MOST_LINES = 20  # of a text that has changed
+_DIGEST = re.compile(r"(sha256:)?([0-9a-f]{40}|[0-9a-f]{64})")
 _WHOLE = 1 << 24  # characters: nothing is cut
 
 
@@ -204,21 +210,60 @@ def _changes(compared: Compared) -> Iterator[str]:
         return
     yield f"since {compared.since}:"
     for change in compared.changes:
-        match change.sign:
-            case "~":
-                text = f"{change.where} {_value(change.old)} -> {_value(change.new)}"
-            case "+":
-                text = f"{change.where} {_value(change.new)}"
-            case "-":
-                text = f"{change.where} {_value(change.old)}"
+        texts = _texts(change)
+        if change.is_of_file:
+            text = f"{change.where} {_file(change)}"
+        elif texts is not None:
+            text = change.where
+        else:
+            text = f"{change.where} {' -> '.join(_value(change, one) for one in _sides(change))}"
         yield _safe(f"{change.sign} {text.rstrip()}   {change.origin}")
+        yield from _lines(*texts) if texts is not None else ()
 
 
-def _value(value: object) -> str:
-    """A value of a change in JSON, a shell command as it is written; the absent one is nothing."""
-    if isinstance(value, list) and value[:2] == ["sh", "-c"] and len(value) == 3:
-        value = value[2]
-    return "" if value is None else json.dumps(value, ensure_ascii=False)
+def _sides(change: Change) -> tuple[object, ...]:
+    return {"~": (change.old, change.new), "+": (change.new,), "-": (change.old,)}[change.sign]
+
+
+def _texts(change: Change) -> tuple[str, str] | None:
+    """Both texts of a file, or of a value of several lines."""
+    old, new = change.texts if change.is_of_file else (_command(change.old), _command(change.new))
+    both = ("" if change.old is None else old, "" if change.new is None else new)
+    if not all(isinstance(text, str) for text in both) or not any("\n" in str(text) for text in both):
+        return None
+    return str(both[0]), str(both[1])
+
+
+def _file(change: Change) -> str:
+    """The name of a file that has changed, with its sizes where nobody knows what it was."""
+    sides = [side for side in _sides(change) if isinstance(side, dict)]
+    name = Path(str(sides[-1]["path"])).name
+    if all(text is not None for text in change.texts):
+        return name
+    return f"{name}, {' -> '.join(str(side['size']) for side in sides)} bytes"
+
+
+def _lines(old: str, new: str) -> Iterator[str]:
+    """What has changed in a text, the first of it."""
+    found = list(unified_diff(old.splitlines(), new.splitlines(), n=1, lineterm=""))[2:]
+    yield from (f"    {shown(line, _WIDEST)}" for line in found[:_MOST_LINES])
+    if len(found) > _MOST_LINES:
+        yield f"    and {len(found) - _MOST_LINES} lines more"
+
+
+def _command(value: object) -> object:
+    """A shell command as it is written, and any other value as it is."""
+    return value[2] if isinstance(value, list) and value[:2] == ["sh", "-c"] and len(value) == 3 else value
+
+
+def _value(change: Change, value: object) -> str:
+    """A value of a change in JSON, its beginning; the absent one is nothing."""
+    value = _command(value)
+    if isinstance(value, str) and _DIGEST.fullmatch(value):
+        value = f"{value[:19]}.."
+    if isinstance(value, (int, float)) and change.where.endswith("_seconds"):
+        return duration(value)
+    return "" if value is None else shown(json.dumps(value, ensure_ascii=False), _WIDEST)
 
 
 def _closing(plan: Plan, missing: int) -> str:

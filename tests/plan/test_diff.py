@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.plan.diff import Change, diff
+from runner.plan.diff import Change, diff, differences
 
 STEP = {
     "id": "setup",
@@ -96,3 +96,33 @@ def changed(*edits: tuple[tuple[str | int, ...], object]) -> dict[str, Any]:
 )
 def test_changes_lead_from_the_old_plan_to_the_new(new: dict[str, Any], changes: list[Change]) -> None:
     assert diff(PLAN, new) == changes
+
+
+def file(content: str, *, at: str = "/a") -> dict[str, object]:
+    return {"path": f"{at}/agent.sh", "sha256": content, "size": len(content), "whole": True}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        pytest.param({"script": file("x")}, {"script": file("x", at="/b")}, [], id="elsewhere"),
+        pytest.param({"script": file("x")}, {"script": file("y")}, ["script"], id="another content, once"),
+        pytest.param(
+            {"incident": [["a", file("1")], ["c", file("3")]]},
+            {"incident": [["a", file("1")], ["b", file("2")], ["c", file("4")]]},
+            ["incident.b", "incident.c"],
+            id="by name, whatever comes between",
+        ),
+        pytest.param({"skills": []}, {"skills": [["a", file("1")]]}, ["skills.a"], id="the first of its list"),
+        pytest.param(
+            {"files": [["a.sh", "one\n", False]]},
+            {"files": [["b.sh", "two\n", True], ["a.sh", "one\n", True]]},
+            ["files.b.sh", "files.a.sh.executable"],
+            id="what a manifest holds itself",
+        ),
+    ],
+)
+def test_files_are_compared_by_name_and_content(old: object, new: object, found: list[str]) -> None:
+    paths = [path for path, _, _ in differences(old, new)]
+
+    assert paths == found
