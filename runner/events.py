@@ -87,6 +87,15 @@ class StepEnded(Event):
 
 
 @dataclass(frozen=True)
+class CommandFailed(Event):
+    """A command decided against its step. What it printed lies between these bytes of the step's two logs."""
+
+    step: str
+    stdout: tuple[int, ...]
+    stderr: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class EffectIntended(Event):
     """Durable before anything outside the store is made; ``name`` finds it again after a crash."""
 

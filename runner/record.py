@@ -13,7 +13,8 @@ from runner.model import Check, Isolation, IsolationClass, Miss, Outcome, Receip
 class StepRecord:
     """``rungs`` says what had to be done to end the step's commands, each with its time.
 
-    ``reused`` is the run in which the step was performed, when this one only took its result over.
+    ``reused`` is the run in which the step was performed, when this one only took its result over. ``failure`` says
+    where the first command that failed it printed.
     """
 
     kind: str
@@ -23,6 +24,7 @@ class StepRecord:
     ended: int | None = None
     rungs: list[tuple[int, ev.RungReached]] = field(default_factory=list)
     reused: str | None = None
+    failure: ev.CommandFailed | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -132,6 +134,8 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.steps[step].status, record.steps[step].outcome = outcome.status, outcome
             record.steps[step].ended = recorded.at
             record.warnings += (("step.warning", f"{step}: {text}") for text in outcome.warnings)
+        case ev.CommandFailed(step=step) as failure:
+            record.steps[step].failure = record.steps[step].failure or failure
         case ev.EffectIntended(kind=kind, name=name, place=place):
             record.effects[kind, name] = place
         case ev.EffectGone(kind=kind, name=name):

@@ -11,8 +11,9 @@ from typing import Any
 from runner.artifacts.layout import write
 from runner.beneath import open_beneath
 from runner.errors import RunnerError
+from runner.policy.paths import PathPolicy
 from runner.record import RunRecord
-from runner.report.account import Account
+from runner.report.account import Account, Ceiling
 from runner.report.compare import document, groups, markdown, row_of
 
 TAIL_LINES = 50
@@ -34,7 +35,9 @@ def account_of(record: RunRecord, directory: Path) -> Account:
         model=(agent.get("model") or {}).get("name", ""),
         incident=bodies.get("save", {}).get("incident") or "",
         origins={"": plan.get("origin", ""), **{step["id"]: step["origin"] for step in steps}},
-        tails={name: tail for name in _unsuccessful(record) if (tail := tuple(_tail(directory, name)))},
+        networks={step["id"]: step["network"] for step in steps},
+        ceilings=[_ceiling(policy) for policy in bodies.get("scan", {}).get("policies", ())],
+        tails={name: tail for name in _unsuccessful(record) if (tail := (*_tail(record, directory, name),))},
     )
 
 
@@ -46,21 +49,37 @@ def _plan(directory: Path) -> dict[str, Any]:
     return dict(plan)
 
 
+def _ceiling(policy: dict[str, Any]) -> Ceiling:
+    paths = PathPolicy(tuple(policy["allowed_paths"]), tuple(policy["forbidden_patterns"]), policy["max_file_size"])
+    return Ceiling(policy["name"], policy["origin"], paths)
+
+
 def _unsuccessful(record: RunRecord) -> Iterator[str]:
     return (name for name, step in record.steps.items() if step.outcome is not None and not step.outcome.ok)
 
 
-def _tail(directory: Path, step: str) -> Iterator[str]:
-    """The last lines of both streams, the first of which may be cut."""
-    for stream in STREAMS:
+def _tail(record: RunRecord, directory: Path, step: str) -> Iterator[str]:
+    for printed in ends(record, directory, step):
+        yield from printed.decode(errors="replace").splitlines()[-TAIL_LINES:]
+
+
+def ends(record: RunRecord, directory: Path, step: str) -> Iterator[bytes]:
+    """The end of what a step printed to each of its streams, the first line of which may be cut: of the command that
+    failed it, if that is known."""
+    failure = record.steps[step].failure
+    spans = (failure.stdout, failure.stderr) if failure is not None else (None, None)
+    for stream, span in zip(STREAMS, spans, strict=True):
         try:
             descriptor = open_beneath(directory, f"logs/{step}.{stream}")
         except (OSError, RunnerError):
+            yield b""
             continue
         with open(descriptor, "rb") as file:
-            file.seek(max(0, os.fstat(descriptor).st_size - TAIL_BYTES))
-            lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()[-TAIL_LINES:]
-        yield from lines
+            size = os.fstat(descriptor).st_size
+            begin, end = span or (0, size)
+            cut = max(0, end - size)  # of a log that is too long its end is kept
+            file.seek(max(0, begin - cut, end - cut - TAIL_BYTES))
+            yield file.read(end - cut - file.tell())
 
 
 def write_comparisons(accounts: Sequence[Account]) -> None:

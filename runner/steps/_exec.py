@@ -45,9 +45,15 @@ class LogFile:
     def __init__(self, path: Path, limit: int = MAX_LOG, *, file: BinaryIO | None = None) -> None:
         self.path = path
         self._file: BinaryIO = path.open("ab", buffering=0) if file is None else file
+        self._limit = limit
         self._room = limit - self._file.tell()
         self._tail = bytearray()
         self._cut = 0
+
+    @property
+    def written(self) -> int:
+        """How many bytes came here, with those that were cut."""
+        return self._limit - self._room + self._cut
 
     def write(self, chunk: bytes) -> None:
         if self._room >= len(chunk):
@@ -95,6 +101,16 @@ def open_logs(directory: Path, step: str, limit: int = MAX_LOG) -> Iterator[tupl
     out, err = (LogFile(path, limit) for path in paths)
     with closing(out), closing(err):
         yield out, err
+
+
+def written(logs: tuple[LogFile, LogFile]) -> tuple[int, int]:
+    return logs[0].written, logs[1].written
+
+
+def blame(run: Run, step: str, logs: tuple[LogFile, LogFile], since: tuple[int, int]) -> None:
+    """Tell where a command that failed its step printed, which began when so much was ``written``."""
+    out, err = zip(since, written(logs), strict=True)
+    run.news.append(ev.CommandFailed(step, out, err))
 
 
 async def run_command(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from runner.model import Outcome, Reason, failed, succeeded
-from runner.steps._exec import open_logs, run_command
+from runner.steps._exec import blame, open_logs, run_command, written
 from runner.steps._run import Run
 from runner.steps.setup.plan import Body, command_words
 
@@ -20,12 +20,15 @@ async def perform(body: Body, run: Run) -> Outcome:
     env = run.variables(workspace.paths)
     with open_logs(run.places.logs, "setup") as logs:
         for position, argv in enumerate(body.commands, start=1):
+            since = written(logs)
             try:
                 exit = await run_command(run, workspace, argv, logs, env=env, seconds=body.command_seconds)
+                how = "" if exit.ok else str(exit)
             except trio.TooSlowError:
-                return _partial(body, position, f"timed out after {body.command_seconds:g}s")
-            if not exit.ok:
-                return _partial(body, position, str(exit))
+                how = f"timed out after {body.command_seconds:g}s"
+            if how:
+                blame(run, "setup", logs, since)
+                return _partial(body, position, how)
     return succeeded(f"{len(body.commands)} command{'s' * (len(body.commands) != 1)}")
 
 

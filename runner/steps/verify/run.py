@@ -19,7 +19,7 @@ from runner.policy.paths import PathPolicy, matcher, printable
 from runner.ports.git import Entry
 from runner.ports.provider import Opening, Workspace
 from runner.spec.model import ReportCheck, VerifySpec
-from runner.steps._exec import LogFile, open_logs, run_command
+from runner.steps._exec import LogFile, blame, open_logs, run_command, written
 from runner.steps._run import Run
 from runner.steps.setup.plan import command_words
 from runner.steps.verify.citations import check_citations
@@ -139,20 +139,25 @@ async def _run_commands(
 ) -> None:
     env = run.variables(workspace.paths)
     for argv in verify.setup:
+        since = written(logs)
         exit = await run_command(run, workspace, argv, logs, env=env)
         results.add(CheckKind.SETUP, f"`{command_words(argv)}`", exit.ok, str(exit))
         if not exit.ok:
+            blame(run, STEP, logs, since)
             return
     for check in verify.commands:
         words = f"`{command_words(check.argv)}`"
         limit = check.timeout_seconds or math.inf
+        since = written(logs)
         try:
             exit = await run_command(run, workspace, check.argv, logs, env=env, seconds=limit)
+            wanted = "" if check.exit == 0 else f", wanted {check.exit}"
+            ok, found = exit.code == check.exit, f"{exit}{wanted}"
         except trio.TooSlowError:
-            results.add(CheckKind.COMMAND, words, False, f"timed out after {limit:g}s")
-            continue
-        wanted = "" if check.exit == 0 else f", wanted {check.exit}"
-        results.add(CheckKind.COMMAND, words, exit.code == check.exit, f"{exit}{wanted}")
+            ok, found = False, f"timed out after {limit:g}s"
+        results.add(CheckKind.COMMAND, words, ok, found)
+        if not ok:
+            blame(run, STEP, logs, since)
 
 
 async def discard_checkout(run: Run, step: str) -> None:
