@@ -24,6 +24,7 @@ class Output:
         self.stderr = stderr
         self.manners = manners
         self.clean: Callable[[str], str] = lambda text: text  # takes secrets out of all that is written here
+        self._drawn: tuple[str, ...] = ()  # what stands below all that was said, on a terminal
 
     @property
     def live(self) -> bool:
@@ -34,6 +35,31 @@ class Output:
     def redraws(self) -> bool:
         """Whether a person watches: then progress may be redrawn."""
         return self.live and self.manners.redraw
+
+    @property
+    def ready(self) -> bool:
+        """Whether a line can be written without waiting for who reads it."""
+        try:
+            return bool(select.select([], [self.stdout], [], 0)[1])
+        except (OSError, ValueError):  # text in memory is always taken
+            return True
+
+    def now(self, lines: Iterable[str]) -> None:
+        """Have these, each narrower than the terminal, stand below all that is said; none takes them away."""
+        drawn = tuple(map(self.clean, lines))
+        if drawn != self._drawn:
+            self.stdout.write(self._erasing() + "\n".join(drawn))
+            self.stdout.flush()
+            self._drawn = drawn
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self.stdout.write(self._erasing())
+            self.stdout.flush()
+            self._drawn = ()
+
+    def _erasing(self) -> str:
+        return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (len(self._drawn) - 1)
 
     def outlive(self) -> None:
         """From now on nothing ends because a stream can not be written, as when a reader has gone or a disk is full.
@@ -79,6 +105,7 @@ class Output:
 
     def _tell(self, text: str, *, end: str = "\n") -> None:
         with self._writing():
+            self._erase()
             print(text, end=end, file=self.stdout, flush=True)
 
     @contextmanager
@@ -92,6 +119,7 @@ class Output:
             raise HostRefused(f"standard output cannot be written: {error.strerror}") from error
 
     def complain(self, text: str) -> None:
+        self._erase()
         print(self._harmless(self.clean(text)), file=self.stderr, flush=True)
 
     def _harmless(self, text: str) -> str:

@@ -1,174 +1,230 @@
-"""Watching one run closely: what happens, what its agent says as it says it, and a line that is always of now.
+"""Watching runs closely: what happens, what their steps print as they print it, and lines that are always of now.
 
-The agent's words are read from the log on disk, so that a process which did not start the run shows the same. A
-terminal that has gone takes nothing with it (``Output.outlive``): the run goes on unseen.
+What is printed is read from the logs on disk, so that a process which did not start a run shows the same, and a run
+never waits for who reads of it: what nobody takes is kept back, and of what is too much only the end is shown. A
+terminal that has gone takes nothing with it (``Output.outlive``): the runs go on unseen.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from runner import events as ev
+from runner.app.printed import Printed, Say, say_of, tail_of
+from runner.artifacts.account import account_of
 from runner.cli.output import Output
 from runner.errors import printable
 from runner.nurseries import open_services
 from runner.record import RunRecord, fold
-from runner.report import triage
+from runner.report import progress, triage
 from runner.report.words import columns
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from runner.report.triage import Found, Scene
     from runner.settings import Settings
 
-Say = Callable[[str], str | None]
-
-_TICK = 0.1  # seconds between looks at the log
-_LINES = 12  # of one thing that the agent says or runs
-_CHUNK = 1 << 18  # bytes of the log that are shown at a time
+_TICK = 0.1  # seconds between looks at the logs
+_WAITING = 400  # lines that wait for their reader, before no more is read for him
+_MOST = 10_000  # lines of what a step prints
 _REPORT = 1 << 24  # bytes of a report that is looked at
-_CLEAR = "\r\x1b[2K"
 
 
-class Log:
-    """The lines of a file that is being written, as they come to be whole."""
+class Face(Protocol):
+    """How a kind of run is told of: ``runner.report.progress`` is one, and that of a triage another."""
 
-    def __init__(self) -> None:
-        self._file: int | None = None
-        self._rest = b""
+    def opening(self, record: RunRecord, scene: Scene, clock: Callable[[int], str]) -> Iterator[str]: ...
 
-    def follow(self, path: Path) -> None:
-        with suppress(OSError):
-            self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    def news(self, record: RunRecord, event: ev.Event) -> Iterator[str]: ...
 
-    def lines(self) -> Iterable[bytes]:
-        """Those that are new."""
-        while self._file is not None and (chunk := os.read(self._file, _CHUNK)):
-            *whole, self._rest = (self._rest + chunk).split(b"\n")
-            yield from whole
-            if len(self._rest) > _CHUNK:
-                yield self._rest
-                self._rest = b""
+    def live_line(self, record: RunRecord, scene: Scene, now: int, doing: str = "") -> str: ...
 
-    def end(self) -> Iterable[bytes]:
-        """What is left once nothing is written any more, be it half a line."""
-        yield from self.lines()
-        yield self._rest
-        self._rest = b""
+
+class Watched:
+    """One run: its record so far, and what its step under way prints."""
+
+    def __init__(self, run: str, directory: Path, scene: Scene, say: Say | None) -> None:
+        self.record = RunRecord(run)
+        self.directory = directory
+        self.scene = scene
+        self.doing = ""
+        self._say = say
+        self._step = ""
+        self._printed: Printed | None = None
+        self._count = 0
+
+    def begin(self, step: str) -> None:
+        self._printed = Printed(self.directory, step, self._say_of(step))
+        self._step, self._count, self.doing = step, 0, ""
+
+    def lines(self, *, ended: bool = False) -> Iterator[str]:
+        """What the step has printed since, with its name first; ``ended``: nothing will follow."""
+        if (printed := self._printed) is None:
+            return
+        if ended:
+            self._printed = None
+        for line in printed.end() if ended else printed.lines():
+            if not self._count:
+                yield f"  ▸ {self._step}"
+            self._count += 1
+            self.doing = line.strip() or self.doing
+            if self._count <= _MOST:
+                yield f"   | {line}".rstrip()
+            elif self._count == _MOST + 1:
+                yield f"   | [no more of it is shown here: runner runs logs {self.record.id} {self._step}]"
+
+    def shows_end_of(self, step: str) -> bool:
+        """Whether the last lines that were shown are what made the step fail."""
+        failure = self.record.steps[step].failure
+        if failure is None:
+            return self._count <= _MOST
+        paths = (self.directory / "logs" / f"{step}.{stream}" for stream in ("stdout", "stderr"))
+        ends = zip((failure.stdout[1], failure.stderr[1]), paths, strict=True)
+        return self._count <= _MOST and all(end >= path.stat().st_size for end, path in ends)
+
+    def tail(self, step: str) -> tuple[str, ...]:
+        return tail_of(self.record, self.directory, step, self._say_of(step))
 
     def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        if self._printed is not None:
+            self._printed.close()
+
+    def _say_of(self, step: str) -> Say | None:
+        return self._say if self.record.steps[step].kind == "agent" else None
 
 
 class Screen:
-    """A sink for one run, whose directory is below ``runs``."""
+    """A sink for runs, whose directories are below ``runs``. ``scenes`` has what is known of them, by their names."""
 
     def __init__(
         self,
         out: Output,
-        scene: Scene,
+        scenes: Mapping[str, Scene],
         runs: Path,
         *,
+        face: Face,
         quiet: bool,
         raw: bool,
         now: Callable[[], int],
         clock: Callable[[int], str],
     ) -> None:
-        self.record: RunRecord | None = None
         self._out = out
-        self._scene = scene
+        self._scenes = scenes
         self._runs = runs
+        self._face = face
         self._quiet = quiet
-        self._say = _as_it_is if raw or not scene.agent else _say_of(scene.agent)
+        self._raw = raw
         self._now = now
         self._clock = clock
-        self._log = Log()
-        self._doing = self._piece = self._drawn = ""
+        self._watched: dict[str, Watched] = {}
+        self._wide = max(map(len, scenes)) if len(scenes) > 1 else 0
+        self._waiting: deque[str] = deque()
 
     def __call__(self, recorded: ev.Recorded) -> None:
-        if self.record is None or self.record.id != recorded.run:
-            self.record = RunRecord(recorded.run)
-        fold(self.record, recorded)
-        match recorded.event:
+        watched, event = self._watched.get(recorded.run), recorded.event
+        if isinstance(event, ev.RunStarted):
+            scene = self._scenes.get(event.name, triage.Scene())
+            say = None if self._raw else say_of(scene.agent)
+            watched = self._watched[recorded.run] = Watched(recorded.run, self._runs / recorded.run, scene, say)
+        assert watched is not None  # the first event of a run is that it has started
+        fold(watched.record, recorded)
+        match event:
             case ev.RunStarted():
-                self.lines(triage.opening(self.record, self._scene, self._clock))
-            case ev.LogOpened(path=path):
-                self._log.follow(Path(path))
-                self.lines([f"log        {triage.shown_path(Path(path), Path.cwd())}"])
-            case ev.AgentStarted(step=step) if self._scene.incident is None:
-                self._log.follow(self._runs / recorded.run / "logs" / f"{step}.stdout")
-            case ev.StepEnded(step="agent"):
-                self._take(self._log.end())
-                self._tell([self._piece])
-                self._piece = ""
-        self.lines(triage.news(self.record, recorded.event))
+                self._tell(watched, self._face.opening(watched.record, watched.scene, self._clock))
+            case ev.StepStarted(step=step):
+                watched.begin(step)
+            case ev.StepEnded():
+                self._take(watched, watched.lines(ended=True))
+        self._tell(watched, self._face.news(watched.record, event))
+        if isinstance(event, ev.StepEnded) and not event.outcome.ok and watched.record.steps[event.step].started:
+            self._explain(watched, event.step)
+
+    def _explain(self, watched: Watched, step: str) -> None:
+        """Why a step failed, unless that stands right above."""
+        seen = not self._quiet and not self._wide and watched.shows_end_of(step)
+        account = account_of(watched.record, watched.directory)
+        self._tell(watched, progress.why(account, step, watched.tail(step), seen=seen))
 
     def lines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self._draw("")
-            self._out.line(printable(line, triage.WIDEST))
+        self._waiting.extend(lines)
+        self._flush()
 
     def tick(self) -> None:
-        """Show what the agent has said since, and what is under way now."""
-        self._take(self._log.lines())
-        if self._out.redraws and self.record is not None:
-            line = triage.live_line(self.record, self._scene, self._now(), self._doing)
-            self._draw(_clipped(line, _width(self._out) - 1))
+        """Show what was printed since, and what is under way now."""
+        for watched in self._watched.values():
+            if watched.record.ended is None and len(self._waiting) < _WAITING:
+                self._take(watched, watched.lines())
+        self._flush()
+        if self._out.redraws and not self._waiting and self._out.ready:
+            self._out.now(self._live_lines())
 
-    def _take(self, raws: Iterable[bytes]) -> None:
-        for raw in raws:
-            if text := self._say(raw.decode(errors="replace")):
-                self._hear(text)
+    def _live_lines(self) -> Iterator[str]:
+        room, high = _size(self._out)
+        lines = []
+        for watched in self._watched.values():
+            line = self._face.live_line(watched.record, watched.scene, self._now(), watched.doing)
+            if line and watched.record.ended is None:
+                lines.append(self._named(watched, line))
+        if len(lines) >= high:
+            lines = [*lines[: high - 2], f"  and {len(lines) - high + 2} more"]
+        return (_clipped(printable(line, triage.WIDEST), room - 1) for line in lines)
 
-    def _hear(self, text: str) -> None:
-        """Take in what goes on where the last piece ended; what begins a line begins with its end."""
-        lines = text.strip("\n").split("\n")
-        if len(lines) > _LINES:
-            text = "\n".join(["", *lines[: _LINES - 1], f"... {len(lines) - _LINES + 1} more lines", ""])
-        *whole, self._piece = (self._piece + text).split("\n")
-        self._tell(whole)
+    def _take(self, watched: Watched, lines: Iterable[str]) -> None:
+        taken = list(lines)
+        if not self._quiet:
+            self._tell(watched, taken)
 
-    def _tell(self, lines: Iterable[str]) -> None:
-        for line in filter(str.strip, lines):
-            self._doing = line.strip()
-            if not self._quiet:
-                self.lines([f"   | {line}".rstrip()])
+    def _tell(self, watched: Watched, lines: Iterable[str]) -> None:
+        self.lines(self._named(watched, line) for line in lines)
+
+    def _named(self, watched: Watched, line: str) -> str:
+        return f"{watched.record.name:<{self._wide}} {line}" if self._wide else line
+
+    def _flush(self, *, all: bool = False) -> None:
+        """Write what is waiting, as long as it is taken at once."""
+        while self._waiting and (all or self._out.ready):
+            self._out.line(printable(self._waiting.popleft(), triage.WIDEST))
 
     def finish(self, record: RunRecord) -> None:
-        """The last block: how it ended."""
-        found = found_of(record, self._scene, self._runs / record.id)
-        self.lines(["", *triage.closing(record, self._scene, found)])
+        """The last block of a triage: how it ended."""
+        scene = self._scenes.get(record.name, triage.Scene())
+        found = found_of(record, scene, self._runs / record.id)
+        self.lines(["", *triage.closing(record, scene, found)])
+        self._flush(all=True)
 
     def close(self) -> None:
         """Nothing is redrawn any more."""
         self.tick()
-        self._draw("")
-        self._log.close()
-
-    def _draw(self, line: str) -> None:
-        """Make this the line that is of now; an empty one takes it away."""
-        if line != self._drawn:
-            self._out.stdout.write(_CLEAR + self._out.clean(line))
-            self._out.stdout.flush()
-        self._drawn = line
+        self._flush(all=True)
+        self._out.now(())
+        for watched in self._watched.values():
+            watched.close()
 
 
 @asynccontextmanager
 async def open_screen(
-    out: Output, scene: Scene, settings: Settings, *, quiet: bool = False, raw: bool = False
+    out: Output,
+    scenes: Mapping[str, Scene],
+    settings: Settings,
+    *,
+    face: Face = progress,
+    quiet: bool = False,
+    raw: bool = False,
 ) -> AsyncIterator[Screen]:
     """A screen that keeps itself up to date for the length of the block; ``raw`` shows output as it is."""
     from runner.app.state import now_microseconds
 
     out.outlive()
-    screen = Screen(out, scene, settings.home / "runs", quiet=quiet, raw=raw, now=now_microseconds, clock=_clock)
+    runs = settings.home / "runs"
+    screen = Screen(out, scenes, runs, face=face, quiet=quiet, raw=raw, now=now_microseconds, clock=_clock)
 
     async def tick() -> None:
         while True:
@@ -181,18 +237,6 @@ async def open_screen(
             yield screen
     finally:
         screen.close()
-
-
-def _say_of(agent: str) -> Say:
-    """What makes text of a line of an agent's output."""
-    import runner.agents
-    from runner import plugins
-
-    return plugins.load(runner.agents, agent).agent.say  # type: ignore[no-any-return]
-
-
-def _as_it_is(line: str) -> str:
-    return f"{line}\n"
 
 
 def found_of(record: RunRecord, scene: Scene, directory: Path) -> Found:
@@ -225,8 +269,10 @@ def _clipped(line: str, room: int) -> str:
     return line
 
 
-def _width(out: Output) -> int:
+def _size(out: Output) -> tuple[int, int]:
+    """Columns and lines of the terminal."""
     try:
-        return os.get_terminal_size(out.stdout.fileno()).columns or 80
+        size = os.get_terminal_size(out.stdout.fileno())
     except OSError:
-        return 80
+        return 80, 24
+    return size.columns or 80, size.lines or 24

@@ -6,8 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.model import CheckKind, Status, Usage
+from runner.model import CheckKind, Status, Usage, Violation
+from runner.policy.paths import PathPolicy
 from runner.record import RunRecord
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """One of a run's policies, with the place where it is written."""
+
+    name: str
+    origin: str
+    paths: PathPolicy
 
 
 @dataclass(frozen=True)
@@ -16,7 +26,7 @@ class Account:
 
     ``group`` is shared by the members of a matrix; ``incident`` is a directory. ``origins`` maps the run (the empty
     name) and its steps to ``file:line`` of the manifest that asked for them. ``tails`` has the last lines that steps
-    printed, of those that did not succeed.
+    printed, of those that did not succeed. ``networks`` is what each step may reach.
     """
 
     record: RunRecord
@@ -27,6 +37,18 @@ class Account:
     incident: str = ""
     origins: Mapping[str, str] = field(default_factory=dict)
     tails: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    networks: Mapping[str, str] = field(default_factory=dict)
+    ceilings: Sequence[Ceiling] = ()
+
+    def rule_of(self, violation: Violation) -> str:
+        """The policy that a violation breaks, and where that is written; empty when no policy decided it."""
+        for one in self.ceilings:
+            allowed = ", ".join(one.paths.allowed)
+            verdict = one.paths.judge(violation.path)
+            if violation.rule == verdict.rule:
+                says = f" allows {allowed}" if verdict.rule == "not-allowed" else ""
+                return f"policy {one.name}{says}, {one.origin}"
+        return ""
 
 
 def blamed(record: RunRecord) -> str | None:

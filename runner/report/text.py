@@ -7,37 +7,31 @@ from pathlib import Path
 
 from runner.errors import printable
 from runner.events import CommitsTaken
-from runner.model import IsolationClass, Status
+from runner.model import IsolationClass, Reason, Status
 from runner.record import ClusterUse, RunRecord, StepRecord
-from runner.report.words import MARKS, commands, duration, isolation, rung, usage
+from runner.report.words import MARKS, brief, commands, duration, isolation, rung, usage
 from runner.triage.budget import sizes
 
 WIDEST = 1_000  # characters of a line
 _NAMED = 4  # kinds of refused requests, and late violations, that are named
 
-_WORDS = {Status.SUCCEEDED: "SUCCEEDED", Status.FAILED: "FAILED", Status.CANCELLED: "CANCELLED"}
+
+def render_run(record: RunRecord, directory: Path) -> str:
+    """The report of one run, with what a terminal could obey escaped; ends without a line break."""
+    return "\n".join(printable(line, WIDEST) for line in _lines(record, directory))
 
 
-def render_run(record: RunRecord, directory: Path, *, brief: bool = False) -> str:
-    """The report of one run, with what a terminal could obey escaped; ends without a line break.
-
-    A ``brief`` one leaves out the steps that went well, for whoever has watched them.
-    """
-    return "\n".join(printable(line, WIDEST) for line in _lines(record, directory, brief))
-
-
-def _lines(record: RunRecord, directory: Path, brief: bool) -> Iterator[str]:
+def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
     if record.rehearsal is not None:
         yield f"REHEARSAL: no model was asked, {record.rehearsal} stood for it"
-    word = _WORDS.get(record.status, record.status.value.upper())
     taken = f" in {duration(record.seconds)}" if record.seconds is not None else ""
-    yield f"{word} {record.name}{taken}   run {record.id}"
+    yield f"{status_word(record)} {record.name}{taken}   run {record.id}"
     if record.resumes is not None:
         yield f"  resumes    run {record.resumes}"
     yield f"  isolation  {isolation_line(record)}"
     yield from (f"  refused    {provider}: {reason}" for provider, reason in record.refused)
     if record.outcome is not None and record.outcome.message:
-        yield f"  because    {record.outcome.message}"
+        yield f"  because    {brief(record.outcome.message)}"
     if record.status is Status.LOST:
         yield f"  because    its runner has died; `runner recover {record.id}` saves its work and cleans up"
     if record.preloaded is not None:
@@ -52,13 +46,19 @@ def _lines(record: RunRecord, directory: Path, brief: bool) -> Iterator[str]:
         yield f"  cluster    {cluster_line(record.cluster)}"
     for _, message in record.warnings:
         yield f"  warning    {message}"
+    told = record.outcome.message if record.outcome is not None else ""
     for name, step in record.steps.items():
-        if not brief or (step.outcome is not None and not step.outcome.ok):
-            yield from _step(name, step)
+        yield from _step(name, step, told)
     yield from _found_later(record)
     yield from _places(record, directory)
     yield from (f"  LEFT BEHIND  {left}" for left in record.left)
     yield from [f"  clean up   runner recover {record.id}"] if record.left else []
+
+
+def status_word(record: RunRecord) -> str:
+    """``SUCCEEDED``, ``FAILED``, ``TIMED OUT``: how a run ended, or where it is."""
+    late = record.outcome is not None and record.outcome.reason is Reason.TIMEOUT
+    return "TIMED OUT" if late else record.status.value.upper()
 
 
 def isolation_line(record: RunRecord) -> str:
@@ -66,9 +66,14 @@ def isolation_line(record: RunRecord) -> str:
     if record.isolation is None:
         return "nothing was started"
     unseen = "; nothing was read back" if record.ended is not None else ""
-    seen = f"; read back: {isolation(record.observed)}" if record.observed else unseen
+    return class_line(record) + (f"; read back: {isolation(record.observed)}" if record.observed else unseen)
+
+
+def class_line(record: RunRecord) -> str:
+    """The class of isolation, loud where there is none."""
+    assert record.isolation is not None
     loud = " - NOT ISOLATED from this host" if record.isolation is IsolationClass.NONE else ""
-    return f"{record.isolation.word} ({record.provider}){loud}{seen}"
+    return f"{record.isolation.word} ({record.provider}){loud}"
 
 
 def usage_lines(record: RunRecord) -> Iterator[str]:
@@ -92,14 +97,17 @@ def _counted(requests: Mapping[str, int], what: str) -> str:
     return f"{sum(requests.values())} {what}" + (f" ({named})" if known else "")
 
 
-def _step(name: str, step: StepRecord) -> Iterator[str]:
+def _step(name: str, step: StepRecord, told: str) -> Iterator[str]:
+    """A step, without what was ``told`` before it."""
     message = step.outcome.message if step.outcome else ""
+    message = "" if message and message in told else brief(message)
     yield f"  {MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {message}".rstrip()
     if step.rungs:
         yield f"      {', '.join(dict.fromkeys(rung(reached) for _, reached in step.rungs))}"
     if step.outcome is not None and not step.outcome.ok:
-        yield from (f"      {detail}" for detail in step.outcome.details[:20])
-        more = len(step.outcome.details) - 20
+        details = [brief(detail) for detail in step.outcome.details if detail not in told]
+        yield from (f"      {detail}" for detail in details[:20])
+        more = len(details) - 20
         if more > 0:
             yield f"      and {more} more"
 

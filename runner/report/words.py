@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterator
 
@@ -20,7 +21,19 @@ MARKS = {
     Status.LOST: "?",
 }
 
+_COMMAND = re.compile(r"`(?:env )?((?:[A-Za-z_]\w*=(?:'[^']*'|[^\s'])* )*)([^`]+)`")
+_LONG = 80  # columns of a command in a sentence
+
 _RUNGS = {Rung.TERM: "TERM", Rung.KILL: "KILL", Rung.SANDBOX: "sandbox killed"}
+
+
+def brief(text: str) -> str:
+    """A sentence whose commands, in backticks, are without the environment that they set, and not long."""
+    return _COMMAND.sub(lambda found: f"`{_shortened(found[2])}`", text)
+
+
+def _shortened(command: str) -> str:
+    return command if len(command) <= _LONG else f"{command[: _LONG - 3]}..."
 
 
 def duration(seconds: float | None) -> str:
@@ -72,13 +85,18 @@ def limits(value: Limits) -> str:
 
 def isolation(seen: Isolation) -> str:
     """What was read back from inside, in one line."""
+    return f"uid {seen.uid}, {sandbox(seen)}"
+
+
+def sandbox(seen: Isolation) -> str:
+    """What commands are held to."""
     if seen.interfaces is None:
         network = "network of the host"
     else:
         network = "no interface" if seen.interfaces in ((), ("lo",)) else f"interfaces {', '.join(seen.interfaces)}"
     shared = f", shares {', '.join(seen.shared_namespaces)} with the host" if seen.shared_namespaces else ""
     unfiltered = ", system calls not filtered" if seen.isolation and not seen.filtered else ""
-    return f"uid {seen.uid}, {network}, {limits(seen.limits)}{shared}{unfiltered}"
+    return f"{network}, {limits(seen.limits)}{shared}{unfiltered}"
 
 
 def usage(used: Usage) -> str:

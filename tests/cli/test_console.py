@@ -1,4 +1,4 @@
-"""What is said while a run is being stopped: as plain lines, and in a tree that is redrawn."""
+"""What is said while a run is being stopped: as plain lines, and where a terminal is redrawn."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ import os
 import pty
 import re
 import struct
-import subprocess
-import sys
 import termios
 from collections.abc import Sequence
-from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from runner import events as ev
-from runner.cli.console import NEWS, Lines, Tree
 from runner.cli.output import Output
+from runner.cli.screen import Screen
 from runner.manners import Manners, manners
-from runner.model import Outcome, Rung, Status, StopReason
+from runner.model import Rung, StopReason
 from runner.ports.sink import Sink
+from runner.record import RunRecord, fold
+from runner.report import progress
+from runner.report.progress import NEWS
+from runner.report.triage import Scene
+from tests.cli.terminal import CODES, on_terminal
 from tests.situations import Project
 
 STARTED = (
@@ -35,27 +40,34 @@ LEFT = ev.RungReached("agent", Rung.KILL, StopReason.LEFT_RUNNING)
 SECOND = 1_000_000
 
 
-def feed(sink: Sink, events: Sequence[ev.Event]) -> None:
+def screen_on(stream: TextIO, moment: float = 1.0, names: Sequence[str] = ("work",)) -> Screen:
+    """A screen of runs without directories at a moment, in seconds."""
+    out = Output(stream, stream)
+    at = int(moment * SECOND)
+    return Screen(out, {name: Scene() for name in names}, Path("nowhere"), face=progress, quiet=False, raw=False, now=lambda: at, clock=str)
+
+
+def feed(sink: Sink, events: Sequence[ev.Event], run: str = "r") -> None:
     """All events happen in the first second."""
     for seq, event in enumerate(events, start=1):
-        sink(ev.Recorded("r", seq, SECOND, event))
+        sink(ev.Recorded(run, seq, SECOND, event))
 
 
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (TERM, "work: agent: TERM (step deadline), 10s until KILL"),
-        (KILL, "work: agent: KILL (second signal)"),
-        (SANDBOX, "work: agent: sandbox killed (stop budget)"),
-        (LEFT, "work: agent: KILL (left running)"),
-        (ev.OomKilled("agent", 1), "work: warning: agent: out of memory, the kernel killed a process"),
-        (ev.OomKilled("agent", 3), "work: warning: agent: out of memory, the kernel killed 3 processes"),
+        (TERM, "  ! agent: TERM (step deadline), 10s until KILL"),
+        (KILL, "  ! agent: KILL (second signal)"),
+        (SANDBOX, "  ! agent: sandbox killed (stop budget)"),
+        (LEFT, "  ! agent: KILL (left running)"),
+        (ev.OomKilled("agent", 1), "  ! agent: out of memory, the kernel killed a process"),
+        (ev.OomKilled("agent", 3), "  ! agent: out of memory, the kernel killed 3 processes"),
     ],
     ids=["TERM", "KILL", "sandbox", "left running", "a kill for memory", "kills for memory"],
 )
 def test_each_rung_and_each_kill_for_memory_is_a_line(event: ev.Event, line: str) -> None:
     out = io.StringIO()
-    feed(Lines(Output(out, io.StringIO())), [*STARTED, event])
+    feed(screen_on(out), [*STARTED, event])
 
     assert out.getvalue().splitlines()[-1] == line
 
@@ -73,55 +85,50 @@ def test_each_rung_and_each_kill_for_memory_is_a_line(event: ev.Event, line: str
     ids=["running", "in its grace", "after it", "killed", "left something", "left something long ago"],
 )
 def test_a_running_step_shows_how_it_is_being_stopped(events: Sequence[ev.Event], seconds: float, message: str) -> None:
-    tree = Tree(lambda: SECOND + int(seconds * SECOND))
-    feed(tree, [*STARTED, *events])
+    record = RunRecord("r")
+    feed(partial(fold, record), [*STARTED, *events])
+    line = progress.live_line(record, Scene(), SECOND + int(seconds * SECOND))
 
-    assert tree.render().plain.splitlines()[-1].split("s", 1)[1].strip() == message
-
-
-def test_a_step_that_has_ended_shows_its_outcome() -> None:
-    tree = Tree(lambda: 9 * SECOND)
-    feed(tree, [*STARTED, TERM, ev.StepEnded("agent", Outcome(Status.FAILED, message="stopped at its deadline"))])
-
-    assert tree.render().plain.splitlines()[-1].endswith("stopped at its deadline")
-
-
-def fill(tree: Tree, running: int, ended: int) -> None:
-    """Some runs of a matrix, of three steps each."""
-    steps = {"lease": "lease", "agent": "agent", "save": "save"}
-    for number in range(running + ended):
-        run = f"r{number}"
-        events: list[ev.Event] = [
-            ev.RunStarted(f"work.{number}", "sha256:0", "1", steps, 60.0),
-            ev.StepStarted("lease"),
-            ev.StepEnded("lease", Outcome(Status.SUCCEEDED)),
-            ev.StepStarted("agent"),
-        ]
-        if number >= running:
-            events.append(ev.RunEnded(Outcome(Status.FAILED, message="agent: exited 3"), 1))
-        for seq, event in enumerate(events, start=1):
-            tree(ev.Recorded(run, seq, SECOND, event))
+    assert line.split("s", 1)[1].strip() == message
 
 
 @pytest.mark.parametrize(
-    ("height", "first", "last"),
+    ("rows", "last"),
     [
-        pytest.param(0, "work.0", "· save", id="as high as it needs"),
-        pytest.param(40, "work.0", "· save", id="high enough"),
-        pytest.param(9, "work.0", "✗ work.3", id="what has ended gives way"),
-        pytest.param(4, "work.0", "and 3 more lines", id="what runs comes first"),
-        pytest.param(1, "and 6 more lines", "and 6 more lines", id="one line"),
+        pytest.param(9, "work.3   ▸ agent        1.0s", id="high enough"),
+        pytest.param(3, "  and 3 more", id="too many"),
+        pytest.param(2, "  and 4 more", id="hardly any"),
     ],
 )
-def test_a_tree_is_no_higher_than_its_terminal(height: int, first: str, last: str) -> None:
-    tree = Tree(lambda: 2 * SECOND)
-    fill(tree, running=2, ended=2)
+def test_what_is_of_now_is_lower_than_the_terminal(rows: int, last: str) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 70, 0, 0))
+    with os.fdopen(theirs, "w", encoding="utf-8") as stream:
+        names = [f"work.{number}" for number in range(4)]
+        screen = screen_on(stream, 2.0, names)
+        for name in names:
+            begun = ev.RunStarted(name, "sha256:0", "1", {"agent": "agent"}, 60.0)
+            feed(screen, [begun, STARTED[1]], name)
+        screen.tick()
+        drawn = os.read(ours, 1 << 16).decode()
+    os.close(ours)
 
-    lines = tree.render(height).plain.splitlines()
+    lines = drawn.rpartition("\r\x1b[2K")[2].split("\r\n")
+    assert len(lines) < rows
+    assert lines[-1].startswith(last)
 
-    assert len(lines) <= (height or 99)
-    assert lines[0].strip().startswith(first)
-    assert lines[-1].strip().startswith(last)
+
+def test_what_is_of_now_gives_way_to_what_is_said() -> None:
+    stream = io.StringIO()
+    out = Output(stream, stream)
+    out.now(["one", "two"])
+    out.line("said")
+    out.now(["one", "two"])
+    out.complain("a warning")
+    out.now([])
+
+    erased = "\r\x1b[2K\x1b[1A\x1b[2K"
+    assert stream.getvalue() == f"\r\x1b[2Kone\ntwo{erased}said\n\r\x1b[2Kone\ntwo{erased}a warning\n"
 
 
 @pytest.mark.parametrize(
@@ -148,51 +155,27 @@ def test_the_environment_says_how_to_print(env: dict[str, str], expected: Manner
     assert manners(env) == expected
 
 
-SMALL = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONUTF8": "1"}
-
-
-def on_terminal(project: Project, rows: int, columns: int, *arguments: str) -> str:
-    """What the command writes to a terminal of that size."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    command = [sys.executable, "-m", "runner", *arguments]
-    process = subprocess.Popen(
-        command, cwd=project.folder, env=project.variables, stdin=theirs, stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    shown = bytearray()
-    with suppress(OSError):  # how Linux says that nobody has the other end any more
-        while chunk := os.read(ours, 1 << 16):
-            shown += chunk
-    os.close(ours)
-    assert process.wait(timeout=60) == 0, shown.decode()
-    return shown.decode()
-
-
 @pytest.mark.scenario("BEY-17", only="TTY progress")
-def test_on_a_small_terminal_nothing_is_wider_or_higher_than_it(project: Project) -> None:
-    project.script("sleep 0.5")
-    project.env = {**SMALL, "NO_COLOR": "1"}
+def test_on_a_small_terminal_nothing_that_is_redrawn_is_wider_than_it(project: Project) -> None:
+    project.script("for n in 1 2 3; do echo line $n; sleep 0.3; done")
+    project.env = {"NO_COLOR": "1"}
+    with on_terminal(project, "apply", ".", "--yes", rows=5, columns=40) as terminal:
+        shown = terminal.rest()
 
-    shown = on_terminal(project, 5, 40, "apply", ".", "--yes")
-
-    *frames, report = re.split(r"(?:\r?\x1b\[2K)?(?:\x1b\[1A\x1b\[2K)+", shown)
-    assert len(frames) > 3
-    drawn = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame).rstrip("\r\n").split("\r\n") for frame in frames]
-    assert max(len(lines) for lines in drawn) <= 5
-    assert max(len(line.strip("\r")) for lines in drawn for line in lines) <= 40
-    assert any("▸ agent" in line for lines in drawn for line in lines)
+    drawn = re.findall(r"\r\x1b\[2K([^\r\x1b]+)(?=\r\x1b)", shown)
+    assert max(map(len, drawn)) < 40
+    assert any("▸ agent" in text for text in drawn)
+    assert CODES.sub("", shown).count("   | line 2\r\n") == 1
     assert not re.search(r"\x1b\[(?:\d+;)*[34]\d", shown)
-    assert "SUCCEEDED work in" in report
-    assert "✓ save" in report
+    assert "SUCCEEDED work in" in shown
 
 
 @pytest.mark.scenario("BEY-17", only="plain CI lines")
 def test_a_ci_with_a_terminal_gets_plain_lines(project: Project) -> None:
     project.script("true")
-    project.env = {**SMALL, "CI": "true"}
-
-    shown = on_terminal(project, 24, 80, "apply", ".")
+    project.env = {"CI": "true"}
+    with on_terminal(project, "apply", ".", "--yes", rows=24, columns=80) as terminal:
+        shown = terminal.rest()
 
     assert "\x1b" not in shown
-    assert "work: ✓ agent" in shown
+    assert "  ✓ agent" in shown

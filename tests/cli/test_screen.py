@@ -9,6 +9,7 @@ from runner import events as ev
 from runner.cli.output import Output
 from runner.cli.screen import Screen, found_of
 from runner.record import RunRecord
+from runner.report import triage
 from runner.report.triage import Scene
 
 SECOND = 1_000_000
@@ -24,7 +25,7 @@ def test_the_line_of_now_is_written_when_it_changes(tmp_path: Path) -> None:
     """It was, ten times a second."""
     terminal, moment = Terminal(), [2 * SECOND]
     out = Output(terminal, terminal)
-    screen = Screen(out, Scene(), tmp_path, quiet=False, raw=False, now=lambda: moment[0], clock=str)
+    screen = Screen(out, {}, tmp_path, face=triage, quiet=False, raw=False, now=lambda: moment[0], clock=str)
     for seq, event in enumerate((ev.RunStarted("t", "x", "1", STEPS, 600.0), ev.StepStarted("agent")), start=1):
         screen(ev.Recorded("7k3q", seq, seq * SECOND, event))
     for tick in range(30):

@@ -30,9 +30,25 @@ def show(past: Past, form: str, out: Output) -> None:
 
             out.line(markdown.render([_account(past)]).rstrip("\n"))
         case _:
-            from runner.report.text import render_run
+            from runner.errors import printable
+            from runner.report.progress import after
+            from runner.report.text import WIDEST, render_run
 
             out.line(render_run(past.record, past.directory))
+            for line in after(_account(past), _tail(past)):
+                out.line(printable(line, WIDEST))
+
+
+def _tail(past: Past) -> Sequence[str]:
+    """The end of what the step printed that decided against a run."""
+    from runner.app.printed import say_of, tail_of
+    from runner.report.account import blamed
+
+    step = blamed(past.record)
+    if step is None:
+        return ()
+    agent = past.record.steps[step].kind == "agent"
+    return tail_of(past.record, past.directory, step, say_of(_account(past).agent) if agent else None)
 
 
 def compare(pasts: Sequence[Past], form: str, out: Output) -> None:

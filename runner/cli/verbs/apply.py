@@ -28,6 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_request_arguments(parser)
     parser.add_argument("--run-key", metavar="KEY", help="a second apply with this key attaches to the first's runs")
     parser.add_argument("--output", choices=("text", "jsonl"), default="text", help="jsonl: every event as it happens")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="do not show what setup, agents and checks print, unless they fail"
+    )
     add_report_arguments(parser)
     confirm.add_arguments(parser)
 
@@ -45,9 +48,8 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
     from runner.app.quickstart import refuse_installed
     from runner.app.saved import make_saved_plan
     from runner.app.secret_values import redactor_of
-    from runner.cli.console import open_console
+    from runner.cli.console import open_console, show_ends
     from runner.errors import UsageError
-    from runner.report.text import render_run
     from runner.settings import current
 
     if args.run_key == "":
@@ -71,7 +73,7 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
         if turns is None and confirm.asks(args, out) and not await confirm.agreed(planned, settings, out):
             return None
         reports.order = tuple(run.name for run in planned.plan.runs)
-        with open_console(out, args.output) as sink:
+        async with open_console(out, args.output, planned.plan.runs, settings, quiet=args.quiet) as sink:
             return await apply(
                 planned,
                 settings,
@@ -87,9 +89,7 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
         if records is None:
             return CANCELLED
         if args.output == "text":
-            for record in records:
-                out.line()
-                out.line(render_run(record, settings.home / "runs" / record.id, brief=not out.redraws))
+            show_ends(records, settings, out)
             show_comparisons(reports.accounts(), out)
     return max((record.exit_code or 0 for record in records), default=0)
 

@@ -87,11 +87,10 @@ async def _carry_on(
 
     from runner.app.resume import resume
     from runner.app.triage import flags_of
-    from runner.cli.console import open_console
+    from runner.cli.console import open_console, show_ends
     from runner.cli.screen import open_screen
     from runner.plan.model import run_document
-    from runner.report.text import render_run
-    from runner.report.triage import scene_of
+    from runner.report import triage
 
     notes = [f"note: {note}" for note in resuming.notes]
     if form == "json":
@@ -100,17 +99,17 @@ async def _carry_on(
         _show(record, form, out, [])
         return record
     run = run_document(resuming.plan)
-    scene = replace(scene_of(run), flags=flags_of(run, settings))
+    scene = replace(triage.scene_of(run), flags=flags_of(run, settings))
     if scene.incident is not None:
         _print(notes, out)
-        async with open_screen(out, scene, settings) as screen:
+        async with open_screen(out, {resuming.plan.name: scene}, settings, face=triage) as screen:
             record = await resume(resuming, settings, [screen, reports], redactor=redactor)
         screen.finish(record)
         return record
-    with open_console(out, "text") as sink:
+    async with open_console(out, "text", [resuming.plan], settings) as sink:
         record = await resume(resuming, settings, [sink, reports], redactor=redactor)
-    report = render_run(record, settings.home / "runs" / record.id, brief=not out.redraws)
-    _show(record, form, out, ["", *notes, *report.split("\n")])
+    _print(notes, out)
+    show_ends([record], settings, out)
     return record
 
 

@@ -7,11 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.cli.verbs import _deliver, _show
+from runner.cli.verbs import _deliver, _logs, _show
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from runner.app.history import Past
     from runner.ports.store import RunRow
     from runner.settings import Settings
@@ -34,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         if name == "show":
             verb.add_argument("--output", choices=_show.FORMS, default="text")
         if name == "logs":
-            verb.add_argument("step", nargs="?", metavar="STEP", help="only this step")
+            _logs.add_arguments(verb)
     attached = add("attach", "follow a run to its end; Ctrl-C stops the looking, never the run")
     attached.add_argument("-q", "--quiet", action="store_true", help="do not show what the agent says")
     compare = verbs.add_parser("compare", help="several runs beside each other", allow_abbrev=False)
@@ -65,11 +63,9 @@ def main(args: Namespace, out: Output) -> int:
         case "show":
             _show.show(past, args.output, out)
         case "logs":
-            for file in history.logs_of(past, args.step):
-                _heading(file, args.step, out)
-                _print_file(file, out, log=True)
+            _logs.show(past, args, settings, out)
         case "patch":
-            _print_file(history.patch_of(past), out)
+            _logs.print_file(history.patch_of(past), out)
     return 0
 
 
@@ -80,17 +76,23 @@ def _attach(past: Past, args: Namespace, settings: Settings, out: Output) -> int
     from runner.app.secret_values import redactor_of
     from runner.app.triage import flags_of
     from runner.app.watch import planned, watch
-    from runner.cli.screen import open_screen
-    from runner.report.triage import scene_of
+    from runner.cli.console import show_ends
+    from runner.cli.screen import Face, open_screen
+    from runner.report import progress, triage
 
     out.clean = redactor_of(settings).text
     run = planned(past)
-    scene = replace(scene_of(run), flags=flags_of(run, settings))
+    scene = replace(triage.scene_of(run), flags=flags_of(run, settings))
 
     async def whole() -> int:
-        async with open_screen(out, scene, settings, quiet=args.quiet) as screen:
+        incident = scene.incident is not None
+        face: Face = triage if incident else progress
+        async with open_screen(out, {past.record.name: scene}, settings, face=face, quiet=args.quiet) as screen:
             record = await watch(past, settings, [screen])
-        screen.finish(record)
+        if incident:
+            screen.finish(record)
+        else:
+            show_ends([record], settings, out)
         return record.exit_code or 0
 
     try:
@@ -113,21 +115,3 @@ def _list(rows: list[RunRow], form: str, out: Output) -> None:
         resumes = f"  resumes {row.resumes}" if row.resumes else ""
         rehearsed = "  a rehearsal" if row.rehearsal is not None else ""
         out.line(f"{row.id}  {at}  {row.status:<10} {row.name}{resumes}{rehearsed}")
-
-
-def _heading(file: Path, step: str | None, out: Output) -> None:
-    if step is None:
-        out.line(f"--- {file.stem} {file.suffix[1:]}")
-
-
-def _print_file(file: Path, out: Output, *, log: bool = False) -> None:
-    """Raw bytes into a file or pipe; on a terminal, or of a log where a CI obeys it, what commands is escaped."""
-    from runner.errors import printable
-
-    with file.open("rb") as stream:
-        if not out.live and not (log and out.manners.obeyed):
-            while chunk := stream.read(1 << 20):
-                out.raw(chunk)
-            return
-        for line in stream:
-            out.line(printable(line.decode(errors="replace").rstrip("\r\n"), 10_000))

@@ -149,6 +149,7 @@ def _carry_out(
     from runner.errors import ClusterDenied, ClusterUnreachable, CredentialFailed, Rejected
     from runner.events import Recorded, RunStarted
     from runner.plan.model import run_document
+    from runner.report import triage as face
     from runner.report.triage import scene_of, shown_path
 
     redactor = redactor_of(settings)
@@ -173,7 +174,8 @@ def _carry_out(
             run = run_document(planned.plan.runs[0])
             copied = () if triage.output_dir is None else ("--output-dir", str(triage.output_dir))
             scene = replace(scene_of(run), flags=flags_of(run, settings) + copied)
-            async with open_screen(out, scene, settings, quiet=args.quiet, raw=triage.verbose) as screen:
+            scenes = {planned.plan.runs[0].name: scene}
+            async with open_screen(out, scenes, settings, face=face, quiet=args.quiet, raw=triage.verbose) as screen:
 
                 def tell(recorded: Recorded) -> None:
                     if wrote and isinstance(recorded.event, RunStarted):
@@ -183,7 +185,7 @@ def _carry_out(
                 (record,) = await start(planned, sinks=[screen, tell], warnings=warnings)
             screen.finish(record)
         else:
-            with open_console(out, "jsonl") as sink:
+            async with open_console(out, "jsonl", planned.plan.runs, settings) as sink:
                 sinks = [sink] if triage.form == "jsonl" else []
                 (record,) = await start(planned, sinks=sinks, warnings=warnings)
         return record

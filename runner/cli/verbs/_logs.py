@@ -1,0 +1,127 @@
+"""``runner runs logs``: what the steps of a run printed, an agent's stream in words, also while it goes on."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from runner.cli.output import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from runner.app.history import Past
+    from runner.app.printed import Printed, Say
+    from runner.events import Recorded
+    from runner.settings import Settings
+
+_TICK = 0.1  # seconds between looks at what is printed
+_WIDEST = 10_000  # characters of a line
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("step", nargs="?", metavar="STEP", help="only this step")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on to the end of a run that goes on")
+    parser.add_argument("--raw", action="store_true", help="an agent's stream as its CLI wrote it, as for jq")
+
+
+def show(past: Past, args: Namespace, settings: Settings, out: Output) -> None:
+    from runner.app.history import logs_of
+    from runner.app.printed import say_of, words_of
+    from runner.app.secret_values import redactor_of
+    from runner.app.watch import planned
+    from runner.errors import UsageError, printable
+    from runner.report.triage import scene_of
+
+    files = logs_of(past, args.step)
+    say = None if args.raw else say_of(scene_of(planned(past)).agent)
+    if args.follow:
+        if args.raw:
+            raise UsageError("`--follow` shows words, not a stream", hint="leave out `--raw`, or `--follow`")
+        out.clean = redactor_of(settings).text
+        _follow(past, args.step, say, settings, out=out)
+        return
+    for file in files:
+        if args.step is None:
+            out.line(f"--- {file.stem} {file.suffix[1:]}")
+        kind = past.record.steps[file.stem].kind
+        if say is not None and kind == "agent" and file.suffix == ".stdout":
+            for line in words_of(file, say):
+                out.line(printable(line, _WIDEST))
+        else:
+            print_file(file, out, log=True)
+
+
+def print_file(file: Path, out: Output, *, log: bool = False) -> None:
+    """Raw bytes into a file or pipe; on a terminal, or of a log where a CI obeys it, what commands is escaped."""
+    from runner.errors import printable
+
+    with file.open("rb") as stream:
+        if not out.live and not (log and out.manners.obeyed):
+            while chunk := stream.read(1 << 20):
+                out.raw(chunk)
+            return
+        for line in stream:
+            out.line(printable(line.decode(errors="replace").rstrip("\r\n"), _WIDEST))
+
+
+class _Follower:
+    """A sink that says what each step prints; of one ``step`` only, if there is one."""
+
+    def __init__(self, past: Past, step: str | None, say: Say | None, out: Output) -> None:
+        self._past = past
+        self._step = step
+        self._say = say
+        self._out = out
+        self._printed: Printed | None = None
+        self._heading = ""
+
+    def __call__(self, recorded: Recorded) -> None:
+        from runner import events as ev
+        from runner.app.printed import Printed
+
+        match recorded.event:
+            case ev.StepStarted(step=step) if self._step in (None, step):
+                say = self._say if self._past.record.steps[step].kind == "agent" else None
+                self._printed = Printed(self._past.directory, step, say, whole=True)
+                self._heading = f"--- {step}" if self._step is None else ""
+            case ev.StepEnded() if self._printed is not None:
+                self._tell(self._printed.end())
+                self._printed = None
+
+    def tick(self) -> None:
+        if self._printed is not None:
+            self._tell(self._printed.lines())
+
+    def _tell(self, lines: Iterable[str]) -> None:
+        from runner.errors import printable
+
+        for line in lines:
+            if self._heading:
+                self._out.line(self._heading)
+                self._heading = ""
+            self._out.line(printable(line, _WIDEST))
+
+
+def _follow(past: Past, step: str | None, say: Say | None, settings: Settings, *, out: Output) -> None:
+    """Cancelling, as by Ctrl-C, ends the looking, never the run."""
+    import trio
+
+    from runner.app.deliver import run_cancellable
+    from runner.app.watch import watch
+
+    follower = _Follower(past, step, say, out)
+
+    async def tick() -> None:
+        while True:
+            await trio.sleep(_TICK)
+            follower.tick()
+
+    async def whole() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tick)
+            await watch(past, settings, [follower])
+            nursery.cancel_scope.cancel()
+
+    run_cancellable(whole)

@@ -1,0 +1,213 @@
+"""A run as whoever watches it sees it: what it is, each step that people ask for as it ends, and what to do at the end.
+
+Pure over plan, record and the end of what failed steps printed. Each thing is said once: what went well and is
+housekeeping is not said at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from runner import events as ev
+from runner.model import Reason, Status, StopReason
+from runner.record import RunRecord, StepRecord
+from runner.report.account import Account, blamed, used
+from runner.report.symptoms import symptom
+from runner.report.text import class_line, status_word
+from runner.report.triage import Scene
+from runner.report.words import MARKS, brief, cost, count, duration, rung, sandbox
+
+NEWS = 5.0  # seconds that a live line shows what was done to a command whose step goes on
+_LONGER = 1.5  # times the time that was not enough
+_HOUSEKEEPING = frozenset({"lease", "provision", "scan", "snapshot", "session", "save", "teardown", "release"})
+
+
+def opening(record: RunRecord, scene: Scene, clock: Callable[[int], str]) -> Iterator[str]:
+    """The lines before anything happens; ``clock`` says a moment in microseconds since the epoch as people do here."""
+    if record.rehearsal is not None:
+        yield f"a rehearsal: no model is asked, {record.rehearsal} stands for it"
+    stops = clock(record.started + int(record.deadline_seconds * 1e6))
+    who = "/".join(filter(None, (scene.agent, scene.model)))
+    network = "no network" if scene.network == "none" else f"network: {scene.network}"
+    where = f"{', then '.join(scene.providers)}, {network}" if scene.providers else ""
+    resumes = f"resumes {record.resumes}" if record.resumes else ""
+    parts = (
+        record.name,
+        f"run {record.id}",
+        resumes,
+        who,
+        where,
+        f"stops {stops} ({duration(record.deadline_seconds)})",
+    )
+    yield "   ".join(filter(None, parts))
+
+
+def news(  # noqa: C901, PLR0912  # one arm an event type
+    record: RunRecord, event: ev.Event
+) -> Iterator[str]:
+    """What an event that was just folded adds to the screen; nothing for most."""
+    match event:
+        case ev.IsolationObserved(isolation=seen):
+            yield f"  sandbox     {class_line(record)}, {sandbox(seen)}"
+        case ev.LogOpened(path=path):
+            yield f"  log         {path}"
+        case ev.ProviderRefused(provider=provider, reason=reason):
+            yield f"  ! provider {provider} refused: {reason}"
+        case ev.FellBack(step=name, provider=provider, reason=reason):
+            yield f"  ! falling back from {provider}: {name}: {reason}"
+        case ev.Retried(step=name, what=what, reason=reason, pause_seconds=pause):
+            yield f"  ! {name}: {what} failed, trying again in {duration(pause)}: {reason}"
+        case ev.StepEnded(step=name, outcome=outcome):
+            if not ((outcome.ok and record.steps[name].kind in _HOUSEKEEPING) or outcome.status is Status.SKIPPED):
+                yield f"  {step_line(name, record.steps[name])}"
+                others = [check for check in record.checks.get(name, ()) if not check.ok][1:]
+                yield from (f"      also: {brief(str(check))}" for check in others)
+                yield from (f"      = {detail}" for detail in outcome.details if detail.startswith("hint: "))
+            if record.preloaded is not None and record.preloaded.step == name and record.preloaded.headline:
+                yield f"      baseline: {record.preloaded.headline}"
+            yield from (f"      ! {text}" for text in outcome.warnings)
+        case ev.Warned(message=message):
+            yield f"  ! {message}"
+        case ev.OomKilled():
+            yield f"  ! {record.warnings[-1][1]}"
+        case ev.RungReached(step=name):
+            yield f"  ! {name}: {rung(event, event.grace_seconds)}"
+        case ev.CancelRequested(reason=reason):
+            yield f"  ! stopping: {reason}; saving and cleaning up, a second Ctrl-C gives that up"
+        case _:
+            pass
+
+
+def step_line(name: str, step: StepRecord) -> str:
+    """A step that has ended, with why it failed."""
+    return f"{MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {reason_of(step)}".rstrip()
+
+
+def reason_of(step: StepRecord) -> str:
+    """How a step ended, in one line. Which paths broke a policy is said at the end, of all steps."""
+    outcome = step.outcome
+    if outcome is None:
+        return ""
+    if outcome.reason is Reason.POLICY:
+        return "policy was broken"
+    command = f": `{outcome.details[0]}`" if outcome.reason is Reason.SETUP and outcome.details else ""
+    return brief(outcome.message + command)
+
+
+def live_line(record: RunRecord, scene: Scene, now: int, doing: str = "") -> str:
+    """The step under way, with what its model has used by now, and the latest thing that it does."""
+    name = next(iter(record.unfinished()), "")
+    step = record.steps.get(name)
+    if step is None or step.started is None:
+        return ""
+    of = f"/{scene.turns}" if scene.turns is not None else ""
+    spent = f"turn {used(record).requests}{of}  {_used(record)}" if step.kind == "agent" and record.models else ""
+    said = "   ".join(filter(None, (spent, stopping(step, now) or doing)))
+    return f"  {MARKS[Status.RUNNING]} {name:<10} {duration((now - step.started) // 1_000_000):>6}  {said}".rstrip()
+
+
+def stopping(step: StepRecord, now: int) -> str:
+    """What is being done to end a running step's command. When only a command was ended, the step goes on."""
+    if not step.rungs:
+        return ""
+    at, reached = step.rungs[-1]
+    since = (now - at) / 1e6
+    if reached.reason not in (StopReason.COMMAND_DEADLINE, StopReason.LEFT_RUNNING):
+        return rung(reached, reached.grace_seconds - since)
+    return rung(reached) if since < NEWS else ""
+
+
+def why(account: Account, name: str, tail: Sequence[str], *, seen: bool) -> Iterator[str]:
+    """What follows the line of a step that failed: ``tail``, the end of what it printed, unless that was ``seen``, what
+    it lacked, and where all of it is."""
+    outcome = account.record.steps[name].outcome
+    assert outcome is not None
+    yield from [] if seen else (f"   | {line}" for line in tail)
+    offline = account.networks.get(name, "none") != "host"
+    if found := symptom(tail, outcome.message, offline=offline):
+        what, way = found
+        yield f"      {what}"
+        yield f"      = hint: {way}"
+    all_of_it = f"all of it: runner runs logs {account.record.id} {name}" if tail else ""
+    yield "      " + "   ".join(filter(None, (account.origins.get(name, ""), all_of_it)))
+
+
+def after(account: Account, tail: Sequence[str]) -> Iterator[str]:
+    """What follows the report of a run that did not succeed: ``why`` and what a person does next."""
+    at = blamed(account.record)
+    if at is not None and account.record.ended is not None:
+        yield f"{at} failed:"
+        yield from why(account, at, tail, seen=False)
+        yield from _again(account.record)
+
+
+def ending(account: Account, *, several: bool = False) -> Iterator[str]:
+    """How a run ended, what broke policy, and what a person does next; one of ``several`` in fewer lines."""
+    record = account.record
+    yield from _headline(record)
+    yield from _violations(account)
+    yield from (f"  LEFT BEHIND  {left}" for left in record.left)
+    if record.left:
+        yield f"  clean up     runner recover {record.id}"
+    yield from (f"  output     {path}" for path in (record.receipt.outputs[:10] if record.receipt is not None else ()))
+    yield from _next(record, several)
+
+
+def _headline(record: RunRecord) -> Iterator[str]:
+    rehearsed = "REHEARSAL: no model was asked   " if record.rehearsal is not None else ""
+    at = blamed(record)
+    where = f" at {at}" if at else ""
+    taken = f" in {duration(record.seconds)}" if record.seconds is not None else ""
+    because = record.outcome.message if record.outcome is not None and not at else ""
+    parts = (f"{status_word(record)} {record.name}{where}{taken}", brief(because), _work(record), _used(record))
+    yield rehearsed + "   ".join(filter(None, parts))
+
+
+def _work(record: RunRecord) -> str:
+    receipt = record.receipt
+    if receipt is None or receipt.patch is None:
+        return "nothing changed" if receipt is not None and record.snapshot is not None else ""
+    files = f"{receipt.changed} file{'s' * (receipt.changed != 1)}"
+    if receipt.withheld:
+        return f"{files} changed, the work is WITHHELD"
+    return f"{files} changed" if record.status is Status.SUCCEEDED else f"its work is kept: {files}"
+
+
+def _used(record: RunRecord) -> str:
+    spent = used(record)
+    price = f" {cost(spent.cost_usd)}" if spent.cost_usd is not None else ""
+    return f"{count(spent.tokens)} tokens{price}" if record.models else ""
+
+
+def _violations(account: Account) -> Iterator[str]:
+    found = account.record.violations
+    if found:
+        yield f"  {len(found)} violation{'s' * (len(found) != 1)} of policy: {', '.join(one.path for one in found)}"
+    for violation in found:
+        rule = account.rule_of(violation)
+        yield f"    {violation}{f'   {rule}' if rule else ''}"
+
+
+def _next(record: RunRecord, several: bool) -> Iterator[str]:
+    id = record.id
+    match record.status:
+        case Status.SUCCEEDED if record.snapshot is not None and record.receipt is not None and record.receipt.patch:
+            doubt = "" if any(step.kind == "verify" for step in record.steps.values()) else " --unverified"
+            evidence = "" if several else f"     evidence  runner runs show {id}"
+            yield f"  look       runner runs patch {id}{evidence}"
+            push = "" if several else f"     or  runner runs push {id} --to origin{doubt}"
+            yield f"  deliver    runner runs branch {id}{doubt}{push}"
+        case Status.SKIPPED:
+            pass
+        case Status.SUCCEEDED:
+            yield from [] if several else [f"  evidence   runner runs show {id}"]
+        case _:
+            yield from _again(record)
+            yield from [] if several else [f"  evidence          runner runs show {id}"]
+
+
+def _again(record: RunRecord) -> Iterator[str]:
+    late = record.outcome is not None and record.outcome.reason is Reason.TIMEOUT
+    longer = f" --timeout {math.ceil(record.deadline_seconds * _LONGER)}" if late else ""
+    yield from [f"  again from here   runner resume {record.id}{longer}"] if record.rehearsal is None else []
