@@ -152,6 +152,7 @@ class Screen:
         seen = not self._quiet and not self._wide and watched.shows_end_of(step)
         account = account_of(watched.record, watched.directory)
         self._tell(watched, progress.why(account, step, watched.tail(step), seen=seen))
+        self._tell(watched, progress.others(watched.record, step))
 
     def lines(self, lines: Iterable[str]) -> None:
         self._waiting.extend(lines)

@@ -61,8 +61,6 @@ def news(  # noqa: C901, PLR0912  # one arm an event type
         case ev.StepEnded(step=name, outcome=outcome):
             if not ((outcome.ok and record.steps[name].kind in _HOUSEKEEPING) or outcome.status is Status.SKIPPED):
                 yield f"  {step_line(name, record.steps[name])}"
-                others = [check for check in record.checks.get(name, ()) if not check.ok][1:]
-                yield from (f"      also: {brief(str(check))}" for check in others)
                 yield from (f"      = {detail}" for detail in outcome.details if detail.startswith("hint: "))
             if record.preloaded is not None and record.preloaded.step == name and record.preloaded.headline:
                 yield f"      baseline: {record.preloaded.headline}"
@@ -131,6 +129,12 @@ def why(account: Account, name: str, tail: Sequence[str], *, seen: bool) -> Iter
         yield f"      = hint: {way}"
     all_of_it = f"all of it: runner runs logs {account.record.id} {name}" if tail else ""
     yield "      " + "   ".join(filter(None, (account.origins.get(name, ""), all_of_it)))
+
+
+def others(record: RunRecord, name: str) -> Iterator[str]:
+    """What failed a step besides the first."""
+    bad = [check for check in record.checks.get(name, ()) if not check.ok]
+    yield from (f"      also: {brief(str(check))}" for check in bad[1:])
 
 
 def after(account: Account, tail: Sequence[str]) -> Iterator[str]:

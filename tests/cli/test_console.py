@@ -44,7 +44,16 @@ def screen_on(stream: TextIO, moment: float = 1.0, names: Sequence[str] = ("work
     """A screen of runs without directories at a moment, in seconds."""
     out = Output(stream, stream)
     at = int(moment * SECOND)
-    return Screen(out, {name: Scene() for name in names}, Path("nowhere"), face=progress, quiet=False, raw=False, now=lambda: at, clock=str)
+    return Screen(
+        out,
+        {name: Scene() for name in names},
+        Path("nowhere"),
+        face=progress,
+        quiet=False,
+        raw=False,
+        now=lambda: at,
+        clock=str,
+    )
 
 
 def feed(sink: Sink, events: Sequence[ev.Event], run: str = "r") -> None:

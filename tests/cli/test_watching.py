@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import pytest
 
 from tests.cli.terminal import on_terminal
 from tests.cli.test_rehearse import claude
-from tests.cli.test_triage import line, record_of
+from tests.cli.test_signals import until
+from tests.cli.test_triage import TURNS, line, record_of
 from tests.situations import Project, document, step
 
 __all__ = ["claude"]
@@ -219,3 +222,33 @@ def test_nothing_printed_can_command_a_terminal(project: Project) -> None:
 
     assert "   | 100% done\n" in done.out
     assert "\x1b" not in done.out
+
+
+@pytest.mark.slow
+def test_logs_of_an_agent_are_words_and_of_all_else_what_was_printed(project: Project, claude: Path) -> None:
+    assert subprocess.run(line(project, claude, TURNS), cwd=project.folder, env=project.variables).returncode == 0
+
+    read = project.runner("runs", "logs", "last", "agent")
+    raw = project.runner("runs", "logs", "last", "agent", "--raw")
+    followed = project.runner("runs", "logs", "last", "--follow")
+
+    assert read.out.startswith("I read the incident.\n$ cat /incident/incident.json; printf 'probe %d' 0x2a\n")
+    assert [json.loads(text)["type"] for text in raw.out.splitlines()][-1] == "result"
+    assert "--- agent\nI read the incident.\n" in followed.out
+    assert project.runner("runs", "logs", "last", "--follow", "--raw").code == 2
+
+
+def test_logs_follow_a_run_to_its_end(project: Project) -> None:
+    project.script(WAITING, provider="process", workspace='setup_commands: ["echo set up"]')
+    running = project.start("apply", "-q", ".")
+    until(lambda: [*project.home.glob("state/runs/*/logs/agent.stdout")])
+    following = project.start("runs", "logs", "last", "-f")
+    assert following.stdout is not None
+    heard = [following.stdout.readline() for _ in range(4)]
+    (output,) = (project.home / "state" / "sandboxes").glob("*/output")
+    (output / "go").touch()
+    rest, err = following.communicate(timeout=60)
+    running.communicate(timeout=60)
+
+    assert heard == ["--- setup\n", "set up\n", "--- agent\n", "first\n"]
+    assert (rest, following.returncode) == ("last\n", 0), err
