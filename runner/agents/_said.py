@@ -1,18 +1,25 @@
 """What the streams of the CLIs say to a person who watches: the model's words, and each tool as it is called.
 
 One function a CLI, of one line of its stream. What ends without a line break goes on in the next; a command is ``$``
-and its text, any other tool is in brackets, and what the CLI itself complains of begins with ``!``. What tools answer
-is not for the terminal: the log has it.
+and its text, any other tool is in brackets, as is the exit status of a command that failed, and what the CLI itself
+complains of begins with ``!``. What tools answer is not for the terminal: the log has it.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from runner.agents._cli import Line, at, items, text
 
+EXIT_OF_CLAUDE = re.compile(r"Exit code (\d{1,3})\b")
+EXIT_OF_GEMINI = re.compile(r"Command exited with code: (\d{1,3})\Z")
+
 
 def of_claude(line: Line) -> str | None:
+    if line.get("type") == "user":
+        results = (part for part in items(line, "message", "content") if at(part, "is_error") is True)
+        return "".join(_exit(EXIT_OF_CLAUDE.match(text(result, "content"))) or "" for result in results)
     if line.get("type") != "assistant":
         return None
     if line.get("is_api_error_message") is True:
@@ -35,6 +42,8 @@ def of_codex(line: Line) -> str | None:
     match line.get("type"), at(item, "type"):
         case "item.started", "command_execution":
             return _whole(f"$ {script_of(text(item, 'command'))}")
+        case "item.completed", "command_execution":
+            return _failed(at(item, "exit_code"))
         case "item.completed", "agent_message":
             return _whole(text(item, "text"))
         case ("error", _):
@@ -60,6 +69,8 @@ def of_gemini(line: Line) -> str | None:
             return words if line.get("delta") else _whole(words)
         case "tool_use":
             return _call(text(line, "tool_name"), line.get("parameters"))
+        case "tool_result":
+            return _exit(EXIT_OF_GEMINI.match(text(line, "output")))
         case "error":
             return _complaint(text(line, "message"))
         case "result" if line.get("status") != "success":
@@ -69,7 +80,12 @@ def of_gemini(line: Line) -> str | None:
 
 def of_goose(line: Line) -> str | None:
     """A message comes in several lines, of which each has a further piece."""
-    if line.get("type") != "message" or at(line, "message", "role") != "assistant":
+    if line.get("type") != "message":
+        return None
+    if at(line, "message", "role") == "user":
+        results = (at(part, "toolResult", "value", "structuredContent") for part in items(line, "message", "content"))
+        return "".join(_failed(at(result, "exit_code")) or "" for result in results)
+    if at(line, "message", "role") != "assistant":
         return None
     made = at(line, "message", "metadata", "inference") is not None
     said = ""
@@ -91,6 +107,14 @@ def _call(name: str, given: object) -> str:
     values = given.values() if isinstance(given, dict) else ()
     about = next((value for value in values if isinstance(value, str) and "\n" not in value), "")
     return f"\n[{name}{' ' * bool(about)}{about[:200]}]\n"
+
+
+def _exit(told: re.Match[str] | None) -> str | None:
+    return _failed(int(told[1])) if told else None
+
+
+def _failed(status: object) -> str | None:
+    return _whole(f"[exit {status}]") if isinstance(status, int) and status else None
 
 
 def _whole(words: str) -> str | None:

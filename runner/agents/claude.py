@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from runner.agents._cli import Calls, Cli, Line, Turn, at, count, items, reason_of_status, text
-from runner.agents._said import of_claude
+from runner.agents._said import EXIT_OF_CLAUDE, of_claude
 from runner.model import Command, Fate, Reason, Usage
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
@@ -19,7 +19,6 @@ from runner.ports.gateway import Api
 _UNDONE = "<tool_use_error>"  # before it began
 _REFUSED = (f"{_UNDONE}Blocked", "No such tool available", "requested permissions to", "Permission to use")
 _KILLED = ("Exit code 137", "Exit code 143")
-_EXIT = re.compile(r"Exit code (\d{1,3})\b")
 _ENDS = {"error_max_turns": Reason.TURNS, "error_max_budget_usd": Reason.BUDGET}
 _QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -66,7 +65,9 @@ def _said(result: Line) -> str:
 def _denied(result: Line) -> bool:
     """Whether an answer to a call for a tool is that the CLI's own rules do not allow it."""
     said = _said(result)
-    return at(result, "is_error") is True and not _EXIT.match(said) and any(words in said for words in _REFUSED)
+    return (
+        at(result, "is_error") is True and not EXIT_OF_CLAUDE.match(said) and any(words in said for words in _REFUSED)
+    )
 
 
 def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
@@ -93,7 +94,7 @@ def _end(calls: Calls, line: Line, result: Line) -> None:
     if _denied(result) or _said(result).startswith(_UNDONE):
         calls.end(id, fate=Fate.DENIED)
     elif at(result, "is_error") is True:
-        told = _EXIT.match(_said(result))
+        told = EXIT_OF_CLAUDE.match(_said(result))
         calls.end(id, int(told[1]) if told else None)
     else:
         goes_on = at(line, "tool_use_result", "backgroundTaskId") is not None

@@ -15,7 +15,7 @@ from dataclasses import replace
 from posixpath import relpath
 
 from runner.agents._cli import Calls, Cli, Line, Turn, at, count, reason_of, text
-from runner.agents._said import of_gemini
+from runner.agents._said import EXIT_OF_GEMINI, of_gemini
 from runner.model import Command, Fate, Reason, Usage
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
@@ -39,7 +39,6 @@ _SHELL = "run_shell_command"
 _REFUSED = ("policy_violation", "tool_not_registered")
 _BLOCKED = "Blocked: "
 _LOOP = "Loop detected"
-_EXIT = re.compile(r"Command exited with code: (\d{1,3})\Z")
 
 
 def _prepare(access: Access) -> Preparation:
@@ -125,7 +124,7 @@ def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
             case "tool_use" if line.get("tool_name") == _SHELL:
                 calls.ask(text(line, "tool_id"), text(line, "parameters", "command"))
             case "tool_result":
-                told = _EXIT.match(text(line, "output"))
+                told = EXIT_OF_GEMINI.match(text(line, "output"))
                 exit = int(told[1]) if told else None  # of commands that printed something it does not say
                 calls.end(text(line, "tool_id"), exit, Fate.DENIED if _denied(line) else Fate.EXECUTED)
     return calls.all()

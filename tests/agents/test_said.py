@@ -27,6 +27,19 @@ def said(name: str, lines: list[str]) -> list[str]:
 SAID = {
     ("claude", "finished"): [MADE, "All done."],
     ("claude", "turn-limit"): ["$ true", "$ true"],
+    **{
+        (name, "failing-command"): [
+            "$ exit 3",
+            "[exit 3]",
+            "$ cat > x <<'EOF'",
+            "line",
+            "EOF",
+            "false",
+            "[exit 1]",
+            "All done.",
+        ]
+        for name in ("claude", "codex", "gemini", "goose")
+    },
     ("claude", "wrong-key"): ["! Failed to authenticate. API Error: 401 scripted 401"],
     ("codex", "finished"): [MADE, "All done."],
     ("codex", "over-quota"): ["! exceeded retry limit, last status: 429 Too Many Requests"] * 2,
