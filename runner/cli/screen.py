@@ -8,6 +8,7 @@ terminal that has gone takes nothing with it (``Output.outlive``): the runs go o
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -36,6 +37,10 @@ _TICK = 0.1  # seconds between looks at the logs
 _WAITING = 400  # lines that wait for their reader, before no more is read for him
 _MOST = 10_000  # lines of what a step prints
 _REPORT = 1 << 24  # bytes of a report that is looked at
+
+
+_MARK = re.compile(r"^([\w.-]* +)([✓✗!])(?= )")
+_COLOURS = {"✓": 32, "✗": 31, "!": 33}
 
 
 class Face(Protocol):
@@ -192,7 +197,8 @@ class Screen:
     def _flush(self, *, all: bool = False) -> None:
         """Write what is waiting, as long as it is taken at once."""
         while self._waiting and (all or self._out.ready):
-            self._out.line(printable(self._waiting.popleft(), triage.WIDEST))
+            line = printable(self._waiting.popleft(), triage.WIDEST)
+            self._out.line(_MARK.sub(_tinted, line) if self._out.redraws and self._out.manners.colour else line)
 
     def finish(self, record: RunRecord) -> None:
         """The last block of a triage: how it ended."""
@@ -260,6 +266,10 @@ def _clock(microseconds: int) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(microseconds / 1e6, UTC).astimezone().strftime("%H:%M:%S")
+
+
+def _tinted(found: re.Match[str]) -> str:
+    return f"{found[1]}\x1b[{_COLOURS[found[2]]}m{found[2]}\x1b[0m"
 
 
 def _clipped(line: str, room: int) -> str:

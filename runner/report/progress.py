@@ -29,8 +29,8 @@ def opening(record: RunRecord, scene: Scene, clock: Callable[[int], str]) -> Ite
         yield f"a rehearsal: no model is asked, {record.rehearsal} stands for it"
     stops = clock(record.started + int(record.deadline_seconds * 1e6))
     who = "/".join(filter(None, (scene.agent, scene.model)))
-    network = "no network" if scene.network == "none" else f"network: {scene.network}"
-    where = f"{', then '.join(scene.providers)}, {network}" if scene.providers else ""
+    where = ", then ".join(scene.providers)
+    network = "" if scene.network == "none" else f"network: {scene.network}"
     resumes = f"resumes {record.resumes}" if record.resumes else ""
     parts = (
         record.name,
@@ -38,6 +38,7 @@ def opening(record: RunRecord, scene: Scene, clock: Callable[[int], str]) -> Ite
         resumes,
         who,
         where,
+        network,
         f"stops {stops} ({duration(record.deadline_seconds)})",
     )
     yield "   ".join(filter(None, parts))
@@ -153,19 +154,20 @@ def ending(account: Account, *, several: bool = False) -> Iterator[str]:
     yield from _violations(account)
     yield from (f"  LEFT BEHIND  {left}" for left in record.left)
     if record.left:
-        yield f"  clean up     runner recover {record.id}"
+        yield f"  clean up   runner recover {record.id}"
     yield from (f"  output     {path}" for path in (record.receipt.outputs[:10] if record.receipt is not None else ()))
     yield from _next(record, several)
 
 
 def _headline(record: RunRecord) -> Iterator[str]:
-    rehearsed = "REHEARSAL: no model was asked   " if record.rehearsal is not None else ""
+    if record.rehearsal is not None:
+        yield f"REHEARSAL: no model was asked, {record.rehearsal} stood for it"
     at = blamed(record)
     where = f" at {at}" if at else ""
     taken = f" in {duration(record.seconds)}" if record.seconds is not None else ""
     because = record.outcome.message if record.outcome is not None and not at else ""
     parts = (f"{status_word(record)} {record.name}{where}{taken}", brief(because), _work(record), _used(record))
-    yield rehearsed + "   ".join(filter(None, parts))
+    yield "   ".join(filter(None, parts))
 
 
 def _work(record: RunRecord) -> str:
@@ -181,7 +183,8 @@ def _work(record: RunRecord) -> str:
 def _used(record: RunRecord) -> str:
     spent = used(record)
     price = f" {cost(spent.cost_usd)}" if spent.cost_usd is not None else ""
-    return f"{count(spent.tokens)} tokens{price}" if record.models else ""
+    unspent = ", not spent" if price and record.rehearsal is not None else ""
+    return f"{count(spent.tokens)} tokens{price}{unspent}" if record.models else ""
 
 
 def _violations(account: Account) -> Iterator[str]:
@@ -195,20 +198,21 @@ def _violations(account: Account) -> Iterator[str]:
 
 def _next(record: RunRecord, several: bool) -> Iterator[str]:
     id = record.id
-    match record.status:
-        case Status.SUCCEEDED if record.snapshot is not None and record.receipt is not None and record.receipt.patch:
-            doubt = "" if any(step.kind == "verify" for step in record.steps.values()) else " --unverified"
-            evidence = "" if several else f"     evidence  runner runs show {id}"
-            yield f"  look       runner runs patch {id}{evidence}"
-            push = "" if several else f"     or  runner runs push {id} --to origin{doubt}"
-            yield f"  deliver    runner runs branch {id}{doubt}{push}"
-        case Status.SKIPPED:
-            pass
-        case Status.SUCCEEDED:
-            yield from [] if several else [f"  evidence   runner runs show {id}"]
-        case _:
-            yield from _again(record)
-            yield from [] if several else [f"  evidence          runner runs show {id}"]
+    show = [] if several else [f"runner runs show {id}"]
+    if record.status is Status.SKIPPED:
+        return
+    if record.status is not Status.SUCCEEDED:
+        yield from _again(record)
+        yield from (f"  evidence          {words}" for words in show)
+        return
+    if record.receipt is None or record.receipt.patch is None:
+        yield from (f"  evidence   {words}" for words in show)
+        return
+    yield "     evidence  ".join([f"  look       runner runs patch {id}", *show])
+    if record.snapshot is not None:
+        doubt = "" if any(step.kind == "verify" for step in record.steps.values()) else " --unverified"
+        push = "" if several else f"     or  runner runs push {id} --to origin{doubt}"
+        yield f"  deliver    runner runs branch {id}{doubt}{push}"
 
 
 def _again(record: RunRecord) -> Iterator[str]:

@@ -9,6 +9,7 @@ from runner.errors import printable
 from runner.events import CommitsTaken
 from runner.model import IsolationClass, Reason, Status
 from runner.record import ClusterUse, RunRecord, StepRecord
+from runner.report.account import blamed
 from runner.report.words import MARKS, brief, commands, duration, isolation, rung, usage
 from runner.triage.budget import sizes
 
@@ -30,8 +31,9 @@ def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
         yield f"  resumes    run {record.resumes}"
     yield f"  isolation  {isolation_line(record)}"
     yield from (f"  refused    {provider}: {reason}" for provider, reason in record.refused)
-    if record.outcome is not None and record.outcome.message:
-        yield f"  because    {brief(record.outcome.message)}"
+    told = _because(record)
+    if told:
+        yield f"  because    {brief(told)}"
     if record.status is Status.LOST:
         yield f"  because    its runner has died; `runner recover {record.id}` saves its work and cleans up"
     if record.preloaded is not None:
@@ -46,7 +48,6 @@ def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
         yield f"  cluster    {cluster_line(record.cluster)}"
     for _, message in record.warnings:
         yield f"  warning    {message}"
-    told = record.outcome.message if record.outcome is not None else ""
     for name, step in record.steps.items():
         yield from _step(name, step, told)
     yield from _found_later(record)
@@ -97,10 +98,20 @@ def _counted(requests: Mapping[str, int], what: str) -> str:
     return f"{sum(requests.values())} {what}" + (f" ({named})" if known else "")
 
 
+def _because(record: RunRecord) -> str:
+    """Why it ended as it did; every violation is told, also those that only a later step has found."""
+    outcome, found = record.outcome, record.violations
+    if outcome is None or outcome.reason is not Reason.POLICY or not found:
+        return outcome.message if outcome is not None else ""
+    at = f"{step}: " if (step := blamed(record)) else ""
+    return f"{at}{len(found)} violation{'s' * (len(found) != 1)}: {'; '.join(map(str, found))}"
+
+
 def _step(name: str, step: StepRecord, told: str) -> Iterator[str]:
     """A step, without what was ``told`` before it."""
     message = step.outcome.message if step.outcome else ""
-    message = "" if message and message in told else brief(message)
+    said = message in told or (step.outcome is not None and step.outcome.reason is Reason.POLICY)
+    message = "" if said else brief(message)
     yield f"  {MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {message}".rstrip()
     if step.rungs:
         yield f"      {', '.join(dict.fromkeys(rung(reached) for _, reached in step.rungs))}"
@@ -114,6 +125,8 @@ def _step(name: str, step: StepRecord, told: str) -> Iterator[str]:
 
 def _found_later(record: RunRecord) -> Iterator[str]:
     """Violations that no step failed with: those of a change that only saving has looked at."""
+    if record.outcome is not None and record.outcome.reason is Reason.POLICY:
+        return
     told = {detail for step in record.steps.values() if step.outcome for detail in step.outcome.details}
     yield from [f"  violation  {each}" for each in record.violations if str(each) not in told][:_NAMED]
 

@@ -203,7 +203,8 @@ def test_isolation_is_read_back_before_the_agent_starts_and_recorded(project: Pr
     assert observed["capabilities"] == "none"
     assert observed["uid"] == os.geteuid() or observed["uid"] >= 0x70000000
     assert record["observed"] == observed
-    assert "read back" in done.out
+    assert "  sandbox     namespaces (local), no interface, " in done.out
+    assert "read back" in project.runner("runs", "show", "last").out
 
 
 def test_a_setuid_file_is_a_violation(project: Project) -> None:
@@ -376,8 +377,10 @@ def test_a_violation_that_only_saving_finds_is_in_the_report(project: Project, r
     done, _ = project.apply()
 
     assert done.code == 3
-    assert "because    scan: 1 violation: src/x.pem" in done.out
+    assert "  2 violations of policy: src/x.pem, outside\n" in done.out
     assert done.out.count("outside: not-allowed") == 1
+    shown = project.runner("runs", "show", "last").out
+    assert "  because    scan: 2 violations: src/x.pem: forbidden:**/*.pem; outside: not-allowed\n" in shown
 
 
 @pytest.mark.scenario("WSM-26")
@@ -547,6 +550,6 @@ def test_memory_over_the_limit_kills_the_offender_and_is_recorded_while_the_step
     assert project.logs("agent") == "alive\n"
     message = "agent: out of memory, the kernel killed 2 processes"
     assert record["warnings"] == [{"code": "step.oom", "message": message}]
-    assert f"work: warning: {message}" in done.out.splitlines()
+    assert f"  ! {message}" in done.out.splitlines()
     events = [json.loads(line) for line in (project.directory(record) / "events.jsonl").read_text().splitlines()]
     assert [(e["step"], e["count"]) for e in events if e["type"] == "OomKilled"] == [("agent", 2)]

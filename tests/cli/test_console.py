@@ -179,6 +179,15 @@ def test_on_a_small_terminal_nothing_that_is_redrawn_is_wider_than_it(project: P
     assert "SUCCEEDED work in" in shown
 
 
+def test_marks_have_colours_where_they_are_wanted(project: Project) -> None:
+    project.script("echo ✓ mine; exit 3")
+    with on_terminal(project, "apply", ".") as terminal:
+        shown = terminal.rest()
+
+    assert "  \x1b[31m✗\x1b[0m agent" in shown
+    assert "   | ✓ mine\r\n" in shown
+
+
 @pytest.mark.scenario("BEY-17", only="plain CI lines")
 def test_a_ci_with_a_terminal_gets_plain_lines(project: Project) -> None:
     project.script("true")

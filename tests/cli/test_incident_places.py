@@ -220,7 +220,7 @@ def test_what_an_agent_prints_is_in_a_log_with_the_incident_without_secrets(proj
     log = log_of(incident)
     assert log.read_text() == "one\ntwo\nthree [redacted:TOKEN]\n"
     assert record["log"] == str(log)
-    assert f"log {log}" in done.out
+    assert f"  log         {log}" in done.out
     assert step(record, "agent")["outcome"]["reason"] == "exit"
 
 

@@ -82,7 +82,7 @@ def test_a_rehearsal_does_the_work_without_a_key_and_says_first_what_it_is(proje
 
     directory = project.directory(record)
     assert (done.code, record["status"], record["rehearsal"]) == (0, "succeeded", "a.turns.yaml")
-    assert done.out.startswith("work: a rehearsal: no model is asked, a.turns.yaml stands for it\n")
+    assert done.out.startswith("a rehearsal: no model is asked, a.turns.yaml stands for it\n")
     assert "REHEARSAL: no model was asked, a.turns.yaml stood for it\nSUCCEEDED work" in done.out
     assert (directory / "report.txt").read_text().startswith("REHEARSAL: no model was asked")
     assert list(json.loads((directory / "plan.json").read_text()))[:2] == ["format", "rehearsal"]

@@ -127,8 +127,8 @@ def test_work_that_shows_a_secret_is_not_published_and_kept_without_the_files_th
     assert done.code == 3, done.out + done.err
     rules = {(violation["path"], violation["rule"]) for violation in record["violations"]}
     assert rules == {("src/config.txt", "secret:NPM_TOKEN"), ("link", "secret:NPM_TOKEN")}
-    (because,) = [line for line in done.out.splitlines() if line.startswith("  because")]
-    assert all(path in because for path in ("link", "src/config.txt"))
+    (named,) = [line for line in done.out.splitlines() if line.startswith("  2 violations of policy: ")]
+    assert all(path in named for path in ("link", "src/config.txt"))
     assert record["snapshot"] is None
     assert record["receipt"]["withheld"]
     patch = (secretive.directory(record) / record["receipt"]["patch"]).read_text()

@@ -75,7 +75,7 @@ def ended(project: Project, process: subprocess.Popen[str]) -> tuple[int, dict[s
 
 def said(text: str, where: str) -> list[str]:
     """What was said about ending a step's command while it was done, without how long it had."""
-    lines = [line.removeprefix(f"work: {where}: ").partition(",")[0] for line in text.splitlines()]
+    lines = [line.removeprefix(f"  ! {where}: ").partition(",")[0] for line in text.splitlines()]
     return [line for line in lines if line.startswith(("TERM (", "KILL (", "sandbox killed ("))]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.terminal import on_terminal
+from tests.cli.terminal import CODES, on_terminal
 from tests.cli.test_rehearse import claude
 from tests.cli.test_signals import until
 from tests.cli.test_triage import TURNS, line, record_of
@@ -78,7 +78,7 @@ def test_a_terminal_shows_what_an_agent_prints_while_it_works(project: Project) 
         assert "last" not in terminal.text
         (output,) = (project.home / "state" / "sandboxes").glob("*/output")
         (output / "go").touch()
-        shown = terminal.rest()
+        shown = CODES.sub("", terminal.rest())
 
     assert "   | last\r\n" in shown
     assert "✗ agent" in shown
