@@ -30,7 +30,7 @@ def opening(record: RunRecord, scene: Scene, clock: Callable[[int], str]) -> Ite
     stops = clock(record.started + int(record.deadline_seconds * 1e6))
     who = "/".join(filter(None, (scene.agent, scene.model)))
     where = ", then ".join(scene.providers)
-    network = "" if scene.network == "none" else f"network: {scene.network}"
+    network = "" if scene.network in ("", "none") else f"network: {scene.network}"
     resumes = f"resumes {record.resumes}" if record.resumes else ""
     parts = (
         record.name,
@@ -124,7 +124,8 @@ def why(account: Account, name: str, tail: Sequence[str], *, seen: bool) -> Iter
     assert outcome is not None
     yield from [] if seen else (f"   | {line}" for line in tail)
     offline = account.networks.get(name, "none") != "host"
-    if found := symptom(tail, outcome.message, offline=offline):
+    hinted = any(detail.startswith("hint: ") for detail in outcome.details)
+    if not hinted and (found := symptom(tail, outcome.message, offline=offline)):
         what, way = found
         yield f"      {what}"
         yield f"      = hint: {way}"

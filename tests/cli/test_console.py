@@ -7,6 +7,7 @@ import io
 import os
 import pty
 import re
+import select
 import struct
 import termios
 from collections.abc import Sequence
@@ -119,10 +120,12 @@ def test_what_is_of_now_is_lower_than_the_terminal(rows: int, last: str) -> None
             begun = ev.RunStarted(name, "sha256:0", "1", {"agent": "agent"}, 60.0)
             feed(screen, [begun, STARTED[1]], name)
         screen.tick()
-        drawn = os.read(ours, 1 << 16).decode()
+        drawn = b""
+        while select.select([ours], [], [], 0.5)[0]:
+            drawn += os.read(ours, 1 << 16)
     os.close(ours)
 
-    lines = drawn.rpartition("\r\x1b[2K")[2].split("\r\n")
+    lines = drawn.decode().rpartition("\r\x1b[2K")[2].split("\r\n")
     assert len(lines) < rows
     assert lines[-1].startswith(last)
 
