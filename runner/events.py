@@ -45,7 +45,7 @@ class RunStarted(Event):
     """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order.
 
     A store has one run of each ``key`` and name. ``resumes`` is the run that this one continues. ``rehearsal`` is the
-    file whose script stood for every model.
+    file whose script stood for every model. ``manifests`` is the file or folder that the plan was made from.
     """
 
     name: str
@@ -57,6 +57,7 @@ class RunStarted(Event):
     key: str | None = None
     resumes: str | None = None
     rehearsal: str | None = None
+    manifests: str | None = None
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ async def apply_all(
             places = Places(settings.home, run_id(secrets.token_bytes(8)))
             files = RunFiles(places.directory, ports.redact.text)
             append = appending(store, [files, *sinks], ports.redact)
-            digest, rehearsal = planned.plan.digest, ports.gateway.rehearsal
+            digest, rehearsal, manifests = planned.plan.digest, ports.gateway.rehearsal, str(planned.path.resolve())
             try:
                 if blocker := _blocked(plan, records, control):
                     files.write_plan(plan, digest, basis_of(planned, plan, {}), rehearsal)
@@ -184,6 +184,7 @@ async def apply_all(
                         reason=blocker,
                         key=key,
                         rehearsal=rehearsal,
+                        manifests=manifests,
                     )
                 else:
                     outputs = outputs_for(plan, plans, records, settings)
@@ -198,6 +199,7 @@ async def apply_all(
                         append=append,
                         control=control,
                         key=key,
+                        manifests=manifests,
                         secrets=values[name],
                         warnings=warnings,
                     )

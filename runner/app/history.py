@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from runner.app.state import read_state
 from runner.artifacts.owner import is_held
 from runner.errors import StoreDamaged, UnknownRun, nearest
-from runner.model import Status
+from runner.model import Reason, Status
 from runner.ports.store import RunRow
 from runner.record import RunRecord, replay
+from runner.report.account import used
 from runner.settings import Settings
+from runner.store.sqlite import Reader
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,88 @@ class Past:
 
     record: RunRecord
     directory: Path
+
+
+TIMED_OUT = "timed-out"  # how a listing calls a run that failed because its time was over
+STATES = (*(status.value for status in Status if status is not Status.PENDING), TIMED_OUT)
+_DEADLINE = 124  # the exit code of such a run
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which runs a listing shows: all, but for what is asked for.
+
+    ``within`` is a directory that their manifests are in, and ``since`` microseconds since the epoch. A ``name`` may
+    have ``*`` in it; ``state`` is one of ``STATES``.
+    """
+
+    name: str | None = None
+    state: str | None = None
+    since: int | None = None
+    within: Path | None = None
+    limit: int | None = None
+
+    def takes(self, row: RunRow) -> bool:
+        return (
+            (self.name is None or fnmatchcase(row.name, self.name))
+            and (self.state is None or state_of(row) == self.state)
+            and (self.since is None or row.created >= self.since)
+            and (self.within is None or is_within(row, self.within))
+        )
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run as a listing shows it; ``reason`` and ``message`` say why it did not succeed.
+
+    ``cost_usd`` is ``None`` without a model, and when a price is not known.
+    """
+
+    row: RunRow
+    state: str
+    reason: Reason | None = None
+    message: str = ""
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The runs that are shown, newest first; ``more`` are as wanted, but beyond the limit, ``elsewhere`` others'."""
+
+    runs: Sequence[Listed]
+    more: int
+    elsewhere: int
+
+
+def state_of(row: RunRow) -> str:
+    return TIMED_OUT if row.status == Status.FAILED and row.exit_code == _DEADLINE else str(row.status)
+
+
+def is_within(row: RunRow, directory: Path) -> bool:
+    return row.manifests is not None and Path(row.manifests).is_relative_to(directory)
+
+
+async def listing_of(settings: Settings, wanted: Wanted) -> Listing:
+    """The runs that are wanted, newest first."""
+    rows = await list_runs(settings)
+    found = [row for row in rows if wanted.takes(row)]
+    anywhere = [row for row in rows if replace(wanted, within=None).takes(row)]
+    async with read_state(settings) as store:
+        runs = [await _listed(row, store) for row in found[: wanted.limit]]
+    return Listing(runs, len(found) - len(runs), len(anywhere) - len(found))
+
+
+async def _listed(row: RunRow, store: Reader) -> Listed:
+    """With what its events add up to; of a damaged journal only that."""
+    try:
+        record = replay(row.id, await store.events(row.id))
+    except (KeyError, TypeError, AttributeError, StoreDamaged):
+        return Listed(row, state_of(row), message="its events are damaged: `runner store rebuild`")
+    outcome = record.outcome
+    cost = used(record).cost_usd if record.models or record.claimed else None
+    if outcome is None or outcome.status is Status.SUCCEEDED:
+        return Listed(row, state_of(row), cost_usd=cost)
+    return Listed(row, state_of(row), outcome.reason, outcome.message, cost)
 
 
 async def list_runs(settings: Settings) -> list[RunRow]:

@@ -110,6 +110,7 @@ async def resume_run(
                     ports=ports,
                     append=appending(store, [files, *sinks], ports.redact),
                     control=control,
+                    manifests=str(resuming.planned.path.resolve()),
                     resumption=resuming.resumption,
                     secrets=values[plan.name],
                 )

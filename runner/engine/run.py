@@ -99,6 +99,7 @@ async def carry_out(
     append: Append,
     control: Control,
     key: str | None = None,
+    manifests: str | None = None,
     resumption: Resumption | None = None,
     secrets: Mapping[str, Secret] | None = None,
     warnings: Sequence[RunnerError] = (),
@@ -129,6 +130,7 @@ async def carry_out(
             key=key,
             resumes=resumes,
             rehearsal=ports.gateway.rehearsal,
+            manifests=manifests,
         ),
         *(ev.Warned(warning.code, warning.message) for warning in warnings),
     )
@@ -225,13 +227,30 @@ async def _keep_lease(journal: _Journal, stop_budget_seconds: float) -> None:
 
 
 async def pass_over(
-    plan: RunPlan, digest: str, *, id: str, append: Append, reason: str, key: str | None, rehearsal: str | None = None
+    plan: RunPlan,
+    digest: str,
+    *,
+    id: str,
+    append: Append,
+    reason: str,
+    key: str | None,
+    rehearsal: str | None = None,
+    manifests: str | None = None,
 ) -> RunRecord:
     """Record a run that is not started, with the reason; it counts as failed."""
     record = RunRecord(id)
     kinds = {step.id: step.kind for step in plan.steps}
     events = (
-        ev.RunStarted(plan.name, digest, __version__, kinds, plan.deadline_seconds, key=key, rehearsal=rehearsal),
+        ev.RunStarted(
+            plan.name,
+            digest,
+            __version__,
+            kinds,
+            plan.deadline_seconds,
+            key=key,
+            rehearsal=rehearsal,
+            manifests=manifests,
+        ),
         ev.RunEnded(Outcome(Status.SKIPPED, message=reason), 1),
     )
     for recorded in await append(id, events, None):

@@ -12,8 +12,8 @@ from runner.model import DEFAULT_PROJECT, Anchor, Fence, Lease, Limits, SlotKey,
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run as listings show it. Times are microseconds since the epoch, UTC; ``resumes`` is the run it continues, and
-    ``rehearsal`` what stood for its models."""
+    """A run as listings show it. Times are microseconds since the epoch, UTC; ``resumes`` is the run it continues,
+    ``rehearsal`` what stood for its models, and ``manifests`` the file or folder that its plan was made from."""
 
     id: str
     name: str
@@ -24,6 +24,7 @@ class RunRow:
     ended: int | None
     resumes: str | None = None
     rehearsal: str | None = None
+    manifests: str | None = None
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,14 @@ def duration(seconds: float | None) -> str:
     return f"{hours}h{minutes:02}m" if minutes else f"{hours}h"
 
 
+def age(seconds: float) -> str:
+    """``40s``, ``7m``, ``3h``, ``12d``: how long ago, in its largest unit."""
+    for unit, of in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= of:
+            return f"{seconds // of:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
+
+
 def commands(seen: CommandsSeen) -> str:
     """``17 commands, 1 of them cut, 2 refused``: 17 ran; what there is none of is left out."""
     ran = seen.executed + seen.cut

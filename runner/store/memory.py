@@ -169,7 +169,8 @@ class MemoryStore:
 
 def _project(rows: dict[str, RunRow], run: str, at: int, event: Event) -> None:
     if isinstance(event, RunStarted) and run not in rows:
-        rows[run] = RunRow(run, event.name, Status.RUNNING, None, event.plan, at, None, event.resumes, event.rehearsal)
+        said = (event.resumes, event.rehearsal, event.manifests)
+        rows[run] = RunRow(run, event.name, Status.RUNNING, None, event.plan, at, None, *said)
     if run not in rows:
         raise StoreFailed(f"run `{run}` has not started")
     if isinstance(event, RunEnded):

@@ -195,7 +195,7 @@ class Reader:
         first = "SELECT body FROM events WHERE run = runs.id AND seq = 1"
         said = (
             f"(SELECT CASE WHEN json_valid(body) THEN json_extract(body, '$.{name}') END FROM ({first}))"
-            for name in ("resumes", "rehearsal")
+            for name in ("resumes", "rehearsal", "manifests")
         )
         columns = f"id, name, status, exit_code, plan, created, ended, {', '.join(said)}"
         query = f"SELECT {columns} FROM runs ORDER BY created DESC, rowid DESC"

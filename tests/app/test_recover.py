@@ -62,7 +62,7 @@ def test_a_lost_run_is_said_to_be_lost_until_it_is_recovered(project: Project, p
         before = leftovers(project.home)
         done = project.runner("recover", run[:8], "--output", "json")
 
-    assert "  lost       work\n" in listed.out
+    assert f"{run}  work  lost " in listed.out
     assert shown.out.startswith("LOST work")
     assert f"runner recover {run}" in shown.out
     assert f"would be removed  workspace {run}-1 {provider}" in foreseen.out

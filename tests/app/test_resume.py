@@ -68,9 +68,9 @@ def explained(project: Project, run: str = "last") -> dict[str, str]:
 def test_a_run_is_continued_at_the_check_that_was_wrong(here: Here, repository: Path, provider: str) -> None:
     write(here, "test -f mode", provider=provider)
     failed, first = here.apply()
-    runs = here.runner("runs", "list").out
+    runs = here.runner("runs", "list", "--all", "--output", "json").out
     told = here.runner("resume", first["id"], "--explain")
-    untouched = here.runner("runs", "list").out
+    untouched = here.runner("runs", "list", "--all", "--output", "json").out
     write(here, "grep work made && grep once setup.txt && test ! -e .git", provider=provider)
 
     done, record = resume(here)
@@ -94,7 +94,7 @@ def test_a_run_is_continued_at_the_check_that_was_wrong(here: Here, repository: 
     patches = [(here.directory(run) / "work.patch").read_bytes() for run in (first, record)]
     assert patches[0] == patches[1]
     assert here.runner("runs", "branch", record["id"]).code == 0
-    assert f"resumes {first['id']}" in here.runner("runs", "list").out
+    assert f"resumes {first['id']}" in here.runner("runs", "list", "--all").out
     assert f"resumes    run {first['id']}" in done.out
 
 
@@ -290,7 +290,7 @@ def test_a_run_of_a_larger_plan_is_resumed_alone_with_what_the_others_put_out(he
 
     check(1_000)
     failed = here.runner("apply", str(here.folder))
-    runs = {row["name"]: row["id"] for row in json.loads(here.runner("runs", "list", "--output", "json").out)}
+    runs = {row["name"]: row["id"] for row in json.loads(here.runner("runs", "list", "--all", "--output", "json").out)}
     check(10)
     done, record = resume(here, runs["fix.other"])
     changed = explained(here, runs["fix.fixer"])
@@ -307,7 +307,7 @@ def test_a_run_of_a_larger_plan_is_resumed_alone_with_what_the_others_put_out(he
     assert again["agent"] == "! prompt changed"
     cause = (here.home / "state" / "runs" / runs["find"] / "output" / "cause.md").read_text()
     assert (here.directory(repeated) / "output" / "cause.md").read_text() == f"because {cause} twice"
-    assert len(here.runner("runs", "list").out.splitlines()) == 5
+    assert len(json.loads(here.runner("runs", "list", "--all", "--output", "json").out)) == 5
     assert (gone.code, "error[run.not-resumable]" in gone.err) == (2, True)
 
 

@@ -102,7 +102,7 @@ def test_turns_that_nobody_asked_for_are_said_and_a_listing_tells_rehearsals(pro
     assert (done.code, record["status"]) == (0, "succeeded")
     (warning,) = record["warnings"]
     assert warning["message"] == "agent: 2 of the rehearsal's 5 turns were not asked for"
-    assert listed.rstrip().endswith("work  a rehearsal")
+    assert listed.rstrip().endswith("a rehearsal")
 
 
 def test_a_turn_that_could_not_be_played_is_said_of_a_run_that_failed_as_well(project: Project, claude: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_terminal_shows_what_an_agent_prints_while_it_works(project: Project) 
     """The agent goes on only when its first word was seen; its exit status is that of the step."""
     project.script(WAITING, run="incident: {directory: incident}", provider="process")
     (project.folder / "incident").mkdir()
-    with on_terminal(project, "apply", ".") as terminal:
+    with on_terminal(project, "apply", ".", "--yes") as terminal:
         terminal.until("   | first\r\n")
         assert "last" not in terminal.text
         (output,) = (project.home / "state" / "sandboxes").glob("*/output")

@@ -7,20 +7,31 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.cli.verbs import _deliver, _logs, _show
+from runner.cli.verbs import _deliver, _list, _logs, _show
 
 if TYPE_CHECKING:
     from runner.app.history import Past
-    from runner.ports.store import RunRow
     from runner.settings import Settings
 
-SUMMARY = "what happened: list, show, compare, logs, attach; its work: patch, branch, apply, push; its evidence: export"
+SUMMARY = "what happened, and what came of it: list, show, logs, attach, compare, patch, branch, apply, push, export"
+GROUP = "runs"
+EXAMPLES = (
+    "runner runs list --status failed --since 2d",
+    "runner runs show last",
+    "runner runs logs last verify",
+    "runner runs attach last",
+    "runner runs compare 3f9c 7k3q",
+    "runner runs patch last",
+    "runner runs branch last --name fix/totals",
+    "runner runs apply last --check",
+    "runner runs push last --to origin",
+    "runner runs export last --to ticket-4711.tar.gz",
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    listing = verbs.add_parser("list", help="every run, newest first", allow_abbrev=False)
-    listing.add_argument("--output", choices=("text", "json"), default="text")
+    _list.add_arguments(verbs.add_parser("list", help=_list.SUMMARY, description=_list.SUMMARY, allow_abbrev=False))
 
     def add(name: str, summary: str) -> ArgumentParser:
         verb: ArgumentParser = verbs.add_parser(name, help=summary, allow_abbrev=False)
@@ -49,7 +60,7 @@ def main(args: Namespace, out: Output) -> int:
 
     settings = current()
     if args.what == "list":
-        _list(trio.run(history.list_runs, settings), args.output, out)
+        _list.show(args, settings, out)
         return 0
     if args.what == "compare":
         _show.compare([trio.run(history.find_run, settings, run) for run in args.runs], args.output, out)
@@ -100,18 +111,3 @@ def _attach(past: Past, args: Namespace, settings: Settings, out: Output) -> int
     except KeyboardInterrupt:
         out.complain(f"not looking any more; the run goes on: runner runs attach {past.record.id}")
         raise
-
-
-def _list(rows: list[RunRow], form: str, out: Output) -> None:
-    from datetime import UTC, datetime
-
-    from runner.plan.model import plain
-
-    if form == "json":
-        out.json(plain(rows))
-        return
-    for row in rows:
-        at = datetime.fromtimestamp(row.created / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-        resumes = f"  resumes {row.resumes}" if row.resumes else ""
-        rehearsed = "  a rehearsal" if row.rehearsal is not None else ""
-        out.line(f"{row.id}  {at}  {row.status:<10} {row.name}{resumes}{rehearsed}")

@@ -1,0 +1,127 @@
+"""``runner runs list``: which runs there were, how each ended, and why."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from runner.cli.output import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runner.app.history import Listed, Listing
+    from runner.settings import Settings
+
+SUMMARY = "runs, newest first: those of this repository, or all where there is none"
+LINES = 25  # without `--limit`, for people
+_HEADER = ("RUN", "NAME", "STATUS", "AGE", "TIME", "COST", "WHY")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="also those of other repositories")
+    parser.add_argument("--name", metavar="NAME", help="only runs of this name; `*` stands for anything")
+    parser.add_argument(
+        "--status",
+        metavar="STATUS",
+        help="running, succeeded, failed, timed-out, cancelled, skipped, unknown (recovered), lost (its runner died)",
+    )
+    parser.add_argument("--since", metavar="WHEN", help="begun since then: 90m, 2d, or 2026-11-30 (UTC)")
+    parser.add_argument("--limit", metavar="N", type=int, help=f"the newest N (default: {LINES} as text, all as json)")
+    parser.add_argument(
+        "--output", choices=("text", "json"), default="text", help="json: times in UTC as ISO 8601 has them"
+    )
+
+
+def show(args: Namespace, settings: Settings, out: Output) -> None:
+    import trio
+
+    from runner.app.history import STATES, Wanted, listing_of
+    from runner.app.state import now_microseconds
+    from runner.cli.requests import repository_of_here
+    from runner.errors import UsageError, nearest, shown
+
+    now = now_microseconds()
+    if args.status is not None and args.status not in STATES:
+        raise UsageError(f"`{shown(args.status)}` is no status of a run", hint=nearest(args.status, STATES))
+    if args.limit is not None and args.limit < 1:
+        raise UsageError(f"`--limit` is {args.limit}", hint="leave it out, or write 1 or more")
+    limit = args.limit or (LINES if args.output == "text" else None)
+    since = None if args.since is None else _moment(args.since, now)
+    within = None if args.all else repository_of_here()
+    listing = trio.run(listing_of, settings, Wanted(args.name, args.status, since, within, limit))
+    if args.output == "json":
+        out.json([_plain(listed) for listed in listing.runs])
+    else:
+        _print(listing, now, out)
+
+
+def _moment(text: str, now: int) -> int:
+    """Microseconds since the epoch. Raises ``UsageError``."""
+    from datetime import UTC, datetime
+
+    from runner.errors import UsageError, shown
+    from runner.settings import parse_duration
+
+    try:
+        return now - int(parse_duration(text) * 1e6)
+    except ValueError:
+        pass
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        hint = "it takes how long ago, such as 90m or 2d, or a day or moment such as 2026-11-30T08:00Z"
+        raise UsageError(f"`--since` is `{shown(text)}`", hint=hint) from None
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1e6)
+
+
+def _plain(listed: Listed) -> dict[str, object]:
+    from datetime import UTC, datetime
+
+    from runner.plan.model import plain_fields
+
+    def moment(microseconds: int | None) -> str | None:
+        if microseconds is None:
+            return None
+        return datetime.fromtimestamp(microseconds // 1_000_000, UTC).isoformat().replace("+00:00", "Z")
+
+    row = listed.row
+    seconds = None if row.ended is None else (row.ended - row.created) / 1e6
+    times = {"created": moment(row.created), "ended": moment(row.ended), "seconds": seconds}
+    why = {"reason": listed.reason, "message": listed.message or None, "cost_usd": listed.cost_usd}
+    return {**plain_fields(row), **times, **why}
+
+
+def _print(listing: Listing, now: int, out: Output) -> None:
+    from shutil import get_terminal_size
+
+    from runner.errors import printable
+    from runner.report.text import WIDEST
+
+    rows = [_HEADER, *(_cells(listed, now) for listed in listing.runs)]
+    room = get_terminal_size().columns if out.live else WIDEST
+    if listing.runs:
+        widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+        for row in rows:
+            cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
+            out.line(printable("  ".join([*cells, row[-1]]).rstrip(), room))
+    for line in _below(listing):
+        out.line(line)
+
+
+def _below(listing: Listing) -> Sequence[str]:
+    lines = [f"{listing.more} more: --limit {listing.more + len(listing.runs)}"] if listing.more else []
+    lines += [f"{listing.elsewhere} of other repositories: --all"] if listing.elsewhere else []
+    return lines if listing.runs or lines else ["no runs"]
+
+
+def _cells(listed: Listed, now: int) -> tuple[str, ...]:
+    from runner.report.words import age, cost, duration
+
+    row = listed.row
+    spent = "" if listed.cost_usd is None else cost(listed.cost_usd)
+    notes = [listed.message] if listed.message else []
+    notes += [f"resumes {row.resumes}"] if row.resumes else []
+    notes += ["a rehearsal"] if row.rehearsal is not None else []
+    took = duration(((row.ended or now) - row.created) / 1e6)
+    return (row.id, row.name, listed.state, age((now - row.created) / 1e6), took, spent, "; ".join(notes))
