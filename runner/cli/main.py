@@ -7,50 +7,17 @@ import gc
 import os
 import resource
 import sys
-from argparse import ArgumentParser
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
 
 import runner.cli.verbs
 from runner import __version__, plugins
 from runner.cli.output import Output, standard, to_nowhere
-from runner.errors import HostRefused, Rejected, RunnerError, UsageError, nearest
+from runner.cli.parser import meant, parser_of
+from runner.errors import HostRefused, Rejected, RunnerError, UsageError, nearest, shown
 
 BUG = 70
 _HELP = (("--help",), ("-h",))
-
-
-class _Parser(ArgumentParser):
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """The parser of a verb complains itself, so that the hint leads to the verb's help."""
-        known, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return known, unknown
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"see `{self.prog} --help`")
-
-
-def parser_of(names: Iterable[str], *, summary: bool = False) -> ArgumentParser:
-    """The parser of these verbs; as a ``summary`` it knows none of their arguments."""
-    parser = _Parser(
-        prog="runner",
-        description="Plan, policy and proof for AI agents.",
-        epilog="Exit codes: 0 success, 1 run failed, 2 bad input, 3 policy, 4 platform, 5 in use, "
-        "6 not found, 7 state damaged, 9 plan differs, 70 bug, 124 deadline, 130 cancelled.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"runner {__version__}")
-    # Without ``prog`` argparse formats a usage text to take it from.
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", prog="runner", parser_class=_Parser, required=True)
-    for name in names:
-        module = plugins.load(runner.cli.verbs, name)
-        parser_of_verb = verbs.add_parser(name, help=module.SUMMARY, description=module.SUMMARY, allow_abbrev=False)
-        if not summary:
-            module.add_arguments(parser_of_verb)
-    return parser
 
 
 def _meant(arguments: Sequence[str]) -> Sequence[str]:
@@ -61,13 +28,33 @@ def _meant(arguments: Sequence[str]) -> Sequence[str]:
     if not arguments or arguments[0].startswith("-"):
         return known
     if arguments[0] not in known:
-        raise UsageError(f"`{arguments[0]}` is not a verb", hint=nearest(arguments[0], known))
+        hint = meant(arguments[0], known) or nearest(arguments[0], known)
+        raise UsageError(f"`{shown(arguments[0])}` is not a verb", hint=hint)
     return arguments[:1]
+
+
+def _enter(arguments: Sequence[str]) -> Sequence[str]:
+    """Go where each leading ``-C DIR`` says, and return what follows them.
+
+    As git does: every path that is given or shown is then relative to DIR.
+    """
+    while arguments and arguments[0].startswith("-C"):
+        directory, arguments = arguments[0][2:], arguments[1:]
+        if not directory:
+            if not arguments or not arguments[0]:
+                raise UsageError("`-C` needs a directory", hint="runner -C DIR VERB")
+            directory, arguments = arguments[0], arguments[1:]
+        try:
+            os.chdir(directory)
+        except OSError as error:
+            raise UsageError(f"`-C {shown(directory)}`: {(error.strerror or '').lower()}") from error
+    return arguments
 
 
 def main(arguments: Sequence[str], out: Output) -> int:
     """Run one command and return its exit code; never raises, never shows a traceback for bad input."""
     try:
+        arguments = _enter(arguments)
         args = parser_of(_meant(arguments), summary=tuple(arguments) in _HELP).parse_args(arguments)
         code: int = import_module(f"runner.cli.verbs.{args.verb}").main(args, out)
     except RunnerError as error:

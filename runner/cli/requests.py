@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from runner.app.planning import Request
     from runner.settings import Settings
 
-WHERE = "file or folder; - reads standard input (default: .runner)"
+WHERE = "file or folder; - reads standard input (default: the .runner of here, or above here in the repository)"
+FOLDER = "file or folder (default: the .runner of here, or above here in the repository)"
 
 
 def add_request_arguments(parser: ArgumentParser) -> None:
@@ -24,6 +26,37 @@ def add_request_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--task-file", metavar="FILE", help="the task as JSON or YAML; - reads standard input")
     parser.add_argument("--max-cost", metavar="USD", help="what the models of all runs may cost together at most")
     parser.add_argument("--task-from", choices=("github", "gitlab"), help="the task as this CI says it")
+
+
+def way_up() -> list[Path]:
+    """This directory and those above it, up to the top of the repository that it is in; only this one without any.
+
+    They are relative to here, as they are then shown. No way leads through a directory of somebody else's, where
+    anybody may have put what is found: all belong to the owner of this directory, or to us.
+    """
+    way = [Path()]
+    try:
+        owners = {os.geteuid(), os.stat(way[0]).st_uid}
+        while not os.path.lexists(way[-1] / ".git"):
+            above = way[-1] / ".."
+            if os.stat(above).st_uid not in owners or os.path.samefile(way[-1], above):
+                return way[:1]
+            way.append(above)
+    except OSError:  # nothing is found where we may not look, or from a directory that was removed
+        return way[:1]
+    return way
+
+
+def repository_of_here() -> Path | None:
+    """The top of the repository that we are in."""
+    top = way_up()[-1]
+    return top.resolve() if os.path.lexists(top / ".git") else None
+
+
+def nearest_manifests() -> Path:
+    """The ``.runner`` of this directory, else the nearest above it in the repository; relative to here."""
+    places = [up / ".runner" for up in way_up()]
+    return next((place for place in places if place.is_dir()), places[0])
 
 
 def manifests_of(args: Namespace) -> Path:

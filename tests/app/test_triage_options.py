@@ -22,7 +22,7 @@ from runner.app.triage import (
     triage_of,
     written_incident,
 )
-from runner.cli.main import parser_of
+from runner.cli.parser import parser_of
 from runner.errors import ForbiddenIncident, NoIncident, Rejected, RunnerError, StoreFailed, UsageError
 from runner.manifest.load import load
 from runner.plan.model import run_document
@@ -493,7 +493,7 @@ def test_the_system_prompt_can_be_standard_input(incident: Path) -> None:
 
 
 def test_a_manifest_is_printed_or_checked_but_not_both(incident: Path) -> None:
-    with pytest.raises(UsageError, match="not allowed with"):
+    with pytest.raises(UsageError, match="exclude each other"):
         asked(incident, "--print", "--check")
 
 

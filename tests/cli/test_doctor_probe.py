@@ -117,7 +117,7 @@ def test_a_provider_with_images_asks_for_one(project: Project) -> None:
         (["--probe", "dockr"], "did you mean `docker`?"),
         (["--image", "x"], "--image is where --probe tries"),
         (["--image", "x", "--settings"], "--image is where --probe tries"),
-        (["--probe", "local", "--spend"], "--spend: not allowed with argument --probe"),
+        (["--probe", "local", "--spend"], "`--spend` and `--probe` exclude each other"),
     ],
 )
 def test_what_makes_no_sense_is_refused(project: Project, arguments: list[str], words: str) -> None:

@@ -1,1 +1,2 @@
-"""A verb is a module here: ``SUMMARY``, ``add_arguments(parser)`` and ``main(args, out) -> exit code``."""
+"""A verb is a module here: ``SUMMARY``, ``GROUP``, ``EXAMPLES``, ``add_arguments(parser)`` and
+``main(args, out) -> exit code``."""

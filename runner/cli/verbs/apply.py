@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runner.cli import confirm
 from runner.cli.output import Output
 from runner.cli.reports import Reports, add_report_arguments, open_reports, show_comparisons
-from runner.cli.requests import add_request_arguments, manifests_of, request_of
+from runner.cli.requests import add_request_arguments, manifests_of, nearest_manifests, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 
 CANCELLED = 130
 SUMMARY = "carry out a folder of manifests, or a saved plan"
+GROUP = "start here"
+EXAMPLES = ("runner apply", "runner apply --run fix --task pull_request_number=42", "runner apply PLAN.json")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "path", nargs="?", type=Path, default=Path(".runner"), help="manifests or a saved plan; - reads standard input"
+        "path",
+        nargs="?",
+        type=Path,
+        default=nearest_manifests(),
+        help="manifests or a saved plan; - reads standard input",
     )
     add_request_arguments(parser)
     parser.add_argument("--run-key", metavar="KEY", help="a second apply with this key attaches to the first's runs")

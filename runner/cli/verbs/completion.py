@@ -9,6 +9,8 @@ from pathlib import Path
 from runner.cli.output import Output
 
 SUMMARY = "print a completion script for bash, zsh or fish"
+GROUP = "this host"
+EXAMPLES = ("runner completion bash", "runner completion fish")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -20,7 +22,7 @@ def main(args: Namespace, out: Output) -> int:
 
     import runner.cli.verbs
     from runner import plugins
-    from runner.cli.main import parser_of
+    from runner.cli.parser import parser_of
 
     whole = parser_of(plugins.names(runner.cli.verbs))
     for parser in _parsers(whole):

@@ -6,12 +6,15 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from runner.cli.output import Output
+from runner.cli.requests import FOLDER, nearest_manifests
 
 SUMMARY = "rewrite manifests of an older version"
+GROUP = "manifests and policy"
+EXAMPLES = ("runner convert --diff", "runner convert old.runner.yaml --write")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", nargs="?", type=Path, default=Path(".runner"), help="file or folder (default: .runner)")
+    parser.add_argument("path", nargs="?", type=Path, default=nearest_manifests(), help=FOLDER)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--diff", action="store_true", help="show what would change instead of the new text")
     what.add_argument("--write", action="store_true", help="write the files; none if one cannot be converted")

@@ -24,6 +24,8 @@ _WIDEST = 1_000  # characters of a line
 _VERDICTS = {"refused": "pass", "open": "FAIL", "gap": "gap", "untried": "-"}
 
 SUMMARY = "show what this host can isolate and enforce"
+GROUP = "start here"
+EXAMPLES = ("runner doctor", "runner doctor --probe local", "runner doctor --settings")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from runner.app.gc import Collection
 
 SUMMARY = "remove what runs have kept for longer than RUN_RETENTION, and expired workspaces"
+GROUP = "this host"
+EXAMPLES = ("runner gc --dry-run",)
 LEFT = 7
 AGAIN = "if the clock is right now, run it again"
 

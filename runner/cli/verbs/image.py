@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from runner.settings import Settings
 
 SUMMARY = "the image k8s-triage-agent: build, check"
+GROUP = "on call"
+EXAMPLES = ("runner image build --base debian:bookworm-slim", "runner image check")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

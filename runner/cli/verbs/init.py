@@ -10,6 +10,8 @@ from shlex import quote
 from runner.cli.output import Output
 
 SUMMARY = "write a first .runner/ for this repository"
+GROUP = "start here"
+EXAMPLES = ("runner init", "runner init --test 'npm test'")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from runner.settings import Settings
 
 SUMMARY = "who has which workspace: list, show, release, break"
+GROUP = "workspaces"
+EXAMPLES = ("runner lease list", "runner lease show 3f9c", "runner lease release 3f9c", "runner lease break 3f9c --yes")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

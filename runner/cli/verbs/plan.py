@@ -10,7 +10,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.cli.requests import WHERE, add_request_arguments, manifests_of, request_of
+from runner.cli.requests import WHERE, add_request_arguments, manifests_of, nearest_manifests, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from runner.report.plan import Compared
 
 SUMMARY = "show what apply would do; starts nothing"
+GROUP = "start here"
+EXAMPLES = ("runner plan", "runner plan --run fix --save PLAN.json", "runner -C ../shop plan")
 DIFFERS = 9
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", nargs="?", type=Path, default=Path(".runner"), help=WHERE)
+    parser.add_argument("path", nargs="?", type=Path, default=nearest_manifests(), help=WHERE)
     add_request_arguments(parser)
     parser.add_argument("--offline", action="store_true", help="look at nothing but the manifests; can not be applied")
     parser.add_argument("--save", metavar="FILE", type=Path, help="write the plan for a later `runner apply FILE`")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.cli.requests import FOLDER, nearest_manifests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from runner.steps._disk import ScanResult
 
 SUMMARY = "what may be in a workspace: check, scan, explain"
+GROUP = "manifests and policy"
+EXAMPLES = (
+    "runner policy check src/total.py .env",
+    "runner policy scan --policy house",
+    "runner policy explain .env --run fix",
+)
 BROKEN = 3
 
 
@@ -30,9 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         whose = verb.add_mutually_exclusive_group()
         whose.add_argument("--run", metavar="NAME", help="the policies of this run")
         whose.add_argument("--policy", metavar="NAME", help="this policy (default: the built-in one)")
-        verb.add_argument(
-            "--manifests", metavar="PATH", type=Path, default=Path(".runner"), help="file or folder (default: .runner)"
-        )
+        verb.add_argument("--manifests", metavar="PATH", type=Path, default=nearest_manifests(), help=FOLDER)
         verb.add_argument("--output", choices=("text", "json"), default="text")
 
 

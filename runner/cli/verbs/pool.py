@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.cli.requests import FOLDER, nearest_manifests
 from runner.cli.verbs._premises import line, on_premises
 
 if TYPE_CHECKING:
@@ -16,17 +17,19 @@ if TYPE_CHECKING:
     from runner.settings import Settings
 
 SUMMARY = "workspaces that run before anybody needs them: warm, status, resize, drain"
+GROUP = "workspaces"
+EXAMPLES = ("runner pool warm --size 2", "runner pool status", "runner pool resize 4", "runner pool drain")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     told = "keep the pools that manifests ask for, until it is stopped"
     warm = verbs.add_parser("warm", help=told, description=told, allow_abbrev=False)
-    warm.add_argument("path", nargs="?", type=Path, default=Path(".runner"), help="file or folder (default: .runner)")
+    warm.add_argument("path", nargs="?", type=Path, default=nearest_manifests(), help=FOLDER)
     warm.add_argument("--size", metavar="N", type=int, help="slots of each pool, whatever the manifests say")
     verbs.add_parser("status", help="the pools, and how often they had what was asked for", allow_abbrev=False)
     resize = verbs.add_parser("resize", help="change how many slots there should be", allow_abbrev=False)
-    resize.add_argument("size", metavar="N", type=int)
+    resize.add_argument("size", metavar="N", type=int, help="slots of each pool")
     drain = verbs.add_parser("drain", help="end all slots, and make no others", allow_abbrev=False)
     for verb in (resize, drain):
         verb.add_argument("--pool", metavar="POOL", help="only this one, by its name or the beginning of it")

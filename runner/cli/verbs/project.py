@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from runner.ports.store import ProjectRow
 
 SUMMARY = "what the workspaces of a project have in common: create, get, list"
+GROUP = "workspaces"
+EXAMPLES = ("runner project create shop --protected .github/", "runner project get shop", "runner project list")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     create = verbs.add_parser("create", help="make a project, or change one that was made so", allow_abbrev=False)
-    create.add_argument("name", metavar="NAME")
+    create.add_argument("name", metavar="NAME", help="what it is called")
     create.add_argument("--root", metavar="DIR", type=Path, default=Path(), help="its directory; default: this one")
     create.add_argument(
         "--workspace-isolation", action="store_true", help="a workspace sees itself alone, not its whole project"
@@ -26,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--protected", metavar="PATH", action="append", default=[], help="a path that no agent may change"
     )
     get = verbs.add_parser("get", help="one project", allow_abbrev=False)
-    get.add_argument("name", metavar="NAME")
+    get.add_argument("name", metavar="NAME", help="what it is called")
     for verb in (create, get, verbs.add_parser("list", help="every project, by name", allow_abbrev=False)):
         verb.add_argument("--output", choices=("text", "json"), default="text")
 

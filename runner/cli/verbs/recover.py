@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from runner.app.recover import Recovery
 
 SUMMARY = "end runs whose runner has died: save their work, remove what they left"
+GROUP = "runs"
+EXAMPLES = ("runner recover --dry-run", "runner recover last")
 LEFT = 7
 NAMED = 10  # files that an agent put out
 NOTHING = "no change"

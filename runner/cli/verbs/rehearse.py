@@ -9,6 +9,8 @@ from runner.cli.output import Output
 from runner.cli.verbs import apply
 
 SUMMARY = "apply with a script in the model's place: the real CLIs, no key, no cost"
+GROUP = "runs"
+EXAMPLES = ("runner rehearse --turns turns.yaml",)
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from runner.settings import Settings
 
 SUMMARY = "continue a run at the step that failed, as a new run"
+GROUP = "runs"
+EXAMPLES = ("runner resume last", "runner resume 7k3q --explain")
 MOST = 30 * 86_400.0  # seconds
 
 

@@ -10,6 +10,8 @@ from argparse import ArgumentParser, Namespace
 from runner.cli.output import Output
 
 SUMMARY = "print the JSON schema of a kind, or of every kind"
+GROUP = "manifests and policy"
+EXAMPLES = ("runner schema AgentType", "runner schema catalog")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

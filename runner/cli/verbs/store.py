@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from runner.app.rebuild import Rebuilt
 
 SUMMARY = "the journal of all runs: rebuild it from what their directories have"
+GROUP = "this host"
+EXAMPLES = ("runner store rebuild",)
 UNREAD = 7
 
 

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from runner.settings import Settings
 
 SUMMARY = "investigate an incident with an agent, read only, and write a report"
+GROUP = "on call"
+EXAMPLES = (
+    "runner triage -w ./INC-4821 --check",
+    "runner triage -w ./INC-4821 --context prod-eu 'checkout pods restart'",
+    "runner triage -w ./INC-4822 --alert alert.json",
+)
 
 _KEY = "a key on a command line can be read by every process of this host"
 _REFUSED = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.cli.requests import WHERE, manifests_of
+from runner.cli.requests import WHERE, manifests_of, nearest_manifests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from runner.errors import RunnerError
 
 SUMMARY = "check manifests; touches nothing else"
+GROUP = "manifests and policy"
+EXAMPLES = ("runner validate", "runner validate --explain manifest.unknown-field")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", nargs="?", type=Path, default=Path(".runner"), help=WHERE)
+    parser.add_argument("path", nargs="?", type=Path, default=nearest_manifests(), help=WHERE)
     parser.add_argument("--output", choices=("text", "json", "sarif", "github"), default="text")
     parser.add_argument("--strict", action="store_true", help="warnings are errors")
     parser.add_argument("--explain", metavar="CODE", help="say what a finding means, with an example; `list` for all")

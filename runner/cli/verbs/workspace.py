@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from runner.settings import Settings
 
 SUMMARY = "places for agents that outlive runs: create, list, show, find, exec, stop, resume, destroy, delete"
+GROUP = "workspaces"
+EXAMPLES = (
+    "runner workspace create . --persistent",
+    "runner workspace list",
+    "runner workspace show 3f9c",
+    "runner workspace find src",
+    "runner workspace exec 3f9c -- make test",
+    "runner workspace stop 3f9c",
+    "runner workspace resume 3f9c",
+    "runner workspace destroy 3f9c",
+    "runner workspace delete 3f9c",
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -44,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("list", "every workspace, newest first")
     add_one("show", "one workspace, and who has it")
     find = add("find", "the workspace that a path is in")
-    find.add_argument("path", metavar="PATH", type=_place)
+    find.add_argument("path", metavar="PATH", type=_place, help="a file or directory, there or not")
     run = add_one("exec", "run a command in it: ID -- COMMAND [ARGUMENT...]", output=False)
     run.add_argument("command", metavar="COMMAND", nargs=REMAINDER, help="after `--`")
     add_one("stop", "end what runs in it; its files stay")

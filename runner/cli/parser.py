@@ -1,0 +1,165 @@
+"""The parser of every verb: what `--help` shows, and our own words for arguments that do not fit.
+
+A verb's ``EXAMPLES`` serve all of its parsers: each shows those that begin with its own words.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter, _SubParsersAction
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import runner.cli.verbs
+from runner import __version__, plugins
+from runner.errors import UsageError, nearest, shown
+
+GROUPS = {  # with the verbs that come first there
+    "start here": ("init", "plan", "apply"),
+    "runs": ("runs",),
+    "on call": ("triage",),
+    "manifests and policy": ("validate",),
+    "workspaces": ("workspace",),
+    "this host": (),
+}
+EXIT_CODES = """\
+exit codes: 0 success, 1 a run failed, 2 bad input, 3 policy, 4 the platform, 5 in use, 6 not found, 7 state
+damaged, 9 the plan differs, 70 a bug, 124 deadline, 130 cancelled"""
+SHOWN = 3  # examples of a verb that has verbs of its own
+
+# What other tools call it; the first that there is here is meant.
+_ELSEWHERE = {
+    "ls": ("list",),
+    "ps": ("list",),
+    "get": ("show",),
+    "cat": ("logs", "show"),
+    "tail": ("logs",),
+    "diff": ("patch", "plan"),
+    "rm": ("destroy",),
+    "run": ("apply", "exec"),
+    "up": ("apply",),
+    "check": ("validate",),
+    "lint": ("validate",),
+    "fmt": ("convert",),
+    "status": ("runs",),
+    "--incident": ("--workspace",),
+}
+# argparse's words, and ours
+_WORDS = (
+    (r"the following arguments are required: (.+)", r"\1 is missing"),
+    (r"argument (\S+): expected (?:one|at least one) argument", r"`\1` needs a value"),
+    (r"argument (\S+): not allowed with argument (\S+)", r"`\1` and `\2` exclude each other"),
+    (r"argument (\S+): ignored explicit argument (.+)", r"`\1` takes no value"),
+    (r"argument (\S+): invalid (?:int|float) value: '(.*)'", r"`\2` is not a number, which \1 wants"),
+    (r"one of the arguments (.+) is required", r"one of \1 is missing"),
+    (r"argument (\S+): (.+)", r"\1: \2"),
+)
+
+
+class Parser(ArgumentParser):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """The parser of a verb complains itself, so that the hint leads to the verb's help."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self._refuse(unknown[0])
+        return known, unknown
+
+    def _refuse(self, word: str) -> NoReturn:
+        name = word.partition("=")[0]
+        if not name.startswith("-"):
+            raise UsageError(f"`{shown(word)}` is one argument too many for `{self.prog}`", hint=self._see)
+        actions = [action for action in self._actions if action.help != SUPPRESS]
+        hint = meant(name, [option for action in actions for option in action.option_strings])
+        if any(action.dest == name.lstrip("-") for action in actions if not action.option_strings):
+            usage = " ".join(str(action.metavar) for action in actions if not action.option_strings)
+            hint = f"it is written without `{name}`: {self.prog} {usage}"
+        if name.startswith("-C"):
+            hint = f"it comes first: runner -C DIR {self.prog.removeprefix('runner ')}"
+        raise UsageError(f"`{shown(name)}` is not an option of `{self.prog}`", hint=hint or self._see)
+
+    def _check_value(self, action: Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        if isinstance(action, _SubParsersAction):
+            raise UsageError(
+                f"`{shown(value)}` is not a verb of `{self.prog}`",
+                hint=meant(value, choices) or nearest(value, choices),
+            )
+        name = "/".join(action.option_strings) or str(action.metavar)
+        raise UsageError(f"`{shown(str(value))}` is no value of {name}", hint=nearest(str(value), choices))
+
+    def error(self, message: str) -> NoReturn:
+        for pattern, ours in _WORDS:
+            if found := re.fullmatch(pattern, message, re.DOTALL):
+                message = found.expand(ours)
+                break
+        raise UsageError(message, hint=self._see)
+
+    @property
+    def _see(self) -> str:
+        return f"see `{self.prog} --help`"
+
+
+class _Whole(Parser):
+    """The parser of ``runner`` itself, whose help shows the verbs in their groups."""
+
+    def format_help(self) -> str:
+        modules = {name: plugins.load(runner.cli.verbs, name) for name in plugins.names(runner.cli.verbs)}
+        lines = [str(self.description), "", "usage: runner [-C DIR] VERB ...", ""]
+        for group, first in GROUPS.items():
+            verbs = [name for name, module in modules.items() if group == module.GROUP and name not in first]
+            verbs = [*first, *verbs]
+            lines += [f"{group}:", *(f"  {name:<11} {modules[name].SUMMARY}" for name in verbs), ""]
+        lines += ["options:", "  -C DIR      as if started in DIR, as git and make have it; before the verb"]
+        lines += ["  --version   show the version", "  -h, --help  show this; `runner VERB --help` shows a verb's"]
+        return "\n".join([*lines, "", EXIT_CODES, ""])
+
+
+def meant(word: str, choices: Sequence[str]) -> str | None:
+    """The hint for a near miss, or for another tool's word; ``None`` when there is neither."""
+    for ours in _ELSEWHERE.get(word, ()):
+        if ours in choices:
+            return f"did you mean `{ours}`?"
+    near = nearest(word, choices)
+    return near if near.startswith("did you mean") else None
+
+
+def parser_of(names: Iterable[str], *, summary: bool = False) -> ArgumentParser:
+    """The parser of these verbs; as a ``summary`` it knows none of their arguments."""
+    parser = _Whole(prog="runner", description="Plan, policy and proof for AI agents.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"runner {__version__}")
+    parser.add_argument("-C", metavar="DIR", action=_Late, help="as if started in DIR; before the verb")
+    # Without ``prog`` argparse formats a usage text to take it from.
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", prog="runner", parser_class=Parser, required=True)
+    for name in names:
+        module = plugins.load(runner.cli.verbs, name)
+        parser_of_verb = verbs.add_parser(name, help=module.SUMMARY, description=module.SUMMARY, allow_abbrev=False)
+        if not summary:
+            module.add_arguments(parser_of_verb)
+            _show_examples(parser_of_verb, module.EXAMPLES)
+    return parser
+
+
+class _Late(Action):
+    """``-C`` behind another option: the directory was to be entered before anything is read."""
+
+    def __call__(self, parser: ArgumentParser, *_: object, **__: object) -> NoReturn:
+        raise ArgumentError(self, "it comes first, as in `runner -C DIR plan`")
+
+
+def parsers(parser: ArgumentParser) -> Iterator[ArgumentParser]:
+    """A parser and those of its verbs, at any depth."""
+    yield parser
+    if parser._subparsers is not None:
+        for action in parser._subparsers._group_actions:
+            for inner in dict(action.choices or {}).values():
+                yield from parsers(inner)
+
+
+def _show_examples(verb: ArgumentParser, examples: Sequence[str]) -> None:
+    for parser in parsers(verb):
+        own = [example for example in examples if f"{example} ".startswith(f"{parser.prog} ")]
+        few = own if parser._subparsers is None else own[:SHOWN]
+        parser.epilog = "\n".join(["examples:", *(f"  {example}" for example in few)])
+        parser.formatter_class = RawDescriptionHelpFormatter
