@@ -246,6 +246,10 @@ class UnwritableManifest(InputError):
     code = "manifest.unwritable"
 
 
+class EmptyManifest(Advice):
+    code = "manifest.empty"
+
+
 class NothingToRun(InputError):
     code = "manifest.nothing-to-run"
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from runner.ports.provider import Probe, Provider
 
 
+OF_IMAGES = frozenset({"docker", "gvisor"})  # providers that make workspaces of images; known without importing one
 _LABEL = "k8s-triage-agent."  # of an image that ``runner image build`` has made, before the name of a tool
 
 

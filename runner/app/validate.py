@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner.app.facts import provider_names
+from runner.app.facts import OF_IMAGES, provider_names
 from runner.app.files import context_file, skill_files
 from runner.app.model_faults import model_faults
 from runner.errors import (
@@ -32,7 +32,7 @@ from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.incident_run import Task
 from runner.manifest.load import Document, defaults, survey
 from runner.settings import Settings
-from runner.spec.model import Facts
+from runner.spec.model import Facts, RunSpec, no_image
 from runner.spec.resolve import Wanted, complaints, dropped_defaults, outputs_of, resolve, wanted
 from runner.spec.select import Selected, select
 
@@ -87,8 +87,13 @@ def _resolved(chosen: Sequence[Selected], settings: Settings) -> list[RunnerErro
         found += dropped_defaults(selected, defaults())
         run = replace(selected.run, spec=_with_any_task(selected.spec))
         spec, complaints = resolve(replace(selected, run=run), settings, facts, outputs)
-        found += complaints + model_faults(selected, spec)
+        found += complaints + model_faults(selected, spec) + _imageless(spec)
     return found
+
+
+def _imageless(spec: RunSpec) -> list[RunnerError]:
+    """What a plan finds as well: a provider that makes workspaces of an image, and none is named."""
+    return [no_image(spec, name) for name in spec.providers if name in OF_IMAGES and spec.base_image is None]
 
 
 def _missing(want: Wanted) -> dict[str, RunnerError]:

@@ -16,7 +16,7 @@ from runner.model import Feature
 from runner.plan.graph import Graph
 from runner.plan.model import FORMAT, Given, Plan, PlannedCluster, RunPlan, Step, digest
 from runner.ports.provider import Probe
-from runner.spec.model import Demand, Facts, RunSpec
+from runner.spec.model import Demand, Facts, RunSpec, no_image
 
 
 @dataclass(frozen=True)
@@ -138,16 +138,7 @@ def demand_image(draft: Draft) -> Draft:
     if draft.spec.base_image is not None:
         return draft
     lost = [name for name, probe in _chain(draft) if probe.available and probe.needs_image]
-    return draft.found(
-        *(
-            Unenforceable(
-                f"`{name}` makes workspaces of an image, and none is named",
-                at=draft.spec.providers_at,
-                hint="name one that the daemon has as `workspace.base_image`",
-            )
-            for name in lost
-        )
-    )
+    return draft.found(*(no_image(draft.spec, name) for name in lost))
 
 
 def demand_availability(draft: Draft) -> Draft:

@@ -22,6 +22,7 @@ from runner.errors import (
     BadName,
     BadValue,
     DuplicateName,
+    EmptyManifest,
     MissingField,
     NothingToRun,
     OverBudget,
@@ -158,10 +159,13 @@ def survey(path: Path) -> tuple[list[Draft], list[RunnerError]]:
     inside = os.path.realpath(path) if os.path.isdir(path) else None
     for file in paths:
         more, errors = _load_file(file, inside)
+        if inside is not None and not more and not errors:
+            message = f"`{shown(str(file))}` holds no document: nothing, or only comments"
+            found.append(EmptyManifest(message, hint="write one, or remove the file"))
         drafts += more
         found += errors
     found += _duplicates(drafts)
-    if not drafts and not found:
+    if not drafts and all(finding.severity == "warning" for finding in found):
         hint = "manifests are files named `*.runner.yaml`, or in a folder named `.runner`"
         found.append(NothingToRun(f"`{shown(str(path))}` holds no manifests", hint=hint))
     unique = {(f.code, f.at, f.message): f for f in found}  # one fault, used through several aliases
@@ -407,7 +411,23 @@ def _findings(detail: Any, model: type[BaseModel], tree: Tree, prefix: Keys) -> 
             yield BadValue(f"{tree.written(*keys)} is out of range", at=tree.place(*keys), hint=hint)
         case kind:
             noun, hint = _EXPECTED[kind]
+            hint = _of_another_kind(detail["input"], kind) or hint
             yield BadValue(f"{tree.written(*keys)} is not {noun}", at=tree.place(*keys), hint=hint)
+
+
+def _of_another_kind(value: object, wanted: str) -> str | None:
+    """The hint for a value that differs from what is wanted in how it is written only."""
+    match value:
+        case [str(item)] if wanted == "string_type":
+            return f"write it without brackets: {shown(item)}"
+        case list() | dict() if wanted == "string_type":
+            return "write one value"
+        case str() if wanted == "bool_type" and value in ("true", "false"):
+            return f"quotes make it text: write {value} without them"
+        case str() if wanted in ("int_type", "float_type") and value.strip().isdigit():
+            return f"quotes make it text: write {value} without them"
+        case _:
+            return None
 
 
 _BOUNDS = {

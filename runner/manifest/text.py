@@ -91,8 +91,13 @@ _PRIVATE_HALF = re.compile(r"[\ue800-\uefff]|\\(?:u|U0000)[eE][89a-fA-F]")
 _TWINS = str.maketrans("dDeE", "eEdD")
 
 _QUOTE = "put the value in quotes"
+_BLOCK = "mapping values are not allowed in this context"
+_OF_INDENTATION = frozenset({_BLOCK, "did not find expected key"})
+_FIELD = re.compile(r"( *)(?:- +)?([^\s:#'\"{}\[\],]+)(?=:(?:\s|$))")
 _SYNTAX_HINTS = {
-    "mapping values are not allowed in this context": "put a value that holds `: ` in quotes",
+    _BLOCK: "put a value that holds `: ` in quotes",
+    "did not find expected ',' or '}'": "close the `{` with `}`, and put a comma behind each field",
+    "did not find expected ',' or ']'": "close the `[` with `]`, and put a comma behind each item",
     "did not find expected alphabetic or numeric character": "put a value that starts with `*` or `&` in quotes",
     "found undefined alias": "put a value that starts with `*` in quotes",
     "found character that cannot start any token": _QUOTE,
@@ -127,8 +132,9 @@ class Source:
     def place(self, start: Any, end: Any = None) -> Place:
         """From one of the parser's marks to another, but no further than the first one's line; or one column."""
         number, column = start.line, start.column
-        if number == len(self.lines):  # libyaml adds a line break to a last line that has none
-            number, column = number - 1, len(self.lines[-1])
+        if end is None and not "".join(self.lines[number:]).strip():  # the end, which is shown where there is text
+            number = max((at for at, line in enumerate(self.lines) if line.strip()), default=0)
+            column = len(self.lines[number])
         line = self.lines[number]
         match end:
             case None:
@@ -349,8 +355,8 @@ def _preamble(text: str, before: int, marker: int) -> int:
 def _syntax(source: Source, error: MarkedYAMLError) -> RunnerError:
     problem: str = error.problem
     at = source.place(error.problem_mark)
-    start = error.context_mark
-    also = () if start is None or start.line == error.problem_mark.line else (source.place(start),)
+    start = None if error.context_mark is None else source.place(error.context_mark)
+    also = () if start is None or start.line == at.line else (start,)
     if "Unicode character escape" in problem:
         return BadEncoding("the escape does not stand for a character", at=at, hint="write the character itself")
     if problem == "second occurrence":
@@ -358,7 +364,27 @@ def _syntax(source: Source, error: MarkedYAMLError) -> RunnerError:
     if at.text[at.column - 1 : at.column] == "\t" and "cannot start" in problem:
         problem = "found a tab character that violates indentation"
     message = f"this is not YAML: {problem} {error.context or ''}".rstrip()
-    return BadSyntax(message, at=at, hint=_SYNTAX_HINTS.get(problem), also=also)
+    hint = _indentation(source, at) if problem in _OF_INDENTATION else None
+    return BadSyntax(message, at=at, hint=hint or _SYNTAX_HINTS.get(problem), also=also)
+
+
+def _indentation(source: Source, at: Place) -> str | None:
+    """The hint for a field that begins in a column where none above it does, if the problem is at its beginning."""
+    own = _FIELD.match(at.text)
+    if own is None or at.column - 1 > own.end():
+        return None
+    above: dict[int, str] = {}  # the fields that are open there, by their indentation
+    for line in reversed(source.lines[: at.line - 1 - source.line]):
+        field = _FIELD.match(line)
+        if field is not None and len(field[1]) < min(above, default=len(line)):
+            above[len(field[1])] = field[2]
+    near = min((abs(indent - len(own[1])) for indent in above), default=0)
+    if not near:
+        return None
+    wanted = sorted(indent for indent in above if abs(indent - len(own[1])) == near)
+    columns = " or ".join(str(indent + 1) for indent in wanted)
+    names = " and ".join(f"`{shown(above[indent])}`" for indent in wanted)
+    return f"begin `{shown(own[2])}` in column {columns}, as {names} above"
 
 
 @dataclass

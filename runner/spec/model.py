@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.errors import Place, RunnerError
+from runner.errors import Place, RunnerError, Unenforceable
 from runner.manifest.load import DEFAULTS
 from runner.model import Budget, Checkout, Feature, IsolationClass, Limits
 from runner.spec.checkout import TaskContext
@@ -323,3 +323,11 @@ class RunSpec:
     namespace: str | None = None  # of the incident: as the manifest says, else as the incident itself does
     cluster: ClusterSpec | None = None
     skills: tuple[str, ...] = ()
+
+
+def no_image(spec: RunSpec, provider: str) -> RunnerError:
+    """The finding that a provider makes workspaces of an image, and that none is named."""
+    hint = "name one that the daemon has as `workspace.base_image`"
+    return Unenforceable(
+        f"`{provider}` makes workspaces of an image, and none is named", at=spec.providers_at, hint=hint
+    )

@@ -189,7 +189,9 @@ class _Known:
             return None
         words = {"AgentType": "agent type"}.get(kind, kind.lower())
         message = f"`{name}` is not a known {words}"
-        findings.append(UnknownReference(message, at=at.place(*keys), hint=nearest(name, self.of(kind))))
+        others = f"no {words} is in what was read: name the folder that has it"
+        hint = nearest(name, self.of(kind)) if self.of(kind) else others
+        findings.append(UnknownReference(message, at=at.place(*keys), hint=hint))
         return None
 
 
@@ -325,7 +327,10 @@ def _needs(documents: _Known) -> Iterator[RunnerError]:
         for position, need in enumerate(spec.needs):
             if need not in runs and not documents.hidden("IncidentRun", need):
                 at = run.place("needs", position)
-                yield UnknownReference(f"`{need}` is not a known run", at=at, hint=nearest(need, runs))
+                others = [other for other in runs if other != name]
+                alone = "no other run is in what was read: name the folder that has it"
+                hint = nearest(need, others) if others else alone
+                yield UnknownReference(f"`{need}` is not a known run", at=at, hint=hint)
     try:
         Graph(known).order()
     except Cycle as cycle:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from runner.errors import BadTemplate, Place
+from runner.errors import BadTemplate, Place, nearest, shown
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -25,6 +25,8 @@ _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 
 # All that most templates hold. Text and such lookups are filled without jinja, which takes 50 ms to import.
 _LOOKUP = re.compile(r"\{\{ *([A-Za-z]\w*(?:\.[A-Za-z]\w*)+) *\}\}", re.ASCII)
+
+_NAMES = re.compile(r"\{\{\s*([A-Za-z]\w*(?:\.[A-Za-z]\w*)*)", re.ASCII)  # that a template begins with
 
 _KEPT = 5_000  # templates that are not parsed again: most runs share those of their agent type
 _FILTERS = ("default", "join", "lower", "tojson", "trim", "upper")
@@ -103,14 +105,33 @@ def _looked_up(text: str, values: Mapping[str, object]) -> list[str] | None:
 
 
 def _generated(text: str, values: Mapping[str, object], at: Place | None) -> Iterator[str]:
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, UndefinedError
 
     try:
         yield from _compiled(text).generate(dict(values))
+    except UndefinedError as error:
+        name, known = _lacking(text, values)
+        reason = f"the template can not be filled: {error.message}"
+        message = f"`{shown(name)}` is not known to the template" if name else reason
+        raise BadTemplate(message, at=at, hint=nearest(name.rpartition(".")[2], known)) from None
     except TemplateError as error:
         raise BadTemplate(
             f"the template can not be filled: {error.message}", at=at, hint="known: " + ", ".join(sorted(values))
         ) from None
+
+
+def _lacking(text: str, values: Mapping[str, object]) -> tuple[str, Iterable[str]]:
+    """The first dotted name in a template that stands for nothing, up to the part that there is not, and what there
+    is in its place; without one, no name, and the names that every template may begin with."""
+    for path in _NAMES.findall(text):
+        value: object = values
+        for position, part in enumerate(parts := path.split(".")):
+            if not isinstance(value, Mapping):
+                break
+            if part not in value:
+                return ".".join(parts[: position + 1]), list(map(str, value))
+            value = value[part]
+    return "", values
 
 
 @lru_cache(_KEPT)

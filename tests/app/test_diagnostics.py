@@ -11,20 +11,31 @@ from pathlib import Path
 import pytest
 import trio
 
+from runner.app.facts import OF_IMAGES, open_provider, provider_names
 from runner.app.planning import Request, make_plan
 from runner.app.validate import validate
 from runner.errors import Rejected, RunnerError
+from runner.ports.provider import Images
 from runner.report.diagnostics import render
 from runner.settings import Settings
 from tests.situations import document, git
 
 CASES = Path(__file__).parent.parent / "cases" / "diagnostics"
+HINTS = CASES / "hints"
 FILES = sorted(path.stem for path in CASES.glob("*.yaml"))
 
 
 def a_fifo(folder: Path) -> Path:
     os.mkfifo(folder / "pipe.runner.yaml")
     return Path("pipe.runner.yaml")
+
+
+def an_empty_file(folder: Path) -> Path:
+    (folder / "later.runner.yaml").write_text("# to be written\n")
+    agent = "agent: script\nscript: {files: []}\nworkspace: {enabled: true}"
+    documents = [document("AgentType", "fixer", agent), document("IncidentRun", "fix", "agent_type: fixer")]
+    (folder / "fix.runner.yaml").write_text("---\n".join(documents))
+    return Path()
 
 
 def a_link_out(folder: Path) -> Path:
@@ -82,6 +93,7 @@ SITUATIONS: dict[str, Callable[[Path], Path]] = {
     "kubeconfig.exposed": partial(a_kubeconfig, 0o644, _SERVER, _FILE, {}),
     "kubeconfig.refused": partial(a_kubeconfig, 0o600, _SERVER, _FILE, {"exec": {"command": "aws"}}),
     "kubeconfig.unreadable": partial(a_kubeconfig, 0o600, _SERVER, "  kubeconfig: incident\n", {}),
+    "manifest.empty": an_empty_file,
     "manifest.path-escape": a_link_out,
     "manifest.unreadable": a_fifo,
     "policy.network-ignored": a_repository_that_allows_network,
@@ -189,6 +201,26 @@ def test_a_code_of_a_situation_is_shown_as_in_its_case(
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     compare(code, SITUATIONS[code](tmp_path / "project"), tmp_path / "home", request)
+
+
+@pytest.mark.parametrize("case", sorted(path.stem for path in HINTS.glob("*.yaml")))
+def test_a_hint_leads_to_what_is_wrong(
+    case: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mistakes that people make, each of which was answered with advice that made it worse."""
+    monkeypatch.chdir(HINTS)
+    found = validate(Path(f"{case}.yaml"), Settings.from_env({"RUNNER_HOME": str(tmp_path)}))[1]
+    golden = HINTS / f"{case}.txt"
+
+    if request.config.getoption("--update-cases"):
+        golden.write_text(render(found) + "\n")
+    assert render(found) + "\n" == golden.read_text()
+
+
+def test_which_providers_make_workspaces_of_images_is_known_without_them(tmp_path: Path) -> None:
+    settings = Settings.from_env({"RUNNER_HOME": str(tmp_path)})
+
+    assert {name for name in provider_names() if isinstance(open_provider(name, settings), Images)} == OF_IMAGES
 
 
 def test_every_code_has_a_case_or_a_reason_why_no_manifest_causes_it() -> None:

@@ -205,7 +205,7 @@ def test_a_number_that_would_surprise_is_refused(written: str) -> None:
         pytest.param("a: &a 1\nb: &a 2\n", "syntax", "f:2:4", id="anchor twice"),
         pytest.param("a: **/.env\n", "syntax", "f:1:5", id="unquoted glob"),
         pytest.param("a:\tb: c\n", "syntax", "f:1:5", id="colon in a value"),
-        pytest.param("a: [1, 2\n", "syntax", "f:2:1", id="open bracket"),
+        pytest.param("a: [1, 2\n", "syntax", "f:1:9", id="open bracket"),
         pytest.param("a: [1, 2", "syntax", "f:1:9", id="open bracket in a last line without a break"),
         pytest.param("a: b".encode("utf-16"), "encoding", "f:1:1", id="UTF-16 with BOM"),
         pytest.param("a: b".encode("utf-16-le"), "encoding", "f:1:2", id="UTF-16 without BOM"),
@@ -287,7 +287,7 @@ def test_a_broken_document_does_not_hide_the_others() -> None:
 
     assert [tree.data for tree in trees if tree.sound] == [{"a": 1}, {"d": 1}]
     assert [(error.code, error.at and error.at.line) for error in found] == [
-        ("manifest.syntax", 7),
+        ("manifest.syntax", 6),
         ("manifest.tag", 8),
     ]
 

@@ -99,7 +99,8 @@ def test_an_unknown_name_says_what_is_known() -> None:
     with pytest.raises(BadTemplate) as caught:
         template.render("{{ runs.id }}", VALUES)
 
-    assert caught.value.hint == "known: list, run, task"
+    assert caught.value.message == "`runs` is not known to the template"
+    assert caught.value.hint == "did you mean `run`?"
 
 
 def test_a_result_is_bounded() -> None:
