@@ -1,42 +1,128 @@
-"""``runner completion SHELL``: a script for the shell to source, made from the arguments of every verb."""
+"""``runner completion SHELL``: a script for the shell to source, made from the arguments of every verb.
+
+Names that change, such as ids of runs, the script asks for when it needs them: ``runner completion --names runs``.
+"""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from argparse import SUPPRESS, Action, ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SUMMARY = "print a completion script for bash, zsh or fish"
 GROUP = "this host"
 EXAMPLES = ("runner completion bash", "runner completion fish")
 
+# What completes an argument, by its metavar, or by that behind its option.
+_ASKED = {
+    "RUN": "runs",
+    "ID": "workspaces",
+    "WORKSPACE": "workspaces",
+    "POOL": "pools",
+    "--run NAME": "names",
+    "--name NAME": "names",
+    "--policy NAME": "policies",
+    "--project NAME": "projects",
+    "--context NAME": "contexts",
+}
+
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
+    parser.add_argument("shell", metavar="SHELL", nargs="?", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
+    parser.add_argument("--names", metavar="KIND", help=SUPPRESS)
 
 
 def main(args: Namespace, out: Output) -> int:
+    if args.names is not None:
+        return _names(args.names, out)
+    if args.shell is None:
+        from runner.errors import UsageError
+
+        raise UsageError("SHELL is missing", hint="runner completion bash, zsh or fish")
     import shtab
 
     import runner.cli.verbs
     from runner import plugins
-    from runner.cli.parser import parser_of
+    from runner.cli.parser import parser_of, parsers
 
     whole = parser_of(plugins.names(runner.cli.verbs))
-    for parser in _parsers(whole):
+    known = _known()
+    for parser in parsers(whole):
         for action in parser._actions:
-            if action.type is Path:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]  # where shtab looks for it
+            if parser.prog.startswith("runner project") and action.dest == "name":
+                action.complete = _asked("projects")  # type: ignore[attr-defined]  # where shtab looks for it
+            else:
+                _complete(action, known)
     out.line(shtab.complete(whole, args.shell))
     return 0
 
 
-def _parsers(parser: ArgumentParser) -> Iterator[ArgumentParser]:
-    """A parser and those of its verbs, at any depth."""
-    yield parser
-    if parser._subparsers is not None:
-        for action in parser._subparsers._group_actions:
-            for inner in dict(action.choices or {}).values():
-                yield from _parsers(inner)
+def _complete(action: Action, known: dict[str, Sequence[str]]) -> None:
+    """Tell shtab what an argument's values are, where they are no choices of the parser."""
+    import shtab
+
+    words = [*(f"{option} {action.metavar}" for option in action.option_strings), str(action.metavar)]
+    if found := next((known[word] for word in words if word in known), None):
+        action.choices = found
+    elif kind := next((_ASKED[word] for word in words if word in _ASKED), None):
+        action.complete = _asked(kind)  # type: ignore[attr-defined]
+    elif action.metavar == "DIR":
+        action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    elif action.type is Path or str(action.metavar) in ("FILE", "PATH"):
+        action.complete = shtab.FILE  # type: ignore[attr-defined]
+
+
+def _known() -> dict[str, Sequence[str]]:
+    """Values that are the same until another version is installed."""
+    import runner.agents
+    from runner import plugins
+    from runner.app.facts import provider_names
+    from runner.app.history import STATES
+    from runner.manifest import schema
+    from runner.manifest.load import kinds
+    from runner.report.rules import rules
+
+    return {
+        "--agent NAME": [name for name in plugins.names(runner.agents) if name != "script"],
+        "--provider NAME": provider_names(),
+        "--probe PROVIDER": provider_names(),
+        "--status STATUS": STATES,
+        "--explain CODE": ["list", *rules()],
+        "KIND": [*kinds(), *schema.others(), "catalog"],
+    }
+
+
+def _asked(kind: str) -> dict[str, object]:
+    """How each shell asks for the names of a kind: by the program, whatever the shell has of that name beside it."""
+    ask = f"command runner completion --names {kind} 2>/dev/null"
+    function = f"_runner_names_of_{kind}"
+    return {
+        "bash": function,
+        "zsh": function,
+        "fish": f"({ask})",
+        "preamble": {
+            "bash": f'{function}() {{ compgen -W "$({ask})" -- "$1"; }}',
+            "zsh": f'{function}() {{ compadd -- ${{(f)"$({ask})"}} }}',
+        },
+    }
+
+
+def _names(kind: str, out: Output) -> int:
+    """Print the names of a kind, one a line; none when they cannot be read, for nobody could be told why."""
+    from runner.cli.names import KINDS
+    from runner.errors import RunnerError, UsageError, nearest, printable
+    from runner.settings import current
+
+    if kind not in KINDS:
+        raise UsageError(f"`{printable(kind)}` is nothing that is completed", hint=nearest(kind, KINDS))
+    try:
+        for name in KINDS[kind](current()):
+            out.line(printable(name))
+    except (OSError, RunnerError):
+        return 1
+    return 0
