@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from argparse import SUPPRESS, Action, ArgumentParser, Namespace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, NoReturn
 
 from runner.cli.output import Output
-from runner.errors import UsageError
+from runner.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from runner.app.planning import Planned
@@ -94,6 +95,9 @@ def main(args: Namespace, out: Output) -> int:
         out.verbatim(reader_of(args.namespace))
         return 0
     settings = current()
+    if args.workspace is None and len(args.prompt) == 1 and Path(args.prompt[0]).is_dir():
+        (word,) = args.prompt
+        raise UsageError(f"`{shown(word)}` is a directory, and no `-w` says so", hint=f"did you mean -w {quote(word)}?")
     triage = triage_of(vars(args), settings, sys.stdin.buffer.read, now=now_microseconds())
     triage = trio.run(settle_place, triage, settings)
     text = manifest_of(triage)
