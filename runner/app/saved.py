@@ -27,11 +27,18 @@ _NAMED = 3  # changes that the error about a stale plan names
 _OF_A_HOST = frozenset({"origin", "origins", "kubeconfig", "cli"})
 
 
+def check_place(to: Path) -> None:
+    """Raises ``BadPlanFile`` for a place at which ``save`` writes no plan."""
+    if to.suffix != ".json" or (os.path.exists(to) and not os.path.isfile(to)):
+        raise BadPlanFile(
+            f"`{to}` can not hold a plan", hint=f"name a file that ends in .json: {to.with_suffix('.json')}"
+        )
+
+
 def save(planned: Planned, to: Path) -> None:
     """Write a plan with what it takes to make it again and to say what has changed. Raises ``BadPlanFile``."""
+    check_place(to)
     to = Path(os.path.realpath(to))
-    if to.suffix != ".json" or (os.path.exists(to) and not os.path.isfile(to)):
-        raise BadPlanFile(f"`{to}` can not hold a plan", hint="name a file that ends in .json")
     text = json.dumps(_saved(planned, to), indent=1, ensure_ascii=False)
     half = to.with_name(f".{to.name}.{token_hex(4)}")
     try:

@@ -41,8 +41,9 @@ def main(args: Namespace, out: Output) -> int:
     import trio
 
     from runner.app.comparing import compare
-    from runner.app.planning import draft_plan
+    from runner.app.planning import draft_plan, make_plan
     from runner.app.refusals import outside_of, refusals
+    from runner.app.saved import check_place, save
     from runner.errors import Rejected, UsageError
     from runner.manifest import STDIN
     from runner.settings import current
@@ -55,6 +56,8 @@ def main(args: Namespace, out: Output) -> int:
         raise UsageError(f"`{path}` is not manifests but a saved plan, by its name", hint=hint)
     if path == STDIN and args.save is not None:
         raise UsageError("a saved plan reads its manifests again, and these are standard input", hint="name a file")
+    if args.save is not None:
+        check_place(args.save)
     request = request_of(args, settings, offline=args.offline)
     planned = trio.run(partial(draft_plan, path, settings, request))
     compared: Sequence[Compared] = ()
