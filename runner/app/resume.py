@@ -41,6 +41,7 @@ from runner.ports.store import Store
 from runner.record import RunRecord, replay
 from runner.redact import Redactor
 from runner.report.account import used
+from runner.report.words import duration
 from runner.settings import Settings
 from runner.spec.model import Facts
 from runner.steps._run import Kept, Places, Ports, Resumption
@@ -191,7 +192,8 @@ def _costing(step: Step, left: float) -> Step:
 def _short(record: RunRecord, plan: RunPlan) -> Iterator[str]:
     late = record.outcome is not None and record.outcome.reason is Reason.TIMEOUT
     if late and plan.deadline_seconds <= record.deadline_seconds:
-        yield f"it has no more time than run {record.id} had, which was not enough: --timeout gives it more"
+        had, has = duration(record.deadline_seconds), duration(plan.deadline_seconds)
+        yield f"it has {has}, and the {had} of run {record.id} were not enough: give it more with --timeout"
 
 
 async def _told(past: Past, resuming: Resuming, settings: Settings) -> Resuming:

@@ -30,9 +30,7 @@ _OF_A_HOST = frozenset({"origin", "origins", "kubeconfig", "cli"})
 def check_place(to: Path) -> None:
     """Raises ``BadPlanFile`` for a place at which ``save`` writes no plan."""
     if to.suffix != ".json" or (os.path.exists(to) and not os.path.isfile(to)):
-        raise BadPlanFile(
-            f"`{to}` can not hold a plan", hint=f"name a file that ends in .json: {to.with_suffix('.json')}"
-        )
+        raise BadPlanFile(f"`{to}` can not hold a plan", hint="name a file that ends in .json")
 
 
 def save(planned: Planned, to: Path) -> None:

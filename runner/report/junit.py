@@ -2,7 +2,7 @@
 
 Only what the schemas of Ant (windyroad) and of Jenkins (junit-10) both allow: no attribute of ``testsuites``, one
 child of a case at most, output in the text of a failure. ``error`` is a run that has not ended, ``failure`` all else
-that went wrong; a check that failed is a failure, and its step is not another one. Names of cases are the same in every
+that went wrong: a check that failed, and the step that it was in. Names of cases are the same in every
 run of a manifest, so that a CI can follow them.
 """
 
@@ -21,7 +21,6 @@ from runner.report.words import commands
 
 HOST = "localhost"  # reports go where a host's name is nobody's business
 _MOST = 4096  # characters of a message or line
-_OF_CHECKS = (Reason.VERIFY, Reason.NO_EVIDENCE)  # what went wrong is that a check failed
 
 
 def render(accounts: Sequence[Account], failure: RunnerError | None = None) -> str:
@@ -89,7 +88,7 @@ def _cases(account: Account) -> Iterator[tuple[str, str]]:
         checks = record.checks.get(name, ())
         tail = _lines(account.tails.get(name, ()))
         first = next((check for check in checks if not check.ok), None)
-        yield _case(record.name, name, step.seconds, *_of_step(step, checks, tail))
+        yield _case(record.name, name, step.seconds, *_of_step(step, "" if first else tail))
         for check in checks:
             yield _case(record.name, f"{name}: {check.what}", None, *_of_check(check, tail if check is first else ""))
     if record.outcome is None:
@@ -99,11 +98,9 @@ def _cases(account: Account) -> Iterator[tuple[str, str]]:
         yield _case(record.name, "run", record.seconds, *_of_outcome(record.outcome, ""))
 
 
-def _of_step(step: StepRecord, checks: Sequence[Check], tail: str) -> tuple[str, str]:
+def _of_step(step: StepRecord, tail: str) -> tuple[str, str]:
     if step.outcome is None:
         return _skipped("not reached" if step.started is None else "it has not ended")
-    if step.outcome.reason in _OF_CHECKS and not all(check.ok for check in checks):
-        return _skipped(step.outcome.message)
     return _of_outcome(step.outcome, tail)
 
 

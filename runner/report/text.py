@@ -79,7 +79,8 @@ def class_line(record: RunRecord) -> str:
 
 def usage_lines(record: RunRecord) -> Iterator[str]:
     """What was used of each model, and what nobody has counted."""
-    yield from (f"{name}: {usage(used)}" for name, used in record.models.items())
+    unspent = ", not spent" if record.rehearsal is not None else ""
+    yield from (f"{name}: {usage(used)}{unspent}" for name, used in record.models.items())
     if record.claimed is not None:
         yield f"as the agent says, which had the key: {usage(record.claimed)}"
 

@@ -86,7 +86,7 @@ def test_the_retention_is_a_setting(project: Project) -> None:
     project.env["RUN_RETENTION"] = "1d"
 
     assert found(project, "--dry-run")[record["id"]] == "stale"
-    assert "RUN_RETENTION              86400s   (environment)" in project.runner("doctor", "--settings").out
+    assert "RUN_RETENTION              1d   (environment)" in project.runner("doctor", "--settings").out
 
 
 @pytest.mark.scenario("WSM-25")
@@ -203,4 +203,4 @@ def test_the_longest_unused_mirrors_go_when_all_are_over_their_limit(project: Pr
     assert removed.endswith("M, over RUNNER_MIRROR_LIMIT")
     assert f"left alone  mirror {mirrors / 'held'}  4.0d old, in use" in done.out
     assert sorted(path.name for path in mirrors.iterdir() if path.is_dir()) == ["b", "c", "held"]
-    assert "RUNNER_MIRROR_LIMIT        2662400 " in project.runner("doctor", "--settings").out
+    assert "RUNNER_MIRROR_LIMIT        2600K " in project.runner("doctor", "--settings").out

@@ -212,3 +212,33 @@ def test_a_directory_that_there_is_not_is_bad_input(repository: Path, words: lis
 
     assert code == 2
     assert told in err
+
+
+# --- what is refused at once ------------------------------------------------------------------------
+
+
+def test_a_name_that_holds_no_plan_is_refused_before_the_plan_is_shown(repository: Path) -> None:
+    code, out, err = run("plan", "--save", "p.plan")
+
+    assert (code, out) == (2, "")
+    assert "`p.plan` can not hold a plan" in err
+    assert "= hint: name a file that ends in .json" in err
+
+
+def test_a_directory_in_place_of_the_prompt_is_taken_for_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "INC-1").mkdir()
+
+    code, _, err = run("triage", "INC-1")
+
+    assert code == 2
+    assert "= hint: did you mean -w INC-1?" in err
+
+
+def test_a_collection_of_nothing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNNER_HOME", str(tmp_path / "home"))
+
+    assert run("gc", "--dry-run")[:2] == (0, "nothing would be removed\n")
+    assert run("gc")[:2] == (0, "nothing removed\n")

@@ -57,7 +57,7 @@ async def test_a_triage_whose_time_was_up_is_continued_with_more_of_it_and_what_
 
     assert late.code == 124, late.out + late.err
     assert f"  Continue    runner resume {first['id']} --timeout 12\n" in late.out
-    assert f"note: it has no more time than run {first['id']} had, which was not enough: --timeout" in again.out
+    assert f" of run {first['id']} were not enough: give it more with --timeout" in again.out
     assert "would be continued as a new run, which has 8.0s:\n" in again.out
     told = f"the agent is told of run {first['id']}: its draft, 2 commands and its last words"
     assert (json.loads(longer.out)["deadline_seconds"], json.loads(longer.out)["notes"]) == (90, [told])

@@ -135,8 +135,8 @@ def test_a_run_that_has_lost_its_runner_is_an_error() -> None:
     assert cases(junit.render([lost]))["run"] == "error"
 
 
-def test_a_failed_check_is_counted_once_and_has_the_end_of_the_output() -> None:
-    """Its step says the same, and would be one failure more than there are."""
+def test_a_failed_check_has_the_end_of_the_output_and_its_step_has_failed() -> None:
+    """The step was shown as skipped, as one that never ran."""
     end = [
         ev.StepEnded("agent", succeeded("turn completed")),
         ev.ChecksDone("verify", CHECKS),
@@ -146,9 +146,10 @@ def test_a_failed_check_is_counted_once_and_has_the_end_of_the_output() -> None:
 
     document = junit.render([account(end, tails={"verify": ["make: *** [check]"]})])
 
-    assert parsed(document)[0].attrib["failures"] == "2"
-    assert cases(document)["verify"] == "skipped"
-    assert [str(each.text).endswith("make: *** [check]") for each in parsed(document).iter("failure")] == [True, False]
+    assert parsed(document)[0].attrib["failures"] == "3"
+    assert cases(document)["verify"] == "failure"
+    ends = [str(each.text).endswith("make: *** [check]") for each in parsed(document).iter("failure")]
+    assert ends == [False, True, False]
 
 
 def test_whatever_bytes_a_run_says_the_document_is_xml() -> None:

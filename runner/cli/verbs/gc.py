@@ -79,4 +79,4 @@ def _lines(collection: Collection) -> Iterator[str]:
             saved = f", its work is in {reaped.saved}" if reaped.saved else ""
             stays = ", all files stay" if reaped.adopted else ""
             yield f"{removed}  workspace {reaped.workspace} {reaped.tree}  expired{saved}{stays}"
-    yield f"{collection.count} {removed}, {size(collection.bytes)}"
+    yield f"{collection.count} {removed}, {size(collection.bytes)}" if collection.count else f"nothing {removed}"
