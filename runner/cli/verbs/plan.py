@@ -41,9 +41,9 @@ def main(args: Namespace, out: Output) -> int:
     import trio
 
     from runner.app.comparing import compare
-    from runner.app.planning import draft_plan, make_plan
+    from runner.app.planning import draft_plan
     from runner.app.refusals import outside_of, refusals
-    from runner.app.saved import check_place, save
+    from runner.app.saved import check_place
     from runner.errors import Rejected, UsageError
     from runner.manifest import STDIN
     from runner.settings import current
