@@ -1,177 +1,172 @@
-"""Where people have programs that no package of the system brought, and what such a program needs to be seen.
+"""Programs of this machine that a workspace can be shown: where they are, and what holds all that they link to.
 
-A sandbox shows a few directories of this host read-only. What is listed here is as little as makes a program run:
-never a home directory, nor one of those in it that hold settings and credentials beside programs.
+A workspace sees the system, ``/usr``. What a version manager, an installer or a set-up step of a CI has put elsewhere
+is found on the ``PATH`` of whoever applies and shown read-only: the program's own prefix, that of each link on the way
+to it, and that of the interpreter which a script names. Version managers (pyenv, rbenv, nodenv, asdf, mise, volta,
+rustup) are asked for the program that a shim stands for; neither shim nor manager is shown.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.errors import UsageError, shown
+import trio
+
 from runner.policy.toolchains import check_toolchain
-from runner.ports.provider import BINS, PATH
 
-_LINKS = 40  # as many as the kernel follows
-_LINE = 256  # bytes of a `#!` line that the kernel reads
-_ENV = re.compile(rb"#!\s*\S*/env\s+(?:-S\s*)?(?:-\S+\s+|\w+=\S*\s+)*(\S+)")
-_DIRECT = re.compile(rb"#!\s*(\S+)")
-_SHIMS = ("shims", "volta-shim")  # stand for a program, and find it by the environment and the home of their user
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")  # what every sandbox sees
-
-# Below a home directory; of several versions the newest is taken.
-_BINS = (
-    ".local/bin", "bin", ".npm-global/bin", ".npm-packages/bin", ".claude/local/node_modules/.bin",
-    ".nvm/versions/node/*/bin", ".volta/tools/image/packages/*/bin", ".volta/tools/image/packages/*/*/bin",
-    ".volta/tools/image/node/*/bin", ".local/share/fnm/node-versions/*/installation/bin",
-    ".local/share/mise/installs/*/*/bin", ".asdf/installs/*/*/bin", ".bun/bin",
-)  # fmt: skip
-_SHARED_BINS = ("/home/linuxbrew/.linuxbrew/bin", "/opt/node/bin")
+SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")  # where the commands of every workspace are looked for
+PATIENCE = 10.0  # seconds for a version manager's answer
+_SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/")  # what every workspace shows
+_STORES = ("/nix/store", "/home/linuxbrew/.linuxbrew")  # whose packages link to each other, each in a prefix of its own
+_HEAD = 4096  # bytes of a script in which its interpreter, or the manager of a shim, is looked for
+_MOST_LINKS = 40
+_SHIM = re.compile(rb'^\s*exec\s+"?([^"\s]+)"?\s+exec\s', re.MULTILINE)  # pyenv and its kin, asdf
+_MULTICALL = ("rustup", "mise", "volta")  # one program under many names, or links to its shim
 
 
-def search_path(variables: Mapping[str, str]) -> list[str]:
-    """The directories where a person's programs are looked for, by the variables of his environment: ``PATH`` first,
-    then where npm, version managers and the agents' own installers put them."""
-    home = Path(variables.get("HOME") or "/nonexistent")
-    named = variables.get("PATH", "").split(":")
-    prefixes = [f"{prefix}/bin" for prefix in _npm_prefixes(variables, home)]
-    managed = [str(found) for pattern in _BINS for found in sorted(home.glob(pattern), key=_version, reverse=True)]
-    places = (*named, *prefixes, *managed, *_SHARED_BINS, *PATH.split(":"))
-    return [place for place in dict.fromkeys(places) if os.path.isabs(place)]
+@dataclass(frozen=True)
+class Toolchain:
+    """What a workspace is shown of a program: ``directories`` outside of the system, and variables for its commands."""
+
+    program: str
+    directories: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def _npm_prefixes(variables: Mapping[str, str], home: Path) -> Iterator[str]:
-    for name in ("NPM_CONFIG_PREFIX", "npm_config_prefix"):
-        if prefix := variables.get(name):
-            yield prefix
-    try:
-        lines = (home / ".npmrc").read_text(errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        name, _, value = line.partition("=")
-        if name.strip() == "prefix":
-            yield value.strip().strip("\"'").replace("${HOME}", str(home)).replace("~", str(home), 1)
+async def find_toolchain(
+    name: str, variables: Mapping[str, str], top: Path, *, patience: float = PATIENCE
+) -> Toolchain | None:
+    """The toolchain of a program by its name, as ``variables`` and the repository at ``top`` choose it.
 
-
-def _version(path: Path) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", str(path)))
-
-
-def find_program(name: str, folders: Sequence[str], home: Path) -> Path | None:
-    """The first program of that name which can be shown with what it links to."""
-    for folder in folders:
-        program = Path(os.path.realpath(folder), name)
-        if not os.access(program, os.X_OK) or program.is_dir():
-            continue
-        if {program.parent.name, os.path.basename(os.path.realpath(program))} & {*_SHIMS}:
-            continue
-        if _is_system(program) or (program.parent.name in BINS and _can_be_shown(program, home)):
-            return program
-    return None
-
-
-def _can_be_shown(program: Path, home: Path) -> bool:
-    """Whether it runs where only real directories are seen: no link on its way leads through one of a directory."""
-    hops = list(_hops(program))
-    links = (os.path.normpath(hop.parent / hop.readlink()) for hop in hops if hop.is_symlink())
-    straight = all(
-        link == os.path.join(os.path.realpath(os.path.dirname(link)), os.path.basename(link)) for link in links
-    )
-    return straight and all(_may_be_shown(place, home) for hop in hops for place in _around(hop))
-
-
-def linked_directories(program: Path, folders: Sequence[str], home: Path) -> tuple[str, ...]:
-    """The directories that hold everything a program links to, its own first: those of the links on the way to its
-    file, its package, its interpreter, and what that needs. None of them is the system's.
-
-    Raises ``UsageError`` when its interpreter is nowhere.
+    ``None`` when there is none on the ``PATH``. Programs of the repository itself, and of virtual environments, which
+    have programs of one repository each, do not count.
     """
-    found: dict[Path, None] = {}
-    named = {program.parent}  # where a name is looked up, so they stand on the PATH
-    waiting, seen = [program], set[Path]()
-    while waiting:
-        hops = list(_hops(waiting.pop(0)))
-        if hops[-1] in seen:
-            continue
-        seen.add(hops[-1])
-        found |= dict.fromkeys(place for hop in hops for place in _around(hop))
-        if (word := _interpreter(hops[-1])) is not None:
-            near = [str(hop.parent) for hop in hops]
-            interpreter = Path(word) if "/" in word else find_program(word, [*near, *folders], home)
-            if interpreter is None:
-                message = f"`{shown(word)}`, which runs `{shown(str(program))}`, is not on this host"
-                raise UsageError(message, hint="install it, or name with --toolchain a DIR that has both in DIR/bin")
-            waiting.append(interpreter)
-            named |= {interpreter.parent} if "/" not in word else set()
-        if (base := _base_of_environment(hops)) is not None:
-            waiting.append(base)
-    places = [place for place in found if _may_be_shown(place, home) and not _is_system(place)]
-    return tuple(str(place) for place in places if place in named or not {*place.parents} & {*places})
-
-
-def _hops(program: Path) -> Iterator[Path]:
-    """A program, and each file that it is a link to in turn, by its real directory."""
-    for _ in range(_LINKS):
-        program = Path(os.path.realpath(program.parent), program.name)
-        yield program
-        if not program.is_symlink():
-            return
-        program = program.parent / program.readlink()
-
-
-def _around(program: Path) -> Iterator[Path]:
-    """What of a file's surroundings it needs: its directory, and the whole package, environment or prefix that it is
-    a part of."""
-    yield program.parent
-    parts = program.parts
-    if "node_modules" in parts:
-        yield Path(*parts[: parts.index("node_modules") + 1])  # with those that it depends on
-    if ".linuxbrew" in parts:
-        yield Path(*parts[: parts.index(".linuxbrew") + 1])  # its libraries and its loader
-    prefix = program.parent.parent
-    is_python = program.name.startswith("python") and any(prefix.glob("lib/python3*"))
-    if is_python or (prefix / "pyvenv.cfg").is_file():
-        yield prefix
-
-
-def _interpreter(file: Path) -> str | None:
-    """What a script is run by: a path, or the name of a program."""
-    try:
-        with file.open("rb") as stream:
-            line = stream.read(_LINE).partition(b"\n")[0]
-    except OSError:
+    program = await _find_program(name, variables, top, patience)
+    if program is None:
         return None
-    found = _ENV.match(line) or _DIRECT.match(line)
-    return os.fsdecode(found[1]) if found else None
+    packages, environment = _packages_of(name, variables)
+    directories = {*directories_of(program, variables.get("PATH", "")), *packages}
+    return Toolchain(program, tuple(sorted(directories)), environment)
 
 
-def _base_of_environment(hops: Sequence[Path]) -> Path | None:
-    """The Python that a virtual environment is made of, if one of the files is of such."""
-    for hop in hops:
-        try:
-            lines = (hop.parent.parent / "pyvenv.cfg").read_text(errors="replace").splitlines()
-        except OSError:
-            continue
-        values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
-        if home := values.get("home"):
-            return Path(home, "python3")
-    return None
+def directories_of(program: str, path: str = "") -> tuple[str, ...]:
+    """The directories that hold a program with everything that it links to, as far as they are not of the system.
+
+    Sorted, none inside of another. ``path`` is where the interpreter is looked for that a script leaves to ``env``.
+    """
+    found = {str(prefix) for folder in _folders(program, path) if (prefix := _prefix(Path(folder), Path.home()))}
+    found = {folder for folder in found if not f"{folder}/".startswith(_SYSTEM) and check_toolchain(folder) is None}
+    return tuple(sorted(folder for folder in found if not any(str(p) in found for p in Path(folder).parents)))
 
 
-def _is_system(place: Path) -> bool:
-    return any(place.is_relative_to(part) for part in _SYSTEM)
+async def _find_program(name: str, variables: Mapping[str, str], top: Path, patience: float) -> str | None:
+    """The real program behind a name; of a shim the one that its manager would start in ``top``."""
+    folders = [
+        f for f in variables.get("PATH", "").split(os.pathsep) if os.path.isabs(f) and not _foreign(Path(f), top)
+    ]
+    program = shutil.which(name, path=os.pathsep.join((*folders, *SYSTEM_PATH)))
+    if program is None or (manager := _manager(program)) is None:
+        return program
+    answer: list[str] = []
+    with trio.move_on_after(patience):
+        said = await trio.run_process(
+            [manager, "which", name],
+            cwd=top,
+            env=dict(variables),
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+        )
+        answer = os.fsdecode(said.stdout).split("\n") if said.returncode == 0 else []
+    found = answer[0].strip() if answer else ""
+    usable = os.path.isabs(found) and os.access(found, os.X_OK) and not _foreign(Path(found).parent, top)
+    return found if usable else None
 
 
-def _may_be_shown(place: Path, home: Path) -> bool:
-    """Whether nothing but programs is expected there: no home, and none of its directories of settings."""
-    home = Path(os.path.realpath(home))
-    within = place.relative_to(home).parts if place.is_relative_to(home) else None
-    private = within is not None and (
-        not within or (len(within) == 1 and within[0].startswith(".")) or within[0] == ".config"
-    )
-    shares = within in ((".local", "share"), (".local", "state"))
-    return not (private or shares or home.is_relative_to(place)) and check_toolchain(str(place)) is None
+def _manager(program: str) -> str | None:
+    """The version manager that a program only stands for, by what its shims look like."""
+    real = os.path.realpath(program)
+    for name in _MULTICALL:
+        manager = os.path.join(os.path.dirname(real), name)
+        is_shim = os.path.basename(real) in (name, f"{name}-shim")
+        if os.path.isfile(manager) and (is_shim or os.path.samefile(real, manager)):
+            return manager
+    head = _head(real)
+    shim = _SHIM.search(head) if head.startswith(b"#!") else None
+    return shutil.which(os.fsdecode(shim[1])) if shim else None
+
+
+def _foreign(folder: Path, top: Path) -> bool:
+    """Whether programs there are a repository's, or a virtual environment's, such as runner's own."""
+    real = Path(os.path.realpath(folder))
+    return real.is_relative_to(os.path.realpath(top)) or os.path.isfile(real.parent / "pyvenv.cfg")
+
+
+def _folders(program: str, path: str) -> Iterator[str]:
+    """The real directory of a program, of each file that it is a link to in turn, and of a script's interpreter."""
+    for _ in range(_MOST_LINKS):
+        folder = os.path.realpath(os.path.dirname(program))
+        yield folder
+        program = os.path.join(folder, os.path.basename(program))
+        if os.path.islink(program):
+            program = os.path.join(folder, os.readlink(program))
+        elif interpreter := _interpreter(program, path):
+            program = interpreter
+        else:
+            return
+
+
+def _interpreter(program: str, path: str) -> str | None:
+    """What a script's first line names; of ``env`` the program that it looks for."""
+    line, _, _ = _head(program).partition(b"\n")
+    words = [os.fsdecode(word) for word in line.removeprefix(b"#!").split()] if line.startswith(b"#!") else []
+    if words and os.path.basename(words[0]) == "env":
+        name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
+        return shutil.which(name, path=path) if name else None
+    return words[0] if words and os.path.isabs(words[0]) else None
+
+
+def _head(file: str) -> bytes:
+    """The beginning of a file; nothing of one that cannot be read."""
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(_HEAD)
+    except OSError:
+        return b""
+
+
+def _prefix(folder: Path, home: Path) -> Path | None:
+    """What a program in ``folder`` needs around it, as far as it can be shown without a person's own files.
+
+    ``~/.cargo`` and ``~/.local`` hold credentials beside programs: of those, only the folder itself.
+    """
+    if store := next((store for store in _STORES if folder.is_relative_to(store)), None):
+        return Path(store)
+    if "node_modules" in folder.parts:  # where one package finds others
+        return Path(*folder.parts[: folder.parts.index("node_modules") + 1])
+    whole = folder.parent
+    own = whole.parent == home and (whole.name.startswith(".") or not (whole / "lib").is_dir())
+    if folder.name == "bin" and not own and not home.is_relative_to(whole):
+        return whole
+    return None if home.is_relative_to(folder) else folder
+
+
+def _packages_of(name: str, variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The packages that a toolchain has downloaded for everybody, and the variables by which it finds them, offline."""
+    home = variables.get("HOME", "")
+    match name:
+        case "go":
+            first = variables.get("GOPATH", "").split(os.pathsep)[0] or f"{home}/go"
+            modules = os.path.realpath(variables.get("GOMODCACHE") or f"{first}/pkg/mod")
+            known = os.path.isdir(modules)
+            return [modules] if known else [], {"GOPROXY": "off", **({"GOMODCACHE": modules} if known else {})}
+        case "cargo":
+            place = os.path.realpath(variables.get("CARGO_HOME") or f"{home}/.cargo")
+            found = [folder for part in ("registry", "git") if os.path.isdir(folder := f"{place}/{part}")]
+            return found, {"CARGO_NET_OFFLINE": "true", **({"CARGO_HOME": place} if found else {})}
+    return [], {}

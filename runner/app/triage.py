@@ -26,7 +26,7 @@ from runner.agents._version import program_at
 from runner.app.facts import open_provider
 from runner.app.files import read_file
 from runner.app.planning import Planned, Request, make_plan
-from runner.app.toolchains import find_program, linked_directories, search_path
+from runner.app.programs import find_program, linked_directories, search_path
 from runner.errors import (
     BadKubeconfig,
     ForbiddenIncident,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.app.toolchains import find_program, linked_directories, search_path
+from runner.app.programs import find_program, linked_directories, search_path
 from runner.errors import UsageError
 from runner.ports.provider import Opening
 
