@@ -32,6 +32,7 @@ class Feature(StrEnum):
     NETWORK_NONE = "network none"
     PROTECTED_PATHS = "protected paths"
     TOOLCHAINS = "toolchains"
+    DEPENDENCIES = "dependencies"
     BASE_IMAGE = "base image"
     GUEST = "guest"
     RELAY = "relay"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import runner.providers
 from runner import plugins
 from runner.app.files import agents_file, context_file, incident_document, incident_files, skill_files
+from runner.app.lending import lend_dependencies, lend_toolchains
 from runner.errors import (
     BadValue,
     ImageMissing,
@@ -18,7 +18,6 @@ from runner.errors import (
     OverBudget,
     RunnerError,
     StalePlan,
-    ToolchainMissing,
     UnknownCommit,
     UnknownPlugin,
     nearest,
@@ -26,7 +25,7 @@ from runner.errors import (
 from runner.manifest import repository
 from runner.model import Checkout
 from runner.settings import Settings
-from runner.spec.model import AGENTS_FILE, CliVersion, ClusterFact, CommitFact, ContextFile, Facts, PolicyFile
+from runner.spec.model import AGENTS_FILE, CliVersion, ClusterFact, CommitFact, ContextFile, Facts, Lent, PolicyFile
 from runner.spec.resolve import Wanted
 from runner.spec.select import BYTES
 from runner.triage.incident import FILE as INCIDENT_FILE
@@ -71,6 +70,7 @@ async def gather(
     policies: dict[str, PolicyFile] = {}
     clusters: dict[str, ClusterFact] = {}
     clis: dict[str, CliVersion] = {}
+    lent: dict[str, Lent] = {}
     missing: dict[str, RunnerError] = {}
     beside = _Beside(missing)
     names = dict.fromkeys(name for want in wanted for name in want.providers)
@@ -108,14 +108,29 @@ async def gather(
                     policies[want.run] = file
         with _noting(missing, f"{want.run}/cluster"):
             clusters.update(_cluster(want, settings, offline=offline))
+        if not offline and (want.toolchains or want.dependencies):
+            checkout = want.checkout or Checkout()
+            with _noting(missing, f"{want.run}/toolchain"):
+                lent[want.run] = await lend_toolchains(want.toolchains, settings.variables, checkout.path)
+            with _noting(missing, f"{want.run}/dependencies"):
+                lent[want.run] = lend_dependencies(want.dependencies, checkout, lent.get(want.run, Lent()))
         with _noting(missing, f"{want.run}/image"):
-            clis |= {} if offline else await _cli_version(want, settings, images.get(want.run), probes)
-        if not offline and (gone := absent(want.toolchains)):
-            missing[f"{want.run}/toolchain"] = ToolchainMissing(
-                f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path"
-            )
-    files, incidents = beside.files, beside.incidents
-    return Facts(probes, commits, files, incidents, missing, offline, policies, images, clusters, beside.left_out, clis)
+            toolchains = lent.get(want.run, Lent()).toolchains
+            clis |= {} if offline else await _cli_version(want, settings, toolchains, images.get(want.run), probes)
+    return Facts(
+        probes,
+        commits,
+        beside.files,
+        beside.incidents,
+        missing,
+        offline,
+        policies,
+        images,
+        clusters,
+        beside.left_out,
+        clis,
+        lent,
+    )
 
 
 @dataclass
@@ -207,7 +222,7 @@ async def _image(want: Wanted, settings: Settings, probes: Mapping[str, Probe], 
 
 
 async def _cli_version(
-    want: Wanted, settings: Settings, image: str | None, probes: Mapping[str, Probe]
+    want: Wanted, settings: Settings, toolchains: Sequence[str], image: str | None, probes: Mapping[str, Probe]
 ) -> dict[str, CliVersion]:
     """The version of a run's CLI, by the run: of its toolchain, else of its image or of this host."""
     if want.agent is None:
@@ -217,7 +232,7 @@ async def _cli_version(
     from runner.ports.provider import PATH, Images, programs_in
 
     agent = plugins.load(runner.agents, want.agent).agent
-    folders = [*map(programs_in, want.toolchains)]
+    folders = [*map(programs_in, toolchains)]
     program = program_at(folders if image else [*folders, *PATH.split(":")], agent.program)
     found = version_of(program, agent.package) if program else ""
     for name in want.providers if image and program is None else ():
@@ -235,11 +250,6 @@ def cli_label(program: str) -> str:
 def first_available(providers: Sequence[str], facts: Facts) -> str | None:
     """Which of a chain will be the first to be asked."""
     return next((name for name in providers if name in facts.probes and facts.probes[name].available), None)
-
-
-def absent(directories: Sequence[str]) -> list[str]:
-    """Those that are not there as written: not a directory, or reached through a link."""
-    return [path for path in directories if os.path.realpath(path) != path.rstrip("/") or not os.path.isdir(path)]
 
 
 def still(found: Probe, pinned: Facts | None) -> Probe:

@@ -73,13 +73,13 @@ async def examine_all(settings: Settings, names: Sequence[str], image: str | Non
         raise UsageError(f"`{printable(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
     with trio.CancelScope() as scope:
         async with open_services() as services:
-            await services.start(_interrupt, scope)
+            await services.start(cancel_at_signal, scope)
             async with open_premises(replace(settings, workspace_ttl=TTL)) as premises:
                 return [await _examine(premises, name, image) for name in names]
     raise KeyboardInterrupt
 
 
-async def _interrupt(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
+async def cancel_at_signal(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
         task_status.started()
         await anext(received)

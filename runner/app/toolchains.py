@@ -39,7 +39,7 @@ class Toolchain:
 
 
 async def find_toolchain(
-    name: str, variables: Mapping[str, str], top: Path, *, patience: float = PATIENCE
+    name: str, variables: Mapping[str, str], top: Path | None, *, patience: float = PATIENCE
 ) -> Toolchain | None:
     """The toolchain of a program by its name, as ``variables`` and the repository at ``top`` choose it.
 
@@ -64,7 +64,7 @@ def directories_of(program: str, path: str = "") -> tuple[str, ...]:
     return tuple(sorted(folder for folder in found if not any(str(p) in found for p in Path(folder).parents)))
 
 
-async def _find_program(name: str, variables: Mapping[str, str], top: Path, patience: float) -> str | None:
+async def _find_program(name: str, variables: Mapping[str, str], top: Path | None, patience: float) -> str | None:
     """The real program behind a name; of a shim the one that its manager would start in ``top``."""
     folders = [
         f for f in variables.get("PATH", "").split(os.pathsep) if os.path.isabs(f) and not _foreign(Path(f), top)
@@ -76,7 +76,7 @@ async def _find_program(name: str, variables: Mapping[str, str], top: Path, pati
     with trio.move_on_after(patience):
         said = await trio.run_process(
             [manager, "which", name],
-            cwd=top,
+            cwd=top or "/",
             env=dict(variables),
             capture_stdout=True,
             capture_stderr=True,
@@ -101,10 +101,12 @@ def _manager(program: str) -> str | None:
     return shutil.which(os.fsdecode(shim[1])) if shim else None
 
 
-def _foreign(folder: Path, top: Path) -> bool:
+def _foreign(folder: Path, top: Path | None) -> bool:
     """Whether programs there are a repository's, or a virtual environment's, such as runner's own."""
     real = Path(os.path.realpath(folder))
-    return real.is_relative_to(os.path.realpath(top)) or os.path.isfile(real.parent / "pyvenv.cfg")
+    return (top is not None and real.is_relative_to(os.path.realpath(top))) or os.path.isfile(
+        real.parent / "pyvenv.cfg"
+    )
 
 
 def _folders(program: str, path: str) -> Iterator[str]:

@@ -235,6 +235,22 @@ def uncommitted(place: Place, head: Sequence[Entry]) -> list[bytes]:
     return sorted(changed)
 
 
+def kept(place: Place, name: str) -> str | None:
+    """Why a directory of a work tree is none that git leaves alone, to be read after its name."""
+    path = os.fsencode(name)
+    known = read_index(place.git / "index", like="0" * 40).entries
+    if any(entry == path or entry.startswith(path + b"/") for entry in known):
+        return "holds files of the repository"
+    with disk.Directories(place.top) as directories:
+        ignores = IgnoreRules(lambda folder: _ignore_file(directories, folder), extra=_exclude_file(place))
+        above = [path[:at] for at, byte in enumerate(path) if byte == ord("/")]
+        if any(ignores(folder, directory=True) for folder in (*above, path)):
+            return None
+        if ignores(path + b"/bin", directory=True):  # an ignore file inside says so of all
+            return None
+    return "is not ignored by git"
+
+
 @dataclass(frozen=True)
 class SeenIndex:
     """What git saw of a work tree; ``written`` is the index's own time, in nanoseconds."""

@@ -1,4 +1,4 @@
-"""Which directories of a host a workspace may see as toolchains. Whether they are there is looked up elsewhere."""
+"""What of a host a workspace may see: toolchains and dependencies. Whether they are there is looked up elsewhere."""
 
 from __future__ import annotations
 
@@ -9,10 +9,29 @@ from pathlib import PurePosixPath
 _OWN = ("/dev", "/incident", "/output", "/proc", "/run", "/sys", "/workspace")
 _SHARED = ("/etc", "/home/agent", "/tmp")
 
+# What a stranger's manifest may name: it can learn nothing from these but what was installed.
+_LANGUAGES = frozenset(
+    {"bun", "bundle", "cargo", "composer", "deno", "dotnet", "elixir", "go", "gradle", "java", "mvn", "node", "npm"}
+    | {"perl", "php", "pnpm", "python", "python3", "ruby", "rustc", "uv", "yarn"}
+)
+_INSTALLED = frozenset({".bundle", ".venv", "bundle", "node_modules", "vendor", "venv"})
+
+
+def is_language(toolchain: str) -> bool:
+    """Whether a toolchain is named by a program that compiles or runs a language."""
+    return toolchain in _LANGUAGES
+
+
+def is_installed(dependency: str) -> bool:
+    """Whether a directory is one that package managers install to."""
+    return PurePosixPath(dependency).name in _INSTALLED
+
 
 def check_toolchain(text: str) -> str | None:
-    """What is wrong with a toolchain's path, to be read after it; ``None`` when it can be shown."""
+    """What is wrong with a toolchain's path, to be read after it; ``None`` when it can be shown, and for a name."""
     path = PurePosixPath(text)
+    if not path.is_absolute():
+        return None
     if ".." in path.parts:
         return "has a `..` part"
     for place in (*_OWN, *_SHARED):

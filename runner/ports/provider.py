@@ -86,7 +86,8 @@ class Opening:
     ask for another tree than its own: that one is seen alone. With
     ``fresh_home`` the home is empty and is thrown away too. ``protected`` are paths relative to the
     tree: present ones are read-only and cannot be moved, missing ones cannot be created. ``tree``
-    replaces the handle's tree by another host directory (verify: the clean checkout).
+    replaces the handle's tree by another host directory (verify: the clean checkout). ``dependencies`` are directories
+    of the host that the tree shows read-only, each at its target, which is relative to it and nothing there else.
     """
 
     mounts: tuple[Mount, ...] = ()
@@ -96,6 +97,12 @@ class Opening:
     tree: Mount | None = None
     tree_writable: bool = True
     fresh_home: bool = False
+    dependencies: tuple[Mount, ...] = ()
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The paths of the tree that commands can neither change nor create."""
+        return (*self.protected, *(f"{mount.target}/" for mount in self.dependencies))
 
     @property
     def environment(self) -> dict[str, str]:

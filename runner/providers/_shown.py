@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from runner.errors import ProviderFailed
 from runner.model import Handle
 from runner.ports.provider import PATH, Opening, Paths
 from runner.providers._directories import WORKSPACES
@@ -55,8 +56,8 @@ def show_all(recipe: Recipe, handle: Handle, opening: Opening, room: Room, guard
         _show_project(recipe, handle, room, room.project)
     recipe.show(room.tree, workspace, writable=True)
     for guard in guards:
-        empty = EMPTY.get(guard.kind)
-        place = room.add(handle.private / "system" / empty) if empty else room.places.add(os.dup(guard.source))
+        source = shown_by(guard, handle.private, opening)
+        place = room.add(source) if source else room.places.add(os.dup(guard.source))
         recipe.show(place, f"{workspace}/{guard.path}", writable=guard.kind is Kind.ANCESTOR)
     recipe.show(room.home, PATHS.home, writable=True)
     recipe.show(room.output, PATHS.output, writable=True)
@@ -67,6 +68,18 @@ def show_all(recipe: Recipe, handle: Handle, opening: Opening, room: Room, guard
         recipe.show(room.add(Path(toolchain)), toolchain)
     for mount in sorted(opening.mounts, key=lambda mount: mount.target):
         recipe.show(room.add(mount.source), mount.target, writable=mount.writable)
+
+
+def shown_by(guard: Guard, private: Path, opening: Opening) -> Path | None:
+    """What of the host is shown at a guarded path; ``None`` for what the tree has there itself.
+
+    Raises ``ProviderFailed`` for a dependency that would hide something of the tree.
+    """
+    dependency = next((mount.source for mount in opening.dependencies if mount.target == guard.path), None)
+    if dependency is not None and guard.kind is not Kind.MISSING_DIRECTORY:
+        raise ProviderFailed(f"`{guard.path}` is in the tree already", hint="remove it from dependencies")
+    empty = EMPTY.get(guard.kind)
+    return dependency or (private / "system" / empty if empty else None)
 
 
 def _show_project(recipe: Recipe, handle: Handle, room: Room, project: Place) -> None:

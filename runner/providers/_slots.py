@@ -24,7 +24,7 @@ from runner.providers._first import First
 from runner.providers._handed import Cover, Handed
 from runner.providers._mounts import Place, open_linkless
 from runner.providers._protected import Guard, Kind
-from runner.providers._shown import EMPTY, PATHS
+from runner.providers._shown import PATHS, shown_by
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Seat:
     def fits(self, handle: Handle, opening: Opening) -> bool:
         """Whether all that an opening asks for is there, or can be shown now."""
         here = {mount for mount in mounts_of(handle) if mount.target in self.shown}
-        plain = Opening(protected=opening.protected, toolchains=self.toolchains, env=opening.env)
+        plain = Opening((), opening.protected, self.toolchains, opening.env, dependencies=opening.dependencies)
         return replace(opening, mounts=()) == plain and here.issuperset(opening.mounts)
 
 
@@ -106,13 +106,11 @@ def open_tree(places: Handed, seat: Seat) -> Iterator[int]:
         os.close(tree)
 
 
-def covers(private: Path, guards: Iterable[Guard]) -> list[Cover]:
+def covers(private: Path, guards: Iterable[Guard], opening: Opening) -> list[Cover]:
     """What is to be mounted over the tree, outermost first; the descriptors are whose list this is."""
-    return [
-        Cover(
-            guard.path,
-            open_linkless(private / "system" / EMPTY[guard.kind]) if guard.kind in EMPTY else os.dup(guard.source),
-            writable=guard.kind is Kind.ANCESTOR,
-        )
-        for guard in guards
-    ]
+    found = []
+    for guard in guards:
+        source = shown_by(guard, private, opening)
+        descriptor = open_linkless(source) if source else os.dup(guard.source)
+        found.append(Cover(guard.path, descriptor, writable=guard.kind is Kind.ANCESTOR))
+    return found

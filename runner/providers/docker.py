@@ -252,10 +252,10 @@ class Docker:
             open_first(seat.pid, seat.container, _what(handle)) as first,
             open_handed_again(self._engine, handle.private.name, handle.uid) as places,
             open_tree(places, seat) as tree,
-            open_guards(tree, opening.protected) as guards,
+            open_guards(tree, opening.held) as guards,
         ):
             try:
-                _cover(places, tree, covers(handle.private, guards))
+                _cover(places, tree, covers(handle.private, guards, opening))
                 around = self._around(handle, opening, seat.group, PATHS.workspace)
                 connect = partial(Dialled(listener, _what(handle)).connect, first)
                 async with self._reach(connect, first, around, _what(handle), seat.nonce) as workspace:
@@ -303,7 +303,7 @@ class Docker:
         places = open_handed(self._engine, handle.private.name, handle.uid, lent)
         async with open_room(handle, opening, places) as room:
             assert isinstance(room.places, Handed)
-            with open_guards(room.tree_fd, opening.protected) as guards:
+            with open_guards(room.tree_fd, opening.held) as guards:
                 recipe = _container.Recipe()
                 image = self._image(handle)
                 for volume in image["volumes"]:  # else the daemon makes a writable one for each

@@ -98,7 +98,7 @@ class Local:
         self._directories.check(handle)
         await trio.to_thread.run_sync(self._directories.mount, handle)
         async with open_room(handle, opening, self._open_places(handle)) as room:
-            with open_guards(room.tree_fd, opening.protected) as guards:
+            with open_guards(room.tree_fd, opening.held) as guards:
                 paths = replace(PATHS, workspace=workspace_path(handle, room))
                 recipe = _bwrap.Recipe({**ENV, **opening.environment})
                 recipe.show(room.tmp, "/tmp", writable=True)

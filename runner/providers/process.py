@@ -56,6 +56,7 @@ class OnHost:
             Feature.WARM_POOL: NOT_WARM,
             Feature.NETWORK_NONE: _NO_NAMESPACES,
             Feature.PROTECTED_PATHS: _NO_NAMESPACES,
+            Feature.DEPENDENCIES: _NO_NAMESPACES,
             Feature.SECRET_FILES: _NO_NAMESPACES,
         }
         versions = {"kernel": os.uname().release}
@@ -78,7 +79,7 @@ class OnHost:
     @asynccontextmanager
     async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
-        if opening.protected:
+        if opening.held:
             raise ProviderFailed("`process` cannot protect paths", hint="use provider `local`")
         async with (
             open_room(handle, opening, open_places(handle.uid if self._root and can_stage() else None)) as room,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import Place, RunnerError, Unenforceable
 from runner.manifest.load import DEFAULTS
-from runner.model import Budget, Checkout, Feature, IsolationClass, Limits
+from runner.model import Budget, Checkout, Feature, IsolationClass, Limits, Mount
 from runner.spec.checkout import TaskContext
 
 if TYPE_CHECKING:
@@ -64,6 +64,18 @@ class CliVersion:
 
 
 @dataclass(frozen=True)
+class Lent:
+    """What of this machine the commands of a run see: ``toolchains`` at their own paths, ``dependencies`` in the tree.
+
+    ``environment`` are variables by which toolchains find what belongs to them.
+    """
+
+    toolchains: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    dependencies: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True)
 class Facts:
     """What was true on this host when the plan was made. Keys of ``files`` are names shown to people.
 
@@ -72,7 +84,7 @@ class Facts:
     ``policies`` has the runs whose repository has a policy of its own.
     ``images`` has the id of the image of each run that names one, ``clusters`` what its kubeconfig leads to,
     ``left_out`` what of its incident's directory no agent sees, in words, ``clis`` the version of its agent's CLI where
-    that can be told.
+    that can be told, ``lent`` what of this machine its commands see.
     ``open`` Facts have no probes, no commits, no images and no policies: nobody looked.
     """
 
@@ -87,6 +99,7 @@ class Facts:
     clusters: Mapping[str, ClusterFact] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     clis: Mapping[str, CliVersion] = field(default_factory=dict)
+    lent: Mapping[str, Lent] = field(default_factory=dict)
 
     def pinned(self) -> dict[str, object]:
         """What the digest covers: everything but host paths, and what of a host may be renewed."""
@@ -300,7 +313,7 @@ class RunSpec:
     shared: bool
     unprotected: tuple[str, ...]
     protected: Mapping[str, str]
-    toolchains: tuple[str, ...]
+    lent: Lent
     post_hooks: tuple[Command, ...]
     policies: tuple[PolicySpec, ...]
     verify: VerifySpec | None

@@ -35,7 +35,7 @@ from runner.manifest.load import DEFAULTS, Document
 from runner.model import DEFAULT_PROJECT, Budget, Checkout, Feature, IsolationClass, Limits
 from runner.policy.paths import check_pattern
 from runner.policy.protected import check_protected, unite
-from runner.policy.toolchains import check_toolchain
+from runner.policy.toolchains import check_toolchain, is_installed, is_language
 from runner.settings import Settings
 from runner.spec import template
 from runner.spec.checkout import (
@@ -63,6 +63,7 @@ from runner.spec.model import (
     CommitFact,
     Demand,
     Facts,
+    Lent,
     ModelSpec,
     PolicyFile,
     PolicySpec,
@@ -95,6 +96,7 @@ class Wanted:
     incident: Path | None
     project: Path | None  # the root of the run's project, where an AGENTS.md may be
     toolchains: tuple[str, ...]
+    dependencies: tuple[str, ...]
     base_image: str | None
     skills: tuple[str, ...]
     uses_keys: bool  # the repository is reached with the ssh keys or the netrc of this host's user
@@ -133,6 +135,7 @@ def wanted(selected: Selected, settings: Settings, *, untrusted: bool = False) -
             incident,
             project_root(selected, selected.project) if selected.project else None,
             tuple(agent.workspace.toolchains),
+            tuple(agent.workspace.dependencies),
             agent.workspace.base_image,
             tuple(agent.skills),
             checkout is not None and checkout.url is not None and uses_keys(checkout.url, settings.git_credentials),
@@ -187,8 +190,10 @@ def untrusted_faults(selected: Selected, want: Wanted) -> list[RunnerError]:
         at = types.place("workspace", key)
         findings.append(Untrusted(f"an untrusted manifest may not {what}", at=at, hint="apply it without --untrusted"))
 
-    if want.toolchains:
+    if not all(map(is_language, want.toolchains)):
         refuse("mount directories of the host", "toolchains")
+    if not all(map(is_installed, want.dependencies)):
+        refuse("see directories but those of package managers", "dependencies")
     if selected.agent.credentials == "env":
         at = types.place("credentials")
         message = "an untrusted manifest may not have the key of a model"
@@ -240,6 +245,7 @@ def resolve(
     needs, _ = wanted(selected, settings, untrusted=untrusted)
     findings += _missing(selected, facts)
     findings += _sharing(selected)
+    findings += _without_a_source(selected)
     findings += [finding for document in selected.documents for finding in complaints(document)]
     checkout, branch = _pinned(needs.checkout, facts.commits.get(name))
     policies, own, faults = policies_of(selected.policies, facts.policies.get(name), untrusted=untrusted)
@@ -251,6 +257,7 @@ def resolve(
     findings += incident_advice(name, facts, selected.run.place(*selected.incident_keys))
     findings += preload_faults(selected, facts.files.get(f"{name}/incident"), cluster=needs.cluster is not None)
     demands = _demands(selected, settings)
+    lent = facts.lent.get(name, Lent(needs.toolchains))
     task = TaskContext(**dict(run.task)) if run.task else TaskContext()
     spec = RunSpec(
         name=name,
@@ -275,7 +282,7 @@ def resolve(
             IsolationClass.NAMESPACES if untrusted else IsolationClass.NONE,
         ),
         limits=_limits(selected, settings),
-        warm=_warm(selected, settings, policies),
+        warm=_warm(selected, settings, policies, lent.toolchains),
         demands=demands,
         best_effort=workspace.resource_limits.enforcement == "best_effort",
         setup=tuple(_argv(c) for c in workspace.setup_commands),
@@ -285,7 +292,7 @@ def resolve(
         shared=_shares(selected),
         unprotected=_unprotected(selected),
         protected=_protected(selected),
-        toolchains=tuple(workspace.toolchains),
+        lent=lent,
         post_hooks=tuple(_argv(c) for c in (*agent.post_hooks, *run.post_hooks)),
         policies=policies,
         verify=_verify(run),
@@ -367,6 +374,10 @@ def _sharing(selected: Selected) -> Iterator[RunnerError]:
     if selected.agent.workspace.protected_paths:
         message = f"workspaces of project `{project.name}` see it whole, and nothing in it is protected"
         yield Unenforceable(message, at=types.place("workspace", "protected_paths"), hint=hint)
+    if selected.agent.workspace.dependencies:
+        message = f"workspaces of project `{project.name}` see it whole, and nothing is shown in their place"
+        hint = "write workspace_isolation: true in the project, or leave the field out"
+        yield Unenforceable(message, at=types.place("workspace", "dependencies"), hint=hint)
     pool = selected.agent.workspace.warm_pool
     if pool is not None and pool.size:
         message = (
@@ -374,6 +385,15 @@ def _sharing(selected: Selected) -> Iterator[RunnerError]:
         )
         hint = "write workspace_isolation: true in the project, or leave the field out"
         yield Unenforceable(message, at=types.place("workspace", "warm_pool"), hint=hint)
+
+
+def _without_a_source(selected: Selected) -> Iterator[RunnerError]:
+    """Dependencies that are of no repository on this machine."""
+    workspace = selected.agent.workspace
+    if workspace.dependencies and not (workspace.checkout_on_start and workspace.repo_source.type == "local"):
+        message = "dependencies are directories of a repository on this machine, and none is the source"
+        at = selected.agent_type.place("workspace", "dependencies")
+        yield Unenforceable(message, at=at, hint="write repo_source: {type: local, path: ..}")
 
 
 def _protected(selected: Selected) -> dict[str, str]:
@@ -427,6 +447,7 @@ def _missing(selected: Selected, facts: Facts) -> list[RunnerError]:
         f"{name}/incident": (run, selected.incident_keys),
         f"{name}/cluster": (run, keys_of(selected, facts.missing.get(f"{name}/cluster"))),
         f"{name}/toolchain": (agent, ("workspace", "toolchains")),
+        f"{name}/dependencies": (agent, ("workspace", "dependencies")),
         f"{name}/image": (agent, ("workspace", "base_image")),
         **{f"{name}/skills/{skill}": (agent, ("skills", i)) for i, skill in enumerate(selected.agent.skills)},
     }
@@ -459,6 +480,7 @@ def _judged(spec: BaseModel) -> Iterator[Judged]:
         case AgentTypeSpec():
             yield ("workspace", "protected_paths"), spec.workspace.protected_paths, check_protected
             yield ("workspace", "toolchains"), spec.workspace.toolchains, check_toolchain
+            yield ("workspace", "dependencies"), spec.workspace.dependencies, check_protected
         case ProjectSpec():
             yield ("protected_paths",), spec.protected_paths, check_protected
         case PolicyKindSpec():
@@ -552,13 +574,13 @@ def _limits(selected: Selected, settings: Settings) -> Limits:
 _LIMIT_KEYS = {"cpu": Feature.CPU, "memory": Feature.MEMORY, "disk": Feature.DISK, "pids": Feature.PIDS}
 
 
-def _warm(selected: Selected, settings: Settings, policies: Sequence[PolicySpec]) -> Warm:
+def _warm(selected: Selected, settings: Settings, policies: Sequence[PolicySpec], toolchains: tuple[str, ...]) -> Warm:
     workspace = selected.agent.workspace
     judged = [(*policy.ceilings, policy.providers, policy.min_isolation) for policy in policies]
     return Warm(
         _warm_size(selected, settings),
         workspace.network,
-        tuple(workspace.toolchains),
+        toolchains,
         sha256(json.dumps([workspace.isolation, judged]).encode()).hexdigest()[:12],
     )
 
@@ -612,6 +634,7 @@ def _demands(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
             project.place("protected_paths") if project else types.place("workspace", "protected_paths"),
         ),
         ("toolchains", Feature.TOOLCHAINS, workspace.toolchains, types.place("workspace", "toolchains")),
+        ("dependencies", Feature.DEPENDENCIES, workspace.dependencies, types.place("workspace", "dependencies")),
         (
             "base image",
             Feature.BASE_IMAGE,

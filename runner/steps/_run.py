@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -310,7 +310,8 @@ class Run:
             if shown:  # an incident may have no files, and a kubeconfig comes later
                 (handle.private / name).mkdir(mode=0o755, exist_ok=True)
         mounts = shape.mounts(handle.private)
-        return await self.open_as(Opening(mounts, (*shape.protected, *inputs), shape.toolchains), shape)
+        opening = replace(shape.opening, mounts=mounts, protected=(*shape.protected, *inputs))
+        return await self.open_as(opening, shape)
 
     async def open_as(self, opening: Opening, shape: object) -> Workspace:
         """Close what is open and start a sandbox on the run's workspace."""

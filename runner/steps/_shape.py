@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.model import Feature, Mount
 from runner.plan.model import BUILT_IN, Mounted
+from runner.ports.provider import Opening
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec
 
 _OUTPUT = Mounted("/output", True, BUILT_IN)
@@ -17,7 +19,7 @@ class Shape:
     """``protected`` are relative to the tree; ``inputs`` are the incident's top entries when they lie in the tree.
 
     ``skills`` are the names of those that commands find in ``/skills``. With ``cluster`` they have a directory for the
-    kubeconfig, in which the host writes.
+    kubeconfig, in which the host writes. ``environment`` and ``dependencies`` are those of ``Opening``.
     """
 
     protected: tuple[str, ...]
@@ -26,6 +28,13 @@ class Shape:
     inputs: tuple[str, ...] = ()
     skills: tuple[str, ...] = ()
     cluster: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    dependencies: tuple[Mount, ...] = ()
+
+    @property
+    def opening(self) -> Opening:
+        """An opening with what is protected, and what is shown of this machine."""
+        return Opening((), self.protected, self.toolchains, self.environment, dependencies=self.dependencies)
 
     def mounts(self, private: Path) -> tuple[Mount, ...]:
         """What a workspace with this private directory shows beside its own places; all of it read-only."""
@@ -42,7 +51,17 @@ def shape_of(spec: RunSpec, facts: Facts) -> Shape:
     files = facts.files.get(f"{spec.name}/incident", {}) if spec.checkout is None else {}
     inputs = tuple(sorted({name.split("/", 1)[0] for name, file in files.items() if file.whole}))
     protected, has_incident, has_cluster = tuple(spec.protected), spec.incident is not None, spec.cluster is not None
-    return Shape(protected, spec.toolchains, has_incident, inputs, spec.skills, has_cluster)
+    lent = spec.lent
+    return Shape(
+        protected,
+        lent.toolchains,
+        has_incident,
+        inputs,
+        spec.skills,
+        has_cluster,
+        environment=lent.environment,
+        dependencies=lent.dependencies,
+    )
 
 
 def agents_file(spec: RunSpec, facts: Facts) -> ContextFile | None:
@@ -60,5 +79,11 @@ def mounts_of(shape: Shape, spec: RunSpec) -> tuple[Mounted, ...]:
         *(Mounted(f"/skills/{name}", False, spec.origins["skills"]) for name in shape.skills),
         *((Mounted("/root/.kube", False, spec.origins["cluster"]),) if shape.cluster else ()),
         *(Mounted(path, False, spec.protected[path]) for path in shape.protected),
-        *(Mounted(path, False, spec.origins[Feature.TOOLCHAINS]) for path in shape.toolchains),
+        *(Mounted(mount.target, False, spec.origins[Feature.DEPENDENCIES]) for mount in shape.dependencies),
+        *(Mounted(path, False, _asked(spec)) for path in shape.toolchains),
     )
+
+
+def _asked(spec: RunSpec) -> str:
+    """The line that toolchains are shown for; dependencies bring those that they link to."""
+    return spec.origins.get(Feature.TOOLCHAINS) or spec.origins[Feature.DEPENDENCIES]

@@ -142,6 +142,7 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("AgentType", "workspace.setup.on_failure"): (("workspace", "setup", "on_failure"), "warn"),
     ("AgentType", "workspace.protected_paths"): (("workspace", "protected_paths"), ["README"]),
     ("AgentType", "workspace.toolchains"): (("workspace", "toolchains"), ["/usr"]),
+    ("AgentType", "workspace.dependencies"): (("workspace", "dependencies"), ["node_modules"]),
     ("AgentType", "workspace.base_image"): (("workspace", "base_image"), "team/agent:3"),
     ("AgentType", "workspace.warm_pool.size"): (("workspace", "warm_pool"), {"size": 3}),
     ("Policy", "allowed_paths"): (("allowed_paths",), ["src/**"]),
@@ -211,6 +212,8 @@ def stage(project: Project, repository: Path) -> Project:
     git(repository, "commit", "--allow-empty", "-qm", "second")
     git(project.folder, "clone", "-q", "repo", "repo2")
     git(project.folder / "repo2", "commit", "--allow-empty", "-qm", "third")
+    (repository / ".git/info/exclude").write_text("node_modules\n")
+    (repository / "node_modules").mkdir()
     (project.folder / "agent.sh").write_text("true\n")
     (project.folder / "other.sh").write_text("false\n")
     (project.folder / "incident").mkdir()
@@ -290,6 +293,7 @@ async def test_what_a_provider_can_not_enforce_is_an_error_that_names_it(stage: 
         "network": ({"network": "none"}, "`process` can not enforce network none"),
         "protected": ({"protected_paths": ["README"]}, "`process` can not enforce protected_paths README"),
         "disk": ({"resource_limits": {"disk": "1G"}}, "`process` can not enforce disk 1G"),
+        "dependencies": ({"dependencies": ["node_modules"]}, "`process` can not enforce dependencies node_modules"),
         "image": ({"base_image": "team/agent:3"}, "`process` can not enforce base image team/agent:3"),
     }
     for extra, message in refused.values():

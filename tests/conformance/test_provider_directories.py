@@ -138,6 +138,43 @@ async def test_a_toolchain_is_at_its_own_path(place: Place, tmp_path_factory: py
         assert (await workspace.run(["test", "-d", str(tools)])).exit.ok
 
 
+async def test_a_dependency_is_in_the_tree_and_in_any_shown_instead_and_cannot_be_changed(
+    place: Place, tmp_path: Path
+) -> None:
+    """Also not by moving the directory that it lies in, and nothing is left of it in the tree."""
+    installed, clean = tmp_path / "installed", tmp_path / "clean"
+    (installed / "left-pad").mkdir(parents=True)
+    (installed / "left-pad" / "index.js").write_text("pad")
+    (clean / "app").mkdir(parents=True)
+    place.write("app/kept", "mine")
+    await place.provider.give(place.handle)
+    dependencies = (Mount(installed, "app/node_modules"), Mount(installed, "vendor"))
+    script = "cat app/node_modules/left-pad/index.js vendor/left-pad/index.js; touch vendor/x; rm -r app; mv app b"
+    said = []
+    for opening in (
+        Opening(dependencies=dependencies),
+        Opening(dependencies=dependencies, tree=Mount(clean, "/workspace"), tree_writable=False, fresh_home=True),
+    ):
+        async with place.open(opening) as workspace:
+            said.append(await shell(workspace, f"{script}; true"))
+
+    assert all(text.startswith("padpad") for text in said)
+    refused = "Read-only file system|Permission denied|busy"  # a kernel may ask for permissions first
+    assert [len(re.findall(refused, text)) >= 2 for text in said] == [True, True]
+    assert (installed / "left-pad" / "index.js").read_text() == "pad"
+    assert not (place.handle.tree / "vendor").exists()
+    assert not (clean / "vendor").exists()
+
+
+async def test_a_dependency_never_hides_what_the_tree_has(place: Place, tmp_path: Path) -> None:
+    place.write("vendor/kept", "mine")
+    await place.provider.give(place.handle)
+
+    with pytest.raises(ProviderFailed, match=r"`vendor` is in the tree already|cannot protect paths"):
+        async with place.open(Opening(dependencies=(Mount(tmp_path, "vendor"),))):
+            pass
+
+
 async def test_paths_are_the_same_on_every_provider_with_mounts(place: Place) -> None:
     async with place.open() as workspace:
         assert workspace.paths.workspace == "/workspace"

@@ -108,6 +108,15 @@ def _absolute_path(text: str) -> str:
     return text
 
 
+def _toolchain(text: str) -> str:
+    if not _TOOLCHAIN.fullmatch(text):
+        raise ValueError("an absolute path such as `/opt/node`, or the name of a program such as `node`")
+    return text
+
+
+_TOOLCHAIN = re.compile(r"/[^\0]*|[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+
+
 def no_repeats(items: list[str]) -> list[str]:
     first = {item: position for position, item in reversed([*enumerate(items)])}
     repeated = [position for position, item in enumerate(items) if first[item] != position]
@@ -235,6 +244,12 @@ RelativePath = Annotated[
     Field(json_schema_extra={"pattern": r"^(?!/)(?!(.*/)?\.\.?(/|$))[^\\\0]+$"}),
 ]
 AbsolutePath = Annotated[str, AfterValidator(_absolute_path), Field(json_schema_extra={"pattern": "^/[^\0]*$"})]
+Toolchain = Annotated[
+    str, AfterValidator(_toolchain), Field(json_schema_extra={"pattern": f"^(?:{_TOOLCHAIN.pattern})$"})
+]
+RelativePaths = Annotated[
+    list[RelativePath], AfterValidator(no_repeats), Field(json_schema_extra={"uniqueItems": True})
+]
 Distinct = Annotated[
     list[Text], AfterValidator(no_repeats), Field(min_length=1, json_schema_extra={"uniqueItems": True})
 ]

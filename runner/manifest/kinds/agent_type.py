@@ -11,7 +11,6 @@ from pydantic.config import JsonDict
 from runner.errors import nearest
 from runner.manifest.kinds._cli_tools import CLI_TOOLS
 from runner.manifest.kinds._fields import (
-    AbsolutePath,
     Body,
     Command,
     Cpus,
@@ -26,9 +25,11 @@ from runner.manifest.kinds._fields import (
     Memory,
     ModelName,
     RelativePath,
+    RelativePaths,
     Shape,
     SkillNames,
     Text,
+    Toolchain,
     ToolName,
     VariableName,
     Word,
@@ -211,9 +212,13 @@ class Workspace(Shape):
     setup_commands: list[Command] = Field(description="Commands that prepare the workspace, in order.")
     setup: Setup = Field(description="How setup commands are run.")
     protected_paths: list[Text] = Field(description="Paths of the repository that the agent cannot change or create.")
-    toolchains: list[AbsolutePath] = Field(
+    toolchains: list[Toolchain] = Field(
         description="Directories of this machine that are visible, read-only, with programs in a `bin`, or called so"
-        " themselves."
+        " themselves; a name is a program on the `PATH` of whoever applies, with all that it links to."
+    )
+    dependencies: RelativePaths = Field(
+        description="Directories that git ignores in the repository of this machine, such as `.venv` or"
+        " `node_modules`; visible in each workspace and clean checkout at the same path, read-only."
     )
     warm_pool: WarmPool | None = Field(
         None, description="Workspaces that are kept running; left out, the server's default for its own providers."

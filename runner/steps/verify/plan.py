@@ -28,7 +28,7 @@ def inputs(body: Body) -> dict[str, object]:
         "files": (verify.required, verify.forbidden),
         "report": verify.report,
         "outputs": body.outputs,
-        "toolchains": body.shape.toolchains,
+        "toolchains": (body.shape.toolchains, body.shape.environment, body.shape.dependencies),
     }
 
 
@@ -45,7 +45,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         what += ("; " if what else "") + f"report {verify.report.path}{sections}"
     if not what and not outputs:
         return None
-    shape = Shape((), spec.toolchains, incident=False)
+    lent = spec.lent
+    shape = Shape((), lent.toolchains, False, environment=lent.environment, dependencies=lent.dependencies)
     return Step(
         id="verify",
         kind="verify",

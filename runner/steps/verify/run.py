@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import trio
@@ -17,7 +17,7 @@ from runner.errors import CheckoutDiffers, CleanUpIncomplete, RunnerError
 from runner.model import Check, CheckKind, Mount, Outcome, Reason, failed, succeeded
 from runner.policy.paths import PathPolicy, matcher, printable
 from runner.ports.git import Entry
-from runner.ports.provider import Opening, Workspace
+from runner.ports.provider import Workspace
 from runner.spec.model import ReportCheck, VerifySpec
 from runner.steps._exec import LogFile, blame, open_logs, run_command, written
 from runner.steps._run import Run
@@ -106,8 +106,8 @@ async def _check_tree(body: Body, run: Run, results: Results) -> None:
         _, handle = run.require()
         await trio.to_thread.run_sync(trees.give, places.checkout, handle.uid)
     check_files(body.verify, entries, results)
-    opening = Opening(
-        toolchains=body.shape.toolchains,
+    opening = replace(
+        body.shape.opening,
         tree=Mount(places.checkout, "/workspace"),
         tree_writable=False,
         fresh_home=True,
