@@ -50,18 +50,19 @@ async def find_toolchain(
     if program is None:
         return None
     packages, environment = _packages_of(name, variables)
-    directories = {*directories_of(program, variables.get("PATH", "")), *packages}
-    return Toolchain(program, tuple(sorted(directories)), environment)
+    directories = (*directories_of(program, variables.get("PATH", "")), *packages)
+    return Toolchain(program, tuple(dict.fromkeys(directories)), environment)
 
 
 def directories_of(program: str, path: str = "") -> tuple[str, ...]:
     """The directories that hold a program with everything that it links to, as far as they are not of the system.
 
-    Sorted, none inside of another. ``path`` is where the interpreter is looked for that a script leaves to ``env``.
+    The first is the program's own, none is inside of another. ``path`` is where the interpreter is looked for that a
+    script leaves to ``env``.
     """
-    found = {str(prefix) for folder in _folders(program, path) if (prefix := _prefix(Path(folder), Path.home()))}
-    found = {folder for folder in found if not f"{folder}/".startswith(_SYSTEM) and check_toolchain(folder) is None}
-    return tuple(sorted(folder for folder in found if not any(str(p) in found for p in Path(folder).parents)))
+    prefixes = [str(prefix) for folder in _folders(program, path) if (prefix := _prefix(Path(folder), Path.home()))]
+    found = [folder for folder in prefixes if not f"{folder}/".startswith(_SYSTEM) and not check_toolchain(folder)]
+    return tuple(dict.fromkeys(folder for folder in found if not any(str(p) in found for p in Path(folder).parents)))
 
 
 async def _find_program(name: str, variables: Mapping[str, str], top: Path | None, patience: float) -> str | None:

@@ -172,7 +172,7 @@ async def test_the_modules_of_go_come_with_it(home: Path) -> None:
     found = await find_toolchain("go", variables(home, go.parent), home / "repository")
 
     assert found is not None
-    assert found.directories == (str(home / "go/pkg/mod"), str(home / "sdk/go1.22"))
+    assert found.directories == (str(home / "sdk/go1.22"), str(home / "go/pkg/mod"))
     assert found.environment == {"GOMODCACHE": str(home / "go/pkg/mod"), "GOPROXY": "off"}
 
 
@@ -184,7 +184,7 @@ async def test_the_crates_of_cargo_come_with_it_and_its_credentials_do_not(home:
     found = await find_toolchain("cargo", variables(home, cargo.parent), home / "repository")
 
     assert found is not None
-    assert found.directories == (str(home / ".cargo/registry"), str(home / ".rustup/toolchains/stable"))
+    assert found.directories == (str(home / ".rustup/toolchains/stable"), str(home / ".cargo/registry"))
     assert found.environment == {"CARGO_NET_OFFLINE": "true", "CARGO_HOME": str(home / ".cargo")}
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
-from runner.app.init import find_rule
+from runner.app.init import ci
+from runner.app.init.survey import survey
 from tests.needs import program
 from tests.situations import Project, git, step
 
@@ -71,21 +75,59 @@ def test_what_is_written_runs_the_tests_of_the_repository(
     validated, planned = project.runner("validate"), project.runner("plan")
     applied, record = project.apply()
 
-    assert (begun.code, begun.err) == (0, "")
-    assert f"tests: {command}\n" in begun.out
+    assert begun.code == 0, begun.out + begun.err
+    assert begun.err == f"trying `{command}` in a sandbox\n"
+    assert f"run: {command} " in begun.out
+    assert "  the tests: passed in a sandbox in " in begun.out
     assert (validated.code, validated.out) == (0, "3 documents fine\n")
     assert planned.code == 0, planned.err
     assert applied.code == 0, applied.out + project.logs("verify", "stderr")
     assert step(record, "verify")["outcome"]["details"] == [f"`{command}` exited 0"]
 
 
-def test_a_repository_whose_tests_fail_fails_the_run(project: Project) -> None:
-    commit(project.folder, {"Makefile": "test:\n\tfalse\n"})
-    project.runner("init")
+def test_tests_that_fail_are_said_with_their_last_lines_and_the_nearest_is_written(project: Project) -> None:
+    commit(project.folder, {"Makefile": "test:\n\t@echo one is wrong; false\n"})
 
+    begun = project.runner("init")
     done, record = project.apply()
 
+    assert begun.code == 1
+    assert "✗ `make test`: it exited 2\n" in begun.out
+    assert "    | one is wrong\n" in begun.out
+    assert "Then: rm -r .runner, and runner init again" in begun.out
     assert (done.code, record["outcome"]["reason"]) == (1, "verify")
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("getaddrinfo EAI_AGAIN packages.example.org", "it wants the network, and a workspace has none"),
+        ("Error: Cannot find module 'left-pad'", "`left-pad` is not installed in what a workspace sees"),
+        ("ModuleNotFoundError: No module named 'requests'", "`requests` is not installed in what a workspace sees"),
+        ("EROFS: Read-only file system, mkdir x", "it writes into what is shown read-only"),
+    ],
+    ids=["network", "node module", "python module", "read-only"],
+)
+def test_what_a_command_lacks_is_named_with_the_way_on(project: Project, said: str, why: str) -> None:
+    files = {"package.json": NPM, "package-lock.json": "{}", "Makefile": f'test:\n\t@echo "{said}" >&2; false\n'}
+    commit(project.folder, files | {"package.json": "{}"})
+
+    begun = project.runner("init")
+
+    assert begun.code == 1
+    assert f"✗ `make test`: {why}\n" in begun.out
+    assert "  = hint: " in begun.out
+
+
+@program("npm").mark
+def test_the_next_way_is_tried_when_one_does_not_work(project: Project) -> None:
+    files = {"package.json": NPM, "Makefile": "test:\n\tpip install x\n"}
+    commit(project.folder, files)
+
+    begun = project.runner("init")
+
+    assert begun.err == "trying `make test` in a sandbox\ntrying `npm test` in a sandbox\n"
+    assert (begun.code, "run: npm test" in begun.out) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -112,12 +154,27 @@ def test_the_test_command_is_found_by_the_files(tmp_path: Path, files: dict[str,
     for name, text in files.items():
         (tmp_path / name).write_text(text)
 
-    rule = find_rule(tmp_path)
+    git(tmp_path, "init", "-q")
+    ways = survey(tmp_path).ways
 
-    assert (" ".join(rule.command) if rule else None) == command
+    assert (ways[0].words if ways else None) == command
 
 
-def test_a_tool_outside_the_system_is_shown_to_the_sandbox(project: Project, tmp_path: Path) -> None:
+def agent_of(project: Project) -> Any:
+    """The agent type that was written."""
+    (agent,) = YAML(typ="safe").load_all(project.folder / ".runner/agent.runner.yaml")
+    return agent["spec"]["workspace"]
+
+
+def mounts_of(record: dict[str, Any], name: str, project: Project) -> set[str]:
+    plan = json.loads((project.directory(record) / "plan.json").read_text())
+    (step_,) = [s for run in plan["runs"] for s in run["steps"] if s["id"] == name]
+    return {mount["path"] for mount in step_["mounts"]}
+
+
+def test_a_tool_outside_the_system_is_named_and_shown_with_all_that_it_links_to(
+    project: Project, tmp_path: Path
+) -> None:
     commit(project.folder, {"Cargo.toml": ""})
     tool = tmp_path / "rust" / "bin" / "cargo"
     tool.parent.mkdir(parents=True)
@@ -128,71 +185,132 @@ def test_a_tool_outside_the_system_is_shown_to_the_sandbox(project: Project, tmp
     (tmp_path / "links" / "cargo").symlink_to("../rust/bin/cargo")
     project.env = {"PATH": f"{tmp_path}/links:{os.environ['PATH']}"}
 
-    project.runner("init")
+    begun = project.runner("init")
     done, _ = project.apply()
 
+    assert begun.code == 0, begun.out
     assert done.code == 0, done.err + project.logs("verify", "stderr")
-    (agent,) = YAML(typ="safe").load_all(project.folder / ".runner/agent.runner.yaml")
-    assert agent["spec"]["workspace"]["toolchains"] == [f"{tmp_path}/links", f"{tmp_path}/rust"]
+    assert agent_of(project)["toolchains"] == ["cargo"]
+    assert f"{tmp_path}/links, {tmp_path}/rust" in begun.out
+    assert [name for name, text in files_of(project.folder).items() if str(tmp_path) in text] == []
 
 
-def test_of_a_home_folder_only_the_programs_are_shown(project: Project) -> None:
-    """``~/.cargo`` holds the credentials of a registry beside `bin`."""
-    commit(project.folder, {"Cargo.toml": ""})
-    tool = project.home / ".cargo" / "bin" / "cargo"
-    tool.parent.mkdir(parents=True)
-    tool.write_text("#!/bin/sh\n")
-    tool.chmod(0o755)
-    project.env = {"PATH": f"{tool.parent}:/usr/bin:/bin"}
+def test_the_environment_of_the_repository_is_used_wherever_it_is_cloned(project: Project) -> None:
+    """It is named by its path in the repository, and brings the Python that it links to."""
+    module = "import left\nimport unittest\n\nclass T(unittest.TestCase):\n    def test_one(self): pass\n"
+    commit(project.folder, {"test_app.py": module, ".gitignore": ".venv/\n"})
+    python = [sys.executable, "-m", "venv", "--without-pip", ".venv"]
+    subprocess.run(python, cwd=project.folder, check=True)
+    (site,) = (project.folder / ".venv/lib").glob("python*/site-packages")
+    (site / "left.py").touch()
+    script = project.folder / ".venv/bin/left"
+    script.write_text(f"#!{project.folder}/.venv/bin/python\nimport left\n")
+    script.chmod(0o755)
 
-    project.runner("init")
-
-    (agent,) = YAML(typ="safe").load_all(project.folder / ".runner/agent.runner.yaml")
-    assert agent["spec"]["workspace"]["toolchains"] == [str(tool.parent)]
-
-
-def test_the_environment_of_the_repository_is_used(project: Project) -> None:
-    commit(project.folder, PYTHON)
-    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", ".venv"], cwd=project.folder, check=True)
-
-    project.runner("init")
+    begun = project.runner("init", "--test", "left && python3 -m unittest && ! touch .venv/x")
     done, _ = project.apply()
 
-    (agent,) = YAML(typ="safe").load_all(project.folder / ".runner/agent.runner.yaml")
-    assert agent["spec"]["workspace"]["toolchains"] == [str(project.folder / ".venv")]
-    assert agent["spec"]["env"]["PATH"].startswith(f"{project.folder}/.venv/bin:")
+    assert agent_of(project)["dependencies"] == [".venv"]
+    assert begun.code == 0, begun.out
     assert done.code == 0, project.logs("verify", "stderr")
+    assert not (project.folder / ".venv/x").exists()
 
 
 def test_a_virtual_environment_of_somebody_else_is_not_written_down(project: Project, tmp_path: Path) -> None:
     """Such as runner's own, which is on the ``PATH`` of whoever activated it and nowhere in a CI."""
-    commit(project.folder, {"conftest.py": ""})
+    commit(project.folder, PYTHON)
     other = tmp_path / "other"
     (other / "bin").mkdir(parents=True)
     (other / "pyvenv.cfg").write_text("")
-    (other / "bin" / "pytest").write_text("#!/bin/sh\n")
-    (other / "bin" / "pytest").chmod(0o755)
+    (other / "bin" / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (other / "bin" / "python3").chmod(0o755)
     project.env = {"PATH": f"{other}/bin:/usr/bin:/bin"}
 
     begun = project.runner("init")
 
-    assert "note: `pytest` is neither in the repository's .venv nor elsewhere here" in begun.out
-    assert [name for name, text in files_of(project.folder).items() if str(tmp_path) in text] == []
+    assert begun.code == 0, begun.out
+    assert str(tmp_path) not in begun.out
 
 
-def test_the_python_that_an_environment_leads_to_is_shown_too(project: Project, tmp_path: Path) -> None:
-    python = tmp_path / "versions" / "3" / "bin" / "python3"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\n")
-    commit(project.folder, {"conftest.py": "", ".venv/bin/pytest": "#!/bin/sh\n"})
-    (project.folder / ".venv/bin/python3").symlink_to(python)
+@program("npm").mark
+def test_modules_that_are_installed_are_seen_by_the_tests_and_a_changed_tree_is_what_they_test(
+    project: Project,
+) -> None:
+    test = "require('pad'); if (require('fs').readFileSync('app.txt', 'utf8') !== 'right') process.exit(3)"
+    package = {"name": "app", "scripts": {"test": "node test.js"}}
+    files = {"package.json": json.dumps(package), "test.js": test, "app.txt": "right", ".gitignore": "node_modules\n"}
+    commit(project.folder, files)
+    (project.folder / "node_modules/pad").mkdir(parents=True)
+    (project.folder / "node_modules/pad/index.js").write_text("module.exports = 1")
 
     begun = project.runner("init")
+    done, record = project.apply()
+    (project.folder / ".runner/agent.sh").write_text("echo wrong >app.txt; ! touch node_modules/x\n")
+    broken, _ = project.apply()
 
-    (agent,) = YAML(typ="safe").load_all(project.folder / ".runner/agent.runner.yaml")
-    places = [f"{project.folder}/.venv", str(python.parents[1])]
-    assert agent["spec"]["workspace"]["toolchains"] == places
-    assert f"note: `{places[0]}`, `{places[1]}`: of this machine" in begun.out
+    assert begun.code == 0, begun.out
+    assert agent_of(project)["dependencies"] == ["node_modules"]
+    assert done.code == 0, project.logs("verify", "stderr")
+    assert "node_modules" in mounts_of(record, "verify", project) & mounts_of(record, "agent", project)
+    assert broken.code == 1
+    assert not (project.folder / "node_modules/x").exists()
+
+
+@pytest.mark.parametrize(
+    ("dependency", "words"),
+    [
+        ("src", "`src` holds files of the repository"),
+        ("loose", "`loose` is not ignored by git"),
+        ("absent", "`absent` is not a directory of"),
+        ("link", "`link` is not a directory of"),
+        ("'*'", "is a pattern"),
+    ],
+)
+def test_only_a_directory_that_git_ignores_is_a_dependency(project: Project, dependency: str, words: str) -> None:
+    commit(project.folder, {**PYTHON, "src/app.py": "", ".gitignore": "/absent\n/link\n"})
+    (project.folder / "loose").mkdir()
+    (project.folder / "loose/file").touch()
+    (project.folder / "link").symlink_to("/etc")
+    source = "repo_source: {type: local, path: .}\n"
+    project.script("true", workspace=f"{source}dependencies: [{dependency}]")
+
+    done = project.runner("plan", str(project.folder))
+
+    assert done.code == 2
+    assert words in done.err
+
+
+@pytest.mark.parametrize(
+    ("workspace", "words"),
+    [
+        ("toolchains: [/opt]", "mount directories of the host"),
+        ("toolchains: [aws]", "mount directories of the host"),
+        ("dependencies: [secrets]", "see directories but those of package managers"),
+    ],
+)
+def test_a_fork_sees_only_languages_and_what_package_managers_install(
+    project: Project, workspace: str, words: str
+) -> None:
+    commit(project.folder, {".gitignore": "secrets\nnode_modules\n"})
+    for name in ("secrets", "node_modules"):
+        (project.folder / name).mkdir()
+    source = "repo_source: {type: local, path: .}\n"
+    project.script("true", workspace=f"{source}{workspace}")
+    refused = project.runner("plan", str(project.folder), "--untrusted")
+    project.script("true", workspace=f"{source}dependencies: [node_modules]\ntoolchains: [python3]")
+    planned = project.runner("plan", str(project.folder), "--untrusted")
+
+    assert (refused.code, words in refused.err) == (3, True)
+    assert planned.code == 0, planned.err
+
+
+def test_a_toolchain_that_nobody_has_is_named_in_the_plan(project: Project) -> None:
+    project.script("true", workspace="toolchains: [no-such-program]\nrepo_source: {type: none}")
+
+    done = project.runner("plan", str(project.folder))
+
+    assert done.code == 2
+    assert "`no-such-program` is not on the `PATH` here" in done.err
 
 
 def test_a_test_command_can_be_named(project: Project) -> None:
@@ -250,19 +368,56 @@ def test_what_cannot_be_run_is_not_begun(project: Project, files: dict[str, str]
     assert not (project.folder / ".runner").exists()
 
 
-def test_the_job_for_github_does_what_it_says(project: Project) -> None:
-    commit(project.folder, {**PYTHON, ".github/dependabot.yml": "version: 2\n"})
-    project.runner("init")
+@pytest.mark.parametrize("fork", [False, True], ids=["own", "fork"])
+def test_the_job_for_github_does_what_it_says(project: Project, fork: bool) -> None:
+    """On a shallow, detached checkout, with what its own steps install, and a stranger's manifests untrusted."""
+    commit(project.folder, {**PYTHON, ".gitignore": ".venv/\n", "requirements.txt": ""})
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=project.folder, check=True)
+    project.runner("init", "--ci", "github")
+    git(project.folder, "add", "-A")
+    git(project.folder, "commit", "-qm", "runner")
+    checkout = project.home / "checkout"
+    git(project.home, "clone", "-q", "--depth", "1", f"file://{project.folder}", str(checkout))
+    git(checkout, "checkout", "-q", "--detach")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=checkout, check=True)
 
-    workflow = YAML(typ="safe").load(project.folder / ".github/workflows/runner.yml")
-    commands = [s["run"] for s in workflow["jobs"]["runner"]["steps"] if s.get("run", "").startswith("runner ")]
+    workflow = YAML(typ="safe").load(checkout / ".github/workflows/runner.yml")
+    job = workflow["jobs"]["runner"]
+    commands = [s["run"] for s in job["steps"] if s.get("run", "").startswith("runner ")]
     env = {"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(project.home), "RUNNER_HOME": str(project.home / "state")}
     env |= {"GITHUB_REPOSITORY": "team/shop", "GITHUB_REF": "refs/pull/7/merge", "GITHUB_SHA": "0" * 40}
-    ended = {c: subprocess.run(["bash", "-e", "-c", c], cwd=project.folder, env=env).returncode for c in commands}
+    env |= {"GITHUB_ACTIONS": "true", "CI": "true", "TRUST": "--untrusted" if fork else ""}
+    ended = {c: subprocess.run(["bash", "-e", "-c", c], cwd=checkout, env=env).returncode for c in commands}
 
-    apply = "runner apply --task-from github --junit runs.xml"
-    assert ended == {"runner validate .": 0, "runner plan --task-from github": 0, apply: 0}
-    assert "<testsuite " in (project.folder / "runs.xml").read_text()
+    assert job["env"] == {"TRUST": "${{ github.event.pull_request.head.repo.fork && '--untrusted' || '' }}"}
+    apply = "runner apply --task-from github $TRUST --junit runs.xml"
+    assert ended == {"runner validate .": 0, "runner plan --task-from github $TRUST": 0, apply: 0}
+    assert "<testsuite " in (checkout / "runs.xml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("files", "steps"),
+    [
+        pytest.param({"package-lock.json": "{}", "package.json": NPM}, ["npm ci"], id="npm"),
+        pytest.param({"requirements.txt": "", **PYTHON}, [".venv/bin/pip install"], id="python"),
+        pytest.param({"go.mod": "module x\n"}, ["go mod download"], id="go"),
+        pytest.param({"Makefile": "test:\n"}, [], id="make"),
+    ],
+)
+def test_the_job_installs_what_the_repository_needs_and_runner_by_its_own_name(
+    tmp_path: Path, files: dict[str, str], steps: list[str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    git(tmp_path, "init", "-q")
+
+    job = YAML(typ="safe").load(ci.github_job(survey(tmp_path)))["jobs"]["runner"]
+
+    commands = [s["run"] for s in job["steps"] if "run" in s]
+    name = ci.package().partition("==")[0]
+    assert [any(step in command for command in commands) for step in steps] == [True] * len(steps)
+    assert f"pipx install {name}=={version(name)}" in commands
+    assert YAML(typ="safe").load(ci.gitlab_job(survey(tmp_path)))["runner"]["script"]
 
 
 def test_the_job_for_gitlab_is_shown_and_its_file_left_alone(project: Project) -> None:
@@ -273,5 +428,7 @@ def test_the_job_for_gitlab_is_shown_and_its_file_left_alone(project: Project) -
 
     shown = done.out.partition("for .gitlab-ci.yml:\n")[2].partition("\nfor ")[0]
     job = YAML(typ="safe").load(shown)["runner"]
-    assert f"runner apply --task-from gitlab --junit {job['artifacts']['reports']['junit']}" in str(job["script"])
+    assert f"runner apply --task-from gitlab ${{TRUST:-}} --junit {job['artifacts']['reports']['junit']}" in str(
+        job["script"]
+    )
     assert (project.folder / ".gitlab-ci.yml").read_text() == files[".gitlab-ci.yml"]
