@@ -24,13 +24,16 @@ COMMAND = "python3 tests/components.py"
 
 PACKAGES = {  # of Debian, by a program or file that it brings
     "/usr/include/stdio.h": "libc6-dev",
+    "cargo": "cargo",
     "cc": "gcc",
     "debootstrap": "debootstrap",
     "dockerd": "docker.io",
     "dot": "graphviz",
     "fish": "fish",
     "git": "git",
+    "go": "golang-go",
     "ip": "iproute2",
+    "make": "make",
     "mkfs.ext4": "e2fsprogs",
     "node": "nodejs",
     "npm": "npm",

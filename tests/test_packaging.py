@@ -5,7 +5,6 @@ And nothing that comes with them is compiled where they are installed.
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 import subprocess
@@ -21,19 +20,13 @@ from runner import DISTRIBUTION
 from runner.guest import binary, build
 from runner.guest.framing import Parser, Type
 from tests.needs import Component
+from tests.wheel import make_wheel, unpack
 
 ROOT = Path(__file__).parent.parent
 UV = str(Path(sys.executable).with_name("uv"))
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 E_MACHINE = {"x86_64": 62, "aarch64": 183}  # of ELF
 UNREACHABLE = 2  # uv's exit status when the index does not answer; 1 when it has no such wheels
-
-
-def make_wheel(folder: Path, machine: str) -> Path:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, env={**os.environ, "WHEEL_MACHINE": machine}, check=True, capture_output=True)
-    [wheel] = folder.glob(f"*{machine}.whl")
-    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +39,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This machine's wheel, unpacked as an installer does."""
-    site = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheels[platform.machine()]) as archive:
-        for member in archive.infolist():
-            path = Path(archive.extract(member, site))
-            path.chmod((member.external_attr >> 16) & 0o777 or 0o644)
-    return site
+    return unpack(wheels[platform.machine()], tmp_path_factory.mktemp("site"))
 
 
 def test_the_shipped_folders_are_found_with_their_executable_bits(installed: Path) -> None:

@@ -180,6 +180,7 @@ def _ways(top: Path, language: str, tools: tuple[str, ...]) -> Iterator[Way]:
 def _python_ways(top: Path, tools: tuple[str, ...]) -> Iterator[Way]:
     """As the project configures it. The code of the checkout comes before an installed copy of it."""
     configured = any("pytest" in _text(top / name) for name in _PYTHON) or _any(top, _PYTEST)
+    configured |= any(True for name in _ENVIRONMENTS for _ in top.glob(f"{name}/lib/python*/site-packages/pytest"))
     commands: list[tuple[str, ...]] = [("python3", "-m", "pytest")] if configured else []
     if _any(top, ("tests/__init__.py", "test/__init__.py")) or _any(top, ("test*.py",)):
         commands.append(("python3", "-m", "unittest"))

@@ -33,6 +33,7 @@ ALL = 900.0  # for all of them
 TTL = 2 * ALL  # until `runner gc` removes what was left
 TAIL = 12  # lines of what a failed command printed last
 _MOST = 8 << 20  # bytes of what a command prints
+_NOTHING = re.compile(r"^Ran 0 tests in|no tests ran in")
 _NETWORK = re.compile(
     r"Could not resolve|name resolution|EAI_AGAIN|ENOTFOUND|Name or service not known|Network is unreachable"
     r"|GOPROXY=off|No matching distribution|offline mode|attempting to make an HTTP request|ConnectionError"
@@ -62,7 +63,12 @@ class Tried:
 
     @property
     def worked(self) -> bool:
-        return self.exit is not None and self.exit.ok
+        return self.exit is not None and self.exit.ok and not self.empty
+
+    @property
+    def empty(self) -> bool:
+        """Whether it ended well for it found no test."""
+        return any(_NOTHING.search(line) for line in self.tail)
 
     @property
     def slow(self) -> bool:
@@ -170,6 +176,8 @@ def explain(tried: Tried, top: Path) -> tuple[str, str]:
     """Why a way does not work, in a person's words, and what to do about it; the second may be empty."""
     if tried.why:
         return tried.why, "install it, or name another command: runner init --test COMMAND"
+    if tried.empty and tried.exit is not None and tried.exit.code in (0, 5):
+        return "it found no test", "name what runs them: runner init --test COMMAND"
     text = "\n".join(tried.tail)
     install = install_words(top, tried.way.language)
     hint = f"{install}" if install else ""
