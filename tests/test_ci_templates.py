@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ ACTION: dict[str, Any] = YAML(typ="safe").load(ROOT / "action.yml")
 TEMPLATE: dict[str, Any] = YAML(typ="safe").load(ROOT / "docs" / "ci" / "gitlab.yml")[".runner"]
 STEPS: list[dict[str, Any]] = ACTION["runs"]["steps"]
 SHELL = ("bash", "--noprofile", "--norc", "-eo", "pipefail")  # GitHub's, for `shell: bash`
+PIP = (sys.executable, "-m", "pip", "--python", "/usr/bin/python3")  # of the user's Python, which may have none
 SAID = re.compile(r"\$\{\{ ([\w.-]+) \}\}")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -82,19 +84,8 @@ def host_with_a_wheel() -> Iterator[Host]:
     for name in ("home", "temp", "bin", "checkout", "wheels"):
         (folder / name).mkdir()
     wheel = make_wheel(folder / "wheels", platform.machine())
-    words = [
-        "/usr/bin/python3",
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--only-binary",
-        ":all:",
-        "-d",
-        folder / "wheels",
-        wheel,
-    ]
-    index = subprocess.run(words, capture_output=True, text=True)
+    words = ["download", "-q", "--only-binary", ":all:", "-d", folder / "wheels", wheel]
+    index = subprocess.run([*PIP, *words], capture_output=True, text=True)
     why = index.stderr.strip().splitlines()[-1] if index.returncode else None
     try:
         Component("package index", lambda: why, "a network").require()

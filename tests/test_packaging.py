@@ -6,6 +6,7 @@ And nothing that comes with them is compiled where they are installed.
 from __future__ import annotations
 
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 UV = str(Path(sys.executable).with_name("uv"))
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 E_MACHINE = {"x86_64": 62, "aarch64": 183}  # of ELF
+STRANGER = re.compile(r"(pip|pipx|tool) (install|upgrade)( -\S+)* runner\b")
 UNREACHABLE = 2  # uv's exit status when the index does not answer; 1 when it has no such wheels
 
 
@@ -146,6 +148,20 @@ def test_the_distribution_has_one_name(wheels: dict[str, Path]) -> None:
 
     assert names == {project["name"]} == {DISTRIBUTION}
     assert list(project["scripts"]) == ["runner"]
+
+
+def test_nothing_here_installs_the_distribution_of_another() -> None:
+    texts = [path for end in ("md", "yml", "py", "sh") for path in ROOT.rglob(f"*.{end}") if ".venv" not in path.parts]
+    found = [path for path in texts if STRANGER.search(path.read_text())]
+
+    assert found == []
+
+
+@pytest.mark.parametrize("page", ["docs/install.md", "CONTRIBUTING.md"])
+def test_links_of_the_pages_lead_somewhere(page: str) -> None:
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text())]
+
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
 
 
 def test_the_pythons_that_are_named_are_the_ones_that_have_wheels() -> None:
