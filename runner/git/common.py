@@ -146,7 +146,7 @@ class Common(ABC):
     async def changes(self, repository: Path, base: str | None, commit: str) -> list[Change]:
         return changes(await self.all_leaves(repository, base), await self.all_leaves(repository, commit))
 
-    async def compare(self, repository: Path, commit: str, tree: Path) -> Mapping[bytes, str]:
+    async def compare(self, repository: Path, commit: str, tree: Path | int) -> Mapping[bytes, str]:
         leaves = await self.entries(repository, commit)
         found = await in_thread(disk.differences, tree, leaves)
         return found | dict.fromkeys(await in_thread(disk.extras, tree, leaves), "extra")

@@ -54,8 +54,9 @@ class Ignores(Protocol):
 class Directories:
     """Descriptors of a tree's directories by path; one chain is open, so paths in order cost little."""
 
-    def __init__(self, root: Path) -> None:
-        self._chain = [(b"", os.open(root, _DIRECTORY))]
+    def __init__(self, root: Path | int) -> None:
+        top = os.open(".", _DIRECTORY, dir_fd=root) if isinstance(root, int) else os.open(root, _DIRECTORY)
+        self._chain = [(b"", top)]
 
     def __enter__(self) -> Self:
         return self
@@ -240,7 +241,7 @@ def remove(directories: Directories, path: bytes) -> None:
         path = folder
 
 
-def differences(root: Path, leaves: Iterable[Entry]) -> dict[bytes, str]:
+def differences(root: Path | int, leaves: Iterable[Entry]) -> dict[bytes, str]:
     """Where the disk is not as the leaves say: ``missing``, ``mode`` (also another type) or ``content``."""
     found: dict[bytes, str] = {}
     with Directories(root) as directories:
@@ -278,7 +279,7 @@ def _difference(directories: Directories, leaf: Entry) -> str | None:
         os.close(descriptor)
 
 
-def extras(root: Path, leaves: Iterable[Entry]) -> list[bytes]:
+def extras(root: Path | int, leaves: Iterable[Entry]) -> list[bytes]:
     """What is below ``root`` beside the leaves and the directories above them; such a directory once."""
     expected = {leaf.path for leaf in leaves}
     needed = parents(expected)

@@ -204,8 +204,9 @@ class Git(Protocol):
         ``CheckoutDiffers``. Raises ``UnknownCommit`` before anything is written.
         """
 
-    async def compare(self, repository: Path, commit: str, tree: Path) -> Mapping[bytes, str]:
-        """Differences of a directory from a commit: path to ``missing``, ``extra``, ``mode`` or ``content``."""
+    async def compare(self, repository: Path, commit: str, tree: Path | int) -> Mapping[bytes, str]:
+        """Differences of a directory, or of one by its descriptor, from a commit: path to ``missing``, ``extra``,
+        ``mode`` or ``content``."""
 
     async def quarantine(self, repository: Path, bundle: bytes, base: str, *, into: Path) -> Sequence[Authored]:
         """Unpack a bundle from ``base`` to HEAD into the new directory ``into``; its commits, HEAD last.

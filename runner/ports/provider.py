@@ -183,6 +183,10 @@ class Workspace(Protocol):
         """Where things are for a command inside; the same on every provider that has mounts."""
 
     @property
+    def tree(self) -> int:
+        """A descriptor of its tree as its commands see it, to read while it is open; what is there may be hostile."""
+
+    @property
     def still(self) -> trio.Event:
         """Set once nothing runs in it any more or ever will, if that is known before the block around it has ended."""
 

@@ -29,9 +29,10 @@ class Sandbox:
         grace: float,
         paths: Paths,
         *,
+        tree: int,
         volume: Volume | None = None,
     ) -> None:
-        self.paths, self.still = paths, trio.Event()
+        self.paths, self.tree, self.still = paths, tree, trio.Event()
         self._volume = volume
         self._recipe = recipe
         self._shell = shell

@@ -35,6 +35,7 @@ class Surroundings:
     isolation: IsolationClass
     uid: int
     paths: Paths
+    tree: int
     env: Mapping[str, str]
     group: _cgroup.Group
     grace: float
@@ -102,6 +103,10 @@ class GuestWorkspace:
     @property
     def paths(self) -> Paths:
         return self._around.paths
+
+    @property
+    def tree(self) -> int:
+        return self._around.tree
 
     async def ping(self) -> None:
         """Hear from inside. Raises ``WorkspaceLost``."""

@@ -46,7 +46,7 @@ class Unconfined:
         self._group = around.group
         self._running = Running(around.grace)
         self._env = around.env
-        self.paths, self.still = around.paths, trio.Event()
+        self.paths, self.tree, self.still = around.paths, around.tree, trio.Event()
 
     def exec(
         self,

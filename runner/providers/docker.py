@@ -186,8 +186,8 @@ class Docker:
     async def _open(self, handle: Handle, opening: Opening) -> AsyncIterator[GuestWorkspace]:
         """``open`` with a container of its own."""
         async with self._started(handle, opening, Stay()) as started:
-            path = workspace_path(handle, started.room)
-            around = self._around(handle, opening, self._group(handle, started.first), path)
+            path, tree = workspace_path(handle, started.room), started.room.tree_fd
+            around = self._around(handle, opening, self._group(handle, started.first), path, tree)
             async with self._reach(started.connect, started.first, around, _what(handle)) as workspace:
                 yield workspace
 
@@ -256,7 +256,7 @@ class Docker:
         ):
             try:
                 _cover(places, tree, covers(handle.private, guards, opening))
-                around = self._around(handle, opening, seat.group, PATHS.workspace)
+                around = self._around(handle, opening, seat.group, PATHS.workspace, tree)
                 connect = partial(Dialled(listener, _what(handle)).connect, first)
                 async with self._reach(connect, first, around, _what(handle), seat.nonce) as workspace:
                     await workspace.ping()  # what it said when it was handed over is no proof that it lives
@@ -351,12 +351,13 @@ class Docker:
     def _group(self, handle: Handle, first: First) -> Group:
         return first.group(self._flavour.outside(handle.limits))
 
-    def _around(self, handle: Handle, opening: Opening, group: Group, workspace: str) -> Surroundings:
+    def _around(self, handle: Handle, opening: Opening, group: Group, workspace: str, tree: int) -> Surroundings:
         return Surroundings(
             self.name,
             self._flavour.isolation,
             handle.uid,
             replace(PATHS, workspace=workspace),
+            tree,
             {**ENV, **opening.environment},
             group,
             self._grace,

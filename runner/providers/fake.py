@@ -107,7 +107,7 @@ class Fake:
                 self._received.remove(handle.id)
             else:
                 self._start(handle)
-            stage = Stage(paths_on_host(room, opening), self)
+            stage = Stage(paths_on_host(room, opening), room.tree_fd, self)
             try:
                 yield stage
             finally:
@@ -190,11 +190,11 @@ class Idle:
 class Stage:
     """An open workspace of ``fake``."""
 
-    def __init__(self, paths: Paths, provider: Fake) -> None:
+    def __init__(self, paths: Paths, tree: int, provider: Fake) -> None:
         self._provider = provider
         self._lost = False
         self._running: set[Played] = set()
-        self.paths, self.still = paths, trio.Event()
+        self.paths, self.tree, self.still = paths, tree, trio.Event()
 
     def exec(
         self,

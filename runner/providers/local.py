@@ -77,7 +77,8 @@ class Local:
                     recipe.show(guest, _GUEST)
                 shell = open_shell(places, uid, guest)
                 paths = replace(PATHS, workspace="/")
-                async with self._start(recipe, shell, _cgroup.Group({}), paths, "the probe") as workspace:
+                group, no_tree = _cgroup.Group({}), -1
+                async with self._start(recipe, shell, group, paths, "the probe", tree=no_tree) as workspace:
                     if program is None:  # a guest has answered from inside by now
                         await workspace.run(["true"])
         except (OSError, ProviderFailed) as error:
@@ -111,7 +112,7 @@ class Local:
                 what, volume = f"workspace `{handle.id}`", self._directories.volume(handle)
                 async with (
                     _cgroup.open_group(handle.id, handle.limits) as group,
-                    self._start(recipe, shell, group, paths, what, volume=volume) as workspace,
+                    self._start(recipe, shell, group, paths, what, tree=room.tree_fd, volume=volume) as workspace,
                 ):
                     yield workspace
 
@@ -130,13 +131,14 @@ class Local:
         paths: Paths,
         what: str,
         *,
+        tree: int,
         volume: Volume | None = None,
     ) -> AsyncIterator[Workspace]:
         if self._program():
-            async with self._inhabit(recipe, shell, group, paths, what, volume=volume) as inhabited:
+            async with self._inhabit(recipe, shell, group, paths, what, tree=tree, volume=volume) as inhabited:
                 yield inhabited
             return
-        sandbox = Sandbox(recipe, shell, group, self._grace, paths, volume=volume)
+        sandbox = Sandbox(recipe, shell, group, self._grace, paths, tree=tree, volume=volume)
         try:
             yield sandbox
         finally:
@@ -152,6 +154,7 @@ class Local:
         paths: Paths,
         what: str,
         *,
+        tree: int,
         volume: Volume | None,
     ) -> AsyncIterator[GuestWorkspace]:
         enclosure = enclose_guest(shell, recipe, group, _GUEST)
@@ -163,7 +166,7 @@ class Local:
                 raise ProviderFailed(f"bubblewrap cannot make a sandbox: {enclosure.complaint()}")
             uid = spawn.user(enclosure.init)
             around = Surroundings(
-                self.name, IsolationClass.NAMESPACES, uid, paths, recipe.env, group, self._grace, volume=volume
+                self.name, IsolationClass.NAMESPACES, uid, paths, tree, recipe.env, group, self._grace, volume=volume
             )
             guest = open_workspace(enclosure.child.stdin, around, what=what, kill_sandbox=enclosure.kill)
             async with AsyncExitStack() as stack:

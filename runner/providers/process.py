@@ -103,7 +103,7 @@ class OnHost:
         if not self._directories.has_own_user(handle):
             env["RUNNER_PRIVATE"] = f"{handle.private}/"  # by which its processes are told from others of their user
         uid = handle.uid if self._root else os.geteuid()
-        return Surroundings(self.name, IsolationClass.NONE, uid, paths, env, group, self._grace)
+        return Surroundings(self.name, IsolationClass.NONE, uid, paths, room.tree_fd, env, group, self._grace)
 
     @asynccontextmanager
     async def _inhabit(

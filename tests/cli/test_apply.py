@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from tests.conformance import dockerd
 from tests.needs import MEMORY
 from tests.situations import Project, document, git, step
 
@@ -240,20 +242,86 @@ def test_verify_sees_the_snapshot_byte_for_byte_without_git_and_can_not_change_i
             - {run: "printf '$Id$\\\\nline\\\\n' | cmp - tests/test.txt"}
             - {run: [test, -x, tool]}
             - {run: "test $(readlink link) = tool"}
-            - {run: "cat made; ls -A $HOME; env"}
-            - {run: "echo changed > README; echo new > new; cat README"}
+            - {run: "cat made; ls -A $HOME; echo end of home; env; echo end of env"}
+            - {run: "echo new > new"}
+            - {run: "grep new new; chmod 600 README && chmod 644 README"}
         """,
     )
 
     done, record = project.apply()
 
     assert done.code == 0, done.out + done.err
-    assert step(record, "verify")["outcome"]["message"] == "6 of 6 checks"
-    assert project.logs("verify").startswith("made\n")
-    assert "changed" in project.logs("verify")
-    patch = (project.directory(record) / "work.patch").read_text()
-    assert "README" not in patch
+    assert step(record, "verify")["outcome"]["message"] == "7 of 7 checks"
+    made, seen = project.logs("verify").split("end of home\n")
+    assert made == "made\n", "the home is empty"
+    names = {line.partition("=")[0] for line in seen.partition("end of env")[0].splitlines()}
+    assert {name for name in names if name.startswith("RUNNER_")} == STANDARD
     assert not list((project.home / "state" / "tmp").glob("*"))
+
+
+STANDARD = {"RUNNER_RUN_ID", "RUNNER_RUN_NAME", "RUNNER_WORKSPACE", "RUNNER_OUTPUT"}
+FORGERIES = {
+    "written": "echo forged > README",
+    "as long as before": "echo HELLO > README",
+    "replaced": "echo forged > other; mv other README",
+    "removed": "rm README",
+    "of another mode": "chmod +x README",
+    "in another folder": "cp -a src other; echo forged > other/app.sh; mv src was; mv other src",
+    "in a folder that is a link": "mv src was; ln -s was src",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("WSM-22")
+@pytest.mark.parametrize(
+    ("provider", "how"),
+    [
+        *(("local", how) for how in FORGERIES),
+        *product(["process", "docker"], ["written", "removed"]),
+        *(pytest.param("gvisor", how, marks=dockerd.GVISOR.mark) for how in ("written", "removed")),
+    ],
+)
+def test_a_check_that_changes_what_another_would_look_at_fails_and_no_other_is_run(
+    project: Project, repository: Path, provider: str, how: str
+) -> None:
+    project.env["DOCKER_HOST"] = dockerd.host() if provider in ("docker", "gvisor") else ""
+    image = f"\nbase_image: {dockerd.IMAGE}" if provider in ("docker", "gvisor") else ""
+    check = f"{{run: {json.dumps(FORGERIES[how])}}}"
+    project.script(
+        "true",
+        provider=provider,
+        workspace=f"repo_source: {{type: local, path: repo}}{image}",
+        run=f"verify: {{commands: [{{run: 'echo built > out'}}, {check}, {{run: 'cat README'}}]}}",
+    )
+
+    done, record = project.apply()
+
+    assert (done.code, record["outcome"]["reason"]) == (1, "verify"), done.out + done.err
+    assert record["left"] == []
+    bad = step(record, "verify")["outcome"]["details"]
+    name = "src/app.sh" if "folder" in how else "README"
+    assert f"changed {name} of the clean checkout" in bad[0]
+    assert bad[1:] == ["`cat README` not run, for the clean checkout was changed", "`echo built > out` exited 0"]
+    assert project.logs("verify") == ""
+
+
+@pytest.mark.parametrize(
+    ("setup", "bad"),
+    [("exit 3", "`exit 3` exited 3"), ("rm README", "`rm README` changed README of the clean checkout")],
+)
+def test_what_prepares_a_clean_checkout_is_judged_as_well(
+    project: Project, repository: Path, setup: str, bad: str
+) -> None:
+    project.script(
+        "true",
+        workspace="repo_source: {type: local, path: repo}",
+        run=f"verify: {{setup: [echo one, {setup}], commands: [{{run: 'true'}}]}}",
+    )
+
+    done, record = project.apply()
+
+    assert (done.code, record["outcome"]["reason"]) == (1, "verify")
+    assert step(record, "verify")["outcome"]["details"] == [bad, "`echo one` exited 0"]
 
 
 def test_all_results_of_verify_are_kept(project: Project, repository: Path) -> None:

@@ -62,6 +62,18 @@ async def test_a_tree_that_is_not_writable_stays_untouched(place: Place) -> None
     assert (seen, after) == ("made\n", "as it wassub\n")
 
 
+@pytest.mark.parametrize("writable", [True, False])
+async def test_the_tree_is_read_from_here_as_its_commands_see_it(place: Place, writable: bool) -> None:
+    place.write("kept", "as it was")
+    await place.provider.give(place.handle)
+    async with place.open(Opening(tree_writable=writable)) as workspace:
+        assert await shell(workspace, "echo new > kept; echo more > made") == ""
+        kept = os.open("kept", os.O_RDONLY, dir_fd=workspace.tree)
+        with os.fdopen(kept) as file:
+            assert file.read() == "new\n"
+        assert os.stat("made", dir_fd=workspace.tree).st_size == len("more\n")
+
+
 async def test_another_tree_can_be_shown_instead_even_one_of_the_host_s_own(place: Place, tmp_path: Path) -> None:
     clean = tmp_path / "clean"
     clean.mkdir()

@@ -21,6 +21,7 @@ from runner.ports.provider import Workspace
 from runner.spec.model import ReportCheck, VerifySpec
 from runner.steps._exec import LogFile, blame, open_logs, run_command, written
 from runner.steps._run import Run
+from runner.steps._untouched import Untouched
 from runner.steps.setup.plan import command_words
 from runner.steps.verify.citations import check_citations
 from runner.steps.verify.plan import Body
@@ -28,6 +29,7 @@ from runner.triage.sections import bodies_of, is_empty, known_as
 
 STEP = "verify"
 MAX_REPORT = 16 << 20  # bytes
+_NAMED = 3  # files that a check names
 MAX_OUTPUT = 1 << 20  # bytes of a file that a later run reads
 
 
@@ -113,8 +115,8 @@ async def _check_tree(body: Body, run: Run, results: Results) -> None:
         fresh_home=True,
     )
     workspace = await run.open_as(opening, (STEP, body.shape))
-    with open_logs(places.logs, STEP) as logs:
-        await _run_commands(body.verify, run, workspace, logs, results)
+    with open_logs(places.logs, STEP) as logs, Untouched(workspace.tree, entries) as own:
+        await _run_commands(body.verify, run, workspace, logs, results, own=own)
     await run.close()
     different = await git.compare(places.repository, run.snapshot.commit, places.checkout)
     if different:
@@ -135,19 +137,33 @@ def check_files(verify: VerifySpec, entries: Sequence[Entry], results: Results) 
 
 
 async def _run_commands(
-    verify: VerifySpec, run: Run, workspace: Workspace, logs: tuple[LogFile, LogFile], results: Results
+    verify: VerifySpec,
+    run: Run,
+    workspace: Workspace,
+    logs: tuple[LogFile, LogFile],
+    results: Results,
+    *,
+    own: Untouched,
 ) -> None:
+    """What a command makes beside the commit's own files is there for the next; of those none may be changed, and
+    after a command that did so there is nothing left that another could judge."""
     env = run.variables(workspace.paths)
     for argv in verify.setup:
         since = written(logs)
         exit = await run_command(run, workspace, argv, logs, env=env)
-        results.add(CheckKind.SETUP, f"`{command_words(argv)}`", exit.ok, str(exit))
-        if not exit.ok:
+        changed = await _changed(run, own)
+        ok = exit.ok and not changed
+        results.add(CheckKind.SETUP, f"`{command_words(argv)}`", ok, changed or str(exit))
+        if not ok:
             blame(run, STEP, logs, since)
             return
+    changed = ""
     for check in verify.commands:
         words = f"`{command_words(check.argv)}`"
         limit = check.timeout_seconds or math.inf
+        if changed:
+            results.add(CheckKind.COMMAND, words, False, "not run, for the clean checkout was changed")
+            continue
         since = written(logs)
         try:
             exit = await run_command(run, workspace, check.argv, logs, env=env, seconds=limit)
@@ -155,9 +171,22 @@ async def _run_commands(
             ok, found = exit.code == check.exit, f"{exit}{wanted}"
         except trio.TooSlowError:
             ok, found = False, f"timed out after {limit:g}s"
-        results.add(CheckKind.COMMAND, words, ok, found)
+        changed = await _changed(run, own)
+        ok = ok and not changed
+        results.add(CheckKind.COMMAND, words, ok, changed or found)
         if not ok:
             blame(run, STEP, logs, since)
+
+
+async def _changed(run: Run, own: Untouched) -> str:
+    """The commit's own files that are not what they were, in words."""
+    assert run.snapshot is not None  # it is what was checked out
+    if not await trio.to_thread.run_sync(own.written):
+        return ""
+    found = await run.ports.git.compare(run.places.repository, run.snapshot.commit, own.tree)
+    paths = [printable(path.decode("utf-8", "surrogateescape")) for path, how in found.items() if how != "extra"]
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return f"changed {', '.join(paths[:_NAMED])}{more} of the clean checkout" if paths else ""
 
 
 async def discard_checkout(run: Run, step: str) -> None:
