@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import time
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tests.conformance import dockerd
-from tests.needs import MEMORY
+from tests.needs import MEMORY, USERS
 from tests.situations import Project, document, git, step
 
 
@@ -56,23 +58,29 @@ def test_a_setup_command_runs_in_the_checkout_before_the_agent(project: Project,
     assert step(record, "setup")["ended"] <= step(record, "agent")["started"]
 
 
+def as_in_the_document(project: Project, setup: str, replaced: tuple[str, str] = ("", "")) -> None:
+    """An agent type in the form of the configuration document, with its defaults; made today's by ``convert``."""
+    project.script("echo ran")
+    today = project.folder / "all.runner.yaml"
+    run = today.read_text().partition("---\n")[2]
+    spec = f"agent: script\nscript: {{path: agent.sh}}\nenabled: true\nprovider: local\nsetup_commands: {setup}\n"
+    old = document("AgentType", "worker", spec).replace("runner/v1", "runner/v1alpha1")
+    project.write(old, run)
+    assert project.runner("convert", "--write", str(today)).code == 0
+    today.write_text(today.read_text().replace(*replaced))
+
+
 @pytest.mark.scenario("CFG-15")
 def test_setup_stops_at_the_first_failure_and_the_run_goes_on_with_a_warning(project: Project) -> None:
-    project.script(
-        "echo ran",
-        workspace="""
-        setup_commands: [echo one, exit 3, echo three]
-        setup: {on_failure: warn}
-        """,
-    )
+    as_in_the_document(project, "[echo one, exit 3, echo three]")
 
     done, record = project.apply()
 
     assert done.code == 0, done.out + done.err
     assert project.logs("setup") == "one\n"
-    assert record["warnings"] == [
-        {"code": "step.warning", "message": "setup: setup command 2 of 3 exited 3; the rest were skipped"}
-    ]
+    message = "setup: setup command 2 of 3 exited 3; the rest were skipped"
+    assert record["warnings"] == [{"code": "step.warning", "message": message}]
+    assert (step(record, "setup")["status"], message in done.out) == ("succeeded", True)
     assert project.logs("agent") == "ran\n"
 
 
@@ -88,20 +96,28 @@ def test_setup_that_fails_ends_the_run_by_default(project: Project) -> None:
 
 
 @pytest.mark.scenario("CFG-16")
-def test_a_slow_setup_command_is_killed_with_a_warning(project: Project) -> None:
-    project.script(
-        "echo ran",
-        workspace="""
-        setup_commands: ["echo begun; sleep 1000"]
-        setup: {timeout: 1s, on_failure: warn}
-        """,
+def test_a_slow_setup_command_is_killed_with_a_warning_and_logged(project: Project) -> None:
+    """The five minutes, and what they are of, are in the plan; here it is a second."""
+    as_in_the_document(project, '["echo begun; sleep 1000", echo never]')
+    planned = json.loads(project.runner("plan", str(project.folder), "--output", "json").out)
+    (setup,) = [one for one in planned["runs"][0]["steps"] if one["kind"] == "setup"]
+    assert (setup["body"]["command_seconds"], setup["body"]["may_fail"]) == (300, True)
+    as_in_the_document(
+        project,
+        '["echo begun; sleep 1000", echo never]',
+        ("setup: {on_failure: warn}", "setup: {on_failure: warn, timeout: 1s}"),
     )
 
     done, record = project.apply()
 
     assert done.code == 0, done.out + done.err
     assert project.logs("setup") == "begun\n"
-    assert record["warnings"][0]["message"] == "setup: setup command 1 of 1 timed out after 1s"
+    message = "setup: setup command 1 of 2 timed out after 1s; the rest were skipped"
+    assert (record["warnings"], message in done.out) == ([{"code": "step.warning", "message": message}], True)
+    events = [json.loads(line) for line in (project.directory(record) / "events.jsonl").read_text().splitlines()]
+    rungs = [(e["step"], e["rung"], e["reason"]) for e in events if e["type"] == "RungReached"]
+    assert rungs[0] == ("setup", "term", "command deadline")
+    assert project.logs("agent") == "ran\n"
 
 
 @pytest.mark.scenario("CFG-17")
@@ -303,6 +319,33 @@ def test_a_check_that_changes_what_another_would_look_at_fails_and_no_other_is_r
     assert f"changed {name} of the clean checkout" in bad[0]
     assert bad[1:] == ["`cat README` not run, for the clean checkout was changed", "`echo built > out` exited 0"]
     assert project.logs("verify") == ""
+
+
+@USERS.mark
+@pytest.mark.scenario("WSM-23")
+def test_a_clean_checkout_that_is_not_gone_is_said_and_removed_by_recover(project: Project, repository: Path) -> None:
+    project.script(
+        "true",
+        workspace="repo_source: {type: local, path: repo}",
+        run="verify: {commands: [{run: 'echo begun; sleep 3'}]}",
+    )
+    running = project.start("apply", str(project.folder))
+    deadline = time.monotonic() + 60
+    while not (begun := list(project.home.glob("state/runs/*/logs/verify.stdout"))) or not begun[0].read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (file,) = project.home.glob("state/tmp/*/README")
+    subprocess.run(["chattr", "+i", file], check=True)
+    try:
+        out, err = running.communicate(timeout=60)
+        assert running.returncode == 4, out + err
+        assert "the clean checkout is not gone: " in out
+        assert f"remove `{file.parent}` yourself" in out
+        assert file.exists()
+    finally:
+        subprocess.run(["chattr", "-i", file], check=True)
+    assert project.runner("recover").code == 0
+    assert not list((project.home / "state" / "tmp").glob("*"))
 
 
 @pytest.mark.parametrize(

@@ -406,3 +406,24 @@ def test_two_applies_with_one_key_give_one_run(project: Project) -> None:
     other = project.runner("apply", str(project.folder), "--run-key", "deploy-8")
     assert (other.code, "attached" in other.err) == (1, False)
     assert len(list((project.home / "state" / "runs").iterdir())) == 2
+
+
+@pytest.mark.scenario("CFG-21")
+def test_a_new_agent_type_has_no_workspace_until_it_is_configured(project: Project) -> None:
+    """Nothing is made for it, and nothing works in it; that it is so is said where it is asked for work."""
+    project.script("true")
+    configured = (project.folder / "all.runner.yaml").read_text()
+    agent, _, run = configured.partition("---\n")
+    project.write(agent.partition("workspace:")[0].rstrip() + "\n", run)
+
+    planned, applied = project.runner("plan", str(project.folder)), project.runner("apply", str(project.folder))
+    project.write(agent.partition("workspace:")[0].rstrip() + "\n")
+    asked = project.runner("validate", str(project.folder))
+
+    for done in (planned, applied):
+        assert (done.code, "error[plan.workspace-disabled]" in done.err) == (2, True), done.err
+    assert asked.code == 0, "it may be there without one"
+    assert project.runner("runs", "list", "--output", "json").out.strip() in ("[]", "")
+    assert project.runner("workspace", "list", "--output", "json").out.strip() == "[]"
+    project.write(configured)
+    assert project.runner("apply", str(project.folder)).code == 0

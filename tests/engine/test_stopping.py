@@ -79,7 +79,7 @@ class Timed(Fake):
 class TimedStage:
     def __init__(self, stage: Stage, provider: Timed) -> None:
         self._stage, self._provider = stage, provider
-        self.paths, self.effective, self.still = stage.paths, stage.effective, stage.still
+        self.paths, self.tree, self.effective, self.still = stage.paths, stage.tree, stage.effective, stage.still
 
     @asynccontextmanager
     async def exec(
@@ -117,6 +117,7 @@ class Ended:
     begun: list[tuple[Rung, float]]  # as the provider did them, in seconds after the agent's start
     events: list[ev.Event]
     openings: int
+    history: list[ev.Recorded]
 
     def outcome(self, step: str) -> Outcome | None:
         return self.record.steps[step].outcome
@@ -172,6 +173,7 @@ class Stopping:
             [(rung, at - start) for rung, at in fake.begun],
             [recorded.event for recorded in history],
             fake.openings,
+            list(history),
         )
 
 
@@ -303,6 +305,28 @@ async def test_a_command_s_own_deadline_is_told_from_its_step_s(stopping: Stoppi
     reasons = [(step, rung, reason) for step, rung, reason, _, _ in ended.rungs]
     assert reasons == [("setup", TERM, StopReason.COMMAND_DEADLINE), ("setup", KILL, StopReason.COMMAND_DEADLINE)]
     assert ended.begun[1][1] - ended.begun[0][1] == 10
+    assert ended.record.status is Status.SUCCEEDED
+
+
+@pytest.mark.scenario("CFG-16")
+async def test_a_setup_command_is_killed_after_five_minutes_when_no_time_is_written(
+    stopping: Stopping, mock_clock: MockClock
+) -> None:
+    ended = await stopping.run(
+        Scripted(),
+        workspace="setup_commands: [hang, never]\nsetup: {on_failure: warn}",
+        others={"hang": OBEDIENT, "never": Scripted(fault=WorkspaceLost("it was run"))},
+    )
+
+    began = ended.record.steps["setup"].started
+    (killed,) = [recorded.at for recorded in ended.history if isinstance(recorded.event, ev.RungReached)]
+    assert began is not None
+    assert (killed - began) / 1e6 == 300
+    assert [event.reason for event in ended.events if isinstance(event, ev.RungReached)] == [
+        StopReason.COMMAND_DEADLINE
+    ]
+    message = "setup: setup command 1 of 2 timed out after 300s; the rest were skipped"
+    assert ended.record.warnings == [("step.warning", message)]
     assert ended.record.status is Status.SUCCEEDED
 
 

@@ -57,7 +57,6 @@ def test_what_is_not_written_is_the_default(agent: Document) -> None:
     }
 
 
-@pytest.mark.scenario("CFG-21")
 def test_a_new_agent_type_has_no_workspace(tmp_path: Path) -> None:
     (found,), _ = load_data(tmp_path, agent_type())
 
