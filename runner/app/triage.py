@@ -490,7 +490,9 @@ def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
         ("--context", cluster.get("context"), None),
         ("--namespace", cluster.get("namespace"), None),
     ]
-    return tuple(word for flag, value, default in words if value not in (None, default) for word in (flag, value))
+    named = any(settings.variables.get(name) for name in _VARIABLES["kubeconfig"]) or _kubeconfig(None, settings)
+    without = ("--files-only",) if named and not cluster else ()
+    return (*without, *(word for flag, value, known in words if value not in (None, known) for word in (flag, value)))
 
 
 # --- what is asked for ---

@@ -40,6 +40,7 @@ def test_a_triage_of_files_only_asks_no_cluster(project: Project, claude: Path, 
 
     assert done.code == 0, done.out + done.err
     assert "cluster    none: the files of the incident are all there is\n" in done.out
+    assert "Second opinion: runner triage -w INC-1 -a codex --files-only --provider local" in done.out
     assert ABSENT in (project.folder / "INC-1" / "prompt-sent.md").read_text()
     assert ABSENT in printed.out
     assert "kubeconfig" not in printed.out
