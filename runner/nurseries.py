@@ -1,7 +1,8 @@
-"""A nursery for tasks that serve a block of code and end with it."""
+"""Nurseries for tasks that serve a block of code and end with it, and a block that signals end in good order."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -24,6 +25,23 @@ async def open_services() -> AsyncIterator[trio.Nursery]:
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+@asynccontextmanager
+async def stoppable() -> AsyncIterator[None]:
+    """Signals end the block with ``KeyboardInterrupt``, in no group: no command in it lives on without its runner."""
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with trio.open_signal_receiver(*ending) as received, trio.CancelScope() as scope:
+        async with open_services() as services:
+
+            async def stop() -> None:
+                async for _ in received:
+                    scope.cancel()
+
+            services.start_soon(stop)
+            yield
+    if scope.cancelled_caught:
+        raise KeyboardInterrupt
 
 
 def _has_cancelled(error: BaseException) -> bool:

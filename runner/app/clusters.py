@@ -12,6 +12,7 @@ import trio
 from runner.app.planning import Planned
 from runner.app.triage import Triage
 from runner.errors import ClusterAway, ClusterDenied, ClusterUnreachable, CredentialFailed, Rejected, RunnerError
+from runner.nurseries import stoppable
 from runner.plan.model import RunPlan
 from runner.ports.cluster import ClusterGrant
 from runner.settings import Settings
@@ -66,7 +67,7 @@ async def check_clusters(plans: Iterable[RunPlan], ports: Outside, *, reused: It
         except RunnerError as error:
             findings[error.message] = error
 
-    async with trio.open_nursery() as nursery:
+    async with stoppable(), trio.open_nursery() as nursery:
         for grant in {grant_of(cluster) for cluster in clusters}:
             nursery.start_soon(look, grant)
     if findings:

@@ -23,6 +23,7 @@ from runner.egress.clusters import Clusters
 from runner.egress.gateway import usable
 from runner.errors import ImageMissing, ProviderUnavailable, Rejected, RunnerError, nearest
 from runner.manifest.load import defaults
+from runner.nurseries import stoppable
 from runner.ports.agent import ModelAgent
 from runner.ports.cluster import ClusterGrant, Rights
 from runner.ports.gateway import Api
@@ -72,7 +73,7 @@ async def preflight(triage: Triage, settings: Settings) -> list[Checked]:
             found[name] = [Checked(name, False, error.message, error.hint)]
 
     with trio.move_on_after(PATIENCE):
-        async with trio.open_nursery() as nursery:
+        async with stoppable(), trio.open_nursery() as nursery:
             for name in checks:
                 nursery.start_soon(one, name)
     told = [checked.text for name in checks if name != "plan" for checked in found[name] if not checked.good]

@@ -10,14 +10,13 @@ import shlex
 import shutil
 import signal
 import stat
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import trio
 
 from runner.capture import capture
 from runner.errors import Rejected, RunnerError, SecretExposed, SecretMissing, UnfitSecret
-from runner.nurseries import open_services
+from runner.nurseries import stoppable
 from runner.plan.model import RunPlan
 from runner.redact import Redactor, Secret
 from runner.settings import Settings
@@ -106,7 +105,7 @@ def _look(spec: SecretSpec, settings: Settings) -> None:
 
 
 async def _value(spec: SecretSpec, settings: Settings, redactor: Redactor) -> Secret:
-    async with _stoppable():
+    async with stoppable():
         value = await _read(spec, settings)
     _check(spec, value)
     redactor.register(spec.name, value)
@@ -120,22 +119,6 @@ def _check(spec: SecretSpec, value: bytes) -> None:
         raise SecretMissing(f"secret `{spec.name}` is empty in {_words(spec)}")
     if not spec.as_file and b"\0" in value:
         raise UnfitSecret(f"secret `{spec.name}` holds a NUL, which no variable can", hint="write as: file")
-
-
-@asynccontextmanager
-async def _stoppable() -> AsyncIterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does: no command of a secret lives on without its runner."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as received, trio.CancelScope() as scope:
-        async with open_services() as services:
-
-            async def stop() -> None:
-                async for _ in received:
-                    scope.cancel()
-
-            services.start_soon(stop)
-            yield
-    if scope.cancelled_caught:
-        raise KeyboardInterrupt
 
 
 async def _read(spec: SecretSpec, settings: Settings) -> bytes:

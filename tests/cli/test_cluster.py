@@ -4,6 +4,7 @@ credential is not."""
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from runner.errors import Rejected, StalePlan
 from runner.report.plan import render_plan
 from runner.settings import Settings
 from tests.cli.test_agent_clis import CLIS, PLACE, places_with, work_off
+from tests.cli.test_signals import until
 from tests.conformance import dockerd
 from tests.egress.kube import KUBECTL, POD, SECRET, TOKEN, Api, serving
 from tests.needs import AGENTS
@@ -440,3 +442,24 @@ async def test_the_shell_of_each_cli_reaches_the_cluster(
     assert record.cluster is not None
     assert record.cluster.refused == {"get secrets": 1}
     assert places_with(TOKEN, project.home) == []
+
+
+@pytest.mark.usefixtures("kubectl")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_whoever_stops_a_login_leaves_no_program_behind(project: Project, authority: Path, number: int) -> None:
+    with serving(authority) as api:
+        write(project, api)
+        file = write_plug_in(project, api, project.home / "mine")
+        asked = file.parent / "asked"
+        hangs = f"#!/bin/sh\necho $$ > '{asked}.half'\nmv {asked}.half {asked}\nsleep 600\n"
+        (file.parent / "give-token").write_text(hangs)
+        manifest = project.folder / "all.runner.yaml"
+        manifest.write_text(manifest.read_text().replace("kubeconfig: kube.yaml", f"kubeconfig: {file}"))
+        process = project.start("apply", str(project.folder))
+        until(asked.exists)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert not Path(f"/proc/{asked.read_text().strip()}").exists()
