@@ -7,13 +7,15 @@ environment over built-in for ``RUNNER_*``.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
-from runner.errors import UsageError
+from runner.errors import UsageError, printable
 
 # Compiled at their first use: most commands are started without any of them.
 _SIZE = r"(\d{1,15})([KMGT]?)(i?[bB]?)"
@@ -78,6 +80,23 @@ def parse_duration(text: str) -> float:
     if not total:
         raise ValueError("a duration such as 90s, 5m or 1h30m")
     return total
+
+
+def size_text(count: int) -> str:
+    """``4G``, ``512M``: what ``parse_size`` reads as just this number of bytes."""
+    for shift, unit in ((40, "T"), (30, "G"), (20, "M"), (10, "K")):
+        if count and count % (1 << shift) == 0:
+            return f"{count >> shift}{unit}"
+    return str(count)
+
+
+def duration_text(seconds: float) -> str:
+    """``30d``, ``1h30m``: what ``parse_duration`` reads as just this many seconds."""
+    rest, parts = round(seconds), []
+    for unit, of in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, of)
+        parts += [f"{count}{unit}"] if count else []
+    return "".join(parts)
 
 
 @dataclass(frozen=True)
@@ -148,7 +167,7 @@ class Settings:
             workspace_ttl=read("WORKSPACE_TTL", parse_duration, 30 * 86_400.0),
             workspace_max_age=read("WORKSPACE_MAX_AGE", parse_duration, None),
             run_retention=read("RUN_RETENTION", parse_duration, 30 * 86_400.0),
-            docker_host=read("DOCKER_HOST", lambda t: t, "unix:///var/run/docker.sock"),
+            docker_host=read("DOCKER_HOST", lambda t: t, _docker_context(read) or "unix:///var/run/docker.sock"),
             mirror_limit=read("RUNNER_MIRROR_LIMIT", parse_size, 10 << 30),
             git_credentials=read("RUNNER_GIT_CREDENTIALS", _credentials, "none"),
             git_token=_token(env),
@@ -175,20 +194,20 @@ class Settings:
         return self.model_url(api).rstrip("/") if self.sources[_url_name(api)] == "environment" else None
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:
-        """Every setting as name, value and source."""
+        """Every setting as name, value and source; the value as it can be written again."""
         values = {
             "RUNNER_HOME": self.home,
             "WORKSPACE_DEFAULT_CPU": f"{self.default_cpus:g}",
-            "WORKSPACE_DEFAULT_MEMORY": self.default_memory,
-            "WORKSPACE_DEFAULT_DISK": self.default_disk,
+            "WORKSPACE_DEFAULT_MEMORY": size_text(self.default_memory),
+            "WORKSPACE_DEFAULT_DISK": size_text(self.default_disk),
             "WORKSPACE_MAX": self.max_workspaces,
             "WARM_POOL_SIZE": self.warm_pool_size,
-            "RUNNER_MIRROR_LIMIT": self.mirror_limit,
+            "RUNNER_MIRROR_LIMIT": size_text(self.mirror_limit),
             "RUNNER_GIT_CREDENTIALS": self._shown_credentials(),
             "WORKSPACE_PROVIDERS": ", ".join(self.providers) if self.providers else "(manifests/defaults)",
-            "WORKSPACE_TTL": f"{self.workspace_ttl:g}s",
-            "WORKSPACE_MAX_AGE": f"{self.workspace_max_age:g}s" if self.workspace_max_age else "(none)",
-            "RUN_RETENTION": f"{self.run_retention:g}s",
+            "WORKSPACE_TTL": duration_text(self.workspace_ttl),
+            "WORKSPACE_MAX_AGE": duration_text(self.workspace_max_age) if self.workspace_max_age else "(none)",
+            "RUN_RETENTION": duration_text(self.run_retention),
             "DOCKER_HOST": without_secrets(self.docker_host),
             **{_url_name(api): without_secrets(url) for api, url in self.model_urls.items()},
         }
@@ -204,16 +223,35 @@ class _Reader:
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = env
         self.sources: dict[str, str] = {}
+        self.otherwise: dict[str, str] = {}  # where a default comes from that is not built in
 
     def __call__(self, name: str, parse, default):  # type: ignore[no-untyped-def]  # any value type
         text = self.env.get(name, "")
-        self.sources[name] = "environment" if text else "built-in"
+        self.sources[name] = "environment" if text else self.otherwise.get(name, "built-in")
         if not text:
             return default
         try:
             return parse(text)
         except ValueError as error:
             raise UsageError(f"`{name}` is `{without_secrets(text)}`", hint=f"it takes {error}") from None
+
+
+def _docker_context(read: _Reader) -> str | None:
+    """Where the daemon of docker's current context is, such as Docker Desktop's; without ``DOCKER_HOST`` it counts.
+
+    ``None`` for the default context, and for one that cannot be read, of which docker's own client complains.
+    """
+    folder = Path(read.env.get("DOCKER_CONFIG") or Path(read.env.get("HOME", "/"), ".docker"))
+    try:
+        name = read.env.get("DOCKER_CONTEXT") or json.loads((folder / "config.json").read_text())["currentContext"]
+        about = folder / "contexts" / "meta" / sha256(name.encode()).hexdigest() / "meta.json"
+        host = json.loads(about.read_text())["Endpoints"]["docker"]["Host"]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    if not isinstance(host, str) or not host:
+        return None
+    read.otherwise["DOCKER_HOST"] = f"docker context {printable(name, 40)}"
+    return host
 
 
 def _home(text: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 
@@ -11,6 +12,7 @@ from runner.app.facts import open_provider, provider_names
 from runner.app.keys import AgentKey, agent_keys
 from runner.git import open_git
 from runner.ports.provider import Probe
+from runner.providers import _bwrap
 from runner.settings import Settings
 
 
@@ -22,6 +24,9 @@ class Health:
     settings: tuple[tuple[str, str, str], ...]  # name, value, where it comes from
     image: str | None  # the id of the agents' image, which the docker daemon has
     rivals: tuple[str, ...]  # what is installed beside us and has a package `runner` too: one overwrites the other
+    clis: tuple[str, ...]  # the agents' CLIs that PATH has
+    proxies: tuple[str, ...]  # the variables that name a proxy
+    remedy: str | None = None  # commands that let ``local`` make its sandboxes, when it is AppArmor that does not
 
     @property
     def able(self) -> bool:
@@ -35,4 +40,16 @@ async def examine(settings: Settings) -> Health:
     docker = any(probe.provider == "docker" and probe.available for probe in probes)
     built = await image.present(settings) if docker else None
     rivals = sorted({*packages_distributions().get("runner", ())} - {DISTRIBUTION})
-    return Health(tuple(probes), open_git(settings).name, agent_keys(settings), settings.rows(), built, tuple(rivals))
+    keys = agent_keys(settings)
+    path = settings.environment.get("PATH", "")
+    return Health(
+        tuple(probes),
+        open_git(settings).name,
+        keys,
+        settings.rows(),
+        built,
+        tuple(rivals),
+        clis=tuple(key.agent for key in keys if shutil.which(key.agent, path=path)),
+        proxies=tuple(sorted(name for name in settings.reach if name.lower().endswith("_proxy"))),
+        remedy=_bwrap.profile() if any(probe.hint == _bwrap.APPARMOR for probe in probes) else None,
+    )

@@ -23,8 +23,9 @@ WALLS = (
 )
 _ETC = ("alternatives", "ca-certificates", "ld.so.cache", "pki", "ssl")
 
+APPARMOR = "allow bubblewrap, and nothing else, by the AppArmor profile that `runner doctor` prints"
 _HINTS = {
-    "setting up uid map": "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    "setting up uid map": APPARMOR,
     "No permissions to creat": "start the container with --security-opt seccomp=unconfined "
     "--security-opt systempaths=unconfined",
     "unshare": "run as an ordinary user, or start the container with --cap-add SYS_ADMIN",
@@ -49,6 +50,25 @@ def binary() -> tuple[Path, str]:
 def hint(words: str) -> str | None:
     """The one command that may make bubblewrap work on a host where it failed with these words."""
     return next((command for part, command in _HINTS.items() if part in words), None)
+
+
+def profile() -> str:
+    """Commands that let this bubblewrap make user namespaces where AppArmor keeps unprivileged programs from it.
+
+    As Ubuntu has it for its own programs, instead of the switch that would allow it to every program of the host.
+    """
+    program = Path(*binary())
+    return f"""\
+sudo tee /etc/apparmor.d/runner-bwrap <<'PROFILE'
+abi <abi/4.0>,
+include <tunables/global>
+
+profile runner-bwrap "{program}" flags=(unconfined) {{
+  userns,
+  include if exists <local/runner-bwrap>
+}}
+PROFILE
+sudo apparmor_parser --replace /etc/apparmor.d/runner-bwrap"""
 
 
 def system() -> list[str]:

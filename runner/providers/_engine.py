@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PATIENCE = 10.0  # seconds
 
 _T = TypeVar("_T")
+_USUAL = Path("/var/run/docker.sock")
 _START_FACTOR = 6
 _BETWEEN_LOOKS = 0.05  # seconds
 _CALLS = 20  # at a time; what was given up may hold a place for as long as its patience
@@ -179,8 +180,10 @@ def unreachable(engine: Engine, error: Exception) -> ProviderFailed:
     """What to say of a daemon that could not be spoken to; busy is one whose socket is there."""
     why = getattr(error, "strerror", None) or str(error)
     failure, hint = ProviderFailed, "sudo systemctl start docker"
+    if engine.socket != _USUAL:
+        hint = "start the daemon that listens there, or name another with DOCKER_HOST or `docker context use`"
     if isinstance(error, PermissionError):
-        hint = "run as root, or as a member of the group that the socket belongs to"
+        hint = "run as root; the group that the socket belongs to is enough for `runner image` only"
     elif engine.socket.is_socket():
         failure = ProviderBusy
     elif engine.socket.exists():

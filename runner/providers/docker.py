@@ -133,6 +133,7 @@ class Docker:
         missing |= {Feature.WARM_POOL: self._flavour.not_warm} if self._flavour.not_warm else {}
         versions: dict[str, str] = {}
         try:
+            _check_user(self.name)
             guest = _program()
             about = await self._engine.about()
             versions = _versions(about, guest)
@@ -516,13 +517,18 @@ async def check_runtime(about: Mapping[str, Any], runtime: str) -> None:
     )
 
 
-def _check_reach(daemon: Path) -> None:
-    """Raises ``ProviderFailed`` where directories cannot be handed over."""
+def _check_user(provider: str) -> None:
+    """Raises ``ProviderFailed`` for whom no change of the daemon or of a group would help."""
     if not trees.can_give():
         raise ProviderFailed(
-            "only root can hand directories over to docker so that no path is looked up twice",
+            f"{provider} needs root here, and to be in the group docker is not enough: "
+            "only root can hand directories over so that no path is looked up twice",
             hint="run as root, or use provider `local`",
         )
+
+
+def _check_reach(daemon: Path) -> None:
+    """Raises ``ProviderFailed`` where directories cannot be handed over."""
     try:
         Namespace(daemon).close()
     except OSError as error:

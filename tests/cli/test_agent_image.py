@@ -73,7 +73,7 @@ def test_without_a_daemon_nothing_is_built_or_checked(project: Project, what: st
 
     assert done.code == 4
     assert "provider.failed" in done.err
-    assert "sudo systemctl start docker" in done.err
+    assert "start the daemon that listens there" in done.err
 
 
 @pytest.mark.parametrize("words", [["check", "Bad Name"], ["build", "--base", "Bad Name"], ["build", "--tag", "a b"]])

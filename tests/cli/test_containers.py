@@ -175,7 +175,7 @@ def test_a_daemon_that_is_not_there_is_refused_with_what_to_do(project: Project)
 
     assert done.code == 4
     assert "error[provider.unavailable]" in done.err
-    assert "sudo systemctl start docker" in done.err
+    assert "start the daemon that listens there" in done.err
 
 
 def test_recover_removes_what_a_killed_runner_has_left(docked: Project) -> None:

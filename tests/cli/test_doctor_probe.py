@@ -90,7 +90,7 @@ def test_a_provider_that_is_not_there_is_said_so_and_is_no_success(project: Proj
 
     assert done.code == 4
     assert "not probed: the docker daemon at" in done.out
-    assert "= hint: sudo systemctl start docker" in done.out
+    assert "= hint: start the daemon that listens there" in done.out
 
 
 async def test_an_image_without_the_programs_that_try_is_not_one_with_ways_out(tmp_path: Path) -> None:

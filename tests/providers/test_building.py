@@ -102,7 +102,7 @@ async def test_a_daemon_that_is_not_there_is_said_with_what_starts_it() -> None:
     with pytest.raises(ProviderFailed) as caught:
         await build_image(Engine("unix:///nowhere/docker.sock"), build_of("FROM x"), lambda _: None)
 
-    assert caught.value.hint == "sudo systemctl start docker"
+    assert (caught.value.hint or "").startswith("start the daemon that listens there")
 
 
 async def test_a_file_that_is_no_socket_is_said_to_be_none(tmp_path: Path) -> None:

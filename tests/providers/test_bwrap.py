@@ -35,7 +35,7 @@ def test_only_a_command_that_cannot_be_executed_is_the_command_s_own_failure(wor
 
 
 def test_a_host_that_forbids_user_namespaces_gets_the_command_that_allows_them() -> None:
-    assert "apparmor_restrict_unprivileged_userns=0" in (hint("setting up uid map: Permission denied") or "")
+    assert "the AppArmor profile that `runner doctor` prints" in (hint("setting up uid map: Permission denied") or "")
     assert hint("something else") is None
 
 

@@ -1,4 +1,4 @@
-"""``runner doctor``: what this host can do, found by trying; exit 4 when nothing here isolates.
+"""``runner doctor``: what this host can do, found by trying; exit 1 when nothing here isolates a run.
 
 With ``--probe`` what a command can do in a sandbox; exit 4 when it can do what its provider does not declare.
 """
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from runner.app.health import Health
     from runner.app.keys import Answered
     from runner.app.probe import Examined, Tried
+    from runner.model import Feature
+    from runner.ports.provider import Probe
     from runner.settings import Settings
 
+NOTHING = 1
 _WIDEST = 1_000  # characters of a line
 _VERDICTS = {"refused": "pass", "open": "FAIL", "gap": "gap", "untried": "-"}
 
@@ -73,7 +76,9 @@ def main(args: Namespace, out: Output) -> int:
     else:
         for line in (*_lines(health), *map(_answered, answered)):
             out.line(printable(line, _WIDEST))
-    return 0 if health.able and all(one.problem is None for one in answered) else 4
+    if not health.able:
+        return NOTHING
+    return 0 if all(one.problem is None for one in answered) else 4
 
 
 def _probe(args: Namespace, settings: Settings, out: Output) -> int:
@@ -117,23 +122,52 @@ def _object(value: object) -> dict[str, object]:
 
 def _lines(health: Health) -> Iterator[str]:
     for probe in health.probes:
-        mark = "✓" if probe.available else "✗"
-        versions = " ".join(f"{name} {version}" for name, version in sorted(probe.versions.items()))
-        yield f"{mark} {probe.provider:<10} isolation {probe.isolation.word:<10} {versions}".rstrip()
-        if probe.reason:
-            yield f"    {probe.reason}"
-        if probe.hint:
-            yield f"    = hint: {probe.hint}"
-        if probe.available:
-            yield from (f"    not enforced: {feature.value} ({why})" for feature, why in sorted(probe.missing.items()))
+        yield from _provider(probe, needed=not health.able)
+    if health.remedy is not None:
+        yield from ("", "AppArmor, for this bubblewrap only:", "", *health.remedy.splitlines(), "")
     yield f"✓ git        {health.git}"
     for rival in health.rivals:
         yield f"✗ package    `{rival}` has a package `runner` too, and is installed in the same place"
         yield f"    = hint: install runner by itself: `pipx install {DISTRIBUTION}`"
+    if health.proxies:
+        yield f"✓ proxy      {', '.join(health.proxies)}"
     yield f"✓ image      {health.image}" if health.image else "- image      none for triage: `runner image build`"
     for key in health.agents:
         found = f"key in {key.variable}" if key.problem is None else key.problem
-        yield f"{'-' if key.problem else '✓'} {key.agent:<10} {key.model:<20} {found}"
+        cli = "CLI on PATH" if key.agent in health.clis else "no CLI on PATH"
+        mark = "✓" if key.problem is None and key.agent in health.clis else "-"
+        yield f"{mark} {key.agent:<10} {key.model:<20} {cli}; {found}"
+    isolates = [probe.provider for probe in health.probes if probe.available and probe.isolation]
+    yield ""
+    yield f"runs are isolated here by: {', '.join(isolates) or 'nothing, see the hints'}"
+
+
+def _provider(probe: Probe, *, needed: bool) -> Iterator[str]:
+    """What one provider can do: apart what could be otherwise on another host, and what is so by its design."""
+    mark = "✓" if probe.available else "✗" if needed else "-"
+    versions = " ".join(f"{name} {version}" for name, version in sorted(probe.versions.items()))
+    yield f"{mark} {probe.provider:<10} isolation {probe.isolation.word:<10} {versions}".rstrip()
+    if probe.reason:
+        yield f"    {probe.reason}"
+    if probe.hint:
+        yield f"    = hint: {probe.hint}"
+    if not probe.available:
+        return
+    lacking: dict[str, list[str]] = {}
+    for feature, why in sorted(probe.missing.items()):
+        if not _by_design(probe, feature):
+            lacking.setdefault(why, []).append(feature.value)
+    yield from (f"    NOT ENFORCED: {', '.join(features)} ({why})" for why, features in lacking.items())
+    designed = [feature.value for feature in sorted(probe.missing) if _by_design(probe, feature)]
+    if designed:
+        yield f"    by design without: {', '.join(designed)}"
+
+
+def _by_design(probe: Probe, feature: Feature) -> bool:
+    """Whether no host would make a difference: what is no border, and all of a provider that isolates nothing."""
+    from runner.model import Feature
+
+    return feature in (Feature.BASE_IMAGE, Feature.WARM_POOL) or not probe.isolation
 
 
 def _answered(one: Answered) -> str:
