@@ -42,7 +42,7 @@ def test_what_no_host_would_change_is_one_line(project: Project) -> None:
     assert "    by design without: base image, warm pool\n" in done.out
     (process,) = [line for line in done.out.split("✓ process")[1].splitlines() if "design" in line]
     assert "network none, protected paths" in process
-    assert "NOT ENFORCED" not in done.out.split("✓ process")[1]
+    assert "NOT ENFORCED: disk" not in done.out.split("✓ process")[1]
     assert "\nruns are isolated here by: " in done.out
 
 

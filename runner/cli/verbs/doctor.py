@@ -164,10 +164,11 @@ def _provider(probe: Probe, *, needed: bool) -> Iterator[str]:
 
 
 def _by_design(probe: Probe, feature: Feature) -> bool:
-    """Whether no host would make a difference: what is no border, and all of a provider that isolates nothing."""
+    """Whether no host would make a difference: what is no border, and borders of a provider that has none."""
     from runner.model import Feature
 
-    return feature in (Feature.BASE_IMAGE, Feature.WARM_POOL) or not probe.isolation
+    limits = (Feature.CPU, Feature.MEMORY, Feature.PIDS)
+    return feature in (Feature.BASE_IMAGE, Feature.WARM_POOL) or not (probe.isolation or feature in limits)
 
 
 def _answered(one: Answered) -> str:
