@@ -57,21 +57,28 @@ def render_plan(plan: Plan, *, width: int = 120, compared: Sequence[Compared] = 
 
 
 def render_question(plan: Plan, *, compared: Sequence[Compared] = (), most: int) -> str:
-    """What a person has to know before it is started: each run with its place and cost, what is new, and the sums.
+    """What a person has to know before it is started: each run with what is new, the places, and the sums.
 
     At most ``most`` runs, with as many lines each of what has changed.
     """
-    lines = []
-    for run, one in list(zip(plan.runs, compared, strict=True))[:most]:
-        agent = next(step for step in run.steps if step.kind == "agent")
-        commit = run.commit[:12] if run.commit else ""
-        lines.append(_safe("   ".join(filter(None, [run.name, commit, _place(run), agent.what]))))
-        changed = [f"  {line}" for line in _changes(one)] if one.since else ["  never carried out before"]
-        lines += changed[: most + 1]
-        lines += [f"  and {len(changed) - most - 1} lines more: `runner plan` shows them"] * (len(changed) > most + 1)
-        lines += [_safe(f"  {'; '.join(run.notes)}")] if run.notes else []
+    width = max(columns(_safe(run.name)) for run in plan.runs[:most])
+    pairs = list(zip(plan.runs, compared, strict=True))[:most]
+    lines = [line for run, one in pairs for line in _asked(run, one, width, most)]
     lines += [f"and {len(plan.runs) - most} runs more: `runner plan` shows them"] * (len(plan.runs) > most)
+    lines += (f"in {place}" for place in dict.fromkeys(_safe(_place(run)) for run in plan.runs))
+    if notes := dict.fromkeys(note for run in plan.runs for note in run.notes):
+        lines.append(_safe(f"  {'; '.join(notes)}"))
     return "\n".join([*lines, f"{len(plan.runs)} run{_s(plan.runs)}, {_bounds(plan)}."])
+
+
+def _asked(run: RunPlan, compared: Compared, width: int, most: int) -> Iterator[str]:
+    what = next(step.what for step in run.steps if step.kind == "agent")
+    new = "" if compared.since else "never carried out before"
+    yield "   ".join(filter(None, [_left(_safe(run.name), width), (run.commit or "")[:12], _safe(what), new]))
+    changed = list(_changes(compared)) if compared.since else []
+    yield from (f"  {line}" for line in changed[: most + 1])
+    if len(changed) > most + 1:
+        yield f"  and {len(changed) - most - 1} lines more: `runner plan` shows them"
 
 
 def render_summary(plan: Plan, *, compared: Sequence[Compared] = (), missing: int = 0) -> str:

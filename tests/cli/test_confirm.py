@@ -59,7 +59,7 @@ def test_at_a_terminal_a_person_sees_what_would_be_started_and_says_yes(ready: P
 
     before, _, after = shown.partition(QUESTION)
     assert (code, "SUCCEEDED work" in after) == (0, True), shown
-    assert "work   process   script: agent.sh\n  never carried out before\n" in before
+    assert "work   script: agent.sh   never carried out before\nin process\n" in before
     assert "\n  disk 10G: not enforced by process; network none: not enforced by process\n" in before
     assert re.search(r"^1 run, over after [\dm]+s at the latest\.\n", before, re.MULTILINE)
 
@@ -114,7 +114,7 @@ def test_the_question_says_what_has_changed_since_the_last_run(ready: Project) -
 
     _, shown = at_terminal(ready, "apply", ".", answer=b"n\n")
 
-    assert "~ work.deadline_seconds 1800.0 -> 300.0" in shown, shown
+    assert "~ work.deadline_seconds 30m -> 5m" in shown, shown
 
 
 def test_a_person_who_goes_away_leaves_nothing(ready: Project) -> None:
