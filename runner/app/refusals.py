@@ -5,7 +5,8 @@ Nothing is started by looking: a secret that a command prints is not asked for, 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import runner.agents
 from runner import plugins
@@ -24,6 +25,7 @@ from runner.ports.gateway import Gateway
 from runner.ports.provider import PATH, Images
 from runner.redact import Redactor
 from runner.settings import Settings
+from runner.spec.model import Facts
 from runner.steps._run import Outside
 from runner.steps.agent.plan import Body
 
@@ -85,35 +87,49 @@ async def _found(look: Callable[[], Awaitable[None]]) -> Sequence[RunnerError]:
     return []
 
 
+class _Sought(NamedTuple):
+    """An agent's CLI and where it will be looked for; ``called`` is the name of the image."""
+
+    agent: str
+    toolchains: tuple[str, ...]
+    provider: str
+    image: str | None
+    called: str
+
+
 async def _check_programs(
     planned: Planned, plans: Iterable[RunPlan], settings: Settings, reused: Collection[str]
 ) -> None:
     """Raises ``Rejected`` when the place where an agent will work is known to lack its CLI."""
-    found = []
-    for plan in plans:
-        provider = first_available(plan.providers, planned.facts)
-        for step in plan.steps:
-            if provider is None or step.id in reused or not isinstance(step.body, Body) or step.body.model is None:
-                continue
-            found += await _absent(step.body, plan, provider, settings)
-    if found:
+    sought = dict.fromkeys(one for plan in plans for one in _sought(plan, planned.facts, reused))
+    if found := [lack for one in sought for lack in await _lacks(one, settings)]:
         raise Rejected(found)
 
 
-async def _absent(body: Body, plan: RunPlan, provider: str, settings: Settings) -> list[CliMissing]:
+def _sought(plan: RunPlan, facts: Facts, reused: Collection[str]) -> Iterator[_Sought]:
+    provider = first_available(plan.providers, facts)
+    for step in plan.steps:
+        body = step.body
+        if provider is None or step.id in reused or not isinstance(body, Body) or body.model is None:
+            continue
+        if "PATH" not in body.env:  # or nobody can tell
+            yield _Sought(body.agent, body.shape.toolchains, provider, plan.image, plan.base_image or "")
+
+
+async def _lacks(one: _Sought, settings: Settings) -> list[CliMissing]:
     """Nothing when the CLI is there, or when nobody can tell, as of an image that others have made."""
-    agent = plugins.load(runner.agents, body.agent).agent
+    agent = plugins.load(runner.agents, one.agent).agent
     assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
-    folders = [f"{toolchain.rstrip('/')}/bin" for toolchain in body.shape.toolchains]
-    if "PATH" in body.env or program_at(folders, agent.program) is not None:
+    folders = [f"{toolchain.rstrip('/')}/bin" for toolchain in one.toolchains]
+    if program_at(folders, agent.program) is not None:
         return []
     package = f"{agent.package}@{pin_of(agent.package)}"
-    opened = open_provider(provider, settings)
-    if plan.image is not None and isinstance(opened, Images):
-        labels = await opened.labels(plan.image)
+    provider = open_provider(one.provider, settings)
+    if isinstance(provider, Images):
+        labels = await provider.labels(one.image) if one.image is not None else {}
         if cli_label(agent.program) in labels or not any(label.startswith(cli_label("")) for label in labels):
             return []
-        message = f"`{agent.program}` is not in image `{shown(plan.base_image or plan.image)}`"
+        message = f"`{agent.program}` is not in image `{shown(one.called)}`"
         return [CliMissing(message, hint=f"`runner image build` makes one with {package}")]
     if program_at(PATH.split(":"), agent.program) is not None:
         return []

@@ -487,7 +487,7 @@ class GrantedSession:
                 counts.written + counts.written_hour,
                 counts.output,
                 counts.reasoning,
-                self._cost(note.model, counts),
+                self._cost_of(note, counts, estimated=estimated),
             )
             self._by_model[note.model] = self._by_model.get(note.model, Usage()) + usage
             self._purse.settle(usage, turn=note.meter is not None, most=note.most)
@@ -516,6 +516,11 @@ class GrantedSession:
         self._free += exchange.usage.tokens == 0
         if self._free <= MOST_FREE or exchange.usage.tokens:
             self._on_exchange(exchange)
+
+    def _cost_of(self, note: _Note, counts: Counts, *, estimated: bool) -> float | None:
+        """An estimate is no more than the request could cost, where that is known."""
+        cost = self._cost(note.model, counts)
+        return min(cost, note.most) if estimated and note.most and cost is not None else cost
 
     def _cost(self, model: str, counts: Counts) -> float | None:
         return cost_usd(self._grant.api.value, model, counts)

@@ -15,7 +15,7 @@ from difflib import unified_diff
 from pathlib import Path
 
 from runner.errors import NotEnforced, shown
-from runner.model import Limits
+from runner.model import Feature, Limits
 from runner.plan.diff import Change
 from runner.plan.model import BUILT_IN, DEFAULTS, Given, Plan, PlannedCluster, RunPlan, Step
 from runner.report.words import columns, duration, limits, wrapped
@@ -124,7 +124,7 @@ def _rows(step: Step, run: RunPlan) -> Iterator[_Row]:
     if step.kind == "agent":
         decided = {key: run.origins.get(key, DEFAULTS) for key in ("model", "budget")}
         yield from (_Row("", key, origin=line) for key, line in decided.items() if line not in (step.origin, DEFAULTS))
-        yield from (_Row("", words) for words in filter(None, [_version(step)]))
+        yield from (_Row("", words) for words in filter(None, [_version(step, run)]))
     yield from (_Row("", part, origin=origin) for origin, part in _mounts(step))
     yield from (_Row("", _secret(given), origin=given.origin) for given in step.secrets)
     limited = run.origins.get(f"timeouts.{step.kind}", step.origin)
@@ -132,11 +132,12 @@ def _rows(step: Step, run: RunPlan) -> Iterator[_Row]:
         yield _Row("", f"limit {duration(step.deadline_seconds)}", origin=limited)
 
 
-def _version(step: Step) -> str:
-    """Which version of its CLI an agent has here, if that is known."""
+def _version(step: Step, run: RunPlan) -> str:
+    """Which version of its CLI an agent has here, as far as that is known."""
     cli: CliVersion | None = getattr(step.body, "cli", None)
     if cli is None:
-        return ""
+        elsewhere = Feature.TOOLCHAINS.value in run.origins or not getattr(step.body, "model", None)
+        return "" if elsewhere or not run.image else "whether the image has its CLI is not known"
     return f"CLI {cli.found}" if cli.is_tested else f"CLI {cli.found}, NOT the tested {cli.tested}"
 
 

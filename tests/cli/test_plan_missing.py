@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from runner.app.facts import cli_label
+from tests.conformance import dockerd
 from tests.situations import Done, Project, document
 
 WORKER = """
@@ -148,3 +151,44 @@ def test_an_offline_plan_looks_for_nothing(project: Project) -> None:
     write(project)
 
     assert project.runner("plan", str(project.folder), "--offline").code == 0
+
+
+@pytest.fixture
+def labelled() -> Iterator[str]:
+    """An image that says, as those of `runner image build` do, that it has Goose and nothing else."""
+    name = "runner-tests-labelled:1"
+    with dockerd.session().client() as client:
+        container = client.create_container(dockerd.IMAGE, ["true"])
+        repository, _, tag = name.partition(":")
+        client.commit(container["Id"], repository, tag, conf={"Labels": {cli_label("goose"): "1.52.0"}})
+        client.remove_container(container["Id"])
+        yield name
+        client.remove_image(name)
+
+
+def test_an_image_that_says_what_it_has_is_taken_at_its_word(project: Project, labelled: str) -> None:
+    keys = {"ANTHROPIC_API_KEY": "sk-ant-0123456789", "OPENAI_API_KEY": "sk-0123456789"}
+    project.env |= {"DOCKER_HOST": dockerd.host(), **keys}
+
+    write(project, providers="docker", workspace=f"base_image: {labelled}")
+    claude = project.runner("plan", str(project.folder))
+    write(project, agent="goose", providers="docker", workspace=f"base_image: {labelled}")
+    goose = project.runner("plan", str(project.folder))
+    write(project, providers="docker", workspace=f"base_image: {dockerd.IMAGE}")
+    unknown = project.runner("plan", str(project.folder))
+
+    assert (claude.code, errors(claude)) == (4, ["error[agent.cli-missing"])
+    assert f"`claude` is not in image `{labelled}`" in claude.err
+    assert "= hint: `runner image build`" in claude.err
+    assert (goose.code, "CLI 1.52.0" in goose.out) == (0, True), goose.err
+    assert (unknown.code, "whether the image has its CLI is not known" in unknown.out) == (0, True), unknown.err
+
+
+def test_an_image_that_is_not_there_is_said_behind_the_plan(project: Project) -> None:
+    project.env |= {"DOCKER_HOST": dockerd.host(), "ANTHROPIC_API_KEY": "sk-ant-0123456789"}
+    write(project, providers="docker", workspace="base_image: no-such-image:7")
+
+    done = project.runner("plan", str(project.folder))
+
+    assert (done.code, errors(done)) == (4, ["error[provider.image-missing"])
+    assert "  agent" in done.out

@@ -11,8 +11,7 @@ from trio.testing import MockClock
 
 from runner.egress.most import HIDDEN, UNSAID, most_usd
 from runner.model import Budget, Reason
-from runner.ports.gateway import Api
-from tests.egress.wire import CALLS, MODELS, Provider, open_line, request, stream
+from tests.egress.wire import CALLS, MODELS, Provider, Said, open_line, request, stream
 
 SONNET = "claude-sonnet-4-6"  # 3 dollars in, 6 into the cache for an hour, 15 out, for a million tokens
 
@@ -87,4 +86,15 @@ async def test_an_answer_that_could_pass_what_is_left_is_not_asked_for(autojump_
     assert line.session.verdict is not None
     assert "an answer can cost $0." in line.session.verdict.message
     assert "and $0.0100 of $0.0100 are left" in line.session.verdict.message
-    assert MODELS[Api.ANTHROPIC]
+
+
+async def test_an_answer_that_is_cut_off_counts_for_no_more_than_it_could_cost(autojump_clock: MockClock) -> None:
+    """Its bytes are counted then, of which a stream has many for a token."""
+    api, target = CALLS["messages"]
+    body = json.dumps(request("messages", max_tokens=5)).encode()
+    most = most_usd(api.value, MODELS[api], json.loads(body), len(body))
+    provider = Provider(Said([b": ping\n\n" * 100_000], kind=b"text/event-stream", breaks=True))
+    async with open_line(api, provider, budget=Budget(cost_usd=1, strict=True)) as line:
+        await line.connect().ask("POST", target, body)
+
+    assert line.session.usage.cost_usd == most
