@@ -52,7 +52,7 @@ def _changes(
     known = old_texts if isinstance(old_texts, dict) else {}
 
     def text(file: object, texts: Mapping[str, Any]) -> str | None:
-        found = texts.get(file["sha256"]) if isinstance(file, dict) else ""
+        found = texts.get(str(file["sha256"])) if isinstance(file, dict) else ""
         return found if isinstance(found, str) else None
 
     return tuple(

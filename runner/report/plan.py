@@ -24,6 +24,8 @@ from runner.spec.model import CliVersion
 _LEAST = 24  # columns of the cells that are wrapped, however narrow the terminal
 _WIDEST = 120  # characters of a value, or of a line, that has changed
 _MOST_LINES = 20  # of a text that has changed
+_COMPARED = 1000  # lines of a text
+_HUNK = re.compile(r"@@ -(\d+)")
 _DIGEST = re.compile(r"(sha256:)?([0-9a-f]{40}|[0-9a-f]{64})")
 _WHOLE = 1 << 24  # characters: nothing is cut
 
@@ -252,9 +254,15 @@ def _file(change: Change) -> str:
 
 
 def _lines(old: str, new: str) -> Iterator[str]:
-    """What has changed in a text, the first of it."""
-    found = list(unified_diff(old.splitlines(), new.splitlines(), n=1, lineterm=""))[2:]
-    yield from (f"    {shown(line, _WIDEST)}" for line in found[:_MOST_LINES])
+    """What has changed in a text, the first of it: only so much is compared as takes no time."""
+    lefts, rights = old.splitlines(), new.splitlines()
+    same = next((n for n, pair in enumerate(zip(lefts, rights, strict=False)) if pair[0] != pair[1]), None)
+    start = max(0, (min(len(lefts), len(rights)) if same is None else same) - 1)
+    window = slice(start, start + _COMPARED)
+    found = list(unified_diff(lefts[window], rights[window], n=1, lineterm=""))[2:]
+    for line in found[:_MOST_LINES]:
+        hunk = _HUNK.match(line)
+        yield f"    {shown(line, _WIDEST)}" if hunk is None else f"    @@ line {start + int(hunk[1])} @@"
     if len(found) > _MOST_LINES:
         yield f"    and {len(found) - _MOST_LINES} lines more"
 
@@ -295,7 +303,8 @@ def _bounds(plan: Plan) -> str:
     if free == len(costs):
         cost = "no budget in dollars, "
     elif free:
-        cost = f"{free} of them without a budget in dollars, the others up to ${known:,.2f}, "
+        others = f"the others up to ${known:,.2f}, " if known else ""
+        cost = f"{free} of them without a budget in dollars, {others}"
     else:
         cost = f"up to ${known:,.2f}, " if known else ""
     ceiling = f"--max-cost ${plan.max_cost_usd:,.2f}, " if plan.max_cost_usd is not None else ""

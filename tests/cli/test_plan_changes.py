@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -24,7 +25,7 @@ def test_a_changed_script_is_named_with_its_lines(project: Project) -> None:
 
     assert changes(project) == [
         "~ work.provision.script agent.sh",
-        "    @@ -1,3 +1,3 @@",
+        "    @@ line 1 @@",
         "     echo one",
         "    -echo two",
         "    +echo 2",
@@ -69,6 +70,20 @@ def test_no_more_than_twenty_lines_of_a_text_are_shown_and_none_is_wider_than_a_
     assert first == "~ work.provision.script agent.sh"
     assert (len(lines), lines[-1]) == (21, "    and 22 lines more")
     assert all(len(line) <= 140 and line.isprintable() for line in lines)
+
+
+def test_a_text_of_many_lines_is_compared_at_once(project: Project) -> None:
+    """Thousands of equal lines are what comparing takes longest for."""
+    project.script("true\n", provider="process")
+    (project.folder / "agent.sh").write_text("echo 1\n" + "\n" * 60_000)
+    project.apply()
+    (project.folder / "agent.sh").write_text("echo 1\n" + "\n" * 30_000 + "echo 2\n" + "\n" * 30_000)
+
+    start = time.monotonic()
+    lines = changes(project)
+
+    assert (lines[1], len(lines)) == ("    @@ line 30001 @@", 22)
+    assert time.monotonic() - start < 20
 
 
 def test_a_secret_in_a_script_is_not_kept_with_the_run(project: Project) -> None:
