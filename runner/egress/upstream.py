@@ -31,7 +31,7 @@ _FAILURES = (
 )
 
 # What libraries put around their words, beside the host, which is named anyway.
-_NUMBERS = re.compile(r"\[(Errno -?\d+|SSL(: \w+)?)\] ?| \(_ssl\.c:\d+\)|error connecting to \([^)]*\): ")
+_NUMBERS = re.compile(r"\[(Errno -?\d+|SSL(: \w+)?)\] ?| \(_ssl\.c:\d+\)|error connecting to \([^)]*\): ", re.I)
 _UNREACHED = (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.ProxyError, ssl.SSLError)
 
 
@@ -93,21 +93,30 @@ async def open_remote(
     The server is judged by ``certificates`` instead of the host's, and by ``server_name`` instead of its own. Without
     ``read_seconds`` it may be silent for ever. Raises what ``check_reach`` raises.
     """
+    proxy = _proxy(base, reach)
+    through = f"{proxy.url.host.decode()}:{proxy.url.port}" if proxy is not None else ""
     async with httpcore2.AsyncConnectionPool(
         ssl_context=certificates or _certificates(base, reach),
-        proxy=_proxy(base, reach),
+        proxy=proxy,
         max_connections=MAX_CONNECTIONS,
         keepalive_expiry=_KEPT_SECONDS,
     ) as pool:
-        yield _Remote(base, pool, server_name, read_seconds)
+        yield _Remote(base, pool, server_name, read_seconds, through=through)
 
 
 class _Remote:
     warnings: tuple[str, ...] = ()
 
     def __init__(
-        self, base: str, pool: httpcore2.AsyncConnectionPool, server_name: str | None, read_seconds: float | None
+        self,
+        base: str,
+        pool: httpcore2.AsyncConnectionPool,
+        server_name: str | None,
+        read_seconds: float | None,
+        *,
+        through: str,
     ) -> None:
+        self._through = f" (through the proxy {through})" if through else ""
         self._base = base.rstrip("/")
         timeouts = {"connect": CONNECT_SECONDS, "read": read_seconds, "write": READ_SECONDS, "pool": READ_SECONDS}
         self._extensions = {"timeout": timeouts, **({"sni_hostname": server_name} if server_name else {})}
@@ -127,7 +136,8 @@ class _Remote:
         try:
             response = await self._pool.handle_async_request(request)
         except _UNREACHED as error:
-            raise Unreachable(_refusal(error) or _words(error), self._host.decode()) from error
+            why = (_refusal(error) or _words(error)) + self._through
+            raise Unreachable(why, self._host.decode()) from error
         except _FAILURES as error:
             raise UpstreamFailed(_words(error)) from error
         try:
@@ -165,7 +175,7 @@ def _refusal(error: BaseException) -> str:
     found: BaseException | None = error
     while found is not None and not (isinstance(found, OSError) and found.errno and found.strerror):
         found = found.exceptions[0] if isinstance(found, BaseExceptionGroup) else _cause(found)
-    said = found.strerror.lower() if isinstance(found, OSError) and found.strerror else ""
+    said = _NUMBERS.sub("", found.strerror).lower() if isinstance(found, OSError) and found.strerror else ""
     return "" if said in str(error).lower() else said
 
 

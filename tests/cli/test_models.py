@@ -250,17 +250,30 @@ async def test_a_model_that_is_busy_is_waited_for_and_that_is_told(project: Proj
     assert (waited["step"], waited["pause_seconds"]) == ("agent", 1)
 
 
-async def test_a_model_that_cannot_be_reached_is_the_platform_s_fault(project: Project, tools: Path) -> None:
+@pytest.mark.parametrize(
+    ("url", "proxy", "said"),
+    [
+        ("http://127.0.0.1:1/v1", "", "`127.0.0.1:1` could not be reached: connection refused"),
+        (
+            "https://api.example/v1",
+            "http://user:hush@127.0.0.1:1",
+            "`api.example` could not be reached: connection refused (through the proxy 127.0.0.1:1)",
+        ),
+    ],
+    ids=["by itself", "by its proxy"],
+)
+async def test_a_model_that_cannot_be_reached_is_the_platform_s_fault(
+    project: Project, tools: Path, url: str, proxy: str, said: str
+) -> None:
     write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 8s}")
-    settings = settings_of(project, {**KEYS, "RUNNER_OPENAI_URL": "http://127.0.0.1:1/v1"})
+    settings = settings_of(project, {**KEYS, "RUNNER_OPENAI_URL": url, "HTTPS_PROXY": proxy})
 
     (record,) = await apply(await make_plan(project.folder, settings), settings, [])
 
     outcome = record.steps["agent"].outcome
     assert outcome is not None
     assert (record.exit_code, outcome.reason) == (4, Reason.PLATFORM)
-    assert outcome.message.startswith("`127.0.0.1:1` could not be reached: ")
-    assert outcome.message.endswith(": connection refused")
+    assert outcome.message == said
     assert outcome.details[0] == (
         "hint: look at `RUNNER_OPENAI_URL`, `HTTPS_PROXY` and `SSL_CERT_FILE` where runner is started"
     )
