@@ -297,6 +297,9 @@ HERE = ("--provider", "local", "--toolchain", "tools")
         pytest.param(("-w", "INC-1", *DESCRIBED, *HERE), 2, "ANTHROPIC_API_KEY", id="no key"),
         pytest.param(("-w", "INC-1", *DESCRIBED, *HERE, "-a", "goose"), 2, "OPENAI_API_KEY", id="no other key"),
         pytest.param(
+            ("-w", "INC-1", *DESCRIBED, *HERE), 2, "--check` shows all that is missing", id="no key, and more"
+        ),
+        pytest.param(
             ("-w", "INC-1", *DESCRIBED, "--provider", "local", "-a", "goose"), 2, "or --toolchain DIR", id="no CLI"
         ),
         pytest.param(("-w", "INC-1", *DESCRIBED, "--context", "eu"), 2, "there is no kubeconfig", id="no kubeconfig"),
@@ -436,6 +439,24 @@ def test_an_ordinary_user_types_no_options_for_the_place_and_is_told_what_is_not
     assert "error[plan.unenforceable]: --cpus: `local` can not enforce 1 CPU: " in cpus.err
     assert "--memory" not in cpus.err
     assert (asked.code, cpus.code) == (2, 2)
+
+
+def test_the_place_is_docker_where_that_works_for_the_user_and_is_not_asked_for_otherwise(
+    project: Project, claude: Path
+) -> None:
+    project.env |= {"PATH": f"{claude}/bin:/usr/bin:/bin", "DOCKER_HOST": dockerd.host()}
+    described = ("triage", "-w", "INC-1", *DESCRIBED, "--print")
+
+    with_docker = project.runner(*described)
+    project.env["DOCKER_HOST"] = f"unix://{project.home}/none"
+    without = project.runner(*described)
+    named = project.runner(*described, "--provider", "docker")
+
+    assert "    providers: [docker]\n" in with_docker.out, with_docker.err
+    assert "    base_image: k8s-triage-agent\n" in with_docker.out
+    assert "    providers: [local]\n" in without.out, without.err
+    assert f"    toolchains: [{claude}/bin]\n" in without.out
+    assert "    providers: [docker]\n" in named.out
 
 
 def test_an_image_that_is_not_there_names_what_builds_it(project: Project) -> None:

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, NoReturn
 
 from runner.cli.output import Output
-from runner.errors import UsageError, shown
+from runner.errors import Rejected, UsageError, shown
 
 if TYPE_CHECKING:
     from runner.app.planning import Planned
@@ -200,7 +200,12 @@ def _carry_out(
                 (record,) = await start(planned, sinks=sinks, warnings=warnings)
         return record
 
-    record = trio.run(whole)
+    try:
+        record = trio.run(whole)
+    except Rejected as error:
+        last = error.findings[-1]
+        last.hint = "; ".join((*filter(None, (last.hint,)), "`runner triage --check` shows all that is missing"))
+        raise
     if triage.form == "json":
         from runner.report.json import record_document
 
