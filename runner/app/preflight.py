@@ -15,6 +15,7 @@ import trio
 import runner.agents
 from runner import plugins
 from runner.agents._version import pin_of, version_of
+from runner.app.agent_programs import install_hint
 from runner.app.clusters import foreign_places
 from runner.app.facts import open_provider
 from runner.app.refusals import outside_of, refusals

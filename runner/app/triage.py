@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from typing import Any
 import runner.agents
 from runner import plugins
 from runner.agents._version import program_at
-from runner.app.facts import open_provider
+from runner.app.agent_programs import ON_THIS_HOST, docker_answers, find_agent, install_hint, is_open
 from runner.app.files import read_file
 from runner.app.planning import Planned, Request, make_plan
 from runner.app.programs import find_program, linked_directories, search_path
@@ -61,9 +60,7 @@ SKILL = "k8s-troubleshooter"
 REPORT = "investigation.md"
 MIN_REPORT = 100  # bytes
 SECONDS, MEMORY = "600", "2g"
-ON_THIS_HOST = ("local", "process")  # the providers whose commands see this host's own system
 DELEGATED = "systemd-run --user --scope -p Delegate=yes"
-CLUSTER_TOOLS = ("kubectl", "helm")
 MAX_TEXT = 1 << 20  # bytes of a prompt, a system prompt or an alert
 
 SYSTEM = f"""\
@@ -459,16 +456,6 @@ def program_of(triage: Triage) -> Path | None:
     return program_at([*map(programs_in, triage.toolchains), *PATH.split(":")], agent.program)
 
 
-def install_hint(agent: str) -> str:
-    """How an agent's program gets to where it is found."""
-    found = plugins.load(runner.agents, agent).agent
-    name = found.package.rpartition("/")[2]
-    link = (
-        f" && ln -s {name} $(npm prefix -g)/bin/{found.program}" if name.startswith(f"{found.program}-binary") else ""
-    )
-    return f"npm install -g {found.package}{link}, or --toolchain DIR, with the agent's CLI in DIR/bin"
-
-
 def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
     """The words with which a triage has the place, limits and cluster of a run's plan, in its JSON form."""
     agent = next((step["body"] for step in run.get("steps", ()) if step["kind"] == "agent"), None)
@@ -478,7 +465,7 @@ def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
     kubeconfig = cluster.get("kubeconfig")
     found: tuple[str, ...] = ()
     if agent["model"] and run["providers"][0] in ON_THIS_HOST:
-        found = _toolchains(replace(usual, agent=agent["agent"], kubeconfig=kubeconfig), settings)
+        found = find_agent(agent["agent"], settings, cluster=kubeconfig is not None) or ()
     words = [
         ("--provider", run["providers"][0], usual.providers[0]),
         ("--image", run["base_image"], usual.image),
@@ -757,48 +744,19 @@ def _place(given: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]
 
 
 async def settle_place(triage: Triage, settings: Settings) -> Triage:
-    """A triage where it can work: without a place of its own in docker, if that is for this user, else on this host's
-    own system, with the directories of its agent's program that it is found in.
+    """A triage where it can work: in docker, where nobody named a place and that is for this user, else on this host's
+    own system, with the directories that show its agent's program.
 
     Raises ``UsageError`` when that has no interpreter.
     """
-    if not triage.placed and not await _docker_answers(settings):
-        here = replace(triage, providers=("local",), image=None)
-        triage = here if os.geteuid() or _is_open(_toolchains(here, settings)) else triage
+    here = replace(triage, providers=("local",), image=None)
+    if not triage.placed and not await docker_answers(settings):
+        found = find_agent(triage.agent, settings, cluster=False)
+        triage = here if os.geteuid() or (found is not None and is_open(found)) else triage
     if triage.providers[0] not in ON_THIS_HOST or triage.toolchains:
         return triage
-    return replace(triage, toolchains=_toolchains(triage, settings))
-
-
-def _is_open(places: Sequence[str]) -> bool:
-    """Whether there are any, and the users of root's workspaces, who are nobody here, can enter them."""
-    folders = (folder for place in places for folder in (Path(place), *Path(place).parents))
-    return bool(places) and all(folder.stat().st_mode & stat.S_IXOTH for folder in folders)
-
-
-async def _docker_answers(settings: Settings) -> bool:
-    socket = settings.docker_host.removeprefix("unix://")
-    if socket.startswith("/") and not os.access(socket, os.R_OK | os.W_OK):
-        return False  # without its client, which takes half a second to load
-    return (await open_provider("docker", settings).probe()).available
-
-
-def _toolchains(triage: Triage, settings: Settings) -> tuple[str, ...]:
-    """The directories of this host that show the programs of a triage; none where every workspace has them."""
-    home, folders = Path(settings.variables.get("HOME") or "/nonexistent"), search_path(settings.variables)
-    places = (linked_directories(program, folders, home) for program in _programs(triage, settings))
-    return tuple(dict.fromkeys(place for some in places for place in some))
-
-
-def _programs(triage: Triage, settings: Settings) -> list[Path]:
-    """The agent's program, and those that read a cluster, where this host has them for its user; first the agent's."""
-    agent = plugins.load(runner.agents, triage.agent).agent
-    assert isinstance(agent, ModelAgent)  # as whoever made a triage has checked
-    home, folders = Path(settings.variables.get("HOME") or "/nonexistent"), search_path(settings.variables)
-    found = [
-        find_program(name, folders, home) for name in (agent.program, *(CLUSTER_TOOLS if triage.kubeconfig else ()))
-    ]
-    return [program for program in found if program is not None] if found[0] is not None else []
+    found = find_agent(triage.agent, settings, cluster=triage.kubeconfig is not None)
+    return replace(triage, toolchains=found or ())
 
 
 def _literal(text: str) -> str:
