@@ -72,6 +72,17 @@ def parse_cpus(text: str) -> float:
     return cpus
 
 
+def limit(seconds: float) -> str:
+    """A time as people write it: ``14s``, ``2m05s``, ``1h30m``; what ``parse_duration`` reads."""
+    if seconds < 60:
+        return f"{seconds:.3g}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02}s" if rest else f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if minutes else f"{hours}h"
+
+
 def parse_duration(text: str) -> float:
     """Seconds of ``90s``, ``5m``, ``1h30m``, ``30d`` or a bare number of seconds. Raises ``ValueError``."""
     found = re.fullmatch(_DURATION, text + "s" if text.isascii() and text.isdigit() else text)

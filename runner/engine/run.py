@@ -33,6 +33,7 @@ from runner.plan.model import AFTER_AGENT, HOUSING, RunPlan, Step, graph_of
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
 from runner.record import RunRecord, fold
 from runner.redact import Secret
+from runner.settings import limit
 from runner.steps._lease import Tenure, keep
 from runner.steps._quota import outgrown, size_of, too_large, watched
 from runner.steps._removal import fall_back
@@ -449,7 +450,9 @@ class _Stops:
         because = f": {awaited}" if awaited else ""
         match self._reason():
             case StopReason.STEP_DEADLINE:
-                return failed(Reason.TIMEOUT, f"stopped at its deadline of {self.step.deadline_seconds:g}s{because}")
+                return failed(
+                    Reason.TIMEOUT, f"stopped at its deadline of {limit(self.step.deadline_seconds)}{because}"
+                )
             case StopReason.RUN_DEADLINE:
                 return failed(Reason.TIMEOUT, f"stopped at the run's deadline{because}")
             case StopReason.STOP_BUDGET:

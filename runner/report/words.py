@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from runner.events import CommandsSeen, RungReached
 from runner.model import Isolation, Limits, Rung, Status, Usage
+from runner.settings import limit
 
 MARKS = {
     Status.PENDING: "·",
@@ -40,13 +41,7 @@ def duration(seconds: float | None) -> str:
     """``0.4s``, ``2m05s``, ``1h30m``; empty for ``None``."""
     if seconds is None:
         return ""
-    if seconds < 60:
-        return f"{seconds:.1f}s" if seconds % 1 or seconds < 10 else f"{seconds:.0f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}m{rest:02}s" if rest else f"{minutes}m"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if minutes else f"{hours}h"
+    return f"{seconds:.1f}s" if seconds < 10 or (seconds < 60 and seconds % 1) else limit(seconds)
 
 
 def age(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 
 from runner.model import Outcome, Reason, failed, succeeded
+from runner.settings import limit
 from runner.steps._exec import blame, open_logs, run_command, written
 from runner.steps._run import Run
 from runner.steps.setup.plan import Body, command_words
@@ -25,7 +26,7 @@ async def perform(body: Body, run: Run) -> Outcome:
                 exit = await run_command(run, workspace, argv, logs, env=env, seconds=body.command_seconds)
                 how = "" if exit.ok else str(exit)
             except trio.TooSlowError:
-                how = f"timed out after {body.command_seconds:g}s"
+                how = f"timed out after {limit(body.command_seconds)}"
             if how:
                 blame(run, "setup", logs, since)
                 return _partial(body, position, how)

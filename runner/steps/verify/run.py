@@ -18,6 +18,7 @@ from runner.model import Check, CheckKind, Mount, Outcome, Reason, failed, succe
 from runner.policy.paths import PathPolicy, matcher, printable
 from runner.ports.git import Entry
 from runner.ports.provider import Workspace
+from runner.settings import limit
 from runner.spec.model import ReportCheck, VerifySpec
 from runner.steps._exec import LogFile, blame, open_logs, run_command, written
 from runner.steps._run import Run
@@ -160,17 +161,17 @@ async def _run_commands(
     changed = ""
     for check in verify.commands:
         words = f"`{command_words(check.argv)}`"
-        limit = check.timeout_seconds or math.inf
+        seconds = check.timeout_seconds or math.inf
         if changed:
             results.add(CheckKind.COMMAND, words, False, "not run, for the clean checkout was changed")
             continue
         since = written(logs)
         try:
-            exit = await run_command(run, workspace, check.argv, logs, env=env, seconds=limit)
+            exit = await run_command(run, workspace, check.argv, logs, env=env, seconds=seconds)
             wanted = "" if check.exit == 0 else f", wanted {check.exit}"
             ok, found = exit.code == check.exit, f"{exit}{wanted}"
         except trio.TooSlowError:
-            ok, found = False, f"timed out after {limit:g}s"
+            ok, found = False, f"timed out after {limit(seconds)}"
         changed = await _changed(run, own)
         ok = ok and not changed
         results.add(CheckKind.COMMAND, words, ok, changed or found)
