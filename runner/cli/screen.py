@@ -12,6 +12,7 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -156,6 +157,8 @@ class Screen:
         """Why a step failed, unless that stands right above."""
         seen = not self._quiet and not self._wide and watched.shows_end_of(step)
         account = account_of(watched.record, watched.directory)
+        if watched.scene.incident is not None and self._face is triage:  # its manifest is none that a person wrote
+            account = replace(account, origins={})
         self._tell(watched, progress.why(account, step, watched.tail(step), seen=seen))
         self._tell(watched, progress.others(watched.record, step))
 
@@ -192,7 +195,10 @@ class Screen:
         self.lines(self._named(watched, line) for line in lines)
 
     def _named(self, watched: Watched, line: str) -> str:
-        return f"{watched.record.name:<{self._wide}} {line}" if self._wide else line
+        if not self._wide:
+            return line
+        name = watched.record.name
+        return f"{name:<{self._wide}} {line.removeprefix(f'{name} ')}"
 
     def _flush(self, *, all: bool = False) -> None:
         """Write what is waiting, as long as it is taken at once."""

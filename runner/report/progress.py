@@ -16,7 +16,7 @@ from runner.report.account import Account, blamed, used
 from runner.report.symptoms import symptom
 from runner.report.text import class_line, status_word
 from runner.report.triage import Scene
-from runner.report.words import MARKS, brief, cost, count, duration, rung, sandbox
+from runner.report.words import MARKS, brief, commands, cost, count, duration, rung, sandbox
 
 NEWS = 5.0  # seconds that a live line shows what was done to a command whose step goes on
 _LONGER = 1.5  # times the time that was not enough
@@ -61,7 +61,7 @@ def news(  # noqa: C901, PLR0912  # one arm an event type
             yield f"  ! {name}: {what} failed, trying again in {duration(pause)}: {reason}"
         case ev.StepEnded(step=name, outcome=outcome):
             if not ((outcome.ok and record.steps[name].kind in _HOUSEKEEPING) or outcome.status is Status.SKIPPED):
-                yield f"  {step_line(name, record.steps[name])}"
+                yield f"  {step_line(name, record.steps[name], _did(record, name))}"
                 yield from (f"      = {detail}" for detail in outcome.details if detail.startswith("hint: "))
             if record.preloaded is not None and record.preloaded.step == name and record.preloaded.headline:
                 yield f"      baseline: {record.preloaded.headline}"
@@ -78,9 +78,17 @@ def news(  # noqa: C901, PLR0912  # one arm an event type
             pass
 
 
-def step_line(name: str, step: StepRecord) -> str:
-    """A step that has ended, with why it failed."""
-    return f"{MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {reason_of(step)}".rstrip()
+def step_line(name: str, step: StepRecord, did: str = "") -> str:
+    """A step that has ended, with what it ``did``, or how it ended."""
+    return f"{MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {did or reason_of(step)}".rstrip()
+
+
+def _did(record: RunRecord, name: str) -> str:
+    """What an agent did that succeeded: its words were heard."""
+    step = record.steps[name]
+    if step.kind != "agent" or step.status is not Status.SUCCEEDED or record.commands is None:
+        return ""
+    return "   ".join(filter(None, (commands(record.commands), _used(record))))
 
 
 def reason_of(step: StepRecord) -> str:
@@ -130,7 +138,8 @@ def why(account: Account, name: str, tail: Sequence[str], *, seen: bool) -> Iter
         yield f"      {what}"
         yield f"      = hint: {way}"
     all_of_it = f"all of it: runner runs logs {account.record.id} {name}" if tail else ""
-    yield "      " + "   ".join(filter(None, (account.origins.get(name, ""), all_of_it)))
+    if place := "   ".join(filter(None, (account.origins.get(name, ""), all_of_it))):
+        yield f"      {place}"
 
 
 def others(record: RunRecord, name: str) -> Iterator[str]:

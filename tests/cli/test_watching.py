@@ -120,6 +120,7 @@ def test_several_runs_are_told_apart(project: Project) -> None:
     )
     done, _ = project.apply()
 
+    assert re.search(r"^all\.one     run \w+   script   local   stops ", done.out, re.MULTILINE), done.out
     assert "all.one      | this is one\n" in done.out
     assert "all.other    | this is other\n" in done.out
     assert "all.one     ✓ agent" in done.out
