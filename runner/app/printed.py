@@ -21,7 +21,8 @@ Say = Callable[[str], str | None]
 
 TAIL = 20  # lines
 _CHUNK = 1 << 18  # bytes that are looked at as one
-_LONGEST = 16 << 20  # bytes of a line that is looked at
+_LONGEST = 16 << 20  # bytes of a line of an agent's stream
+_SHOWN = 40 << 10  # bytes of a line that is shown
 _BEHIND = 1 << 20  # bytes that may wait to be shown: of more, only the end is
 _END = 64 << 10
 _AT_ONCE = 200  # lines of what came since the last look
@@ -31,8 +32,9 @@ _PIECE = 12  # lines of one thing that an agent says or runs
 class Log:
     """The lines of a file that is being written, as they come to be whole. It may not be there yet."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, longest: int = _CHUNK) -> None:
         self._path = path
+        self._longest = longest
         self._file: int | None = None
         self._rest = b""
 
@@ -53,7 +55,7 @@ class Log:
         while file is not None and (chunk := os.read(file, _CHUNK)):
             *whole, self._rest = (self._rest + chunk).split(b"\n")
             yield from whole
-            if len(self._rest) > _LONGEST:
+            if len(self._rest) > self._longest:
                 yield self._rest
                 self._rest = b""
 
@@ -102,9 +104,8 @@ class Printed:
     are shown as they are, of too many at once the last, unless ``whole``."""
 
     def __init__(self, directory: Path, step: str, say: Say | None, *, whole: bool = False) -> None:
-        self._logs = [
-            (Log(directory / "logs" / f"{step}.{stream}"), None if say is None else Spoken(say)) for stream in STREAMS
-        ]
+        paths = (directory / "logs" / f"{step}.{stream}" for stream in STREAMS)
+        self._logs = [(Log(path), None) if say is None else (Log(path, _LONGEST), Spoken(say)) for path in paths]
         self._whole = whole
 
     def lines(self) -> Iterator[str]:
@@ -148,7 +149,7 @@ def _last(log: Log, raws: Iterable[bytes]) -> Iterator[str]:
 
 def plain(line: bytes) -> str:
     """What a terminal has at last of a line that was printed: no colours, and of what was redrawn the last."""
-    return cleaned(line.rstrip(b"\r").rpartition(b"\r")[2]).expandtabs()
+    return cleaned(line.rstrip(b"\r").rpartition(b"\r")[2][:_SHOWN]).expandtabs()
 
 
 def say_of(agent: str) -> Say | None:
@@ -165,7 +166,7 @@ def say_of(agent: str) -> Say | None:
 
 def words_of(file: Path, say: Say) -> Iterator[str]:
     """All that an agent's CLI has written to a file, in words."""
-    log, spoken = Log(file), Spoken(say)
+    log, spoken = Log(file, _LONGEST), Spoken(say)
     try:
         for raw in log.end():
             yield from spoken.hear(raw)

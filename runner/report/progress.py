@@ -19,6 +19,7 @@ from runner.report.triage import Scene
 from runner.report.words import MARKS, brief, commands, cost, count, duration, rung, sandbox
 
 NEWS = 5.0  # seconds that a live line shows what was done to a command whose step goes on
+_NAMED = 20  # violations
 _LONGER = 1.5  # times the time that was not enough
 _HOUSEKEEPING = frozenset({"lease", "provision", "scan", "snapshot", "session", "save", "teardown", "release"})
 
@@ -201,9 +202,10 @@ def _violations(account: Account) -> Iterator[str]:
     found = account.record.violations
     if found:
         yield f"  {len(found)} violation{'s' * (len(found) != 1)} of policy: {', '.join(one.path for one in found)}"
-    for violation in found:
+    for violation in found[:_NAMED]:
         rule = account.rule_of(violation)
         yield f"    {violation}{f'   {rule}' if rule else ''}"
+    yield from [f"    and {len(found) - _NAMED} more: runner runs show {account.record.id}"] * (len(found) > _NAMED)
 
 
 def _next(record: RunRecord, several: bool) -> Iterator[str]:
