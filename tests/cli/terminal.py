@@ -57,7 +57,7 @@ def on_terminal(project: Project, *arguments: str, rows: int = 40, columns: int 
         [sys.executable, "-m", "runner", *arguments],
         cwd=project.folder,
         env={"TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONUTF8": "1", **project.variables},
-        stdin=theirs,
+        stdin=subprocess.DEVNULL,  # nobody types
         stdout=theirs,
         stderr=theirs,
     )
