@@ -23,6 +23,7 @@ from runner.app.printed import Printed, Say, say_of, tail_of
 from runner.artifacts.account import account_of
 from runner.cli.output import Output
 from runner.errors import printable
+from runner.model import Status
 from runner.nurseries import open_services
 from runner.record import RunRecord, fold
 from runner.report import progress, triage
@@ -150,7 +151,7 @@ class Screen:
             case ev.StepEnded():
                 self._take(watched, watched.lines(ended=True))
         self._tell(watched, self._face.news(watched.record, event))
-        if isinstance(event, ev.StepEnded) and not event.outcome.ok and watched.record.steps[event.step].started:
+        if isinstance(event, ev.StepEnded) and event.outcome.status in (Status.FAILED, Status.UNKNOWN):
             self._explain(watched, event.step)
 
     def _explain(self, watched: Watched, step: str) -> None:
