@@ -173,7 +173,7 @@ def test_any_run_can_be_given_more_time(project: Project) -> None:
     plan = json.loads((project.directory(record) / "plan.json").read_text())["runs"][0]
 
     assert done.code == 1
-    assert "FAILED work in" in done.out
+    assert "FAILED work at agent in" in done.out
     assert (record["deadline_seconds"], record_of(project)["deadline_seconds"]) == (120, 120)
     assert [s["deadline_seconds"] for s in plan["steps"] if s["id"] == "agent"] == [120]
 
