@@ -87,7 +87,8 @@ class Opening:
     ``fresh_home`` the home is empty and is thrown away too. ``protected`` are paths relative to the
     tree: present ones are read-only and cannot be moved, missing ones cannot be created. ``tree``
     replaces the handle's tree by another host directory (verify: the clean checkout). ``dependencies`` are directories
-    of the host that the tree shows read-only, each at its target, which is relative to it and nothing there else.
+    of the host that the tree shows, each at its target, which is relative to it and where nothing else may be. What is
+    written there goes to a throw-away layer as well.
     """
 
     mounts: tuple[Mount, ...] = ()
@@ -101,7 +102,7 @@ class Opening:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """The paths of the tree that commands can neither change nor create."""
+        """The paths of the tree that commands can neither move nor create, and where nothing that they write stays."""
         return (*self.protected, *(f"{mount.target}/" for mount in self.dependencies))
 
     @property

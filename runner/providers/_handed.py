@@ -201,6 +201,9 @@ class Handed:
         target = self._namespace.do(make)
         return Place(str(target), "bind", str(target))
 
+    def layer_inside(self, lower: Place, upper: Place) -> Place:
+        return self.layer(lower, upper)
+
     def add_memory(self, size_bytes: int, uid: int) -> Place:
         """An empty directory of a user for files in memory, which count as that of whoever writes them."""
 

@@ -83,6 +83,17 @@ class Place:
         return [f"--{self._option}" if writable else f"--ro-{self._option}", self._source, target]
 
 
+class Layered(Place):
+    """``lower`` under a layer that takes every write, which bwrap mounts for a user who cannot."""
+
+    def __init__(self, lower: Place, upper: Place) -> None:
+        super().__init__(lower.path, "overlay", "")
+        self._upper = upper.path
+
+    def at(self, target: str, *, writable: bool) -> list[str]:
+        return ["--overlay-src", self.path, "--overlay", f"{self._upper}/files", f"{self._upper}/work", target]
+
+
 class Places(Protocol):
     """Where the sources of one opening can be reached by the user that its commands run as."""
 
@@ -94,6 +105,9 @@ class Places(Protocol):
 
         Raises ``OSError`` where that cannot be had.
         """
+
+    def layer_inside(self, lower: Place, upper: Place) -> Place:
+        """As ``layer``, for what only the sandbox sees."""
 
     def open(self, place: Place) -> int:
         """An ``O_PATH`` descriptor of it; the caller closes it."""
@@ -126,6 +140,9 @@ class Passed:
 
     def layer(self, lower: Place, upper: Place) -> Place:
         raise PermissionError(errno.EPERM, "an ordinary user cannot mount")
+
+    def layer_inside(self, lower: Place, upper: Place) -> Place:
+        return Layered(lower, upper)
 
     def open(self, place: Place) -> int:
         return open_linkless(Path(place.path))
@@ -164,6 +181,9 @@ class Staged:
         options = f"lowerdir={lower.path},upperdir={upper.path}/files,workdir={upper.path}/work"
         _mount("overlay", target, "overlay", _MS_NOSUID | _MS_NODEV, options)
         return Place(str(target), "bind", str(target))
+
+    def layer_inside(self, lower: Place, upper: Place) -> Place:
+        return self.layer(lower, upper)
 
     def open(self, place: Place) -> int:
         return open_linkless(Path(place.path))

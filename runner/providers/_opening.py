@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 
 import trio
 
@@ -36,11 +37,25 @@ class Room:
     tmp: Place
     output: Place
     runner: Place
+    scratch: Path
+    uid: int
 
     def add(self, source: Path) -> Place:
         """A further host file or directory. Raises ``ProtectedLink``, and ``ProviderFailed`` for a missing one."""
         try:
             return self.places.add(open_linkless(source))
+        except OSError as error:
+            raise ProviderFailed(f"`{source}` cannot be shown: {error.strerror}") from error
+
+    def cover(self, source: Path) -> Place:
+        """A further host directory under a layer that takes every write, and is thrown away with the opening.
+
+        Raises as ``add``.
+        """
+        lower = self.add(source)
+        layer = _make_layer(Path(mkdtemp(prefix="layer-", dir=self.scratch)), source, self.uid)
+        try:
+            return self.places.layer_inside(lower, self.add(layer))
         except OSError as error:
             raise ProviderFailed(f"`{source}` cannot be shown: {error.strerror}") from error
 
@@ -96,6 +111,8 @@ async def open_room(
                     tmp=add(handle.private / "tmp"),
                     output=add(handle.private / "output"),
                     runner=add(handle.private / "runner"),
+                    scratch=scratch,
+                    uid=handle.uid,
                 )
             finally:
                 os.close(tree_fd)
@@ -135,14 +152,16 @@ async def _open_tree(handle: Handle, opening: Opening, scratch: Path, places: Pl
         return lower
     if theirs:  # through a layer, the files of another owner cannot be written
         try:
-            return places.layer(lower, _add(places, _make_layer(scratch / "layer", source, handle.uid)))
+            layer = _make_layer(Path(mkdtemp(prefix="layer-", dir=scratch)), source, handle.uid)
+            return places.layer(lower, _add(places, layer))
         except OSError:
             pass  # an ordinary user, or a file system that takes no layer: the copy is as good, only slower
     return _add(places, await _copy(source, scratch / "tree", handle.uid))
 
 
 def _make_layer(layer: Path, lower: Path, uid: int) -> Path:
-    for directory in (layer, layer / "files", layer / "work"):
+    trees.own(layer, uid)
+    for directory in (layer / "files", layer / "work"):
         _make(directory, uid)
     shutil.copymode(lower, layer / "files")
     return layer

@@ -56,9 +56,8 @@ def show_all(recipe: Recipe, handle: Handle, opening: Opening, room: Room, guard
         _show_project(recipe, handle, room, room.project)
     recipe.show(room.tree, workspace, writable=True)
     for guard in guards:
-        source = shown_by(guard, handle.private, opening)
-        place = room.add(source) if source else room.places.add(os.dup(guard.source))
-        recipe.show(place, f"{workspace}/{guard.path}", writable=guard.kind is Kind.ANCESTOR)
+        place, writable = _place_of(guard, handle, opening, room)
+        recipe.show(place, f"{workspace}/{guard.path}", writable=writable)
     recipe.show(room.home, PATHS.home, writable=True)
     recipe.show(room.output, PATHS.output, writable=True)
     recipe.show(room.runner, PATHS.runner)
@@ -70,16 +69,20 @@ def show_all(recipe: Recipe, handle: Handle, opening: Opening, room: Room, guard
         recipe.show(room.add(mount.source), mount.target, writable=mount.writable)
 
 
-def shown_by(guard: Guard, private: Path, opening: Opening) -> Path | None:
-    """What of the host is shown at a guarded path; ``None`` for what the tree has there itself.
+def _place_of(guard: Guard, handle: Handle, opening: Opening, room: Room) -> tuple[Place, bool]:
+    """What is shown at a guarded path, and whether it can be written.
 
-    Raises ``ProviderFailed`` for a dependency that would hide something of the tree.
+    Package managers' tools keep caches beside the packages, so what they write to a dependency goes to a layer. Raises
+    ``ProviderFailed`` for one that would hide something of the tree.
     """
     dependency = next((mount.source for mount in opening.dependencies if mount.target == guard.path), None)
-    if dependency is not None and guard.kind is not Kind.MISSING_DIRECTORY:
-        raise ProviderFailed(f"`{guard.path}` is in the tree already", hint="remove it from dependencies")
+    if dependency is not None:
+        if guard.kind is not Kind.MISSING_DIRECTORY:
+            raise ProviderFailed(f"`{guard.path}` is in the tree already", hint="remove it from dependencies")
+        return room.cover(dependency), True
     empty = EMPTY.get(guard.kind)
-    return dependency or (private / "system" / empty if empty else None)
+    place = room.add(handle.private / "system" / empty) if empty else room.places.add(os.dup(guard.source))
+    return place, guard.kind is Kind.ANCESTOR
 
 
 def _show_project(recipe: Recipe, handle: Handle, room: Room, project: Place) -> None:

@@ -24,7 +24,7 @@ from runner.providers._first import First
 from runner.providers._handed import Cover, Handed
 from runner.providers._mounts import Place, open_linkless
 from runner.providers._protected import Guard, Kind
-from runner.providers._shown import PATHS, shown_by
+from runner.providers._shown import EMPTY, PATHS
 
 
 @dataclass
@@ -75,9 +75,9 @@ class Seat:
         return Group({controller: Path(directory) for controller, directory in self.groups.items()})
 
     def fits(self, handle: Handle, opening: Opening) -> bool:
-        """Whether all that an opening asks for is there, or can be shown now."""
+        """Whether all that an opening asks for is there, or can be shown now; dependencies can not."""
         here = {mount for mount in mounts_of(handle) if mount.target in self.shown}
-        plain = Opening((), opening.protected, self.toolchains, opening.env, dependencies=opening.dependencies)
+        plain = Opening(protected=opening.protected, toolchains=self.toolchains, env=opening.env)
         return replace(opening, mounts=()) == plain and here.issuperset(opening.mounts)
 
 
@@ -106,11 +106,13 @@ def open_tree(places: Handed, seat: Seat) -> Iterator[int]:
         os.close(tree)
 
 
-def covers(private: Path, guards: Iterable[Guard], opening: Opening) -> list[Cover]:
+def covers(private: Path, guards: Iterable[Guard]) -> list[Cover]:
     """What is to be mounted over the tree, outermost first; the descriptors are whose list this is."""
-    found = []
-    for guard in guards:
-        source = shown_by(guard, private, opening)
-        descriptor = open_linkless(source) if source else os.dup(guard.source)
-        found.append(Cover(guard.path, descriptor, writable=guard.kind is Kind.ANCESTOR))
-    return found
+    return [
+        Cover(
+            guard.path,
+            open_linkless(private / "system" / EMPTY[guard.kind]) if guard.kind in EMPTY else os.dup(guard.source),
+            writable=guard.kind is Kind.ANCESTOR,
+        )
+        for guard in guards
+    ]

@@ -253,10 +253,10 @@ class Docker:
             open_first(seat.pid, seat.container, _what(handle)) as first,
             open_handed_again(self._engine, handle.private.name, handle.uid) as places,
             open_tree(places, seat) as tree,
-            open_guards(tree, opening.held) as guards,
+            open_guards(tree, opening.protected) as guards,
         ):
             try:
-                _cover(places, tree, covers(handle.private, guards, opening))
+                _cover(places, tree, covers(handle.private, guards))
                 around = self._around(handle, opening, seat.group, PATHS.workspace, tree)
                 connect = partial(Dialled(listener, _what(handle)).connect, first)
                 async with self._reach(connect, first, around, _what(handle), seat.nonce) as workspace:

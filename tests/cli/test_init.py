@@ -207,7 +207,7 @@ def test_the_environment_of_the_repository_is_used_wherever_it_is_cloned(project
     script.write_text(f"#!{project.folder}/.venv/bin/python\nimport left\n")
     script.chmod(0o755)
 
-    begun = project.runner("init", "--test", "left && python3 -m unittest && ! touch .venv/x")
+    begun = project.runner("init", "--test", "left && python3 -m unittest && { touch .venv/x; true; }")
     done, _ = project.apply()
 
     assert agent_of(project)["dependencies"] == [".venv"]
@@ -245,7 +245,7 @@ def test_modules_that_are_installed_are_seen_by_the_tests_and_a_changed_tree_is_
 
     begun = project.runner("init")
     done, record = project.apply()
-    (project.folder / ".runner/agent.sh").write_text("echo wrong >app.txt; ! touch node_modules/x\n")
+    (project.folder / ".runner/agent.sh").write_text("echo wrong >app.txt; touch node_modules/x\n")
     broken, _ = project.apply()
 
     assert begun.code == 0, begun.out

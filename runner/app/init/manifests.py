@@ -15,7 +15,7 @@ def manifests_of(seen: Survey, taken: Tried) -> dict[str, str]:
     if taken.way.tools:
         own += f"    toolchains: {_flow(taken.way.tools)}   # programs on the PATH of whoever applies; read-only\n"
     if seen.dependencies:
-        own += f"    dependencies: {_flow(seen.dependencies)}   # ignored by git, installed by you; read-only\n"
+        own += f"    dependencies: {_flow(seen.dependencies)}   # ignored by git, installed by you; never changed\n"
     verify = ""
     if taken.way.setup:
         lines = "".join(f"      - {json.dumps(line)}\n" for line in taken.way.setup)

@@ -67,7 +67,7 @@ def _rows(begun: Begun) -> Iterator[tuple[str, str, str]]:
         yield agent, f"toolchains: [{', '.join(way.tools)}]", f"programs of your PATH, read-only: {where}"
     if begun.seen.dependencies:
         names = ", ".join(begun.seen.dependencies)
-        yield agent, f"dependencies: [{names}]", "yours, in workspace and clean checkout, read-only"
+        yield agent, f"dependencies: [{names}]", "yours, in workspace and clean checkout; never changed"
     for line in way.setup:
         yield ".runner/check.runner.yaml", f"setup: {line}", "before the tests"
     yield ".runner/check.runner.yaml", f"run: {way.words}", _ended(begun)

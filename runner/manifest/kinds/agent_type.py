@@ -218,7 +218,8 @@ class Workspace(Shape):
     )
     dependencies: RelativePaths = Field(
         description="Directories that git ignores in the repository of this machine, such as `.venv` or"
-        " `node_modules`; visible in each workspace and clean checkout at the same path, read-only."
+        " `node_modules`; visible in each workspace and clean checkout at the same path, where nothing stays of what"
+        " commands write."
     )
     warm_pool: WarmPool | None = Field(
         None, description="Workspaces that are kept running; left out, the server's default for its own providers."

@@ -187,7 +187,7 @@ def _mismatch(body: Body, run: Run, seen: Isolation) -> list[str]:
     if not _same(run.handle.limits, seen.limits):
         wrong.append(f"limits are {seen.limits}, not {run.handle.limits}")
     if run.probe.enforces(Feature.PROTECTED_PATHS):
-        expected = {f"/workspace/{path.rstrip('/')}" for path in body.shape.opening.held}
+        expected = {f"/workspace/{path.rstrip('/')}" for path in body.shape.protected}
         present = {p for p in expected if (run.handle.tree / p.removeprefix("/workspace/")).exists()}
         wrong += [f"{path} is writable" for path in sorted(present - set(seen.read_only))]
     if run.probe.isolation and (not seen.no_new_privileges or seen.capabilities != "none"):
