@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -15,7 +16,7 @@ from ruamel.yaml import YAML
 
 from runner.app.init import ci
 from runner.app.init.survey import survey
-from tests.needs import program
+from tests.needs import ROOT, program
 from tests.situations import Project, git, step
 
 TESTED = "import unittest\n\nclass T(unittest.TestCase):\n    def test_one(self): self.assertEqual(1, 1)\n"
@@ -323,6 +324,33 @@ def test_a_test_command_can_be_named(project: Project) -> None:
     assert "grep -q hello README && true" in str(step(record, "verify")["outcome"]["details"])
 
 
+def test_an_interrupted_trial_leaves_nothing(project: Project) -> None:
+    commit(project.folder, {"Makefile": "test:\n\tsleep 300\n"})
+    begun = project.start("init")
+    assert begun.stderr is not None
+    assert begun.stderr.readline() == "trying `make test` in a sandbox\n"
+
+    begun.send_signal(signal.SIGINT)
+    begun.communicate(timeout=60)
+
+    assert begun.returncode == 130
+    assert not (project.folder / ".runner").exists()
+    assert project.runner("workspace", "list", "--output", "json").out == "[]\n"
+
+
+@ROOT.mark
+def test_where_no_sandbox_can_be_had_nothing_is_tried_and_that_is_said(project: Project) -> None:
+    commit(project.folder, PYTHON)
+    none = 'echo 0 >/proc/sys/user/max_user_namespaces; exec setpriv --reuid 0 "$@"'
+    project.within = ("unshare", "--user", "--map-root-user", "sh", "-c", none, "sh")
+
+    begun = project.runner("init")
+
+    assert begun.code == 4
+    assert "Nothing was tried: `local` is not available: " in begun.out
+    assert (project.folder / ".runner/check.runner.yaml").exists()
+
+
 @pytest.mark.parametrize("there", [".runner/x", ".github/workflows/runner.yml", ".pre-commit-config.yaml"])
 def test_nothing_is_overwritten(project: Project, there: str) -> None:
     files = {**PYTHON, ".github/x": "", there: "mine\n"}
@@ -407,9 +435,10 @@ def test_the_job_for_github_does_what_it_says(project: Project, fork: bool) -> N
 def test_the_job_installs_what_the_repository_needs_and_runner_by_its_own_name(
     tmp_path: Path, files: dict[str, str], steps: list[str]
 ) -> None:
-    for name, text in files.items():
+    for name, text in {**files, ".gitignore": "node_modules/\n.venv/\n"}.items():
         (tmp_path / name).write_text(text)
     git(tmp_path, "init", "-q")
+    (tmp_path / "node_modules").mkdir()
 
     job = YAML(typ="safe").load(ci.github_job(survey(tmp_path)))["jobs"]["runner"]
 

@@ -36,8 +36,7 @@ def github_job(seen: Survey) -> str:
 
 def gitlab_job(seen: Survey) -> str:
     """A job for merge requests, whose runner allows namespaces."""
-    words = (install_words(seen.top, language) for language in seen.languages)
-    lines = "".join(f"    - {line}\n" for line in words if line)
+    lines = "".join(f"    - {_install(seen, language)}\n" for language in seen.languages if _install(seen, language))
     return _GITLAB.replace("INSTALL\n", lines).replace("PACKAGE", package())
 
 
@@ -55,8 +54,14 @@ def _github_steps(seen: Survey, language: str) -> Iterator[str]:
         chosen = f"{key}: {file}" if file else f'{otherwise}: "{fallback}"'
         more = ", distribution: temurin" if language == "java" else ""
         yield f"      - uses: {action}\n        with: {{{chosen}{more}}}\n"
-    if words := install_words(seen.top, language):
+    if words := _install(seen, language):
         yield f"      - run: {words}\n"
+
+
+def _install(seen: Survey, language: str) -> str:
+    """What installs the dependencies that the manifests name, or that a toolchain has for everybody."""
+    needed = bool(seen.dependencies) or language in ("go", "rust")
+    return install_words(seen.top, language) if needed else ""
 
 
 _GITHUB = """\

@@ -92,7 +92,9 @@ _INSTALL = {
             "python3 -m venv .venv && .venv/bin/pip install pytest -r requirements.txt -r requirements-dev.txt",
         ),
         ("requirements.txt", "python3 -m venv .venv && .venv/bin/pip install pytest -r requirements.txt"),
-        ("", "python3 -m venv .venv && .venv/bin/pip install pytest -e ."),
+        ("pyproject.toml", "python3 -m venv .venv && .venv/bin/pip install pytest -e ."),
+        ("setup.py", "python3 -m venv .venv && .venv/bin/pip install pytest -e ."),
+        ("", "python3 -m venv .venv && .venv/bin/pip install pytest"),
     ),
     "node": (
         ("pnpm-lock.yaml", "pnpm install --frozen-lockfile"),

@@ -165,7 +165,7 @@ async def _run(way: Way, lent: Lent, workspace: Workspace) -> Tried:
     for argv in (*(("sh", "-c", line) for line in way.setup), command):
         ended = await workspace.run(argv, keep_bytes=_MOST)
         lines = (ended.stdout + b"\n" + ended.stderr).decode(errors="replace").splitlines()
-        tail = tuple(printable(line, 200) for line in lines if line.strip())[-TAIL:]
+        tail = tuple(printable(line.expandtabs(4), 200) for line in lines if line.strip())[-TAIL:]
         tried = replace(tried, exit=ended.exit, seconds=trio.current_time() - began, tail=tail)
         if not ended.exit.ok:
             break
