@@ -15,7 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from runner.app.init import ci
-from runner.app.init.survey import survey
+from runner.app.init.survey import install_words, survey
 from tests.needs import ROOT, program
 from tests.situations import Project, git, step
 
@@ -322,6 +322,33 @@ def test_a_test_command_can_be_named(project: Project) -> None:
 
     assert (begun.code, done.code) == (0, 0)
     assert "grep -q hello README && true" in str(step(record, "verify")["outcome"]["details"])
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        pytest.param({"uv.lock": ""}, "uv sync", id="uv"),
+        pytest.param({"poetry.lock": ""}, "POETRY_VIRTUALENVS_IN_PROJECT=true poetry install", id="poetry"),
+        pytest.param(
+            {"requirements.txt": "", "requirements/tests.txt": ""},
+            "-r requirements.txt -r requirements/tests.txt",
+            id="files",
+        ),
+        pytest.param(
+            {"pyproject.toml": "[project.optional-dependencies]\ntest = []"}, "pytest -e '.[test]'", id="extra"
+        ),
+        pytest.param({"pyproject.toml": "[dependency-groups]\ndev = []"}, "pytest --group dev -e .", id="group"),
+        pytest.param({"pyproject.toml": "] broken"}, "pytest -e .", id="broken"),
+    ],
+)
+def test_what_installs_the_dependencies_is_read_from_the_repository(
+    tmp_path: Path, files: dict[str, str], words: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert install_words(tmp_path, "python").endswith(words)
 
 
 def test_an_interrupted_trial_leaves_nothing(project: Project) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,10 @@ _MOST = 20  # of them
 _ENVIRONMENTS = (".venv", "venv", "env", ".env")
 _FOLDERS = ("node_modules", "vendor", "vendor/bundle", ".bundle")
 _PYTHON = ("pyproject.toml", "setup.py", "setup.cfg", "tox.ini", "requirements.txt", "Pipfile")
+_REQUIREMENTS = (
+    *(f"{name}.txt" for name in ("requirements", "requirements-dev", "requirements-test", "requirements-tests")),
+    *(f"{name}.txt" for name in ("dev-requirements", "test-requirements", "requirements/test", "requirements/tests")),
+)
 _PYTEST = ("pytest.ini", "conftest.py", "tests/conftest.py", "test/conftest.py")
 
 
@@ -66,7 +71,29 @@ def survey(top: Path, test: str | None = None) -> Survey:
 
 def install_words(top: Path, language: str) -> str:
     """The command by which a person installs what a repository needs, so that a workspace can be shown it."""
-    return next((words for file, words in _INSTALL.get(language, ()) if not file or (top / file).exists()), "")
+    known = (words for file, words in _INSTALL.get(language, ()) if not file or (top / file).exists())
+    return next(known, _pip_words(top) if language == "python" else "")
+
+
+def _pip_words(top: Path) -> str:
+    """A virtual environment with what the repository asks for, for its tests too."""
+    try:
+        project = tomllib.loads(_text(top / "pyproject.toml"))
+    except tomllib.TOMLDecodeError:
+        project = {}
+    extra = _first(project.get("project", {}).get("optional-dependencies", {}))
+    group = _first(project.get("dependency-groups", {}))
+    words = ["pytest", *(f"-r {name}" for name in _REQUIREMENTS if (top / name).is_file())]
+    words += [f"--group {group}"] if group else []
+    if _any(top, ("pyproject.toml", "setup.py")):
+        words.append(f"-e '.[{extra}]'" if extra else "-e .")
+    return f"python3 -m venv .venv && .venv/bin/pip install {' '.join(words)}"
+
+
+def _first(names: object) -> str:
+    """The name that says that it is for the tests."""
+    wanted = ("test", "tests", "testing", "dev")
+    return next((name for name in wanted if isinstance(names, dict) and name in names), "")
 
 
 _LANGUAGES = {  # and the files that say so
@@ -87,14 +114,6 @@ _INSTALL = {
         ("poetry.lock", "POETRY_VIRTUALENVS_IN_PROJECT=true poetry install"),
         ("pdm.lock", "pdm install"),
         ("Pipfile", "PIPENV_VENV_IN_PROJECT=1 pipenv install --dev"),
-        (
-            "requirements-dev.txt",
-            "python3 -m venv .venv && .venv/bin/pip install pytest -r requirements.txt -r requirements-dev.txt",
-        ),
-        ("requirements.txt", "python3 -m venv .venv && .venv/bin/pip install pytest -r requirements.txt"),
-        ("pyproject.toml", "python3 -m venv .venv && .venv/bin/pip install pytest -e ."),
-        ("setup.py", "python3 -m venv .venv && .venv/bin/pip install pytest -e ."),
-        ("", "python3 -m venv .venv && .venv/bin/pip install pytest"),
     ),
     "node": (
         ("pnpm-lock.yaml", "pnpm install --frozen-lockfile"),
