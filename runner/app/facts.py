@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import runner.providers
 from runner import plugins
 from runner.app.files import agents_file, context_file, incident_document, incident_files, skill_files
-from runner.app.lending import lend_dependencies, lend_toolchains
 from runner.errors import (
     BadValue,
     ImageMissing,
@@ -109,11 +108,7 @@ async def gather(
         with _noting(missing, f"{want.run}/cluster"):
             clusters.update(_cluster(want, settings, offline=offline))
         if not offline and (want.toolchains or want.dependencies):
-            checkout = want.checkout or Checkout()
-            with _noting(missing, f"{want.run}/toolchain"):
-                lent[want.run] = await lend_toolchains(want.toolchains, settings.variables, checkout.path)
-            with _noting(missing, f"{want.run}/dependencies"):
-                lent[want.run] = lend_dependencies(want.dependencies, checkout, lent.get(want.run, Lent()))
+            lent[want.run] = await _lent(want, settings, missing)
         with _noting(missing, f"{want.run}/image"):
             toolchains = lent.get(want.run, Lent()).toolchains
             clis |= {} if offline else await _cli_version(want, settings, toolchains, images.get(want.run), probes)
@@ -201,6 +196,18 @@ def _noting(missing: dict[str, RunnerError], key: str, file: str = "") -> Iterat
         missing[key] = error
     except (OSError, ValueError) as error:
         missing[key] = BadValue(f"`{file}` can not be read: {getattr(error, 'strerror', None) or error}")
+
+
+async def _lent(want: Wanted, settings: Settings, missing: dict[str, RunnerError]) -> Lent:
+    """What of this machine a run's commands see."""
+    from runner.app.lending import lend_dependencies, lend_toolchains  # which most runs do without
+
+    checkout, found = want.checkout or Checkout(), Lent()
+    with _noting(missing, f"{want.run}/toolchain"):
+        found = await lend_toolchains(want.toolchains, settings.variables, checkout.path)
+    with _noting(missing, f"{want.run}/dependencies"):
+        return lend_dependencies(want.dependencies, checkout, found)
+    return found
 
 
 async def _image(want: Wanted, settings: Settings, probes: Mapping[str, Probe], pinned: Facts | None) -> dict[str, str]:
