@@ -10,7 +10,7 @@ from pathlib import Path
 import runner.agents
 from runner import plugins
 from runner.app.facts import open_provider
-from runner.app.toolchains import find_program, linked_directories, search_path
+from runner.app.programs import find_program, linked_directories, search_path
 from runner.settings import Settings
 
 ON_THIS_HOST = ("local", "process")  # the providers whose commands see this host's own system

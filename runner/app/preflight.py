@@ -19,7 +19,7 @@ from runner.app.agent_programs import install_hint
 from runner.app.clusters import foreign_places
 from runner.app.facts import open_provider
 from runner.app.refusals import outside_of, refusals
-from runner.app.triage import IMAGE, NOWHERE, Triage, install_hint, manifest_of, plan_triage, program_of
+from runner.app.triage import IMAGE, NOWHERE, Triage, manifest_of, plan_triage, program_of
 from runner.egress.clusters import Clusters
 from runner.egress.gateway import usable
 from runner.errors import ImageMissing, ProviderUnavailable, Rejected, RunnerError, nearest

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
 

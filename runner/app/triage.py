@@ -25,7 +25,6 @@ from runner.agents._version import program_at
 from runner.app.agent_programs import ON_THIS_HOST, docker_answers, find_agent, install_hint, is_open
 from runner.app.files import read_file
 from runner.app.planning import Planned, Request, make_plan
-from runner.app.programs import find_program, linked_directories, search_path
 from runner.errors import (
     BadKubeconfig,
     ForbiddenIncident,

@@ -12,9 +12,10 @@ from runner.cli.output import Output
 from runner.errors import Rejected, UsageError, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from runner.app.planning import Planned
     from runner.app.triage import Triage
-    from runner.errors import RunnerError
     from runner.record import RunRecord
     from runner.settings import Settings
 
@@ -144,7 +145,6 @@ def _check(triage: Triage, settings: Settings, out: Output) -> int:
 def _carry_out(
     triage: Triage, manifest: Path, args: Namespace, settings: Settings, out: Output, *, wrote: bool
 ) -> RunRecord:
-    from dataclasses import replace
     from functools import partial
 
     import trio
@@ -152,53 +152,27 @@ def _carry_out(
     from runner.app.apply import apply
     from runner.app.clusters import files_instead
     from runner.app.secret_values import redactor_of
-    from runner.app.triage import flags_of, keep_manifest, manifest_of, plan_triage
-    from runner.cli.console import open_console
-    from runner.cli.screen import open_screen
+    from runner.app.triage import keep_manifest, manifest_of, plan_triage
     from runner.cli.verbs.apply import rehearsal
-    from runner.errors import ClusterDenied, ClusterUnreachable, CredentialFailed, Rejected
-    from runner.events import Recorded, RunStarted
-    from runner.plan.model import run_document
-    from runner.report import triage as face
-    from runner.report.triage import scene_of, shown_path
+    from runner.errors import ClusterDenied, ClusterUnreachable, CredentialFailed
 
     redactor = redactor_of(settings)
     out.clean = redactor.text
     gateway = rehearsal(args.turns) if args.turns is not None else None
     start = partial(apply, settings=settings, gateway=gateway, redactor=redactor)
+    follow = partial(_follow, triage=triage, settings=settings, out=out, quiet=args.quiet, wrote=wrote)
 
     async def whole() -> RunRecord:
         planned = await plan_triage(triage, manifest, settings)
         out.findings(planned.warnings)
         try:
-            return await carried_out(planned)
+            return await follow(planned, start)
         except (Rejected, ClusterUnreachable, ClusterDenied, CredentialFailed) as error:
             instead, away = files_instead(triage, planned, error)
         known = {warning.message for warning in planned.warnings}
         planned = await plan_triage(instead, keep_manifest(manifest_of(instead), settings), settings)
         out.findings([away, *(warning for warning in planned.warnings if warning.message not in known)])
-        return await carried_out(planned, away)
-
-    async def carried_out(planned: Planned, *warnings: RunnerError) -> RunRecord:
-        if triage.form == "text":
-            run = run_document(planned.plan.runs[0])
-            copied = () if triage.output_dir is None else ("--output-dir", str(triage.output_dir))
-            scene = replace(scene_of(run), flags=flags_of(run, settings) + copied)
-            scenes = {planned.plan.runs[0].name: scene}
-            async with open_screen(out, scenes, settings, face=face, quiet=args.quiet, raw=triage.verbose) as screen:
-
-                def tell(recorded: Recorded) -> None:
-                    if wrote and isinstance(recorded.event, RunStarted):
-                        place = shown_path(triage.directory / "incident.json", Path.cwd())
-                        screen.lines([f"incident   {place} is new"])
-
-                (record,) = await start(planned, sinks=[screen, tell], warnings=warnings)
-            screen.finish(record)
-        else:
-            async with open_console(out, "jsonl", planned.plan.runs, settings) as sink:
-                sinks = [sink] if triage.form == "jsonl" else []
-                (record,) = await start(planned, sinks=sinks, warnings=warnings)
-        return record
+        return await follow(planned, partial(start, warnings=[away]))
 
     try:
         record = trio.run(whole)
@@ -210,4 +184,45 @@ def _carry_out(
         from runner.report.json import record_document
 
         out.json(record_document(record))
+    return record
+
+
+async def _follow(
+    planned: Planned,
+    start: Callable[..., Awaitable[list[RunRecord]]],
+    *,
+    triage: Triage,
+    settings: Settings,
+    out: Output,
+    quiet: bool,
+    wrote: bool,
+) -> RunRecord:
+    """Carry out a triage while showing it: on the screen, or as JSON Lines."""
+    from dataclasses import replace
+
+    from runner.app.triage import flags_of
+    from runner.cli.console import open_console
+    from runner.cli.screen import open_screen
+    from runner.events import Recorded, RunStarted
+    from runner.plan.model import run_document
+    from runner.report import triage as face
+    from runner.report.triage import scene_of, shown_path
+
+    if triage.form != "text":
+        async with open_console(out, "jsonl", planned.plan.runs, settings) as sink:
+            (record,) = await start(planned, sinks=[sink] if triage.form == "jsonl" else [])
+        return record
+    run = run_document(planned.plan.runs[0])
+    copied = () if triage.output_dir is None else ("--output-dir", str(triage.output_dir))
+    scene = replace(scene_of(run), flags=flags_of(run, settings) + copied)
+    scenes = {planned.plan.runs[0].name: scene}
+    async with open_screen(out, scenes, settings, face=face, quiet=quiet, raw=triage.verbose) as screen:
+
+        def tell(recorded: Recorded) -> None:
+            if wrote and isinstance(recorded.event, RunStarted):
+                place = shown_path(triage.directory / "incident.json", Path.cwd())
+                screen.lines([f"incident   {place} is new"])
+
+        (record,) = await start(planned, sinks=[screen, tell])
+    screen.finish(record)
     return record
