@@ -22,7 +22,7 @@ from runner.errors import CliMissing, Rejected, RunnerError, distinct, shown
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent, ModelAgent
 from runner.ports.gateway import Gateway
-from runner.ports.provider import PATH, Images
+from runner.ports.provider import PATH, Images, programs_in
 from runner.redact import Redactor
 from runner.settings import Settings
 from runner.spec.model import Facts
