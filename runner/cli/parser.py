@@ -23,7 +23,7 @@ GROUPS = {  # with the verbs that come first there
     "this host": (),
 }
 EXIT_CODES = """\
-exit codes: 0 success, 1 a run failed, 2 bad input, 3 policy, 4 the platform, 5 in use, 6 not found, 7 state
+Exit codes: 0 success, 1 a run failed, 2 bad input, 3 policy, 4 the platform, 5 in use, 6 not found, 7 state
 damaged, 9 the plan differs, 70 a bug, 124 deadline, 130 cancelled"""
 SHOWN = 3  # examples of a verb that has verbs of its own
 
@@ -118,11 +118,15 @@ class _Whole(Parser):
 
 def meant(word: str, choices: Sequence[str]) -> str | None:
     """The hint for a near miss, or for another tool's word; ``None`` when there is neither."""
+    from difflib import get_close_matches
+
     for ours in _ELSEWHERE.get(word, ()):
         if ours in choices:
             return f"did you mean `{ours}`?"
-    near = nearest(word, choices)
-    return near if near.startswith("did you mean") else None
+    known = {choice.lstrip("-"): choice for choice in choices}  # else all short options were near each other
+    for near in get_close_matches(word.lstrip("-"), known, n=1):
+        return f"did you mean `{known[near]}`?"
+    return None
 
 
 def parser_of(names: Iterable[str], *, summary: bool = False) -> ArgumentParser:

@@ -85,6 +85,8 @@ def test_the_help_shows_every_verb_in_one_group() -> None:
         ("triage --workspce x", "`--workspce` is not an option of `runner triage`", "did you mean `--workspace`?"),
         ("triage --incident x", "`--incident` is not an option of `runner triage`", "did you mean `--workspace`?"),
         ("plan --outptu=json", "`--outptu` is not an option of `runner plan`", "did you mean `--output`?"),
+        ("runs branch x --to y", "`--to` is not an option of `runner runs branch`", "did you mean `--into`?"),
+        ("plan --to x", "`--to` is not an option of `runner plan`", "see `runner plan --help`"),
         ("plan --zzz", "`--zzz` is not an option of `runner plan`", "see `runner plan --help`"),
         ("plan a b", "`b` is one argument too many for `runner plan`", "see `runner plan --help`"),
         ("plan -C x", "`-C` is not an option of `runner plan`", "it comes first: runner -C DIR plan"),

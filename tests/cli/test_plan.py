@@ -69,7 +69,7 @@ def test_where_there_is_nothing_yet_the_hint_is_how_to_begin(
 def test_an_argument_that_nothing_takes_leads_to_the_help_of_its_verb(
     project: Project, arguments: tuple[str, ...], verb: str
 ) -> None:
-    done = project.runner(*arguments, "--to", "x")
+    done = project.runner(*arguments, "--unheard-of", "x")
 
     assert (done.code, f"= hint: see `runner {verb} --help`" in done.err) == (2, True)
 
