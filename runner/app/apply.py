@@ -83,18 +83,22 @@ async def apply(
     """Carry out every run of a plan, as many at once as ``WORKSPACE_MAX`` leaves room for; their records in plan order.
 
     A run whose name and ``key`` the store has already is not started: the first one is followed to its end, and
-    ``advise`` hears of it. Nothing is started when a secret cannot be had (``Rejected``); ``redactor`` knows all that
-    can. Models are asked through ``gateway`` when one is given, such as a rehearsal's. ``warnings`` go into every
-    record. Workspaces whose time is over are removed first.
+    ``advise`` hears of it. Nothing is made when this host is known to lack something, nor is anything started when a
+    secret cannot be had (``Rejected``); ``redactor`` knows all that can. Models are asked through ``gateway`` when one
+    is given, such as a rehearsal's. ``warnings`` go into every record. Workspaces whose time is over are removed first.
     The first signal ends the work of all runs, which then settle; a second ends settling.
     """
     from runner.app.tenancy import Premises  # both need what is made here
     from runner.app.upkeep import reaping
 
+    redactor = redactor_of(settings) if redactor is None else redactor
+    outside = outside_of(settings, gateway, redactor)
+    with plainly():
+        await refuse(planned, planned.plan.runs, settings, outside)
     make_home(settings)
     async with open_state(settings) as store:
         with plainly():
-            ports = ports_of(settings, store, gateway, redactor)
+            ports = ports_of(settings, store, outside, redactor)
             async with reaping(Premises(settings, store, ports, advise)):
                 return await apply_all(
                     planned, settings, store, ports, sinks, key=key, advise=advise, warnings=warnings
@@ -102,9 +106,9 @@ async def apply(
 
 
 def ports_of(
-    settings: Settings, store: Store, gateway: Gateway | None = None, redactor: Redactor | None = None
+    settings: Settings, store: Store, outside: Outside | None = None, redactor: Redactor | None = None
 ) -> Ports:
-    """What runs of a store reach the world through; the models by another ``gateway`` when one is given."""
+    """What runs of a store reach the world through, ``outside`` if that was looked at already."""
 
     async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
         return await command_of(shipped("runners") / f"{name}.sh", env)
@@ -114,7 +118,7 @@ def ports_of(
 
     redact = redactor_of(settings) if redactor is None else redactor
     return Ports(
-        **vars(outside_of(settings, gateway, redact)),
+        **vars(outside or outside_of(settings, redact=redact)),
         provider=lambda name: open_provider(name, settings),
         git=open_git(settings),
         sub_runner=sub_runner,
@@ -156,7 +160,6 @@ async def apply_all(
 ) -> list[RunRecord]:
     """``apply`` with a store and ports that are there already."""
     ports = replace(ports, seen=partial(_seen, planned))
-    await refuse(planned, planned.plan.runs, settings, ports)
     values = await values_of(planned.secrets, planned.plan.runs, settings, ports.redact)
     await _record_projects(planned, store)
     plans = {plan.name: plan for plan in planned.plan.runs}
