@@ -391,6 +391,36 @@ def test_whoever_asks_about_a_workspace_sees_who_has_it_and_nobody_else_writes(p
     assert runner("workspace", "delete", used).code == runner("workspace", "delete", free).code == 0
 
 
+@pytest.mark.scenario("WSM-07")
+def test_each_git_operation_of_the_document_is_had_in_a_workspace(project: Project, runner: Run) -> None:
+    id = made(runner)
+    who = ("-c", "user.name=somebody", "-c", "user.email=s@example.org")
+
+    def run(*argv: str) -> str:
+        done = runner("workspace", "exec", id, "--", *argv)
+        assert done.code == 0, done.err
+        return done.out.strip()
+
+    assert run("git", "rev-parse", "--is-inside-work-tree") == "true"  # isGitRepo
+    run("sh", "-c", "echo one > file")
+    assert run("git", "status", "--porcelain") == "?? file"  # hasUncommittedChanges
+    run("git", "add", "-A")  # stageAll
+    assert run("git", "status", "--porcelain") == "A  file"
+    run("git", *who, "commit", "-qm", "first")
+    first = run("git", "rev-parse", "HEAD")  # getCurrentSha
+    assert (len(first), run("git", "status", "--porcelain")) == (40, "")
+    run("git", "checkout", "-qb", "topic")  # createBranch
+    run("sh", "-c", "echo two > file")
+    run("git", *who, "commit", "-qam", "second")
+    assert "-one\n+two" in run("git", "diff", first, "topic")  # getDiff
+    run("git", "checkout", "-q", "main")  # checkout
+    assert (run("cat", "file"), run("git", "rev-parse", "HEAD")) == ("one", first)
+    again = "git clone -q . /tmp/clone && git init -q /tmp/new && git -C /tmp/clone rev-parse HEAD"
+    assert run("sh", "-c", again) == first  # cloneRepo, initRepo
+    removed = shown(runner, "workspace", "destroy", id)
+    assert removed["receipt"]["changed"] == 1
+
+
 @MEMORY.mark
 @pytest.mark.parametrize(
     "provider",

@@ -1,4 +1,8 @@
-"""The git operations of the workspace document, each by the name that it has there, on both adapters."""
+"""The git operations of the workspace document that the runner does itself, on both adapters.
+
+What is several operations there is one here, of which nothing can come between: staging and committing, making a
+branch and checking it out. In a workspace each is had by itself: see ``tests/cli/test_workspace.py``.
+"""
 
 from __future__ import annotations
 
