@@ -156,9 +156,8 @@ async def test_what_is_missing_is_said_with_what_to_do(tools: Path) -> None:
     contained = await preflight(wanted(tools, "claude", "docker"), Settings.from_env(env))
 
     assert found(here, "key").text == "no key for the agent's model: `ANTHROPIC_API_KEY` is not set"
-    assert found(here, "agent") == Checked(
-        "agent", False, "`claude` is not on this host", "--toolchain DIR, with the CLI in DIR/bin"
-    )
+    hint = "npm install -g @anthropic-ai/claude-code, or --toolchain DIR, with the agent's CLI in DIR/bin"
+    assert found(here, "agent") == Checked("agent", False, "`claude` is not on this host", hint)
     assert found(contained, "provider").good is False
     assert found(contained, "provider").hint
 
