@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -117,6 +119,34 @@ async def test_a_run_has_its_workspace_from_the_pool_or_says_why_not(docked: Pro
     assert warm.observed == replace(cold.observed, uid=warm.observed.uid)
     assert (found.kept, found.counts) == (True, {"empty": 1, "hit": 1})
     assert slots(docked) == []
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("LIF-03")
+def test_a_warm_workspace_is_ready_within_150_ms_and_there_is_another_for_the_next(docked: Project) -> None:
+    """From when it is wanted until the store has it ready. A busy machine may take longer, now and then."""
+    took, used = [], []
+    with keeper(docked, "--size", "1"):
+        while sum(seconds <= 0.15 for seconds in took) < 3 and len(took) < 12:
+            settled(docked, 1)
+            done, record = docked.apply()
+            assert done.code == 0, done.out + done.err
+            assert record["warm"]["slot"].startswith("slot-")
+            took.append(seconds_until(docked, record, "EffectDone"))
+            used.append(seconds_until(docked, record, "IsolationObserved"))
+        settled(docked, 1)
+    _, cold = docked.apply()
+
+    assert sum(seconds <= 0.15 for seconds in took) == 3, took
+    assert cold["warm"]["slot"] is None
+    assert min(used) < seconds_until(docked, cold, "IsolationObserved"), "its sandbox was not there before"
+
+
+def seconds_until(project: Project, record: dict[str, Any], type: str) -> float:
+    """From the intent to have a workspace until an event of it, by the run's journal."""
+    events = map(json.loads, (project.directory(record) / "events.jsonl").read_text().splitlines())
+    at = {event["type"]: event["at"] for event in events if event.get("kind", "workspace") == "workspace"}
+    return float(at[type] - at["EffectIntended"]) / 1e6
 
 
 def message(record: RunRecord) -> str:
