@@ -48,7 +48,7 @@ from runner.ports.store import ProjectRow, Store
 from runner.record import RunRecord, replay
 from runner.redact import Redactor
 from runner.settings import Settings, shipped
-from runner.steps._run import Places, Ports
+from runner.steps._run import Outside, Places, Ports
 from runner.steps.verify.run import MAX_OUTPUT
 
 # What would end a program by default and can be caught; HUP ends nothing, since a lost terminal is no decision.

@@ -95,7 +95,7 @@ def test_a_run_is_continued_at_the_check_that_was_wrong(here: Here, repository: 
     assert patches[0] == patches[1]
     assert here.runner("runs", "branch", record["id"]).code == 0
     assert f"resumes {first['id']}" in here.runner("runs", "list", "--all").out
-    assert f"resumes    run {first['id']}" in done.out
+    assert f"   resumes {first['id']}" in done.out
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_work_that_another_process_is_at_is_left_to_it(here: Here) -> None:
 
     assert (busy.code, "error[store.run-unfinished]: another process is at run" in busy.err) == (5, True)
     assert free.code == 1
-    assert f"resumes    run {record['id']}" in free.out
+    assert f"   resumes {record['id']}" in free.out
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import subprocess
@@ -204,8 +205,10 @@ def test_what_is_too_much_is_not_shown_whole(project: Project) -> None:
 @pytest.mark.slow
 def test_a_run_does_not_wait_for_who_reads_of_it(project: Project) -> None:
     """A pager that shows the first page holds nothing up: the pipe is full, and the run ends."""
-    project.script("for n in $(seq 1 100); do seq 1 1000; sleep 0.02; done")
+    project.script("for n in $(seq 1 9); do yes 'a line that takes its place' | head -n 999; sleep 0.2; done")
     process = project.start("apply", ".")
+    assert process.stdout is not None
+    fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
     give_up = time.monotonic() + 60
     while not [*project.home.glob("state/runs/*/run.json")]:
         assert time.monotonic() < give_up
