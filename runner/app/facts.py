@@ -108,7 +108,8 @@ async def gather(
         with _noting(missing, f"{want.run}/cluster"):
             clusters.update(_cluster(want, settings, offline=offline))
         if not offline and (want.toolchains or want.dependencies):
-            lent[want.run] = await _lent(want, settings, missing)
+            alike = (lent[w.run] for w in wanted if w.run in lent and _same_host_parts(w, want))
+            lent[want.run] = next(alike, None) or await _lent(want, settings, missing)
         with _noting(missing, f"{want.run}/image"):
             toolchains = lent.get(want.run, Lent()).toolchains
             clis |= {} if offline else await _cli_version(want, settings, toolchains, images.get(want.run), probes)
@@ -196,6 +197,12 @@ def _noting(missing: dict[str, RunnerError], key: str, file: str = "") -> Iterat
         missing[key] = error
     except (OSError, ValueError) as error:
         missing[key] = BadValue(f"`{file}` can not be read: {getattr(error, 'strerror', None) or error}")
+
+
+def _same_host_parts(one: Wanted, other: Wanted) -> bool:
+    """Whether two runs, such as members of a matrix, are to see the same of this machine."""
+    parts = ((want.toolchains, want.dependencies, want.checkout) for want in (one, other))
+    return next(parts) == next(parts)
 
 
 async def _lent(want: Wanted, settings: Settings, missing: dict[str, RunnerError]) -> Lent:

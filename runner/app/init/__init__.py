@@ -40,7 +40,7 @@ _HOOKS = r"""repos:
 class Begun:
     """What was written, which way to run the tests was taken, and all that were ``tried``.
 
-    ``untried`` says why none was. ``left`` is for a person to put in place, by the file it is for.
+    ``untried`` says why none was. ``left`` is for a person to put in place, by the file it is for, which is there.
     """
 
     seen: Survey
@@ -97,7 +97,8 @@ def _beside(seen: Survey, *, hooks: bool, ci_of: str | None) -> tuple[dict[str, 
         files[ci.GITLAB] = ci.gitlab_job(seen)
     elif (seen.top / ci.GITLAB).is_file():
         left[ci.GITLAB] = ci.gitlab_job(seen)
-    (files if hooks else left)[HOOKS] = _HOOKS
+    if hooks:
+        files[HOOKS] = _HOOKS
     return files, left
 
 

@@ -42,7 +42,7 @@ _ABSENT = re.compile(
     r"No module named '?([\w.-]+)|Cannot find (?:module|package) '([^']+)'|cannot load such file -- (\S+)"
     r"|no required module provides package (\S+?);?\s|no matching package named `([^`]+)`"
     r"|([\w@/.-]+): (?:command )?not found"
-    r"|No such file or directory: '?(\S+?)'?$|exec: \"([^\"]+)\": executable file not found",
+    r"|env: \W?([\w.+-]+)\W?: No such file|exec: \"([^\"]+)\": executable file not found",
     re.MULTILINE,
 )
 

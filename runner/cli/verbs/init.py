@@ -53,6 +53,8 @@ def main(args: Namespace, out: Output) -> int:
     out.line()
     code = _tell(begun, out)
     out.line("Next: runner plan, then runner apply" if code == 0 else "Then: rm -r .runner, and runner init again")
+    if more := _more(begun):
+        out.line(f"Also: {more}")
     return code
 
 
@@ -75,6 +77,16 @@ def _rows(begun: Begun) -> Iterator[tuple[str, str, str]]:
     for path in begun.written:
         if (name := str(path.relative_to(begun.seen.top))).split("/")[0] != ".runner":
             yield name, "", "runs the manifests" if "pre-commit" not in name else "checks the manifests"
+
+
+def _more(begun: Begun) -> str:
+    """The options that write what was not written."""
+    names = [path.name for path in begun.written]
+    options = {
+        "runner.yml": "--ci github writes a job for pull requests",
+        ".pre-commit-config.yaml": "--pre-commit a hook",
+    }
+    return ", ".join(words for name, words in options.items() if name not in names)
 
 
 def _ended(begun: Begun) -> str:
