@@ -46,11 +46,12 @@ def test_the_hook_that_init_writes_judges_what_is_committed(project: Project) ->
     assert "did you mean `max_file_size`?" in bad.stdout
 
 
-def test_the_hook_that_init_shows_is_the_one_that_it_writes(project: Project) -> None:
-    commit(project.folder, PYTHON)
+def test_the_hook_that_init_shows_where_there_are_others_is_the_one_that_it_writes(project: Project) -> None:
+    commit(project.folder, {**PYTHON, ".pre-commit-config.yaml": "repos: []\n"})
 
     shown = project.runner("init").out
     shutil.rmtree(project.folder / ".runner")
+    (project.folder / ".pre-commit-config.yaml").unlink()
     project.runner("init", "--pre-commit")
 
     assert (project.folder / ".pre-commit-config.yaml").read_text().strip() in shown

@@ -135,4 +135,4 @@ def test_an_editor_completes_keys_and_marks_what_is_unknown(project: Project, pr
     assert said == [[], [], []]
     assert unknown == ["Property colour is not allowed."]
     assert "providers" in keys
-    assert "toolchains" in below
+    assert "base_image" in below

@@ -99,6 +99,8 @@ def _beside(seen: Survey, *, hooks: bool, ci_of: str | None) -> tuple[dict[str, 
         left[ci.GITLAB] = ci.gitlab_job(seen)
     if hooks:
         files[HOOKS] = _HOOKS
+    elif (seen.top / HOOKS).is_file():
+        left[HOOKS] = _HOOKS
     return files, left
 
 
