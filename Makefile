@@ -42,7 +42,7 @@ help:
 	@touch $@
 
 quickstart: .venv/product
-	$(BIN)/runner apply manifests/quickstart
+	$(BIN)/runner apply --yes manifests/quickstart
 
 # Before the environment, which may need it.
 setup:

@@ -120,7 +120,7 @@ async def _lacks(one: _Sought, settings: Settings) -> list[CliMissing]:
     """Nothing when the CLI is there, or when nobody can tell, as of an image that others have made."""
     agent = plugins.load(runner.agents, one.agent).agent
     assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
-    folders = [f"{toolchain.rstrip('/')}/bin" for toolchain in one.toolchains]
+    folders = [*map(programs_in, one.toolchains)]
     if program_at(folders, agent.program) is not None:
         return []
     package = f"{agent.package}@{pin_of(agent.package)}"

@@ -259,8 +259,8 @@ def test_any_run_can_be_looked_at(project: Project) -> None:
     attached = project.runner("runs", "attach", "last")
 
     assert attached.code == 1
-    assert "   | one\n   | two\\x1b[2J\n" in attached.out
-    assert "FAILED after " in attached.out
+    assert "   | one\n   | two\n" in attached.out
+    assert "FAILED work at agent in " in attached.out
 
 
 @pytest.mark.slow
