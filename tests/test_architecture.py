@@ -74,7 +74,7 @@ def loaded_by(*arguments: str) -> set[str]:
     return set(done.stdout.rpartition("MODULES ")[2].split())
 
 
-HEAVY = {"trio", "pydantic", "dulwich", "docker", "h11", "httpcore2", "jinja2", "ruamel", "rich", "shtab", "sqlite3"}
+HEAVY = {"trio", "pydantic", "dulwich", "docker", "h11", "httpcore2", "jinja2", "ruamel", "shtab", "sqlite3"}
 
 
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("apply", "--help")], ids=" ".join)

@@ -135,7 +135,7 @@ def asked(project: Project, record: Mapping[str, Any]) -> dict[str, Done]:
         pytest.param("local", FULL, id="local in full", marks=pytest.mark.nightly),
         pytest.param("docker", SHORT, id="docker"),
         pytest.param("docker", FULL, id="docker in full", marks=pytest.mark.nightly),
-        pytest.param("gvisor", SHORT, id="gvisor", marks=pytest.mark.nightly),
+        pytest.param("gvisor", SHORT, id="gvisor"),
     ],
 )
 def test_kubectl_reads_a_cluster_and_gets_neither_secrets_nor_writes(
