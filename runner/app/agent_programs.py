@@ -21,7 +21,7 @@ def find_agent(agent: str, settings: Settings, *, cluster: bool) -> tuple[str, .
     """The directories that show an agent's program, and with ``cluster`` those that read one: none where every
     workspace sees them, ``None`` where the user has no such agent here. Raises ``UsageError`` without an interpreter.
     """
-    home, folders = Path(settings.variables.get("HOME") or "/nonexistent"), search_path(settings.variables)
+    home, folders = _home(settings), search_path(settings.variables)
     names = (plugins.load(runner.agents, agent).agent.program, *(_OF_CLUSTERS if cluster else ()))
     first, *others = (find_program(name, folders, home) for name in names)
     if first is None:
@@ -29,6 +29,16 @@ def find_agent(agent: str, settings: Settings, *, cluster: bool) -> tuple[str, .
     programs = [first, *(program for program in others if program is not None)]
     places = (place for program in programs for place in linked_directories(program, folders, home))
     return tuple(dict.fromkeys(places))
+
+
+def has_cli(agent: str, settings: Settings) -> bool:
+    """Whether the user has the program of an agent where it can be shown to a workspace."""
+    program = plugins.load(runner.agents, agent).agent.program
+    return find_program(program, search_path(settings.variables), _home(settings)) is not None
+
+
+def _home(settings: Settings) -> Path:
+    return Path(settings.variables.get("HOME") or "/nonexistent")
 
 
 def is_open(places: Sequence[str]) -> bool:

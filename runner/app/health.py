@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 
 from runner import DISTRIBUTION
 from runner.app import image
+from runner.app.agent_programs import has_cli
 from runner.app.facts import open_provider, provider_names
 from runner.app.keys import AgentKey, agent_keys
 from runner.git import open_git
@@ -24,7 +24,7 @@ class Health:
     settings: tuple[tuple[str, str, str], ...]  # name, value, where it comes from
     image: str | None  # the id of the agents' image, which the docker daemon has
     rivals: tuple[str, ...]  # what is installed beside us and has a package `runner` too: one overwrites the other
-    clis: tuple[str, ...]  # the agents' CLIs that PATH has
+    clis: tuple[str, ...]  # the agents whose CLIs this user has
     proxies: tuple[str, ...]  # the variables that name a proxy
     remedy: str | None = None  # commands that let ``local`` make its sandboxes, when it is AppArmor that does not
 
@@ -41,7 +41,6 @@ async def examine(settings: Settings) -> Health:
     built = await image.present(settings) if docker else None
     rivals = sorted({*packages_distributions().get("runner", ())} - {DISTRIBUTION})
     keys = agent_keys(settings)
-    path = settings.environment.get("PATH", "")
     return Health(
         tuple(probes),
         open_git(settings).name,
@@ -49,7 +48,7 @@ async def examine(settings: Settings) -> Health:
         settings.rows(),
         built,
         tuple(rivals),
-        clis=tuple(key.agent for key in keys if shutil.which(key.agent, path=path)),
+        clis=tuple(key.agent for key in keys if has_cli(key.agent, settings)),
         proxies=tuple(sorted(name for name in settings.reach if name.lower().endswith("_proxy"))),
         remedy=_bwrap.profile() if any(probe.hint == _bwrap.APPARMOR for probe in probes) else None,
     )

@@ -134,7 +134,7 @@ def _lines(health: Health) -> Iterator[str]:
     yield f"✓ image      {health.image}" if health.image else "- image      none for triage: `runner image build`"
     for key in health.agents:
         found = f"key in {key.variable}" if key.problem is None else key.problem
-        cli = "CLI on PATH" if key.agent in health.clis else "no CLI on PATH"
+        cli = "CLI found" if key.agent in health.clis else "no CLI"
         mark = "✓" if key.problem is None and key.agent in health.clis else "-"
         yield f"{mark} {key.agent:<10} {key.model:<20} {cli}; {found}"
     isolates = [probe.provider for probe in health.probes if probe.available and probe.isolation]
