@@ -30,7 +30,7 @@ import runner
 from runner import plugins
 
 _REQUEST = 1 << 20  # bytes
-_LIBRARIES = ("docker", "dulwich.client", "h11", "jinja2.sandbox", "rich.live", "rich.table")
+_LIBRARIES = ("docker", "dulwich.client", "h11", "jinja2.sandbox")
 ROOT = Path(__file__).parents[1]
 _CLONE_NEWNS, _PRIVATE, _BIND = 0x20000, 0x44000, 0x5000  # of linux/sched.h and linux/mount.h; with all that is below
 

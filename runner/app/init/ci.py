@@ -27,6 +27,12 @@ _TOOLS = {  # by language: the action that installs it, its options, and the fil
     "java": ("actions/setup-java@v4", "java-version-file", (".java-version",), "java-version", "21"),
 }
 
+_CACHES = {  # by language: the file whose digest names a cache, and what the action above then keeps
+    "python": {"pyproject.toml": "pip", "requirements.txt": "pip"},
+    "node": {"package-lock.json": "npm", "yarn.lock": "yarn"},
+    "java": {"pom.xml": "maven", "build.gradle": "gradle"},
+}
+
 
 def github_job(seen: Survey) -> str:
     """A workflow for pull requests, on a machine that GitHub hosts."""
@@ -52,7 +58,8 @@ def _github_steps(seen: Survey, language: str) -> Iterator[str]:
         action, key, files, otherwise, fallback = _TOOLS[language]
         file = next((name for name in files if (seen.top / name).is_file()), None)
         chosen = f"{key}: {file}" if file else f'{otherwise}: "{fallback}"'
-        more = ", distribution: temurin" if language == "java" else ""
+        kept = next((kept for name, kept in _CACHES.get(language, {}).items() if (seen.top / name).is_file()), None)
+        more = (", distribution: temurin" if language == "java" else "") + (f", cache: {kept}" if kept else "")
         yield f"      - uses: {action}\n        with: {{{chosen}{more}}}\n"
     if words := _install(seen, language):
         yield f"      - run: {words}\n"
