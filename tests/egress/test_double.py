@@ -326,7 +326,7 @@ def test_the_shipped_script_shows_all_that_a_turn_can_be() -> None:
         pytest.param("turns:\n  - {fail: {status: 200}}\n", "manifest.bad-value", "2:21", id="no error"),
         pytest.param("turns:\n  - {fail: {status: 400}, say: x}\n", "manifest.bad-value", "2:27", id="fails and says"),
         pytest.param("turns:\n  - {say: x, stall: soon}\n", "manifest.bad-value", "2:21", id="no duration"),
-        pytest.param("turns:\n  - {say: x\n", "manifest.syntax", "3:1", id="no YAML"),
+        pytest.param("turns:\n  - {say: x\n", "manifest.syntax", "2:12", id="no YAML"),
         pytest.param("- say: x\n", "manifest.bad-value", None, id="a list"),
     ],
 )

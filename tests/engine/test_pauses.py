@@ -169,7 +169,7 @@ async def test_who_was_away_too_long_writes_nothing_more(project: Project, provi
             record = await host.run(planned)
 
             after = [type(r.event) for r in await host.store.events(record.id)][host.taken :]
-            assert {*after} <= {ev.StepEnded, ev.RunEnded}, (at, kinds[at - 1])
+            assert {*after} <= {ev.StepEnded, ev.RunEnded}, (at, kinds[at - 1], host.kinds, record.outcome)
             assert after[-1] is ev.RunEnded
             assert (record.exit_code, record.outcome and record.outcome.reason) == (5, "lease"), (at, record.outcome)
             assert processes_of(host.home) == []

@@ -325,7 +325,7 @@ async def test_a_setup_command_is_killed_after_five_minutes_when_no_time_is_writ
     assert [event.reason for event in ended.events if isinstance(event, ev.RungReached)] == [
         StopReason.COMMAND_DEADLINE
     ]
-    message = "setup: setup command 1 of 2 timed out after 300s; the rest were skipped"
+    message = "setup: setup command 1 of 2 timed out after 5m; the rest were skipped"
     assert ended.record.warnings == [("step.warning", message)]
     assert ended.record.status is Status.SUCCEEDED
 
