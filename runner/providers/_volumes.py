@@ -153,7 +153,7 @@ class Volumes:
         image = self._image(place)
         if not image.exists():
             return []
-        device = _find(image.stat())
+        device = _find(image, image.stat())
         name = None
         if device is not None:
             name = os.readlink(f"/proc/self/fd/{device}")
@@ -212,7 +212,7 @@ def _data_after(file: int, at: int) -> int | None:
 def _attached(image: Path) -> Iterator[str]:
     """The loop device of an image, which is the caller's to use, for as long as the block or a mount of it lasts."""
     with open(image, "rb+", buffering=0) as file:
-        device = _find(os.fstat(file.fileno()))
+        device = _find(image, os.fstat(file.fileno()))
         if device is None:
             _check(file.fileno(), image)
             device = _attach(file.fileno(), image)
@@ -222,10 +222,12 @@ def _attached(image: Path) -> Iterator[str]:
         os.close(device)
 
 
-def _find(image: os.stat_result) -> int | None:
-    """The loop device that an image has already, open."""
+def _find(path: Path, image: os.stat_result) -> int | None:
+    """The loop device that an image has already, open. None of others is opened: that would keep it from going."""
     for attached in Path("/sys/block").glob("loop*/loop"):
         try:
+            if os.fsencode(path.name) not in (attached / "backing_file").read_bytes():
+                continue
             device = os.open(f"/dev/{attached.parent.name}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             continue
