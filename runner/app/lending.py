@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.app.toolchains import directories_of, find_toolchain
-from runner.errors import BadValue
+from runner.errors import BadValue, ToolchainMissing
 from runner.git import source
 from runner.model import Checkout, Mount
 from runner.spec.model import Lent
@@ -17,10 +17,10 @@ from runner.spec.model import Lent
 async def lend_toolchains(toolchains: Sequence[str], variables: Mapping[str, str], top: Path | None) -> Lent:
     """The directories of toolchains, in the order in which they are written, with what belongs to them.
 
-    ``top`` is where the repository is that chooses versions, if it is here. Raises ``BadValue`` for what is not here.
+    ``top`` is where the repository is that chooses versions, if it is here. Raises ``ToolchainMissing``.
     """
     if gone := absent([path for path in toolchains if path.startswith("/")]):
-        raise BadValue(f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path")
+        raise ToolchainMissing(f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path")
     directories: list[str] = []
     environment: dict[str, str] = {}
     for name in toolchains:
@@ -29,7 +29,8 @@ async def lend_toolchains(toolchains: Sequence[str], variables: Mapping[str, str
             continue
         found = await find_toolchain(name, variables, top)
         if found is None:
-            raise BadValue(f"`{name}` is not on the `PATH` here", hint="install it, or remove it from toolchains")
+            hint = "install it, or remove it from toolchains"
+            raise ToolchainMissing(f"`{name}` is not on the `PATH` here", hint=hint)
         directories += found.directories
         environment |= found.environment
     return Lent(tuple(dict.fromkeys(directories)), environment)

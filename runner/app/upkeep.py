@@ -23,6 +23,7 @@ from runner.events import WorkspaceDiscarded
 from runner.lifecycle.ttl import expired, why_unsteady
 from runner.lifecycle.workspace import UNFINISHED
 from runner.model import WorkspaceStatus
+from runner.nurseries import open_services
 from runner.ports.store import WorkspaceRow
 
 S = WorkspaceStatus
@@ -72,19 +73,15 @@ async def reaping(premises: Premises) -> AsyncIterator[None]:
     """
 
     async def work() -> None:
-        with scope:
-            await _reap_and_tell(premises)
+        await _reap_and_tell(premises)
         done.set()
 
-    scope, done = trio.CancelScope(), trio.Event()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(work)
+    done = trio.Event()
+    async with open_services() as services:
+        services.start_soon(work)
         with trio.move_on_after(REAPING):
             await done.wait()
-        try:
-            yield
-        finally:
-            scope.cancel()
+        yield
 
 
 async def _reap_and_tell(premises: Premises) -> None:

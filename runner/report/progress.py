@@ -14,7 +14,7 @@ from runner.model import Reason, Status, StopReason
 from runner.record import RunRecord, StepRecord
 from runner.report.account import Account, blamed, used
 from runner.report.symptoms import symptom
-from runner.report.text import class_line, status_word
+from runner.report.text import class_line, cluster_line, status_word
 from runner.report.triage import Scene
 from runner.report.words import MARKS, brief, commands, cost, count, duration, rung, sandbox
 
@@ -163,6 +163,8 @@ def ending(account: Account, *, several: bool = False) -> Iterator[str]:
     record = account.record
     yield from _headline(record)
     yield from _violations(account)
+    if record.cluster is not None:
+        yield f"  cluster    {cluster_line(record.cluster)}"
     yield from (f"  LEFT BEHIND  {left}" for left in record.left)
     if record.left:
         yield f"  clean up   runner recover {record.id}"

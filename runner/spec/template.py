@@ -113,7 +113,9 @@ def _generated(text: str, values: Mapping[str, object], at: Place | None) -> Ite
         name, known = _lacking(text, values)
         reason = f"the template can not be filled: {error.message}"
         message = f"`{shown(name)}` is not known to the template" if name else reason
-        raise BadTemplate(message, at=at, hint=nearest(name.rpartition(".")[2], known)) from None
+        of_others = "name the run in `needs`: outputs are those of runs that this one needs"
+        hint = of_others if name.startswith("outputs.") and not known else nearest(name.rpartition(".")[2], known)
+        raise BadTemplate(message, at=at, hint=hint) from None
     except TemplateError as error:
         raise BadTemplate(
             f"the template can not be filled: {error.message}", at=at, hint="known: " + ", ".join(sorted(values))

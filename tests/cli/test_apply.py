@@ -80,7 +80,7 @@ def test_setup_stops_at_the_first_failure_and_the_run_goes_on_with_a_warning(pro
     assert project.logs("setup") == "one\n"
     message = "setup: setup command 2 of 3 exited 3; the rest were skipped"
     assert record["warnings"] == [{"code": "step.warning", "message": message}]
-    assert (step(record, "setup")["status"], message in done.out) == ("succeeded", True)
+    assert (step(record, "setup")["status"], message.partition(": ")[2] in done.out) == ("succeeded", True)
     assert project.logs("agent") == "ran\n"
 
 
@@ -113,7 +113,8 @@ def test_a_slow_setup_command_is_killed_with_a_warning_and_logged(project: Proje
     assert done.code == 0, done.out + done.err
     assert project.logs("setup") == "begun\n"
     message = "setup: setup command 1 of 2 timed out after 1s; the rest were skipped"
-    assert (record["warnings"], message in done.out) == ([{"code": "step.warning", "message": message}], True)
+    assert record["warnings"] == [{"code": "step.warning", "message": message}]
+    assert message.partition(": ")[2] in done.out
     events = [json.loads(line) for line in (project.directory(record) / "events.jsonl").read_text().splitlines()]
     rungs = [(e["step"], e["rung"], e["reason"]) for e in events if e["type"] == "RungReached"]
     assert rungs[0] == ("setup", "term", "command deadline")

@@ -100,7 +100,7 @@ def test_an_output_that_can_not_be_read_fails_the_run_that_promised_it(project: 
         pytest.param({"a": "needs: [b]", "b": "needs: [a]"}, "a -> b -> a", id="circle"),
         pytest.param({"a": "needs: [a]"}, "a -> a", id="itself"),
         pytest.param({"abc": "", "b": "needs: [abd]"}, "did you mean `abc`?", id="unknown"),
-        pytest.param({"a": "prompt: '{{ outputs.b }}'", "b": "outputs: {x: {file: x}}"}, "filled", id="no need"),
+        pytest.param({"a": "prompt: '{{ outputs.b }}'", "b": "outputs: {x: {file: x}}"}, "in `needs`", id="no need"),
         pytest.param({"a": "matrix: {max_parallel: 2}"}, "a matrix without an axis", id="no axis"),
     ],
 )  # fmt: skip

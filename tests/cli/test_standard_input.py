@@ -68,6 +68,7 @@ def test_what_is_printed_of_a_new_incident_can_be_applied(project: Project) -> N
     (project.folder / "tools" / "bin" / "claude").write_text(STAND_IN)
     (project.folder / "tools" / "bin" / "claude").chmod(0o755)
     words = ("--namespace", "payments", "--resource", "deploy/x", "--provider", "local", "--toolchain", "tools")
+    project.env["ANTHROPIC_API_KEY"] = "sk-none"
     printed = project.runner("triage", "-w", "INC-1", *words, "--print")
     again = project.runner("triage", "-w", "INC-1", *words, "--print")
     planned = given(project, printed.out, "plan", "-")

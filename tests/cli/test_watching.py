@@ -60,7 +60,8 @@ def test_the_end_of_what_failed_is_not_said_again_below_itself(project: Project)
 
 def test_quiet_shows_only_what_fails(project: Project) -> None:
     project.script(
-        "echo chatter", run='verify: {commands: [{run: [sh, -c, "echo because; exit 1"]}]}\nsnapshot: {message: m}'
+        "echo chatter; echo x >made",
+        run='verify: {commands: [{run: [sh, -c, "echo because; exit 1"]}]}\nsnapshot: {message: m}',
     )
     done, _ = project.apply("-q")
 
