@@ -39,7 +39,7 @@ def build_of(*lines: str) -> Build:
 async def test_an_image_is_built_with_its_arguments_and_labels_and_each_line_is_said() -> None:
     said: list[str] = []
     build = build_of(
-        f"FROM {dockerd.IMAGE}", "ARG WORD", 'RUN echo "so $WORD"; printf "half "; echo "a line"; echo oh >&2'
+        f"FROM {dockerd.IMAGE}", "ARG WORD", 'RUN echo "so $WORD"; printf "half "; echo "a line"', "RUN echo oh >&2"
     )
 
     image = await build_image(Engine(dockerd.host()), build, said.append)
