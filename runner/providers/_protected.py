@@ -40,6 +40,10 @@ class Guard:
     kind: Kind
     source: int
 
+    @property
+    def is_stand_in(self) -> bool:
+        return self.kind in (Kind.MISSING_FILE, Kind.MISSING_DIRECTORY)
+
 
 @contextmanager
 def open_guards(tree: int, protected: Sequence[str]) -> Iterator[list[Guard]]:
@@ -56,7 +60,7 @@ def open_guards(tree: int, protected: Sequence[str]) -> Iterator[list[Guard]]:
     finally:
         for parts in sorted(guards, reverse=True):
             guard = guards[parts]
-            if guard.kind in (Kind.MISSING_FILE, Kind.MISSING_DIRECTORY):
+            if guard.is_stand_in:
                 parent = guards[parts[:-1]].source if len(parts) > 1 else tree
                 _remove_stand_in(parent, parts[-1], only=os.fstat(guard.source).st_ino)
             os.close(guard.source)

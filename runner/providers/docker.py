@@ -96,6 +96,7 @@ class _Started:
     channel: Channel
     first: First
     container: str
+    bare: bool  # of stand-ins in its tree
 
     async def connect(self) -> trio.abc.Stream:
         return await self.channel.connect(self.first)
@@ -189,7 +190,8 @@ class Docker:
         async with self._started(handle, opening, Stay()) as started:
             path, tree = workspace_path(handle, started.room), started.room.tree_fd
             around = self._around(handle, opening, self._group(handle, started.first), path, tree)
-            async with self._reach(started.connect, started.first, around, _what(handle)) as workspace:
+            reached = self._reach(started.connect, started.first, around, _what(handle), bare=started.bare)
+            async with reached as workspace:
                 yield workspace
 
     @asynccontextmanager
@@ -259,7 +261,8 @@ class Docker:
                 _cover(places, tree, covers(handle.private, guards))
                 around = self._around(handle, opening, seat.group, PATHS.workspace, tree)
                 connect = partial(Dialled(listener, _what(handle)).connect, first)
-                async with self._reach(connect, first, around, _what(handle), seat.nonce) as workspace:
+                bare = not any(guard.is_stand_in for guard in guards)
+                async with self._reach(connect, first, around, _what(handle), seat.nonce, bare=bare) as workspace:
                     await workspace.ping()  # what it said when it was handed over is no proof that it lives
                     yield workspace
             finally:
@@ -277,8 +280,13 @@ class Docker:
         around: Surroundings,
         what: str,
         nonce: bytes | None = None,
+        *,
+        bare: bool,
     ) -> AsyncIterator[GuestWorkspace]:
-        """The workspace of a container that has been started, which has ended when the block ends."""
+        """The workspace of a container that has been started, which has ended when the block ends.
+
+        One whose tree is not ``bare`` of stand-ins is still only when those are gone, or a scan would find them.
+        """
         guest = open_reached(connect, around, what=what, kill_sandbox=first.kill, nonce=nonce)
         workspace: GuestWorkspace | None = None
         try:
@@ -291,7 +299,7 @@ class Docker:
         finally:
             with trio.CancelScope(shield=True):
                 await first.end()
-            if workspace is not None and self._flavour.ends_last:
+            if workspace is not None and self._flavour.ends_last and bare:
                 workspace.still.set()
 
     @asynccontextmanager
@@ -334,7 +342,8 @@ class Docker:
                         await channel.prepare(made)
                         started = await self._engine.start(made)
                         with open_first(started["State"]["Pid"], made, _what(handle)) as first:
-                            yield _Started(room, channel, first, made)
+                            bare = not any(guard.is_stand_in for guard in guards)
+                            yield _Started(room, channel, first, made, bare)
                     finally:
                         with trio.CancelScope(shield=True), suppress(ProviderFailed):
                             # Nothing runs in it any more, or will once its guest finds that nobody listens.

@@ -86,6 +86,19 @@ def slots(project: Project) -> list[str]:
     return [*names, *(label["runner.workspace"] for label in labels if label["runner.workspace"] in names)]
 
 
+async def test_a_protected_path_that_is_not_there_is_no_violation(docked: Project) -> None:
+    """The scan began while the daemon removed the container, and saw what stood for the path meanwhile."""
+    docked.script("true", provider="docker", workspace=POOL.replace("[README]", "[missing]"))
+    settings = Settings.from_env({"RUNNER_HOME": str(docked.home / "state"), "PATH": os.environ["PATH"], **docked.env})
+    planned = await make_plan(docked.folder, settings)
+    async with open_premises(settings) as premises, open_pool(premises, pools_of(planned, 1), print):
+        await until(premises.store, 1)
+        warm = await apply(planned, settings, [])
+    cold = [record for _ in range(3) for record in await apply(planned, settings, [])]
+
+    assert [(record.violations, record.exit_code) for record in (*warm, *cold)] == [([], 0)] * 4
+
+
 @pytest.mark.scenario("CFG-10")
 @pytest.mark.scenario("LIF-03")
 @pytest.mark.scenario("LIF-04")
