@@ -29,7 +29,7 @@ _BINS = (
     ".volta/tools/image/node/*/bin", ".local/share/fnm/node-versions/*/installation/bin",
     ".local/share/mise/installs/*/*/bin", ".asdf/installs/*/*/bin", ".bun/bin",
 )  # fmt: skip
-_SHARED_BINS = ("/home/linuxbrew/.linuxbrew/bin", "/opt/node/bin")
+_SHARED_BINS = ("/home/linuxbrew/.linuxbrew/bin",)
 
 
 def search_path(variables: Mapping[str, str]) -> list[str]:
