@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from runner.manifest.load import kinds, load
 from runner.settings import shipped
-from tests.situations import Project
+from tests.conformance import dockerd
+from tests.needs import GO, program
+from tests.situations import Project, git, step
 
 EXAMPLES = shipped("manifests") / "examples"
 RUNS = [document.name for document in load(EXAMPLES)[0] if document.kind == "IncidentRun"]
@@ -36,3 +39,48 @@ def test_an_example_compiles(project: Project, name: str) -> None:
     )
     assert re.findall(rf"^\w+\[(?!{of_this_host}\]).*", done.err, re.MULTILINE) == []
     assert "Nothing started." in done.out
+
+
+def copy(project: Project, name: str) -> None:
+    """Make the project of an example a repository of its own."""
+    shutil.copytree(EXAMPLES / name, project.folder, dirs_exist_ok=True)
+    git(project.folder, "init", "-q", "-b", "main")
+
+
+def judge(project: Project) -> list[str]:
+    """Commit and apply the project: what verify found."""
+    git(project.folder, "add", "-A")
+    git(project.folder, "commit", "-qm", "work")
+    record = project.apply()[1]
+    found: list[str] = step(record, "verify")["outcome"]["details"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("python", "cart.py"),
+        pytest.param("node", "cart.js", marks=program("node").mark),
+        pytest.param("go", "cart.go", marks=GO.mark),
+    ],
+)
+def test_the_agent_of_an_example_mends_its_project(project: Project, name: str, code: str) -> None:
+    copy(project, name)
+
+    (mended,) = judge(project)
+    (project.folder / ".runner/agent.sh").write_text(f"echo >>{code}")
+    (failed,) = judge(project)
+
+    assert mended.endswith(" exited 0")
+    assert failed.endswith(" exited 1")
+
+
+@dockerd.DOCKER.mark
+def test_the_example_for_docker_runs_in_the_image_of_that_name(project: Project) -> None:
+    """The daemon's image stands in for Debian's: the example asks for a shell and awk."""
+    project.env["DOCKER_HOST"] = dockerd.host()
+    copy(project, "docker")
+    with dockerd.session().client() as client:
+        client.tag(dockerd.IMAGE, "debian", "bookworm-slim")
+
+    assert judge(project) == ["`sh test.sh` exited 0"]

@@ -1,0 +1,3 @@
+module example.org/cart
+
+go 1.17
