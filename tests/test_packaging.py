@@ -157,13 +157,6 @@ def test_nothing_here_installs_the_distribution_of_another() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("page", ["docs/install.md", "CONTRIBUTING.md"])
-def test_links_of_the_pages_lead_somewhere(page: str) -> None:
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text())]
-
-    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
-
-
 def test_the_pythons_that_are_named_are_the_ones_that_have_wheels() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [words.rpartition(" ")[2] for words in project["classifiers"] if ":: Python :: 3." in words]

@@ -46,12 +46,6 @@ def test_the_exit_codes_of_the_readme_are_the_exit_codes() -> None:
     assert told == {cls.exit_code for cls in errors} | {0, 1, DIFFERS, BUG, 124, 130}
 
 
-def test_links_of_the_readme_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)]+)\)", README)
-
-    assert [link for link in links if not (ROOT / link).exists()] == []
-
-
 @pytest.mark.parametrize("target", ["quickstart", "test"])
 def test_make_knows_the_targets_of_the_first_screen(target: str) -> None:
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)

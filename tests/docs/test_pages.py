@@ -1,0 +1,117 @@
+"""The pages of the documentation: what they show is what happens, their links lead somewhere, none is lost."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from runner import trees
+from runner.manifest.load import load
+from runner.report.diagnostics import render
+from tests.situations import leftovers
+from tests.support.page import Answer, Command, Page, read_page, rewritten, run_page
+from tests.support.page_situations import ROOT, SITUATIONS, programs, require
+
+DOCS = ROOT / "docs"
+TIMEOUT = 280.0  # seconds, for one page
+PAGES = {
+    str(path.relative_to(ROOT)): read_page(path)
+    for path in [*ROOT.glob("*.md"), *sorted(DOCS.rglob("*.md"))]
+    if "_build" not in path.parts
+}
+SESSIONS = [name for name, page in PAGES.items() if page.commands]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SESSIONS)
+def test_commands_of_a_page_print_what_it_shows(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    page = PAGES[name]
+
+    answers = session(page, tmp_path)
+
+    if request.config.option.update_cases:
+        page.path.write_text(rewritten(page, answers))
+    else:
+        assert differences(name, answers) == ""
+
+
+def session(page: Page, folder: Path) -> list[tuple[Command, Answer]]:
+    """Run a page where its comments say, in a home of its own, and leave nothing of it on the host."""
+    home, needed = folder / "home", page.chosen("needs")
+    work, state = home / "work", home / ".local" / "state" / "runner"
+    for made in (work, state, folder / "bin"):
+        made.mkdir(parents=True)
+    (home / "state").symlink_to(state)  # where leftovers are looked for
+    (home / ".gitconfig").write_text("[user]\nname = You\nemail = you@example.org\n[init]\ndefaultBranch = main\n")
+    env = {"LANG": "C.UTF-8", "PYTHONPATH": str(ROOT), "GIT_CONFIG_NOSYSTEM": "1"}
+    env["PATH"] = os.pathsep.join([str(folder / "bin"), *programs(needed), os.environ["PATH"]])
+    with ExitStack() as stack:
+        for part in needed:
+            env |= require(part)
+        for situation in page.chosen("given"):
+            env |= stack.enter_context(SITUATIONS[situation](work))
+        command = folder / "bin" / "runner"
+        words = f'PYTHONPATH={shlex.quote(env.pop("PYTHONPATH"))} exec {shlex.quote(sys.executable)} -m runner "$@"'
+        command.write_text(f"#!/bin/sh\n{words}\n")
+        command.chmod(0o755)
+        answers = run_page(page, home, env, TIMEOUT)
+    left = leftovers(home)
+    trees.remove(home)
+    assert left == []
+    return answers
+
+
+def differences(name: str, answers: list[tuple[Command, Answer]]) -> str:
+    """Each command that printed something else, or ended otherwise; after one that never ended, no more."""
+    found = []
+    for command, answer in answers:
+        if not answer.fits(command):
+            ended = f"[exit {answer.status}]" if answer.status is not None else "[the session ended here]"
+            wanted = [*command.output, f"[exit {command.status}]"]
+            found.append(f"{name}:{command.first - 1}: $ {command.text}\n--- the page\n" + "\n".join(wanted))
+            found.append(f"--- the command\n{answer.output.rstrip()}\n{ended}\n")
+        if answer.status is None:
+            break
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_manifests_of_a_page_are_fine(name: str, tmp_path: Path) -> None:
+    found = []
+    for fence in PAGES[name].fences:
+        if fence.language == "yaml" and fence.text.startswith("apiVersion: runner/"):
+            file = tmp_path / f"line-{fence.line}.runner.yaml"
+            file.write_text(fence.text)
+            found += load(file)[1]
+
+    assert render(found) == ""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_of_a_page_lead_somewhere(name: str) -> None:
+    assert [link for link in PAGES[name].links if not leads(PAGES[name], link)] == []
+
+
+def leads(page: Page, link: str) -> bool:
+    """Whether a link's file is here and has the anchor; what is elsewhere is not asked for."""
+    url = urlsplit(link)
+    if url.scheme:
+        return url.scheme in ("https", "mailto")
+    target = (page.path.parent / url.path).resolve()
+    if url.path and not (target.exists() and target.is_relative_to(ROOT)):
+        return False
+    return not url.fragment or url.fragment in (read_page(target) if url.path else page).anchors
+
+
+def test_the_map_names_each_page_once() -> None:
+    index = read_page(DOCS / "index.md")
+    named = [link for link in index.links if link.endswith(".md") and not link.startswith("..")]
+    pages = [name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")]
+
+    assert sorted(named) == sorted(set(pages) - {"index.md"})
