@@ -46,7 +46,7 @@ quickstart: .venv/product
 
 # Before the environment, which may need it.
 setup:
-	@$(PYTHON) tests/components.py
+	@$(PYTHON) tests/support/components.py
 
 unit: .venv/tests
 	$(SUITE) -n 2 -m 'not nightly and not slow' $(UNIT:%=tests/%)
@@ -59,7 +59,7 @@ test: setup
 	$(SUITE) -n 3 -m 'not nightly' --check-scenarios
 
 nightly:
-	@$(PYTHON) tests/components.py --nightly
+	@$(PYTHON) tests/support/components.py --nightly
 	@$(MAKE) --no-print-directory .venv/tests
 	$(SUITE) -n 2 -m nightly --timeout 3600
 

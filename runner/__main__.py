@@ -2,7 +2,7 @@
 
 import sys
 
-from runner.errors import NotLinux
+from runner.core.errors import NotLinux
 
 _ELSEWHERE = {
     "darwin": "start a virtual machine: `limactl start`, then `limactl shell default`; or use a devcontainer",

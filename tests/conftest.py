@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tests.conformance import dockerd
-from tests.forked import FORKS
+from tests.support import dockerd
+from tests.support.forked import FORKS
 
-pytest_plugins = ["tests.situations", "tests.egress.kube"]
+pytest_plugins = ["tests.support.situations", "tests.support.kubernetes"]
 
 CLAIMS = Path(__file__).parent / "scenarios.yaml"
 

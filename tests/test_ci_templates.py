@@ -19,8 +19,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from runner import __version__
-from tests.needs import SHELLCHECK, Component
-from tests.situations import document, git
+from tests.support.needs import SHELLCHECK, Component
+from tests.support.situations import document, git
 from tests.test_packaging import ROOT, make_wheel
 
 NOBODY = 65534

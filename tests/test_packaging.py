@@ -20,8 +20,8 @@ from packaging.utils import parse_wheel_filename
 from runner import DISTRIBUTION
 from runner.guest import binary, build
 from runner.guest.framing import Parser, Type
-from tests.needs import Component
-from tests.wheel import make_wheel, unpack
+from tests.support.needs import Component
+from tests.support.wheel import make_wheel, unpack
 
 ROOT = Path(__file__).parent.parent
 UV = str(Path(sys.executable).with_name("uv"))
@@ -45,9 +45,8 @@ def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_the_shipped_folders_are_found_with_their_executable_bits(installed: Path) -> None:
-    program = (
-        "from runner.settings import shipped as s; print(*(s(f) for f in ('schemas','manifests','runners','skills')))"
-    )
+    folders = ("schemas", "manifests", "runners", "skills")
+    program = f"from runner.core.settings import shipped; print(*(shipped(folder) for folder in {folders}))"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": str(installed)},
@@ -57,10 +56,10 @@ def test_the_shipped_folders_are_found_with_their_executable_bits(installed: Pat
         text=True,
     )
 
-    folders = [Path(word) for word in done.stdout.split()]
-    assert all(folder.is_relative_to(installed) and any(folder.iterdir()) for folder in folders)
-    assert (folders[2] / "script.sh").stat().st_mode & 0o111
-    assert {"Dockerfile", "build.sh", "package-lock.json"} <= {path.name for path in (folders[2] / "image").iterdir()}
+    found = [Path(word) for word in done.stdout.split()]
+    assert all(folder.is_relative_to(installed) and any(folder.iterdir()) for folder in found)
+    assert (found[2] / "script.sh").stat().st_mode & 0o111
+    assert {"Dockerfile", "build.sh", "package-lock.json"} <= {path.name for path in (found[2] / "image").iterdir()}
     assert (folders[2] / "context" / ".goosehints").is_file()
 
 

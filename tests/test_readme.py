@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import runner.cli.verbs
-import runner.errors
-from runner import plugins
+import runner.core.errors
 from runner.cli.main import BUG, main
 from runner.cli.output import Output
 from runner.cli.verbs.plan import DIFFERS
-from runner.errors import RunnerError
+from runner.core import plugins
+from runner.core.errors import RunnerError
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -40,10 +40,12 @@ def test_the_verbs_of_the_readme_are_the_verbs() -> None:
 
 
 def test_the_exit_codes_of_the_readme_are_the_exit_codes() -> None:
-    errors = [cls for cls in vars(runner.errors).values() if isinstance(cls, type) and issubclass(cls, RunnerError)]
+    families = [
+        cls for cls in vars(runner.core.errors).values() if isinstance(cls, type) and issubclass(cls, RunnerError)
+    ]
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
 
-    assert told == {cls.exit_code for cls in errors} | {0, 1, DIFFERS, BUG, 124, 130}
+    assert told == {cls.exit_code for cls in families} | {0, 1, DIFFERS, BUG, 124, 130}
 
 
 @pytest.mark.parametrize("target", ["quickstart", "test"])

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.agents._lines import last_line, tail
-from runner.errors import printable
-from runner.model import Command, Exit, Fate, Outcome, Reason, Status, Usage, failed, succeeded
+from runner.core.errors import printable
+from runner.core.model import Command, Exit, Fate, Outcome, Reason, Status, Usage, failed, succeeded
 from runner.ports.agent import Access, Ended, Preparation
 from runner.ports.gateway import Api
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from runner.errors import printable
+from runner.core.errors import printable
 
 _TAIL = 8 << 10  # bytes
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runner.agents._lines import last_line
-from runner.agents._words import split
-from runner.capture import capture
-from runner.errors import SubRunnerContract
+from runner.agents._shell_words import split
+from runner.core.capture import capture
+from runner.core.errors import SubRunnerContract
 
 LONGEST_LINE = 1 << 20  # bytes
 _ERROR_TAIL = 4 << 10  # bytes of stderr that are looked at for its last line

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.settings import shipped
+from runner.core.settings import shipped
 
 _ABOVE = 3  # directories between a program and its package's own at most
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from runner.agents._cli import Calls, Cli, Line, Turn, at, count, items, reason_of_status, text
-from runner.agents._said import EXIT_OF_CLAUDE, of_claude
-from runner.model import Command, Fate, Reason, Usage
+from runner.agents._stream_text import EXIT_OF_CLAUDE, of_claude
+from runner.core.model import Command, Fate, Reason, Usage
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
 

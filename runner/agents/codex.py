@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from runner.agents._cli import Calls, Cli, Line, Turn, at, count, reason_of, text
-from runner.agents._said import of_codex, script_of
-from runner.model import Command, Fate, Usage
+from runner.agents._stream_text import of_codex, script_of
+from runner.core.model import Command, Fate, Usage
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
 

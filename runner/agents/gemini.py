@@ -15,8 +15,8 @@ from dataclasses import replace
 from posixpath import relpath
 
 from runner.agents._cli import Calls, Cli, Line, Turn, at, count, reason_of, text
-from runner.agents._said import EXIT_OF_GEMINI, of_gemini
-from runner.model import Command, Fate, Reason, Usage
+from runner.agents._stream_text import EXIT_OF_GEMINI, of_gemini
+from runner.core.model import Command, Fate, Reason, Usage
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
 

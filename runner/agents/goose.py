@@ -13,11 +13,11 @@ from dataclasses import replace
 from urllib.parse import SplitResult, urlsplit
 
 from runner.agents._cli import Calls, Cli, Line, Turn, at, count, items, reason_of, text
-from runner.agents._said import of_goose
-from runner.model import Command, Fate, Reason, Usage
+from runner.agents._stream_text import of_goose
+from runner.core.model import Command, Fate, Reason, Usage
+from runner.core.settings import shipped
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
-from runner.settings import shipped
 
 _QUIET = {
     "GOOSE_PROVIDER": "openai",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.agents._lines import last_line, tail
-from runner.model import Outcome, Reason, Status, failed, succeeded
+from runner.core.model import Outcome, Reason, Status, failed, succeeded
 from runner.ports.agent import Agent, Ended
 
 

@@ -27,11 +27,11 @@ from typing import IO
 
 from trio.from_thread import check_cancelled
 
-from runner import trees
-from runner.beneath import open_beneath
-from runner.errors import HostRefused, TargetExists, UsageError, escaped
+from runner.core.errors import HostRefused, TargetExists, UsageError, escaped
+from runner.core.redact import GZIP, Redactor
 from runner.plan.model import Json
-from runner.redact import GZIP, Redactor
+from runner.safefs import trees
+from runner.safefs.beneath import open_beneath
 
 FORMAT = "runner/export/v1"
 CONTENTS = "EXPORT.json"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from runner.events import Recorded, UnknownEvent, as_json, decode
+from runner.events.events import Recorded, UnknownEvent, as_json, decode
 
 FILE = "events.jsonl"
 ESCAPED = "backslashreplace"  # of a name that is not UTF-8: in JSON, its bytes as Python reads them

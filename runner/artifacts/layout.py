@@ -14,10 +14,10 @@ from shutil import rmtree
 from typing import TextIO
 
 from runner.artifacts.history import ESCAPED, FILE, line
-from runner.artifacts.owner import claim
-from runner.events import Recorded, RunEnded
+from runner.artifacts.run_lock import claim
+from runner.events.events import Recorded, RunEnded
+from runner.events.record import RunRecord
 from runner.plan.model import FORMAT, Json, RunPlan, run_document
-from runner.record import RunRecord
 from runner.report.json import record_document
 from runner.report.text import render_run
 

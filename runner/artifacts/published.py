@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkstemp
 
-from runner.errors import HostRefused, ReportNotWritten
+from runner.core.errors import HostRefused, ReportNotWritten
 
 ENCODING_ERRORS = "backslashreplace"  # of names that are not UTF-8
 

@@ -7,11 +7,11 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.manners import in_ci
+from runner.core.output_style import in_ci
 
 if TYPE_CHECKING:
-    from runner.app.planning import Planned
-    from runner.settings import Settings
+    from runner.core.settings import Settings
+    from runner.ops.planning.make_plan import Planned
 
 MOST_CHANGES = 10  # lines of each run's changes that are shown
 _YES = ("y", "yes")
@@ -33,8 +33,8 @@ async def agreed(planned: Planned, settings: Settings, out: Output) -> bool:
 
     Raises ``Rejected`` in place of a question when it would be refused anyway.
     """
-    from runner.app.comparing import compare
-    from runner.app.refusals import outside_of, refuse
+    from runner.ops.planning.compare import compare
+    from runner.ops.planning.refusals import outside_of, refuse
     from runner.report.plan import render_question
 
     await refuse(planned, planned.plan.runs, settings, outside_of(settings))

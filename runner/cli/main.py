@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import runner.cli.verbs
-from runner import __version__, plugins
+from runner import __version__
 from runner.cli.output import Output, standard, to_nowhere
 from runner.cli.parser import meant, parser_of
-from runner.errors import HostRefused, Rejected, RunnerError, UsageError, nearest, shown
+from runner.core import plugins
+from runner.core.errors import HostRefused, Rejected, RunnerError, UsageError, nearest, shown
 
 BUG = 70
 _HELP = (("--help",), ("-h",))

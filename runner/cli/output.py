@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
 
-from runner.errors import HostRefused, RunnerError
-from runner.manners import Manners, manners
+from runner.core.errors import HostRefused, RunnerError
+from runner.core.output_style import Manners, manners
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

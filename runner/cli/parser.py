@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import runner.cli.verbs
-from runner import __version__, plugins
-from runner.errors import UsageError, nearest, shown
+from runner import __version__
+from runner.core import plugins
+from runner.core.errors import UsageError, nearest, shown
 
 GROUPS = {  # with the verbs that come first there
     "start here": ("init", "plan", "apply"),

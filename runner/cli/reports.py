@@ -18,12 +18,12 @@ from runner.cli.output import Output
 
 if TYPE_CHECKING:
     from runner.artifacts.published import Published
-    from runner.errors import RunnerError
-    from runner.events import Recorded
-    from runner.record import RunRecord
-    from runner.report.account import Account
+    from runner.core.errors import RunnerError
+    from runner.core.settings import Settings
+    from runner.events.events import Recorded
+    from runner.events.record import RunRecord
     from runner.report.github import Note
-    from runner.settings import Settings
+    from runner.report.run_files import Account
 
 
 def add_report_arguments(parser: ArgumentParser) -> None:
@@ -49,7 +49,7 @@ class Reports:
         self._summary = self._open_summary(args.summary)
 
     def __call__(self, recorded: Recorded) -> None:
-        from runner.record import RunRecord, fold
+        from runner.events.record import RunRecord, fold
 
         fold(self._records.setdefault(recorded.run, RunRecord(recorded.run)), recorded)
 
@@ -60,7 +60,7 @@ class Reports:
 
     def accounts(self) -> list[Account]:
         """Of the runs that were seen, in the order of the plan."""
-        from runner.artifacts.account import account_of
+        from runner.artifacts.run_files import account_of
 
         places = {name: place for place, name in enumerate(self.order)}
         records = sorted(self._records.values(), key=lambda record: places.get(record.name, len(places)))
@@ -79,7 +79,7 @@ class Reports:
             self._annotate(accounts, failure)
 
     def _annotate(self, accounts: Sequence[Account], failure: RunnerError | None) -> None:
-        from runner.errors import Rejected, in_order
+        from runner.core.errors import Rejected, in_order
         from runner.report.github import listed, note_of, notes_of, violations_of
 
         stopped = failure.findings if isinstance(failure, Rejected) else (failure,) if failure is not None else ()
@@ -103,7 +103,7 @@ class Reports:
     def _open_summary(self, path: Path | None) -> Published | None:
         """The file that was named; else GitHub's, to which every command of a step appends."""
         from runner.artifacts.published import Published
-        from runner.errors import ReportNotWritten
+        from runner.core.errors import ReportNotWritten
 
         given = self._settings.ci.get("GITHUB_STEP_SUMMARY") if self._out.manners.annotates else None
         if path is not None and str(path) != given:
@@ -123,7 +123,7 @@ class Reports:
 @contextmanager
 def open_reports(args: Namespace, out: Output, settings: Settings) -> Iterator[Reports]:
     """The reports of the block's runs; raises ``ReportNotWritten`` before it when one could not be written."""
-    from runner.errors import RunnerError
+    from runner.core.errors import RunnerError
 
     reports = Reports(args, out, settings)
     failure: RunnerError | None = None

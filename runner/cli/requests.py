@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.app.planning import Request
-    from runner.settings import Settings
+    from runner.core.settings import Settings
+    from runner.ops.planning.make_plan import Request
 
 WHERE = "file or folder; - reads standard input (default: the .runner of here, or above here in the repository)"
 FOLDER = "file or folder (default: the .runner of here, or above here in the repository)"
@@ -61,7 +61,7 @@ def nearest_manifests() -> Path:
 
 def manifests_of(args: Namespace) -> Path:
     """Where the manifests are; ``-`` is standard input. Raises ``UsageError`` when the task would be that as well."""
-    from runner.errors import UsageError
+    from runner.core.errors import UsageError
     from runner.manifest import STDIN
 
     if str(args.path) != "-":
@@ -73,8 +73,8 @@ def manifests_of(args: Namespace) -> Path:
 
 def request_of(args: Namespace, settings: Settings, *, offline: bool = False) -> Request:
     """Raises ``Rejected`` and ``UsageError`` when the task is not one."""
-    from runner.app.planning import Request
-    from runner.app.task import read_task
+    from runner.ops.planning.make_plan import Request
+    from runner.ops.planning.task import read_task
 
     task = read_task(args.task, args.task_file, args.task_from, settings, sys.stdin.buffer.read)
     return Request(args.run, task, offline, args.untrusted, max_cost=_dollars(args.max_cost))
@@ -82,7 +82,7 @@ def request_of(args: Namespace, settings: Settings, *, offline: bool = False) ->
 
 def _dollars(text: str | None) -> float | None:
     """Raises ``UsageError`` for what is no sum of money."""
-    from runner.errors import UsageError, shown
+    from runner.core.errors import UsageError, shown
 
     if text is None:
         return None

@@ -9,10 +9,10 @@ from importlib import import_module
 from types import ModuleType
 
 import runner.steps
-from runner import plugins
-from runner.errors import IsolationTooWeak, NotEnforced, ProviderUnavailable, RunnerError, Unenforceable
+from runner.core import plugins
+from runner.core.errors import IsolationTooWeak, NotEnforced, ProviderUnavailable, RunnerError, Unenforceable
+from runner.core.model import Feature
 from runner.manifest.text import collector_paused
-from runner.model import Feature
 from runner.plan.graph import Graph
 from runner.plan.model import FORMAT, Given, Plan, PlannedCluster, RunPlan, Step, digest
 from runner.ports.provider import Probe

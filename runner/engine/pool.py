@@ -14,9 +14,9 @@ from typing import cast
 
 import trio
 
-from runner.errors import RunnerError, WorkspaceLost
+from runner.core.errors import RunnerError, WorkspaceLost
+from runner.core.model import Handle, Miss, SlotKey, SlotState
 from runner.lifecycle.pool import PREFIX, Failures, decide, name_of, why_missed
-from runner.model import Handle, Miss, SlotKey, SlotState
 from runner.ports.provider import Passed, Provider, Slot, WarmSlots, WorkspaceRequest
 from runner.ports.store import SlotRow, Store
 

@@ -15,20 +15,20 @@ from typing import Any
 
 import trio
 
-from runner import events as ev
-from runner import trees
+from runner.core.errors import HostRefused, LeaseHeld, RunnerError, leaf
+from runner.core.model import Handle, IsolationClass, Limits, Outcome, Reason, Status, failed, succeeded
+from runner.core.nurseries import open_services
 from runner.engine.run import Append, exit_code
-from runner.errors import HostRefused, LeaseHeld, RunnerError, leaf
-from runner.model import Handle, IsolationClass, Limits, Outcome, Reason, Status, failed, succeeded
-from runner.nurseries import open_services
+from runner.events import events as ev
+from runner.events.record import RunRecord, fold
 from runner.plan.model import RunPlan
 from runner.ports.git import Snapshot
 from runner.ports.provider import Provider
-from runner.record import RunRecord, fold
+from runner.runtime.context import Places, Ports, Run
+from runner.runtime.incident_files import is_latest
+from runner.runtime.lease_holder import Tenure, keep
+from runner.safefs import trees
 from runner.spec.model import PolicySpec
-from runner.steps._incident import is_latest
-from runner.steps._lease import Tenure, keep
-from runner.steps._run import Places, Ports, Run
 from runner.steps.save.plan import Body
 from runner.steps.save.run import perform as save
 

@@ -14,9 +14,7 @@ from importlib import import_module
 import trio
 
 from runner import __version__
-from runner import events as ev
-from runner.engine.execute import execute
-from runner.errors import (
+from runner.core.errors import (
     Escaped,
     HostRefused,
     LeaseHeld,
@@ -27,17 +25,19 @@ from runner.errors import (
     WorkspaceLost,
     leaf,
 )
+from runner.core.model import Fence, Outcome, Reason, Rung, Status, StopReason, failed, succeeded
+from runner.core.redact import Secret
+from runner.core.settings import limit
+from runner.engine.execute import execute
+from runner.events import events as ev
+from runner.events.record import RunRecord, fold
 from runner.lifecycle.lease import TTL
-from runner.model import Fence, Outcome, Reason, Rung, Status, StopReason, failed, succeeded
 from runner.plan.model import AFTER_AGENT, HOUSING, RunPlan, Step, graph_of
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
-from runner.record import RunRecord, fold
-from runner.redact import Secret
-from runner.settings import limit
-from runner.steps._lease import Tenure, keep
-from runner.steps._quota import outgrown, size_of, too_large, watched
-from runner.steps._removal import fall_back
-from runner.steps._run import Places, Ports, Resumption, Run, Underway
+from runner.runtime.context import Places, Ports, Resumption, Run, Underway
+from runner.runtime.disk_watch import outgrown, size_of, too_large, watched
+from runner.runtime.lease_holder import Tenure, keep
+from runner.runtime.removal import fall_back
 from runner.steps.provision.plan import Body as Provisioning
 from runner.steps.provision.run import next_fit
 

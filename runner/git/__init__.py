@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import shutil
 
+from runner.core.settings import Settings
 from runner.ports.git import Git
-from runner.settings import Settings
 
 OLDEST = (2, 32)  # the first in which all of the host's configuration can be switched off
 

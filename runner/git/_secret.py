@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from runner.errors import RemoteDenied
-from runner.settings import Token
+from runner.core.errors import RemoteDenied
+from runner.core.settings import Token
 
 _USER = "x-access-token"  # what servers take with a token when they want any name
 _MOST = 4096  # bytes: a pipe takes them at once

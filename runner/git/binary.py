@@ -21,7 +21,7 @@ from typing import IO
 import trio
 from trio.from_thread import check_cancelled
 
-from runner.errors import CheckoutDiffers, GitFailed, HostileTree, RemoteOverLimit, RunnerError
+from runner.core.errors import CheckoutDiffers, GitFailed, HostileTree, RemoteOverLimit, RunnerError
 from runner.git import disk, source
 from runner.git._profile import environment
 from runner.git._run import Ended, Limits, limited, run

@@ -11,7 +11,8 @@ from typing import ParamSpec, TypeVar
 
 import trio
 
-from runner.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
+from runner.core.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
+from runner.core.ids import is_commit_id
 from runner.git import disk, source
 from runner.git.ignore import IgnoreRules
 from runner.git.tree import (
@@ -24,7 +25,6 @@ from runner.git.tree import (
     kept,
     shown,
 )
-from runner.ids import is_commit_id
 from runner.policy.names import collisions, parents
 from runner.ports.git import Change, Entry, Snapshot, Snapshotting, Source
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import (
+from runner.core.errors import (
     BadRemote,
     BadSource,
     BaseMissing,
@@ -30,14 +30,14 @@ from runner.errors import (
     WouldOverwrite,
     printable,
 )
-from runner.git import disk, open_git, replace, source
+from runner.core.settings import Settings
+from runner.git import atomic_apply, disk, open_git, source
 from runner.git._run import Ended, run
 from runner.git.binary import Binary, _check
 from runner.git.common import in_thread
 from runner.git.remote import judge_end
 from runner.git.tree import check_branch, shown
 from runner.ports.git import Entry
-from runner.settings import Settings
 from runner.spec.checkout import judge_url
 
 _LENIENT = (  # as for fetching: old histories are full of these, and they harm nobody
@@ -208,23 +208,23 @@ class Delivery(Binary):
         is refused is refused before anything is written: a HEAD without ``base`` (``BaseMissing``), a file that is
         not as HEAD has it or is in the way (``WouldOverwrite``), a path that leads through a link or to something
         special (``UnsafePath``), and a patch that does not fit (``PatchConflict``). Files that git converts on
-        checkout count as changed. What holds while files are being replaced, also through a crash, ``replace`` says;
-        an apply that was cut short is undone by the next one. ``check`` ends before anything is written.
+        checkout count as changed. What holds while files are being replaced, also through a crash, ``atomic_apply``
+        says; an apply that was cut short is undone by the next one. ``check`` ends before anything is written.
         """
         place = await in_thread(source.find, into)
         if place.bare:
             raise BadSource(f"`{place.top}` has no work tree", hint="take the work as a branch: runner runs branch")
         if check:
-            replace.refuse_interrupted(place.git)
+            atomic_apply.refuse_interrupted(place.git)
             return (await self._attempt(patch, base, place, scratch))[0]
-        with replace.exclusively(place.git, place.top) as folder:
+        with atomic_apply.exclusively(place.git, place.top) as folder:
             applied, changes = await self._attempt(patch, base, place, scratch)
-            await in_thread(replace.replace, place.top, folder, scratch / "tree", changes)
+            await in_thread(atomic_apply.replace, place.top, folder, scratch / "tree", changes)
         return applied
 
     async def _attempt(
         self, patch: Path, base: str | None, place: source.Place, scratch: Path
-    ) -> tuple[Applied, list[replace.Replacement]]:
+    ) -> tuple[Applied, list[atomic_apply.Replacement]]:
         head = await self.find_commit(place.git, "HEAD")
         if base is not None and (head is None or not await self._leads_to(place.git, base, head)):
             raise BaseMissing(
@@ -238,7 +238,7 @@ class Delivery(Binary):
         _check("apply --numstat", listed)
         paths = sorted({row.split(b"\t", 2)[2] for row in listed.stdout.split(b"\0")[:-1]})
         dirty = await self._staged(place, head, paths)
-        seen, changed = await in_thread(replace.look, place.top, tree, dirty.committed, paths)
+        seen, changed = await in_thread(atomic_apply.look, place.top, tree, dirty.committed, paths)
         if wrong := sorted(dirty.paths | changed):
             raise WouldOverwrite(
                 f"{_count(wrong)} of `{place.top}` that the patch changes {'is' if len(wrong) == 1 else 'are'} not as "
@@ -254,7 +254,7 @@ class Delivery(Binary):
                 f"the patch does not fit `{place.top}`: {_conflicts(ended.words)}",
                 hint="take the work as a branch and merge it: runner runs branch",
             )
-        return Applied(place.top, names), await in_thread(replace.plan, place.top, tree, seen)
+        return Applied(place.top, names), await in_thread(atomic_apply.plan, place.top, tree, seen)
 
     async def _staged(self, place: source.Place, head: str | None, paths: Sequence[bytes]) -> _Staged:
         """What HEAD has of the paths, and those of them that the index has otherwise."""

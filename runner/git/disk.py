@@ -22,11 +22,11 @@ from typing import Protocol, Self
 
 from trio.from_thread import check_cancelled
 
-from runner import trees
-from runner.errors import GitFailed, HostileTree
+from runner.core.errors import GitFailed, HostileTree
 from runner.git.tree import EXECUTABLE, FILE, LINK, blob_id, covers, hasher, shown
 from runner.policy.names import PATH_BYTES, Kind, judge_name, parents
 from runner.ports.git import Entry
+from runner.safefs import trees
 
 CHUNK = 1 << 20  # bytes
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

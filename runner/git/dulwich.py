@@ -20,7 +20,8 @@ from dulwich.pack import generate_unpacked_objects
 from dulwich.refs import DiskRefsContainer, Ref
 from trio.from_thread import check_cancelled
 
-from runner.errors import BadSource, CheckoutDiffers, GitFailed, GitMissing, HostileTree, UrlUnsupported
+from runner.core.errors import BadSource, CheckoutDiffers, GitFailed, GitMissing, HostileTree, UrlUnsupported
+from runner.core.ids import is_commit_id
 from runner.git import disk, source
 from runner.git.common import Common, Seen, in_thread, refuse
 from runner.git.patches import write_change
@@ -34,7 +35,6 @@ from runner.git.tree import (
     check_names,
     commit_object,
 )
-from runner.ids import is_commit_id
 from runner.policy.names import parents
 from runner.ports.git import Authored, Change, Entry, Snapshot, Snapshotting, Tip
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import trio
 from trio.from_thread import check_cancelled
 
-from runner import trees
 from runner.git import disk
+from runner.safefs import trees
 
 _KEPT = 4  # commits that are ready
 _PACKS = 40  # in the repository: more, and it begins anew

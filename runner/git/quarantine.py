@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.errors import HostileTree, RemoteOverLimit
+from runner.core.errors import HostileTree, RemoteOverLimit
+from runner.core.ids import is_commit_id
 from runner.git.binary import Binary, _check
 from runner.git.common import in_thread
 from runner.git.tree import GITLINK, LINK, changes, check_names, shown
-from runner.ids import is_commit_id
 from runner.ports.git import Authored, Change, Entry
 
 COMMITS = 500

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from runner.errors import (
+from runner.core.errors import (
     GitFailed,
     HostileTree,
     NoRepository,
@@ -31,12 +31,12 @@ from runner.errors import (
     UrlUnsupported,
     printable,
 )
+from runner.core.ids import is_branch, is_commit_id
+from runner.core.settings import Settings, Token
 from runner.git._profile import environment
 from runner.git._run import Ended, Limits, limited, run
 from runner.git._secret import lent
-from runner.ids import is_branch, is_commit_id
 from runner.ports.git import Tip
-from runner.settings import Settings, Token
 from runner.spec.checkout import host_of, judge_url
 
 _SSH = (

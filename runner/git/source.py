@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.errors import BadSource, GitFailed, Untrusted, printable
+from runner.core.errors import BadSource, GitFailed, Untrusted, printable
+from runner.core.ids import is_commit_id
 from runner.git import disk
 from runner.git.ignore import IgnoreRules
 from runner.git.tree import GITLINK
-from runner.ids import is_commit_id
 from runner.ports.git import Entry
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from runner.errors import BadRef, HostileTree, UnknownCommit
-from runner.ids import BRANCH_HINT, is_branch, is_commit_id
+from runner.core.errors import BadRef, HostileTree, UnknownCommit
+from runner.core.ids import BRANCH_HINT, is_branch, is_commit_id
 from runner.policy.names import PATH_BYTES, Kind, collisions, judge_name, parents
 from runner.ports.git import Author, Change, Entry, Snapshotting
 

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from runner.errors import ProviderFailed
+from runner.core.errors import ProviderFailed
+from runner.core.model import Exit
 from runner.guest import framing
 from runner.guest._streams import Bell, Incoming, Outbox, Outgoing
 from runner.guest.framing import STDERR, STDOUT, Mark, Phase, Stage, State, Type, Violation
-from runner.model import Exit
 
 _STAGES = {
     Stage.NONE: "the guest does not say why",

@@ -14,7 +14,7 @@ from itertools import count
 
 import trio
 
-from runner.errors import WorkspaceLost
+from runner.core.errors import WorkspaceLost
 from runner.guest import framing
 from runner.guest._channels import Asked, Channel, Listener, Relayed
 from runner.guest._streams import Bell, Incoming, Outbox

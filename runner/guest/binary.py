@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runner import programs
-from runner.programs import Program as Program
+from runner.core import compiled_programs
+from runner.core.compiled_programs import Program as Program
 
 
-def find(folder: Path = programs.FOLDER) -> Program | None:
+def find(folder: Path = compiled_programs.FOLDER) -> Program | None:
     """As ``programs.find``."""
-    return programs.find("guest", folder)
+    return compiled_programs.find("guest", folder)

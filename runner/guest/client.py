@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager, suppress
 
 import trio
 
-from runner.errors import Escaped, ProviderFailed, WorkspaceLost, printable
+from runner.core.errors import Escaped, ProviderFailed, WorkspaceLost, printable
+from runner.core.model import Rung
 from runner.guest import framing
 from runner.guest._channels import Asked, Command, Listener, Relayed
 from runner.guest._link import Link
 from runner.guest.framing import MAX_RELAYED, Request, Shield
-from runner.model import Rung
 from runner.ports.provider import KILL_GRACE
 
 _LEFT_GRACE = 1.0  # seconds for the rest of a tree that was sent TERM, once its main process has obeyed

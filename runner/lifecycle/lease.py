@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.errors import LeaseHeld, LeaseLost
-from runner.events import LeaseAcquired, LeaseRefreshed, LeaseReleased
-from runner.model import Fence, Lease
+from runner.core.errors import LeaseHeld, LeaseLost
+from runner.core.model import Fence, Lease
+from runner.events.events import LeaseAcquired, LeaseRefreshed, LeaseReleased
 
 TTL = 3_600.0  # seconds
 REFRESH = 300.0  # seconds between refreshes

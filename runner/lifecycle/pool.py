@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.model import Limits, Miss, SlotKey, SlotState
+from runner.core.model import Limits, Miss, SlotKey, SlotState
 from runner.plan.model import canonical, digest
 from runner.ports.store import SlotRow
 

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
-from runner.model import Status
+from runner.core.model import Status
+from runner.events.record import StepRecord
 from runner.plan.keys import Keys, differences
 from runner.plan.model import RunPlan, Step
-from runner.record import StepRecord
 
 SCAN = "scan"
 

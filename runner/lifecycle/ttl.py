@@ -5,7 +5,7 @@ Times are microseconds since the epoch by the store's clock.
 
 from __future__ import annotations
 
-from runner.model import Anchor
+from runner.core.model import Anchor
 
 STEADY = 300.0  # seconds that a wall clock may move against the time since boot
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from runner.errors import WorkspaceLimit, WorkspaceState
-from runner.events import (
+from runner.core.errors import WorkspaceLimit, WorkspaceState
+from runner.core.model import Limits
+from runner.core.model import WorkspaceStatus as S
+from runner.events.events import (
     BaseTaken,
     EffectDone,
     EffectEnding,
@@ -23,8 +25,6 @@ from runner.events import (
     WorkspaceUsed,
 )
 from runner.lifecycle.ttl import expiry
-from runner.model import Limits
-from runner.model import WorkspaceStatus as S
 from runner.ports.store import WorkspaceRow
 
 WorkspaceEvent = (  # only these change a row

@@ -14,8 +14,8 @@ from pathlib import Path
 from secrets import token_hex
 from types import ModuleType
 
-from runner import plugins
-from runner.errors import NotConvertible, RunnerError, UnreadableManifest, UnwritableManifest, in_order, shown
+from runner.core import plugins
+from runner.core.errors import NotConvertible, RunnerError, UnreadableManifest, UnwritableManifest, in_order, shown
 from runner.manifest import text
 from runner.manifest import upgrade as upgrades
 from runner.manifest.load import files, judge

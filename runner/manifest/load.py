@@ -17,8 +17,8 @@ from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
-from runner import plugins
-from runner.errors import (
+from runner.core import plugins
+from runner.core.errors import (
     BadName,
     BadValue,
     DuplicateName,
@@ -37,12 +37,12 @@ from runner.errors import (
     nearest,
     shown,
 )
-from runner.ids import is_name
+from runner.core.ids import is_name
+from runner.core.settings import shipped
 from runner.manifest import kinds as kinds_room
 from runner.manifest import text, upgrade
 from runner.manifest.kinds._fields import Body, Fault, Faults, Shape
 from runner.manifest.text import Tree
-from runner.settings import shipped
 
 API_VERSION = "runner/v1"
 DEFAULTS = "defaults"  # in place of a file's name

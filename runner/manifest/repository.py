@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from runner.errors import RunnerError
+from runner.core.errors import RunnerError
 from runner.manifest.kinds._fields import Shape, Size, Text
 from runner.manifest.load import load_tree
 from runner.manifest.text import Tree

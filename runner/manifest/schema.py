@@ -18,11 +18,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from runner.ids import NAME
+from runner.core.ids import NAME
+from runner.core.settings import shipped
 from runner.manifest.load import API_VERSION, Header, defaults, kinds
+from runner.manifest.model_script import Script
 from runner.manifest.repository import FILE, RepositoryPolicy
-from runner.manifest.turns import Script
-from runner.settings import shipped
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DRAFT_07 = "draft-07"

@@ -29,7 +29,7 @@ from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.tag import Tag
 
-from runner.errors import (
+from runner.core.errors import (
     BadEncoding,
     BadSyntax,
     BadValue,

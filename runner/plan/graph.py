@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from runner.errors import Cycle
+from runner.core.errors import Cycle
 
 
 class Graph:

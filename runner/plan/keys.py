@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from runner.errors import shown
-from runner.ids import is_commit_id
+from runner.core.errors import shown
+from runner.core.ids import is_commit_id
 from runner.plan.model import Step, canonical, digest
 
 Parts = Mapping[str, str]

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from runner.model import IsolationClass, Limits
+from runner.core.model import IsolationClass, Limits
 from runner.plan.graph import Graph
 
 FORMAT = "runner/plan/v1"  # minor additions keep it; a reader refuses any other

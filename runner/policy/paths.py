@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 
-from runner.errors import escaped
-from runner.model import Verdict, Violation
+from runner.core.errors import escaped
+from runner.core.model import Verdict, Violation
 
 _PATTERN_BYTES = 1024
 _MOST_STARS = 3  # in one name: a regular expression tries every division among them

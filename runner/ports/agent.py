@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from runner.model import Command, Exit, Outcome, Usage
+from runner.core.model import Command, Exit, Outcome, Usage
 from runner.ports.gateway import Api
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from runner.model import Budget, Outcome, Usage
+from runner.core.model import Budget, Outcome, Usage
 from runner.ports.provider import Connection
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from runner.model import DEFAULT_PROJECT, Exit, Feature, Handle, Isolation, IsolationClass, Limits, Mount, Rung
+from runner.core.model import DEFAULT_PROJECT, Exit, Feature, Handle, Isolation, IsolationClass, Limits, Mount, Rung
 
 if TYPE_CHECKING:
     import trio

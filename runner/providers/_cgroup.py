@@ -16,8 +16,8 @@ from pathlib import Path
 
 import trio
 
-from runner.errors import CleanUpIncomplete, ProviderFailed
-from runner.model import Feature, Limits
+from runner.core.errors import CleanUpIncomplete, ProviderFailed
+from runner.core.model import Feature, Limits
 from runner.ports.provider import KILL_GRACE
 
 CONTROLLERS = {Feature.MEMORY: "memory", Feature.CPU: "cpu", Feature.PIDS: "pids"}

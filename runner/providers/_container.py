@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.model import Limits
+from runner.core.model import Limits
 from runner.providers._mounts import Place
 
 GUEST, CHANNEL, SOCKET = "/run/guest", "/run/channel", "socket"

@@ -19,14 +19,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from runner import trees
-from runner.errors import CleanUpIncomplete, PlatformError, ProtectedLink, ProviderFailed, WorkspaceLost
-from runner.model import DEFAULT_PROJECT, Handle, Limits
+from runner.core.errors import CleanUpIncomplete, PlatformError, ProtectedLink, ProviderFailed, WorkspaceLost
+from runner.core.model import DEFAULT_PROJECT, Handle, Limits
 from runner.ports.provider import WorkspaceRequest
-from runner.providers._handed import traces_of
-from runner.providers._lent import why_not_lent
+from runner.providers._docker_mounts import traces_of
+from runner.providers._idmapped_mounts import why_not_lent
 from runner.providers._mounts import open_linkless
 from runner.providers._volumes import Volume, Volumes, prepare, why_none
+from runner.safefs import trees
 
 PRIVATE = ("home", "tmp", "output", "runner")
 WORKSPACES = "workspaces"  # of a project's directory

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
-from runner import trees
+from runner.safefs import trees
 
 _BAIT = "runner-probe-"
 _OLD = 3600.0  # seconds after which nobody uses it any more

@@ -26,8 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from runner.errors import ProtectedLink
-from runner.providers._lent import is_lent, lend
+from runner.core.errors import ProtectedLink
+from runner.providers._idmapped_mounts import is_lent, lend
 
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_NOATIME = 0x2, 0x4, 0x20, 0x400

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runner.errors import ProviderFailed
-from runner.model import Isolation, IsolationClass, Limits
+from runner.core.errors import ProviderFailed
+from runner.core.model import Isolation, IsolationClass, Limits
 from runner.ports.provider import Paths, Reader
 from runner.providers._volumes import Volume
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import trio
 
-from runner.errors import ProviderFailed
+from runner.core.errors import ProviderFailed
 from runner.providers._mounts import can_stage, common, mount_in_common, open_common, unmount
 
 _MKFS = ("-q", "-F", "-b", "4096", "-i", "16384", "-m", "0", "-O", "^has_journal,^resize_inode")

@@ -23,26 +23,26 @@ from typing import Any, Protocol
 
 import trio
 
-from runner import trees
-from runner.errors import CleanUpIncomplete, ProviderFailed, WorkspaceLost
+from runner.core.errors import CleanUpIncomplete, ProviderFailed, WorkspaceLost
+from runner.core.model import Feature, Handle, IsolationClass, Limits
+from runner.core.settings import Settings
 from runner.guest import binary
 from runner.guest.client import open_guest
 from runner.guest.framing import NONCE_BYTES
-from runner.model import Feature, Handle, IsolationClass, Limits
 from runner.ports.provider import STOP_GRACE, Opening, Passed, Probe, Workspace, WorkspaceRequest
 from runner.providers import _container, spawn
 from runner.providers._cgroup import Group
-from runner.providers._dialled import Dialled, open_dialled
+from runner.providers._container_init import First, membership, open_first
 from runner.providers._directories import Directories
-from runner.providers._engine import PATIENCE, Engine
-from runner.providers._first import First, membership, open_first
-from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open_reached
-from runner.providers._handed import Cover, Handed, Namespace, open_handed, open_handed_again, remove_handed
-from runner.providers._opening import Room, open_room
-from runner.providers._protected import open_guards, remove_stand_ins
-from runner.providers._shown import ENV, PATHS, show_all, workspace_path, write_system_files
-from runner.providers._slots import Idle, Seat, Stay, covers, mounts_of, open_tree, seat_of
-from runner.settings import Settings
+from runner.providers._docker_api import PATIENCE, Engine
+from runner.providers._docker_mounts import Cover, Handed, Namespace, open_handed, open_handed_again, remove_handed
+from runner.providers._guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_reached
+from runner.providers._prepared_mounts import Room, open_room
+from runner.providers._protected_paths import open_guards, remove_stand_ins
+from runner.providers._sandbox_layout import ENV, PATHS, show_all, workspace_path, write_system_files
+from runner.providers._socket_channel import Dialled, open_dialled
+from runner.providers._warm_containers import Idle, Seat, Stay, covers, mounts_of, open_tree, seat_of
+from runner.safefs import trees
 
 _TMP, _TMP_BYTES = "/tmp", 1 << 30
 _ROOT = "/root"

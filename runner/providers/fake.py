@@ -15,9 +15,10 @@ from pathlib import Path
 
 import trio
 
-from runner.errors import Escaped, ProviderFailed, RunnerError, WorkspaceLost
-from runner.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, Rung
-from runner.nurseries import open_services
+from runner.core.errors import Escaped, ProviderFailed, RunnerError, WorkspaceLost
+from runner.core.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, Rung
+from runner.core.nurseries import open_services
+from runner.core.settings import Settings
 from runner.ports.provider import (
     KILL_GRACE,
     STOP_GRACE,
@@ -31,8 +32,7 @@ from runner.ports.provider import (
 )
 from runner.providers._directories import Directories
 from runner.providers._mounts import open_places
-from runner.providers._opening import open_room, paths_on_host
-from runner.settings import Settings
+from runner.providers._prepared_mounts import open_room, paths_on_host
 
 _PORTS = count(40_000)
 

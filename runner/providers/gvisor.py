@@ -12,10 +12,10 @@ would spare the others, and keep whatever runs JavaScript from starting: that re
 
 from __future__ import annotations
 
-from runner.model import IsolationClass, Limits
-from runner.providers._attached import open_attached
+from runner.core.model import IsolationClass, Limits
+from runner.core.settings import Settings
+from runner.providers._attach_channel import open_attached
 from runner.providers.docker import Docker, Flavour
-from runner.settings import Settings
 
 _HEADROOM = 64 << 20  # bytes of memory for the kernel itself
 _HINT = (

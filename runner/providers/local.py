@@ -18,21 +18,29 @@ from pathlib import Path
 
 import trio
 
-from runner.errors import ProviderFailed, WorkspaceLost
+from runner.core.errors import ProviderFailed, WorkspaceLost
+from runner.core.model import Feature, Handle, IsolationClass, Limits
+from runner.core.settings import Settings
 from runner.guest import binary
-from runner.model import Feature, Handle, IsolationClass, Limits
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Opening, Paths, Probe, Workspace, WorkspaceRequest
 from runner.providers import _bwrap, _cgroup, spawn
-from runner.providers._confined import Sandbox
+from runner.providers._bwrap_exec import Sandbox
+from runner.providers._bwrap_process import Shell, enclose_guest, open_shell
 from runner.providers._directories import Directories
-from runner.providers._enclosure import Shell, enclose_guest, open_shell
-from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
+from runner.providers._guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
 from runner.providers._mounts import Places, open_linkless, open_places
-from runner.providers._opening import open_room
-from runner.providers._protected import open_guards, remove_stand_ins
-from runner.providers._shown import ENV, NO_IMAGE, NOT_WARM, PATHS, show_all, workspace_path, write_system_files
+from runner.providers._prepared_mounts import open_room
+from runner.providers._protected_paths import open_guards, remove_stand_ins
+from runner.providers._sandbox_layout import (
+    ENV,
+    NO_IMAGE,
+    NOT_WARM,
+    PATHS,
+    show_all,
+    workspace_path,
+    write_system_files,
+)
 from runner.providers._volumes import Volume
-from runner.settings import Settings
 
 _GUEST = "/run/guest"
 

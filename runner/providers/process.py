@@ -15,19 +15,19 @@ from pathlib import Path
 
 import trio
 
-from runner import trees
-from runner.errors import ProviderFailed
+from runner.core.errors import ProviderFailed
+from runner.core.model import Feature, Handle, IsolationClass
+from runner.core.settings import Settings
 from runner.guest import binary
-from runner.model import Feature, Handle, IsolationClass
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Opening, Probe, Workspace, WorkspaceRequest
 from runner.providers import _cgroup, spawn
 from runner.providers._directories import Directories
-from runner.providers._guest import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
-from runner.providers._marked import open_unconfined
+from runner.providers._guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
 from runner.providers._mounts import can_stage, open_places
-from runner.providers._opening import Room, open_room, paths_on_host
-from runner.providers._shown import NO_IMAGE, NOT_WARM
-from runner.settings import Settings
+from runner.providers._prepared_mounts import Room, open_room, paths_on_host
+from runner.providers._sandbox_layout import NO_IMAGE, NOT_WARM
+from runner.providers._tagged_process import open_unconfined
+from runner.safefs import trees
 
 _NO_NAMESPACES = "process runs commands directly on this host"
 _NO_QUOTA = "process has no disk quota"  # a volume would not be all of this host that they can write to

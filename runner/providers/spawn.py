@@ -19,8 +19,8 @@ from pathlib import Path
 
 import trio
 
-from runner.errors import Escaped, RunnerError
-from runner.model import Exit
+from runner.core.errors import Escaped, RunnerError
+from runner.core.model import Exit
 from runner.ports import provider as ports
 from runner.ports.provider import KILL_GRACE, ExecResult, Process, Writer
 

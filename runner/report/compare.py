@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.errors import printable
-from runner.model import Status
+from runner.core.errors import printable
+from runner.core.model import Status
 from runner.plan.model import Json, plain_fields
-from runner.report.account import Account, report_bytes, sections, used
-from runner.report.words import MARKS, columns, cost, count, duration, others, size
+from runner.report.format import MARKS, columns, cost, count, duration, others, size
+from runner.report.run_files import Account, report_bytes, sections, used
 
 FORMAT = "runner/comparison/v1"
 WIDEST = 40  # columns of a cell

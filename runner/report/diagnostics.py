@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from runner.errors import Place, RunnerError, in_order, shown
-from runner.report.words import columns
+from runner.core.errors import Place, RunnerError, in_order, shown
+from runner.report.format import columns
 
 COLUMNS = 160  # of a shown source line, gutter and all
 MESSAGE = 4096  # characters of a message or hint

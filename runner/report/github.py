@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.errors import Place, RunnerError, in_order, shown
-from runner.model import Status
-from runner.report.account import Account, blamed
+from runner.core.errors import Place, RunnerError, in_order, shown
+from runner.core.model import Status
 from runner.report.diagnostics import MESSAGE
+from runner.report.run_files import Account, blamed
 
 _BEGUN = re.compile(r"##(?=[A-Za-z]*\[)")
 SHOWN = 10  # of each severity in one step; GitHub drops the rest without a word

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from runner.events.record import RunRecord
 from runner.plan.model import Json, plain
-from runner.record import RunRecord
 
 FORMAT = "runner/run/v1"
 

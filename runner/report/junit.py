@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from xml.sax.saxutils import escape, quoteattr
 
-from runner.errors import Rejected, RunnerError, escaped
-from runner.model import Check, Outcome, Reason, Status
-from runner.record import RunRecord, StepRecord
-from runner.report.account import Account, blamed, used
+from runner.core.errors import Rejected, RunnerError, escaped
+from runner.core.model import Check, Outcome, Reason, Status
+from runner.events.record import RunRecord, StepRecord
+from runner.report.format import commands
+from runner.report.run_files import Account, blamed, used
 from runner.report.text import isolation_line
-from runner.report.words import commands
 
 HOST = "localhost"  # reports go where a host's name is nobody's business
 _MOST = 4096  # characters of a message or line

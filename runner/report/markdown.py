@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from runner.errors import Rejected, RunnerError, escaped, in_order, printable
-from runner.model import Check, Status
+from runner.core.errors import Rejected, RunnerError, escaped, in_order, printable
+from runner.core.model import Check, Status
 from runner.report import compare
-from runner.report.account import Account
+from runner.report.format import MARKS, commands, duration
+from runner.report.run_files import Account
 from runner.report.text import cluster_line, isolation_line, usage_lines
-from runner.report.words import MARKS, commands, duration
 
 MOST = 1 << 20  # bytes of what GitHub shows of one step
 _WIDEST = 500  # characters of a line

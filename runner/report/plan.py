@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 
-from runner.errors import NotEnforced, shown
-from runner.model import Feature, Limits
+from runner.core.errors import NotEnforced, shown
+from runner.core.model import Feature, Limits
 from runner.plan.diff import Change
 from runner.plan.model import BUILT_IN, DEFAULTS, Given, Plan, PlannedCluster, RunPlan, Step
-from runner.report.words import columns, duration, limits, wrapped
+from runner.report.format import columns, duration, limits, wrapped
 from runner.spec.model import CliVersion
 
 _LEAST = 24  # columns of the cells that are wrapped, however narrow the terminal

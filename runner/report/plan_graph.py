@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.errors import shown
+from runner.core.errors import shown
 from runner.plan.model import Plan, RunPlan
-from runner.report.words import duration
+from runner.report.format import duration
 
 _CUT = 120  # characters of a label
 

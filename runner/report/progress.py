@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from runner import events as ev
-from runner.model import Reason, Status, StopReason
-from runner.record import RunRecord, StepRecord
-from runner.report.account import Account, blamed, used
+from runner.core.model import Reason, Status, StopReason
+from runner.events import events as ev
+from runner.events.record import RunRecord, StepRecord
+from runner.report.format import MARKS, brief, commands, cost, count, duration, rung, sandbox
+from runner.report.run_files import Account, blamed, used
 from runner.report.symptoms import symptom
 from runner.report.text import class_line, cluster_line, status_word
 from runner.report.triage import Scene
-from runner.report.words import MARKS, brief, commands, cost, count, duration, rung, sandbox
 
 NEWS = 5.0  # seconds that a live line shows what was done to a command whose step goes on
 _NAMED = 20  # violations

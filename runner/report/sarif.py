@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from runner import __version__
-from runner.errors import Place, RunnerError, in_order, shown
+from runner.core.errors import Place, RunnerError, in_order, shown
 from runner.report.diagnostics import MESSAGE
 from runner.report.rules import rules
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from runner.errors import printable
-from runner.events import CommitsTaken
-from runner.model import IsolationClass, Reason, Status
-from runner.record import ClusterUse, RunRecord, StepRecord
-from runner.report.account import blamed
-from runner.report.words import MARKS, brief, commands, duration, isolation, rung, usage
+from runner.core.errors import printable
+from runner.core.model import IsolationClass, Reason, Status
+from runner.events.events import CommitsTaken
+from runner.events.record import ClusterUse, RunRecord, StepRecord
+from runner.report.format import MARKS, brief, commands, duration, isolation, rung, usage
+from runner.report.run_files import blamed
 from runner.triage.budget import sizes
 
 WIDEST = 1_000  # characters of a line

@@ -15,13 +15,13 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from runner import events as ev
-from runner.errors import printable
-from runner.model import CheckKind, Reason, Status
-from runner.record import RunRecord, StepRecord
-from runner.report.account import blamed, used
+from runner.core.errors import printable
+from runner.core.model import CheckKind, Reason, Status
+from runner.events import events as ev
+from runner.events.record import RunRecord, StepRecord
+from runner.report.format import MARKS, commands, cost, count, duration, wrapped
+from runner.report.run_files import blamed, used
 from runner.report.text import cluster_line, isolation_line
-from runner.report.words import MARKS, commands, cost, count, duration, wrapped
 from runner.triage.sections import section, sections_of
 
 WIDEST = 1_000  # characters of a line

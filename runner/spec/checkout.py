@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from runner.errors import BadUrl, shown
-from runner.model import Checkout
-from runner.settings import without_secrets
+from runner.core.errors import BadUrl, shown
+from runner.core.model import Checkout
+from runner.core.settings import without_secrets
 
 URL_DEPTH = 1  # commits of history from a URL, unless a manifest says how many
 

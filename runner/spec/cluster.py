@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import KubeconfigExposed, RunnerError, UnknownContext, Untrusted
-from runner.model import Feature
-from runner.settings import Settings
+from runner.core.errors import KubeconfigExposed, RunnerError, UnknownContext, Untrusted
+from runner.core.model import Feature
+from runner.core.settings import Settings
 from runner.spec.model import ClusterFact, ClusterSpec, Demand, Facts
 from runner.spec.select import Selected
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from runner.errors import OverCost, RunnerError, Unenforceable
+from runner.core.errors import OverCost, RunnerError, Unenforceable
 from runner.spec.model import RunSpec
 
 _UNITS = 1_000_000  # of a dollar: shares are rounded down, so that they never add up to more

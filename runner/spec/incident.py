@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.errors import IncidentLarge, IncidentLeftOut, Place, RunnerError, shown
+from runner.core.errors import IncidentLarge, IncidentLeftOut, Place, RunnerError, shown
 from runner.spec.model import Facts
 
 _READ = "content counts up to 16 MiB a file and 256 MiB, 1,000 files and 100 entries at the top"

@@ -8,9 +8,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.errors import Place, RunnerError, Unenforceable
+from runner.core.errors import Place, RunnerError, Unenforceable
+from runner.core.model import Budget, Checkout, Feature, IsolationClass, Limits, Mount
 from runner.manifest.load import DEFAULTS
-from runner.model import Budget, Checkout, Feature, IsolationClass, Limits, Mount
 from runner.spec.checkout import TaskContext
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from runner.errors import BadValue, PreloadMissing, RunnerError
+from runner.core.errors import BadValue, PreloadMissing, RunnerError
 from runner.spec.model import ContextFile
 from runner.spec.select import Selected
 

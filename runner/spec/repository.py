@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from runner.errors import BadValue, DefaultsDropped, NetworkIgnored, Place, RunnerError, shown
+from runner.core.errors import BadValue, DefaultsDropped, NetworkIgnored, Place, RunnerError, shown
+from runner.core.model import IsolationClass
 from runner.manifest import repository
 from runner.manifest.load import DEFAULTS
 from runner.manifest.repository import RepositoryPolicy
 from runner.manifest.text import Tree
-from runner.model import IsolationClass
 from runner.policy.paths import check_pattern
 from runner.spec.model import PolicyFile, PolicySpec
 

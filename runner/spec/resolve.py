@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from runner.errors import (
+from runner.core.errors import (
     BadRef,
     BadUrl,
     BadValue,
@@ -26,17 +26,17 @@ from runner.errors import (
     WorkspaceDisabled,
     shown,
 )
-from runner.ids import BRANCH_HINT, is_branch
+from runner.core.ids import BRANCH_HINT, is_branch
+from runner.core.model import DEFAULT_PROJECT, Budget, Checkout, Feature, IsolationClass, Limits
+from runner.core.settings import Settings
 from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import DEFAULTS, Document
-from runner.model import DEFAULT_PROJECT, Budget, Checkout, Feature, IsolationClass, Limits
 from runner.policy.paths import check_pattern
 from runner.policy.protected import check_protected, unite
 from runner.policy.toolchains import check_toolchain, is_installed, is_language
-from runner.settings import Settings
 from runner.spec import template
 from runner.spec.checkout import (
     SECRET_IN_URL,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runner.errors import BadValue, RunnerError, SecretForbidden, Untrusted
+from runner.core.errors import BadValue, RunnerError, SecretForbidden, Untrusted
+from runner.core.model import Feature
 from runner.manifest.kinds.agent_type import GivenSecret, SecretSource
-from runner.model import Feature
 from runner.spec.model import Demand, FromCommand, FromEnv, FromFile, FromKeyring, PolicySpec, SecretSpec
 from runner.spec.select import Selected
 

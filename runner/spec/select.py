@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from runner import __version__
-from runner.errors import (
+from runner.core.errors import (
     BadValue,
     Cycle,
     MissingField,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from runner.errors import BadTemplate, Place, nearest, shown
+from runner.core.errors import BadTemplate, Place, nearest, shown
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import replace
 
-from runner.events import LeaseAcquired
+from runner.core.model import Fence, Lease
+from runner.events.events import LeaseAcquired
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
-from runner.model import Fence, Lease
 from runner.store._rows import as_rows
 
 _COLUMNS = "workspace, fence, id, holder, acquired, refreshed, expires"

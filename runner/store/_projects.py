@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 
-from runner.errors import ProjectOwned, UnknownProject, nearest, shown
+from runner.core.errors import ProjectOwned, UnknownProject, nearest, shown
 from runner.ports.store import ProjectRow
 
 _COLUMNS = "name, root, workspace_isolation, protected_paths, manifest, updated"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.errors import RunExists, UnknownRun, shown
-from runner.events import RunStarted
+from runner.core.errors import RunExists, UnknownRun, shown
+from runner.events.events import RunStarted
 from runner.ports.store import RunRow
 
 _CANDIDATES = 8

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from runner.events import Event, SlotClaimed, SlotMissed
+from runner.core.model import SlotState
+from runner.events.events import Event, SlotClaimed, SlotMissed
 from runner.lifecycle.pool import NEXT, read_key
-from runner.model import SlotState
 from runner.plan.model import canonical
 from runner.ports.store import PoolRow, SlotRow
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from runner.errors import UnknownWorkspace, shown
-from runner.events import Event
+from runner.core.errors import UnknownWorkspace, shown
+from runner.core.model import DEFAULT_PROJECT, Anchor, Limits, WorkspaceStatus
+from runner.events.events import Event
 from runner.lifecycle.workspace import fold, named
-from runner.model import DEFAULT_PROJECT, Anchor, Limits, WorkspaceStatus
 from runner.ports.store import WorkspaceRow
 
 _CANDIDATES = 8

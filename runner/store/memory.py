@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
-from runner.errors import RunOver, StoreFailed
-from runner.events import Event, Recorded, RunEnded, RunStarted, decode, encode
+from runner.core.errors import RunOver, StoreFailed
+from runner.core.model import Anchor, Fence, Lease, SlotState, Status
+from runner.events.events import Event, Recorded, RunEnded, RunStarted, decode, encode
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 from runner.lifecycle.pool import NEXT
 from runner.lifecycle.workspace import fold, named
-from runner.model import Anchor, Fence, Lease, SlotState, Status
 from runner.ports.store import PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
 from runner.store._projects import find_project, owned
 from runner.store._runs import find_run, run_exists

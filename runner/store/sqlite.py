@@ -24,7 +24,7 @@ from typing import TypeVar, get_args
 import trio
 
 from runner import __version__
-from runner.errors import (
+from runner.core.errors import (
     LeaseError,
     RunnerError,
     RunOver,
@@ -34,7 +34,8 @@ from runner.errors import (
     StoreTooNew,
     WorkspaceState,
 )
-from runner.events import (
+from runner.core.model import Anchor, Fence, Lease, SlotState, Status
+from runner.events.events import (
     Event,
     LeaseAcquired,
     LeaseRefreshed,
@@ -48,11 +49,10 @@ from runner.events import (
     decode,
     encode,
 )
+from runner.events.record import replay
 from runner.lifecycle.lease import LeaseEvent
 from runner.lifecycle.workspace import WorkspaceEvent
-from runner.model import Anchor, Fence, Lease, SlotState, Status
 from runner.ports.store import PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
-from runner.record import replay
 from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, restore_lease, write_lease
 from runner.store._projects import find_project, read_projects, write_project
 from runner.store._rows import as_rows

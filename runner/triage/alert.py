@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.errors import shown
-from runner.ids import is_name, is_object_name
+from runner.core.errors import shown
+from runner.core.ids import is_name, is_object_name
 from runner.triage.alert_forms import SERVICES as SERVICES
 from runner.triage.alert_forms import alert_of, text
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from runner.ids import is_name, is_object_name
+from runner.core.ids import is_name, is_object_name
 
 SERVICES = "Alertmanager, Grafana, PagerDuty, Opsgenie or Datadog"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from runner.errors import shown
+from runner.core.errors import shown
 from runner.triage._json import read_object, written
 
 FILE = "incident_cluster_permissions.json"

@@ -28,17 +28,17 @@ from typing import Any
 import trio
 
 import runner.agents
-from runner import plugins
 from runner.agents import command_of
 from runner.agents._cli import Cli
-from runner.egress.double import Double, serve_double
-from runner.egress.gateway import open_session
-from runner.egress.turns import Turn
-from runner.model import Budget, Exit
+from runner.core import plugins
+from runner.core.model import Budget, Exit
+from runner.core.settings import shipped
+from runner.fake_model.provider import Double, serve_double
+from runner.fake_model.script import Turn
+from runner.gateway.gateway import open_session
 from runner.ports.agent import Access, Ended
 from runner.ports.gateway import Grant
 from runner.ports.provider import Paths
-from runner.settings import shipped
 from runner.steps.agent.home import furnish
 from tests.cli.test_agent_clis import PLACE
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from runner.agents.script import agent
-from runner.model import Exit, Reason, Status
+from runner.core.model import Exit, Reason, Status
 from runner.ports.agent import Ended
 
 

@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from runner.agents._subrunner import LONGEST_LINE, command_of
-from runner.errors import SubRunnerContract
-from runner.settings import shipped
+from runner.core.errors import SubRunnerContract
+from runner.core.settings import shipped
 
 PATH = {"PATH": os.defpath}
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import runner.agents
-from runner import plugins
 from runner.agents._cli import Cli
-from runner.model import Exit, Fate, Reason, Status, Usage
+from runner.core import plugins
+from runner.core.model import Exit, Fate, Reason, Status, Usage
 from runner.ports.agent import Ended
 from tests.agents.record_transcripts import CASES as RECORDED
 from tests.agents.record_transcripts import TRANSCRIPTS, verdict_of

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import runner.agents
-from runner import plugins
 from runner.agents._version import pin_of, program_at, version_of
-from runner.app.image import pins
+from runner.core import plugins
+from runner.ops.host.image import pins
 
 CLIS = ("claude", "codex", "gemini", "goose")
 PACKAGE = "@openai/codex"

@@ -15,8 +15,8 @@ import trio
 
 from runner.artifacts import export as exporting
 from runner.artifacts.export import Exported, export
-from runner.errors import UsageError
-from runner.redact import Redactor, forms_of
+from runner.core.errors import UsageError
+from runner.core.redact import Redactor, forms_of
 
 KEY = b"sk-ant-api03-Zm9v+YmFy/0123456789 $\"'\\~!\nsecond line of it: 9876543210"
 REDACTOR = Redactor({"KEY": KEY})

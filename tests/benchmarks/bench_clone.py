@@ -20,13 +20,13 @@ from pathlib import Path
 
 import trio
 
-from runner import trees
+from runner.core.settings import Settings
 from runner.git.binary import Binary
 from runner.git.remote import Reach
-from runner.settings import Settings
+from runner.safefs import trees
 from tests.benchmarks.bench_checkout import ENV, cpu, make_repository
 from tests.benchmarks.sizes import rounds
-from tests.git.servers import https
+from tests.support.git_servers import https
 
 Took = tuple[float, float]  # seconds, wall and CPU
 

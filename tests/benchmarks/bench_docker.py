@@ -17,11 +17,11 @@ from pathlib import Path
 
 import trio
 
-from runner.model import Limits
+from runner.core.model import Limits
 from runner.ports.provider import Opening, Workspace, WorkspaceRequest
 from runner.providers.docker import RUNC, Docker, Flavour
 from runner.providers.gvisor import RUNSC
-from tests.conformance import dockerd
+from tests.support import dockerd
 
 OPENINGS, COMMANDS, FLOODS = 15, 50, 3
 MIB = 1 << 20

@@ -18,13 +18,13 @@ from typing import cast
 
 import trio
 
+from runner.core.model import Fence, IsolationClass, Limits
 from runner.engine.execute import execute
 from runner.engine.run import Control, carry_out
-from runner.events import Event, Recorded
-from runner.model import Fence, IsolationClass, Limits
+from runner.events.events import Event, Recorded
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan, Step
-from runner.steps._run import Places, Ports
+from runner.runtime.context import Places, Ports
 from runner.steps.teardown.plan import Body
 from tests.benchmarks.sizes import amount
 

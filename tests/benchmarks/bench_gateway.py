@@ -22,17 +22,17 @@ from pathlib import Path
 
 import trio
 
-from runner.egress.double import serve_double
-from runner.egress.gateway import ModelGateway
-from runner.egress.turns import Turn
+from runner.core.settings import Settings
+from runner.fake_model.provider import serve_double
+from runner.fake_model.script import Turn
+from runner.gateway.gateway import ModelGateway
 from runner.ports.gateway import Api, Grant
 from runner.ports.provider import Opening, WorkspaceRequest
 from runner.providers.docker import Docker
 from runner.providers.local import Local
-from runner.settings import Settings
 from tests.benchmarks.sizes import amount, rounds
-from tests.conformance import dockerd
-from tests.conformance.places import OnTestImage
+from tests.support import dockerd
+from tests.support.providers import OnTestImage
 
 ROUNDS = rounds(300)
 STREAMS = amount(200)

@@ -17,12 +17,12 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 import trio
 
-from runner.app.planning import make_plan
 from runner.compiler import compile_plan
+from runner.core.settings import Settings
 from runner.manifest.load import defaults, load
+from runner.ops.planning.make_plan import make_plan
 from runner.plan.graph import Graph
 from runner.plan.model import Step, digest
-from runner.settings import Settings
 from runner.spec.model import Facts, RunSpec
 from runner.spec.resolve import resolve
 from runner.spec.select import select

@@ -19,18 +19,18 @@ from pathlib import Path
 
 import trio
 
-from runner.app.handover import warm
-from runner.app.pool import open_pool
-from runner.app.tenancy import Premises
+from runner.core.model import Handle, Limits, SlotKey, SlotState
+from runner.core.settings import Settings
 from runner.lifecycle.pool import name_of
-from runner.model import Handle, Limits, SlotKey, SlotState
+from runner.ops.pool.handoff import warm
+from runner.ops.pool.pool import open_pool
+from runner.ops.workspaces.workspace_lease import Premises
 from runner.ports.provider import Opening, WorkspaceRequest
 from runner.ports.store import PoolRow
 from runner.providers.docker import Docker
-from runner.settings import Settings
 from runner.store.sqlite import open_store
 from tests.benchmarks.sizes import amount
-from tests.conformance import dockerd
+from tests.support import dockerd
 
 HANDOVERS, OTHERS, SIZE = amount(200), 15, 2
 LIMITS = Limits(cpus=2, memory_bytes=1 << 30, pids=512)
@@ -96,7 +96,7 @@ async def main(count: int) -> None:
         provider, key = Docker(home, dockerd.host()), SlotKey("docker", dockerd.image_id(), LIMITS)
         times: list[float] = []
         async with open_store(home / "state.db", now=lambda: time.time_ns() // 1000, entropy=os.urandom) as store:
-            from runner.app.apply import ports_of
+            from runner.ops.runs.apply import ports_of
 
             premises = Premises(settings, store, ports_of(settings, store))
             async with open_pool(premises, [PoolRow(name_of(key), key, SIZE)], print):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import runner
-from runner.redact import Redactor
+from runner.core.redact import Redactor
 from tests.benchmarks.sizes import rounds
 
 ROUNDS = rounds(5)

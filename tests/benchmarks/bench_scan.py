@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from runner import beneath, listing
 from runner.policy.paths import PathPolicy
-from runner.steps._disk import scan
+from runner.runtime.tree_scan import scan
+from runner.safefs import beneath, listing
 from tests.benchmarks.sizes import amount, rounds
 
 ROUNDS = rounds(7)

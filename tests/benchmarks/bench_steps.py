@@ -19,13 +19,13 @@ from pathlib import Path
 
 import trio
 
-from runner import trees
 from runner.ports.provider import Opening, Workspace, WorkspaceRequest
-from runner.providers._confined import Sandbox
+from runner.providers._bwrap_exec import Sandbox
 from runner.providers.local import Local
 from runner.providers.process import OnHost
 from runner.providers.spawn import descendants
-from runner.steps._exec import open_logs, run_logged
+from runner.runtime.exec import open_logs, run_logged
+from runner.safefs import trees
 
 ROUNDS, EACH = 15, 20
 TICKS = os.sysconf("SC_CLK_TCK")

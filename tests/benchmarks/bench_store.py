@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from runner.events import RunStarted, StepStarted, Warned, encode
+from runner.events.events import RunStarted, StepStarted, Warned, encode
 from runner.store.sqlite import open_store, scripts
 from tests.benchmarks.sizes import rounds
 

@@ -26,16 +26,16 @@ from pathlib import Path
 import trio
 
 from runner.agents import goose
-from runner.egress.double import serve_double
-from runner.egress.turns import Turn
+from runner.core.settings import shipped
+from runner.fake_model.provider import serve_double
+from runner.fake_model.script import Turn
 from runner.ports.agent import Access
 from runner.ports.provider import Paths
 from runner.providers._bwrap import binary
-from runner.settings import shipped
 from runner.steps.agent.home import furnish
 from tests.benchmarks.sizes import rounds
 from tests.cli.test_agent_clis import PLACE
-from tests.conformance import dockerd
+from tests.support import dockerd
 
 Cost = tuple[float, float]
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.benchmarks import bench_cli, bench_engine
 from tests.benchmarks.sizes import SMALL
-from tests.conformance import dockerd
-from tests.needs import AGENTS, GIT
+from tests.support import dockerd
+from tests.support.needs import AGENTS, GIT
 
 HERE = Path(__file__).parent
 NEEDS = {

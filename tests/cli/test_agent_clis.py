@@ -25,23 +25,22 @@ import pytest
 import trio
 
 import runner.agents
-from runner import plugins
-from runner.app.apply import apply
-from runner.app.planning import make_plan
-from runner.egress.double import Double, serve_double
-from runner.egress.http import LARGE_PLACES, Reply, Request, serve_http
-from runner.egress.turns import Fail, Turn
-from runner.model import Reason
-from runner.nurseries import open_services
+from runner.core import plugins
+from runner.core.model import Reason
+from runner.core.nurseries import open_services
+from runner.core.settings import Settings
+from runner.events.record import RunRecord
+from runner.fake_model.provider import Double, serve_double
+from runner.fake_model.script import Fail, Turn
+from runner.network.http import LARGE_PLACES, Reply, Request, serve_http
+from runner.ops.planning.make_plan import make_plan
+from runner.ops.runs.apply import apply
 from runner.ports.agent import Access
 from runner.ports.gateway import Api
-from runner.record import RunRecord
-from runner.settings import Settings
 from runner.steps.agent.model import MODEL_BUSY
-from tests import components
-from tests.conformance import dockerd
-from tests.needs import AGENTS
-from tests.situations import Project, document, git
+from tests.support import components, dockerd
+from tests.support.needs import AGENTS
+from tests.support.situations import Project, document, git
 
 PLACE = components.AGENTS
 

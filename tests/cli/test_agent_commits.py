@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.bad import say
-from tests.situations import Project, git, step
+from tests.support.bad_input import say
+from tests.support.situations import Project, git, step
 
 LOCAL = "repo_source: {type: local, path: repo}"
 AGENT = "export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b\n"

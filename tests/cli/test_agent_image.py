@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.app.image import DISTRIBUTED, INPUTS, digest, pins
-from runner.egress.turns import Turn
-from runner.providers._engine import Engine
+from runner.fake_model.script import Turn
+from runner.ops.host.image import DISTRIBUTED, INPUTS, digest, pins
+from runner.providers._docker_api import Engine
 from tests.cli.test_agent_clis import CLIS, work_off, write
-from tests.conformance import agent_image, dockerd
-from tests.situations import Project
+from tests.support import agent_image, dockerd
+from tests.support.situations import Project
 
 pytestmark = pytest.mark.timeout(1800)  # the first one may build it
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.egress.turns import Turn
-from runner.settings import shipped
+from runner.core.settings import shipped
+from runner.fake_model.script import Turn
 from tests.cli.test_agent_clis import PLACES, toolchain, work_off
-from tests.conformance import dockerd
-from tests.situations import Project, document
+from tests.support import dockerd
+from tests.support.situations import Project, document
 
 __all__ = ["toolchain"]
 

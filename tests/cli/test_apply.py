@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance import dockerd
-from tests.needs import MEMORY, USERS
-from tests.situations import Project, document, git, step
+from tests.support import dockerd
+from tests.support.needs import MEMORY, USERS
+from tests.support.situations import Project, document, git, step
 
 
 @pytest.mark.scenario("CFG-04")

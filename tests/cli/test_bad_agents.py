@@ -12,7 +12,7 @@ from time import monotonic
 
 import pytest
 
-from tests.situations import Done, Project, document, git, step
+from tests.support.situations import Done, Project, document, git, step
 
 LOCAL = "repo_source: {type: local, path: repo}"
 

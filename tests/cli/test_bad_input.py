@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.bad import Make, committed, refused, say
-from tests.situations import Project, document
+from tests.support.bad_input import Make, committed, refused, say
+from tests.support.situations import Project, document
 
 WORK = document("IncidentRun", "work", "agent_type: worker")
 LOCAL = "repo_source: {type: local, path: repo}"
@@ -409,7 +409,7 @@ def replaced_by_fifo(name: str) -> Make:
 
 
 def empty(project: Project) -> None:
-    from tests.situations import git
+    from tests.support.situations import git
 
     (project.folder / "repo").mkdir()
     git(project.folder / "repo", "init", "-q")

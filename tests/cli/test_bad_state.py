@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.bad import Make, committed, refused, say
-from tests.needs import ROOT
-from tests.situations import Project, git
+from tests.support.bad_input import Make, committed, refused, say
+from tests.support.needs import ROOT
+from tests.support.situations import Project, git
 
 LOCAL = "repo_source: {type: local, path: repo}"
 

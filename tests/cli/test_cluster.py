@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from runner.app.planning import Request, make_plan
-from runner.app.saved import make_saved_plan, save
-from runner.egress.turns import Turn
-from runner.errors import Rejected, StalePlan
+from runner.core.errors import Rejected, StalePlan
+from runner.core.settings import Settings
+from runner.fake_model.script import Turn
+from runner.ops.planning.make_plan import Request, make_plan
+from runner.ops.planning.saved_plan import make_saved_plan, save
 from runner.report.plan import render_plan
-from runner.settings import Settings
 from tests.cli.test_agent_clis import CLIS, PLACE, places_with, work_off
 from tests.cli.test_signals import until
-from tests.conformance import dockerd
-from tests.egress.kube import KUBECTL, POD, SECRET, TOKEN, Api, serving
-from tests.needs import AGENTS
-from tests.situations import Done, Project, document
+from tests.support import dockerd
+from tests.support.kubernetes import KUBECTL, POD, SECRET, TOKEN, Api, serving
+from tests.support.needs import AGENTS
+from tests.support.situations import Done, Project, document
 
 HOUSING = {
     "local": f"providers: [local], toolchains: [{KUBECTL}]",

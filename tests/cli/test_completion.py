@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from runner.cli.completion_names import KINDS
 from runner.cli.main import main
-from runner.cli.names import KINDS
 from runner.cli.output import Output
-from tests.needs import program
-from tests.situations import Project, document
+from tests.support.needs import program
+from tests.support.situations import Project, document
 
 DOCUMENTS = [
     document("AgentType", "fixer", "agent: script"),
@@ -189,4 +189,4 @@ def test_what_tab_waits_for_imports_neither_manifests_nor_the_store(kind: str) -
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     loaded = {name.split(".")[0] for name in done.stderr.split()} | set(done.stderr.split())
-    assert not loaded & {"trio", "pydantic", "ruamel", "sqlite3", "shtab", "runner.app", "runner.store"}
+    assert not loaded & {"trio", "pydantic", "ruamel", "sqlite3", "shtab", "runner.ops", "runner.store"}

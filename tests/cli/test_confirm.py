@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.situations import Project
+from tests.support.situations import Project
 
 TERMINAL = {"TERM": "dumb", "LANG": "C.UTF-8", "PYTHONUTF8": "1", "COLUMNS": "200"}
 QUESTION = "Start? [y/N] "

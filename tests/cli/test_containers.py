@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance import dockerd
-from tests.situations import Project, document, step
+from tests.support import dockerd
+from tests.support.situations import Project, document, step
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.situations import Project
+from tests.support.situations import Project
 
 OLD = """\
 apiVersion: runner/v1alpha1

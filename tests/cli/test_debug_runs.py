@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from runner.model import Status
-from runner.record import RunRecord
+from runner.core.model import Status
+from runner.core.settings import shipped
+from runner.events.record import RunRecord
 from runner.report.text import render_run
-from runner.settings import shipped
 from runner.steps.session import run as session
 from tests.cli.test_models import applied, directory, program, tools, write
-from tests.situations import Project, document
+from tests.support.situations import Project, document
 
 __all__ = ["tools"]  # the fixture
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from runner.core.settings import Settings, duration_text, parse_duration, parse_size, size_text
 from runner.providers._bwrap import binary, profile
-from runner.settings import Settings, duration_text, parse_duration, parse_size, size_text
-from tests.needs import ROOT
-from tests.situations import Project
+from tests.support.needs import ROOT
+from tests.support.situations import Project
 
 NO_NAMESPACES = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from runner.app.probe import Examined, Result, Tried, _try
-from runner.model import Exit, IsolationClass, Limits
+from runner.core.model import Exit, IsolationClass, Limits
+from runner.ops.host.probe import Examined, Result, Tried, _try
 from runner.ports.provider import Opening, WorkspaceRequest
 from runner.providers._escapes import ESCAPES
 from runner.providers.fake import Fake, Scripted
-from tests.conformance import dockerd
-from tests.situations import Project, leftovers
+from tests.support import dockerd
+from tests.support.situations import Project, leftovers
 
 
 @pytest.mark.slow

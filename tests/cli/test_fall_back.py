@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.situations import Project, step
+from tests.support.situations import Project, step
 
 
 @pytest.mark.slow

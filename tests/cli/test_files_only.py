@@ -9,8 +9,8 @@ import pytest
 
 from tests.cli.test_rehearse import claude
 from tests.cli.test_triage import DESCRIBED, place, record_of, triage
-from tests.egress.kube import TOKEN, Api, serving
-from tests.situations import Project
+from tests.support.kubernetes import TOKEN, Api, serving
+from tests.support.situations import Project
 
 __all__ = ["claude"]
 

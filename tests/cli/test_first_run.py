@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import CARGO, COMPILER, GO, MAKE, NPM
-from tests.situations import Project, git
-from tests.wheel import built_wheel
+from tests.support.needs import CARGO, COMPILER, GO, MAKE, NPM
+from tests.support.situations import Project, git
+from tests.support.wheel import built_wheel
 
 AS_ORDINARY = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from runner import trees
-from tests.git.servers import Handler, Https, https
-from tests.needs import OPENSSL
-from tests.situations import Project, git, step
+from runner.safefs import trees
+from tests.support.git_servers import Handler, Https, https
+from tests.support.needs import OPENSSL
+from tests.support.situations import Project, git, step
 
 pytestmark = OPENSSL.mark
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.situations import Project, document
+from tests.support.situations import Project, document
 
 WORKER = """
 agent: script

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from runner.app.apply import apply
-from runner.app.planning import make_plan
-from runner.settings import Settings, shipped
-from runner.steps._incident import is_latest, keep_earlier, open_log
-from tests.app.test_recover import kill, run_in_agent
-from tests.conformance import dockerd
-from tests.situations import Project, document, step
+from runner.core.settings import Settings, shipped
+from runner.ops.planning.make_plan import make_plan
+from runner.ops.runs.apply import apply
+from runner.runtime.incident_files import is_latest, keep_earlier, open_log
+from tests.ops.runs.test_recover import kill, run_in_agent
+from tests.support import dockerd
+from tests.support.situations import Project, document, step
 
 INCIDENT = "incident: {directory: incident}"
 SKILL = "skills: [k8s-troubleshooter]"

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from runner.app.init import ci
-from runner.app.init.survey import install_words, survey
-from tests.needs import ROOT, program
-from tests.situations import Project, git, step
+from runner.ops.init import ci
+from runner.ops.init.survey import install_words, survey
+from tests.support.needs import ROOT, program
+from tests.support.situations import Project, git, step
 
 TESTED = "import unittest\n\nclass T(unittest.TestCase):\n    def test_one(self): self.assertEqual(1, 1)\n"
 PYTHON = {"test_app.py": TESTED}

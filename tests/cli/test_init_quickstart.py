@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.situations import Project, git
+from tests.support.situations import Project, git
 
 
 @pytest.fixture(params=["git", "no git"])

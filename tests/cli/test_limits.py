@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from runner.errors import UsageError
-from runner.settings import Settings
-from tests.conformance import dockerd
-from tests.needs import USERS
-from tests.situations import Project, document
+from runner.core.errors import UsageError
+from runner.core.settings import Settings
+from tests.support import dockerd
+from tests.support.needs import USERS
+from tests.support.situations import Project, document
 
 pytestmark = USERS.mark
 

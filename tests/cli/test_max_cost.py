@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from runner.app.apply import apply
-from runner.app.history import find_run
-from runner.app.planning import Request, make_plan
-from runner.app.resume import consider, resume
-from runner.app.saved import make_saved_plan, save
-from runner.errors import Rejected
+from runner.core.errors import Rejected
+from runner.ops.planning.make_plan import Request, make_plan
+from runner.ops.planning.saved_plan import make_saved_plan, save
+from runner.ops.runs.apply import apply
+from runner.ops.runs.history import find_run
+from runner.ops.runs.resume import consider, resume
 from tests.cli.test_models import KEYS, directory, doubled, settings_of, tools, write
-from tests.situations import Project, document
+from tests.support.situations import Project, document
 
 __all__ = ["tools"]  # a fixture
 

@@ -17,26 +17,26 @@ from typing import Any
 import pytest
 
 from runner.agents._cli import Cli
-from runner.app.apply import apply
-from runner.app.planning import Request, make_plan
-from runner.app.saved import make_saved_plan, save
-from runner.egress.double import serve_double
-from runner.egress.turns import Turn
-from runner.errors import Rejected
-from runner.model import Reason, Usage
+from runner.core.errors import Rejected
+from runner.core.model import Reason, Usage
+from runner.core.settings import Settings
+from runner.events.record import RunRecord
+from runner.fake_model.provider import serve_double
+from runner.fake_model.script import Turn
+from runner.ops.planning.make_plan import Request, make_plan
+from runner.ops.planning.saved_plan import make_saved_plan, save
+from runner.ops.runs.apply import apply
 from runner.ports.agent import Access
-from runner.record import RunRecord
+from runner.report.format import usage
 from runner.report.json import record_document
 from runner.report.plan import render_plan
 from runner.report.text import render_run
 from runner.report.triage import Found, Scene, closing
-from runner.report.words import usage
-from runner.settings import Settings
 from runner.steps.agent.model import MODEL_BUSY, STANDS_FOR_KEY
 from runner.steps.agent.run import UNTESTED
-from tests.conformance import dockerd
-from tests.needs import USERS
-from tests.situations import Project, document
+from tests.support import dockerd
+from tests.support.needs import USERS
+from tests.support.situations import Project, document
 
 KEYS = {
     "ANTHROPIC_API_KEY": "sk-ant-0123456789",

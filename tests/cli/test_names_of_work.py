@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.situations import Project, git, step
+from tests.support.situations import Project, git, step
 
 LOCAL = "repo_source: {type: local, path: repo}"
 

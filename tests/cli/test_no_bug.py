@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from runner.cli.main import BUG
-from tests.forked import FORKS
-from tests.situations import document
+from tests.support.forked import FORKS
+from tests.support.situations import document
 
 NOBODY = 65534
 MANIFESTS = "---\n".join(

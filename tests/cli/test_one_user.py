@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.situations import Project
+from tests.support.situations import Project
 
 
 @pytest.fixture

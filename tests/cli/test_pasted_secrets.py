@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.situations import Project
+from tests.support.situations import Project
 
 PASSWORD = "hunter22-Zx81kLq0Vw7T"
 URL = f"https://me:{PASSWORD}@git.example.org/team/shop"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.settings import Settings
-from tests.forked import ROOT
-from tests.needs import program
-from tests.situations import Done, Project, document, git
+from runner.core.settings import Settings
+from tests.support.forked import ROOT
+from tests.support.needs import program
+from tests.support.situations import Done, Project, document, git
 
 WORKSPACE = """
 repo_source: {type: local, path: repo}

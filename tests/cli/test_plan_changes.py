@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.situations import Project, document, git
+from tests.support.situations import Project, document, git
 
 
 def changes(project: Project, *arguments: str) -> list[str]:

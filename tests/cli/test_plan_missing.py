@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.app.facts import cli_label
-from tests.conformance import dockerd
-from tests.situations import Done, Project, document
+from runner.ops.planning.facts import cli_label
+from tests.support import dockerd
+from tests.support.situations import Done, Project, document
 
 WORKER = """
 agent: {agent}

@@ -9,8 +9,8 @@ from textwrap import dedent
 
 import pytest
 
-from tests.cli.bad import say
-from tests.situations import Project, document, git, step
+from tests.support.bad_input import say
+from tests.support.situations import Project, document, git, step
 
 OWN = ".agentgate/policy.yaml"
 LOCAL = "repo_source: {type: local, path: repo}"

@@ -19,20 +19,19 @@ from typing import Any
 import pytest
 import trio
 
-from runner.app.apply import apply
-from runner.app.planning import make_plan
-from runner.app.pool import open_pool, pools_of, resize
-from runner.app.pool import status as look
-from runner.app.tenancy import open_premises
-from runner.errors import NoPool, Rejected, RunnerError, UnknownPool, UsageError
-from runner.model import Limits, Miss, SlotKey
+from runner.core.errors import NoPool, Rejected, RunnerError, UnknownPool, UsageError
+from runner.core.model import Limits, Miss, SlotKey
+from runner.core.settings import Settings
+from runner.events.record import RunRecord
+from runner.ops.planning.make_plan import make_plan
+from runner.ops.pool.pool import open_pool, pools_of, resize
+from runner.ops.pool.pool import status as look
+from runner.ops.runs.apply import apply
+from runner.ops.workspaces.workspace_lease import open_premises
 from runner.ports.store import PoolRow, Store
-from runner.record import RunRecord
-from runner.settings import Settings
 from runner.store.sqlite import Reader, open_reader
-from tests.conformance import dockerd
-from tests.engine import effects
-from tests.situations import Project, document, leftovers
+from tests.support import dockerd, effects
+from tests.support.situations import Project, document, leftovers
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_init import BIN, PYTHON, commit
-from tests.situations import Project, git
+from tests.support.situations import Project, git
 
 ROOT = Path(__file__).parents[2]
 

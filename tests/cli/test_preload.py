@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.conformance import dockerd
-from tests.egress.kube import KUBECTL, NAMESPACE, TOKEN, serving
-from tests.situations import Project, document, step
+from tests.support import dockerd
+from tests.support.kubernetes import KUBECTL, NAMESPACE, TOKEN, serving
+from tests.support.situations import Project, document, step
 
 INCIDENT = {
     "incidentId": "INC-7",

@@ -12,7 +12,7 @@ import pytest
 
 from runner.cli.main import main
 from runner.cli.output import Output
-from tests.situations import Done, Project, document, git, step
+from tests.support.situations import Done, Project, document, git, step
 
 SHOP = "{workspace_isolation: %s}"
 OWN = "project's own\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.situations import Done, Project, document
+from tests.support.situations import Done, Project, document
 
 # What every agent's CLI does: it asks, does what the model says with its shell tool, and asks again with the result.
 STAND_IN = """\

@@ -19,8 +19,8 @@ import pytest
 
 from runner.cli.output import Output
 from runner.cli.reports import open_reports
-from runner.settings import Settings
-from tests.situations import Project, document
+from runner.core.settings import Settings
+from tests.support.situations import Project, document
 
 WORKER = "agent: script\nscript: {path: %s.sh}\nworkspace: {enabled: true, providers: [local]}"
 GITHUB = {"GITHUB_ACTIONS": "true"}

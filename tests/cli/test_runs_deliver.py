@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from runner.redact import Redactor
-from tests.cli.bad import say
-from tests.everything import everything
-from tests.needs import ROOT
-from tests.situations import Project, git
+from runner.core.redact import Redactor
+from tests.support.bad_input import say
+from tests.support.folder_contents import everything
+from tests.support.needs import ROOT
+from tests.support.situations import Project, git
 
 LOCAL = "repo_source: {type: local, path: repo}"
 VERIFIED = "snapshot: {}\nverify: {files: {required: [README]}}"

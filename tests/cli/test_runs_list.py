@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import trio
 
-from runner import events as ev
-from runner.app.state import now_microseconds
 from runner.cli.main import main
 from runner.cli.output import Output
-from runner.model import Outcome, Reason, Status, Usage
+from runner.core.model import Outcome, Reason, Status, Usage
+from runner.events import events as ev
+from runner.ops.host.state import now_microseconds
 from runner.store.sqlite import open_store
-from tests.situations import Project
+from tests.support.situations import Project
 
 HOUR = 3_600_000_000
 SPENT = Usage(requests=2, input_tokens=1_000, output_tokens=10, cost_usd=0.31)

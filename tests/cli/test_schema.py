@@ -11,7 +11,7 @@ from jsonschema.validators import validator_for
 
 from runner.cli.main import main
 from runner.cli.output import Output
-from tests.manifest.build import policy
+from tests.support.manifest_text import policy
 
 
 def printed(*arguments: str) -> tuple[int, str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance import dockerd
-from tests.needs import ROOT
-from tests.situations import Project, git, step
+from tests.support import dockerd
+from tests.support.needs import ROOT
+from tests.support.situations import Project, git, step
 
 TOKEN = "npm_A8s7df6A9s8d7f6as8d7fQ"
 SETUP = "hdf8734hKJhdf73-setup"

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from runner.app.apply import FATAL
-from tests.guest.driver import descendants
-from tests.situations import Project, processes_of, step
+from runner.ops.runs.apply import FATAL
+from tests.support.guest_driver import descendants
+from tests.support.situations import Project, processes_of, step
 
 REPOSITORY = "repo_source: {type: local, path: repo}"
 WORK = "echo work > work"

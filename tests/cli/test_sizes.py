@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.cli.bad import Make, refused, say
-from tests.situations import Project, document
+from tests.support.bad_input import Make, refused, say
+from tests.support.situations import Project, document
 
 MOST_SECONDS = 20.0  # of processor time, on a host that has other things to do
 MOST_GROWTH = 300 << 10  # KiB

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_rehearse import STAND_IN
-from tests.situations import Done, Project
+from tests.support.situations import Done, Project
 
 
 def given(project: Project, text: str, *arguments: str) -> Done:

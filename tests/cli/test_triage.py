@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 import trio
 
-from runner.egress.double import serve_double
-from runner.egress.turns import Turn
+from runner.fake_model.provider import serve_double
+from runner.fake_model.script import Turn
 from tests.cli.test_agent_clis import CLIS, KEY, WORK, overheard, places_with, toolchain
 from tests.cli.test_rehearse import STAND_IN, claude
 from tests.cli.test_signals import until
-from tests.conformance import dockerd
-from tests.egress.kube import KUBECTL, POD, TOKEN, serving
-from tests.situations import Done, Project, processes_of, step
+from tests.support import dockerd
+from tests.support.kubernetes import KUBECTL, POD, TOKEN, serving
+from tests.support.situations import Done, Project, processes_of, step
 
 __all__ = ["claude", "toolchain"]
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import trio
 
-from runner.egress.double import serve_double
-from runner.egress.turns import Turn
+from runner.fake_model.provider import serve_double
+from runner.fake_model.script import Turn
 from tests.cli.test_agent_clis import KEY, toolchain
 from tests.cli.test_incident_places import kill
 from tests.cli.test_rehearse import claude
 from tests.cli.test_signals import until
 from tests.cli.test_triage import DESCRIBED, HANGS, HERE, MARKED, REPORT, TALKS, TURNS, begun, place, record_of
-from tests.situations import Done, Project, step
+from tests.support.situations import Done, Project, step
 
 __all__ = ["claude", "toolchain"]
 

@@ -10,8 +10,8 @@ import pytest
 from tests.cli.test_pool import keeper, settled, slots
 from tests.cli.test_rehearse import claude
 from tests.cli.test_triage import MARKED, REPORT, TURNS, place, record_of, triage
-from tests.egress.kube import KUBECTL, POD, serving
-from tests.situations import Project, step
+from tests.support.kubernetes import KUBECTL, POD, serving
+from tests.support.situations import Project, step
 
 __all__ = ["claude"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.everything import everything
-from tests.situations import Project, git
+from tests.support.folder_contents import everything
+from tests.support.situations import Project, git
 
 NIGHTLY = pytest.mark.nightly
 SECRET = "the secret of another project"

@@ -10,7 +10,7 @@ import pytest
 
 from runner.cli.main import main
 from runner.cli.output import Output
-from tests.situations import document
+from tests.support.situations import document
 
 AGENT = document("AgentType", "fixer", "agent: script\nscript: {files: []}\nworkspace: {enabled: true}")
 HOUSE = document("Policy", "house", 'forbidden_patterns: ["**/*.bak"]')

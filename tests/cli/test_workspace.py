@@ -17,20 +17,20 @@ import pytest
 
 from runner.cli.main import main
 from runner.cli.output import Output
-from runner.trees import can_give
-from tests.conformance import dockerd
-from tests.everything import everything
-from tests.git.servers import https
-from tests.needs import MEMORY
-from tests.situations import Done, Project, git, leftovers, processes_of
+from runner.safefs.trees import can_give
+from tests.support import dockerd
+from tests.support.folder_contents import everything
+from tests.support.git_servers import https
+from tests.support.needs import MEMORY
+from tests.support.situations import Done, Project, git, leftovers, processes_of
 
 # A holder whose lease is short, as no person's ever is.
 SHORT = """
 import sys, trio
-from runner.app.inside import execute
-from runner.app.tenancy import open_premises
-from runner.errors import RunnerError
-from runner.settings import current
+from runner.ops.workspaces.exec import execute
+from runner.ops.workspaces.workspace_lease import open_premises
+from runner.core.errors import RunnerError
+from runner.core.settings import current
 
 async def whole():
     async with open_premises(current(), lease_seconds=float(sys.argv[2])) as premises:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.model import Feature, Handle, Limits
+from runner.core.model import Feature, Handle, Limits
 from runner.ports.provider import Provider, WorkspaceRequest
-from tests.conformance.places import (
+from tests.support.guest_driver import marked
+from tests.support.needs import Component
+from tests.support.providers import (
     BARE_LOCAL,
     BARE_PROCESS,
     FAKE,
@@ -26,8 +28,6 @@ from tests.conformance.places import (
     make,
     on_host,
 )
-from tests.guest.driver import marked
-from tests.needs import Component
 
 _FAKE = "nothing is executed"
 _HOST = "commands see this host"

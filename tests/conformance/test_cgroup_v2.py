@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance import microvm
+from tests.support import microvm
 
 CHECKS = (
     "test_memory_over_the_limit_ends_the_offender_and_says_why_and_the_workspace_lives",

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner import trees
-from runner.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit, Untrusted
+from runner.core.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit, Untrusted
 from runner.git.binary import Binary
 from runner.git.dulwich import Dulwich
 from runner.policy.paths import PathPolicy
 from runner.ports.git import Author, Entry, Git, Snapshotting
-from runner.steps._disk import scan
-from tests.needs import GIT, ROOT
+from runner.runtime.tree_scan import scan
+from runner.safefs import trees
+from tests.support.needs import GIT, ROOT
 
 PROGRAM = shutil.which("git")
 pytestmark = GIT.mark

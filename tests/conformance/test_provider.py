@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.errors import ProviderFailed
-from runner.model import Exit, Feature, IsolationClass, Limits
+from runner.core.errors import ProviderFailed
+from runner.core.model import Exit, Feature, IsolationClass, Limits
 from runner.ports.provider import Opening, Provider, WorkspaceRequest
-from runner.trees import can_give
-from tests.conformance.places import (
+from runner.safefs.trees import can_give
+from tests.support.guest_driver import marked
+from tests.support.providers import (
     BARE_LOCAL,
     DOCKER,
     GRACE,
@@ -35,7 +36,6 @@ from tests.conformance.places import (
     read_until,
     shell,
 )
-from tests.guest.driver import marked
 
 pytestmark = pytest.mark.scenario("LIF-25", only="provider")
 

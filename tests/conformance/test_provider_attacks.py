@@ -6,9 +6,9 @@ import secrets
 
 import trio
 
-from runner.model import Exit
+from runner.core.model import Exit
 from runner.ports.provider import Workspace
-from tests.conformance.places import GUESTS, GVISOR, PROCESS, Place, read_until, scopes_signals
+from tests.support.providers import GUESTS, GVISOR, PROCESS, Place, read_until, scopes_signals
 
 KINDS = GUESTS
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import CleanUpIncomplete, ProtectedLink, ProviderFailed, WorkspaceLost
-from runner.model import Mount
+from runner.core.errors import CleanUpIncomplete, ProtectedLink, ProviderFailed, WorkspaceLost
+from runner.core.model import Mount
 from runner.ports.provider import Opening, Provider, WorkspaceRequest
-from tests.conformance.places import INSTALLED, Place, listing, shell
+from tests.support.providers import INSTALLED, Place, listing, shell
 
 KINDS = INSTALLED  # without a guest, directories are the same
 

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from runner.model import Limits
+from runner.core.model import Limits
 from runner.ports.provider import Opening
-from tests.conformance.places import DOCKER, GVISOR, LOCAL, MIB, Place, shell
-from tests.needs import USERS
+from tests.support.needs import USERS
+from tests.support.providers import DOCKER, GVISOR, LOCAL, MIB, Place, shell
 
 KINDS = (LOCAL, DOCKER, GVISOR)
 BY_NIGHT = (GVISOR,)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from runner.providers._escapes import ESCAPES, GAPS, breaches, open_bait
-from tests.conformance.places import GUESTS, ORDINARY, PROCESS, SLOW, Place
+from tests.support.providers import GUESTS, ORDINARY, PROCESS, SLOW, Place
 
 KINDS = GUESTS
 BY_NIGHT = (*SLOW, ORDINARY)

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.errors import WorkspaceLost
-from runner.model import Exit
+from runner.core.errors import WorkspaceLost
+from runner.core.model import Exit
 from runner.ports.provider import Workspace
-from tests.conformance import dockerd
-from tests.conformance.places import (
+from tests.support import dockerd
+from tests.support.guest_driver import descendants, fields, marked
+from tests.support.providers import (
     DOCKER,
     GUESTS,
     GVISOR,
@@ -25,7 +26,6 @@ from tests.conformance.places import (
     living_of,
     read_until,
 )
-from tests.guest.driver import descendants, fields, marked
 
 KINDS = GUESTS
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.model import Limits
+from runner.core.model import Limits
 from runner.providers._cgroup import locate
-from tests.conformance.places import DOCKER, GVISOR, LOCAL, Place, inhabitants, read_until
-from tests.guest.driver import marked
+from tests.support.guest_driver import marked
+from tests.support.providers import DOCKER, GVISOR, LOCAL, Place, inhabitants, read_until
 
 KINDS = (LOCAL, DOCKER, GVISOR)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.errors import ProviderFailed
-from runner.model import Feature
+from runner.core.errors import ProviderFailed
+from runner.core.model import Feature
 from runner.ports.provider import Connection, Opening, Workspace, WorkspaceRequest
 from runner.providers.fake import Fake
-from tests.conformance.places import BARE_LOCAL, BARE_PROCESS, GRACE, GUESTS, INSTALLED, MIB, PROCESS, Place, make
+from tests.support.providers import BARE_LOCAL, BARE_PROCESS, GRACE, GUESTS, INSTALLED, MIB, PROCESS, Place, make
 
 KINDS = INSTALLED
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from runner import trees
-from runner.errors import ProviderFailed
-from runner.model import DEFAULT_PROJECT, Handle
+from runner.core.errors import ProviderFailed
+from runner.core.model import DEFAULT_PROJECT, Handle
 from runner.ports.provider import Opening, Provider, Workspace, WorkspaceRequest
-from tests.conformance.places import INSTALLED, listing, on_host, read_until, shell
-from tests.needs import USERS
+from runner.safefs import trees
+from tests.support.needs import USERS
+from tests.support.providers import INSTALLED, listing, on_host, read_until, shell
 
 KINDS = INSTALLED
 NUMBERS = count()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 
-from runner.model import Rung
+from runner.core.model import Rung
 from runner.ports.provider import Workspace
-from tests.conformance.places import (
+from tests.support.providers import (
     GRACE,
     LEAVES,
     OURS,

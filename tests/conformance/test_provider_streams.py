@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.model import Exit
+from runner.core.model import Exit
 from runner.ports.provider import Opening, Process, Reader, Workspace, WorkspaceRequest, Writer
-from tests.conformance.places import FAKE, GRACE, KINDS, MIB, SLOW, Place, make, read_until
+from tests.support.providers import FAKE, GRACE, KINDS, MIB, SLOW, Place, make, read_until
 
 BY_NIGHT = SLOW
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.errors import LeaseHeld, LeaseLost, RunExists, RunnerError, RunOver, StoreFailed, UnknownRun
-from runner.events import (
+from runner.core.errors import LeaseHeld, LeaseLost, RunExists, RunnerError, RunOver, StoreFailed, UnknownRun
+from runner.core.model import Fence, IsolationClass, Lease, Reason, Violation, failed, succeeded
+from runner.events.events import (
     EffectDone,
     EffectGone,
     EffectIntended,
@@ -31,7 +32,6 @@ from runner.events import (
     ViolationsFound,
     Warned,
 )
-from runner.model import Fence, IsolationClass, Lease, Reason, Violation, failed, succeeded
 from runner.ports.store import RunRow, Store
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner import events as ev
+from runner.core.model import Limits, Miss, SlotKey, SlotState
+from runner.events import events as ev
 from runner.lifecycle.pool import name_of
-from runner.model import Limits, Miss, SlotKey, SlotState
 from runner.ports.store import PoolRow, SlotRow, Store
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import ProjectOwned, UnknownProject
+from runner.core.errors import ProjectOwned, UnknownProject
 from runner.ports.store import ProjectRow, Store
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_reader, open_store

@@ -13,19 +13,19 @@ from uuid import UUID
 import pytest
 import trio
 
-from runner import events as ev
 from runner.agents import command_of
+from runner.core.compiled_programs import Program
+from runner.core.model import Handle
+from runner.core.settings import shipped
 from runner.engine.run import Control
+from runner.events import events as ev
 from runner.guest import build
-from runner.model import Handle
 from runner.ports.provider import Opening
-from runner.programs import Program
 from runner.providers.fake import Fake
 from runner.providers.local import Local
-from runner.settings import shipped
 from runner.steps.agent.run import SMALL_PROMPT
-from tests.engine.machine import Machine
-from tests.situations import Project
+from tests.support.situations import Project
+from tests.support.state_machine import Machine
 
 
 @pytest.mark.scenario("TRI-25")

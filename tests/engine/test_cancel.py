@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner import events as ev
-from runner.app.facts import open_provider
+from runner.core.errors import Escaped
+from runner.core.model import Status
 from runner.engine.run import Control
-from runner.errors import Escaped
-from runner.model import Status
+from runner.events import events as ev
+from runner.ops.planning.facts import open_provider
 from runner.providers.fake import Fake, Scripted
-from tests.engine.machine import Machine
-from tests.situations import Project, leftovers
+from tests.support.situations import Project, leftovers
+from tests.support.state_machine import Machine
 
 
 @pytest.fixture

@@ -12,10 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from runner import events as ev
-from runner.engine.recover import recover
-from runner.engine.run import Control
-from runner.errors import (
+from runner.core.errors import (
     CleanUpIncomplete,
     ImageMissing,
     ProviderBusy,
@@ -24,14 +21,17 @@ from runner.errors import (
     SubRunnerContract,
     WorkspaceLost,
 )
-from runner.model import Exit, Fence, IsolationClass, Reason, Status
+from runner.core.model import Exit, Fence, IsolationClass, Reason, Status
+from runner.engine.recover import recover
+from runner.engine.run import Control
+from runner.events import events as ev
+from runner.events.record import RunRecord, replay
 from runner.plan.model import RunPlan
 from runner.ports.provider import Probe
 from runner.providers.fake import Fake, Scripted
-from runner.record import RunRecord, replay
-from runner.steps._run import Places
-from tests.engine.machine import Machine, Watch
-from tests.situations import Project, leftovers
+from runner.runtime.context import Places
+from tests.support.situations import Project, leftovers
+from tests.support.state_machine import Machine, Watch
 
 SETUP = "setup_commands: [prepare]"
 ALWAYS = range(1, 1_000)

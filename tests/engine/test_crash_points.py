@@ -25,9 +25,9 @@ from typing import Any
 
 import pytest
 
-from runner import trees
-from tests.conformance import dockerd
-from tests.situations import git, groups, leftovers
+from runner.safefs import trees
+from tests.support import dockerd
+from tests.support.situations import git, groups, leftovers
 
 PROVIDERS = {
     "fake": "[process]",
@@ -120,7 +120,7 @@ def crashing(request: pytest.FixtureRequest, quick: Path) -> Iterator[Crashing]:
         env["DOCKER_HOST"] = dockerd.host()
     (folder / "project" / "all.runner.yaml").write_text(WHOLE.replace("[process]", PROVIDERS[request.param]))
     (folder / "project" / "agent.sh").write_text("echo work > made\n")
-    command = [sys.executable, "-m", "tests.engine.crashing", str(folder / "project")]
+    command = [sys.executable, "-m", "tests.support.crashing", str(folder / "project")]
     root = Path(__file__).parents[2]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=env

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine import effects
 from tests.engine.test_crash_points import (
     KILLED,
     Crashing,
@@ -22,6 +21,7 @@ from tests.engine.test_crash_points import (
     crashing,
     quick,
 )
+from tests.support import effects
 
 __all__ = ["crashing", "quick"]  # fixtures
 

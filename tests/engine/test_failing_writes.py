@@ -9,9 +9,9 @@ import shutil
 
 import pytest
 
-from tests.engine import effects
 from tests.engine.test_crash_points import Crashing, assert_whole, crashing, quick
 from tests.engine.test_full_disks import journal
+from tests.support import effects
 
 __all__ = ["crashing", "quick"]
 

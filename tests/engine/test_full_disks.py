@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.crashing import fill
 from tests.engine.test_crash_points import Crashing, assert_whole, commits, crashing, quick
-from tests.needs import ROOT
-from tests.situations import Project, step
+from tests.support.crashing import fill
+from tests.support.needs import ROOT
+from tests.support.situations import Project, step
 
 __all__ = ["crashing", "quick"]
 

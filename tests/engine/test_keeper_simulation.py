@@ -19,11 +19,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from runner.app.handover import discard
+from runner.core.errors import ProviderFailed, RunnerError
+from runner.core.model import Handle, Limits, Miss, SlotKey
 from runner.engine.pool import Keeper, clear
-from runner.errors import ProviderFailed, RunnerError
 from runner.lifecycle.pool import BACK_OFF, name_of
-from runner.model import Handle, Limits, Miss, SlotKey
+from runner.ops.pool.handoff import discard
 from runner.ports.provider import Opening, Passed, WorkspaceRequest
 from runner.ports.store import PoolRow
 from runner.providers.fake import Fake

@@ -12,16 +12,16 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from runner import events as ev
-from runner.errors import LeaseHeld, LeaseLost, RunnerError, StoreBusy, StoreFailed
+from runner.core.errors import LeaseHeld, LeaseLost, RunnerError, StoreBusy, StoreFailed
+from runner.core.model import Fence, Handle
+from runner.events import events as ev
+from runner.events.record import RunRecord, replay
 from runner.lifecycle.lease import REFRESH, TTL
-from runner.model import Fence, Handle
 from runner.ports.provider import KILL_GRACE
-from runner.record import RunRecord, replay
-from runner.steps._lease import Tenure, keep
-from runner.steps._run import Ports
+from runner.runtime.context import Ports
+from runner.runtime.lease_holder import Tenure, keep
 from runner.store.memory import MemoryStore
-from tests.engine.world import HOUR, STEPS, STOP_BUDGET, Place, Process, World
+from tests.support.simulated_world import HOUR, STEPS, STOP_BUDGET, Place, Process, World
 
 MARGIN = 35.0  # seconds, where a test has no stop budget
 

@@ -15,22 +15,22 @@ from typing import Any
 import pytest
 import trio
 
-from runner import events as ev
-from runner.app.apply import apply_all, ports_of
-from runner.app.facts import open_provider
-from runner.app.planning import Planned, make_plan
-from runner.app.recover import recover_runs
-from runner.app.state import now_microseconds
+from runner.core.model import Fence
+from runner.core.settings import Settings
+from runner.events import events as ev
+from runner.events.record import RunRecord
 from runner.lifecycle.lease import TTL
-from runner.model import Fence
+from runner.ops.host.state import now_microseconds
+from runner.ops.planning.facts import open_provider
+from runner.ops.planning.make_plan import Planned, make_plan
+from runner.ops.runs.apply import apply_all, ports_of
+from runner.ops.runs.recover import recover_runs
 from runner.ports.provider import Provider
 from runner.providers.fake import Fake, Scripted
-from runner.record import RunRecord
-from runner.settings import Settings
-from runner.steps._lease import Tenure
-from runner.steps._run import Ports
+from runner.runtime.context import Ports
+from runner.runtime.lease_holder import Tenure
 from runner.store.sqlite import SqliteStore, open_store
-from tests.situations import Project, leftovers, processes_of
+from tests.support.situations import Project, leftovers, processes_of
 
 Away = Callable[["Host"], Awaitable[None]]
 

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from runner import events as ev
 from runner.agents import command_of
-from runner.errors import OutOfMemory, ProviderFailed, RunnerError, WorkspaceLost
-from runner.model import Status
+from runner.core.errors import OutOfMemory, ProviderFailed, RunnerError, WorkspaceLost
+from runner.core.model import Status
+from runner.core.settings import shipped
+from runner.events import events as ev
+from runner.events.record import RunRecord
 from runner.plan.model import RunPlan
 from runner.providers.fake import Fake, Scripted
-from runner.record import RunRecord
-from runner.settings import shipped
 from runner.spec.model import ContextFile
 from runner.steps.preload.plan import Body
 from runner.steps.provision.plan import Body as Provisioning
 from runner.triage.baseline import MAX_BYTES
 from runner.triage.budget import MOST
-from tests.conformance import dockerd
-from tests.engine.machine import Machine
-from tests.situations import Project
+from tests.support import dockerd
+from tests.support.situations import Project
+from tests.support.state_machine import Machine
 
 SCRIPT = "k8s-troubleshooter/scripts/incident_triage.sh"
 INCIDENT = {"namespace": "payments", "resource": {"kind": "Deployment", "name": "checkout"}, "context": "\x1b[31m"}

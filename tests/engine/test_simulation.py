@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.engine.world import STEPS, World
+from tests.support.simulated_world import STEPS, World
 
 SEEDS = range(1_000, 1_120)  # by day
 EVERYTHING = (

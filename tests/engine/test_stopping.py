@@ -14,17 +14,17 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from runner import events as ev
-from runner import trees
+from runner.core.errors import OutOfMemory, WorkspaceLost
+from runner.core.model import Exit, Fence, Handle, Outcome, Reason, Rung, Status, StopReason
 from runner.engine.run import Control
-from runner.errors import OutOfMemory, WorkspaceLost
-from runner.model import Exit, Fence, Handle, Outcome, Reason, Rung, Status, StopReason
+from runner.events import events as ev
+from runner.events.record import RunRecord
 from runner.ports.provider import Opening
 from runner.providers.fake import Fake, Played, Scripted, Stage
-from runner.record import RunRecord
+from runner.safefs import trees
 from runner.store.memory import MemoryStore
-from tests.engine.machine import Machine
-from tests.situations import Project
+from tests.support.situations import Project
+from tests.support.state_machine import Machine
 
 TERM, KILL, SANDBOX = Rung
 STEP, RUN = StopReason.STEP_DEADLINE, StopReason.RUN_DEADLINE

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import RemoteDenied, RemoteRedirects, UsageError
-from runner.settings import Settings
+from runner.core.errors import RemoteDenied, RemoteRedirects, UsageError
+from runner.core.settings import Settings
 from runner.spec.checkout import uses_keys
 from tests.conformance.test_git import User
-from tests.git.servers import Handler, Https, https
 from tests.git.test_remote import adapter, tip, url, user
-from tests.situations import Project
+from tests.support.git_servers import Handler, Https, https
+from tests.support.situations import Project
 
 __all__ = ["user"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.errors import (
+from runner.core.errors import (
     ApplyInterrupted,
     BadRef,
     BadRemote,
@@ -36,14 +36,14 @@ from runner.errors import (
     UnsafePath,
     WouldOverwrite,
 )
-from runner.git import replace, source
+from runner.core.settings import Settings
+from runner.git import atomic_apply, source
 from runner.git.deliver import Applied, Delivery, Pushed, open_delivery
 from runner.ports.git import Author, Snapshotting
-from runner.settings import Settings
-from tests.everything import everything
-from tests.git.servers import Handler, https, sshd
-from tests.needs import ROOT, SSHD
-from tests.situations import git
+from tests.support.folder_contents import everything
+from tests.support.git_servers import Handler, https, sshd
+from tests.support.needs import ROOT, SSHD
+from tests.support.situations import git
 
 Change = Callable[[Path], object]
 
@@ -445,11 +445,11 @@ async def cut_short(work: Work, stop: int) -> bool:
     scratch = work.folder / "scratch"
     scratch.mkdir()
     place = source.find(work.user)
-    with replace.exclusively(place.git, place.top) as folder:
+    with atomic_apply.exclusively(place.git, place.top) as folder:
         _, changes = await work.delivery._attempt(work.patch, work.base, place, scratch)
 
         def part() -> bool:
-            walk = replace.in_steps(place.top, folder, scratch / "tree", changes)
+            walk = atomic_apply.in_steps(place.top, folder, scratch / "tree", changes)
             return sum(1 for _ in islice(walk, stop)) == stop
 
         unfinished = await trio.to_thread.run_sync(part)
@@ -463,10 +463,10 @@ async def test_a_kill_at_any_point_is_undone_by_the_next_apply(work: Work) -> No
     inodes = {path: (work.user / path).lstat().st_ino for path in before if not (work.user / path).is_dir()}
     stop = 1
     while await cut_short(work, stop):
-        if (work.user / ".git" / replace.FOLDER / "journal.json").exists():
+        if (work.user / ".git" / atomic_apply.FOLDER / "journal.json").exists():
             with pytest.raises(ApplyInterrupted):
                 await work.apply(check=True)
-        with replace.exclusively(work.user / ".git", work.user):
+        with atomic_apply.exclusively(work.user / ".git", work.user):
             pass
         assert everything(work.user) == before, stop
         assert {path: (work.user / path).lstat().st_ino for path in inodes} == inodes
@@ -474,19 +474,19 @@ async def test_a_kill_at_any_point_is_undone_by_the_next_apply(work: Work) -> No
 
     assert stop > 20
     assert tree_of(work.user) == work.tree
-    assert not (work.user / ".git" / replace.FOLDER).exists()
+    assert not (work.user / ".git" / atomic_apply.FOLDER).exists()
 
 
 async def test_undoing_can_be_cut_short_as_well(work: Work) -> None:
     """What was undone already is seen as such."""
     before = everything(work.user)
     assert await cut_short(work, 20)
-    journal = work.user / ".git" / replace.FOLDER / "journal.json"
+    journal = work.user / ".git" / atomic_apply.FOLDER / "journal.json"
     kept = journal.read_bytes()
-    replace.roll_back(work.user, journal.parent)
+    atomic_apply.roll_back(work.user, journal.parent)
     journal.write_bytes(kept)
 
-    with replace.exclusively(work.user / ".git", work.user):
+    with atomic_apply.exclusively(work.user / ".git", work.user):
         pass
 
     assert everything(work.user) == before
@@ -498,7 +498,7 @@ async def test_what_somebody_changed_since_is_named_and_kept(work: Work) -> None
     while "changed\n" not in (work.user / "README").read_text():
         assert await cut_short(work, stop)
         if "changed\n" not in (work.user / "README").read_text():
-            with replace.exclusively(work.user / ".git", work.user):
+            with atomic_apply.exclusively(work.user / ".git", work.user):
                 pass
         stop += 1
     (work.user / "README").write_text("somebody else\n")
@@ -508,9 +508,9 @@ async def test_what_somebody_changed_since_is_named_and_kept(work: Work) -> None
             await work.apply()
 
     assert (work.user / "README").read_text() == "somebody else\n"
-    after = everything(work.user, without=(f".git/{replace.FOLDER}", "README"))
+    after = everything(work.user, without=(f".git/{atomic_apply.FOLDER}", "README"))
     assert after == before
-    old = work.user / ".git" / replace.FOLDER / "old"
+    old = work.user / ".git" / atomic_apply.FOLDER / "old"
     assert any(
         file.read_text().startswith("line 0") for file in old.iterdir() if file.is_file() and file.stat().st_size < 1000
     )
@@ -522,11 +522,11 @@ async def test_a_file_changed_after_it_was_looked_at_undoes_everything(work: Wor
     scratch = work.folder / "scratch"
     scratch.mkdir()
 
-    with replace.exclusively(place.git, place.top) as folder:
+    with atomic_apply.exclusively(place.git, place.top) as folder:
         _, changes = await work.delivery._attempt(work.patch, work.base, place, scratch)
         (work.user / "src" / "tool").write_text("mine\n")
         with pytest.raises(WouldOverwrite):
-            await trio.to_thread.run_sync(replace.replace, place.top, folder, scratch / "tree", changes)
+            await trio.to_thread.run_sync(atomic_apply.replace, place.top, folder, scratch / "tree", changes)
 
     assert (work.user / "src" / "tool").read_text() == "mine\n"
     (work.user / "src" / "tool").write_text("tool\n")
@@ -535,7 +535,7 @@ async def test_a_file_changed_after_it_was_looked_at_undoes_everything(work: Wor
 
 async def test_two_at_once_do_not_mix(work: Work) -> None:
     with (
-        replace.exclusively(work.user / ".git", work.user),
+        atomic_apply.exclusively(work.user / ".git", work.user),
         pytest.raises(ApplyInterrupted, match="under way"),
     ):
         await work.apply()

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import BadSource, GitFailed
+from runner.core.errors import BadSource, GitFailed
 from runner.git.binary import Binary
 from runner.git.dulwich import Dulwich
 from runner.ports.git import Author, Git, Snapshotting
-from tests.everything import everything
-from tests.situations import git as run_git
+from tests.support.folder_contents import everything
+from tests.support.situations import git as run_git
 
 AUTHOR = Author("somebody", "s@example.org", 1_700_000_000)
 

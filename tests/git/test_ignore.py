@@ -9,7 +9,7 @@ import trio
 
 from runner.git import disk
 from runner.git.ignore import IgnoreRules
-from tests.needs import GIT
+from tests.support.needs import GIT
 
 PROGRAM = shutil.which("git")
 

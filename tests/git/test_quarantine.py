@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import GitFailed, GitMissing, HostileTree, RemoteOverLimit, RunnerError
+from runner.core.errors import GitFailed, GitMissing, HostileTree, RemoteOverLimit, RunnerError
 from runner.git.binary import Binary
 from runner.git.dulwich import Dulwich
 from tests.conformance.test_git import User
-from tests.needs import GIT
+from tests.support.needs import GIT
 
 PROGRAM = shutil.which("git") or ""
 pytestmark = GIT.mark

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import BadSource, HostileTree, UnknownCommit
+from runner.core.errors import BadSource, HostileTree, UnknownCommit
+from runner.core.settings import Settings
 from runner.git import open_git
 from runner.ports.git import Git
-from runner.settings import Settings
-from tests.situations import git as user
+from tests.support.situations import git as user
 
 FILE = ".agentgate/policy.yaml"
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner import trees
-from runner.errors import (
+from runner.core.errors import (
     BadRef,
     BadUrl,
     GitFailed,
@@ -28,15 +27,16 @@ from runner.errors import (
     UnknownCommit,
     UrlUnsupported,
 )
+from runner.core.settings import Settings
 from runner.git.binary import Binary
 from runner.git.dulwich import Dulwich
 from runner.git.mirror import Mirror
 from runner.git.remote import Bounds, Reach
 from runner.ports.git import Tip
-from runner.settings import Settings
+from runner.safefs import trees
 from tests.conformance.test_git import User, listing
-from tests.git.servers import Handler, Https, Sshd, https, sshd
-from tests.needs import GIT, SSHD
+from tests.support.git_servers import Handler, Https, Sshd, https, sshd
+from tests.support.needs import GIT, SSHD
 
 PROGRAM = shutil.which("git") or ""
 pytestmark = GIT.mark

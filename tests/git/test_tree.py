@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.errors import BadRef, HostileTree, UnknownCommit
+from runner.core.errors import BadRef, HostileTree, UnknownCommit
 from runner.git.tree import (
     EXECUTABLE,
     FILE,

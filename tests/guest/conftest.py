@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from runner.guest import build
-from tests.guest.driver import Host, eventually, inherited, marked
-from tests.needs import COMPILER
+from tests.support.guest_driver import Host, eventually, inherited, marked
+from tests.support.needs import COMPILER
 
 SOURCE = Path(build.__file__).parent
 

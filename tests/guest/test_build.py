@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from runner.errors import ProviderFailed
+from runner.core.errors import ProviderFailed
 from runner.guest import binary, build, framing
 from runner.guest.framing import Frame, Phase, Type
-from tests import needs
+from tests.support import needs
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "runner" / "guest"

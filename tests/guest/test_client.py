@@ -14,7 +14,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from runner.errors import Escaped, ProviderFailed, WorkspaceLost
+from runner.core.errors import Escaped, ProviderFailed, WorkspaceLost
+from runner.core.model import Exit, Rung
 from runner.guest import framing
 from runner.guest.client import Command, Guest, Relayed, open_guest
 from runner.guest.framing import (
@@ -34,9 +35,8 @@ from runner.guest.framing import (
     State,
     Type,
 )
-from runner.model import Exit, Rung
 from runner.ports.provider import KILL_GRACE, Reader
-from tests.guest.fake_guest import PIPE, FakeGuest, Played, Refused, Script, hello, opened, ready, state
+from tests.support.fake_guest import PIPE, FakeGuest, Played, Refused, Script, hello, opened, ready, state
 
 GRACE = 10.0
 CONTENT = os.urandom(1 << 20)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runner.guest import framing
 from runner.guest.framing import MAX_CHUNK, MAX_PAYLOAD, MAX_REQUEST, Frame, Parser, Request, Type, Violation
-from tests.guest import fake_guest
+from tests.support import fake_guest
 
 IDS = st.integers(0, 2**32 - 1)
 OFFSETS = st.integers(0, 2**64 - 1)

@@ -33,7 +33,7 @@ from runner.guest.framing import (
     frame,
 )
 from runner.providers import _bwrap
-from tests.guest.driver import (
+from tests.support.guest_driver import (
     NONCE,
     PATH,
     Channel,
@@ -50,7 +50,7 @@ from tests.guest.driver import (
     marked,
     once,
 )
-from tests.needs import ROOT
+from tests.support.needs import ROOT
 
 STRANGER = 1_900_000_000  # a uid that nobody else has
 

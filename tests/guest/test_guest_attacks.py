@@ -18,7 +18,7 @@ import pytest
 from runner.guest import framing
 from runner.guest.framing import WINDOW, Mark, Phase, Shield, Type
 from runner.providers import _bwrap
-from tests.guest.driver import PATH, Channel, Host, alive, descendants, eventually, inherited
+from tests.support.guest_driver import PATH, Channel, Host, alive, descendants, eventually, inherited
 
 USERS = {"another user": 1_900_000_001, "ourselves": None} if os.geteuid() == 0 else {"ourselves": None}
 

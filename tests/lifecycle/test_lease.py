@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runner.errors import LeaseHeld, LeaseLost, RunnerError
-from runner.events import LeaseAcquired, LeaseRefreshed, LeaseReleased
+from runner.core.errors import LeaseHeld, LeaseLost, RunnerError
+from runner.core.model import Fence, Lease
+from runner.events.events import LeaseAcquired, LeaseRefreshed, LeaseReleased
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
-from runner.model import Fence, Lease
 
 SECOND = 1_000_000
 FREE = Lease("w", 4)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from runner.core.model import Anchor
 from runner.lifecycle.ttl import expired, expiry, why_unsteady
-from runner.model import Anchor
 
 SECOND = 1_000_000
 

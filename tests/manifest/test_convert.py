@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import UnwritableManifest
+from runner.core.errors import UnwritableManifest
 from runner.manifest.convert import convert, write
 from runner.manifest.kinds import agent_type
 from runner.manifest.load import load

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from runner.errors import BadValue, DefaultsDropped, Place
+from runner.core.errors import BadValue, DefaultsDropped, Place
 from runner.report.diagnostics import COLUMNS, as_json, render
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.needs import program as needs_program
-from tests.situations import Project, git
+from tests.support.needs import program as needs_program
+from tests.support.situations import Project, git
 
 SERVER = "yaml-language-server@1.25.0"
 LIMIT = 20.0  # seconds for an answer

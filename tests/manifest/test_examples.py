@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from runner.core.settings import shipped
 from runner.manifest.load import kinds, load
-from runner.settings import shipped
-from tests.conformance import dockerd
-from tests.needs import GO, program
-from tests.situations import Project, git, step
+from tests.support import dockerd
+from tests.support.needs import GO, program
+from tests.support.situations import Project, git, step
 
 EXAMPLES = shipped("manifests") / "examples"
 RUNS = [document.name for document in load(EXAMPLES)[0] if document.kind == "IncidentRun"]

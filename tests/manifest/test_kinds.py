@@ -12,10 +12,10 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 from referencing import Registry, Resource
 
+from runner.core.settings import shipped
 from runner.manifest import schema
 from runner.manifest.load import defaults, kinds
-from runner.settings import shipped
-from tests.manifest.build import ENABLED, agent_type, document, load_data, policy, run
+from tests.support.manifest_text import ENABLED, agent_type, document, load_data, policy, run
 
 SCHEMAS = shipped("schemas") / "v1"
 

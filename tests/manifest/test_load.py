@@ -12,7 +12,7 @@ import pytest
 from runner.manifest.kinds import agent_type as agent_types
 from runner.manifest.kinds import incident_run, policy
 from runner.manifest.load import FINDINGS, Document, defaults, load
-from tests.manifest.build import agent_type, document, load_data, load_text, run
+from tests.support.manifest_text import agent_type, document, load_data, load_text, run
 
 POLICY = "apiVersion: runner/v1\nkind: Policy\nmetadata: {name: NAME}\nspec: {}\n"
 AGENT = """\

@@ -10,12 +10,12 @@ import pytest
 from jsonschema import Draft7Validator, Draft202012Validator
 from wcmatch import glob
 
-from runner.egress.turns import read_turns
-from runner.errors import Rejected
+from runner.core.errors import Rejected
+from runner.core.settings import shipped
+from runner.fake_model.script import read_turns
 from runner.manifest import repository, schema
 from runner.manifest.load import load
-from runner.settings import shipped
-from tests.manifest.build import ENABLED, agent_type, document, load_data, policy, run
+from tests.support.manifest_text import ENABLED, agent_type, document, load_data, policy, run
 
 SCHEMAS = shipped("schemas")
 NUMBERS = (

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from runner.errors import RunnerError
+from runner.core.errors import RunnerError
 from runner.manifest import text
 from runner.manifest.load import load
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pytest
 
-from runner.model import Feature, IsolationClass, Limits
+from runner.core.model import Feature, IsolationClass, Limits
 from runner.plan.model import BUILT_IN, Mounted, Step, canonical, plain
 
 MOUNT = Mounted("/workspace", True, BUILT_IN)

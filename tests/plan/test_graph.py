@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from runner.errors import Cycle
+from runner.core.errors import Cycle
 from runner.plan.graph import Graph
 
 

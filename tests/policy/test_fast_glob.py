@@ -28,7 +28,7 @@ from pathlib import Path
 import pytest
 
 from runner.policy.paths import PathPolicy, check_pattern
-from tests.needs import program
+from tests.support.needs import program
 
 ASK = """
 const glob = require(process.argv[1]);

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from runner.model import Verdict, Violation
+from runner.core.model import Verdict, Violation
 from runner.policy.paths import PathPolicy, check_pattern, compose, fold, matcher, printable
 
 DOCUMENTED = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.errors import ProviderFailed
+from runner.core.errors import ProviderFailed
 from runner.providers._bwrap import Recipe, Report, command_not_started, hint, read_report
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.model import Limits
+from runner.core.model import Limits
 from runner.providers._cgroup import Group, locate
 
 V1 = (

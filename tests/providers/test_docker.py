@@ -14,13 +14,13 @@ import pytest
 import trio
 from docker import APIClient
 
-from runner.errors import CleanUpIncomplete, ImageMissing, ProviderFailed, WorkspaceLost
-from runner.model import Exit, Handle, Limits
+from runner.core.errors import CleanUpIncomplete, ImageMissing, ProviderFailed, WorkspaceLost
+from runner.core.model import Exit, Handle, Limits
 from runner.ports.provider import Opening, WorkspaceRequest
 from runner.providers.docker import Docker
-from tests.conformance import dockerd
-from tests.conformance.dockerd import IMAGE, Daemon
-from tests.conformance.places import MIB, living_of, shell
+from tests.support import dockerd
+from tests.support.dockerd import IMAGE, Daemon
+from tests.support.providers import MIB, living_of, shell
 
 UNREACHABLE = "unix:///nowhere/docker.sock"
 

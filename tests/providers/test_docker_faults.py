@@ -15,15 +15,15 @@ import pytest
 import trio
 from docker import APIClient
 
-from runner.errors import CleanUpIncomplete, ProviderBusy, ProviderFailed
-from runner.model import Handle
+from runner.core.errors import CleanUpIncomplete, ProviderBusy, ProviderFailed
+from runner.core.model import Handle
 from runner.ports.provider import Opening, Workspace, WorkspaceRequest
-from runner.providers._engine import Engine
+from runner.providers._docker_api import Engine
 from runner.providers.docker import Docker
-from tests.conformance import dockerd
-from tests.conformance.dockerd import IMAGE
-from tests.conformance.places import living_of, shell
-from tests.providers.faulty import Breaks, Dawdles, Fails, Fault, Faulty, Refuses, Says, faulty
+from tests.support import dockerd
+from tests.support.dockerd import IMAGE
+from tests.support.faulty_docker import Breaks, Dawdles, Fails, Fault, Faulty, Refuses, Says, faulty
+from tests.support.providers import living_of, shell
 
 CREATE, START, LIST, REMOVE = "POST /containers/create", "POST /containers/.*/start", "GET /containers/json", "DELETE"
 INSPECT = "GET /containers/[^/]+/json"

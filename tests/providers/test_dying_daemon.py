@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner import events as ev
+from runner.core.model import Fence
+from runner.core.settings import Settings
 from runner.engine.recover import recover
 from runner.engine.run import Control
-from runner.model import Fence
-from runner.record import RunRecord
-from runner.settings import Settings
-from runner.steps._run import Places
-from tests.conformance import dockerd
-from tests.conformance.dockerd import IMAGE, Daemon
-from tests.conformance.places import MIB
-from tests.engine.machine import Machine
-from tests.situations import Project, leftovers
+from runner.events import events as ev
+from runner.events.record import RunRecord
+from runner.runtime.context import Places
+from tests.support import dockerd
+from tests.support.dockerd import IMAGE, Daemon
+from tests.support.providers import MIB
+from tests.support.situations import Project, leftovers
+from tests.support.state_machine import Machine
 
 pytestmark = [
     pytest.mark.nightly,

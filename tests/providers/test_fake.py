@@ -8,8 +8,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from runner.errors import ProviderFailed
-from runner.model import Exit
+from runner.core.errors import ProviderFailed
+from runner.core.model import Exit
 from runner.ports.provider import Opening, WorkspaceRequest
 from runner.providers.fake import Fake, Scripted
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.errors import CleanUpIncomplete, OutOfMemory, ProviderFailed, WorkspaceLost
-from runner.model import Exit, Handle, IsolationClass, Limits
+from runner.core.errors import CleanUpIncomplete, OutOfMemory, ProviderFailed, WorkspaceLost
+from runner.core.model import Exit, Handle, IsolationClass, Limits
 from runner.ports.provider import Opening, WorkspaceRequest
 from runner.providers.docker import Docker, check_runtime
 from runner.providers.gvisor import RUNSC
-from tests.conformance import dockerd
-from tests.conformance.dockerd import IMAGE, Daemon
-from tests.conformance.places import MIB, cmdline, inhabitants, took_at_most
-from tests.guest.driver import pids
+from tests.support import dockerd
+from tests.support.dockerd import IMAGE, Daemon
+from tests.support.guest_driver import pids
+from tests.support.providers import MIB, cmdline, inhabitants, took_at_most
 
 pytestmark = [pytest.mark.slow, dockerd.GVISOR.mark]
 

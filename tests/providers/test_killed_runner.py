@@ -12,15 +12,15 @@ import pytest
 import trio
 
 from runner.ports.provider import WorkspaceRequest
-from tests.conformance.places import DOCKER, GUESTS, GVISOR, LOCAL, inhabitants, living_of, make
-from tests.guest.driver import alive, descendants, marked
-from tests.needs import ROOT
+from tests.support.guest_driver import alive, descendants, marked
+from tests.support.needs import ROOT
+from tests.support.providers import DOCKER, GUESTS, GVISOR, LOCAL, inhabitants, living_of, make
 
 RUNNER = """
 import sys, trio
 from pathlib import Path
 from runner.ports.provider import Opening, WorkspaceRequest
-from tests.conformance.places import make
+from tests.support.providers import make
 
 _, kind, home, mark, stopping = sys.argv
 SCRIPT = "trap '' TERM; (setsid sleep 4321 >/dev/null 2>&1 &); setsid sleep 4321 & sleep 4321 & echo ready; wait"

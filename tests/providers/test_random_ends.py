@@ -10,12 +10,12 @@ from random import Random
 import pytest
 import trio
 
-from runner.errors import WorkspaceLost
-from runner.model import Handle
+from runner.core.errors import WorkspaceLost
+from runner.core.model import Handle
 from runner.ports.provider import Opening, Provider, Workspace, WorkspaceRequest
 from runner.providers.local import Local
-from tests.conformance.places import living_of
-from tests.guest.driver import marked
+from tests.support.guest_driver import marked
+from tests.support.providers import living_of
 
 WORKSPACES, COMMANDS, LATEST = 4, 25, 0.02
 CHILDREN = (

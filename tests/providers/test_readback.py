@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runner.errors import ProviderFailed
-from runner.model import Isolation, IsolationClass, Limits
+from runner.core.errors import ProviderFailed
+from runner.core.model import Isolation, IsolationClass, Limits
 from runner.providers._readback import NAMESPACES, Outside, read_back
-from runner.providers._shown import PATHS
+from runner.providers._sandbox_layout import PATHS
 from runner.providers._volumes import Volume
 
 HOST = {name: f"{name}:[100]" for name in NAMESPACES}

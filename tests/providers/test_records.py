@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import ProviderFailed
-from runner.model import Limits
+from runner.core.errors import ProviderFailed
+from runner.core.model import Limits
 from runner.ports.provider import WorkspaceRequest
 from runner.providers._directories import Directories
 

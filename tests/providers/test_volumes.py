@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import CleanUpIncomplete, ProviderFailed
-from runner.model import Handle, Limits
+from runner.core.errors import CleanUpIncomplete, ProviderFailed
+from runner.core.model import Handle, Limits
 from runner.ports.provider import Opening, WorkspaceRequest
 from runner.providers._directories import Directories
 from runner.providers._mounts import unmount
 from runner.providers._volumes import Volumes
 from runner.providers.local import Local
-from tests.conformance.places import MIB, on_host
-from tests.needs import USERS
-from tests.situations import volumes_of
+from tests.support.needs import USERS
+from tests.support.providers import MIB, on_host
+from tests.support.situations import volumes_of
 
 pytestmark = USERS.mark
 
@@ -168,7 +168,7 @@ async def test_an_adopted_directory_has_no_limit_of_its_own(tmp_path: Path) -> N
 CRASHING = """
 import os, signal, sys, trio
 from pathlib import Path
-from runner.model import Limits
+from runner.core.model import Limits
 from runner.ports.provider import Opening, WorkspaceRequest
 from runner.providers._mounts import stage
 from runner.providers._volumes import Volumes

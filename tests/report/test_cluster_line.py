@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.record import ClusterUse
+from runner.events.record import ClusterUse
 from runner.report.text import cluster_line
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from runner import events as ev
-from runner.model import Usage
+from runner.core.model import Usage
+from runner.events import events as ev
 from runner.report import compare
-from runner.report.account import Account
+from runner.report.format import columns
+from runner.report.run_files import Account
 from runner.report.text import render_run
-from runner.report.words import columns
-from tests.report.accounts import CHECKS, account, bad, good
+from tests.support.run_files import CHECKS, account, bad, good
 
 
 def members() -> list[Account]:

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from runner import events as ev
-from runner.errors import BadValue, DefaultsDropped, Place, RunnerError
-from runner.model import Outcome, Reason, Status
+from runner.core.errors import BadValue, DefaultsDropped, Place, RunnerError
+from runner.core.model import Outcome, Reason, Status
+from runner.events import events as ev
 from runner.report.github import commands, harmless, listed, notes_of, quoted, violations_of
-from tests.report.accounts import account, bad, good
+from tests.support.run_files import account, bad, good
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from runner import events as ev
-from runner.errors import BadValue, Place, Rejected
-from runner.model import Outcome, Reason, Status, failed, succeeded
+from runner.core.errors import BadValue, Place, Rejected
+from runner.core.model import Outcome, Reason, Status, failed, succeeded
+from runner.events import events as ev
 from runner.report import junit
-from tests.report.accounts import CHECKS, NASTY, account, bad, good
+from tests.support.run_files import CHECKS, NASTY, account, bad, good
 
 # What the schemas of Ant and of Jenkins both ask of an element: its attributes, and its children in order.
 ATTRIBUTES = {

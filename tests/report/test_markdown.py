@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from runner.errors import BadValue, Place, Rejected
+from runner.core.errors import BadValue, Place, Rejected
 from runner.report import markdown
-from tests.report.accounts import CHECKS, NASTY, account, bad, good
+from tests.support.run_files import CHECKS, NASTY, account, bad, good
 
 SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
 

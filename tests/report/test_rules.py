@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.app.validate import validate
-from runner.errors import RunnerError, UsageError
+from runner.core.errors import RunnerError, UsageError
+from runner.core.settings import Settings
+from runner.ops.planning.validate import validate
 from runner.report.rules import explain, listing, rules
-from runner.settings import Settings
 
 _EXAMPLES = re.compile(r"Breaks it:\n\n```(\w+)\n(.*?)```\n\nRight:\n\n```\1\n(.*?)```\Z", re.DOTALL)
 

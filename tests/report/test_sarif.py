@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 
-from runner.errors import BadValue, DefaultsDropped, DuplicateKey, Place, RunnerError, UnreadableManifest
+from runner.core.errors import BadValue, DefaultsDropped, DuplicateKey, Place, RunnerError, UnreadableManifest
 from runner.report.sarif import as_sarif
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner import events as ev
-from runner.model import (
+from runner.core.model import (
     Check,
     CheckKind,
     Isolation,
@@ -21,7 +20,8 @@ from runner.model import (
     failed,
     succeeded,
 )
-from runner.record import RunRecord, fold
+from runner.events import events as ev
+from runner.events.record import RunRecord, fold
 from runner.report.triage import Found, Scene, closing, live_line, news, opening, scene_of
 from runner.triage.sections import section, sections_of
 

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from runner.manifest.kinds.agent_type import Spec
-from tests.needs import SHELLCHECK
+from tests.support.needs import SHELLCHECK
 
 ROOT = Path(__file__).parents[2]
 SHELL = [

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from runner.app.triage import SYSTEM, Triage, manifest_of
+from runner.ops.triage.triage import SYSTEM, Triage, manifest_of
 from runner.triage.sections import HEADINGS as TITLES
 from runner.triage.sections import SECTIONS, bodies_of, is_empty, known_as, sections_of
-from tests.needs import SHELLCHECK
 from tests.skills.api_server import serving
 from tests.skills.clusters import CLUSTERS
 from tests.skills.objects import NOW
+from tests.support.needs import SHELLCHECK
 
 ROOT = Path(__file__).parents[2]
 SKILL = ROOT / "skills/k8s-troubleshooter"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.model import Checkout
+from runner.core.model import Checkout
 from runner.spec.checkout import RepoSource, TaskContext, holds_secret, judge_url, resolve_checkout
 
 URL, OTHER = "https://git.example.org/org/repo", "https://git.example.org/org/other"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from runner.core.model import IsolationClass
 from runner.manifest.load import DEFAULTS
-from runner.model import IsolationClass
 from runner.policy.paths import PathPolicy, compose
 from runner.report.diagnostics import render
 from runner.spec.model import PolicyFile, PolicySpec

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from jinja2 import TemplateError
 
-from runner.errors import BadTemplate
+from runner.core.errors import BadTemplate
 from runner.spec import template
 
 VALUES = {"run": {"id": "7k3q", "name": "fix"}, "task": {"branch": 'x";touch pwn;"'}, "list": ["a", "b"]}

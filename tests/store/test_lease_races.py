@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.events import EffectIntended, LeaseAcquired, LeaseReleased, RunStarted, Warned
+from runner.events.events import EffectIntended, LeaseAcquired, LeaseReleased, RunStarted, Warned
 from runner.store.sqlite import open_store
 
 PROCESSES = 50
@@ -26,7 +26,7 @@ async def test_of_fifty_processes_one_has_the_workspace_each_time(tmp_path: Path
     path = tmp_path / "state.db"
     async with open_store(path, now=lambda: 0, entropy=os.urandom) as store:
         await store.append("a", [STARTED, EffectIntended("provision", "workspace", "w", "local")])
-    command = [sys.executable, "-m", "tests.store.racing", str(path), str(rounds), str(PROCESSES)]
+    command = [sys.executable, "-m", "tests.support.store_race", str(path), str(rounds), str(PROCESSES)]
 
     done = await trio.run_process(command, capture_stdout=True, cwd=Path(__file__).parents[2], stderr=subprocess.STDOUT)
 

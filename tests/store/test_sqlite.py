@@ -21,8 +21,9 @@ import trio
 import trio.testing
 
 from runner import __version__
-from runner.errors import RunnerError, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew, UnknownRun
-from runner.events import (
+from runner.core.errors import RunnerError, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew, UnknownRun
+from runner.core.model import succeeded
+from runner.events.events import (
     EffectDone,
     EffectGone,
     EffectIntended,
@@ -34,9 +35,8 @@ from runner.events import (
     StepStarted,
     Warned,
 )
-from runner.model import succeeded
 from runner.store.sqlite import _PROJECTED, SqliteStore, _project, migrate, open_reader, open_store, scripts
-from tests.needs import ROOT
+from tests.support.needs import ROOT
 
 STARTED = RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import UnknownWorkspace, WorkspaceState
-from runner.events import (
+from runner.core.errors import UnknownWorkspace, WorkspaceState
+from runner.core.model import Anchor, Limits
+from runner.core.model import WorkspaceStatus as S
+from runner.events.events import (
     BaseTaken,
     EffectDone,
     EffectIntended,
@@ -19,8 +21,6 @@ from runner.events import (
     WorkspaceRequested,
     WorkspaceUsed,
 )
-from runner.model import Anchor, Limits
-from runner.model import WorkspaceStatus as S
 from runner.ports.store import Store, WorkspaceRow
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store

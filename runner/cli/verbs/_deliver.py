@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from runner.cli.output import Output
 
 if TYPE_CHECKING:
-    from runner.app.history import Past
-    from runner.settings import Settings
+    from runner.core.settings import Settings
+    from runner.ops.runs.history import Past
 
 VERBS = ("branch", "apply", "push", "export")
 
@@ -38,8 +38,8 @@ def add_arguments(add: Callable[[str, str], ArgumentParser]) -> None:
 
 
 def deliver(past: Past, args: Namespace, settings: Settings, out: Output) -> None:
-    from runner.app.deliver import run_cancellable
-    from runner.errors import printable
+    from runner.core.errors import printable
+    from runner.ops.runs.deliver import run_cancellable
     from runner.plan.model import plain_fields
 
     does = {"branch": _branch, "apply": _apply, "push": _push, "export": _export}[args.what]
@@ -53,7 +53,7 @@ def deliver(past: Past, args: Namespace, settings: Settings, out: Output) -> Non
 
 
 async def _branch(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
-    from runner.app.deliver import make_branch
+    from runner.ops.runs.deliver import make_branch
 
     done = await make_branch(
         past, settings, into=args.into, name=args.name, commits=args.commits, unverified=args.unverified
@@ -63,7 +63,7 @@ async def _branch(past: Past, args: Namespace, settings: Settings) -> tuple[obje
 
 
 async def _apply(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
-    from runner.app.deliver import apply_patch
+    from runner.ops.runs.deliver import apply_patch
 
     done = await apply_patch(past, settings, into=args.into, check=args.check, unverified=args.unverified)
     if done.present:
@@ -73,7 +73,7 @@ async def _apply(past: Past, args: Namespace, settings: Settings) -> tuple[objec
 
 
 async def _push(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
-    from runner.app.deliver import push
+    from runner.ops.runs.deliver import push
 
     done = await push(past, settings, to=args.to, branch=args.branch, unverified=args.unverified)
     moved = f"{done.before[:12]} -> {done.commit[:12]}" if done.before else f"new, at {done.commit[:12]}"
@@ -81,7 +81,7 @@ async def _push(past: Past, args: Namespace, settings: Settings) -> tuple[object
 
 
 async def _export(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
-    from runner.app.deliver import export_run
+    from runner.ops.runs.deliver import export_run
 
     done = await export_run(past, settings, to=args.to)
     cleaned = f"; secrets taken out of {', '.join(done.redacted[:5])}" if done.redacted else ""

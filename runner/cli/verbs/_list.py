@@ -10,8 +10,8 @@ from runner.cli.output import Output
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runner.app.history import Listed, Listing
-    from runner.settings import Settings
+    from runner.core.settings import Settings
+    from runner.ops.runs.history import Listed, Listing
 
 SUMMARY = "runs, newest first: those of this repository, or all where there is none"
 LINES = 25  # without `--limit`, for people
@@ -36,10 +36,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def show(args: Namespace, settings: Settings, out: Output) -> None:
     import trio
 
-    from runner.app.history import STATES, Wanted, listing_of
-    from runner.app.state import now_microseconds
     from runner.cli.requests import repository_of_here
-    from runner.errors import UsageError, nearest, shown
+    from runner.core.errors import UsageError, nearest, shown
+    from runner.ops.host.state import now_microseconds
+    from runner.ops.runs.history import STATES, Wanted, listing_of
 
     now = now_microseconds()
     if args.status is not None and args.status not in STATES:
@@ -60,8 +60,8 @@ def _moment(text: str, now: int) -> int:
     """Microseconds since the epoch. Raises ``UsageError``."""
     from datetime import UTC, datetime
 
-    from runner.errors import UsageError, shown
-    from runner.settings import parse_duration
+    from runner.core.errors import UsageError, shown
+    from runner.core.settings import parse_duration
 
     try:
         return now - int(parse_duration(text) * 1e6)
@@ -95,7 +95,7 @@ def _plain(listed: Listed) -> dict[str, object]:
 def _print(listing: Listing, now: int, out: Output) -> None:
     from shutil import get_terminal_size
 
-    from runner.errors import printable
+    from runner.core.errors import printable
     from runner.report.text import WIDEST
 
     rows = [_HEADER, *(_cells(listed, now) for listed in listing.runs)]
@@ -116,7 +116,7 @@ def _below(listing: Listing) -> Sequence[str]:
 
 
 def _cells(listed: Listed, now: int) -> tuple[str, ...]:
-    from runner.report.words import age, cost, duration
+    from runner.report.format import age, cost, duration
 
     row = listed.row
     spent = "" if listed.cost_usd is None else cost(listed.cost_usd)

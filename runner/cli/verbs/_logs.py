@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from runner.app.history import Past
-    from runner.app.printed import Printed, Say
-    from runner.events import Recorded
-    from runner.settings import Settings
+    from runner.core.settings import Settings
+    from runner.events.events import Recorded
+    from runner.ops.runs.history import Past
+    from runner.ops.runs.step_output import Printed, Say
 
 _TICK = 0.1  # seconds between looks at what is printed
 _WIDEST = 10_000  # characters of a line
@@ -27,11 +27,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def show(past: Past, args: Namespace, settings: Settings, out: Output) -> None:
-    from runner.app.history import logs_of
-    from runner.app.printed import say_of, words_of
-    from runner.app.secret_values import redactor_of
-    from runner.app.watch import planned
-    from runner.errors import UsageError, printable
+    from runner.core.errors import UsageError, printable
+    from runner.ops.runs.history import logs_of
+    from runner.ops.runs.secret_values import redactor_of
+    from runner.ops.runs.step_output import say_of, words_of
+    from runner.ops.runs.watch import planned
     from runner.report.triage import scene_of
 
     files = logs_of(past, args.step)
@@ -55,7 +55,7 @@ def show(past: Past, args: Namespace, settings: Settings, out: Output) -> None:
 
 def print_file(file: Path, out: Output, *, log: bool = False) -> None:
     """Raw bytes into a file or pipe; on a terminal, or of a log where a CI obeys it, what commands is escaped."""
-    from runner.errors import printable
+    from runner.core.errors import printable
 
     with file.open("rb") as stream:
         if not out.live and not (log and out.manners.obeyed):
@@ -78,8 +78,8 @@ class _Follower:
         self._heading = ""
 
     def __call__(self, recorded: Recorded) -> None:
-        from runner import events as ev
-        from runner.app.printed import Printed
+        from runner.events import events as ev
+        from runner.ops.runs.step_output import Printed
 
         match recorded.event:
             case ev.StepStarted(step=step) if self._step in (None, step):
@@ -95,7 +95,7 @@ class _Follower:
             self._tell(self._printed.lines())
 
     def _tell(self, lines: Iterable[str]) -> None:
-        from runner.errors import printable
+        from runner.core.errors import printable
 
         for line in lines:
             if self._heading:
@@ -108,8 +108,8 @@ def _follow(past: Past, step: str | None, say: Say | None, settings: Settings, *
     """Cancelling, as by Ctrl-C, ends the looking, never the run."""
     import trio
 
-    from runner.app.deliver import run_cancellable
-    from runner.app.watch import watch
+    from runner.ops.runs.deliver import run_cancellable
+    from runner.ops.runs.watch import watch
 
     follower = _Follower(past, step, say, out)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from runner.cli.output import Output
 
 if TYPE_CHECKING:
-    from runner.app.history import Past
-    from runner.report.account import Account
+    from runner.ops.runs.history import Past
+    from runner.report.run_files import Account
 
 FORMS = ("text", "json", "junit", "markdown")
 COMPARED = ("text", "json", "markdown")
@@ -30,7 +30,7 @@ def show(past: Past, form: str, out: Output) -> None:
 
             out.line(markdown.render([_account(past)]).rstrip("\n"))
         case _:
-            from runner.errors import printable
+            from runner.core.errors import printable
             from runner.report.progress import after
             from runner.report.text import WIDEST, render_run
 
@@ -41,8 +41,8 @@ def show(past: Past, form: str, out: Output) -> None:
 
 def _tail(past: Past) -> Sequence[str]:
     """The end of what the step printed that decided against a run."""
-    from runner.app.printed import say_of, tail_of
-    from runner.report.account import blamed
+    from runner.ops.runs.step_output import say_of, tail_of
+    from runner.report.run_files import blamed
 
     step = blamed(past.record)
     if step is None:
@@ -53,7 +53,7 @@ def _tail(past: Past) -> Sequence[str]:
 
 def compare(pasts: Sequence[Past], form: str, out: Output) -> None:
     """Each run once. Raises ``UsageError`` when there is one only."""
-    from runner.errors import UsageError
+    from runner.core.errors import UsageError
     from runner.report import compare
 
     different = {past.record.id: past for past in pasts}
@@ -67,6 +67,6 @@ def compare(pasts: Sequence[Past], form: str, out: Output) -> None:
 
 
 def _account(past: Past) -> Account:
-    from runner.artifacts.account import account_of
+    from runner.artifacts.run_files import account_of
 
     return account_of(past.record, past.directory)

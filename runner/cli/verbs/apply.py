@@ -14,8 +14,8 @@ from runner.cli.requests import add_request_arguments, manifests_of, nearest_man
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from runner.events.record import RunRecord
     from runner.ports.gateway import Gateway
-    from runner.record import RunRecord
 
 CANCELLED = 130
 SUMMARY = "carry out a folder of manifests, or a saved plan"
@@ -49,14 +49,14 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
     """Apply, or with a file of ``turns`` rehearse."""
     import trio
 
-    from runner.app.apply import apply
-    from runner.app.planning import Request, draft_plan
-    from runner.app.quickstart import refuse_installed
-    from runner.app.saved import make_saved_plan
-    from runner.app.secret_values import redactor_of
-    from runner.cli.console import open_console, show_ends
-    from runner.errors import UsageError
-    from runner.settings import current
+    from runner.cli.plain_view import open_console, show_ends
+    from runner.core.errors import UsageError
+    from runner.core.settings import current
+    from runner.ops.init.quickstart import refuse_installed
+    from runner.ops.planning.make_plan import Request, draft_plan
+    from runner.ops.planning.saved_plan import make_saved_plan
+    from runner.ops.runs.apply import apply
+    from runner.ops.runs.secret_values import redactor_of
 
     if args.run_key == "":
         raise UsageError("the key of `--run-key` is empty", hint="look at the variable that it comes from")
@@ -102,7 +102,7 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
 
 def rehearsal(turns: Path) -> Gateway:
     """What stands for every model: the script in a file. Raises ``Rejected``."""
-    from runner.egress.double import Rehearsal
-    from runner.egress.turns import read_turns
+    from runner.fake_model.provider import Rehearsal
+    from runner.fake_model.script import read_turns
 
     return Rehearsal(str(turns), read_turns(turns))

@@ -41,14 +41,14 @@ def main(args: Namespace, out: Output) -> int:
     if args.names is not None:
         return _names(args.names, out)
     if args.shell is None:
-        from runner.errors import UsageError
+        from runner.core.errors import UsageError
 
         raise UsageError("SHELL is missing", hint="runner completion bash, zsh or fish")
     import shtab
 
     import runner.cli.verbs
-    from runner import plugins
     from runner.cli.parser import parser_of, parsers
+    from runner.core import plugins
 
     whole = parser_of(plugins.names(runner.cli.verbs))
     known = _known()
@@ -80,11 +80,11 @@ def _complete(action: Action, known: dict[str, Sequence[str]]) -> None:
 def _known() -> dict[str, Sequence[str]]:
     """Values that are the same until another version is installed."""
     import runner.agents
-    from runner import plugins
-    from runner.app.facts import provider_names
-    from runner.app.history import STATES
+    from runner.core import plugins
     from runner.manifest import schema
     from runner.manifest.load import kinds
+    from runner.ops.planning.facts import provider_names
+    from runner.ops.runs.history import STATES
     from runner.report.rules import rules
 
     return {
@@ -114,9 +114,9 @@ def _asked(kind: str) -> dict[str, object]:
 
 def _names(kind: str, out: Output) -> int:
     """Print the names of a kind, one a line; none when they cannot be read, for nobody could be told why."""
-    from runner.cli.names import KINDS
-    from runner.errors import RunnerError, UsageError, nearest, printable
-    from runner.settings import current
+    from runner.cli.completion_names import KINDS
+    from runner.core.errors import RunnerError, UsageError, nearest, printable
+    from runner.core.settings import current
 
     if kind not in KINDS:
         raise UsageError(f"`{printable(kind)}` is nothing that is completed", hint=nearest(kind, KINDS))

@@ -23,7 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     from difflib import unified_diff
 
-    from runner.errors import Rejected
+    from runner.core.errors import Rejected
     from runner.manifest.convert import convert, write
 
     conversions, findings = convert(args.path)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from runner import DISTRIBUTION
 from runner.cli.output import Output
-from runner.errors import UsageError, printable
+from runner.core.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runner.app.health import Health
-    from runner.app.keys import Answered
-    from runner.app.probe import Examined, Tried
-    from runner.model import Feature
+    from runner.core.model import Feature
+    from runner.core.settings import Settings
+    from runner.ops.host.health import Health
+    from runner.ops.host.keys import Answered
+    from runner.ops.host.probe import Examined, Tried
     from runner.ports.provider import Probe
-    from runner.settings import Settings
 
 NOTHING = 1
 _WIDEST = 1_000  # characters of a line
@@ -49,11 +49,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     from functools import partial
 
-    from runner.app.deliver import run_cancellable
-    from runner.app.health import examine
-    from runner.app.keys import spend
+    from runner.core.settings import current
+    from runner.ops.host.health import examine
+    from runner.ops.host.keys import spend
+    from runner.ops.runs.deliver import run_cancellable
     from runner.plan.model import plain
-    from runner.settings import current
 
     settings = current()
     if args.image is not None and args.probe is None:
@@ -84,8 +84,8 @@ def main(args: Namespace, out: Output) -> int:
 def _probe(args: Namespace, settings: Settings, out: Output) -> int:
     import trio
 
-    from runner.app.facts import provider_names
-    from runner.app.probe import examine_all
+    from runner.ops.host.probe import examine_all
+    from runner.ops.planning.facts import provider_names
     from runner.plan.model import plain
 
     examined = trio.run(examine_all, settings, [args.probe] if args.probe else provider_names(), args.image)
@@ -165,14 +165,14 @@ def _provider(probe: Probe, *, needed: bool) -> Iterator[str]:
 
 def _by_design(probe: Probe, feature: Feature) -> bool:
     """Whether no host would make a difference: what is no border, and borders of a provider that has none."""
-    from runner.model import Feature
+    from runner.core.model import Feature
 
     limits = (Feature.CPU, Feature.MEMORY, Feature.PIDS)
     return feature in (Feature.BASE_IMAGE, Feature.WARM_POOL) or not (probe.isolation or feature in limits)
 
 
 def _answered(one: Answered) -> str:
-    from runner.report.words import duration, usage
+    from runner.report.format import duration, usage
 
     found = one.problem or f"answered in {duration(one.seconds)}: {usage(one.usage)}"
     return f"{'✗' if one.problem else '✓'} {one.api.value:<10} {one.model:<20} {found}"

@@ -10,7 +10,7 @@ from runner.cli.output import Output
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runner.app.gc import Collection
+    from runner.ops.runs.gc import Collection
 
 SUMMARY = "remove what runs have kept for longer than RUN_RETENTION, and expired workspaces"
 GROUP = "this host"
@@ -29,10 +29,10 @@ def main(args: Namespace, out: Output) -> int:
 
     import trio
 
-    from runner.app.gc import collect
-    from runner.errors import ClockJumped, StoreDamaged, printable
+    from runner.core.errors import ClockJumped, StoreDamaged, printable
+    from runner.core.settings import current
+    from runner.ops.runs.gc import collect
     from runner.plan.model import plain_fields
-    from runner.settings import current
     from runner.store.sqlite import REBUILD
 
     collection = trio.run(partial(collect, current(), dry_run=args.dry_run))
@@ -59,8 +59,8 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _lines(collection: Collection) -> Iterator[str]:
-    from runner.app.gc import Verdict
-    from runner.report.words import size
+    from runner.ops.runs.gc import Verdict
+    from runner.report.format import size
 
     removed = "would be removed" if collection.dry_run else "removed"
     for kept in collection.found:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from runner.cli.output import Output
 
 if TYPE_CHECKING:
-    from runner.app.image import Checked
-    from runner.settings import Settings
+    from runner.core.settings import Settings
+    from runner.ops.host.image import Checked
 
 SUMMARY = "the image k8s-triage-agent: build, check"
 GROUP = "on call"
@@ -41,15 +41,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
-    from runner.settings import current
+    from runner.core.settings import current
 
     return _build(args, current(), out) if args.what == "build" else _check(args, current(), out)
 
 
 def _build(args: Namespace, settings: Settings, out: Output) -> int:
-    from runner.app import image
-    from runner.app.deliver import run_cancellable
-    from runner.errors import printable
+    from runner.core.errors import printable
+    from runner.ops.host import image
+    from runner.ops.runs.deliver import run_cancellable
 
     recipe = image.Recipe(args.base, args.tag, args.ca, args.npmrc, args.apt_sources, args.network == "host")
     if args.save_context is not None:
@@ -66,8 +66,8 @@ def _build(args: Namespace, settings: Settings, out: Output) -> int:
 
 
 def _check(args: Namespace, settings: Settings, out: Output) -> int:
-    from runner.app.deliver import run_cancellable
-    from runner.app.image import check
+    from runner.ops.host.image import check
+    from runner.ops.runs.deliver import run_cancellable
     from runner.plan.model import plain_fields
 
     checked = run_cancellable(lambda: check(settings, args.image))
@@ -79,7 +79,7 @@ def _check(args: Namespace, settings: Settings, out: Output) -> int:
 
 
 def _print(name: str, checked: Checked, out: Output) -> None:
-    from runner.errors import printable
+    from runner.core.errors import printable
 
     out.line(f"{printable(name)}  {checked.image}  {checked.size_bytes / 1e9:.2f} GB, user {printable(checked.user)}")
     for found in checked.found:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from runner.cli.output import Output
 
 if TYPE_CHECKING:
-    from runner.app.init import Begun
+    from runner.ops.init import Begun
 
 SUMMARY = "write a first .runner/ for this repository"
 GROUP = "start here"
@@ -30,10 +30,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
-    from runner.app.init import begin
-    from runner.app.quickstart import copy_quickstart
-    from runner.errors import UsageError
-    from runner.settings import current
+    from runner.core.errors import UsageError
+    from runner.core.settings import current
+    from runner.ops.init import begin
+    from runner.ops.init.quickstart import copy_quickstart
 
     if args.quickstart is not None:
         if args.path != Path() or args.test is not None or args.ci is not None or args.pre_commit:
@@ -109,7 +109,7 @@ def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
 
 def _tell(begun: Begun, out: Output) -> int:
     """What came of trying; the status that this ends with."""
-    from runner.app.init.trial import explain
+    from runner.ops.init.trial import explain
 
     if begun.untried is not None:
         out.line(f"Nothing was tried: {begun.untried.message}")

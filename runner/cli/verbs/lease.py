@@ -7,12 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.cli.verbs._premises import line, moment, on_premises
+from runner.cli.verbs._workspace import line, moment, on_premises
 
 if TYPE_CHECKING:
-    from runner.app.leases import LeaseState
-    from runner.app.tenancy import Premises
-    from runner.settings import Settings
+    from runner.core.settings import Settings
+    from runner.ops.workspaces.leases import LeaseState
+    from runner.ops.workspaces.workspace_lease import Premises
 
 SUMMARY = "who has which workspace: list, show, release, break"
 GROUP = "workspaces"
@@ -37,8 +37,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
-    from runner.app import leases
-    from runner.settings import current
+    from runner.core.settings import current
+    from runner.ops.workspaces import leases
 
     settings = current()
     match args.what:
@@ -66,7 +66,7 @@ def _show(states: list[LeaseState], form: str, out: Output) -> None:
 
 
 def _show_one(args: Namespace, settings: Settings, out: Output) -> None:
-    from runner.app.leases import lease_of
+    from runner.ops.workspaces.leases import lease_of
     from runner.plan.model import plain_fields
 
     async def look(premises: Premises) -> tuple[str, LeaseState | None]:

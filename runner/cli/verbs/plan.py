@@ -15,8 +15,8 @@ from runner.cli.requests import WHERE, add_request_arguments, manifests_of, near
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runner.app.planning import Planned
-    from runner.errors import RunnerError
+    from runner.core.errors import RunnerError
+    from runner.ops.planning.make_plan import Planned
     from runner.plan.model import Plan
     from runner.report.plan import Compared
 
@@ -40,13 +40,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
-    from runner.app.comparing import compare
-    from runner.app.planning import draft_plan
-    from runner.app.refusals import outside_of, refusals
-    from runner.app.saved import check_place
-    from runner.errors import Rejected, UsageError
+    from runner.core.errors import Rejected, UsageError
+    from runner.core.settings import current
     from runner.manifest import STDIN
-    from runner.settings import current
+    from runner.ops.planning.compare import compare
+    from runner.ops.planning.make_plan import draft_plan
+    from runner.ops.planning.refusals import outside_of, refusals
+    from runner.ops.planning.saved_plan import check_place
 
     settings = current()
     path = manifests_of(args)
@@ -79,7 +79,7 @@ def main(args: Namespace, out: Output) -> int:
 
 def _save(planned: Planned, to: Path) -> str:
     """Save a plan, and say so. What keys and programs it needs may be where it is carried out; what it pins is here."""
-    from runner.app.saved import save
+    from runner.ops.planning.saved_plan import save
 
     if planned.missing:
         return "Not saved: what it would pin is not here."

@@ -12,8 +12,8 @@ from runner.cli.requests import FOLDER, nearest_manifests
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runner.app.policy import Explained, Layer, Ruling
-    from runner.steps._disk import ScanResult
+    from runner.ops.planning.policy import Explained, Layer, Ruling
+    from runner.runtime.tree_scan import ScanResult
 
 SUMMARY = "what may be in a workspace: check, scan, explain"
 GROUP = "manifests and policy"
@@ -44,8 +44,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
-    from runner.app import policy
-    from runner.settings import current
+    from runner.core.settings import current
+    from runner.ops.planning import policy
 
     directory = args.directory if args.what == "scan" else Path()
     source = policy.Source(args.manifests, directory, args.run, args.policy)
@@ -95,7 +95,7 @@ def _show_explained(explained: Explained, form: str, out: Output) -> None:
 
 
 def _show_scan(found: ScanResult, layers: Sequence[Layer], form: str, out: Output) -> None:
-    from runner.app.policy import origin_of
+    from runner.ops.planning.policy import origin_of
 
     if form == "json":
         violations = [{**vars(violation), "origin": origin_of(violation, layers)} for violation in found.violations]
@@ -110,7 +110,7 @@ def _show_scan(found: ScanResult, layers: Sequence[Layer], form: str, out: Outpu
 
 def _line(out: Output, text: str) -> None:
     """Patterns and names are others' words: a terminal must not obey them."""
-    from runner.errors import escaped
+    from runner.core.errors import escaped
 
     out.line(escaped(text))
 

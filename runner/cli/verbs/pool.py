@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
 from runner.cli.requests import FOLDER, nearest_manifests
-from runner.cli.verbs._premises import line, on_premises
+from runner.cli.verbs._workspace import line, on_premises
 
 if TYPE_CHECKING:
-    from runner.app.pool import PoolState, PoolStatus
-    from runner.app.tenancy import Premises
-    from runner.settings import Settings
+    from runner.core.settings import Settings
+    from runner.ops.pool.pool import PoolState, PoolStatus
+    from runner.ops.workspaces.workspace_lease import Premises
 
 SUMMARY = "workspaces that run before anybody needs them: warm, status, resize, drain"
 GROUP = "workspaces"
@@ -38,8 +38,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
-    from runner.app import pool
-    from runner.settings import current
+    from runner.core.settings import current
+    from runner.ops.pool import pool
 
     settings = current()
     match args.what:
@@ -56,9 +56,9 @@ def main(args: Namespace, out: Output) -> int:
 def _warm(args: Namespace, settings: Settings, out: Output) -> None:
     import trio
 
-    from runner.app.planning import make_plan
-    from runner.app.pool import open_pool, pools_of, status
-    from runner.errors import UsageError
+    from runner.core.errors import UsageError
+    from runner.ops.planning.make_plan import make_plan
+    from runner.ops.pool.pool import open_pool, pools_of, status
 
     if args.size is not None and not 0 < args.size <= 1_000:
         raise UsageError(f"a pool can not have {args.size} slots", hint="1 to 1000")
@@ -88,7 +88,7 @@ def _print(found: PoolStatus, form: str, out: Output) -> None:
 
 
 def _line(pool: PoolState, *, kept: bool) -> str:
-    from runner.report.words import limits
+    from runner.report.format import limits
 
     key = pool.key
     words = [key.image or "no image", limits(key.limits), f"network {key.network}", *key.toolchains]
@@ -96,7 +96,7 @@ def _line(pool: PoolState, *, kept: bool) -> str:
 
 
 def _counts(pool: PoolState) -> str:
-    from runner.model import SlotState
+    from runner.core.model import SlotState
 
     others = [f", {n} {state}" for state, n in pool.slots.items() if n and state is not SlotState.READY]
     return f"{pool.slots[SlotState.READY]} of {pool.size} ready{''.join(others)}"

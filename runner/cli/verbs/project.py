@@ -36,9 +36,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
-    from runner.app import project
+    from runner.core.settings import current
+    from runner.ops.workspaces import project
     from runner.plan.model import plain
-    from runner.settings import current
 
     settings = current()
     match args.what:
@@ -60,7 +60,7 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _line(row: ProjectRow) -> str:
-    from runner.errors import printable
+    from runner.core.errors import printable
 
     parts = ["isolated" if row.workspace_isolation else "shared", row.root]
     parts += [f"protected {', '.join(row.protected_paths)}"] if row.protected_paths else []

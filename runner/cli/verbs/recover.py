@@ -10,7 +10,7 @@ from runner.cli.output import Output
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runner.app.recover import Recovery
+    from runner.ops.runs.recover import Recovery
 
 SUMMARY = "end runs whose runner has died: save their work, remove what they left"
 GROUP = "runs"
@@ -31,10 +31,10 @@ def main(args: Namespace, out: Output) -> int:
 
     import trio
 
-    from runner.app.recover import recover_store
-    from runner.errors import StoreDamaged, printable
+    from runner.core.errors import StoreDamaged, printable
+    from runner.core.settings import current
+    from runner.ops.runs.recover import recover_store
     from runner.plan.model import plain_fields
-    from runner.settings import current
     from runner.store.sqlite import REBUILD
 
     recovery = trio.run(partial(recover_store, current(), args.run, dry_run=args.dry_run))

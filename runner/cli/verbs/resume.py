@@ -12,10 +12,10 @@ from runner.cli.reports import Reports, add_report_arguments, open_reports
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from runner.app.resume import Resuming
-    from runner.record import RunRecord
-    from runner.redact import Redactor
-    from runner.settings import Settings
+    from runner.core.redact import Redactor
+    from runner.core.settings import Settings
+    from runner.events.record import RunRecord
+    from runner.ops.runs.resume import Resuming
 
 SUMMARY = "continue a run at the step that failed, as a new run"
 GROUP = "runs"
@@ -35,13 +35,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
-    from runner.app.handout import hand_out
-    from runner.app.history import find_run
-    from runner.app.resume import consider
-    from runner.app.secret_values import redactor_of
-    from runner.errors import printable
-    from runner.model import Status
-    from runner.settings import current
+    from runner.core.errors import printable
+    from runner.core.model import Status
+    from runner.core.settings import current
+    from runner.ops.runs.history import find_run
+    from runner.ops.runs.output_copy import hand_out
+    from runner.ops.runs.resume import consider
+    from runner.ops.runs.secret_values import redactor_of
 
     settings = current()
     redactor = redactor_of(settings)
@@ -68,8 +68,8 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _seconds(text: str) -> float:
-    from runner.errors import UsageError, shown
-    from runner.settings import parse_duration
+    from runner.core.errors import UsageError, shown
+    from runner.core.settings import parse_duration
 
     try:
         seconds = parse_duration(text)
@@ -87,10 +87,10 @@ async def _carry_on(
     """Continue the run and show it: one on an incident as ``triage`` does, any other as ``apply``."""
     from dataclasses import replace
 
-    from runner.app.resume import resume
-    from runner.app.triage import flags_of
-    from runner.cli.console import open_console, show_ends
-    from runner.cli.screen import open_screen
+    from runner.cli.live_view import open_screen
+    from runner.cli.plain_view import open_console, show_ends
+    from runner.ops.runs.resume import resume
+    from runner.ops.triage.triage import flags_of
     from runner.plan.model import run_document
     from runner.report import triage
 
@@ -132,7 +132,7 @@ def _explain(resuming: Resuming, form: str, out: Output) -> None:
 
 
 def _lines(resuming: Resuming) -> Iterator[str]:
-    from runner.report.words import duration
+    from runner.report.format import duration
 
     name, limit = resuming.plan.name, duration(resuming.plan.deadline_seconds)
     yield f"run {resuming.run} of {name} would be continued as a new run, which has {limit}:"
@@ -144,7 +144,7 @@ def _lines(resuming: Resuming) -> Iterator[str]:
 
 
 def _print(lines: Iterable[str], out: Output) -> None:
-    from runner.errors import printable
+    from runner.core.errors import printable
     from runner.report.text import WIDEST
 
     for line in lines:

@@ -10,8 +10,8 @@ from runner.cli.output import Output
 from runner.cli.verbs import _deliver, _list, _logs, _show
 
 if TYPE_CHECKING:
-    from runner.app.history import Past
-    from runner.settings import Settings
+    from runner.core.settings import Settings
+    from runner.ops.runs.history import Past
 
 SUMMARY = "what happened, and what came of it: list, show, logs, attach, compare, patch, branch, apply, push, export"
 GROUP = "runs"
@@ -55,8 +55,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
-    from runner.app import history
-    from runner.settings import current
+    from runner.core.settings import current
+    from runner.ops.runs import history
 
     settings = current()
     if args.what == "list":
@@ -83,12 +83,12 @@ def main(args: Namespace, out: Output) -> int:
 def _attach(past: Past, args: Namespace, settings: Settings, out: Output) -> int:
     from dataclasses import replace
 
-    from runner.app.deliver import run_cancellable
-    from runner.app.secret_values import redactor_of
-    from runner.app.triage import flags_of
-    from runner.app.watch import planned, watch
-    from runner.cli.console import show_ends
-    from runner.cli.screen import Face, open_screen
+    from runner.cli.live_view import Face, open_screen
+    from runner.cli.plain_view import show_ends
+    from runner.ops.runs.deliver import run_cancellable
+    from runner.ops.runs.secret_values import redactor_of
+    from runner.ops.runs.watch import planned, watch
+    from runner.ops.triage.triage import flags_of
     from runner.report import progress, triage
 
     out.clean = redactor_of(settings).text

@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
-    from runner.errors import UnknownKind, nearest
+    from runner.core.errors import UnknownKind, nearest
     from runner.manifest import schema
     from runner.manifest.load import kinds
 

@@ -10,7 +10,7 @@ from runner.cli.output import Output
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runner.app.rebuild import Rebuilt
+    from runner.ops.host.rebuild_store import Rebuilt
 
 SUMMARY = "the journal of all runs: rebuild it from what their directories have"
 GROUP = "this host"
@@ -28,10 +28,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
-    from runner.app.rebuild import rebuild_store
-    from runner.errors import printable
+    from runner.core.errors import printable
+    from runner.core.settings import current
+    from runner.ops.host.rebuild_store import rebuild_store
     from runner.plan.model import plain_fields
-    from runner.settings import current
 
     rebuilt = trio.run(rebuild_store, current())
     if args.output == "json":

@@ -9,15 +9,15 @@ from shlex import quote
 from typing import TYPE_CHECKING, NoReturn
 
 from runner.cli.output import Output
-from runner.errors import Rejected, UsageError, shown
+from runner.core.errors import Rejected, UsageError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from runner.app.planning import Planned
-    from runner.app.triage import Triage
-    from runner.record import RunRecord
-    from runner.settings import Settings
+    from runner.core.settings import Settings
+    from runner.events.record import RunRecord
+    from runner.ops.planning.make_plan import Planned
+    from runner.ops.triage.triage import Triage
 
 SUMMARY = "investigate an incident with an agent, read only, and write a report"
 GROUP = "on call"
@@ -88,9 +88,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
-    from runner.app.state import now_microseconds
-    from runner.app.triage import keep_manifest, manifest_of, reader_of, settle_place, triage_of, written_incident
-    from runner.settings import current
+    from runner.core.settings import current
+    from runner.ops.host.state import now_microseconds
+    from runner.ops.triage.triage import (
+        keep_manifest,
+        manifest_of,
+        reader_of,
+        settle_place,
+        triage_of,
+        written_incident,
+    )
 
     if args.reader_manifest:
         out.verbatim(reader_of(args.namespace))
@@ -113,8 +120,8 @@ def main(args: Namespace, out: Output) -> int:
     with written_incident(triage) as wrote:
         record = _carry_out(triage, keep_manifest(text, settings), args, settings, out, wrote=wrote)
     if triage.output_dir is not None or triage.output_file is not None:
-        from runner.app.handout import hand_out
-        from runner.errors import printable
+        from runner.core.errors import printable
+        from runner.ops.runs.output_copy import hand_out
 
         for left in hand_out(settings.home / "runs" / record.id, record):
             out.complain(printable(f"not copied: {left}", 1_000))
@@ -124,9 +131,9 @@ def main(args: Namespace, out: Output) -> int:
 def _check(triage: Triage, settings: Settings, out: Output) -> int:
     import trio
 
-    from runner.app.preflight import preflight
-    from runner.app.secret_values import redactor_of
-    from runner.errors import printable
+    from runner.core.errors import printable
+    from runner.ops.runs.secret_values import redactor_of
+    from runner.ops.triage.preflight import preflight
     from runner.plan.model import plain
 
     out.clean = redactor_of(settings).text
@@ -149,12 +156,12 @@ def _carry_out(
 
     import trio
 
-    from runner.app.apply import apply
-    from runner.app.clusters import files_instead
-    from runner.app.secret_values import redactor_of
-    from runner.app.triage import keep_manifest, manifest_of, plan_triage
     from runner.cli.verbs.apply import rehearsal
-    from runner.errors import ClusterDenied, ClusterUnreachable, CredentialFailed
+    from runner.core.errors import ClusterDenied, ClusterUnreachable, CredentialFailed
+    from runner.ops.planning.clusters import files_instead
+    from runner.ops.runs.apply import apply
+    from runner.ops.runs.secret_values import redactor_of
+    from runner.ops.triage.triage import keep_manifest, manifest_of, plan_triage
 
     redactor = redactor_of(settings)
     out.clean = redactor.text
@@ -200,10 +207,10 @@ async def _follow(
     """Carry out a triage while showing it: on the screen, or as JSON Lines."""
     from dataclasses import replace
 
-    from runner.app.triage import flags_of
-    from runner.cli.console import open_console
-    from runner.cli.screen import open_screen
-    from runner.events import Recorded, RunStarted
+    from runner.cli.live_view import open_screen
+    from runner.cli.plain_view import open_console
+    from runner.events.events import Recorded, RunStarted
+    from runner.ops.triage.triage import flags_of
     from runner.plan.model import run_document
     from runner.report import triage as face
     from runner.report.triage import scene_of, shown_path

@@ -12,7 +12,7 @@ from runner.cli.requests import WHERE, manifests_of, nearest_manifests
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runner.errors import RunnerError
+    from runner.core.errors import RunnerError
 
 SUMMARY = "check manifests; touches nothing else"
 GROUP = "manifests and policy"
@@ -32,9 +32,9 @@ def main(args: Namespace, out: Output) -> int:
 
         out.line(listing() if args.explain == "list" else explain(args.explain))
         return 0
-    from runner.app.validate import validate
-    from runner.errors import Rejected
-    from runner.settings import current
+    from runner.core.errors import Rejected
+    from runner.core.settings import current
+    from runner.ops.planning.validate import validate
 
     args.path = manifests_of(args)
     documents, findings = validate(args.path, current())

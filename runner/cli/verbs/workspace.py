@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.output import Output
-from runner.cli.verbs._premises import line, moment, on_premises
+from runner.cli.verbs._workspace import line, moment, on_premises
 
 if TYPE_CHECKING:
-    from runner.app.leases import LeaseState
-    from runner.app.tenancy import Premises
-    from runner.app.workspaces import Removed
+    from runner.core.settings import Settings
+    from runner.ops.workspaces.leases import LeaseState
+    from runner.ops.workspaces.workspace_lease import Premises
+    from runner.ops.workspaces.workspaces import Removed
     from runner.ports.store import WorkspaceRow
-    from runner.settings import Settings
 
 SUMMARY = "places for agents that outlive runs: create, list, show, find, exec, stop, resume, destroy, delete"
 GROUP = "workspaces"
@@ -76,7 +76,7 @@ def _place(text: str) -> Path:
 
 
 def main(args: Namespace, out: Output) -> int:
-    from runner.settings import current
+    from runner.core.settings import current
 
     settings = current()
     match args.what:
@@ -98,9 +98,9 @@ def main(args: Namespace, out: Output) -> int:
 def _exec(args: Namespace, settings: Settings, out: Output) -> int:
     import trio
 
-    from runner.app.inside import execute
-    from runner.app.tenancy import open_premises
-    from runner.errors import UsageError
+    from runner.core.errors import UsageError
+    from runner.ops.workspaces.exec import execute
+    from runner.ops.workspaces.workspace_lease import open_premises
 
     argv = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not argv:
@@ -116,7 +116,7 @@ def _exec(args: Namespace, settings: Settings, out: Output) -> int:
 def _list(args: Namespace, settings: Settings, out: Output) -> None:
     import trio
 
-    from runner.app.workspaces import list_workspaces
+    from runner.ops.workspaces.workspaces import list_workspaces
 
     found = trio.run(list_workspaces, settings)
     if args.output == "json":
@@ -130,14 +130,14 @@ def _list(args: Namespace, settings: Settings, out: Output) -> None:
 def _find(args: Namespace, settings: Settings, out: Output) -> None:
     import trio
 
-    from runner.app.workspaces import find_by_path
+    from runner.ops.workspaces.workspaces import find_by_path
 
     found = trio.run(find_by_path, settings, args.path)
     _show_leased(found.row, found.lease, args.output, settings, out)
 
 
 def _show(args: Namespace, settings: Settings, out: Output) -> None:
-    from runner.app.leases import lease_of
+    from runner.ops.workspaces.leases import lease_of
 
     async def look(premises: Premises) -> tuple[WorkspaceRow, LeaseState | None]:
         row = await premises.store.workspace(args.id)
@@ -158,7 +158,7 @@ def _show_leased(row: WorkspaceRow, lease: LeaseState | None, form: str, setting
 
 
 def _change(args: Namespace, settings: Settings, out: Output) -> None:
-    from runner.app import workspaces
+    from runner.ops.workspaces import workspaces
 
     async def change(premises: Premises) -> WorkspaceRow:
         if args.what == "create":
@@ -170,7 +170,7 @@ def _change(args: Namespace, settings: Settings, out: Output) -> None:
 
 
 def _remove(args: Namespace, settings: Settings, out: Output) -> None:
-    from runner.app import workspaces
+    from runner.ops.workspaces import workspaces
     from runner.plan.model import plain_fields
 
     does = workspaces.destroy if args.what == "destroy" else workspaces.delete
@@ -197,8 +197,8 @@ def _print(row: WorkspaceRow, form: str, settings: Settings, out: Output) -> Non
     if form == "json":
         out.json(_plain(row, settings))
         return
-    from runner.model import Limits
-    from runner.report.words import limits
+    from runner.core.model import Limits
+    from runner.report.format import limits
 
     values = _plain(row, settings)
     line(out, f"workspace  {row.id}")
@@ -214,7 +214,7 @@ def _print(row: WorkspaceRow, form: str, settings: Settings, out: Output) -> Non
 
 
 def _plain(row: WorkspaceRow, settings: Settings) -> dict[str, Any]:
-    from runner.app.workspaces import tree_of
+    from runner.ops.workspaces.workspaces import tree_of
     from runner.plan.model import plain_fields
 
     return {**plain_fields(row), "tree": str(tree_of(settings, row)), "adopted": row.path is not None}

@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
-from runner.errors import shown
-from runner.ids import IMAGE, is_image
-from runner.settings import parse_cpus, parse_disk, parse_duration, parse_memory, parse_size
+from runner.core.errors import shown
+from runner.core.ids import IMAGE, is_image
+from runner.core.settings import parse_cpus, parse_disk, parse_duration, parse_memory, parse_size
 
 
 @dataclass(frozen=True)

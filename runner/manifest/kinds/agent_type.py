@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
-from runner.errors import nearest
+from runner.core.errors import nearest
 from runner.manifest.kinds._cli_tools import CLI_TOOLS
 from runner.manifest.kinds._fields import (
     Body,

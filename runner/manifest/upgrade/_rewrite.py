@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode
 
-from runner.errors import Place
+from runner.core.errors import Place
 from runner.manifest.text import Source
 
 

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from runner.errors import BadValue, NotConvertible, RunnerError, UnknownField, UnknownKind, nearest, shown
+from runner.core.errors import BadValue, NotConvertible, RunnerError, UnknownField, UnknownKind, nearest, shown
 from runner.manifest.text import Tree
 from runner.manifest.upgrade._rewrite import Line, Rewrite, aliased
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from runner.errors import UsageError, nearest
+from runner.core.errors import UsageError, nearest
 
 _SECTION = re.compile(r"^## (\S+)\n\n(.*?)\s*(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 

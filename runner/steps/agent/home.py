@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runner.core.settings import shipped
 from runner.ports.agent import Preparation
 from runner.ports.provider import Paths
-from runner.settings import shipped
 
 _TRIAGE = "k8s-troubleshooter"  # the skill that the files in ``runners/context`` are about
 

@@ -12,16 +12,16 @@ from functools import partial
 
 import trio
 
-from runner import events as ev
-from runner.errors import KeyInside
-from runner.model import Outcome, Reason, failed
-from runner.nurseries import open_services
+from runner.core.errors import KeyInside
+from runner.core.model import Outcome, Reason, failed
+from runner.core.nurseries import open_services
+from runner.events import events as ev
 from runner.ports.agent import Access, Ended, ModelAgent, Preparation
 from runner.ports.gateway import Exchange, Grant, Session
 from runner.ports.provider import Workspace
+from runner.runtime.context import Outside, Run
+from runner.runtime.exec import emit_all
 from runner.spec.model import ModelSpec
-from runner.steps._exec import emit_all
-from runner.steps._run import Outside, Run
 
 STANDS_FOR_KEY = "kept-by-the-gateway"  # a CLI without any key does not start
 MODEL_BUSY, MODEL_SILENT = "gateway.model-busy", "gateway.model-silent"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.model import Feature
+from runner.core.model import Feature
 from runner.plan.model import Step
+from runner.runtime.mount_plan import Shape, mounts_of, shape_of
 from runner.spec.model import CliVersion, ClusterSpec, Facts, ModelSpec, RunSpec
-from runner.steps._shape import Shape, mounts_of, shape_of
 
 NEEDS = (("preload", "setup", "clone", "provision"),)
 

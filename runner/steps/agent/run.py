@@ -13,18 +13,18 @@ from pathlib import Path
 
 import trio
 
-from runner import events as ev
-from runner import trees
-from runner.errors import IsolationMismatch
-from runner.model import Exit, Fate, Feature, Isolation, IsolationClass, Limits, Outcome
+from runner.core.errors import IsolationMismatch
+from runner.core.model import Exit, Fate, Feature, Isolation, IsolationClass, Limits, Outcome
+from runner.events import events as ev
 from runner.ports.agent import Agent, Ended, ModelAgent, Preparation
 from runner.ports.provider import Workspace, programs_in
+from runner.runtime.cluster import open_cluster
+from runner.runtime.context import Run, write_new
+from runner.runtime.exec import Log, LogFile, Shared, open_logs, run_command
+from runner.runtime.incident_files import PROMPT, Delivery, open_log
+from runner.runtime.restore import regain_tree
+from runner.safefs import trees
 from runner.spec import template
-from runner.steps._cluster import open_cluster
-from runner.steps._exec import Log, LogFile, Shared, open_logs, run_command
-from runner.steps._incident import PROMPT, Delivery, open_log
-from runner.steps._regain import regain_tree
-from runner.steps._run import Run, write_new
 from runner.steps.agent.home import furnish
 from runner.steps.agent.model import open_way
 from runner.steps.agent.plan import Body

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from uuid import UUID, uuid5
 
 from runner.ports.provider import PATH, Paths
-from runner.steps._run import Run
+from runner.runtime.context import Run
 from runner.steps.agent.plan import Body
 
 PROMPT = "prompt.md"  # among the run's files that a workspace can read

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.plan.model import Step
+from runner.runtime.mount_plan import agents_file
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts, PolicySpec, RunSpec
-from runner.steps._shape import agents_file
 
 NEEDS = (("provision",),)
 

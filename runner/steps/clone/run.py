@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from runner import events as ev
-from runner.model import Outcome, succeeded
+from runner.core.model import Outcome, succeeded
+from runner.events import events as ev
 from runner.ports.git import Snapshotting
-from runner.steps._agents_file import place_in_tree
-from runner.steps._judge import broken, judge_usable, scan_checkout
-from runner.steps._regain import regain_tree
-from runner.steps._run import Run
+from runner.runtime.agents_file import place_in_tree
+from runner.runtime.context import Run
+from runner.runtime.policy_scan import broken, judge_usable, scan_checkout
+from runner.runtime.restore import regain_tree
 from runner.steps.clone.plan import Body
 
 STEP = "clone"

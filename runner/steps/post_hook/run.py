@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runner.model import Outcome, succeeded
-from runner.steps._exec import open_logs, run_command
-from runner.steps._run import Run
+from runner.core.model import Outcome, succeeded
+from runner.runtime.context import Run
+from runner.runtime.exec import open_logs, run_command
 from runner.steps.post_hook.plan import Body
 from runner.steps.setup.plan import command_words
 

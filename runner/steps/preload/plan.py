@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.plan.model import Step
+from runner.runtime.mount_plan import Shape, mounts_of, shape_of
 from runner.spec.model import ClusterSpec, ContextFile, Facts, RunSpec
 from runner.spec.preload import FILES, MAX_FILE
-from runner.steps._shape import Shape, mounts_of, shape_of
 from runner.steps.agent.plan import pinned
 from runner.triage.baseline import SECONDS
 

@@ -8,17 +8,25 @@ from datetime import UTC, datetime
 
 import trio
 
-from runner import events as ev
-from runner.errors import BaselineFailed, ContextLarge, FewRights, PreloadMissing, RightsDiffer, WorkspaceLost, shown
-from runner.ids import is_name
-from runner.model import Outcome, succeeded
+from runner.core.errors import (
+    BaselineFailed,
+    ContextLarge,
+    FewRights,
+    PreloadMissing,
+    RightsDiffer,
+    WorkspaceLost,
+    shown,
+)
+from runner.core.ids import is_name
+from runner.core.model import Outcome, succeeded
+from runner.events import events as ev
 from runner.ports.cluster import ClusterSession
 from runner.ports.provider import Workspace
+from runner.runtime.cluster import open_cluster
+from runner.runtime.context import Run, read_input
+from runner.runtime.exec import open_logs, run_command
 from runner.spec.model import ContextFile
 from runner.spec.preload import FILES, SKILL
-from runner.steps._cluster import open_cluster
-from runner.steps._exec import open_logs, run_command
-from runner.steps._run import Run, read_input
 from runner.steps.preload.plan import Body
 from runner.triage.baseline import MAX_BYTES, cleaned, headline
 from runner.triage.budget import LARGE, sizes

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.model import DEFAULT_PROJECT, Feature, IsolationClass, Limits
+from runner.core.model import DEFAULT_PROJECT, Feature, IsolationClass, Limits
 from runner.plan.model import Step
+from runner.runtime.mount_plan import agents_file
 from runner.spec.incident import incident_advice
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec, Warm
-from runner.steps._shape import agents_file
 
 NEEDS = (("lease",),)
 ANEW = True

@@ -11,9 +11,7 @@ from shlex import quote
 
 import trio
 
-from runner import events as ev
-from runner.beneath import open_beneath
-from runner.errors import (
+from runner.core.errors import (
     PlatformError,
     ProtectedIgnored,
     ProviderBusy,
@@ -22,12 +20,14 @@ from runner.errors import (
     WorkspaceLimit,
     shown,
 )
-from runner.model import Feature, Handle, Limits, Miss, Outcome, SlotKey, succeeded
+from runner.core.model import Feature, Handle, Limits, Miss, Outcome, SlotKey, succeeded
+from runner.events import events as ev
 from runner.ports.provider import Probe, Provider, WorkspaceRequest
+from runner.runtime.agents_file import place_in_project, place_in_tree
+from runner.runtime.context import Run, read_input, write_new
+from runner.safefs.beneath import open_beneath
 from runner.spec.incident import left_out
 from runner.spec.model import ContextFile
-from runner.steps._agents_file import place_in_project, place_in_tree
-from runner.steps._run import Run, read_input, write_new
 from runner.steps.provision.plan import Body
 
 STEP = "provision"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner.model import Outcome, succeeded
-from runner.steps._run import Run
+from runner.core.model import Outcome, succeeded
+from runner.runtime.context import Run
 from runner.steps.release.plan import Body
 
 

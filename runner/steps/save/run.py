@@ -9,16 +9,16 @@ from pathlib import Path
 
 import trio
 
-from runner import events as ev
-from runner import trees
-from runner.errors import PlatformError
-from runner.model import Outcome, Reason, Receipt, failed, succeeded
+from runner.core.errors import PlatformError
+from runner.core.model import Outcome, Reason, Receipt, failed, succeeded
+from runner.events import events as ev
 from runner.ports.git import Change, Snapshot
-from runner.steps._agents_file import changed
-from runner.steps._incident import LOGS, Delivery, keep_earlier, mark_rehearsed
-from runner.steps._judge import commit_tree, scan_tree
-from runner.steps._run import Run
-from runner.steps._secrets import redact_files, shown_by
+from runner.runtime.agents_file import changed
+from runner.runtime.context import Run
+from runner.runtime.incident_files import LOGS, Delivery, keep_earlier, mark_rehearsed
+from runner.runtime.policy_scan import commit_tree, scan_tree
+from runner.runtime.secrets import redact_files, shown_by
+from runner.safefs import trees
 from runner.steps.save.plan import Body
 
 STEP = "save"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import trio
 
-from runner import trees
-from runner.errors import HostRefused
-from runner.model import Outcome, succeeded
-from runner.steps._judge import broken, scan_tree
-from runner.steps._run import Run
+from runner.core.errors import HostRefused
+from runner.core.model import Outcome, succeeded
+from runner.runtime.context import Run
+from runner.runtime.policy_scan import broken, scan_tree
+from runner.safefs import trees
 from runner.steps.scan.plan import Body
 
 

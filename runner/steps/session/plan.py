@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runner.plan.model import Step
+from runner.runtime.mount_plan import Shape, mounts_of, shape_of
 from runner.spec.model import Facts, RunSpec
-from runner.steps._shape import Shape, mounts_of, shape_of
 
 NEEDS = (("agent",), ("post_hook",))
 

@@ -18,13 +18,13 @@ from pathlib import Path, PurePath
 
 import trio
 
-from runner.beneath import open_beneath, read_beneath
-from runner.errors import ProviderFailed, RunnerError, WorkspaceLost, escaped, leaf
-from runner.model import Command, Exit, Fate, Outcome, succeeded
+from runner.core.errors import ProviderFailed, RunnerError, WorkspaceLost, escaped, leaf
+from runner.core.model import Command, Exit, Fate, Outcome, succeeded
+from runner.core.settings import shipped
 from runner.ports.agent import Ended, ModelAgent
-from runner.settings import shipped
-from runner.steps._exec import open_logs, run_command
-from runner.steps._run import Run, write_new
+from runner.runtime.context import Run, write_new
+from runner.runtime.exec import open_logs, run_command
+from runner.safefs.beneath import open_beneath, read_beneath
 from runner.steps.agent.variables import incident_id, session_id, standard
 from runner.steps.session.plan import HOOK_SECONDS, Body
 

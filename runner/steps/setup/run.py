@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import trio
 
-from runner.model import Outcome, Reason, failed, succeeded
-from runner.settings import limit
-from runner.steps._exec import blame, open_logs, run_command, written
-from runner.steps._run import Run
+from runner.core.model import Outcome, Reason, failed, succeeded
+from runner.core.settings import limit
+from runner.runtime.context import Run
+from runner.runtime.exec import blame, open_logs, run_command, written
 from runner.steps.setup.plan import Body, command_words
 
 

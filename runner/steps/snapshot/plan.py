@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.plan.model import Step
+from runner.runtime.mount_plan import Shape, shape_of
 from runner.spec.model import Facts, PolicySpec, RunSpec
-from runner.steps._shape import Shape, shape_of
 
 NEEDS = (("scan",),)
 

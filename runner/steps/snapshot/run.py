@@ -6,16 +6,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from runner import events as ev
-from runner.errors import BadRef, printable, shown
-from runner.ids import BRANCH_HINT, is_branch
+from runner.core.errors import BadRef, printable, shown
+from runner.core.ids import BRANCH_HINT, is_branch
+from runner.core.model import Outcome, Reason, failed, succeeded
+from runner.events import events as ev
 from runner.manifest import repository
-from runner.model import Outcome, Reason, failed, succeeded
 from runner.ports.git import Snapshot
-from runner.steps._commits import take_commits
-from runner.steps._judge import broken, commit_tree, policy_of
-from runner.steps._regain import regain_commits
-from runner.steps._run import Run
+from runner.runtime.context import Run
+from runner.runtime.policy_scan import broken, commit_tree, policy_of
+from runner.runtime.restore import regain_commits
+from runner.steps.agent.commits import take_commits
 from runner.steps.snapshot.plan import Body
 
 STEP = "snapshot"

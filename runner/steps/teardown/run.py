@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runner.model import Outcome, Reason, failed, succeeded
-from runner.steps._removal import remove, remove_abandoned
-from runner.steps._run import Run
+from runner.core.model import Outcome, Reason, failed, succeeded
+from runner.runtime.context import Run
+from runner.runtime.removal import remove, remove_abandoned
 from runner.steps.teardown.plan import Body
 from runner.steps.verify.run import discard_checkout
 

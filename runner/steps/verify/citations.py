@@ -15,12 +15,12 @@ from pathlib import Path
 
 import trio
 
-from runner import events as ev
-from runner.beneath import read_beneath
-from runner.errors import ClaimNotRun, printable
-from runner.model import Check, CheckKind, Exit, Fate, Handle
+from runner.core.errors import ClaimNotRun, printable
+from runner.core.model import Check, CheckKind, Exit, Fate, Handle
+from runner.events import events as ev
 from runner.ports.agent import Ended, ModelAgent
-from runner.steps._run import Run
+from runner.runtime.context import Run
+from runner.safefs.beneath import read_beneath
 from runner.steps.agent.plan import Body as AgentBody
 from runner.triage.references import Reference, claimed, fault, not_run, references
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.plan.model import Step
+from runner.runtime.mount_plan import Shape, mounts_of
 from runner.spec.model import Facts, RunSpec, VerifySpec
-from runner.steps._shape import Shape, mounts_of
 from runner.steps.setup.plan import command_words
 
 NEEDS = (("snapshot", "scan"),)

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import trio
 
-from runner import events as ev
-from runner import trees
-from runner.beneath import read_beneath
-from runner.errors import CheckoutDiffers, CleanUpIncomplete, RunnerError
-from runner.model import Check, CheckKind, Mount, Outcome, Reason, failed, succeeded
+from runner.core.errors import CheckoutDiffers, CleanUpIncomplete, RunnerError
+from runner.core.model import Check, CheckKind, Mount, Outcome, Reason, failed, succeeded
+from runner.core.settings import limit
+from runner.events import events as ev
 from runner.policy.paths import PathPolicy, matcher, printable
 from runner.ports.git import Entry
 from runner.ports.provider import Workspace
-from runner.settings import limit
+from runner.runtime.context import Run
+from runner.runtime.exec import LogFile, blame, open_logs, run_command, written
+from runner.runtime.file_states import Untouched
+from runner.safefs import trees
+from runner.safefs.beneath import read_beneath
 from runner.spec.model import ReportCheck, VerifySpec
-from runner.steps._exec import LogFile, blame, open_logs, run_command, written
-from runner.steps._run import Run
-from runner.steps._untouched import Untouched
 from runner.steps.setup.plan import command_words
 from runner.steps.verify.citations import check_citations
 from runner.steps.verify.plan import Body

@@ -1,0 +1,91 @@
+"""What a run's directory says to its reports: where it was asked for, and the end of what its steps printed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.artifacts.layout import write
+from runner.core.errors import RunnerError
+from runner.events.record import RunRecord
+from runner.policy.paths import PathPolicy
+from runner.report.compare import document, groups, markdown, row_of
+from runner.report.run_files import Account, Ceiling
+from runner.safefs.beneath import open_beneath
+
+TAIL_LINES = 50
+TAIL_BYTES = 16 << 10
+STREAMS = ("stdout", "stderr")
+
+
+def account_of(record: RunRecord, directory: Path) -> Account:
+    """Everything that reports of a run are made from. A directory that is gone, or has other files, says nothing."""
+    plan = _plan(directory)
+    steps: list[dict[str, Any]] = plan.get("steps", [])
+    bodies: dict[str, dict[str, Any]] = {step["kind"]: step["body"] for step in steps}
+    agent = bodies.get("agent", {})
+    return Account(
+        record,
+        directory,
+        group=plan.get("group", record.name),
+        agent=agent.get("agent", ""),
+        model=(agent.get("model") or {}).get("name", ""),
+        incident=bodies.get("save", {}).get("incident") or "",
+        origins={"": plan.get("origin", ""), **{step["id"]: step["origin"] for step in steps}},
+        networks={step["id"]: step["network"] for step in steps},
+        ceilings=[_ceiling(policy) for policy in bodies.get("scan", {}).get("policies", ())],
+        tails={name: tail for name in _unsuccessful(record) if (tail := (*_tail(record, directory, name),))},
+    )
+
+
+def _plan(directory: Path) -> dict[str, Any]:
+    try:
+        (plan,) = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["runs"]
+    except FileNotFoundError:
+        return {}
+    return dict(plan)
+
+
+def _ceiling(policy: dict[str, Any]) -> Ceiling:
+    paths = PathPolicy(tuple(policy["allowed_paths"]), tuple(policy["forbidden_patterns"]), policy["max_file_size"])
+    return Ceiling(policy["name"], policy["origin"], paths)
+
+
+def _unsuccessful(record: RunRecord) -> Iterator[str]:
+    return (name for name, step in record.steps.items() if step.outcome is not None and not step.outcome.ok)
+
+
+def _tail(record: RunRecord, directory: Path, step: str) -> Iterator[str]:
+    for printed in ends(record, directory, step):
+        yield from printed.decode(errors="replace").splitlines()[-TAIL_LINES:]
+
+
+def ends(record: RunRecord, directory: Path, step: str) -> Iterator[bytes]:
+    """The end of what a step printed to each of its streams, the first line of which may be cut: of the command that
+    failed it, if that is known."""
+    failure = record.steps[step].failure
+    spans = (failure.stdout, failure.stderr) if failure is not None else (None, None)
+    for stream, span in zip(STREAMS, spans, strict=True):
+        try:
+            descriptor = open_beneath(directory, f"logs/{step}.{stream}")
+        except (OSError, RunnerError):
+            yield b""
+            continue
+        with open(descriptor, "rb") as file:
+            size = os.fstat(descriptor).st_size
+            begin, end = span or (0, size)
+            cut = max(0, end - size)  # of a log that is too long its end is kept
+            file.seek(max(0, begin - cut, end - cut - TAIL_BYTES))
+            yield file.read(end - cut - file.tell())
+
+
+def write_comparisons(accounts: Sequence[Account]) -> None:
+    """Beside the record of each member of a matrix, how all of them did: ``comparison.json`` and ``comparison.md``."""
+    for members in groups(accounts).values():
+        rows = [row_of(account) for account in members]
+        for directory in (account.directory for account in members if account.directory.is_dir()):
+            write(directory / "comparison.json", json.dumps(document(rows), indent=1, ensure_ascii=False))
+            write(directory / "comparison.md", markdown(rows).rstrip("\n"))

@@ -1,0 +1,47 @@
+"""Watching an apply: what happens and what is printed, or the events themselves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from runner.cli.output import Output
+from runner.events import events as ev
+from runner.ports.sink import Sink
+
+if TYPE_CHECKING:
+    from runner.core.settings import Settings
+    from runner.events.record import RunRecord
+    from runner.plan.model import RunPlan
+
+
+@asynccontextmanager
+async def open_console(
+    out: Output, form: str, plans: Sequence[RunPlan], settings: Settings, *, quiet: bool = False
+) -> AsyncIterator[Sink]:
+    """The sink for one apply, in ``form`` text or jsonl. From here on the runs outlive who reads of them."""
+    if form == "jsonl":
+        out.outlive()
+        yield lambda recorded: out.json(ev.as_json(recorded), indent=None)
+        return
+    from runner.cli.live_view import open_screen
+    from runner.plan.model import run_document
+    from runner.report.triage import scene_of
+
+    scenes = {plan.name: scene_of(run_document(plan)) for plan in plans}
+    async with open_screen(out, scenes, settings, quiet=quiet) as screen:
+        yield screen
+
+
+def show_ends(records: Sequence[RunRecord], settings: Settings, out: Output) -> None:
+    """How each run ended, and what a person does next."""
+    from runner.artifacts.run_files import account_of
+    from runner.core.errors import printable
+    from runner.report.progress import ending
+    from runner.report.text import WIDEST
+
+    out.line()
+    for record in records:
+        for line in ending(account_of(record, settings.home / "runs" / record.id), several=len(records) > 1):
+            out.line(printable(line, WIDEST))

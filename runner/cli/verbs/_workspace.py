@@ -1,0 +1,38 @@
+"""What the verbs about workspaces share: work on a store, and words for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from runner.cli.output import Output
+
+if TYPE_CHECKING:
+    from runner.core.settings import Settings
+    from runner.ops.workspaces.workspace_lease import Premises
+
+T = TypeVar("T")
+
+
+def on_premises(settings: Settings, out: Output, work: Callable[[Premises], Awaitable[T]]) -> T:
+    from runner.ops.runs.deliver import run_cancellable
+    from runner.ops.workspaces.workspace_lease import open_premises
+
+    async def whole() -> T:
+        async with open_premises(settings, lambda advice: out.findings([advice])) as premises:
+            return await work(premises)
+
+    return run_cancellable(whole)
+
+
+def moment(microseconds: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def line(out: Output, text: str) -> None:
+    """Paths and names are others' words: a terminal must not obey them."""
+    from runner.core.errors import escaped
+
+    out.line(escaped(text))

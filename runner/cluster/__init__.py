@@ -1,0 +1,1 @@
+"""Kubernetes clusters: kubeconfigs, credentials, and a proxy of their API that only reads."""

@@ -1,0 +1,122 @@
+"""The way to a cluster with its credential: shown with each request, renewed when it ends, hidden in each answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from typing import Protocol
+
+from runner.cluster.credential_plugin import Credential
+from runner.core.redact import SHORTEST, forms_of
+from runner.network.http import Headers
+from runner.network.upstream import Answer, Upstream
+
+_BEGINNING = 4  # bytes of a form that are looked for before it is compared
+
+
+class Ask(Protocol):
+    """Gives the credential, and another one when the cluster has ``refused`` it, if there is one."""
+
+    async def __call__(self, refused: Credential | None = None) -> Credential: ...
+
+
+class Authorized:
+    """An ``Upstream`` as long as its block lasts. ``open_with`` makes the way for a client certificate, or for none.
+
+    A request that is refused (401) is sent once more when there is another credential by then.
+    """
+
+    warnings: tuple[str, ...] = ()
+
+    def __init__(
+        self, ask: Ask, open_with: Callable[[tuple[bytes, bytes] | None], AbstractAsyncContextManager[Upstream]]
+    ) -> None:
+        self._ask = ask
+        self._open_with = open_with
+        self._stack = AsyncExitStack()
+        self._opened: tuple[tuple[bytes, bytes] | None, Upstream] | None = None
+        self._hiding: tuple[bytes, frozenset[bytes]] = (b"", frozenset())
+
+    async def __aenter__(self) -> Authorized:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def ready(self) -> None:
+        """Have the credential. Raises what is wrong with it."""
+        await self._ask()
+
+    @asynccontextmanager
+    async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
+        """See ``Upstream``; raises what is wrong with the credential, too."""
+        credential = await self._ask()
+        for last in (False, True):
+            own = [(b"authorization", credential.authorization)] if credential.authorization else []
+            upstream = await self._upstream(credential.certificate)
+            async with upstream.send(method, target, [*headers, *own], body) as answer:
+                if answer.status == 401 and not last and (other := await self._ask(credential)) != credential:
+                    credential = other
+                    continue
+                hiding = Hiding(self._forms(credential))
+                hidden = [(name, hiding.within(value)) for name, value in answer.headers]
+                async with aclosing(_hidden(answer.body, hiding)) as pieces:
+                    yield Answer(answer.status, hidden, pieces)
+                return
+
+    async def _upstream(self, certificate: tuple[bytes, bytes] | None) -> Upstream:
+        """The way for a certificate; one for an earlier one stays until the end, for what is under way there."""
+        if self._opened is None or self._opened[0] != certificate:
+            self._opened = certificate, await self._stack.enter_async_context(self._open_with(certificate))
+        return self._opened[1]
+
+    def _forms(self, credential: Credential) -> frozenset[bytes]:
+        word = credential.authorization.partition(b" ")[2]
+        if self._hiding[0] != word:
+            self._hiding = word, forms_of(word) if len(word) >= SHORTEST else frozenset()
+        return self._hiding[1]
+
+
+async def _hidden(body: AsyncIterator[bytes], hiding: Hiding) -> AsyncGenerator[bytes]:
+    async for chunk in body:
+        if text := hiding.feed(chunk):
+            yield text
+    if hiding.held:
+        yield hiding.held
+
+
+class Hiding:
+    """Bytes on their way, with some words left out. ``held`` is what may be the beginning of one.
+
+    Only the words as they are, of which base64 and others are some: what looks for them across white space, too, waits
+    at the end of many a line for the next one.
+    """
+
+    def __init__(self, words: frozenset[bytes]) -> None:
+        self._words = sorted(words, key=len, reverse=True)
+        self._longest = len(self._words[0]) if self._words else 0
+        self.held = b""
+
+    def within(self, text: bytes) -> bytes:
+        for word in self._words:
+            text = text.replace(word, b"[redacted]")
+        return text
+
+    def feed(self, chunk: bytes) -> bytes:
+        text = self.within(self.held + chunk)
+        at = self._begun(text)
+        self.held = text[at:]
+        return text[:at]
+
+    def _begun(self, text: bytes) -> int:
+        """Where a word begins that the text ends in the middle of; else where the text ends."""
+        first = len(text)
+        for word in self._words:
+            at = max(len(text) - len(word) + 1, 0)
+            short = max(len(text) - _BEGINNING, at)
+            while (at := text.find(word[:_BEGINNING], at, first + _BEGINNING - 1)) >= 0 and at < first:
+                if word.startswith(text[at:]):
+                    first = at
+                at += 1
+            first = min([first, *(place for place in range(short, len(text)) if word.startswith(text[place:]))])
+        return first

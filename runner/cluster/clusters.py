@@ -1,0 +1,133 @@
+"""The way to the clusters of this host's kubeconfigs. What it takes to go it is imported with the first one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from runner.core.errors import (
+    BadKubeconfig,
+    ClusterDenied,
+    ClusterUnreachable,
+    CredentialFailed,
+    InputChanged,
+    UnfitSecret,
+)
+from runner.core.redact import Redactor
+from runner.core.settings import Settings
+from runner.ports.cluster import ClusterGrant, ClusterRequest, ClusterSession
+
+if TYPE_CHECKING:
+    from runner.cluster.authorized import Ask, Authorized
+    from runner.cluster.credential_plugin import Credential, Credentials, PlugIn
+    from runner.cluster.kubeconfig import Target
+    from runner.network.upstream import Upstream
+
+
+class Clusters:
+    """The way to clusters themselves, with the kubeconfigs of this host."""
+
+    def __init__(
+        self, settings: Settings, redact: Redactor | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        self._settings = settings
+        self._redact = Redactor() if redact is None else redact
+        self._now = now
+        self._hidden: set[bytes] = set()
+        self._credentials: dict[PlugIn, Credentials] = {}
+
+    async def reach(self, grant: ClusterGrant) -> None:
+        from runner.cluster.session import ask
+
+        target = self._target(grant)
+        async with self._way(target) as way:
+            status, words = await ask(way, "GET", "/version")
+        if status == 401:
+            hint = f"get a new one; `kubectl --context {target.context} get namespaces` should answer"
+            of = f"the credential of context `{target.context}`"
+            by = f", which {target.plug_in} gave" if target.plug_in is not None else ""
+            message = f"cluster {target.server} does not accept {of}{by}"
+            raise ClusterDenied(message, hint=hint)
+        if status is None or status >= 500:
+            hint = f"`kubectl --context {target.context} version` should answer; VPN?"
+            raise ClusterUnreachable(f"cluster {target.server} cannot be reached: {words}", hint=hint)
+
+    @asynccontextmanager
+    async def open(
+        self, grant: ClusterGrant, on_request: Callable[[ClusterRequest], None]
+    ) -> AsyncIterator[ClusterSession]:
+        from runner.cluster.session import ReadSession
+
+        target = self._target(grant)
+        async with self._way(target) as way:
+            session = ReadSession(target, way, on_request)
+            try:
+                yield session
+            finally:
+                session.close()
+
+    def _target(self, grant: ClusterGrant) -> Target:
+        from runner.cluster.kubeconfig import read_target
+
+        target = read_target(grant.kubeconfig, grant.context, grant.namespace, self._settings.reach)
+        if target.server != grant.server:
+            message = f"context `{grant.context}` leads to {target.server} by now, and {grant.server} was planned"
+            raise InputChanged(message, hint="plan again")
+        if (target.plug_in.sha256 if target.plug_in else "") != grant.plug_in_sha256:
+            now = str(target.plug_in) if target.plug_in else "the kubeconfig itself"
+            message = f"context `{grant.context}` has its credential from {now} by now, which was not planned so"
+            raise InputChanged(message, hint="plan again")
+        return target
+
+    @asynccontextmanager
+    async def _way(self, target: Target) -> AsyncIterator[Authorized]:
+        """The way to a cluster, its credential at hand. Raises what is wrong with that."""
+        from runner.cluster.authorized import Authorized
+        from runner.cluster.credential_plugin import Credentials
+
+        def open_with(certificate: tuple[bytes, bytes] | None) -> AbstractAsyncContextManager[Upstream]:
+            from runner.network.upstream import open_remote
+
+            return open_remote(
+                target.server,
+                self._settings.reach,
+                certificates=target.certificates(certificate),
+                server_name=target.server_name,
+                read_seconds=None,
+            )
+
+        ask: Ask = partial(self._own, target)
+        if (plug_in := target.plug_in) is not None:
+            if plug_in not in self._credentials:
+                learn = partial(self._learn, target)
+                self._credentials[plug_in] = Credentials(plug_in, self._settings.variables, learn, self._now)
+            ask = self._credentials[plug_in].get
+        async with Authorized(ask, open_with) as way:
+            await way.ready()
+            yield way
+
+    async def _own(self, target: Target, refused: Credential | None = None) -> Credential:
+        """The credential of a kubeconfig itself, as of now: a token's file may be replaced at any time."""
+        await trio.lowlevel.checkpoint()
+        self._hide(target, found := target.credential())
+        return found
+
+    def _learn(self, target: Target, credential: Credential) -> None:
+        """Raises ``CredentialFailed`` for a certificate that is none."""
+        try:
+            target.certificates(credential.certificate)
+        except BadKubeconfig as error:
+            hint = "run it yourself; another version of it may be needed"
+            raise CredentialFailed(f"{target.plug_in}: {error.message}", hint=hint) from error
+        self._hide(target, credential)
+
+    def _hide(self, target: Target, credential: Credential) -> None:
+        for secret in {*credential.secrets} - self._hidden:
+            self._hidden.add(secret)
+            with suppress(UnfitSecret):
+                self._redact.register(f"credential of {target.context}", secret, fresh=True)

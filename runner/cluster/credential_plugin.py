@@ -1,0 +1,291 @@
+"""Exec credential plug-ins: programs of this host that give the credential of a cluster, run as kubectl runs them.
+
+A kubeconfig names a command, arguments and variables; what it may know of the cluster is in ``KUBERNETES_EXEC_INFO``,
+and the answer is an ``ExecCredential`` on standard output (``client.authentication.k8s.io``, v1 and v1beta1). Stricter
+than kubectl is only what bounds it: a program has no terminal, is given up after ``SECONDS`` and ``MOST`` bytes, and
+is asked anew at most once in ``PAUSE``, since an agent could ask without end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import trio
+
+from runner.core.capture import Captured, capture
+from runner.core.errors import (
+    BadEncoding,
+    BadKubeconfig,
+    CredentialFailed,
+    KubeconfigRefused,
+    OverBudget,
+    RunnerError,
+    printable,
+    shown,
+)
+from runner.manifest.text import parse
+
+SECONDS = 60.0  # a person may have to log in with a browser
+MOST = 1 << 20  # bytes of an answer
+EARLY = 10.0  # seconds before its end that a credential is renewed
+PAUSE = 10.0  # seconds until a program is asked again
+MAX_TOKEN = 64 << 10
+_GROUP = "client.authentication.k8s.io"
+_VERSIONS = (f"{_GROUP}/v1", f"{_GROUP}/v1beta1")
+_MODES = ("Never", "IfAvailable", "Always")
+_EXTENSION = f"{_GROUP}/exec"
+_TAIL = 2 << 10  # bytes of stderr
+_SAID = 300  # characters of it, and of an install hint, that are shown
+
+
+@dataclass(frozen=True)
+class PlugIn:
+    """A program as a kubeconfig names it for ``user``: ``written`` there, and the ``command`` that this means."""
+
+    user: str
+    written: str
+    command: str
+    args: tuple[str, ...] = field(repr=False)
+    env: tuple[tuple[str, str], ...] = field(repr=False)
+    version: str
+    hint: str
+    info: str = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return shown(self.written)
+
+    @property
+    def sha256(self) -> str:
+        """What another command, argument or variable changes; a credential may be among the last two."""
+        return hashlib.sha256(json.dumps([self.written, self.args, self.env]).encode()).hexdigest()
+
+    def program(self, env: Mapping[str, str]) -> str:
+        """Where it is, found as kubectl does. Raises ``CredentialFailed`` with the hint of the kubeconfig."""
+        found = shutil.which(self.command, path=env.get("PATH", ""))
+        if found is None or not os.path.isabs(found):
+            hint = printable(" ".join(self.hint.split()), _SAID) or "install it, or name another `--kubeconfig`"
+            raise CredentialFailed(f"{self} is not there, or is no program", hint=hint)
+        return found
+
+    def __str__(self) -> str:
+        return f"credential plug-in `{self.name}` of user `{shown(self.user)}`"
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What is shown to a cluster: the value of a header, a client certificate with its key, or both. ``ends`` is in
+    seconds since the epoch."""
+
+    authorization: bytes = field(default=b"", repr=False)
+    certificate: tuple[bytes, bytes] | None = field(default=None, repr=False)
+    ends: float = math.inf
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """What nobody else may see of it."""
+        kind, _, word = self.authorization.partition(b" ")
+        password = b64decode(word).partition(b":")[2:] if kind == b"Basic" else ()
+        return tuple(filter(None, (word, *password, *(self.certificate or ())[1:])))
+
+
+def read_plug_in(entry: Any, user: str, folder: os.PathLike[str], cluster: Mapping[str, Any]) -> PlugIn:
+    """The program of a user's ``exec``. ``folder`` is that of the kubeconfig, ``cluster`` what it may know of that.
+
+    Raises ``BadKubeconfig`` for what kubectl refuses too, and ``KubeconfigRefused`` when it must ask a person.
+    """
+    if not isinstance(entry, dict):
+        raise _bad(user, "is no program")
+    version, written = _text(entry, "apiVersion", user), _text(entry, "command", user)
+    if version not in _VERSIONS:
+        hint = f"`apiVersion` is {_VERSIONS[0]} or {_VERSIONS[1]}; a newer version of the program writes it"
+        raise _bad(user, f"has the apiVersion `{shown(version)}`", hint)
+    if not written:
+        raise _bad(user, "has no `command`")
+    mode = _text(entry, "interactiveMode", user) or ("" if version == _VERSIONS[0] else "IfAvailable")
+    if mode not in _MODES:
+        said = f"has the interactiveMode `{shown(mode)}`" if mode else "has no `interactiveMode`"
+        raise _bad(user, said, f"it takes {', '.join(_MODES)}")
+    if mode == "Always":
+        message = f"the credential plug-in `{shown(written)}` of user `{shown(user)}` must ask a person"
+        hint = "write `interactiveMode: IfAvailable` and log in before, or use a token: `kubectl create token`"
+        raise KubeconfigRefused(f"{message}, and has no terminal here", hint=hint)
+    args = entry.get("args") or []
+    if not isinstance(args, list) or not all(_is_word(word) for word in args):
+        raise _bad(user, "has `args` that are no texts")
+    known = {"cluster": cluster} if entry.get("provideClusterInfo") is True else {}
+    info = {"kind": "ExecCredential", "apiVersion": version, "spec": {**known, "interactive": False}}
+    command = os.path.join(folder, written) if os.sep in written else written
+    hint = _text(entry, "installHint", user)
+    env = _variables(entry.get("env") or [], user)
+    return PlugIn(user, written, command, tuple(args), env, version, hint, json.dumps(info, ensure_ascii=False))
+
+
+def known_of(cluster: Mapping[str, Any], authorities: str) -> dict[str, Any]:
+    """What a program may be told of its cluster; ``authorities`` in base64."""
+    names = ("server", "tls-server-name", "proxy-url")
+    told = {name: cluster[name] for name in names if cluster.get(name)}
+    told |= {"certificate-authority-data": authorities} if authorities else {}
+    told |= {"disable-compression": True} if cluster.get("disable-compression") is True else {}
+    found = cluster.get("extensions") or []
+    extensions = found if isinstance(found, list) else []
+    config = (one.get("extension") for one in extensions if isinstance(one, dict) and one.get("name") == _EXTENSION)
+    return {**told, "config": next(config, None)}
+
+
+class Credentials:
+    """The credential of one plug-in, asked for when it is wanted, and again before it ends.
+
+    ``learn`` is told of each new one before anybody else; ``now`` is in seconds since the epoch.
+    """
+
+    def __init__(
+        self, plug_in: PlugIn, env: Mapping[str, str], learn: Callable[[Credential], None], now: Callable[[], float]
+    ) -> None:
+        self._plug_in = plug_in
+        self._env = env
+        self._learn = learn
+        self._now = now
+        self._lock = trio.Lock()
+        self._held: Credential | RunnerError | None = None
+        self._asked = -math.inf
+
+    async def get(self, refused: Credential | None = None) -> Credential:
+        """The credential, another one if the cluster has ``refused`` it and there is one. Raises ``CredentialFailed``.
+
+        Whoever cancels it ends the program, and the next one starts it anew.
+        """
+        async with self._lock:
+            if self._is_stale(refused) and trio.current_time() - self._asked >= PAUSE:
+                try:
+                    held = await self._new()
+                    self._learn(held)
+                    self._held = held
+                except CredentialFailed as error:
+                    self._held = error
+                self._asked = trio.current_time()
+            if isinstance(self._held, Credential):
+                return self._held
+            assert self._held is not None  # the first time is never too soon
+            raise self._held
+
+    def _is_stale(self, refused: Credential | None) -> bool:
+        held = self._held
+        return not isinstance(held, Credential) or held is refused or self._now() >= held.ends - EARLY
+
+    async def _new(self) -> Credential:
+        plug_in = self._plug_in
+        program = plug_in.program(self._env)
+        env = {**self._env, **dict(plug_in.env), "KUBERNETES_EXEC_INFO": plug_in.info}
+        try:
+            with trio.move_on_after(SECONDS) as patience:
+                done = await capture([program, *plug_in.args], env, most=MOST, tail=_TAIL)
+        except OSError as error:
+            raise CredentialFailed(f"{plug_in} cannot be started: {error.strerror}") from None
+        if patience.cancelled_caught:
+            hint = "log in before, so that it asks nobody: it has no terminal here"
+            raise CredentialFailed(f"{plug_in} took more than {SECONDS:g} s", hint=hint)
+        return _read_answer(done, plug_in)
+
+
+def _read_answer(done: Captured, plug_in: PlugIn) -> Credential:
+    """The credential that a program printed; nothing of it is repeated in an error."""
+    last = printable(" ".join(done.err.decode(errors="replace").split())[-_SAID:], _SAID)
+    if len(done.out) > MOST:
+        raise CredentialFailed(f"{plug_in} printed more than {MOST >> 20} MiB")
+    if done.code != 0:
+        how = f"exited {done.code}" if done.code > 0 else f"was ended by signal {-done.code}"
+        hint = "run it yourself to see why; most want a login first"
+        raise CredentialFailed(f"{plug_in} {how}{f': {last}' if last else ' and said nothing'}", hint=hint)
+    answer = _object(done.out)
+    if answer is None:
+        raise CredentialFailed(f"{plug_in} printed no ExecCredential{f', and said: {last}' if last else ''}", hint=_RUN)
+    if answer.get("apiVersion") != plug_in.version or answer.get("kind") != "ExecCredential":
+        found = shown(f"{answer.get('kind')} of {answer.get('apiVersion')}")
+        raise CredentialFailed(f"{plug_in} printed `{found}`, and the kubeconfig says {plug_in.version}", hint=_RUN)
+    status = answer.get("status")
+    if not isinstance(status, dict):
+        raise CredentialFailed(f"{plug_in} printed no `status`", hint=_RUN)
+    token, certificate, key = (
+        _field(status, name, plug_in) for name in ("token", "clientCertificateData", "clientKeyData")
+    )
+    if not token and not certificate and not key:
+        raise CredentialFailed(f"{plug_in} printed neither a token nor a certificate", hint=_RUN)
+    if bool(certificate) != bool(key):
+        raise CredentialFailed(f"{plug_in} printed a certificate or its key, and not both", hint=_RUN)
+    if not is_token(token):
+        raise CredentialFailed(f"{plug_in} printed a token that is not one word", hint=_RUN)
+    return Credential(
+        b"Bearer " + token.encode() if token else b"",
+        (certificate.encode(), key.encode()) if key else None,
+        _end(_field(status, "expirationTimestamp", plug_in), plug_in),
+    )
+
+
+_RUN = "run it yourself; another version of it may be needed"
+
+
+def is_token(text: str) -> bool:
+    return len(text) <= MAX_TOKEN and text.isascii() and (text.isprintable() and " " not in text)
+
+
+def _object(out: bytes) -> dict[str, Any] | None:
+    try:
+        trees, findings = parse("answer", out)
+    except (BadEncoding, OverBudget):
+        return None
+    found = trees[0].data if len(trees) == 1 and not findings else None
+    return found if isinstance(found, dict) else None
+
+
+def _field(status: Mapping[str, Any], name: str, plug_in: PlugIn) -> str:
+    value = status.get(name)
+    if value is not None and not isinstance(value, str):
+        raise CredentialFailed(f"{plug_in} printed a `{name}` that is no text", hint=_RUN)
+    return value or ""
+
+
+def _end(text: str, plug_in: PlugIn) -> float:
+    """The moment of an RFC 3339 time in seconds since the epoch; of none, never."""
+    if not text:
+        return math.inf
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise CredentialFailed(f"{plug_in} printed an `expirationTimestamp` that is no time", hint=_RUN)
+    return moment.timestamp()
+
+
+def _variables(found: Any, user: str) -> tuple[tuple[str, str], ...]:
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise _bad(user, "has an `env` that is no list")
+    pairs = [(one.get("name"), one.get("value") or "") for one in found]
+    if any(not _is_word(name) or not _is_word(value) or not name or "=" in name for name, value in pairs):
+        raise _bad(user, "has a variable in `env` without a name, or with a value that is no text")
+    return tuple(pairs)
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _text(entry: Mapping[str, Any], key: str, user: str) -> str:
+    value = entry.get(key)
+    if value is not None and not _is_word(value):
+        raise _bad(user, f"has a `{key}` that is no text")
+    return value or ""
+
+
+def _bad(user: str, what: str, hint: str | None = None) -> BadKubeconfig:
+    return BadKubeconfig(f"`exec` of user `{shown(user)}` {what}", hint=hint)

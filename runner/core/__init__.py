@@ -1,0 +1,1 @@
+"""Values, errors and small tools that every room may use."""

@@ -1,0 +1,626 @@
+"""Secrets, and their removal from whatever is shown or kept.
+
+For whoever has a secret, such as the model gateway: the composition root makes one ``Redactor`` a process, which is
+``Ports.redact`` in steps. ``redactor.register(name, value)`` before the first byte that might have the value passes;
+from then on ``[redacted:NAME]`` stands for it in logs, events, errors, reports and prompts. Nothing is ever
+unregistered.
+
+Looked for is each *form* of a secret: as it is; in base64 (both alphabets, at any of three offsets), hexadecimal (with
+colons, too) and percent-encoding; escaped for JSON, Python and shells. White space, NUL and the colour codes of a
+terminal may stand anywhere between the bytes of a form, so that other line ends, indentation, wrapped lines and UTF-16
+hide nothing; also as escapes, ``\\n`` and ``\\u001b[1m``, since what an agent's CLI says of a command's output is JSON.
+
+Any byte of a form may be written as an escape, however often escapes were escaped: ``\\u0026`` as Go writes ``&``,
+``\\\\\"`` as JSON in JSON does, ``&amp;``, ``&#38;``, ``&#x26;`` and ``%26``. So both are also compared *decoded*: each
+escape is what it stands for, and no backslash is left. A hexadecimal dump by lines (``xxd``, ``hexdump -C``,
+``od -A x -t x1``) is read twice, as its bytes and as its column of characters, in the first 64 KiB of what is dumped.
+
+Theory of operation. Text is *squeezed*: white space is deleted. No form can be in the squeezed text unless one of
+its fixed-size pieces stands at a multiple of the stride, for stride and piece are chosen so that the shortest form
+covers a whole sampled piece. All sampled pieces at once are compared with a set, in C, and only a block where one is
+known is searched for whole forms. At the end of a chunk, what may be the beginning of a form is held back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from base64 import b64encode
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import IO, Literal
+from urllib.parse import quote_from_bytes
+
+from runner.core.errors import UnfitSecret
+
+SHORTEST = 6  # bytes of a secret
+MOST_JUNK = 1024  # bytes of white space and codes in the beginning of a secret that more text may follow
+MOST_UNPACKED = 256 << 20  # bytes of an archive that are searched
+GZIP = b"\x1f\x8b"  # what everything begins with that gzip has packed
+_UNPACKED = 1 << 20  # bytes unpacked at a time
+_BLOCK = 1 << 16  # bytes searched at a time
+_BEGINNING = 4  # bytes of a form that are looked for at the end of a text before the form is compared
+_SPACE = b" \t\r\n\v\f\0"
+_CODE = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2048}(?:\x07|\x1b\\)|[()][0-9A-Za-z]|[=>78MDEHc])"
+_CODES = re.compile(_CODE)
+_PART = rb"\[[0-?]{0,64}[ -/]{0,8}"  # of a code whose end is to come
+_HALF_CODE = re.compile(rb"\x1b(?:" + _PART + rb"|\][^\x07\x1b]{0,2048}\x1b?|[()])?\Z")
+_JUNK = re.compile(rb"(?:[ \t\r\n\v\f\0]|" + _CODE + rb")+")
+_ESCAPE = rb"\\\\*(?:u001[bB]|x1[bB])"
+_BEHIND_ONE = rb"(?:[nrt]|u00(?:0[09aAdD]|20)|x(?:0[09aAdD]|20)|(?:u001[bB]|x1[bB])(?:\[[0-?]*[ -/]*[@-~])?)"
+_CODED = rb"(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|u\{([0-9a-fA-F]{1,6})\}|U([0-9a-fA-F]{8}))"
+_BEHIND = re.compile(_BEHIND_ONE + rb"|" + _CODED)
+# All backslashes of a row, from its first on, or a long row would be looked through from each. One literal comes first,
+# by which a text is searched fast; that at the end of a terminal's code begins no row.
+_ROW = rb"\\(?<!(?<!\x1b)\\\\)\\*"
+_ESCAPED = _ROW + _BEHIND_ONE
+_HALF_ESCAPE = re.compile(
+    rb"(?<!\x1b)\\+(?:u(?:[0-9a-fA-F]{0,3}|\{[0-9a-fA-F]{0,6})|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?)?\Z|"
+    + _ESCAPE
+    + rb"(?:"
+    + _PART
+    + rb")?\Z"
+)
+_ENTITIES = re.compile(rb"&(?:amp;)*(?:#([0-9]{1,7})|#[xX]([0-9a-fA-F]{1,6})|([A-Za-z]{2,8}[0-9]{0,2}));")
+_HALF_ENTITY = re.compile(rb"&(?:amp;)*(?:#[0-9]{0,7}|#[xX][0-9a-fA-F]{0,6}|[A-Za-z]{1,8}[0-9]{0,2})?\Z")
+_PERCENTED = re.compile(rb"%(?:25)*([0-9a-fA-F]{2})")
+_HALF_PERCENT = re.compile(rb"%(?:25)*[0-9a-fA-F]?\Z")
+_ONLY_SPACE = re.compile(rb"[ \t\r\n\v\f\0]+")
+_WRITTEN = re.compile(  # a mark behind a backslash is taken with it; of a letter nobody knows whether it is
+    _ESCAPED + rb"|\\\\*(?:" + _CODED + rb"|([!-/:-@\[\]-`{-~]))|\\\\*"
+)
+_ADDRESS = rb"(?:\r?\n|\\{1,16}n)[ \t]{0,16}[0-9a-fA-F]{6,16}:?[ \t]{1,4}"
+_DUMP = re.compile(rb"0000(?<![0-9a-fA-F]0000)[0-9a-fA-F]{2,12}:?[ \t]{1,4}[0-9a-fA-F]{2,8}[ \t]")
+_DUMPED = (  # between the bytes of two lines, and between their characters
+    rb"(?:[ \t]{0,48}[|>][^\r\n]{1,64}?[|<]|[ \t]{2,48}[^\r\n]{1,40}?)?" + _ADDRESS,
+    rb"[|<]?" + _ADDRESS + rb"(?:[0-9a-fA-F]{2,8}[ \t]{1,2}){1,16}[ \t]{0,48}[|>]?",
+)
+_BETWEEN_LINES = [re.compile(between + rb"|" + _JUNK.pattern) for between in _DUMPED]
+_LINE_OF_DUMP = 120  # bytes, at most
+
+# How much of a form a filter needs: its fewest bytes, the piece's size as a type, and which of those are sampled.
+_Piece = Literal["I", "Q"]
+_FILTERS: tuple[tuple[int, _Piece, int], ...] = ((39, "Q", 4), (23, "Q", 2), (15, "Q", 1), (11, "I", 2), (7, "I", 1))
+
+_COMMON = frozenset(
+    b"""
+    123456 1234567 12345678 123456789 1234567890 abc123 abcdef abcdefgh access account action address admin123
+    administrator agent always anthropic api_key apikey authorization base64 basic bearer branch build cancelled
+    changed changeme charset client commit config content credential credentials database default deploy development
+    disabled docker dragon dummy enabled errors example failed failure false-positive function github gitlab goodbye
+    google guest123 hello123 hunter2 import install iloveyou kubernetes letmein linux localhost message missing
+    monkey number object openai optional output package passed passphrase passwd password password1 password123
+    placeholder postgres private production project prompt public python qwerty qwerty123 redacted refused release
+    report request required response return running runner secret secrets server service session shadow staging
+    string succeeded success system testing test123 timeout token1 unknown update username username1 version visible
+    warning welcome workspace
+    """.split()
+)
+
+
+class Secret:
+    """A value that only ``reveal`` shows: no ``repr``, traceback, JSON or pickle does."""
+
+    __slots__ = ("_value", "name")
+
+    def __init__(self, name: str, value: bytes) -> None:
+        self.name = name
+        self._value = value
+
+    def reveal(self) -> bytes:
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Secret({self.name!r})"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a secret is not copied")
+
+
+class Redactor:
+    """Knows secrets by name; a name may have several values. One for all that a process writes."""
+
+    def __init__(self, secrets: Mapping[str, bytes] | None = None) -> None:
+        self._names: dict[bytes, str] = {}  # by form
+        self._known: _Forms | None = None  # of all of them; made when it is wanted
+        self._passed = False
+        self.late: tuple[str, ...] = ()  # registered after text had passed, which may have shown them
+        for name, value in (secrets or {}).items():
+            self.register(name, value)
+
+    def __repr__(self) -> str:
+        return f"Redactor({sorted(set(self._names.values()))})"
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self._names)
+
+    def register(self, name: str, value: bytes, *, fresh: bool = False) -> None:
+        """Hide a value from now on, and note it in ``late`` if text has passed already, unless it is too ``fresh`` for
+        any text to have it. Raises ``UnfitSecret``.
+        """
+        check_fit(name, value)
+        found = [form for form in forms_of(value) if form not in self._names]
+        if found and self._passed and not fresh and name not in self.late:
+            self.late = (*self.late, name)
+        self._names |= dict.fromkeys(found, name)
+        self._known = None
+
+    @property
+    def _forms(self) -> _Forms:
+        if self._known is None:
+            self._known = _Forms(dict(self._names))
+        return self._known
+
+    def stream(self) -> Stream:
+        """For one stream of bytes, such as a command's standard output."""
+        return Stream(self)
+
+    def clean(self, content: bytes) -> bytes:
+        return self.stream().feed_all(content)
+
+    def text(self, text: str) -> str:
+        return self.clean(text.encode(errors="surrogatepass")).decode(errors="surrogatepass") if self else text
+
+    def names_in(self, content: bytes) -> frozenset[str]:
+        """The secrets that some bytes show."""
+        stream = self.stream()
+        stream.feed_all(content)
+        return frozenset(stream.found)
+
+    def names_packed(self, file: IO[bytes], look_up: Callable[[], object], most: int = MOST_UNPACKED) -> frozenset[str]:
+        """The names of the secrets that show in what gzip has packed; ``look_up`` is called now and then and may raise.
+
+        Raises ``ValueError`` with the reason when nobody can say: it is more than ``most`` bytes, or not whole.
+        """
+        import gzip
+        import zlib
+
+        stream = self.stream()
+        try:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                while chunk := unpacked.read(_UNPACKED):
+                    look_up()
+                    most -= len(chunk)
+                    if most < 0:
+                        raise ValueError("that is too large to be searched")
+                    stream.feed(chunk)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"that cannot be read: {error}") from error
+        stream.end()
+        return frozenset(stream.found)
+
+
+class Stream:
+    """Bytes on their way. ``found`` has the names of what was replaced so far."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._held = b""
+        self._hidden = 0  # bytes of ``_held`` that a replacement stands for already
+        self.found: set[str] = set()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What can be shown by now: all but what may be the beginning of a secret."""
+        redactor = self._redactor
+        redactor._passed |= bool(chunk)
+        if not redactor:
+            return chunk
+        if len(chunk) <= _BLOCK:
+            return self._take(chunk, redactor._forms)
+        blocks = (chunk[at : at + _BLOCK] for at in range(0, len(chunk), _BLOCK))
+        return b"".join([self._take(block, redactor._forms) for block in blocks])
+
+    def end(self) -> bytes:
+        """The rest."""
+        return self.feed_all(b"")
+
+    def feed_all(self, chunk: bytes) -> bytes:
+        """``feed`` of the last chunk, and the rest."""
+        return self._take(chunk, self._redactor._forms, last=True) if self._redactor else chunk
+
+    def _take(self, chunk: bytes, forms: _Forms, *, last: bool = False) -> bytes:
+        text = self._held + chunk
+        spans = forms.spans(text)
+        hold = len(text) if last else forms.hold(text)
+        shown, at = [], self._hidden
+        for start, end, name in spans:
+            if start >= hold:
+                break
+            if end > at:
+                shown += [text[at:start], b"[redacted:%s]" % name.encode()]
+                self.found.add(name)
+                at = end
+        shown.append(text[at:hold])
+        self._held, self._hidden = text[hold:], max(0, at - hold)
+        return b"".join(shown)
+
+
+class _View:
+    """A text without its junk, and where each of its bytes is in the text. With ``stands_for``, which says what a piece
+    of junk is replaced by (``None`` for one that is none), it is a view of another view, ``below``."""
+
+    def __init__(
+        self,
+        text: bytes,
+        junk: re.Pattern[bytes],
+        stands_for: Callable[[re.Match[bytes]], bytes | None] | None = None,
+        below: _View | None = None,
+    ) -> None:
+        self._text = text
+        self._junk = junk
+        self._stands_for = stands_for
+        self._below = below
+        self.squeezed = _replaced(text, junk, stands_for) if stands_for else junk.sub(b"", text)
+
+    def start(self, place: int) -> int:
+        """Where in the text a byte of the squeezed one begins; of its end, the end."""
+        origins, places, ends = self._runs
+        run = bisect_right(places, place) - 1
+        at = origins[run] + (0 if ends[run] else place - places[run])
+        return self._below.start(at) if self._below else at
+
+    def end(self, place: int) -> int:
+        """Where in the text a byte of the squeezed one ends."""
+        origins, places, ends = self._runs
+        run = bisect_right(places, place) - 1
+        at = ends[run] or origins[run] + place - places[run] + 1
+        return self._below.end(at - 1) if self._below else at
+
+    @cached_property
+    def _runs(self) -> tuple[list[int], list[int], list[int]]:
+        """Of each run where it begins, in the text and in the squeezed one; and where in the text it ends, if something
+        else stands for it in the squeezed one, else 0."""
+        origins, places, ends, left_out = [0], [0], [0], 0
+        for found in self._junk.finditer(self._text):
+            by = self._stands_for(found) if self._stands_for else b""
+            if by is None:
+                continue
+            start, end = found.span()
+            if by:
+                origins.append(start)
+                places.append(start - left_out)
+                ends.append(end)
+            left_out += end - start - len(by)
+            origins.append(end)
+            places.append(end - left_out)
+            ends.append(0)
+        return origins, places, ends
+
+
+def _replaced(text: bytes, junk: re.Pattern[bytes], stands_for: Callable[[re.Match[bytes]], bytes | None]) -> bytes:
+    return junk.sub(lambda found: found[0] if (by := stands_for(found)) is None else by, text)
+
+
+def _letter(number: int) -> bytes:
+    """A character by its number; white space is junk here, too."""
+    coded = chr(number).encode(errors="surrogatepass") if number <= sys.maxunicode else b"?"
+    return coded.translate(None, _SPACE)
+
+
+def _escape(found: re.Match[bytes]) -> bytes:
+    """What stands behind backslashes, as ``_BEHIND`` and ``_WRITTEN`` find it."""
+    unit, byte, scalar, long, *mark = found.groups()
+    if byte is not None:
+        return bytes.fromhex(byte.decode())
+    digits = unit or scalar or long
+    return _letter(int(digits, 16)) if digits else b"".join(filter(None, mark))
+
+
+def _entity(found: re.Match[bytes]) -> bytes | None:
+    """What a page shows; ``None`` for a name that there is not."""
+    number, hexadecimal, name = found.groups()
+    if name is None:
+        return _letter(int(number) if number else int(hexadecimal, 16))
+    from html.entities import html5  # its table is large, and rarely wanted
+
+    shown = html5.get(f"{name.decode()};")
+    return None if shown is None else shown.encode().translate(None, _SPACE)
+
+
+def _unescaped(squeezed: bytes) -> bytes:
+    """What all escapes with backslashes stand for, without those of white space and codes; no backslash is left."""
+    if b"\\" not in squeezed:
+        return squeezed
+    first, *parts = squeezed.split(b"\\")
+    shown = [
+        (_escape(found) if found.lastindex else b"") + part[found.end() :] if (found := _BEHIND.match(part)) else part
+        for part in parts
+    ]
+    return first + b"".join(shown)
+
+
+def _byte(found: re.Match[bytes]) -> bytes:
+    return bytes.fromhex(found[1].decode()).translate(None, _SPACE)
+
+
+# How bytes are escaped, outermost first: what an escape begins with, what may be the beginning of one, a whole one, and
+# what that stands for.
+_STAGES = (
+    (b"\\", _HALF_ESCAPE, _WRITTEN, _escape),
+    (b"&", _HALF_ENTITY, _ENTITIES, _entity),
+    (b"%", _HALF_PERCENT, _PERCENTED, _byte),
+)
+
+
+def _is_escaped(text: bytes) -> bool:
+    return b"\\" in text or b"&" in text or b"%" in text
+
+
+def _decoded(squeezed: bytes) -> bytes:
+    """What all escapes stand for: as ``_decode`` has it, without knowing where, which is faster."""
+    plain = _unescaped(squeezed)
+    for mark, _, escape, stands_for in _STAGES[1:]:
+        if _has(mark, escape, plain):
+            plain = _replaced(plain, escape, stands_for)
+    return plain
+
+
+def _has(mark: bytes, escape: re.Pattern[bytes], text: bytes) -> bool:
+    """Whether there is such an escape: what they begin with is found faster by itself where it is rare."""
+    at = text.find(mark)
+    while at >= 0 and not escape.match(text, at):
+        at = text.find(mark, at + 1)
+    return at >= 0
+
+
+def _decode(view: _View, *, whole: bool = True) -> _View:
+    """A view in which each escape is what it stands for; ``whole``, or up to what may be the beginning of one."""
+    for _, half, escape, stands_for in _STAGES:
+        found = None if whole else half.search(view.squeezed)
+        view = _View(view.squeezed[: found.start()] if found else view.squeezed, escape, stands_for, view)
+    return view
+
+
+def _views(text: bytes) -> list[_View]:
+    """Without white space; and without the terminal's codes as well, which may have text of their own inside."""
+    views = [_View(text, _ONLY_SPACE)]
+    return [*views, _View(text, _JUNK)] if b"\x1b" in text else views
+
+
+def _decoded_views(text: bytes) -> Iterator[_View]:
+    """In which every escape is what it stands for; and dumps without what is around their bytes and characters."""
+    if _is_escaped(text):
+        yield _decode(_View(text, _JUNK))
+    if _DUMP.search(text):
+        yield from map(_decode, _dumps(text))
+
+
+def _dumps(text: bytes) -> list[_View]:
+    return [_View(text, between) for between in _BETWEEN_LINES]
+
+
+@dataclass
+class _Lexicon:
+    """Forms by name, to be found in a view."""
+
+    names: Mapping[bytes, str]
+    ordered: list[bytes] = field(init=False)
+    longest: int = field(init=False)
+    starts: re.Pattern[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ordered = sorted(self.names)
+        self.longest = max(map(len, self.names), default=0)
+        begun = {re.escape(form[:size]) + rb"\Z" for form in self.names for size in range(1, _BEGINNING)}
+        begun |= {re.escape(form[:_BEGINNING]) for form in self.names}
+        self.starts = re.compile(b"|".join(sorted(begun)))
+
+    def whole(self, view: _View) -> Iterator[tuple[int, int, str]]:
+        """Start, end and name of each form in the text of a view."""
+        for form, name in self.names.items():
+            at = view.squeezed.find(form)
+            while at >= 0:
+                yield view.start(at), view.end(at + len(form) - 1), name
+                at = view.squeezed.find(form, at + 1)
+
+    def unfinished(self, squeezed: bytes) -> int:
+        """Where the first form begins that the text ends in the middle of; else where the text ends."""
+        at = max(0, len(squeezed) - self.longest + 1)
+        while found := self.starts.search(squeezed, at):
+            at = found.start()
+            rest = squeezed[at:]
+            following = bisect_left(self.ordered, rest)
+            if following < len(self.ordered) and self.ordered[following].startswith(rest):
+                return at
+            at += 1
+        return len(squeezed)
+
+
+@dataclass
+class _Forms:
+    """What to look for. Not changed once it is made."""
+
+    names: Mapping[bytes, str]
+    raw: _Lexicon = field(init=False)
+    decoded: _Lexicon = field(init=False)
+    pieces: frozenset[int] = field(init=False)
+    decoded_pieces: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        plain = {_decoded(form): name for form, name in self.names.items()}
+        shortest = min(map(len, plain), default=0)
+        self.raw = _Lexicon(self.names)
+        self.decoded = _Lexicon({form: name for form, name in plain.items() if len(form) >= SHORTEST})
+        fitting = ((kind, step) for least, kind, step in _FILTERS if shortest >= least)
+        self._type: _Piece | None
+        self._type, self._step = next(fitting, (None, 0))
+        self._size = 8 if self._type == "Q" else 4
+        unescaped = [form for form in self.names if b"\\" not in form]  # the others are found decoded
+        self.pieces = frozenset(piece for form in unescaped for piece in self._pieces(form))
+        self.decoded_pieces = frozenset(piece for form in plain for piece in self._pieces(form))
+
+    def _pieces(self, form: bytes) -> Iterator[int]:
+        """Those of a stretch in the middle of a form, so long that every sampling meets one; a key has its headers."""
+        stride, size = self._step * self._size, self._size
+        start = (len(form) - stride - size + 1) // 2
+        for at in range(start, start + stride):
+            yield int.from_bytes(form[at : at + size], sys.byteorder)
+
+    def _may_be_in(self, squeezed: bytes, pieces: frozenset[int]) -> bool:
+        if self._type is None:
+            return True
+        whole = memoryview(squeezed)[: len(squeezed) // self._size * self._size]
+        return not pieces.isdisjoint(whole.cast(self._type)[:: self._step])
+
+    def _may_be_decoded_in(self, squeezed: bytes) -> bool:
+        """Of a text in which nothing is escaped all is known already."""
+        if not _is_escaped(squeezed):
+            return False
+        plain = _decoded(squeezed)
+        return len(plain) < len(squeezed) and self._may_be_in(plain, self.decoded_pieces)
+
+    def _may_be_dumped_in(self, text: bytes, squeezed: bytes) -> bool:
+        """Of a text and the same without white space, which is searched faster."""
+        if b"0000" not in squeezed or not _DUMP.search(text):
+            return False
+        return any(self._may_be_in(_decoded(view.squeezed), self.decoded_pieces) for view in _dumps(text))
+
+    def spans(self, text: bytes) -> list[tuple[int, int, str]]:
+        """What is to be replaced: start, end and the name of the longest of what overlaps, in order."""
+        squeezed = text.translate(None, _SPACE)
+        bare = _CODES.sub(b"", text).translate(None, _SPACE) if b"\x1b" in text else squeezed
+        if not (
+            self._may_be_in(squeezed, self.pieces)
+            or (bare is not squeezed and self._may_be_in(bare, self.pieces))
+            or self._may_be_decoded_in(bare)
+            or self._may_be_dumped_in(text, squeezed)
+        ):
+            return []
+        spans = {span for view in _views(text) for span in self.raw.whole(view)}
+        spans |= {span for view in _decoded_views(text) for span in self.decoded.whole(view)}
+        joined: list[tuple[int, int, str]] = []
+        longest = 0
+        for start, end, name in sorted(spans):
+            if joined and start < joined[-1][1]:
+                before = joined.pop()
+                name = name if end - start > longest else before[2]
+                longest = max(longest, end - start)
+                joined.append((before[0], max(before[1], end), name))
+            else:
+                longest = end - start
+                joined.append((start, end, name))
+        return joined
+
+    def hold(self, text: bytes) -> int:
+        """Where the first thing begins that more text may make a form, or a code of a terminal, of."""
+        tail = max(0, len(text) - self.raw.longest - MOST_JUNK)
+        end = text[tail:]
+        escaped = _is_escaped(end)
+        dumped = self._dumped(text) if b"0000" in end else len(text)
+        half = _HALF_CODE.search(end)
+        if not (half or dumped < len(text) or b"\x1b" in end) and self._is_settled(
+            end.translate(None, _SPACE), escaped
+        ):
+            return len(text)
+        begun = end[: half.start()] if half else end
+        stop = min(view.start(self.raw.unfinished(view.squeezed)) for view in _views(begun))
+        if escaped:
+            stop = min(stop, self._settled(_View(begun, _JUNK)))
+        return min(tail + stop, dumped)
+
+    def _is_settled(self, squeezed: bytes, escaped: bool) -> bool:
+        """Whether a text ends in the middle of nothing."""
+        if self.raw.unfinished(squeezed) < len(squeezed):
+            return False
+        if not escaped:
+            return True
+        for mark, half, escape, stands_for in _STAGES:
+            if mark in squeezed:
+                if half.search(squeezed):
+                    return False
+                squeezed = _replaced(squeezed, escape, stands_for)
+        return self.decoded.unfinished(squeezed) == len(squeezed)
+
+    def _settled(self, view: _View) -> int:
+        """Up to where a text, in a view of it that is to be decoded, ends in the middle of nothing."""
+        plain = _decode(view, whole=False)
+        return plain.start(self.decoded.unfinished(plain.squeezed))
+
+    def _dumped(self, text: bytes) -> int:
+        """Where the last lines of a dump at the end begin, in which a form may that goes on beyond it; else the end."""
+        lines = self.raw.longest // 64 + 2  # 16 bytes each, of which the longest form has four for one
+        window = text[-lines * _LINE_OF_DUMP :]
+        found = [line.start() for line in _DUMP.finditer(window)]
+        at_end = found and found[-1] >= len(window) - 2 * _LINE_OF_DUMP
+        return len(text) - len(window) + found[0] if at_end else len(text)
+
+
+def check_fit(name: str, value: bytes) -> None:
+    """Raise ``UnfitSecret`` for a value that would hide much of what is no secret."""
+    squeezed = value.translate(None, _SPACE)
+    if len(squeezed) < SHORTEST:
+        raise UnfitSecret(f"secret `{name}` has fewer than {SHORTEST} bytes", hint="hiding it would hide other text")
+    if squeezed.lower() in _COMMON or len(set(squeezed)) < 3:
+        raise UnfitSecret(f"secret `{name}` is a common word", hint="hiding it would hide other text; change it")
+
+
+def forms_of(value: bytes) -> frozenset[bytes]:
+    """Every form of a secret, squeezed."""
+    lines = value.strip().splitlines()
+    bodies = {value.strip(), b"\n".join(lines), b"\r\n".join(lines)}
+    found = (form for body in bodies for form in _encoded(body))
+    squeezed = {form.translate(None, _SPACE) for form in found}
+    return frozenset(form for form in squeezed if len(form) >= SHORTEST)
+
+
+# What encoders of URLs leave as it is, apart from letters, digits and ``_.-~``.
+_SAFE = ("", "/", "!'()*", "!'()*/", "!'()*;,/?:@&=+$#", "!$&'()*+,;=:@/?")
+
+
+def _encoded(body: bytes) -> Iterator[bytes]:
+    yield body
+    if len(seen := re.sub(rb"[^!-~]", b"", body)) >= SHORTEST and len(set(seen)) > 2:
+        yield re.sub(rb"[^ -~]", b".", body)  # as dumps show it
+    for digits in (body.hex().encode(), body.hex(":").encode()):
+        yield from (digits, digits.upper())
+    alone = (b64encode(body + end).rstrip(b"=") for end in (b"", b"\n"))
+    inside = (
+        b64encode(bytes(offset) + body)[(offset * 8 + 5) // 6 : (offset + len(body)) * 8 // 6] for offset in range(3)
+    )
+    for coded in (*alone, *inside):
+        for alphabet in (coded, coded.translate(bytes.maketrans(b"+/", b"-_"))):
+            yield alphabet
+            yield alphabet.replace(b"/", b"\\/")
+            yield from _percented(alphabet)
+    yield from _percented(body)
+    for code in ("%%%02X", "%%%02x", "\\x%02x"):
+        yield "".join(code % byte for byte in body).encode()
+    yield from _escaped(body)
+
+
+def _percented(body: bytes) -> Iterator[bytes]:
+    for safe in _SAFE:
+        coded = quote_from_bytes(body, safe).encode()
+        lower = re.sub(rb"%..", lambda code: code[0].lower(), coded)
+        yield from (coded, lower, coded.replace(b"%20", b"+"), lower.replace(b"%20", b"+"))
+
+
+def _escaped(body: bytes) -> Iterator[bytes]:
+    text = body.decode(errors="surrogateescape")
+    for ascii_only in (True, False):
+        coded = json.dumps(text, ensure_ascii=ascii_only)[1:-1].encode(errors="surrogateescape")
+        yield coded
+        yield coded.replace(b"/", b"\\/")
+    yield repr(body)[2:-1].encode()
+    yield repr(text)[1:-1].encode(errors="surrogateescape")
+    yield body.replace(b"'", b"'\\''")
+    yield body.replace(b"'", b"'\"'\"'")
+    yield re.sub(rb'(["$`\\])', rb"\\\1", body)
+    yield re.sub(rb"""([ !"$&'()*,;<>?\[\\\]^`{|}]|(?:^|(?<=[:=]))~|^#)""", rb"\\\1", body)
+    for code in (partial(_ansi_c, keep=b""), partial(_ansi_c, keep=bytes(range(128, 256)))):
+        yield re.sub(rb"[^ -&(-\[\]-~]", code, body)
+
+
+_ANSI_C = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r", 27: b"\\E"}
+
+
+def _ansi_c(found: re.Match[bytes], keep: bytes) -> bytes:
+    """A byte inside Bash's ``$'...'``."""
+    byte = found[0]
+    if byte in keep:
+        return byte
+    return b"\\" + byte if byte in b"'\\" else _ANSI_C.get(byte[0], b"\\%03o" % byte[0])

@@ -1,0 +1,1 @@
+"""The events of a run or workspace, and the record that they add up to."""

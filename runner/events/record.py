@@ -1,0 +1,227 @@
+"""What the events of a run add up to. Storage, console, report and API all use this one fold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from runner.core.model import Check, Isolation, IsolationClass, Miss, Outcome, Receipt, Status, Usage, Violation
+from runner.events import events as ev
+
+
+@dataclass
+class StepRecord:
+    """``rungs`` says what had to be done to end the step's commands, each with its time.
+
+    ``reused`` is the run in which the step was performed, when this one only took its result over. ``failure`` says
+    where the first command that failed it printed.
+    """
+
+    kind: str
+    status: Status = Status.PENDING
+    outcome: Outcome | None = None
+    started: int | None = None
+    ended: int | None = None
+    rungs: list[tuple[int, ev.RungReached]] = field(default_factory=list)
+    reused: str | None = None
+    failure: ev.CommandFailed | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        if self.started is None or self.ended is None:
+            return None
+        return (self.ended - self.started) / 1e6
+
+
+@dataclass
+class ClusterUse:
+    """What commands asked of a cluster: how often each verb and resource was, was refused here, and failed there."""
+
+    context: str
+    server: str
+    namespace: str
+    asked: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def requests(self) -> int:
+        return sum(sum(each.values()) for each in (self.asked, self.refused, self.failed))
+
+
+@dataclass
+class RunRecord:
+    """A run so far. ``effects`` maps (kind, name) of what exists, or may exist, outside the store to its place.
+
+    ``log`` is the file that has what its agent printed. ``attempt`` counts its workspaces, of which it has one at a
+    time. ``models`` are what the gateway counted, by model; ``claimed`` and ``commands`` are what an agent says of
+    itself; ``argv`` is what it was started with, in its ``version``.
+    """
+
+    id: str
+    name: str = ""
+    plan: str = ""
+    key: str | None = None
+    resumes: str | None = None
+    rehearsal: str | None = None
+    attempt: int = 1
+    status: Status = Status.PENDING
+    phase: str = ""
+    deadline_seconds: float = 0.0
+    started: int = 0
+    ended: int | None = None
+    steps: dict[str, StepRecord] = field(default_factory=dict)
+    provider: str | None = None
+    isolation: IsolationClass | None = None
+    observed: Isolation | None = None
+    models: dict[str, Usage] = field(default_factory=dict)
+    claimed: Usage | None = None
+    argv: tuple[str, ...] = ()
+    version: str = ""
+    commands: ev.CommandsSeen | None = None
+    log: str | None = None
+    preloaded: ev.ContextPreloaded | None = None
+    cluster: ClusterUse | None = None
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[tuple[str, str]] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    checks: dict[str, tuple[Check, ...]] = field(default_factory=dict)
+    placed: dict[str, str] = field(default_factory=dict)
+    protected: dict[str, str] = field(default_factory=dict)
+    base: str | None = None
+    snapshot: ev.SnapshotPublished | None = None
+    commits: ev.CommitsTaken | None = None
+    slot: str | None = None
+    missed: Miss | None = None
+    receipt: Receipt | None = None
+    effects: dict[tuple[str, str], str] = field(default_factory=dict)
+    cancelled_by: str | None = None
+    outcome: Outcome | None = None
+    exit_code: int | None = None
+    left: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.ended is None else (self.ended - self.started) / 1e6
+
+    @property
+    def workspace(self) -> str:
+        """The id of the run's workspace, made or not."""
+        return f"{self.id}-{self.attempt}"
+
+    def unfinished(self) -> list[str]:
+        """The steps that have started and not ended."""
+        return [name for name, step in self.steps.items() if step.status is Status.RUNNING]
+
+
+def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR0912, PLR0915  # one arm an event type
+    """Advance a record by one event, in place. A record belongs to whoever folds it."""
+    match recorded.event:
+        case ev.RunStarted() as started:
+            record.name, record.plan, record.key = started.name, started.plan, started.key
+            record.resumes, record.rehearsal = started.resumes, started.rehearsal
+            record.deadline_seconds = started.deadline_seconds
+            record.status, record.started = Status.RUNNING, recorded.at
+            record.steps = {step: StepRecord(kind) for step, kind in started.steps.items()}
+        case ev.PhaseEntered(phase=phase):
+            record.phase = phase
+        case ev.StepStarted(step=step):
+            record.steps[step].status = Status.RUNNING
+            record.steps[step].started = recorded.at
+        case ev.StepReused(step=step, from_run=run):
+            record.steps[step].reused = run
+        case ev.StepEnded(step=step, outcome=outcome):
+            record.steps[step].status, record.steps[step].outcome = outcome.status, outcome
+            record.steps[step].ended = recorded.at
+            record.warnings += (("step.warning", f"{step}: {text}") for text in outcome.warnings)
+        case ev.CommandFailed(step=step) as failure:
+            record.steps[step].failure = record.steps[step].failure or failure
+        case ev.EffectIntended(kind=kind, name=name, place=place):
+            record.effects[kind, name] = place
+        case ev.EffectGone(kind=kind, name=name):
+            record.effects.pop((kind, name), None)
+            record.left = tuple(what for what in record.left if not f"{what} ".startswith(f"{kind} {name} "))
+        case ev.LeaseAcquired(workspace=workspace, lease=lease):
+            record.effects["lease", workspace] = lease
+        case ev.LeaseReleased(workspace=workspace):
+            record.effects.pop(("lease", workspace), None)
+            record.left = tuple(what for what in record.left if not f"{what} ".startswith(f"lease {workspace} "))
+        case ev.FilePlaced(path=path, sha256=sha256):
+            record.placed[path] = sha256
+        case ev.ProtectedSeen(content=content):
+            record.protected = content
+        case ev.BaseTaken(commit=commit):
+            record.base = commit
+        case ev.ProviderChosen(provider=provider, isolation=isolation):
+            record.provider, record.isolation = provider, isolation
+        case ev.ProviderRefused(provider=provider, reason=reason):
+            record.refused.append((provider, reason))
+        case ev.FellBack(step=step, provider=provider, reason=reason, attempt=attempt, again=again):
+            record.refused.append((provider, f"{step}: {reason}"))
+            record.attempt = attempt
+            record.steps |= {name: StepRecord(record.steps[name].kind) for name in again}
+            record.provider = record.isolation = record.observed = record.base = None
+            record.placed, record.protected = {}, {}
+            record.slot = record.missed = record.preloaded = None
+        case ev.Retried(step=step, what=what, code=code, reason=reason):
+            record.warnings.append((code, f"{step}: {what} failed and was tried again: {reason}"))
+        case ev.SlotClaimed(slot=slot):
+            record.slot, record.missed = slot, None
+        case ev.SlotMissed(reason=reason):
+            record.slot, record.missed = None, reason
+        case ev.IsolationObserved(isolation=observed):
+            record.observed = observed
+        case ev.LogOpened(path=path):
+            record.log = path
+        case ev.ContextPreloaded() as preloaded:
+            record.preloaded = preloaded
+        case ev.ModelAsked(model=model, usage=usage):
+            if model:
+                record.models[model] = record.models.get(model, Usage()) + usage
+        case ev.ClusterOpened(context=context, server=server, namespace=namespace):
+            record.cluster = record.cluster or ClusterUse(context, server, namespace)
+        case ev.ClusterAsked(verb=verb, resource=resource, refusal=refusal, count=count) if record.cluster is not None:
+            used = record.cluster
+            counts = used.asked if refusal is None else used.failed if refusal == "cluster" else used.refused
+            what = f"{verb} {resource}".rstrip()
+            counts[what] = counts.get(what, 0) + count
+        case ev.AgentStarted(argv=argv, version=version):
+            record.argv, record.version = argv, version
+        case ev.CommandsSeen() as seen:
+            record.commands = seen
+        case ev.UsageClaimed(usage=usage):
+            record.claimed = usage
+        case ev.Warned(code=code, message=message):
+            record.warnings.append((code, message))
+        case ev.CancelRequested(reason=reason):
+            record.cancelled_by = reason
+        case ev.ViolationsFound(violations=violations):
+            record.violations += violations
+        case ev.ChecksDone(step=step, checks=checks):
+            record.checks[step] = checks
+        case ev.SnapshotPublished() as snapshot:
+            record.snapshot = snapshot
+        case ev.CommitsTaken() as commits:
+            record.commits = commits
+        case ev.WorkSaved(receipt=receipt):
+            record.receipt = receipt
+        case ev.RunEnded(outcome=outcome, exit_code=exit_code, left=left):
+            record.status, record.outcome, record.exit_code = outcome.status, outcome, exit_code
+            record.ended, record.left = recorded.at, left
+        case ev.RungReached(step=step) as reached:
+            record.steps[step].rungs.append((recorded.at, reached))
+        case ev.OomKilled(step=step, count=count):
+            killed = "a process" if count == 1 else f"{count} processes"
+            record.warnings.append(("step.oom", f"{step}: out of memory, the kernel killed {killed}"))
+        case ev.Overdue(step=step, detail=detail):
+            record.warnings.append(("provider.escaped", f"{step}: {detail}"))
+        case ev.EffectDone() | ev.EffectEnding() | ev.LeaseRefreshed():
+            pass
+
+
+def replay(run: str, history: Iterable[ev.Recorded]) -> RunRecord:
+    """The record of a whole history."""
+    record = RunRecord(run)
+    for recorded in history:
+        fold(record, recorded)
+    return record

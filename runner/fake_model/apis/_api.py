@@ -1,0 +1,114 @@
+"""What a turn becomes, whatever the API: text, and calls of tools that the request has offered."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from posixpath import dirname
+from typing import Any, Protocol
+
+from runner.fake_model.script import Turn
+from runner.gateway.apis._api import Counts
+
+PIECE = 24  # characters of text in one event of a stream
+
+_SHELLS = (
+    "Bash",
+    "exec_command",
+    "shell_command",
+    "run_shell_command",
+    "shell",
+    "developer__shell",
+    "exec",
+)
+_WRITERS = ("Write", "write_file", "write")
+
+Tools = Mapping[str, Mapping[str, Any] | None]  # parameters by name; ``None`` for a tool that takes text
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """``arguments`` are the tool's parameters, or the text of one that takes text."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | str
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer of the double. ``number`` is unique in a session."""
+
+    number: int
+    model: str
+    think: str
+    say: str
+    calls: tuple[ToolCall, ...]
+    counts: Counts
+
+
+class Voice(Protocol):
+    def tools(self, body: Mapping[str, Any]) -> Tools: ...
+
+    def answer(self, said: Said) -> Mapping[str, Any]:
+        """The answer to a request that wants no stream."""
+
+    def stream(self, said: Said) -> Sequence[bytes]:
+        """The answer's server-sent events."""
+
+
+class NoTool(Exception):
+    """The request does not offer what a turn needs. Never leaves the double."""
+
+
+def said_of(turn: Turn, number: int, model: str, tools: Tools, sent_bytes: int) -> Said:
+    """A turn as an answer to a request with these tools. Raises ``NoTool``."""
+    calls = []
+    if turn.write is not None:
+        calls.append(_writing(f"call_{number}_w", tools, turn.write.path, turn.write.content))
+    if turn.run is not None:
+        calls.append(_running(f"call_{number}_r", tools, turn.run))
+    if turn.call is not None:
+        calls.append(ToolCall(f"call_{number}_c", turn.call.tool, turn.call.arguments))
+    text = f"{turn.think or ''}{turn.say or ''}{calls}"
+    counts = Counts(fresh=sent_bytes // 4, output=len(text) // 4)
+    if used := turn.usage:
+        fresh = max(0, used.input - used.cached)
+        counts = Counts(fresh=fresh, cached=used.cached, output=used.output, reasoning=used.reasoning)
+    return Said(number, model, turn.think or "", turn.say or "", tuple(calls), counts)
+
+
+def pieces(text: str) -> list[str]:
+    return [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
+
+
+def event(data: Mapping[str, Any], name: str = "") -> bytes:
+    """A server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n".encode()
+
+
+def _running(id: str, tools: Tools, command: str) -> ToolCall:
+    name = next((name for name in _SHELLS if name in tools), None)
+    if name is None:
+        raise NoTool(f"the turn runs a command, and no shell tool is offered, only: {', '.join(tools)}")
+    parameters = tools[name]
+    if parameters is None:
+        code = f"const r = await tools.exec_command({{cmd: {json.dumps(command)}}}); text(JSON.stringify(r));"
+        return ToolCall(id, name, code)
+    key = "cmd" if "cmd" in parameters else "command"
+    is_list = isinstance(parameters.get(key), dict) and parameters[key].get("type") == "array"
+    return ToolCall(id, name, {key: ["bash", "-lc", command] if is_list else command})
+
+
+def _writing(id: str, tools: Tools, path: str, content: str) -> ToolCall:
+    name = next((name for name in _WRITERS if tools.get(name)), None)
+    parameters = tools[name] if name else None
+    if name is None or parameters is None:
+        folder, file, text = (shlex.quote(part) for part in (dirname(path) or ".", path, content))
+        return _running(id, tools, f"mkdir -p -- {folder} && printf %s {text} > {file}")
+    place = "file_path" if "file_path" in parameters else "path"
+    body = "file_text" if "file_text" in parameters else "content"
+    return ToolCall(id, name, {place: path, body: content})

@@ -1,0 +1,87 @@
+"""The double as Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.fake_model.apis._api import Said, Tools, Voice, event, pieces
+from runner.gateway.apis._api import inner, objects
+
+
+class Anthropic:
+    def tools(self, body: Mapping[str, Any]) -> Tools:
+        return {str(tool.get("name")): inner(tool, "input_schema", "properties") for tool in objects(body.get("tools"))}
+
+    def answer(self, said: Said) -> Mapping[str, Any]:
+        return {**_message(said, _blocks(said)), "stop_reason": _reason(said), "usage": _usage(said)}
+
+    def stream(self, said: Said) -> Sequence[bytes]:
+        start = {**_message(said, []), "stop_reason": None, "usage": {**_usage(said), "output_tokens": 1}}
+        events = [event({"type": "message_start", "message": start}, "message_start")]
+        for index, block in enumerate(_blocks(said)):
+            empty, deltas = _opened(block)
+            events.append(_block("start", index, content_block=empty))
+            events += [_block("delta", index, delta=delta) for delta in deltas]
+            events.append(_block("stop", index))
+        end = {"type": "message_delta", "delta": {"stop_reason": _reason(said)}, "usage": _usage(said)}
+        return [*events, event(end, "message_delta"), event({"type": "message_stop"}, "message_stop")]
+
+
+def _message(said: Said, content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": f"msg_{said.number}",
+        "type": "message",
+        "role": "assistant",
+        "model": said.model,
+        "content": content,
+        "stop_sequence": None,
+    }
+
+
+def _blocks(said: Said) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if said.think:
+        blocks.append({"type": "thinking", "thinking": said.think, "signature": "rehearsed"})
+    if said.say:
+        blocks.append({"type": "text", "text": said.say})
+    return blocks + [
+        {"type": "tool_use", "id": f"toolu_{call.id}", "name": call.name, "input": call.arguments}
+        for call in said.calls
+    ]
+
+
+def _opened(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A block as a stream begins it, and what then fills it."""
+    match block["type"]:
+        case "thinking":
+            deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])]
+            signed = {"type": "signature_delta", "signature": block["signature"]}
+            return {**block, "thinking": "", "signature": ""}, [*deltas, signed]
+        case "text":
+            return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
+    text = json.dumps(block["input"])
+    return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(text)]
+
+
+def _block(what: str, index: int, **fields: Any) -> bytes:
+    name = f"content_block_{what}"
+    return event({"type": name, "index": index, **fields}, name)
+
+
+def _reason(said: Said) -> str:
+    return "tool_use" if said.calls else "end_turn"
+
+
+def _usage(said: Said) -> dict[str, int]:
+    counts = said.counts
+    return {
+        "input_tokens": counts.fresh,
+        "cache_read_input_tokens": counts.cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": counts.output,
+    }
+
+
+voice: Voice = Anthropic()

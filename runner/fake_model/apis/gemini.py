@@ -1,0 +1,57 @@
+"""The double as Google's Gemini API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.fake_model.apis._api import Said, Tools, Voice, event, pieces
+from runner.gateway.apis._api import inner, objects
+
+
+class Gemini:
+    def tools(self, body: Mapping[str, Any]) -> Tools:
+        declared = [one for tool in objects(body.get("tools")) for one in objects(tool.get("functionDeclarations"))]
+        return {str(one.get("name")): _parameters(one) for one in declared}
+
+    def answer(self, said: Said) -> Mapping[str, Any]:
+        return {**_candidate(said, [*_texts(said), *_calls(said)], finish=True), "usageMetadata": _usage(said)}
+
+    def stream(self, said: Said) -> Sequence[bytes]:
+        texts = [event(_candidate(said, [text], finish=False)) for text in _texts(said)]
+        last = {**_candidate(said, _calls(said), finish=True), "usageMetadata": _usage(said)}
+        return [*texts, event(last)]
+
+
+def _parameters(declared: Mapping[str, Any]) -> Mapping[str, Any]:
+    return inner(declared, "parametersJsonSchema", "properties") or inner(declared, "parameters", "properties")
+
+
+def _candidate(said: Said, parts: list[dict[str, Any]], *, finish: bool) -> dict[str, Any]:
+    candidate: dict[str, Any] = {"index": 0, "content": {"role": "model", "parts": parts}}
+    if finish:
+        candidate["finishReason"] = "STOP"
+    return {"candidates": [candidate], "modelVersion": said.model, "responseId": f"resp-{said.number}"}
+
+
+def _texts(said: Said) -> list[dict[str, Any]]:
+    thought = [{"text": piece, "thought": True} for piece in pieces(said.think)]
+    return [*thought, *({"text": piece} for piece in pieces(said.say))]
+
+
+def _calls(said: Said) -> list[dict[str, Any]]:
+    return [{"functionCall": {"id": call.id, "name": call.name, "args": call.arguments}} for call in said.calls]
+
+
+def _usage(said: Said) -> dict[str, int]:
+    counts = said.counts
+    return {
+        "promptTokenCount": counts.input,
+        "cachedContentTokenCount": counts.cached,
+        "candidatesTokenCount": counts.output - counts.reasoning,
+        "thoughtsTokenCount": counts.reasoning,
+        "totalTokenCount": counts.input + counts.output,
+    }
+
+
+voice: Voice = Gemini()

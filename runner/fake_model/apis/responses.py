@@ -1,0 +1,94 @@
+"""The double as OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from runner.fake_model.apis._api import Said, ToolCall, Tools, Voice, event, pieces
+from runner.gateway.apis._api import inner, objects
+
+
+class Responses:
+    def tools(self, body: Mapping[str, Any]) -> Tools:
+        """Those of the request, of its items and of their namespaces."""
+        places: list[Mapping[str, Any]] = [body, *objects(body.get("input"))]
+        found: dict[str, Mapping[str, Any] | None] = {}
+        while places:
+            for tool in objects(places.pop().get("tools")):
+                if tool.get("type") == "namespace":
+                    places.append(tool)
+                else:
+                    is_text = tool.get("type") == "custom"
+                    found[str(tool.get("name"))] = None if is_text else inner(tool, "parameters", "properties")
+        return found
+
+    def answer(self, said: Said) -> Mapping[str, Any]:
+        return _response(said, "completed", list(_items(said)))
+
+    def stream(self, said: Said) -> Sequence[bytes]:
+        events = [_event("response.created", response=_response(said, "in_progress", []))]
+        for index, item in enumerate(_items(said)):
+            place = {"output_index": index, "item_id": item["id"]}
+            events.append(_event("response.output_item.added", output_index=index, item={**item, **_empty(item)}))
+            if item["type"] == "message":
+                text = {**place, "content_index": 0}
+                events += [_event("response.output_text.delta", **text, delta=piece) for piece in pieces(said.say)]
+            events.append(_event("response.output_item.done", output_index=index, item=item))
+        events.append(_event("response.completed", response=self.answer(said)))
+        return [event({**fields, "sequence_number": at}, str(fields["type"])) for at, fields in enumerate(events)]
+
+
+def _event(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": name, **fields}
+
+
+def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"content": [], "status": "in_progress"} if item["type"] == "message" else {}
+
+
+def _response(said: Said, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    counts = said.counts
+    usage = {
+        "input_tokens": counts.input,
+        "input_tokens_details": {"cached_tokens": counts.cached},
+        "output_tokens": counts.output,
+        "output_tokens_details": {"reasoning_tokens": counts.reasoning},
+        "total_tokens": counts.input + counts.output,
+    }
+    return {
+        "id": f"resp_{said.number}",
+        "object": "response",
+        "created_at": 0,
+        "status": status,
+        "model": said.model,
+        "output": output,
+        "usage": usage if status == "completed" else None,
+    }
+
+
+def _items(said: Said) -> Iterable[dict[str, Any]]:
+    if said.think:
+        summary = [{"type": "summary_text", "text": said.think}]
+        yield {"type": "reasoning", "id": f"rs_{said.number}", "summary": summary, "encrypted_content": None}
+    if said.say:
+        content = [{"type": "output_text", "text": said.say, "annotations": []}]
+        yield {
+            "type": "message",
+            "id": f"msg_{said.number}",
+            "role": "assistant",
+            "status": "completed",
+            "content": content,
+        }
+    yield from map(_call, said.calls)
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    common = {"id": f"fc_{call.id}", "call_id": call.id, "name": call.name, "status": "completed"}
+    if isinstance(call.arguments, str):
+        return {**common, "type": "custom_tool_call", "namespace": "functions", "input": call.arguments}
+    return {**common, "type": "function_call", "arguments": json.dumps(call.arguments)}
+
+
+voice: Voice = Responses()

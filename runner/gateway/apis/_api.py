@@ -1,0 +1,203 @@
+"""What the gateway asks an API's module, and what the modules share."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from runner.core.model import Reason
+from runner.ports.gateway import Refusal
+
+MAX_NODES = 1_000_000  # values of one request; parsed ones take some 20 times the bytes of their text
+MAX_MODEL = 200
+
+_ALIAS = re.compile(r"[a-z]+")
+_SNAPSHOT = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|\d{3}|latest)")
+
+
+class Kind(Enum):
+    ANSWER = "answer"  # the model is asked for something: it is paid for, and counts as a turn
+    COUNT = "count"
+    LIST = "list"
+
+
+@dataclass(frozen=True)
+class Call:
+    """``path`` is below the provider's base URL; ``model`` is what it names, empty where the body does."""
+
+    name: str
+    kind: Kind
+    path: str
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Tokens as they are priced. ``fresh``, ``cached``, ``written`` and ``written_hour`` add up to the input.
+
+    The written ones go into the provider's cache, for minutes or for an hour; ``reasoning`` is part of ``output``.
+    """
+
+    fresh: int = 0
+    cached: int = 0
+    written: int = 0
+    written_hour: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+    @property
+    def input(self) -> int:
+        return self.fresh + self.cached + self.written + self.written_hour
+
+    def largest(self, other: Counts) -> Counts:
+        """Both together, where each may leave out what the other says; streams count up."""
+        mine, theirs = vars(self), vars(other)
+        return Counts(**{name: max(value, theirs[name]) for name, value in mine.items()})
+
+
+@dataclass(frozen=True)
+class End:
+    """How an answer has ended, as one of its events says: it is whole, or there is a ``reason`` why it is not."""
+
+    reason: Reason | None = None
+    said: str = ""
+
+
+class Api(Protocol):
+    """One provider's API. ``forwarded`` are the headers of a request that are let through, beside the usual few.
+
+    Each event that says how an answer ends holds one of ``marks``.
+    """
+
+    forwarded: frozenset[bytes]
+    marks: tuple[bytes, ...]
+
+    def route(self, method: str, path: str) -> Call | None:
+        """The call that a request makes; ``None`` when that is none that is let through."""
+
+    def reach(self, body: Mapping[str, Any]) -> str | None:
+        """What in a request for an answer the provider would have to fetch, run or bill otherwise; ``None`` if nothing.
+
+        A workspace without network has none through its model either: what is not known to stay in the conversation
+        is refused.
+        """
+
+    def auth(self, key: str) -> tuple[bytes, bytes]: ...
+
+    def counts(self, message: Mapping[str, Any]) -> tuple[Counts, bool] | None:
+        """What an event of a stream, or a whole answer, says of tokens, and whether that is the last word."""
+
+    def end(self, message: Mapping[str, Any]) -> End | None:
+        """What an event of a stream, or a whole answer, says of the answer's end; ``None`` for nothing."""
+
+    def error(self, status: int, refusal: Refusal, message: str) -> bytes:
+        """An error's body, in the shape that the API's clients read."""
+
+    def reason(self, status: int, body: bytes) -> Reason | None:
+        """Why an answer that is an error is one; ``None`` where only the agent can tell."""
+
+    def pause(self, body: bytes) -> float | None:
+        """How many seconds an error's body says to wait, infinite when waiting is of no use; ``None`` for nothing."""
+
+
+class BadBody(ValueError):
+    """A request's body that is not let through."""
+
+
+def read_body(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises ``BadBody``; equal keys are refused, for the provider might read the other one."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_NODES:
+        raise BadBody(f"the body has more than {MAX_NODES} values")
+    try:
+        found = json.loads(body, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise BadBody(f"the body is not JSON that can be judged: {error}") from error
+    if not isinstance(found, dict):
+        raise BadBody("the body is not a JSON object")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise BadBody("two keys of one object are equal")
+    return found
+
+
+def admits(granted: str, asked: str) -> bool:
+    """Whether a model that a manifest names stands for the one that a request names.
+
+    It stands for itself, for its dated snapshots, and as one word (``sonnet``) for every version of that family.
+    """
+    if granted == asked:
+        return True
+    if _ALIAS.fullmatch(granted):
+        return re.fullmatch(rf"claude(-[\d-]+)?-{granted}(-[\d-]+)?(-latest)?", asked) is not None
+    return asked.startswith(granted) and _SNAPSHOT.fullmatch(asked[len(granted) :]) is not None
+
+
+def whole(value: object) -> int:
+    """A count of tokens; what is none counts nothing."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def inner(value: object, *names: str) -> Mapping[str, Any]:
+    """The object at the end of a path of keys; empty when there is none."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def objects(value: object) -> Iterable[Mapping[str, Any]]:
+    """The objects of a list; nothing when it is none."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else ()
+
+
+_STATUSES = {401: Reason.AUTH, 402: Reason.QUOTA, 403: Reason.AUTH, 404: Reason.MODEL, 429: Reason.QUOTA}
+_OF_API = (401, 403, 404)  # what only the API itself can say of a key or a model
+
+
+def json_of(body: bytes) -> Any:
+    """The value that a body is; ``None`` for one that is no JSON."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def failure(error: Mapping[str, Any], words: Mapping[str, Reason]) -> End:
+    """The end of an answer that is an error: by the provider's word for it, and its message."""
+    reason = _worded(error, words) or Reason.GATEWAY
+    return End(reason, f"its answer ended with an error: {error.get('message') or 'without a word'}")
+
+
+def ended(word: object, whole: Container[str]) -> End | None:
+    """The end that a provider has a word for, of which some are those of a whole answer; ``None`` for no word."""
+    if not isinstance(word, str):
+        return None
+    return End() if word in whole else End(Reason.CUT_OFF, f"it stopped its answer with `{word[:MAX_MODEL]}`")
+
+
+def reason_of(status: int, body: bytes, words: Mapping[str, Reason]) -> Reason | None:
+    """Why a status that is an error is one, by the provider's word for it, else by the status.
+
+    A page, or what does not speak of models, was not said by the API, but by what stands in its place.
+    """
+    found = json_of(body)
+    if reason := _worded(inner(found, "error"), words):
+        return reason
+    if status >= 500:
+        return Reason.GATEWAY
+    foreign = found is None and body.lstrip().startswith(b"<")
+    if status == 404:
+        foreign = (not inner(found, "error") and b"model" not in body) or b"Invalid URL" in body or foreign
+    return Reason.GATEWAY if foreign and status in _OF_API else _STATUSES.get(status)
+
+
+def _worded(error: Mapping[str, Any], words: Mapping[str, Reason]) -> Reason | None:
+    told = (error.get(name) for name in ("code", "type", "status"))
+    return next((words[word] for word in told if isinstance(word, str) and word in words), None)

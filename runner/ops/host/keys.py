@@ -1,0 +1,135 @@
+"""Whether the model of each agent CLI can be had from here: is there a key, and, asked for it, does it work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+
+import runner.agents
+from runner.core import plugins
+from runner.core.errors import KeyMissing, UsageError
+from runner.core.model import Budget, Usage
+from runner.core.settings import Settings
+from runner.gateway.gateway import ModelGateway, usable
+from runner.manifest.load import defaults
+from runner.ports.agent import ModelAgent
+from runner.ports.gateway import Api, Exchange, Grant, Session
+
+PATIENCE = 30.0  # seconds for one answer
+
+
+@dataclass(frozen=True)
+class AgentKey:
+    """An agent CLI with its model by default. ``variable`` holds its key, or ``problem`` says why none does."""
+
+    agent: str
+    api: Api
+    model: str
+    variable: str | None
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a provider said to a tiny request that was paid for; ``problem`` if it was no answer."""
+
+    api: Api
+    model: str
+    seconds: float
+    usage: Usage
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class _Tiny:
+    model: str
+    target: str
+    body: dict[str, object]
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+_TINY = {
+    Api.ANTHROPIC: _Tiny(
+        "claude-haiku-5-5",
+        "/v1/messages",
+        {"model": "claude-haiku-5-5", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]},
+        (("anthropic-version", "2023-06-01"),),
+    ),
+    Api.OPENAI: _Tiny(
+        "gpt-4.1-nano",
+        "/v1/chat/completions",
+        {"model": "gpt-4.1-nano", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]},
+    ),
+    Api.GEMINI: _Tiny(
+        "gemini-2.5-flash-lite",
+        "/v1beta/models/gemini-2.5-flash-lite:generateContent",
+        {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}], "generationConfig": {"maxOutputTokens": 1}},
+    ),
+}
+
+
+def agent_keys(settings: Settings) -> tuple[AgentKey, ...]:
+    return tuple(
+        _key(name, agent, settings)
+        for name in plugins.names(runner.agents)
+        if isinstance(agent := plugins.load(runner.agents, name).agent, ModelAgent)
+    )
+
+
+def _key(name: str, agent: ModelAgent, settings: Settings) -> AgentKey:
+    key, model = settings.model_keys[agent.api.value], defaults()[f"AgentType {name}"].written["model"]
+    try:
+        usable(key)
+        settings.model_url(agent.api.value)
+    except KeyMissing as error:
+        return AgentKey(name, agent.api, model, None, error.message)
+    except UsageError as error:
+        return AgentKey(name, agent.api, model, None, f"{error.message}; {error.hint}")
+    return AgentKey(name, agent.api, model, key.variable, None)
+
+
+async def spend(settings: Settings, apis: set[Api]) -> list[Answered]:
+    """Ask one tiny thing of each provider, through the gateway. Costs less than a cent together."""
+    return [await _ask(api, settings) for api in sorted(apis)]
+
+
+async def _ask(api: Api, settings: Settings) -> Answered:
+    import h11
+
+    tiny = _TINY[api]
+    told: list[Exchange] = []
+    body = json.dumps(tiny.body).encode()
+    wire = h11.Connection(h11.CLIENT)
+    headers = [*tiny.headers, ("host", "gateway"), ("content-type", "application/json")]
+    headers += [("content-length", str(len(body))), ("connection", "close")]
+    request = h11.Request(method="POST", target=tiny.target, headers=headers)
+    words = b"".join(wire.send(part) or b"" for part in (request, h11.Data(data=body), h11.EndOfMessage()))
+    start = trio.current_time()
+    async with ModelGateway(settings).open(Grant(api, (tiny.model,), Budget(turns=1)), told.append) as session:
+        with trio.move_on_after(PATIENCE):
+            async with _connected(session) as stream:
+                await stream.send_all(words)
+                while await stream.receive_some():
+                    pass
+    problem = None if told and told[-1].status == 200 else "no answer came"
+    if session.verdict is not None:
+        problem = session.verdict.message
+    return Answered(api, tiny.model, trio.current_time() - start, session.usage, problem)
+
+
+@asynccontextmanager
+async def _connected(session: Session) -> AsyncIterator[trio.SocketStream]:
+    ours, theirs = map(trio.SocketStream, trio.socket.socketpair())
+
+    async def serve() -> None:
+        async with theirs:
+            await session.serve(theirs)
+
+    async with ours, trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        yield ours
+        nursery.cancel_scope.cancel()

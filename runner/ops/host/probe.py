@@ -1,0 +1,143 @@
+"""``runner doctor --probe``: what a command can really do in a sandbox of each provider, tried in one made for it.
+
+The workspace is one as any other, so that what a killed doctor leaves is found and removed by ``runner gc``.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import trio
+
+from runner.core.errors import PlatformError, RunnerError, UsageError, printable
+from runner.core.ids import IMAGE_HINT, is_image
+from runner.core.model import IsolationClass
+from runner.core.nurseries import open_services
+from runner.core.settings import Settings
+from runner.ops.planning.facts import open_provider
+from runner.ops.workspaces.workspace_lease import Premises, occupy, open_premises
+from runner.ops.workspaces.workspaces import Wish, create, destroy
+from runner.ports.provider import Opening, Workspace
+from runner.providers._escapes import ESCAPES, GAPS, Escape, breaches, open_bait
+
+EACH = 10.0  # seconds for one probe
+ALL = 120.0  # for all of one provider
+TTL = 600.0  # seconds until `runner gc` removes what was left
+
+
+class Result(StrEnum):
+    """``GAP`` is a way out that the provider declares; ``UNTRIED`` is neither good nor bad."""
+
+    REFUSED = "refused"
+    OPEN = "open"
+    GAP = "gap"
+    UNTRIED = "untried"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One probe: ``told`` says what it could do, or why it could not be tried; ``reason`` why that is declared."""
+
+    name: str
+    about: str
+    result: Result
+    told: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A provider that was probed, or why it was not."""
+
+    provider: str
+    isolation: IsolationClass
+    tried: tuple[Tried, ...] = ()
+    skipped: str | None = None
+    hint: str | None = None
+
+    @property
+    def holds(self) -> bool:
+        return all(tried.result is not Result.OPEN for tried in self.tried)
+
+
+async def examine_all(settings: Settings, names: Sequence[str], image: str | None) -> list[Examined]:
+    """Probe providers, one after the other, those with images in ``image``. Raises ``UnknownPlugin``, ``UsageError``.
+
+    Bounded in time, and nothing is left, also after a signal; then ``KeyboardInterrupt`` is raised.
+    """
+    if image is not None and not is_image(image):
+        raise UsageError(f"`{printable(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
+    with trio.CancelScope() as scope:
+        async with open_services() as services:
+            await services.start(cancel_at_signal, scope)
+            async with open_premises(replace(settings, workspace_ttl=TTL)) as premises:
+                return [await _examine(premises, name, image) for name in names]
+    raise KeyboardInterrupt
+
+
+async def cancel_at_signal(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
+        task_status.started()
+        await anext(received)
+        scope.cancel()
+
+
+async def _examine(premises: Premises, name: str, image: str | None) -> Examined:
+    probe = await open_provider(name, premises.settings).probe()
+    examined = Examined(name, probe.isolation)
+    if not probe.available:
+        return replace(examined, skipped=probe.reason or "not available", hint=probe.hint)
+    if probe.needs_image and image is None:
+        hint = f"runner doctor --probe {name} --image REF, for one that has sh and python3"
+        return replace(examined, skipped="it makes workspaces of an image, and none is named", hint=hint)
+    try:
+        return replace(examined, tried=await _tried(premises, name, image if probe.needs_image else None))
+    except PlatformError as error:
+        return replace(examined, skipped=error.message, hint=error.hint)
+
+
+async def _tried(premises: Premises, name: str, image: str | None) -> tuple[Tried, ...]:
+    tried: list[Tried] = []
+    async with open_scratch(premises, Wish(provider=name, image=image)) as workspace:
+        with open_bait(premises.settings.home) as bait, trio.move_on_after(ALL):
+            for escape in ESCAPES:
+                tried.append(await _try(workspace, escape, bait, GAPS.get(name, {}).get(escape.name)))
+    late = (Tried(escape.name, escape.about, Result.UNTRIED, ("no time was left",)) for escape in ESCAPES[len(tried) :])
+    return (*tried, *late)
+
+
+@asynccontextmanager
+async def open_scratch(premises: Premises, wish: Wish) -> AsyncIterator[Workspace]:
+    row = await create(premises, wish)
+    try:
+        async with occupy(premises, row, "doctor") as tenancy:
+            provider, handle = await tenancy.handle()
+            async with provider.open(handle, Opening()) as workspace:
+                yield workspace
+    finally:
+        with trio.CancelScope(shield=True):
+            await destroy(premises, row.id, discard=True)
+
+
+async def _try(workspace: Workspace, escape: Escape, bait: Mapping[str, str], gap: str | None) -> Tried:
+    tried = Tried(escape.name, escape.about, Result.REFUSED)
+    try:
+        with trio.fail_after(EACH):
+            ended = await workspace.run(escape.argv, env=bait)
+            lives = (await workspace.run(["true"])).exit.code is not None  # an image may have no such program
+    except trio.TooSlowError:
+        return replace(tried, result=Result.UNTRIED, told=(f"it did not end within {EACH:g}s",))
+    except RunnerError as error:
+        found: list[str] | None = [f"ends the sandbox: {error.message}"]
+    else:
+        found = breaches(ended.stdout) if lives else ["ends the sandbox"]
+        if found is None:
+            words = ended.stderr.decode(errors="replace").splitlines()[-1:]
+            return replace(tried, result=Result.UNTRIED, told=(f"the probe {ended.exit}", *words))
+    if not found:
+        return tried
+    return replace(tried, result=Result.OPEN if gap is None else Result.GAP, told=tuple(found), reason=gap)

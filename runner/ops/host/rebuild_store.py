@@ -1,0 +1,133 @@
+"""``runner store rebuild``: a store that is lost, damaged or an older copy gets what run directories have of it.
+
+A store that can be read in full keeps all that it has, and what it lacks is added. Any other is put beside, never
+removed, and a new one takes its place. Nothing of the runs themselves is changed; recovering them is another verb's.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from runner.artifacts.history import FILE, Unreadable, last_seq, read_events
+from runner.artifacts.run_lock import is_held
+from runner.core.errors import RunUnfinished, StoreDamaged, StoreFailed
+from runner.core.settings import Settings
+from runner.events.events import Recorded
+from runner.ops.host.state import now_microseconds, state_file
+from runner.ops.pool.handoff import PLACE
+from runner.ops.runs.unknown import begun
+from runner.providers._directories import find_remains
+from runner.store.sqlite import open_store
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What a store has now that it had not: ``events`` of these ``runs`` and ``workspaces``.
+
+    ``aside`` is where the store that could not be read is kept, and ``unread`` what could not be read anew, and why.
+    """
+
+    runs: tuple[str, ...]
+    workspaces: tuple[str, ...]
+    events: int
+    aside: Path | None = None
+    damage: str | None = None
+    unread: tuple[str, ...] = ()
+
+
+async def rebuild_store(settings: Settings) -> Rebuilt:
+    """Raises ``RunUnfinished`` while somebody uses a store that has to be replaced, and ``StoreTooNew``."""
+    damage, aside = await _damage(settings), None
+    if damage is not None or not state_file(settings).exists():
+        _require_unused(settings)
+    if damage is not None:
+        aside = await trio.to_thread.run_sync(_put_aside, state_file(settings))
+    nonce = _nonce(settings.home)
+
+    def entropy(size: int) -> bytes:
+        return nonce or secrets.token_bytes(size)
+
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    async with open_store(state_file(settings), now=now_microseconds, entropy=entropy) as store:
+        unread: list[str] = []
+        added: dict[str, list[str]] = {"run": [], "workspace": []}
+        events = 0
+        for kind, id, history in _histories(settings.home, await store.counts(), unread):
+            try:
+                await (store.restore if kind == "run" else store.restore_workspace)(id, history)
+            except StoreFailed as error:
+                unread.append(f"{kind} {id}: {error.message}")
+                continue
+            added[kind].append(id)
+            events += len(history)
+    return Rebuilt(tuple(added["run"]), tuple(added["workspace"]), events, aside, damage, tuple(unread))
+
+
+async def _damage(settings: Settings) -> str | None:
+    """Why the store can not be used on, if so; ``None`` also where there is none at all."""
+    if not state_file(settings).exists():
+        return None
+    try:
+        async with open_store(state_file(settings), now=now_microseconds, entropy=bytes, must_exist=True) as store:
+            await store.check()
+    except StoreDamaged as error:
+        return error.message
+    return None
+
+
+def _require_unused(settings: Settings) -> None:
+    """Whoever has the old store open would go on writing to that."""
+    home = settings.home
+    for held in (*home.glob("runs/*"), *home.glob("workspaces/*/lease"), home / PLACE):
+        if held.is_dir() and is_held(held):
+            what = (
+                f"run `{held.name}` has a runner, which lives" if held.parent.name == "runs" else f"`{held}` is in use"
+            )
+            raise RunUnfinished(f"{what}, and uses the store that is to be replaced", hint="end it, or wait")
+
+
+def _put_aside(store: Path) -> Path:
+    number = 1
+    while (to := store.with_name(f"{store.name}.damaged-{number}")).exists():
+        number += 1
+    for suffix in ("-wal", "-shm", ""):  # itself last: until then all of this is done again
+        file = store.with_name(store.name + suffix)
+        if file.exists():
+            file.rename(to.with_name(to.name + suffix))
+    return to
+
+
+def _nonce(home: Path) -> bytes | None:
+    """By which what was made for the lost store is known as its own, as most of that has it."""
+    found = Counter(left.nonce for left in find_remains(home))
+    try:
+        return next((bytes.fromhex(nonce) for nonce, _ in found.most_common(1)), None)
+    except ValueError:
+        return None
+
+
+def _histories(home: Path, counts: Mapping[str, int], unread: list[str]) -> Iterator[tuple[str, str, list[Recorded]]]:
+    """Of each run and workspace that its directory knows better, the events that are lacking, the oldest first."""
+    found = []
+    for kind, directory in begun(home):
+        known = counts.get(directory.name, 0)
+        try:
+            history = read_events(directory, directory.name)
+        except (Unreadable, OSError) as error:
+            if not known or last_seq(directory) > known:
+                unread.append(f"{directory / FILE}: {error}")
+            continue
+        if not history and not known:
+            unread.append(f"{directory}: there are no events in it, so nothing is known of it but its files")
+        found.append((kind, directory.name, history[known:]))
+    return ((kind, id, lacking) for kind, id, lacking in sorted(found, key=_begin) if lacking)
+
+
+def _begin(found: tuple[str, str, list[Recorded]]) -> int:
+    return found[2][0].at if found[2] else 0

@@ -1,0 +1,60 @@
+"""The store of a ``RUNNER_HOME``. A home in which runs were started has one: where it is gone, none is made."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from runner.artifacts.history import FILE, was_started
+from runner.core.model import Anchor
+from runner.core.settings import Settings
+from runner.store.sqlite import Reader, SqliteStore, is_read_only, open_reader, open_store
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def now_microseconds() -> int:
+    return time.time_ns() // 1000
+
+
+def see_clock(now: int) -> Anchor:
+    """How a wall clock that shows ``now`` stands to the time since boot, sleep included."""
+    since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+    return Anchor(_BOOT.read_text().strip(), now - since_boot)
+
+
+def state_file(settings: Settings) -> Path:
+    return settings.home / "state.db"
+
+
+@asynccontextmanager
+async def open_state(settings: Settings) -> AsyncIterator[SqliteStore]:
+    """The store, made if this home is new. Raises what ``open_store`` raises."""
+    known = has_history(settings)  # before the store is looked at, or another's first run could come between
+    store = open_store(state_file(settings), now=now_microseconds, entropy=secrets.token_bytes, must_exist=known)
+    async with store as opened:
+        if await opened.anchor() is None and not is_read_only(
+            settings.home
+        ):  # so that the first who asks about the clock has something to compare with
+            await opened.set_anchor(see_clock(now_microseconds()))
+        yield opened
+
+
+@asynccontextmanager
+async def read_state(settings: Settings) -> AsyncIterator[Reader]:
+    """The store for reading, which changes nothing, also on a medium that takes no writes."""
+    known = has_history(settings)
+    async with open_reader(state_file(settings), must_exist=known) as opened:
+        yield opened
+
+
+def has_history(settings: Settings) -> bool:
+    """Whether a run, or a workspace of none, was ever begun here, by what is in the directories."""
+    runs, workspaces = settings.home / "runs", settings.home / "workspaces"
+    try:
+        return any(map(was_started, runs.glob("*"))) or any(workspaces.glob(f"*/{FILE}"))
+    except OSError:  # whoever opens the store will say what is wrong with the home
+        return False

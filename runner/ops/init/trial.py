@@ -1,0 +1,199 @@
+"""Trying a way to run tests in the sandbox that a run would use: on a clean checkout of HEAD, without a network.
+
+The workspace is one as any other, so that what a killed trial leaves is found and removed by ``runner gc``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import trio
+
+from runner.core.errors import InputError, PlatformError, ProviderUnavailable, printable
+from runner.core.model import Checkout, Exit, Handle, Mount
+from runner.core.nurseries import open_services
+from runner.core.settings import Settings
+from runner.git import open_git
+from runner.ops.host.probe import cancel_at_signal
+from runner.ops.init.survey import Survey, Way, install_words
+from runner.ops.planning.facts import open_provider
+from runner.ops.planning.host_paths import lend_dependencies, lend_toolchains
+from runner.ops.workspaces.workspace_lease import Premises, occupy, open_premises
+from runner.ops.workspaces.workspaces import Wish, create, destroy
+from runner.ports.provider import Opening, Provider, Workspace
+from runner.safefs import trees
+from runner.spec.model import Lent
+
+PROVIDER = "local"
+EACH = 300.0  # seconds for one way; one that runs longer is taken as it is
+ALL = 900.0  # for all of them
+TTL = 2 * ALL  # until `runner gc` removes what was left
+TAIL = 12  # lines of what a failed command printed last
+_MOST = 8 << 20  # bytes of what a command prints
+_NOTHING = re.compile(r"^Ran 0 tests in|no tests ran in")
+_NETWORK = re.compile(
+    r"Could not resolve|name resolution|EAI_AGAIN|ENOTFOUND|Name or service not known|Network is unreachable"
+    r"|GOPROXY=off|No matching distribution|offline mode|attempting to make an HTTP request|ConnectionError"
+)
+_ABSENT = re.compile(
+    r"No module named '?([\w.-]+)|Cannot find (?:module|package) '([^']+)'|cannot load such file -- (\S+)"
+    r"|no required module provides package (\S+?);?\s|no matching package named `([^`]+)`"
+    r"|([\w@/.-]+): (?:command )?not found"
+    r"|env: \W?([\w.+-]+)\W?: No such file|exec: \"([^\"]+)\": executable file not found",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A way that was tried, with what it was shown: how it ended, how long that took, and what it printed last.
+
+    Without an ``exit`` it was ended after ``EACH`` seconds, or never begun: then ``why`` says what is missing.
+    """
+
+    way: Way
+    lent: Lent
+    exit: Exit | None = None
+    seconds: float = 0.0
+    tail: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def worked(self) -> bool:
+        return self.exit is not None and self.exit.ok and not self.empty
+
+    @property
+    def empty(self) -> bool:
+        """Whether it ended well for it found no test."""
+        return any(_NOTHING.search(line) for line in self.tail)
+
+    @property
+    def slow(self) -> bool:
+        """Whether it was still running when its time was over."""
+        return self.exit is None and not self.why
+
+
+@dataclass(frozen=True)
+class _Place:
+    provider: Provider
+    handle: Handle
+    checkout: Path
+
+
+async def try_ways(seen: Survey, settings: Settings, tell: Callable[[str], None]) -> list[Tried]:
+    """Try ways in turn until one works; all that were tried. ``tell`` hears of each as it begins.
+
+    Nothing is left, also after a signal; then ``KeyboardInterrupt`` is raised. Raises ``ProviderUnavailable`` where
+    there can be no sandbox, and what git and the provider raise.
+    """
+    probe = await open_provider(PROVIDER, settings).probe()
+    if not probe.available:
+        raise ProviderUnavailable(f"`{PROVIDER}` is not available: {probe.reason}", hint=probe.hint)
+    with trio.CancelScope() as scope:
+        async with open_services() as services:
+            await services.start(cancel_at_signal, scope)
+            async with open_premises(replace(settings, workspace_ttl=TTL)) as premises:
+                return await _try_all(premises, seen, tell)
+    raise KeyboardInterrupt
+
+
+async def _try_all(premises: Premises, seen: Survey, tell: Callable[[str], None]) -> list[Tried]:
+    tried: list[Tried] = []
+    until = trio.current_time() + ALL
+    row = await create(premises, Wish(provider=PROVIDER))
+    try:
+        async with occupy(premises, row, "init") as tenancy:
+            provider, handle = await tenancy.handle()
+            place = _Place(provider, handle, await _check_out(seen.top, handle, premises.settings))
+            for way in seen.ways:
+                if trio.current_time() > until:
+                    break
+                tell(f"trying `{'; '.join((*way.setup, way.words))}` in a sandbox")
+                tried.append(await _try(way, seen, place, premises.settings))
+                if tried[-1].worked or tried[-1].slow:
+                    break
+    finally:
+        with trio.CancelScope(shield=True):
+            await destroy(premises, row.id, discard=True)
+    return tried
+
+
+async def _check_out(top: Path, handle: Handle, settings: Settings) -> Path:
+    """HEAD as a verify step sees it, in a directory that goes with the workspace."""
+    git = open_git(settings)
+    head = await git.resolve(top, branch=None, commit=None)
+    repository, checkout = handle.private / "trial.git", handle.private / "trial"
+    await git.fetch(top, head, into=repository, depth=1)
+    checkout.mkdir(mode=0o700)
+    await git.materialise(repository, head, checkout)
+    if trees.can_give():
+        await trio.to_thread.run_sync(trees.give, checkout, handle.uid)
+    return checkout
+
+
+async def _try(way: Way, seen: Survey, place: _Place, settings: Settings) -> Tried:
+    try:
+        lent = await lend_toolchains(way.tools, settings.variables, seen.top)
+        lent = lend_dependencies(seen.dependencies, Checkout(path=seen.top), lent)
+    except InputError as error:
+        return Tried(way, Lent(), why=error.message)
+    opening = Opening(
+        toolchains=lent.toolchains,
+        env=lent.environment,
+        tree=Mount(place.checkout, "/workspace"),
+        tree_writable=False,
+        fresh_home=True,
+        dependencies=lent.dependencies,
+    )
+    began = trio.current_time()
+    try:
+        async with place.provider.open(place.handle, opening) as workspace:
+            with trio.move_on_after(EACH):
+                return await _run(way, lent, workspace)
+    except PlatformError as error:
+        return Tried(way, lent, why=error.message)
+    return Tried(way, lent, seconds=trio.current_time() - began)
+
+
+async def _run(way: Way, lent: Lent, workspace: Workspace) -> Tried:
+    began = trio.current_time()
+    command = ("sh", "-c", way.command) if isinstance(way.command, str) else way.command
+    tried = Tried(way, lent)
+    for argv in (*(("sh", "-c", line) for line in way.setup), command):
+        ended = await workspace.run(argv, keep_bytes=_MOST)
+        lines = (ended.stdout + b"\n" + ended.stderr).decode(errors="replace").splitlines()
+        tail = tuple(printable(line.expandtabs(4), 200) for line in lines if line.strip())[-TAIL:]
+        tried = replace(tried, exit=ended.exit, seconds=trio.current_time() - began, tail=tail)
+        if not ended.exit.ok:
+            break
+    return tried
+
+
+def explain(tried: Tried, top: Path) -> tuple[str, str]:
+    """Why a way does not work, in a person's words, and what to do about it; the second may be empty."""
+    if tried.why:
+        return tried.why, "install it, or name another command: runner init --test COMMAND"
+    if tried.empty and tried.exit is not None and tried.exit.code in (0, 5):
+        return "it found no test", "name what runs them: runner init --test COMMAND"
+    text = "\n".join(tried.tail)
+    install = install_words(top, tried.way.language)
+    hint = f"{install}" if install else ""
+    if _NETWORK.search(text):
+        return "it wants the network, and a workspace has none", hint
+    if absent := _ABSENT.search(text):
+        name = next(group for group in absent.groups() if group)
+        return f"`{printable(name)}` is not installed in what a workspace sees", hint
+    if "Read-only file system" in text:
+        return "it writes into what is shown read-only", "name a command that does not: runner init --test COMMAND"
+    return f"it {tried.exit}", "make it pass at HEAD, or name another command: runner init --test COMMAND"
+
+
+def best(tried: Sequence[Tried]) -> Tried:
+    """The one that worked, or is slow; else the one that came nearest: which began, the first of those."""
+    return next(
+        (one for wanted in (lambda t: t.worked, lambda t: t.slow, lambda t: not t.why) for one in tried if wanted(one)),
+        tried[0],
+    )

@@ -1,0 +1,1 @@
+"""Manifests to plans, and everything that ``apply`` would refuse."""

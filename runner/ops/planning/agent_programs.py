@@ -1,0 +1,65 @@
+"""The programs of an agent on this host: where its user has them, and whether docker would do instead."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import runner.agents
+from runner.core import plugins
+from runner.core.settings import Settings
+from runner.ops.planning.facts import open_provider
+from runner.ops.planning.programs import find_program, linked_directories, search_path
+
+ON_THIS_HOST = ("local", "process")  # the providers whose commands see this host's own system
+_OF_CLUSTERS = ("kubectl", "helm")
+
+
+def find_agent(agent: str, settings: Settings, *, cluster: bool) -> tuple[str, ...] | None:
+    """The directories that show an agent's program, and with ``cluster`` those that read one: none where every
+    workspace sees them, ``None`` where the user has no such agent here. Raises ``UsageError`` without an interpreter.
+    """
+    home, folders = _home(settings), search_path(settings.variables)
+    names = (plugins.load(runner.agents, agent).agent.program, *(_OF_CLUSTERS if cluster else ()))
+    first, *others = (find_program(name, folders, home) for name in names)
+    if first is None:
+        return None
+    programs = [first, *(program for program in others if program is not None)]
+    places = (place for program in programs for place in linked_directories(program, folders, home))
+    return tuple(dict.fromkeys(places))
+
+
+def has_cli(agent: str, settings: Settings) -> bool:
+    """Whether the user has the program of an agent where it can be shown to a workspace."""
+    program = plugins.load(runner.agents, agent).agent.program
+    return find_program(program, search_path(settings.variables), _home(settings)) is not None
+
+
+def _home(settings: Settings) -> Path:
+    return Path(settings.variables.get("HOME") or "/nonexistent")
+
+
+def is_open(places: Sequence[str]) -> bool:
+    """Whether the users of root's workspaces, who are nobody here, can enter the directories."""
+    folders = (folder for place in places for folder in (Path(place), *Path(place).parents))
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in folders)
+
+
+async def docker_answers(settings: Settings) -> bool:
+    """Whether docker is a place for this user."""
+    socket = settings.docker_host.removeprefix("unix://")
+    if socket.startswith("/") and not os.access(socket, os.R_OK | os.W_OK):
+        return False  # without its client, which takes half a second to load
+    return (await open_provider("docker", settings).probe()).available
+
+
+def install_hint(agent: str) -> str:
+    """How an agent's program gets to where it is found."""
+    found = plugins.load(runner.agents, agent).agent
+    name = found.package.rpartition("/")[2]
+    link = (
+        f" && ln -s {name} $(npm prefix -g)/bin/{found.program}" if name.startswith(f"{found.program}-binary") else ""
+    )
+    return f"npm install -g {found.package}{link}, or --toolchain DIR, with the agent's CLI in DIR/bin"

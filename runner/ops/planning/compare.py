@@ -1,0 +1,73 @@
+"""What differs between a plan and an earlier one: a saved plan, or the last run of each name from these manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from runner.core.errors import BadPlanFile
+from runner.core.settings import Settings
+from runner.ops.planning.files import texts_of
+from runner.ops.planning.make_plan import Planned
+from runner.ops.planning.saved_plan import read_document
+from runner.ops.runs.history import list_runs
+from runner.plan.diff import Change, diff
+from runner.plan.model import run_document
+from runner.report.plan import Compared
+
+
+async def compare(planned: Planned, settings: Settings, against: Path | None) -> Sequence[Compared]:
+    """The changes since the plan in ``against``, or else since the last run of each of the plan's runs.
+
+    Runs of another folder's manifests do not count, for every repository may have a run of that name. A run that
+    has never been carried out is one change. Raises ``BadPlanFile`` for ``against``.
+    """
+    plan, manifests = planned.plan, planned.path.resolve()
+    if against is not None:
+        old = read_document(against)
+        new = texts_of(planned.facts, *(run.name for run in plan.runs))
+        return [Compared(str(against), _changes(old, old.get("texts"), plan.document(), new))]
+    runs: dict[str, list[str]] = {}
+    for row in await list_runs(settings):
+        runs.setdefault(row.name, []).append(row.id)
+    compared = []
+    for run in plan.runs:
+        last = next(_plans(settings, runs.get(run.name, ()), manifests), None)
+        if last is not None:
+            id, old = last
+            new = texts_of(planned.facts, run.name)
+            changes = _changes(old, old["basis"].get("texts"), {"runs": [run_document(run)]}, new)
+            compared.append(Compared(f"run {id}", changes))
+        else:
+            compared.append(Compared(None, (Change("+", run.name, None, None, run.origin),)))
+    return compared
+
+
+def _changes(
+    old: Mapping[str, Any], old_texts: object, new: Mapping[str, Any], new_texts: Mapping[str, str]
+) -> tuple[Change, ...]:
+    """The changes, those of files with both texts; the old ones come from a file, and may be anything."""
+    known = old_texts if isinstance(old_texts, dict) else {}
+
+    def text(file: object, texts: Mapping[str, Any]) -> str | None:
+        found = texts.get(str(file["sha256"])) if isinstance(file, dict) else ""
+        return found if isinstance(found, str) else None
+
+    return tuple(
+        replace(change, texts=(text(change.old, known), text(change.new, new_texts))) if change.is_of_file else change
+        for change in diff(old, new)
+    )
+
+
+def _plans(settings: Settings, runs: Iterable[str], manifests: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The plans of those runs that were made from these manifests: of the same file or folder, or one in the other."""
+    for id in runs:
+        try:
+            document = read_document(settings.home / "runs" / id / "plan.json")
+            made_from = Path(document["basis"]["manifests"])
+        except (BadPlanFile, KeyError, TypeError):
+            continue  # gone, or of another version
+        if made_from.is_relative_to(manifests) or manifests.is_relative_to(made_from):
+            yield id, document

@@ -1,0 +1,325 @@
+"""Looking outside, once, before anything is planned: providers, commits, and the files that manifests name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import runner.providers
+from runner.core import plugins
+from runner.core.errors import (
+    BadValue,
+    ImageMissing,
+    NoRepository,
+    OverBudget,
+    RunnerError,
+    StalePlan,
+    UnknownCommit,
+    UnknownPlugin,
+    nearest,
+)
+from runner.core.model import Checkout
+from runner.core.settings import Settings
+from runner.manifest import repository
+from runner.ops.planning.files import agents_file, context_file, incident_document, incident_files, skill_files
+from runner.spec.model import AGENTS_FILE, CliVersion, ClusterFact, CommitFact, ContextFile, Facts, Lent, PolicyFile
+from runner.spec.resolve import Wanted
+from runner.spec.select import BYTES
+from runner.triage.incident import FILE as INCIDENT_FILE
+
+if TYPE_CHECKING:
+    from runner.ports.git import Git
+    from runner.ports.provider import Probe, Provider
+
+
+OF_IMAGES = frozenset({"docker", "gvisor"})  # providers that make workspaces of images; known without importing one
+_LABEL = "k8s-triage-agent."  # of an image that ``runner image build`` has made, before the name of a tool
+
+
+def provider_names() -> list[str]:
+    """The providers that a manifest may name: all but the fake, which is for tests."""
+    return [name for name in plugins.names(runner.providers) if name not in ("fake", "spawn")]
+
+
+def open_provider(name: str, settings: Settings) -> Provider:
+    """A provider by its name in a manifest. Raises ``UnknownPlugin``."""
+    if name not in provider_names():
+        raise UnknownPlugin(f"`{name}` is not a provider", hint=nearest(name, provider_names()))
+    provider: Provider = plugins.load(runner.providers, name).provider(settings)
+    return provider
+
+
+async def gather(
+    wanted: Sequence[Wanted], settings: Settings, git: Git, *, pinned: Facts | None = None, offline: bool = False
+) -> Facts:
+    """The Facts of some runs. With ``pinned`` its commits, images and probes are kept, as long as they still hold.
+
+    ``offline`` Facts are open: files beside the manifests are read, and nothing else is looked at.
+
+    What cannot be had is noted in ``missing``, for the resolver to report where the manifest asks for it.
+    Raises ``StalePlan`` for a provider that became weaker.
+    """
+    import trio  # those who only ask for names do without
+
+    images: dict[str, str] = {}
+    commits: dict[str, CommitFact] = {}
+    seen: dict[tuple[Checkout, CommitFact | None], tuple[CommitFact, PolicyFile | None]] = {}
+    policies: dict[str, PolicyFile] = {}
+    clusters: dict[str, ClusterFact] = {}
+    clis: dict[str, CliVersion] = {}
+    lent: dict[str, Lent] = {}
+    missing: dict[str, RunnerError] = {}
+    beside = _Beside(missing)
+    names = dict.fromkeys(name for want in wanted for name in want.providers)
+    found: dict[str, Probe | RunnerError | OSError | None] = {}
+
+    async def look(name: str) -> None:
+        try:
+            provider = open_provider(name, settings)
+            found[name] = None if offline else still(await provider.probe(), pinned)
+        except (RunnerError, OSError) as error:
+            found[name] = error
+
+    async with trio.open_nursery() as nursery:
+        for name in names:
+            nursery.start_soon(look, name)
+        await trio.lowlevel.checkpoint()
+        beside.read(wanted)  # while they wait for programs and daemons; in a thread it would only be in their way
+    looks = ((name, found[name]) for name in names)
+    probes = {name: one for name, one in looks if one is not None and not isinstance(one, Exception)}
+    for want in wanted:
+        with _noting(missing, f"{want.run}/providers"):
+            for name in want.providers:
+                if isinstance(error := found[name], Exception):
+                    raise error
+        if want.base_image is not None and not offline:
+            with _noting(missing, f"{want.run}/image"):
+                images.update(await _image(want, settings, probes, pinned))
+        if want.checkout is not None and not offline:
+            with _noting(missing, f"{want.run}/checkout"):
+                known = pinned.commits.get(want.run) if pinned is not None else None
+                if (want.checkout, known) not in seen:
+                    seen[want.checkout, known] = await _looked_at(want.checkout, git, known)
+                commits[want.run], file = seen[want.checkout, known]
+                if file is not None:
+                    policies[want.run] = file
+        with _noting(missing, f"{want.run}/cluster"):
+            clusters.update(_cluster(want, settings, offline=offline))
+        if not offline and (want.toolchains or want.dependencies):
+            alike = (lent[w.run] for w in wanted if w.run in lent and _same_host_parts(w, want))
+            lent[want.run] = next(alike, None) or await _lent(want, settings, missing)
+        with _noting(missing, f"{want.run}/image"):
+            toolchains = lent.get(want.run, Lent()).toolchains
+            clis |= {} if offline else await _cli_version(want, settings, toolchains, images.get(want.run), probes)
+    return Facts(
+        probes,
+        commits,
+        beside.files,
+        beside.incidents,
+        missing,
+        offline,
+        policies,
+        images,
+        clusters,
+        beside.left_out,
+        clis,
+        lent,
+    )
+
+
+@dataclass
+class _Beside:
+    """The files that manifests name, by run and kind; ``missing`` is told why some could not be had."""
+
+    missing: dict[str, RunnerError]
+    files: dict[str, dict[str, ContextFile]] = field(default_factory=dict)
+    incidents: dict[str, dict[str, object]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    bytes: int = BYTES
+
+    def _count(self, incident: Mapping[str, ContextFile]) -> None:
+        """Each run's plan has its incident. Raises ``OverBudget``."""
+        if INCIDENT_FILE in incident:
+            self.bytes -= incident[INCIDENT_FILE].size
+        if self.bytes < 0:
+            message = f"the {INCIDENT_FILE} of all runs together have more than {BYTES >> 20} MiB"
+            raise OverBudget(message, hint="keep logs in files of their own, or plan fewer runs at once")
+
+    def read(self, wanted: Sequence[Wanted]) -> None:
+        for want in wanted:
+            if want.script is not None:
+                with _noting(self.missing, f"{want.run}/script", want.script_name):
+                    self.files[f"{want.run}/script"] = {want.script_name: context_file(want.script)}
+            if want.incident is not None:
+                with _noting(self.missing, f"{want.run}/incident", want.incident.name):
+                    found, self.left_out[want.run] = incident_files(want.incident)
+                    self.files[f"{want.run}/incident"] = found
+                    self._count(found)
+                    self.incidents[want.run] = incident_document(found)
+            skills: dict[str, ContextFile] = {}
+            for skill in want.skills:
+                with _noting(self.missing, f"{want.run}/skills/{skill}", skill):
+                    skills |= skill_files(skill)
+            if skills:
+                self.files[f"{want.run}/skills"] = skills
+            if want.project is not None:
+                with _noting(self.missing, f"{want.run}/agents", AGENTS_FILE):
+                    self.files[f"{want.run}/agents"] = agents_file(want.project)
+
+
+def _cluster(want: Wanted, settings: Settings, *, offline: bool) -> dict[str, ClusterFact]:
+    """What a run's kubeconfig leads to, by the run."""
+    if want.cluster is None or offline:
+        return {}
+    from runner.cluster.kubeconfig import read_target  # with all that TLS takes, which most runs do without
+    from runner.ops.planning.clusters import foreign_places
+
+    cluster = want.cluster
+    foreign = foreign_places(cluster.beside, want.incident, settings)
+    found = read_target(cluster.kubeconfig, cluster.context, cluster.namespace, settings.reach, foreign=foreign)
+    fact = ClusterFact(found.context, found.server, found.namespace, found.exposed)
+    if found.plug_in is None:
+        return {want.run: fact}
+    found.plug_in.program(settings.variables)  # raises when it is not there
+    return {want.run: replace(fact, plug_in=found.plug_in.name, plug_in_sha256=found.plug_in.sha256)}
+
+
+@contextmanager
+def _noting(missing: dict[str, RunnerError], key: str, file: str = "") -> Iterator[None]:
+    """Note why the block's facts could not be had, so that all of them are reported together."""
+    try:
+        yield
+    except StalePlan:
+        raise
+    except RunnerError as error:
+        missing[key] = error
+    except (OSError, ValueError) as error:
+        missing[key] = BadValue(f"`{file}` can not be read: {getattr(error, 'strerror', None) or error}")
+
+
+def _same_host_parts(one: Wanted, other: Wanted) -> bool:
+    """Whether two runs, such as members of a matrix, are to see the same of this machine."""
+    parts = ((want.toolchains, want.dependencies, want.checkout) for want in (one, other))
+    return next(parts) == next(parts)
+
+
+async def _lent(want: Wanted, settings: Settings, missing: dict[str, RunnerError]) -> Lent:
+    """What of this machine a run's commands see."""
+    from runner.ops.planning.host_paths import lend_dependencies, lend_toolchains  # which most runs do without
+
+    checkout, found = want.checkout or Checkout(), Lent()
+    with _noting(missing, f"{want.run}/toolchain"):
+        found = await lend_toolchains(want.toolchains, settings.variables, checkout.path)
+    with _noting(missing, f"{want.run}/dependencies"):
+        return lend_dependencies(want.dependencies, checkout, found)
+    return found
+
+
+async def _image(want: Wanted, settings: Settings, probes: Mapping[str, Probe], pinned: Facts | None) -> dict[str, str]:
+    """The id of a run's image, by the run; empty when no provider of the run that is there has images."""
+    from runner.ports.provider import Images
+
+    assert want.base_image is not None
+    known = pinned.images.get(want.run) if pinned is not None else None
+    for name in want.providers:
+        provider = open_provider(name, settings)
+        if isinstance(provider, Images) and name in probes and probes[name].available:
+            try:
+                return {want.run: await provider.image(known or want.base_image)}
+            except ImageMissing as error:
+                if known is None:
+                    raise
+                raise StalePlan(f"the image that was planned is gone: {error.message}", hint="plan again") from error
+    return {}
+
+
+async def _cli_version(
+    want: Wanted, settings: Settings, toolchains: Sequence[str], image: str | None, probes: Mapping[str, Probe]
+) -> dict[str, CliVersion]:
+    """The version of a run's CLI, by the run: of its toolchain, else of its image or of this host."""
+    if want.agent is None:
+        return {}
+    import runner.agents  # most runs have no model
+    from runner.agents._version import pin_of, program_at, version_of
+    from runner.ports.provider import PATH, Images, programs_in
+
+    agent = plugins.load(runner.agents, want.agent).agent
+    folders = [*map(programs_in, toolchains)]
+    program = program_at(folders if image else [*folders, *PATH.split(":")], agent.program)
+    found = version_of(program, agent.package) if program else ""
+    for name in want.providers if image and program is None else ():
+        provider = open_provider(name, settings)
+        if isinstance(provider, Images) and name in probes and probes[name].available:
+            found = found or (await provider.labels(image or "")).get(cli_label(agent.program), "")
+    return {want.run: CliVersion(found, pin_of(agent.package))} if found else {}
+
+
+def cli_label(program: str) -> str:
+    """The label that says an image's version of a CLI, of those that ``runner image build`` makes."""
+    return f"{_LABEL}{program}"
+
+
+def first_available(providers: Sequence[str], facts: Facts) -> str | None:
+    """Which of a chain will be the first to be asked."""
+    return next((name for name in providers if name in facts.probes and facts.probes[name].available), None)
+
+
+def still(found: Probe, pinned: Facts | None) -> Probe:
+    """A provider as planned, if it can still do all that the plan counted on; stronger is fine, weaker is not."""
+    planned = pinned.probes.get(found.provider) if pinned is not None else None
+    if planned is None or not planned.available:
+        return planned or found
+    if not found.available:
+        raise StalePlan(f"`{found.provider}` is not available any more: {found.reason}", hint=found.hint)
+    lost = [feature.value for feature in found.missing if planned.enforces(feature)]
+    if found.isolation < planned.isolation:
+        lost.append(f"isolation {planned.isolation.word}")
+    if lost:
+        raise StalePlan(f"`{found.provider}` has lost what the plan counts on: {', '.join(lost)}", hint="plan again")
+    return planned
+
+
+async def _looked_at(checkout: Checkout, git: Git, known: CommitFact | None) -> tuple[CommitFact, PolicyFile | None]:
+    """What a checkout means, and the policy that it brings; a commit that is ``known`` must still be there."""
+    try:
+        commit = await (_commit_of_path if checkout.url is None else _commit_of_url)(checkout, git, known)
+        return commit, await policy_file(checkout, git, commit.commit)
+    except (UnknownCommit, NoRepository) as error:
+        if known is None:
+            raise
+        raise StalePlan(f"the commit that was planned is gone: {error.message}", hint="plan again") from error
+
+
+async def policy_file(checkout: Checkout, git: Git, commit: str) -> PolicyFile | None:
+    """The policy that a commit holds; what others wrote into a work tree does not count."""
+    if checkout.url is not None:
+        content = await git.read_url(
+            checkout.url, commit, repository.FILE, depth=checkout.depth, limit=repository.FILE_BYTES
+        )
+    else:
+        assert checkout.path is not None
+        content = await git.read_file(
+            checkout.path, commit, repository.FILE, limit=repository.FILE_BYTES, within=checkout.within
+        )
+    return None if content is None else PolicyFile(commit, content)
+
+
+async def _commit_of_url(checkout: Checkout, git: Git, known: CommitFact | None) -> CommitFact:
+    """No server can say that it has a commit: reading the policy will tell."""
+    if known is not None:
+        return known
+    assert checkout.url is not None
+    tip = await git.look_up(checkout.url, branch=checkout.branch, commit=checkout.commit)
+    return CommitFact(tip.commit, tip.branch, dirty=False)
+
+
+async def _commit_of_path(checkout: Checkout, git: Git, known: CommitFact | None) -> CommitFact:
+    assert checkout.path is not None
+    source = await git.inspect(checkout.path, within=checkout.within)
+    if known is not None:
+        await git.resolve(source.top, branch=None, commit=known.commit, within=checkout.within)
+        return known
+    commit = await git.resolve(source.top, branch=checkout.branch, commit=checkout.commit, within=checkout.within)
+    return CommitFact(commit, checkout.branch or source.branch or "work", source.dirty)

@@ -1,0 +1,193 @@
+"""Files beside manifests: scripts, skills, and what stands in an incident's directory.
+
+Whoever is on call drops what there is into that directory, so nothing in it but ``incident.json`` can be wrong: what is
+large is known by size and time instead of content, and what no agent can get is left out, which is said.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import sha256
+from heapq import nsmallest
+from pathlib import Path
+
+from runner.core.errors import UnknownReference, nearest, shown
+from runner.core.settings import shipped
+from runner.safefs.beneath import read_beneath
+from runner.spec.model import AGENTS_FILE, ContextFile, Facts
+from runner.spec.preload import FILES
+from runner.triage.incident import FILE as INCIDENT_FILE
+from runner.triage.incident import read_incident
+
+MAX_FILE = 16 << 20  # bytes of a file that is taken by content
+MAX_TEXT = 64 << 10  # bytes of a file whose text is kept, so that a later plan can be compared with it
+MAX_READ = 256 << 20  # bytes of all files of an incident that are taken by content
+MAX_FILES = 1_000  # of an incident that are taken by content
+MAX_TOP = 100  # entries at the top with such files: each is a mount, and what 1,000 take grows with their square
+MOST_FILES = 10_000  # of an incident that are taken at all, directories counted
+MOST_BYTES = 2 << 30  # of all that are taken
+_NAMED = 3  # of what is left out
+
+_NOT_INPUT = ("output", "logs", ".git", "prompt-sent.md")  # at the top of an incident's directory: of earlier runs
+
+
+def read_file(path: Path, limit: int, flags: int = 0) -> bytes:
+    """A regular file's bytes, never blocking. Raises ``OSError``, also above ``limit`` bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit >> 20} MiB")
+    return content
+
+
+def context_file(path: Path) -> ContextFile:
+    """A regular file's hash and size; a link is none. Raises ``OSError``."""
+    content = read_file(path, MAX_FILE, os.O_NOFOLLOW)
+    return ContextFile(path, sha256(content).hexdigest(), len(content))
+
+
+def texts_of(facts: Facts, *runs: str) -> dict[str, str]:
+    """The scripts and ``AGENTS.md`` of some runs by their hashes, so that a later plan can say what has changed.
+
+    None that is large or no text, and not one that is another by now than the one that was planned.
+    """
+    texts: dict[str, str] = {}
+    files = (file for run in runs for group in ("script", "agents") for file in _group(facts, run, group))
+    for file in files:
+        with suppress(OSError, UnicodeDecodeError):
+            content = read_file(file.path, MAX_TEXT, os.O_NOFOLLOW)
+            if sha256(content).hexdigest() == file.sha256 and b"\0" not in content:
+                texts[file.sha256] = content.decode()
+    return texts
+
+
+def _group(facts: Facts, run: str, group: str) -> Iterable[ContextFile]:
+    return facts.files.get(f"{run}/{group}", {}).values()
+
+
+def agents_file(root: Path) -> dict[str, ContextFile]:
+    """The ``AGENTS.md`` of a project by its name, if it has one. Raises ``OSError``, and ``ValueError`` for a link."""
+    try:
+        content = read_beneath(root, AGENTS_FILE, MAX_FILE)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError("it is a symbolic link, and none is followed") from error
+        raise
+    return {AGENTS_FILE: ContextFile(root / AGENTS_FILE, sha256(content).hexdigest(), len(content))}
+
+
+def skill_files(name: str) -> dict[str, ContextFile]:
+    """The files of a skill of this installation, by their paths below its name.
+
+    Raises ``UnknownReference``, and ``OSError`` and ``ValueError`` for a file that can not be read.
+    """
+    folder = shipped("skills")
+    known = [path.parent.name for path in folder.glob("*/SKILL.md")]
+    if name not in known:
+        raise UnknownReference(f"`{name}` is not a skill of this installation", hint=nearest(name, known))
+    return {f"{name}/{inner}": file for inner, file in incident_files(folder / name)[0].items()}
+
+
+def incident_files(directory: Path) -> tuple[dict[str, ContextFile], str]:
+    """The files in an incident's directory by name, those at the top before others, and in words what is left out.
+
+    Links are not followed, and what earlier runs put there is no part of it. Raises ``OSError``, and ``ValueError`` for
+    what is no directory and for an ``incident.json`` that can not be read.
+    """
+    if not os.path.isdir(directory):
+        raise ValueError("not a directory")
+    look = _Look(directory)
+    waiting = deque([""])
+    while waiting:
+        waiting += look.into(waiting.popleft())
+    return dict(sorted(look.files.items())), look.words()
+
+
+class _Look:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.files: dict[str, ContextFile] = {}
+        self._left: list[str] = []
+        self._top: set[str] = set()
+        self._seen = self._whole = self._read = self._bytes = 0
+
+    def into(self, folder: str) -> list[str]:
+        """Take the files of a folder, and say which folders are in it."""
+        room = MOST_FILES - self._seen
+        try:
+            with os.scandir(self._directory / folder) as entries:
+                inner = nsmallest(room + 1, (e for e in entries if f"{folder}{e.name}" not in _NOT_INPUT), key=_place)
+        except OSError as error:
+            if not folder:
+                raise
+            self._leave(folder, error)
+            return []
+        if len(inner) > room:
+            self._left.append(f"`{shown(folder + inner.pop().name)}` and what follows (beyond {MOST_FILES} files)")
+        self._seen += len(inner)
+        folders = []
+        for entry in inner:
+            name = f"{folder}{entry.name}"
+            if entry.is_dir(follow_symlinks=False) and name.isprintable() and name != INCIDENT_FILE:
+                folders.append(f"{name}/")
+                continue
+            try:
+                self.files[name] = self._file(name)
+            except OSError as error:
+                self._leave(name, error)
+        return folders
+
+    def _leave(self, name: str, error: OSError) -> None:
+        if name == INCIDENT_FILE:
+            raise ValueError(f"its `{name}`: {error.strerror}") from error
+        self._left.append(f"`{shown(name)}` ({error.strerror})")
+
+    def _file(self, name: str) -> ContextFile:
+        """A file as it is taken. Raises ``OSError`` with why it is not."""
+        if not name.isprintable():
+            raise OSError(errno.EINVAL, "a name that is not plain text")
+        path = self._directory / name
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            raise OSError(errno.ELOOP, "a link, and none is followed")
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "a directory" if stat.S_ISDIR(found.st_mode) else "not a regular file")
+        if self._bytes + found.st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"beyond {MOST_BYTES >> 30} GiB")
+        self._bytes += found.st_size
+        top = name.split("/", 1)[0]
+        room = self._whole < MAX_FILES and (top in self._top or len(self._top) < MAX_TOP)
+        if room and found.st_size <= min(MAX_FILE, MAX_READ - self._read):
+            self._top.add(top)
+            self._whole += 1
+            self._read += found.st_size
+            return context_file(path)
+        if name == INCIDENT_FILE:
+            raise OSError(errno.EFBIG, f"larger than {MAX_FILE >> 20} MiB")
+        state = f"{found.st_size} bytes of {found.st_mtime_ns}"
+        return ContextFile(path, sha256(state.encode()).hexdigest(), found.st_size, whole=False)
+
+    def words(self) -> str:
+        more = f" and {len(self._left) - _NAMED} more" if len(self._left) > _NAMED else ""
+        return ", ".join(self._left[:_NAMED]) + more
+
+
+def _place(entry: os.DirEntry[str]) -> tuple[bool, str]:
+    """What is put into the prompt comes first."""
+    return entry.name not in FILES.values(), entry.name
+
+
+def incident_document(files: dict[str, ContextFile]) -> dict[str, object]:
+    """The incident as templates see it; empty without an ``incident.json``. Raises ``OSError`` and ``ValueError``."""
+    file = files.get(INCIDENT_FILE)
+    return read_incident(read_file(file.path, MAX_FILE)) if file is not None else {}

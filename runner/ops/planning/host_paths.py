@@ -1,0 +1,72 @@
+"""What of this machine a run's commands are shown, as its manifest names it: toolchains and dependencies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runner.core.errors import BadValue, ToolchainMissing
+from runner.core.model import Checkout, Mount
+from runner.git import source
+from runner.ops.planning.toolchains import directories_of, find_toolchain
+from runner.spec.model import Lent
+
+
+async def lend_toolchains(toolchains: Sequence[str], variables: Mapping[str, str], top: Path | None) -> Lent:
+    """The directories of toolchains, in the order in which they are written, with what belongs to them.
+
+    ``top`` is where the repository is that chooses versions, if it is here. Raises ``ToolchainMissing``.
+    """
+    if gone := absent([path for path in toolchains if path.startswith("/")]):
+        raise ToolchainMissing(f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path")
+    directories: list[str] = []
+    environment: dict[str, str] = {}
+    for name in toolchains:
+        if name.startswith("/"):
+            directories.append(name)
+            continue
+        found = await find_toolchain(name, variables, top)
+        if found is None:
+            hint = "install it, or remove it from toolchains"
+            raise ToolchainMissing(f"`{name}` is not on the `PATH` here", hint=hint)
+        directories += found.directories
+        environment |= found.environment
+    return Lent(tuple(dict.fromkeys(directories)), environment)
+
+
+def lend_dependencies(dependencies: Sequence[str], checkout: Checkout, lent: Lent) -> Lent:
+    """What is lent with dependencies of a repository here, and the interpreters that environments among them link to.
+
+    Raises ``BadValue`` for one that is not here, or not the user's to show: what git keeps, or would take for work.
+    """
+    if not dependencies or checkout.path is None:
+        return lent
+    place = source.find(checkout.path, within=checkout.within)
+    mounts: list[Mount] = []
+    linked: list[str] = []
+    for name in (name.rstrip("/") for name in dependencies):
+        path = place.top / name
+        if absent([os.path.realpath(place.top) + "/" + name]):
+            hint = "install what the repository needs there" if not path.exists() else "links do not count"
+            raise BadValue(f"`{name}` is not a directory of `{place.top}`", hint=hint)
+        if why := source.kept(place, name):
+            hint = "name directories that git ignores, such as .venv or node_modules"
+            raise BadValue(f"`{name}` {why}", hint=hint)
+        mounts.append(Mount(Path(os.path.realpath(path)), name))
+        linked += interpreter_of(path)
+    toolchains = (*linked, *(path for path in lent.toolchains if path not in linked))
+    return replace(lent, toolchains=toolchains, dependencies=tuple(mounts))
+
+
+def interpreter_of(folder: Path) -> tuple[str, ...]:
+    """A virtual environment at its own path, by which its scripts call it, and the Python that it links to."""
+    if not (folder / "pyvenv.cfg").is_file():
+        return ()
+    return directories_of(str(folder / "bin" / "python"))
+
+
+def absent(directories: Sequence[str]) -> list[str]:
+    """Those that are not there as written: not a directory, or reached through a link."""
+    return [path for path in directories if os.path.realpath(path) != path.rstrip("/") or not os.path.isdir(path)]

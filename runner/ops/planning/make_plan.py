@@ -1,0 +1,189 @@
+"""From a path to a plan: load, select, gather, resolve, compile. Starts nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from runner.compiler import compile_plan
+from runner.core.errors import Rejected, RunnerError, distinct
+from runner.core.model import Checkout
+from runner.core.settings import Settings
+from runner.git import open_git
+from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
+from runner.manifest.kinds.incident_run import Task
+from runner.manifest.load import DEFAULTS, Document, defaults, load
+from runner.ops.planning.facts import gather
+from runner.ops.planning.model_faults import model_faults
+from runner.ops.planning.stored_projects import recorded_projects
+from runner.plan.model import Plan
+from runner.spec.cost import bounded, share_out
+from runner.spec.model import Facts, RunSpec, SecretSpec
+from runner.spec.resolve import dropped_defaults, outputs_of, resolve, untrusted_faults, wanted
+from runner.spec.select import Selected, select
+from runner.spec.select import only as only_run
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for beside the manifests: one run, fields of the task, no look outside, manifests of a fork.
+
+    ``seconds`` is what each run and its agent have instead of their own limits. ``max_cost`` is what all runs may cost
+    together in dollars, ``run_cost`` what each may. ``output_dir`` and ``output_file`` say
+    where what a triage leaves is copied besides, and the name of its log there; see ``app.handout``.
+    """
+
+    only: str | None = None
+    task: Mapping[str, object] = field(default_factory=dict)
+    offline: bool = False
+    untrusted: bool = False
+    seconds: float | None = None
+    output_dir: str | None = None
+    output_file: str | None = None
+    max_cost: float | None = None
+    run_cost: float | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with what it was made from, ``documents`` by kind and name; ``warnings`` stop nothing, and ``missing`` is
+    what this host lacks of what it rests on.
+
+    ``checkouts`` are what the runs ask for, before it is known which commits that means; ``secrets`` where theirs are.
+    ``probed`` is when the providers were looked at for this plan, by the monotonic clock.
+    """
+
+    plan: Plan
+    facts: Facts
+    path: Path
+    warnings: tuple[RunnerError, ...]
+    request: Request
+    documents: Mapping[str, Document]
+    inputs: Mapping[str, object]
+    checkouts: Mapping[str, Checkout] = field(default_factory=dict)
+    secrets: Mapping[str, Sequence[SecretSpec]] = field(default_factory=dict)
+    probed: float = -math.inf
+    missing: tuple[RunnerError, ...] = ()
+
+
+async def make_plan(
+    path: Path, settings: Settings, request: Request | None = None, *, pinned: Facts | None = None
+) -> Planned:
+    """Plan the runs of a manifest file or folder. Raises ``Rejected`` with every finding."""
+    planned = await draft_plan(path, settings, request, pinned=pinned)
+    if planned.missing:
+        raise Rejected((*planned.missing, *planned.warnings))
+    return planned
+
+
+async def draft_plan(
+    path: Path, settings: Settings, request: Request | None = None, *, pinned: Facts | None = None
+) -> Planned:
+    """``make_plan``, but what this host lacks is only noted: such a plan can be looked at, and not be carried out."""
+    request = request or Request()
+    documents, findings = load(path)
+    _reject(findings)
+    if not request.untrusted:  # whose projects are their own affair
+        documents += await recorded_projects(documents, settings)
+    chosen, unresolved = select([_with_task(document, request.task) for document in documents], defaults())
+    findings += unresolved
+    if request.untrusted:
+        chosen = [_tightened(selected) for selected in chosen]
+    outputs = outputs_of(chosen)
+    if request.only is not None:
+        chosen = only_run(chosen, request.only)
+    _reject(findings)
+    wants = []
+    for selected in chosen:
+        want, complaints = wanted(selected, settings, untrusted=request.untrusted)
+        complaints += untrusted_faults(selected, want) if request.untrusted else []
+        wants.append(want)
+        findings += complaints
+    _reject(findings)
+    probed = time.monotonic() if pinned is None else -math.inf
+    facts = await gather(wants, settings, open_git(settings), pinned=pinned, offline=request.offline)
+    specs: list[RunSpec] = []
+    for selected in chosen:
+        findings += dropped_defaults(selected, defaults())
+        spec, complaints = resolve(selected, settings, facts, outputs, untrusted=request.untrusted)
+        findings += complaints + model_faults(selected, spec)
+        specs.append(spec if request.seconds is None else _given(spec, request.seconds))
+    specs, complaints = _bounded(specs, request)
+    findings += complaints
+    _reject(findings)
+    written = _written(chosen)
+    documented = {key: document.data for key, document in written.items()}
+    deciding = {**_deciding(settings), "untrusted": request.untrusted}
+    bounds = {"seconds": request.seconds, "max_cost": request.max_cost, "run_cost": request.run_cost}
+    asked = {"task": request.task, **{name: value for name, value in bounds.items() if value is not None}}
+    plan, complaints = compile_plan(specs, facts, documents={"written": documented, **asked}, settings=deciding)
+    findings += complaints
+    _reject(findings)
+    plan = replace(plan, max_cost_usd=request.max_cost)
+    inputs = {"documents": documented, "settings": deciding, "facts": facts.pinned()}
+    checkouts = {want.run: want.checkout for want in wants if want.checkout is not None}
+    given = {spec.name: spec.secrets for spec in specs if spec.secrets}
+    warnings, missing = ([f for f in distinct(findings) if (f.severity == "error") is wrong] for wrong in (False, True))
+    return Planned(
+        plan, facts, path, tuple(warnings), request, written, inputs, checkouts, given, probed, tuple(missing)
+    )
+
+
+def _with_task(document: Document, task: Mapping[str, object]) -> Document:
+    """A run whose task says what was given, over what is written; any other document as it is."""
+    spec = document.spec
+    if not task or not isinstance(spec, IncidentRunSpec):
+        return document
+    written = spec.task.model_dump(exclude_none=True) if spec.task is not None else {}
+    return replace(document, spec=spec.model_copy(update={"task": Task(**{**written, **task})}))
+
+
+def _bounded(specs: list[RunSpec], request: Request) -> tuple[list[RunSpec], list[RunnerError]]:
+    """The runs with budgets that keep to what was asked for."""
+    if request.run_cost is not None:
+        return [bounded(spec, request.run_cost) for spec in specs], []
+    return (specs, []) if request.max_cost is None else share_out(specs, request.max_cost)
+
+
+def _given(spec: RunSpec, seconds: float) -> RunSpec:
+    """A run that has this time, and its agent as much of it as the rest leaves."""
+    origins = {**spec.origins, "deadline": "--timeout", "timeouts.agent": "--timeout"}
+    return replace(spec, deadline_seconds=seconds, timeouts={**spec.timeouts, "agent": seconds}, origins=origins)
+
+
+def _reject(findings: Sequence[RunnerError]) -> None:
+    """Raises ``Rejected`` with all of them when one is an error that the manifests are to blame for."""
+    if any(f.severity == "error" and not f.of_host for f in findings):
+        raise Rejected(distinct(findings))
+
+
+def _tightened(selected: Selected) -> Selected:
+    """A selection whose policies cannot loosen the built-in one: that one holds beside them."""
+    others = [policy for policy in selected.policies if policy is not defaults()["Policy"]]
+    return replace(selected, policies=(*others, defaults()["Policy"]))
+
+
+def _written(chosen: Sequence[Selected]) -> dict[str, Document]:
+    """The documents that the plan rests on, once each, by kind and name."""
+    built_in = {f"built-in {kind}": document for kind, document in defaults().items()}
+    used = {
+        f"{document.kind} {document.name}": document
+        for selected in chosen
+        for document in selected.documents
+        if document.file != DEFAULTS
+    }
+    return dict(sorted((built_in | used).items()))
+
+
+def _deciding(settings: Settings) -> dict[str, object]:
+    """The settings that change plans."""
+    return {
+        "cpus": settings.default_cpus,
+        "memory": settings.default_memory,
+        "disk": settings.default_disk,
+        "providers": settings.providers,
+        "warm_pool": settings.warm_pool_size,
+    }

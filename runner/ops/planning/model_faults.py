@@ -1,0 +1,57 @@
+"""What manifests say of an agent's model that cannot be kept, as far as they show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runner.core import plugins
+from runner.core.errors import BadValue, NoWriter, RunnerError, Unpriced
+from runner.manifest.kinds._cli_tools import WRITERS
+from runner.spec.model import RunSpec
+from runner.spec.select import Selected
+
+# Where a CLI looks for its model and its own files, beside what it is given by ``prepare``.
+_OF_CLIS = ("ANTHROPIC_", "CLAUDE_", "CODEX_", "GEMINI_", "GOOGLE_", "GOOSE_", "OPENAI_")
+
+
+def model_faults(selected: Selected, spec: RunSpec) -> list[RunnerError]:
+    """Findings at their places. What it takes is imported when there is a model: most manifests have none."""
+    if spec.model is None:
+        return []
+    import runner.agents
+    from runner.gateway.gateway import check_prices
+    from runner.ports.agent import Access, ModelAgent
+    from runner.ports.gateway import Grant
+
+    agent = plugins.load(runner.agents, spec.agent).agent
+    assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
+    own = agent.prepare(Access(spec.model.name, "none", "http://127.0.0.1:1")).env
+    document = selected.agent_type
+    found: list[RunnerError] = [
+        BadValue(
+            f"`{name}` decides how `{spec.agent}` works and reaches its model, which runner sets itself",
+            at=document.place("env", name),
+            hint="leave it out; `model`, `budget` and `credentials` say what can be said",
+        )
+        for name in spec.env
+        if name in own or name.startswith(_OF_CLIS)
+    ]
+    found += _no_writer(selected, spec)
+    if not spec.model.key_inside:
+        try:
+            check_prices(Grant(agent.api, (spec.model.name,), spec.model.budget))
+        except Unpriced as error:
+            found.append(Unpriced(error.message, at=document.place("budget", "cost_usd"), hint=error.hint))
+    return found
+
+
+def _no_writer(selected: Selected, spec: RunSpec) -> Iterator[RunnerError]:
+    """What is to be said of tools with which the report that is asked for can not be written."""
+    tools, report = spec.model.tools if spec.model else None, spec.verify.report if spec.verify else None
+    writers = WRITERS.get(spec.agent, ())
+    if report is None or tools is None or {*tools} & {*writers}:
+        return
+    given = f"with {', '.join(tools)} alone" if tools else "without a tool"
+    message = f"{given} the agent can not write `{report.path}`"
+    hint = f"add `{writers[0]}` or `{writers[1]}`"
+    yield NoWriter(message, at=selected.agent_type.place("cli_tools"), hint=hint)

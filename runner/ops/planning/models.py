@@ -1,0 +1,33 @@
+"""Whether the agents of a plan can use their models: looked at before anything is provisioned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from runner.core.errors import InputError, Rejected
+from runner.plan.model import RunPlan, Step
+from runner.ports.agent import ModelAgent
+from runner.runtime.context import Outside
+from runner.steps.agent.model import check
+from runner.steps.agent.plan import Body
+
+
+def check_models(plans: Iterable[RunPlan], ports: Outside, *, reused: Iterable[str] = ()) -> None:
+    """Raises ``Rejected`` with all that is missing, each once; steps that are ``reused`` ask no model."""
+    done = set(reused)
+    steps = [step for plan in plans for step in plan.steps if step.id not in done]
+    findings = {finding.message: finding for finding in _missing(steps, ports)}
+    if findings:
+        raise Rejected(findings.values())
+
+
+def _missing(steps: Iterable[Step], ports: Outside) -> Iterator[InputError]:
+    for step in steps:
+        if not isinstance(step.body, Body) or step.body.model is None:
+            continue
+        agent = ports.agent(step.body.agent)
+        assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
+        try:
+            check(agent, step.body.model, ports)
+        except InputError as error:
+            yield error

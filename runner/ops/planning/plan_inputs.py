@@ -1,0 +1,118 @@
+"""What the plan of a run was made from, kept in its ``plan.json``: a run that resumes it compares, and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+
+from runner.core.errors import BadPlanFile, WorkMissing
+from runner.events.record import RunRecord
+from runner.ops.planning.files import texts_of
+from runner.ops.planning.make_plan import Planned, Request
+from runner.ops.planning.saved_plan import commit_of, probe_of, read_document, request_of
+from runner.plan.keys import Keys, parts
+from runner.plan.model import Json, RunPlan, Step, plain
+from runner.ports.provider import Probe
+from runner.spec.model import CommitFact, Facts
+
+ANEW = "`runner apply` starts it anew"
+
+
+@dataclass(frozen=True)
+class Basis:
+    """``checkout`` is what was asked for, plain, and ``commit`` what that meant; ``outputs`` are of ``needs``."""
+
+    manifests: Path
+    request: Request
+    group: str
+    needs: tuple[str, ...]
+    checkout: Json
+    commit: CommitFact | None
+    probes: Mapping[str, Probe]
+    outputs: Mapping[str, object]
+    keys: Keys
+
+
+def basis_of(planned: Planned, plan: RunPlan, outputs: Mapping[str, object]) -> Json:
+    facts = planned.facts
+    return {
+        "manifests": str(planned.path.resolve()),
+        "request": plain(_of_one(planned.request, plan)),
+        "checkout": plain(planned.checkouts.get(plan.name)),
+        "commit": plain(facts.commits.get(plan.name)),
+        "probes": {name: plain(facts.probes[name]) for name in plan.providers},
+        "outputs": plain(outputs),
+        "keys": plain(keys_of(plan, facts, outputs)),
+        "texts": plain(texts_of(facts, plan.name)),
+    }
+
+
+def _of_one(request: Request, plan: RunPlan) -> Request:
+    """What was asked of one run of a plan: of a ceiling for all, its share."""
+    return request if request.max_cost is None else replace(request, max_cost=None, run_cost=plan.cost_usd)
+
+
+def read_basis(directory: Path, record: RunRecord) -> Basis:
+    """The basis of a run. Raises ``WorkMissing`` when its ``plan.json`` is gone, damaged, or of another version."""
+    try:
+        document = read_document(directory / "plan.json")
+        (run,), basis = document["runs"], document["basis"]
+        if document["digest"] != record.plan:
+            raise WorkMissing(f"`{directory / 'plan.json'}` is not the plan of run `{record.id}`", hint=ANEW)
+        return Basis(
+            Path(basis["manifests"]),
+            request_of(**basis["request"]),
+            run["group"],
+            tuple(run["needs"]),
+            basis["checkout"],
+            commit_of(**basis["commit"]) if basis["commit"] is not None else None,
+            {name: probe_of(fact) for name, fact in basis["probes"].items()},
+            dict(basis["outputs"]),
+            {step: dict(values) for step, values in basis["keys"].items()},
+        )
+    except BadPlanFile as error:
+        raise WorkMissing(error.message, hint=ANEW) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"`{directory / 'plan.json'}` does not say what run `{record.id}` was made from"
+        raise WorkMissing(what, hint=ANEW) from error
+
+
+def keys_of(plan: RunPlan, facts: Facts, outputs: Mapping[str, object]) -> Keys:
+    """The parts of every step that has content: its body's, and what it sees of the host and of other runs."""
+    context = {"task": plan.values["task"], "outputs": outputs, **_files(plan, facts)}
+    keys = {}
+    for step in plan.phase("work"):
+        module = import_module(f"runner.steps.{step.kind}.plan")
+        if hasattr(module, "inputs"):
+            seen = context if step.mounts else {}
+            versions = _versions(plan, facts) if made_anew(step) else {}
+            given = {"secrets": [(secret.name, secret.as_file) for secret in step.secrets]} if step.secrets else {}
+            values = {**versions, **module.inputs(step.body), **seen, **given, "network": step.network}
+            keys[step.id] = parts(values)
+    return keys
+
+
+def made_anew(step: Step) -> bool:
+    """Whether what a step does ends with the workspace, so that a run which resumes another has to do it anew."""
+    module = import_module(f"runner.steps.{step.kind}.plan")
+    return getattr(module, "ANEW", False) or not hasattr(module, "inputs")
+
+
+def _files(plan: RunPlan, facts: Facts) -> dict[str, object]:
+    """The files from beside the manifests that commands see, by content."""
+    prefix = f"{plan.name}/"
+    groups = {key.removeprefix(prefix): files for key, files in facts.files.items() if key.startswith(prefix)}
+    return {group: {name: file.sha256 for name, file in files.items()} for group, files in groups.items()}
+
+
+def _versions(plan: RunPlan, facts: Facts) -> dict[str, object]:
+    """What the providers of the chain are, with their programs; a host that was updated keeps its work."""
+    found: dict[str, object] = {"providers": ", then ".join(plan.providers)}
+    for name in plan.providers:
+        probe = facts.probes[name]
+        found[f"isolation of {name}"] = probe.isolation.word if probe.available else "not available"
+        programs = {program: version for program, version in probe.versions.items() if program != "kernel"}
+        found |= {f"{program} of {name}": version for program, version in programs.items()}
+    return found

@@ -1,0 +1,138 @@
+"""What ``apply`` would refuse on this host, all at once; for ``plan``, ``apply``, ``resume`` and ``triage --check``.
+
+Nothing is started by looking: a secret that a command prints is not asked for, only whether there is such a command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import runner.agents
+from runner.agents._version import pin_of, program_at
+from runner.cluster.clusters import Clusters
+from runner.core import plugins
+from runner.core.errors import CliMissing, Rejected, RunnerError, distinct, shown
+from runner.core.redact import Redactor
+from runner.core.settings import Settings
+from runner.gateway.gateway import ModelGateway, usable
+from runner.ops.planning.clusters import check_clusters
+from runner.ops.planning.facts import cli_label, first_available, open_provider
+from runner.ops.planning.make_plan import Planned
+from runner.ops.planning.models import check_models
+from runner.ops.runs.secret_values import look_for
+from runner.plan.model import RunPlan
+from runner.ports.agent import Agent, ModelAgent
+from runner.ports.gateway import Gateway
+from runner.ports.provider import PATH, Images, programs_in
+from runner.runtime.context import Outside
+from runner.spec.model import Facts
+from runner.steps.agent.plan import Body
+
+
+def outside_of(settings: Settings, gateway: Gateway | None = None, redact: Redactor | None = None) -> Outside:
+    """What runs reach agents, models and clusters through; models by another ``gateway`` if one is given."""
+
+    def agent(name: str) -> Agent:
+        found: Agent = plugins.load(runner.agents, name).agent
+        return found
+
+    return Outside(
+        agent=agent,
+        gateway=gateway or ModelGateway(settings),
+        cluster=Clusters(settings, redact),
+        model_key=lambda api: usable(settings.model_keys[api.value]),
+        model_url=lambda api: settings.own_model_url(api.value),
+    )
+
+
+async def refuse(
+    planned: Planned, plans: Sequence[RunPlan], settings: Settings, outside: Outside, *, reused: Collection[str] = ()
+) -> None:
+    """Raises ``Rejected`` with all that keeps these runs of a plan from being started here."""
+    if found := await refusals(planned, plans, settings, outside, reused=reused):
+        raise Rejected(found)
+
+
+async def refusals(
+    planned: Planned, plans: Sequence[RunPlan], settings: Settings, outside: Outside, *, reused: Collection[str] = ()
+) -> list[RunnerError]:
+    """All that keeps these runs of a plan from being started here; steps that are ``reused`` need nothing."""
+    found: list[RunnerError] = [*planned.missing]
+
+    async def models() -> None:
+        check_models(plans, outside, reused=reused)
+
+    async def programs() -> None:
+        await _check_programs(planned, plans, settings, reused)
+
+    async def secrets() -> None:
+        look_for(planned.secrets, plans, settings, done=reused)
+
+    async def clusters() -> None:
+        await check_clusters(plans, outside, reused=reused)
+
+    for look in (programs, models, secrets, clusters):
+        found += await _found(look)
+    return distinct(found)
+
+
+async def _found(look: Callable[[], Awaitable[None]]) -> Sequence[RunnerError]:
+    try:
+        await look()
+    except Rejected as rejected:
+        return rejected.findings
+    except RunnerError as error:
+        return [error]
+    return []
+
+
+class _Sought(NamedTuple):
+    """An agent's CLI and where it will be looked for; ``called`` is the name of the image."""
+
+    agent: str
+    toolchains: tuple[str, ...]
+    provider: str
+    image: str | None
+    called: str
+
+
+async def _check_programs(
+    planned: Planned, plans: Iterable[RunPlan], settings: Settings, reused: Collection[str]
+) -> None:
+    """Raises ``Rejected`` when the place where an agent will work is known to lack its CLI."""
+    sought = dict.fromkeys(one for plan in plans for one in _sought(plan, planned.facts, reused))
+    if found := [lack for one in sought for lack in await _lacks(one, settings)]:
+        raise Rejected(found)
+
+
+def _sought(plan: RunPlan, facts: Facts, reused: Collection[str]) -> Iterator[_Sought]:
+    provider = first_available(plan.providers, facts)
+    for step in plan.steps:
+        body = step.body
+        if provider is None or step.id in reused or not isinstance(body, Body) or body.model is None:
+            continue
+        if "PATH" not in body.env:  # or nobody can tell
+            yield _Sought(body.agent, body.shape.toolchains, provider, plan.image, plan.base_image or "")
+
+
+async def _lacks(one: _Sought, settings: Settings) -> list[CliMissing]:
+    """Nothing when the CLI is there, or when nobody can tell, as of an image that others have made."""
+    agent = plugins.load(runner.agents, one.agent).agent
+    assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
+    folders = [*map(programs_in, one.toolchains)]
+    if program_at(folders, agent.program) is not None:
+        return []
+    package = f"{agent.package}@{pin_of(agent.package)}"
+    provider = open_provider(one.provider, settings)
+    if isinstance(provider, Images):
+        labels = await provider.labels(one.image) if one.image is not None else {}
+        if cli_label(agent.program) in labels or not any(label.startswith(cli_label("")) for label in labels):
+            return []
+        message = f"`{agent.program}` is not in image `{shown(one.called)}`"
+        return [CliMissing(message, hint=f"`runner image build` makes one with {package}")]
+    if program_at(PATH.split(":"), agent.program) is not None:
+        return []
+    where = ", ".join(f"`{folder}`" for folder in (*folders, *PATH.split(":")))
+    hint = f"`npm install --prefix DIR -g {package}`, and name DIR in `workspace.toolchains`"
+    return [CliMissing(f"`{agent.program}` is not on this host: there is none in {where}", hint=hint)]

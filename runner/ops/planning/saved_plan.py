@@ -1,0 +1,222 @@
+"""Saved plans: written with all that they rest on, made again before they are applied, refused when they differ."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from runner.core.errors import BadPlanFile, OpenPlan, Place, StalePlan, shown
+from runner.core.model import Feature, IsolationClass
+from runner.core.settings import Settings
+from runner.ops.planning.files import read_file, texts_of
+from runner.ops.planning.make_plan import Planned, Request, make_plan
+from runner.plan.diff import differences
+from runner.plan.model import FORMAT, Json, plain
+from runner.ports.provider import Probe
+from runner.spec.model import CommitFact, Facts
+
+MAX_BYTES = 256 << 20  # of a saved plan
+_NAMED = 3  # changes that the error about a stale plan names
+# Where a document or a file lies, as directories do, and which version of a CLI is there.
+_OF_A_HOST = frozenset({"origin", "origins", "kubeconfig", "cli"})
+
+
+def check_place(to: Path) -> None:
+    """Raises ``BadPlanFile`` for a place at which ``save`` writes no plan."""
+    if to.suffix != ".json" or (os.path.exists(to) and not os.path.isfile(to)):
+        raise BadPlanFile(f"`{to}` can not hold a plan", hint="name a file that ends in .json")
+
+
+def save(planned: Planned, to: Path) -> None:
+    """Write a plan with what it takes to make it again and to say what has changed. Raises ``BadPlanFile``."""
+    check_place(to)
+    to = Path(os.path.realpath(to))
+    text = json.dumps(_saved(planned, to), indent=1, ensure_ascii=False)
+    half = to.with_name(f".{to.name}.{token_hex(4)}")
+    try:
+        half.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        half.replace(to)
+    except OSError as error:
+        half.unlink(missing_ok=True)
+        raise BadPlanFile(f"`{to}` can not be written: {error.strerror}") from error
+
+
+def _saved(planned: Planned, to: Path) -> dict[str, Json]:
+    return {
+        **planned.plan.document(),
+        "manifests": os.path.relpath(Path(os.path.realpath(planned.path)), Path(os.path.realpath(to)).parent),
+        "request": plain(planned.request),
+        "inputs": plain(planned.inputs),
+        "pinned": {
+            "commits": plain(planned.facts.commits),
+            "probes": plain(planned.facts.probes),
+            "images": plain(planned.facts.images),
+        },
+        "texts": plain(texts_of(planned.facts, *(run.name for run in planned.plan.runs))),
+    }
+
+
+async def make_saved_plan(file: Path, settings: Settings) -> Planned:
+    """The plan that a file promises, made again from its manifests with its commits, and equal to it.
+
+    Raises ``BadPlanFile``, ``OpenPlan``, and ``StalePlan`` when manifests, context files, settings or capabilities
+    have changed, a commit is gone, or the file tells other steps than those that would be done.
+    """
+    content = read_document(file)
+    if content.get("open"):
+        hint = "plan again without --offline"
+        raise OpenPlan(f"`{file}` is an open plan: made offline, its commits are not pinned", hint=hint)
+    try:
+        commits = {name: commit_of(**fact) for name, fact in content["pinned"]["commits"].items()}
+        probes = {name: probe_of(fact) for name, fact in content["pinned"]["probes"].items()}
+        images = {name: _text(image) for name, image in content["pinned"]["images"].items()}
+        request, manifests = request_of(**content["request"]), _text(content["manifests"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _no_plan(file) from error
+    planned = await make_plan(_beside(file, manifests), settings, request, pinned=Facts(probes, commits, images=images))
+    if planned.plan.digest != content["digest"]:
+        raise _stale(file, content, planned)
+    places = {str(place) for place in _host_paths(planned.plan.runs)}
+    for path, said, true in _mistold(content["runs"], planned.plan.document()["runs"], places):
+        raise StalePlan(
+            f"`{file}` tells what would not be done: {shown(path)} is {_value(true)}, not {_value(said)}",
+            hint="it was changed, or made by another version: plan again, and look at that",
+        )
+    return planned
+
+
+def _host_paths(value: object) -> Iterator[Path]:
+    """Every path of this host in a plan; those inside of a workspace are text."""
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _host_paths(value.values())
+    elif is_dataclass(value):
+        yield from _host_paths([getattr(value, each.name) for each in fields(value)])
+    elif isinstance(value, Iterable) and not isinstance(value, str):
+        for inner in value:
+            yield from _host_paths(inner)
+
+
+def _mistold(said: Any, true: Any, places: Collection[str], at: str = "runs") -> Iterator[tuple[str, object, object]]:
+    """What is said and what is true where they differ; a checkout that was moved has its files in other places."""
+    if isinstance(said, dict) and isinstance(true, dict):
+        for key in true | said:
+            if key not in _OF_A_HOST:
+                yield from _mistold(said.get(key), true.get(key), places, f"{at}.{key}")
+    elif isinstance(said, list) and isinstance(true, list) and len(said) == len(true):
+        for position, (one, other) in enumerate(zip(said, true, strict=True)):
+            yield from _mistold(one, other, places, f"{at}[{position}]")
+    elif said != true and not (isinstance(said, str) and isinstance(true, str) and true in places):
+        yield at, said, true
+
+
+def read_document(file: Path) -> dict[str, Any]:
+    """The plan document in a file: a saved plan, or the ``plan.json`` of a run. Raises ``BadPlanFile``."""
+    try:
+        content = json.loads(read_file(file, MAX_BYTES).decode())  # bytes alone might be taken for UTF-16
+        if content["format"] != FORMAT:
+            found = shown(str(content["format"]))
+            raise BadPlanFile(f"`{file}` has format `{found}`", hint=f"this version reads {FORMAT}")
+        if not isinstance(content["digest"], str) or not all(run["name"] and run["steps"] for run in content["runs"]):
+            raise _no_plan(file)
+    except OSError as error:
+        raise BadPlanFile(f"`{file}` can not be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _no_plan(file) from error
+    return dict(content)
+
+
+def _no_plan(file: Path) -> BadPlanFile:
+    return BadPlanFile(f"`{file}` is not a saved plan", hint="make one with: runner plan --save FILE")
+
+
+def _beside(file: Path, relative: str) -> Path:
+    return Path(os.path.realpath(file)).parent / relative
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise TypeError("not a text of ours")
+    return value
+
+
+def commit_of(commit: object, branch: object, dirty: object) -> CommitFact:
+    return CommitFact(_text(commit), _text(branch), dirty is True)
+
+
+def request_of(
+    *,
+    only: object,
+    task: Mapping[str, object],
+    offline: object,
+    untrusted: object,
+    seconds: float | None = None,
+    output_dir: object = None,
+    output_file: object = None,
+    max_cost: float | None = None,
+    run_cost: float | None = None,
+) -> Request:
+    chosen, place, name = (None if text is None else _text(text) for text in (only, output_dir, output_file))
+    bounds = [None if value is None else float(value) for value in (seconds, max_cost, run_cost)]
+    return Request(chosen, dict(task), offline is True, untrusted is True, bounds[0], place, name, *bounds[1:])
+
+
+def probe_of(fact: dict[str, Any]) -> Probe:
+    isolation = IsolationClass[fact["isolation"].upper()]
+    missing = {Feature(name): reason for name, reason in fact["missing"].items()}
+    return Probe(**{**fact, "isolation": isolation, "missing": missing})
+
+
+def _stale(file: Path, content: Mapping[str, Any], planned: Planned) -> StalePlan:
+    """What has changed since the plan was saved, the first of it at its place."""
+    try:
+        changes = list(_changes(content["inputs"], planned))
+    except (KeyError, TypeError, AttributeError):
+        return StalePlan(f"`{file}` does not hold what it was made from", hint="plan again")
+    named = "; ".join(text for text, _ in changes[:_NAMED])
+    more = f"; and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
+    return StalePlan(
+        f"`{file}` is stale: {named or 'its digest is another'}{more}",
+        at=next((place for _, place in changes if place), None),
+        hint="plan again, look at what changed, and apply that",
+    )
+
+
+def _changes(old: Mapping[str, Any], planned: Planned) -> Iterator[tuple[str, Place | None]]:
+    new: Any = plain(planned.inputs)
+    for key in (*new["documents"], *(key for key in old["documents"] if key not in new["documents"])):
+        was, becomes = old["documents"].get(key), new["documents"].get(key)
+        if was is None or becomes is None:
+            yield f"{key} is {'new' if was is None else 'gone'}", None
+            continue
+        for path, left, right in differences(was, becomes):
+            keys = [int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", path)]
+            yield f"{key} {path} {_value(left)} -> {_value(right)}", planned.documents[key].tree.place(*keys)
+    for path, left, right in differences(old["settings"], new["settings"]):
+        yield f"setting {path} {_value(left)} -> {_value(right)}", None
+    for path, left, right in differences(old["facts"].get("clusters", {}), new["facts"].get("clusters", {})):
+        run, is_program, _ = path.partition(".plug_in_sha256")
+        told = "gets its credential with other arguments or variables" if is_program else ""
+        yield f"cluster of {run} {told or f'{_value(left)} -> {_value(right)}'}", None
+    before, after = _files(old), _files(new)
+    for file in sorted(before.keys() | after.keys()):
+        if before.get(file) != after.get(file):
+            how = "is new" if file not in before else "is gone" if file not in after else "has changed"
+            yield f"file `{file[1]}` of run `{file[0]}` {how}", None
+
+
+def _files(inputs: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+    """The hash of each context file, by run and name."""
+    groups = inputs["facts"]["files"].items()
+    return {(key.split("/")[0], name): fact["sha256"] for key, files in groups for name, fact in files.items()}
+
+
+def _value(value: object) -> str:
+    return "nothing" if value is None else shown(json.dumps(value, ensure_ascii=False))

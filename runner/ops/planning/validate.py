@@ -1,0 +1,121 @@
+"""Everything that can be said about manifests without looking at the host that will run them.
+
+Each stage is taken as far as the findings of those before it allow: a document with an error is left out,
+and what refers to it is not judged, while all the others go on to be selected and resolved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runner.core.errors import (
+    BadEncoding,
+    BadSyntax,
+    BadValue,
+    NothingToRun,
+    OverBudget,
+    PathEscape,
+    RunnerError,
+    UnknownPlugin,
+    UnknownReference,
+    UnreadableManifest,
+    distinct,
+    in_order,
+    nearest,
+)
+from runner.core.settings import Settings
+from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
+from runner.manifest.kinds.incident_run import Task
+from runner.manifest.load import Document, defaults, survey
+from runner.ops.planning.facts import OF_IMAGES, provider_names
+from runner.ops.planning.files import context_file, skill_files
+from runner.ops.planning.model_faults import model_faults
+from runner.spec.model import Facts, RunSpec, no_image
+from runner.spec.resolve import Wanted, complaints, dropped_defaults, outputs_of, resolve, wanted
+from runner.spec.select import Selected, select
+
+_NO_DOCUMENT = (BadEncoding, BadSyntax, OverBudget, PathEscape, UnreadableManifest)  # that it could be known by name
+
+_STAND_IN = "x"
+
+
+class _Anything(dict[str, object]):
+    """What a template may name in an incident that nobody has seen."""
+
+    def __missing__(self, key: str) -> _Anything:
+        return _Anything()
+
+    def __str__(self) -> str:
+        return _STAND_IN
+
+
+def validate(path: Path, settings: Settings) -> tuple[list[Document], list[RunnerError]]:
+    """The documents of a file or folder that can be read, and every finding of every stage, by place.
+
+    Files beside the manifests are looked at; providers, commits and incidents are not. Fields of the task
+    that a run does not write may be given when it is planned.
+    """
+    drafts, found = survey(path)
+    documents = [draft.document for draft in drafts if draft.document is not None]
+    blind = any(isinstance(finding, _NO_DOCUMENT) for finding in found) or any(
+        draft.kind is None or draft.name is None for draft in drafts
+    )
+    broken = {(draft.kind, draft.name) for draft in drafts if draft.document is None}
+    chosen, unresolved = select(documents, defaults(), lambda kind, name: blind or (kind, name) in broken)
+    found += [finding for finding in unresolved if not isinstance(finding, NothingToRun)]
+    if any(isinstance(finding, OverBudget) for finding in unresolved):
+        return documents, in_order(distinct(found))
+    reached = {id(document) for selected in chosen for document in selected.documents}
+    for document in documents:
+        found += complaints(document) if id(document) not in reached else []
+    found += _resolved(chosen, settings)
+    return documents, in_order(distinct(found))
+
+
+def _resolved(chosen: Sequence[Selected], settings: Settings) -> list[RunnerError]:
+    found: list[RunnerError] = []
+    missing: dict[str, RunnerError] = {}
+    for selected in chosen:
+        want, outside = wanted(selected, settings)
+        found += outside
+        missing |= _missing(want)
+    facts = Facts({}, incidents={selected.name: _Anything() for selected in chosen}, missing=missing)
+    outputs = outputs_of(chosen)
+    for selected in chosen:
+        found += dropped_defaults(selected, defaults())
+        run = replace(selected.run, spec=_with_any_task(selected.spec))
+        spec, complaints = resolve(replace(selected, run=run), settings, facts, outputs)
+        found += complaints + model_faults(selected, spec) + _imageless(spec)
+    return found
+
+
+def _imageless(spec: RunSpec) -> list[RunnerError]:
+    """What a plan finds as well: a provider that makes workspaces of an image, and none is named."""
+    return [no_image(spec, name) for name in spec.providers if name in OF_IMAGES and spec.base_image is None]
+
+
+def _missing(want: Wanted) -> dict[str, RunnerError]:
+    missing: dict[str, RunnerError] = {}
+    for name in want.providers:
+        if name not in provider_names():
+            error = UnknownPlugin(f"`{name}` is not a provider", hint=nearest(name, provider_names()))
+            missing[f"{want.run}/providers"] = error
+    for skill in want.skills:
+        try:
+            skill_files(skill)
+        except UnknownReference as error:
+            missing[f"{want.run}/skills/{skill}"] = error
+    try:
+        if want.script is not None:
+            context_file(want.script)
+    except OSError as error:
+        missing[f"{want.run}/script"] = BadValue(f"`{want.script_name}` can not be read: {error.strerror}")
+    return missing
+
+
+def _with_any_task(spec: IncidentRunSpec) -> IncidentRunSpec:
+    given = dict.fromkeys(Task.model_fields, _STAND_IN) | {"pull_request_number": 1}
+    written = spec.task.model_dump(exclude_none=True) if spec.task is not None else {}
+    return spec.model_copy(update={"task": Task.model_construct(**given | written)})

@@ -1,0 +1,1 @@
+"""Warm pools: the keeper's side and the run's side."""

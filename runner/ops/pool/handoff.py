@@ -1,0 +1,168 @@
+"""How a sandbox gets from the keeper of a warm pool to who asks for it: packets over a Unix socket, and descriptors.
+
+The one who asks sends what the workspace must be. The answer is a workspace with what its sandbox is taken with, or why
+there is none. What has arrived is acknowledged before anything else happens: else the keeper removes it again. Both
+are of one user, which each end asks the kernel; the socket is below ``RUNNER_HOME``, which only he can enter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import trio
+
+from runner.core.model import Handle, Limits, Miss, SlotKey
+from runner.engine.pool import Keeper
+from runner.lifecycle.pool import read_key
+from runner.plan.model import plain
+from runner.ports.provider import Passed, Provider, WarmSlots, WorkspaceRequest
+
+PLACE = "pool"  # of the socket, and of the keeper's lock, below RUNNER_HOME
+_NAME = "socket"
+_BYTES = 1 << 16  # of a packet
+_DESCRIPTORS = 4
+_ARRIVED = b"arrived"
+_PATIENCE = 5.0  # seconds for the other end, which has a slot to ping and a row to write
+_BACKLOG = 128
+
+
+@contextmanager
+def listening(home: Path) -> Iterator[socket.socket]:
+    """The socket of the keeper, who has made its directory and is alone there."""
+    with reaching(home) as path, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        Path(path).unlink(missing_ok=True)
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+        try:
+            yield listener
+        finally:
+            Path(path).unlink(missing_ok=True)
+
+
+async def serve(listener: socket.socket, keeper: Keeper, nonce: str) -> None:
+    """Answer whoever asks, until this is cancelled."""
+    arriving = trio.socket.from_stdlib_socket(listener)
+    async with trio.open_nursery() as nursery:
+        while True:
+            connection, _ = await arriving.accept()
+            nursery.start_soon(_answer, connection, keeper, nonce)
+
+
+async def _answer(connection: trio.socket.SocketType, keeper: Keeper, nonce: str) -> None:
+    with connection, trio.move_on_after(_PATIENCE), suppress(OSError):  # of one who breaks off
+        wish = _read_wish(await connection.recv(_BYTES), nonce) if _is_ours(connection) else None
+        if wish is not None:
+            miss = await keeper.claim(*wish, partial(_deliver, connection))
+            if miss is not None:
+                await connection.send(json.dumps({"miss": miss.value}).encode())
+
+
+def _read_wish(packet: bytes, nonce: str) -> tuple[SlotKey, WorkspaceRequest] | None:
+    """``None`` for what another version asks."""
+    try:
+        asked = json.loads(packet)
+        key = read_key(asked["key"])
+        words = (asked["workspace"], asked["run"], nonce, key.limits, asked["project"])
+        return key, WorkspaceRequest(*words, image=key.image)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+async def _deliver(connection: trio.socket.SocketType, handle: Handle, passed: Passed) -> bool:
+    packet = json.dumps({"handle": plain(asdict(handle)), "words": dict(passed.words)}).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", passed.descriptors))] if passed.descriptors else []
+    try:
+        await connection.sendmsg([packet], rights)
+        return await connection.recv(len(_ARRIVED)) == _ARRIVED
+    except OSError:
+        return False
+
+
+async def warm(home: Path, provider: Provider, key: SlotKey, request: WorkspaceRequest) -> Handle | Miss | None:
+    """``Ports.warm``, of a ``RUNNER_HOME``."""
+    found = await ask(home, key, request, cast("WarmSlots", provider).receive)
+    if found is Miss.NO_KEEPER:
+        await discard(provider, request)
+    return found
+
+
+async def discard(provider: Provider, request: WorkspaceRequest) -> None:
+    """Remove what a keeper has made of a workspace before it died and could hand it over."""
+    for handle in await provider.list_owned(request.nonce):
+        if handle.id == request.id:
+            await provider.destroy(handle)
+
+
+async def ask(
+    home: Path, key: SlotKey, request: WorkspaceRequest, receive: Callable[[Handle, Passed], None]
+) -> Handle | Miss | None:
+    """Have a workspace from a warm pool: ``receive`` gets it at once. ``None`` when nobody keeps any.
+
+    A keeper that does not answer is a miss as well, but may have made the workspace already. When this is cancelled, it
+    removes that.
+    """
+    lost: Miss | None = None
+    wish = {"key": plain(key), "workspace": request.id, "run": request.run, "project": request.project}
+    try:
+        with reaching(home) as path, trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            await connection.connect(path)
+            if not _is_ours(connection):
+                return None
+            lost = Miss.NO_KEEPER
+            with trio.move_on_after(_PATIENCE):
+                await connection.send(json.dumps(wish).encode())
+                space = socket.CMSG_SPACE(array("i").itemsize * _DESCRIPTORS)
+                packet, rights, *_ = await connection.recvmsg(_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+                # From here to the acknowledgement nothing waits, so nothing can be cancelled.
+                return _received(packet, rights, connection.fileno(), receive) if packet else lost
+    except OSError:  # a keeper that has died
+        pass
+    return lost
+
+
+def _received(
+    packet: bytes, rights: list[tuple[int, int, bytes]], connection: int, receive: Callable[[Handle, Passed], None]
+) -> Handle | Miss:
+    passed = Passed({}, tuple(fd for _, _, part in rights for fd in array("i", part)))
+    try:
+        found = json.loads(packet)
+        if "miss" in found:
+            return Miss(found["miss"])
+        handle, passed = _handle(found["handle"]), Passed(found["words"], passed.descriptors)
+        os.write(connection, _ARRIVED)
+        receive(handle, passed)
+    except (OSError, ValueError, KeyError, TypeError):  # it has died, or is of another version
+        passed.close()
+        return Miss.NO_KEEPER
+    return handle
+
+
+def _handle(found: dict[str, Any]) -> Handle:
+    places = {name: Path(found[name]) for name in ("tree", "private")}
+    values: dict[str, Any] = {**found, **places, "limits": Limits(**found["limits"])}
+    return Handle(**values)
+
+
+@contextmanager
+def reaching(home: Path) -> Iterator[str]:
+    """The path of the socket, short enough for one however long that of its directory is."""
+    directory = os.open(home / PLACE, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{_NAME}"
+    finally:
+        os.close(directory)
+
+
+def _is_ours(connection: trio.socket.SocketType) -> bool:
+    words = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", words)[1] == os.geteuid())

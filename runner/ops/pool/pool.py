@@ -1,0 +1,174 @@
+"""Warm pools: which there should be, who keeps them, and how a run has its workspace from one.
+
+What should be there comes from manifests and settings when a keeper starts; from then on the store says it, so that it
+can be changed from elsewhere. A keeper holds a lock of the operating system, and so there is one of a ``RUNNER_HOME``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from runner.artifacts.run_lock import is_held, take
+from runner.core.errors import NoPool, PoolKept, RunnerError, UnknownPool, UsageError, nearest, shown
+from runner.core.model import Feature, SlotKey, SlotState
+from runner.core.nurseries import open_services
+from runner.engine.pool import Keeper, clear
+from runner.lifecycle.pool import name_of
+from runner.ops.planning.facts import provider_names
+from runner.ops.planning.make_plan import Planned
+from runner.ops.pool.handoff import PLACE, listening, serve
+from runner.ops.workspaces.maintenance import Finished
+from runner.ops.workspaces.workspace_lease import Premises
+from runner.ports.provider import Provider
+from runner.ports.store import PoolRow, SlotRow
+from runner.steps.provision.plan import Body
+from runner.steps.provision.run import slot_key
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """A pool as listings show it: how many slots it should have, and how many there are in each state."""
+
+    name: str
+    key: SlotKey
+    size: int
+    slots: Mapping[SlotState, int]
+
+
+@dataclass(frozen=True)
+class PoolStatus:
+    """``kept``: somebody keeps the pools now. ``counts`` says how often a workspace was had warm, and why not."""
+
+    kept: bool
+    pools: tuple[PoolState, ...]
+    counts: Mapping[str, int]
+
+
+# --- what there should be --------------------------------------------------------------------------
+
+
+def pools_of(planned: Planned, size: int | None) -> list[PoolRow]:
+    """The pools that the runs of a plan ask for, of the size that they ask for or of ``size``.
+
+    Runs whose workspaces can come from the same slots have one pool together, as large as the largest that any of
+    them asks for. Raises ``NoPool`` when there is none.
+    """
+    found: dict[str, PoolRow] = {}
+    for run in planned.plan.runs:
+        (body,) = [step.body for step in run.steps if step.kind == "provision"]
+        assert isinstance(body, Body)
+        wanted = body.warm.size if size is None else size
+        key = _key(body, planned)
+        if wanted and key is not None:
+            row = PoolRow(name_of(key), key, wanted)
+            found[row.name] = max(found.get(row.name, row), row, key=lambda pool: pool.size)
+    if not found:
+        hint = "write `workspace.warm_pool: {size: N}` in an agent type that runs on docker, or give --size"
+        raise NoPool(f"`{planned.path}` asks for no warm pool", hint=hint)
+    return [found[name] for name in sorted(found)]
+
+
+def _key(body: Body, planned: Planned) -> SlotKey | None:
+    """Of the first provider that would be chosen and can have a pool."""
+    for name in () if body.shared else body.providers:
+        probe = planned.facts.probes[name]
+        if probe.available and probe.isolation >= body.isolation and probe.enforces(Feature.WARM_POOL):
+            return slot_key(body, name, probe)
+    return None
+
+
+# --- keeping ---------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def open_pool(
+    premises: Premises, pools: Sequence[PoolRow], tell: Callable[[RunnerError], None]
+) -> AsyncIterator[None]:
+    """Keep these pools for the length of the block; at its end nothing of them is left.
+
+    What a keeper that died has left is removed first. ``tell`` hears of what went wrong and is tried again. Raises
+    ``PoolKept`` while another process keeps the pools of this store.
+    """
+    store, ports, home = premises.store, premises.ports, premises.settings.home
+    lock = await trio.to_thread.run_sync(take, home / PLACE)
+    if lock is None:
+        raise PoolKept(f"another process keeps the warm pools of `{home}`", hint="runner pool status")
+    try:
+        await clear(store, providers_of(premises))
+        await store.put_pools(pools)
+        keeper = Keeper(
+            store,
+            _remembering(ports.provider),
+            name=f"keeper {os.getpid()}",
+            now=ports.now,
+            new_id=partial(secrets.token_hex, 6),
+            tell=tell,
+        )
+        with listening(home) as listener:
+            async with open_services() as services:
+                services.start_soon(serve, listener, keeper, store.nonce)
+                services.start_soon(keeper.run)
+                yield
+    finally:
+        os.close(lock)
+
+
+def _remembering(open_provider: Callable[[str], Provider]) -> Callable[[str], Provider]:
+    known: dict[str, Provider] = {}
+
+    def find(name: str) -> Provider:
+        if name not in known:
+            known[name] = open_provider(name)
+        return known[name]
+
+    return find
+
+
+def providers_of(premises: Premises) -> list[Provider]:
+    return [premises.ports.provider(name) for name in provider_names()]
+
+
+async def clear_left(premises: Premises, *, dry_run: bool) -> list[Finished]:
+    """End what a keeper that has died has left, or only say what it is."""
+    if is_held(premises.settings.home / PLACE):
+        return []
+    found = await clear(premises.store, providers_of(premises), dry_run=dry_run)
+    return [Finished(id, "was kept warm by a process that has died", left=left) for id, left in found.items()]
+
+
+# --- looking and changing --------------------------------------------------------------------------
+
+
+async def status(premises: Premises) -> PoolStatus:
+    store = premises.store
+    pools, slots, counts = await store.pools(), await store.slots(), await store.pool_counts()
+    states = [PoolState(pool.name, pool.key, pool.size, _states(pool, slots)) for pool in pools]
+    return PoolStatus(is_held(premises.settings.home / PLACE), tuple(states), counts)
+
+
+def _states(pool: PoolRow, slots: Sequence[SlotRow]) -> dict[SlotState, int]:
+    return {state: sum(slot.pool == pool.name and slot.state is state for slot in slots) for state in SlotState}
+
+
+async def resize(premises: Premises, size: int, name: str | None) -> PoolStatus:
+    """Change how many slots a pool should have, or all of them; who keeps them follows within seconds.
+
+    Raises ``UnknownPool``, ``UsageError``.
+    """
+    if not 0 <= size <= 1_000:
+        raise UsageError(f"a pool can not have {size} slots", hint="0 to 1000")
+    pools = [pool.name for pool in await premises.store.pools()]
+    found = pools if name is None else [pool for pool in pools if name and pool.startswith(name)]
+    if not pools:
+        raise UnknownPool("there is no warm pool", hint="`runner pool warm` keeps those of a folder of manifests")
+    if name is not None and len(found) != 1:
+        raise UnknownPool(f"`{shown(name)}` is not one of the pools", hint=nearest(name, pools))
+    await premises.store.resize_pools(dict.fromkeys(found, size))
+    return await status(premises)

@@ -1,0 +1,1 @@
+"""Runs: apply, resume, recover, watch, deliver, clean up."""

@@ -1,0 +1,303 @@
+"""Carrying out a plan: the store, the ports, the signals, and every run of the plan at once under a limit."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import trio
+
+from runner.agents import command_of
+from runner.artifacts.layout import RunFiles
+from runner.artifacts.run_files import account_of, write_comparisons
+from runner.artifacts.run_lock import is_held
+from runner.core.errors import Attached, HostRefused, RunExists, RunnerError, RunOver, StoreFailed, leaf
+from runner.core.ids import run_id
+from runner.core.model import Fence, Status
+from runner.core.redact import Redactor
+from runner.core.settings import Settings, shipped
+from runner.engine.execute import execute
+from runner.engine.run import Append, Control, Uncopied, carry_out, pass_over
+from runner.events import events as ev
+from runner.events.record import RunRecord, replay
+from runner.git import open_git
+from runner.lifecycle.workspace import check_limit
+from runner.manifest.kinds.project import Spec as ProjectSpec
+from runner.manifest.load import DEFAULTS
+from runner.ops.host.state import now_microseconds, open_state
+from runner.ops.planning.facts import open_provider
+from runner.ops.planning.make_plan import Planned
+from runner.ops.planning.plan_inputs import basis_of
+from runner.ops.planning.refusals import outside_of, refuse
+from runner.ops.planning.stored_projects import RECORD
+from runner.ops.pool.handoff import warm
+from runner.ops.runs.attach import follow
+from runner.ops.runs.secret_values import redactor_of, values_of
+from runner.plan.graph import Graph
+from runner.plan.model import RunPlan
+from runner.ports.gateway import Gateway
+from runner.ports.provider import Probe
+from runner.ports.sink import Sink
+from runner.ports.store import ProjectRow, Store
+from runner.runtime.context import Outside, Places, Ports
+from runner.safefs.beneath import read_beneath
+from runner.steps.verify.run import MAX_OUTPUT
+
+# What would end a program by default and can be caught; HUP ends nothing, since a lost terminal is no decision.
+FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
+
+FRESH_SECONDS = 10.0  # that what planning found of a provider is taken for what it is
+
+
+def make_home(settings: Settings) -> None:
+    """``RUNNER_HOME``, for its owner only. Raises ``StoreFailed`` when it cannot be made."""
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StoreFailed(f"`{settings.home}` can not be made: {error.strerror}", hint="set RUNNER_HOME") from error
+
+
+def _silent(advice: RunnerError) -> None:
+    pass
+
+
+async def apply(
+    planned: Planned,
+    settings: Settings,
+    sinks: Sequence[Sink],
+    *,
+    key: str | None = None,
+    advise: Callable[[RunnerError], None] = _silent,
+    redactor: Redactor | None = None,
+    gateway: Gateway | None = None,
+    warnings: Sequence[RunnerError] = (),
+) -> list[RunRecord]:
+    """Carry out every run of a plan, as many at once as ``WORKSPACE_MAX`` leaves room for; their records in plan order.
+
+    A run whose name and ``key`` the store has already is not started: the first one is followed to its end, and
+    ``advise`` hears of it. Nothing is made when this host is known to lack something, nor is anything started when a
+    secret cannot be had (``Rejected``); ``redactor`` knows all that can. Models are asked through ``gateway`` when one
+    is given, such as a rehearsal's. ``warnings`` go into every record. Workspaces whose time is over are removed first.
+    The first signal ends the work of all runs, which then settle; a second ends settling.
+    """
+    from runner.ops.workspaces.maintenance import reaping
+    from runner.ops.workspaces.workspace_lease import Premises  # both need what is made here
+
+    redactor = redactor_of(settings) if redactor is None else redactor
+    outside = outside_of(settings, gateway, redactor)
+    with plainly():
+        await refuse(planned, planned.plan.runs, settings, outside)
+    make_home(settings)
+    async with open_state(settings) as store:
+        with plainly():
+            ports = ports_of(settings, store, outside, redactor)
+            async with reaping(Premises(settings, store, ports, advise)):
+                return await apply_all(
+                    planned, settings, store, ports, sinks, key=key, advise=advise, warnings=warnings
+                )
+
+
+def ports_of(
+    settings: Settings, store: Store, outside: Outside | None = None, redactor: Redactor | None = None
+) -> Ports:
+    """What runs of a store reach the world through, ``outside`` if that was looked at already."""
+
+    async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
+        return await command_of(shipped("runners") / f"{name}.sh", env)
+
+    async def room(workspace: str) -> None:
+        check_limit(settings.max_workspaces, await store.workspaces(), workspace)
+
+    redact = redactor_of(settings) if redactor is None else redactor
+    return Ports(
+        **vars(outside or outside_of(settings, redact=redact)),
+        provider=lambda name: open_provider(name, settings),
+        git=open_git(settings),
+        sub_runner=sub_runner,
+        lease=store.lease,
+        nonce=store.nonce,
+        now=now_microseconds,
+        chance=random.random,
+        warm=partial(warm, settings.home),
+        room=room,
+        redact=redact,
+    )
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """What the host refuses comes out of nurseries as one error; a reader that has gone as ``BrokenPipeError``."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        known, others = group.split((RunnerError, OSError))
+        if known is None or others is not None:
+            raise
+        error = leaf(known)
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            raise HostRefused.of(error) from group
+        raise error from group
+
+
+async def apply_all(
+    planned: Planned,
+    settings: Settings,
+    store: Store,
+    ports: Ports,
+    sinks: Sequence[Sink],
+    *,
+    key: str | None = None,
+    advise: Callable[[RunnerError], None] = _silent,
+    warnings: Sequence[RunnerError] = (),
+) -> list[RunRecord]:
+    """``apply`` with a store and ports that are there already."""
+    ports = replace(ports, seen=partial(_seen, planned))
+    values = await values_of(planned.secrets, planned.plan.runs, settings, ports.redact)
+    await _record_projects(planned, store)
+    plans = {plan.name: plan for plan in planned.plan.runs}
+    controls = {plan.name: Control(plan.stop_budget_seconds) for plan in planned.plan.runs}
+    records: dict[str, RunRecord] = {}
+    room = settings.max_workspaces - len(await store.workspaces())
+    everything = trio.CapacityLimiter(max(room, 1))  # where there is none, the first run is refused
+    groups = {plan.group: trio.CapacityLimiter(plan.max_parallel or settings.max_workspaces) for plan in plans.values()}
+
+    async def one(name: str) -> None:
+        plan, control = plans[name], controls[name]
+        async with groups[plan.group], everything:
+            places = Places(settings.home, run_id(secrets.token_bytes(8)))
+            files = RunFiles(places.directory, ports.redact.text)
+            append = appending(store, [files, *sinks], ports.redact)
+            digest, rehearsal, manifests = planned.plan.digest, ports.gateway.rehearsal, str(planned.path.resolve())
+            try:
+                if blocker := _blocked(plan, records, control):
+                    files.write_plan(plan, digest, basis_of(planned, plan, {}), rehearsal)
+                    record = await pass_over(
+                        plan,
+                        digest,
+                        id=places.run,
+                        append=append,
+                        reason=blocker,
+                        key=key,
+                        rehearsal=rehearsal,
+                        manifests=manifests,
+                    )
+                else:
+                    outputs = outputs_for(plan, plans, records, settings)
+                    files.write_plan(plan, digest, basis_of(planned, plan, outputs), rehearsal)
+                    ready = replace(plan, values={**plan.values, "outputs": outputs})
+                    record = await carry_out(
+                        ready,
+                        digest,
+                        id=places.run,
+                        places=places,
+                        ports=ports,
+                        append=append,
+                        control=control,
+                        key=key,
+                        manifests=manifests,
+                        secrets=values[name],
+                        warnings=warnings,
+                    )
+                files.write_record(record)
+            except RunOver:
+                record = replay(places.run, await store.events(places.run))
+                files.write_record(record)
+            except RunExists as taken:
+                files.discard()
+                advise(Attached(f"{taken.message}: attached to it, nothing is started"))
+                held = partial(is_held, Places(settings.home, taken.run).directory)
+                record = await follow(taken.run, store, sinks, control, now=now_microseconds, is_held=held)
+            records[name] = record
+
+    async with trio.open_nursery() as signals:
+        await signals.start(watch_signals, list(controls.values()))
+        await execute(Graph({name: plan.needs for name, plan in plans.items()}), one)
+        signals.cancel_scope.cancel()
+    write_comparisons([account_of(records[name], settings.home / "runs" / records[name].id) for name in plans])
+    return [records[name] for name in plans]
+
+
+def _seen(planned: Planned, provider: str) -> Probe | None:
+    """What planning found, if that was a moment ago: what has changed since shows when it is used."""
+    found = planned.facts.probes.get(provider)
+    fresh = time.monotonic() - planned.probed < FRESH_SECONDS
+    return found if fresh and found is not None and found.available else None
+
+
+async def _record_projects(planned: Planned, store: Store) -> None:
+    """Let the store know the projects of the manifests; those of a fork are nobody's here."""
+    for document in planned.documents.values():
+        spec = document.spec
+        if isinstance(spec, ProjectSpec) and document.file not in (DEFAULTS, RECORD) and not planned.request.untrusted:
+            root, manifest = (str(place.resolve()) for place in (document.directory / spec.root, Path(document.file)))
+            protected = tuple(spec.protected_paths)
+            await store.put_project(ProjectRow(document.name, root, spec.workspace_isolation, protected, manifest))
+
+
+def _blocked(plan: RunPlan, records: Mapping[str, RunRecord], control: Control) -> str | None:
+    """Why a run must not start: it was stopped before, or a run that it needs did not succeed."""
+    if control.requested_at is not None:
+        return "stopped before it began"
+    bad = [need for need in plan.needs if records[need].status is not Status.SUCCEEDED]
+    return f"needs {bad[0]}, which {records[bad[0]].status.value}" if bad else None
+
+
+def outputs_for(
+    plan: RunPlan, plans: Mapping[str, RunPlan], records: Mapping[str, RunRecord], settings: Settings
+) -> dict[str, dict[str, object]]:
+    """What templates of a run read as ``outputs.RUN.NAME``: a file's text, or of a matrix the texts in member order."""
+    found: dict[str, dict[str, object]] = {}
+    for need in plan.needs:
+        before = plans[need]
+        kept = Places(settings.home, records[need].id).directory / "output"
+        for name, file in before.outputs.items():
+            text = read_beneath(kept, file, MAX_OUTPUT).decode(errors="replace")
+            of_group = found.setdefault(before.group, {})
+            if before.name == before.group:
+                of_group[name] = text
+            else:
+                texts = of_group.setdefault(name, [])
+                assert isinstance(texts, list)
+                texts.append(text)
+    return found
+
+
+def appending(store: Store, sinks: Sequence[Sink], redactor: Redactor) -> Append:
+    """How events come to the store, and to the sinks as they are there: without secrets."""
+
+    async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
+        if redactor:
+            events = [ev.with_texts(event, redactor.text) for event in events]
+        recorded = await store.append(run, events, fence=fence)
+        refusal: OSError | None = None
+        for one, sink in product(recorded, sinks):
+            try:
+                sink(one)
+            except OSError as error:  # the others are told all the same, or a directory's events would have a gap
+                refusal = refusal or error
+        if isinstance(refusal, BrokenPipeError):
+            raise refusal
+        if refusal is not None:
+            uncopied = Uncopied(refusal.errno, refusal.strerror, refusal.filename)
+            uncopied.recorded = recorded
+            raise uncopied from refusal
+        return recorded
+
+    return append
+
+
+async def watch_signals(controls: Sequence[Control], task_status: trio.TaskStatus[None]) -> None:
+    with trio.open_signal_receiver(*FATAL, signal.SIGHUP) as received:
+        task_status.started()
+        async for number in received:
+            if number != signal.SIGHUP:
+                for control in controls:
+                    control.stop()

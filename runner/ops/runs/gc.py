@@ -1,0 +1,194 @@
+"""``runner gc``: what ended runs have kept is removed when it is older than ``RUN_RETENTION``, and workspaces whose
+time is over. The journal stays.
+
+Never what an unfinished run owns, whether its runner lives or not: recovering comes first. An age that no clock
+can have gone through is a clock that jumped, and no reason to remove anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import trio
+
+from runner.artifacts.run_lock import is_held, take
+from runner.core.errors import RunnerError
+from runner.core.model import Handle
+from runner.core.settings import Settings
+from runner.engine.recover import remove
+from runner.events import events as ev
+from runner.git import mirror
+from runner.lifecycle.pool import PREFIX
+from runner.ops.host.state import has_history, now_microseconds, open_state, state_file
+from runner.ops.planning.facts import provider_names
+from runner.ops.runs.apply import plainly, ports_of
+from runner.ops.runs.unknown import Unknown, unknown_to
+from runner.ops.workspaces.maintenance import Reaped, reap, unsteady
+from runner.ops.workspaces.workspace_lease import Premises
+from runner.ports.store import RunRow, Store
+from runner.runtime.context import Ports
+from runner.safefs import trees
+
+_WORK = ("workspace", "snapshot")  # nobody makes these for a run before the store has it
+_LONGEST = 10 * 365 * 86_400.0  # seconds
+
+
+class Verdict(StrEnum):
+    STALE = "stale"
+    OVER_LIMIT = "over the limit"
+    YOUNG = "young"
+    IN_USE = "in use"
+    CLOCK = "the clock has jumped"
+    UNKNOWN = "the store does not know its run"
+
+    @property
+    def goes(self) -> bool:
+        return self in (Verdict.STALE, Verdict.OVER_LIMIT)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Something of the runner's below ``RUNNER_HOME``; ``run`` is whose it is, if that can be told."""
+
+    kind: str
+    path: Path
+    run: str | None
+    verdict: Verdict
+    age_seconds: float
+    bytes: int = 0
+    left: str | None = None  # why it could not be removed
+
+
+@dataclass(frozen=True)
+class Collection:
+    """``found`` holds everything that is stale or a temporary directory, and whatever has an impossible age.
+
+    ``reaped`` are the workspaces whose time is over. ``clock`` says why the clock was not believed, and ``unknown`` is
+    what the store does not know; then nothing is looked at.
+    """
+
+    found: tuple[Kept, ...]
+    dry_run: bool
+    reaped: tuple[Reaped, ...] = ()
+    clock: str | None = None
+    unknown: tuple[Unknown, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(kept.bytes for kept in self.found if kept.verdict.goes and kept.left is None)
+
+    @property
+    def count(self) -> int:
+        """Of what is removed, or would be."""
+        gone = [kept for kept in self.found if kept.verdict.goes and kept.left is None]
+        return len(gone) + sum(reaped.left is None for reaped in self.reaped)
+
+    @property
+    def clean(self) -> bool:
+        if self.unknown or any(kept.verdict is Verdict.UNKNOWN for kept in self.found):
+            return False
+        return all(kept.left is None for kept in self.found) and all(r.left is None or r.in_use for r in self.reaped)
+
+
+def judge(age_seconds: float, retention: float) -> Verdict:
+    if age_seconds < 0 or age_seconds > _LONGEST:
+        return Verdict.CLOCK
+    return Verdict.STALE if age_seconds > retention else Verdict.YOUNG
+
+
+async def collect(settings: Settings, *, dry_run: bool) -> Collection:
+    """Remove what is stale, or only say what is. What could not be removed says why."""
+    if not state_file(settings).exists() and not has_history(settings):
+        return Collection((), dry_run)
+    async with open_state(settings) as store:
+        with plainly():
+            ports = ports_of(settings, store)
+            premises = Premises(settings, store, ports)
+            unknown = await unknown_to(store, ports.nonce, settings)
+            if behind := [one for one in unknown if one.directory is not None]:
+                return Collection((), dry_run, unknown=tuple(behind))
+            if why := await unsteady(premises, dry_run=dry_run):
+                return Collection((), dry_run, clock=why)
+            own = {row.id for row in await store.workspaces() if row.run is None}
+            owned = [h for name in provider_names() for h in await ports.provider(name).list_owned(ports.nonce)]
+            handles = [handle for handle in owned if handle.id not in own and not handle.id.startswith(PREFIX)]
+            found = _look(settings, await store.runs(), handles, now_microseconds() / 1e6)
+            said = (Verdict.CLOCK, Verdict.UNKNOWN)
+            shown = [k for k in found if k.verdict.goes or k.verdict in said or k.kind == "temporary"]
+            done = shown if dry_run else [await _collected(kept, settings, handles, ports, store) for kept in shown]
+            reaped = await reap(premises, dry_run=dry_run)
+    return Collection(tuple(done), dry_run, tuple(reaped))
+
+
+def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle], now: float) -> list[Kept]:
+    """Everything that a run or a mirror keeps, a run's own directory after what else it has."""
+    home, known = settings.home, {row.id: row for row in rows}
+    over = mirror.over_limit(home / "mirrors", settings.mirror_limit)
+
+    def kept(kind: str, path: Path, run: str | None, touched: float) -> Kept:
+        row = known.get(run) if run is not None else None
+        if row is not None and row.ended is not None:
+            touched = row.ended / 1e6
+        age = now - touched
+        used = (row is not None and row.ended is None) or (run is not None and is_held(home / "runs" / run))
+        verdict = Verdict.IN_USE if used else judge(age, settings.run_retention)
+        if run is not None and row is None and kind in _WORK and verdict.goes:
+            verdict = Verdict.UNKNOWN
+        if verdict is Verdict.YOUNG and path in over:
+            verdict = Verdict.OVER_LIMIT
+        return Kept(kind, path, run, verdict, age, trees.bytes_on_disk(path) if verdict.goes else 0)
+
+    ours = [handle for handle in handles if not handle.adopted]
+    found = [kept("workspace", h.tree, h.id.rpartition("-")[0], _touched(_signs(home, h))) for h in ours]
+    found += [kept("temporary", p, p.name.partition("-")[0], _touched([p])) for p in sorted(home.glob("tmp/*"))]
+    found += [kept("snapshot", p, p.stem, _touched([p])) for p in sorted(home.glob("snapshots/*.git"))]
+    found += [kept("run", p, p.name, _touched([p])) for p in sorted(home.glob("runs/*")) if p.is_dir()]
+    found += [kept("manifest", p, None, _touched([p])) for p in sorted(home.glob("triage/*.runner.yaml"))]
+    mirrors = [p for p in sorted(home.glob("mirrors/*")) if p.is_dir()]
+    return found + [kept("mirror", p, None, mirror.used_at(p)) for p in mirrors]
+
+
+def _signs(home: Path, handle: Handle) -> list[Path]:
+    """Of the age of a workspace, which may be half made."""
+    return [path for path in (handle.tree, home / "sandboxes" / f"{handle.id}.json") if path.exists()]
+
+
+def _touched(paths: Iterable[Path]) -> float:
+    return max((path.lstat().st_mtime for path in paths), default=0.0)
+
+
+async def _collected(kept: Kept, settings: Settings, handles: Sequence[Handle], ports: Ports, store: Store) -> Kept:
+    """Remove one stale thing while nobody can begin to use it."""
+    if not kept.verdict.goes:
+        return kept
+    lock = _lock(kept, settings.home)
+    if lock is None:
+        return Kept(kept.kind, kept.path, kept.run, Verdict.IN_USE, kept.age_seconds)
+    try:
+        if kept.kind == "workspace":
+            (handle,) = [handle for handle in handles if handle.tree == kept.path]
+            await ports.provider(handle.provider).destroy(handle)
+            await store.append(str(kept.run), [ev.EffectGone("", "workspace", handle.id)])
+            return kept
+        left = await trio.to_thread.run_sync(remove, kept.path)
+        return _failing(kept, left) if left else kept
+    except (RunnerError, OSError) as error:
+        return _failing(kept, str(error))
+    finally:
+        os.close(lock)
+
+
+def _failing(kept: Kept, left: str) -> Kept:
+    return Kept(kept.kind, kept.path, kept.run, kept.verdict, kept.age_seconds, 0, left)
+
+
+def _lock(kept: Kept, home: Path) -> int | None:
+    """Hold what its users hold: a mirror by the file beside it, the rest by its run's directory."""
+    if kept.kind != "mirror":
+        directory = home / "runs" / str(kept.run)
+        return take(directory) if directory.is_dir() else os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+    return mirror.hold(kept.path)

@@ -1,0 +1,153 @@
+"""What happened: runs and their files, read from the journal without holding the store open for writing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from runner.artifacts.run_lock import is_held
+from runner.core.errors import StoreDamaged, UnknownRun, nearest
+from runner.core.model import Reason, Status
+from runner.core.settings import Settings
+from runner.events.record import RunRecord, replay
+from runner.ops.host.state import read_state
+from runner.ports.store import RunRow
+from runner.report.run_files import used
+from runner.store.sqlite import Reader
+
+
+@dataclass(frozen=True)
+class Past:
+    """A run's record and the directory with its files."""
+
+    record: RunRecord
+    directory: Path
+
+
+TIMED_OUT = "timed-out"  # how a listing calls a run that failed because its time was over
+STATES = (*(status.value for status in Status if status is not Status.PENDING), TIMED_OUT)
+_DEADLINE = 124  # the exit code of such a run
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which runs a listing shows: all, but for what is asked for.
+
+    ``within`` is a directory that their manifests are in, and ``since`` microseconds since the epoch. A ``name`` may
+    have ``*`` in it; ``state`` is one of ``STATES``.
+    """
+
+    name: str | None = None
+    state: str | None = None
+    since: int | None = None
+    within: Path | None = None
+    limit: int | None = None
+
+    def takes(self, row: RunRow) -> bool:
+        return (
+            (self.name is None or fnmatchcase(row.name, self.name))
+            and (self.state is None or state_of(row) == self.state)
+            and (self.since is None or row.created >= self.since)
+            and (self.within is None or is_within(row, self.within))
+        )
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run as a listing shows it; ``reason`` and ``message`` say why it did not succeed.
+
+    ``cost_usd`` is ``None`` without a model, and when a price is not known.
+    """
+
+    row: RunRow
+    state: str
+    reason: Reason | None = None
+    message: str = ""
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The runs that are shown, newest first; ``more`` are as wanted, but beyond the limit, ``elsewhere`` others'."""
+
+    runs: Sequence[Listed]
+    more: int
+    elsewhere: int
+
+
+def state_of(row: RunRow) -> str:
+    return TIMED_OUT if row.status == Status.FAILED and row.exit_code == _DEADLINE else str(row.status)
+
+
+def is_within(row: RunRow, directory: Path) -> bool:
+    return row.manifests is not None and Path(row.manifests).is_relative_to(directory)
+
+
+async def listing_of(settings: Settings, wanted: Wanted) -> Listing:
+    """The runs that are wanted, newest first."""
+    rows = await list_runs(settings)
+    found = [row for row in rows if wanted.takes(row)]
+    anywhere = [row for row in rows if replace(wanted, within=None).takes(row)]
+    async with read_state(settings) as store:
+        runs = [await _listed(row, store) for row in found[: wanted.limit]]
+    return Listing(runs, len(found) - len(runs), len(anywhere) - len(found))
+
+
+async def _listed(row: RunRow, store: Reader) -> Listed:
+    """With what its events add up to; of a damaged journal only that."""
+    try:
+        record = replay(row.id, await store.events(row.id))
+    except (KeyError, TypeError, AttributeError, StoreDamaged):
+        return Listed(row, state_of(row), message="its events are damaged: `runner store rebuild`")
+    outcome = record.outcome
+    cost = used(record).cost_usd if record.models or record.claimed else None
+    if outcome is None or outcome.status is Status.SUCCEEDED:
+        return Listed(row, state_of(row), cost_usd=cost)
+    return Listed(row, state_of(row), outcome.reason, outcome.message, cost)
+
+
+async def list_runs(settings: Settings) -> list[RunRow]:
+    """Every run, newest first; ``lost`` is the status of one whose runner has died before its end."""
+    async with read_state(settings) as store:
+        rows = await store.runs()
+        suspects = {row.id for row in rows if row.ended is None and not is_held(settings.home / "runs" / row.id)}
+        if suspects:  # asked again, for a runner writes the end before it lets go
+            rows = await store.runs()
+        return [replace(r, status=Status.LOST) if r.id in suspects and r.ended is None else r for r in rows]
+
+
+async def find_run(settings: Settings, run: str) -> Past:
+    """The run that a unique prefix or ``last`` means, also when it is lost. Raises ``UnknownRun``."""
+    async with read_state(settings) as store:
+        row = await store.find(run)
+        lives = is_held(settings.home / "runs" / row.id)
+        history = await store.events(row.id)
+    try:
+        record = replay(row.id, history)
+    except KeyError as error:
+        raise StoreDamaged(f"the events of run `{row.id}` do not fit together", hint="run `runner recover`") from error
+    if record.ended is None and not lives:
+        record.status = Status.LOST
+    return Past(record, settings.home / "runs" / row.id)
+
+
+def logs_of(past: Past, step: str | None) -> list[Path]:
+    """The log files of a step, or of every step in plan order, that are not empty. Raises ``UnknownRun``."""
+    if step is not None and step not in past.record.steps:
+        raise UnknownRun(f"run `{past.record.id}` has no step `{step}`", hint=nearest(step, past.record.steps))
+    steps = [step] if step is not None else list(past.record.steps)
+    files = [past.directory / "logs" / f"{name}.{stream}" for name in steps for stream in ("stdout", "stderr")]
+    return [file for file in files if file.exists() and file.stat().st_size]
+
+
+def patch_of(past: Past) -> Path:
+    """The patch with the run's work. Raises ``UnknownRun`` when it changed nothing."""
+    receipt = past.record.receipt
+    if receipt is None or receipt.patch is None:
+        raise UnknownRun(f"run `{past.record.id}` left no patch", hint=f"runner runs show {past.record.id}")
+    path = past.directory / receipt.patch
+    if not path.is_file():
+        raise UnknownRun(f"the patch of run `{past.record.id}` is not there any more: `{path}`")
+    return path

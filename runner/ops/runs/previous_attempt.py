@@ -1,0 +1,72 @@
+"""What an agent has left that was stopped: its draft, its commands and its last words, for people and for the agent of
+the run that continues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import runner.agents
+from runner.core import plugins
+from runner.core.errors import UnknownRun
+from runner.core.model import Command, Exit, Fate
+from runner.core.settings import Settings
+from runner.ops.runs.history import Past, find_run
+from runner.ops.runs.watch import planned
+from runner.ports.agent import Ended, ModelAgent
+from runner.report.triage import scene_of
+from runner.safefs.beneath import read_beneath
+from runner.triage.baseline import cleaned
+from runner.triage.prompt import Attempt
+
+_READ = 1 << 24  # bytes of a draft that are looked at
+_ENDS = {Fate.DENIED: "refused", Fate.CUT: "cut off"}
+
+
+def last_words(agent: str, directory: Path) -> str:
+    """What the agent of the run in ``directory`` said last, in one line; empty of one without a model."""
+    found = _ended(agent, directory)
+    return found[0].words(found[1]) if found is not None else ""
+
+
+async def attempt_of(past: Past, settings: Settings) -> Attempt | None:
+    """What the agent of a run has left; of one in which it left nothing, that of the run before, if there is one."""
+    attempt = _left_by(past)
+    if attempt is not None or past.record.resumes is None:
+        return attempt
+    try:
+        before = await find_run(settings, past.record.resumes)
+    except UnknownRun:
+        return None
+    return await attempt_of(before, settings)
+
+
+def _left_by(past: Past) -> Attempt | None:
+    record, directory = past.record, past.directory
+    scene = scene_of(planned(past))
+    found = _ended(scene.agent, directory)
+    if found is None:
+        return None
+    agent, ended = found
+    commands, words = agent.commands(ended), cleaned(agent.words(ended).encode(errors="replace"))
+    try:
+        report = cleaned(read_beneath(directory / "output", scene.report, _READ)) if scene.report else ""
+    except OSError:
+        report = ""
+    if not (report or commands or words):
+        return None
+    reason = record.outcome.reason if record.outcome is not None else None
+    why = reason.value if reason is not None else record.status.value
+    return Attempt(record.id, why, scene.report, report, tuple(map(_told, commands)), words)
+
+
+def _ended(name: str, directory: Path) -> tuple[ModelAgent, Ended] | None:
+    out, err = (directory / "logs" / f"agent.{stream}" for stream in ("stdout", "stderr"))
+    if name not in plugins.names(runner.agents) or not out.is_file():
+        return None
+    agent = plugins.load(runner.agents, name).agent
+    return (agent, Ended(Exit(), out, err)) if isinstance(agent, ModelAgent) else None
+
+
+def _told(command: Command) -> str:
+    end = _ENDS.get(command.fate) or (f"exit {command.exit}" if command.exit is not None else "ran")
+    return f"$ {cleaned(command.text.encode(errors='replace'))}   [{end}]"

@@ -1,0 +1,226 @@
+"""``runner recover``: every run of a store that has lost its runner is ended, and nothing of it is left on the host.
+
+Safe beside living runs and beside itself: a run is only touched by who holds its directory, as its runner did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import trio
+
+from runner.artifacts.history import was_started
+from runner.artifacts.layout import is_finished, write_copies
+from runner.artifacts.run_lock import is_held, take
+from runner.core.errors import Escaped, RunnerError, RunUnfinished, StoreDamaged
+from runner.core.model import Fence, Handle
+from runner.core.settings import Settings
+from runner.engine.recover import Recovered, Saving, belongings, recover, saving_of, unsaved
+from runner.events import events as ev
+from runner.events.record import RunRecord, fold, replay
+from runner.ops.host.state import has_history, open_state, state_file
+from runner.ops.planning.facts import provider_names
+from runner.ops.pool.pool import clear_left
+from runner.ops.runs.apply import plainly, ports_of
+from runner.ops.runs.output_copy import hand_out
+from runner.ops.runs.unknown import Unknown, unknown_to
+from runner.ops.workspaces.maintenance import Finished, finish_all, sweep
+from runner.ops.workspaces.workspace_lease import Premises
+from runner.ports.store import RunRow, Store
+from runner.providers import _mounts, spawn
+from runner.runtime.context import Places, Ports
+from runner.runtime.incident_files import is_latest
+from runner.safefs import trees
+from runner.store.sqlite import REBUILD
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What became of the runs that had lost their runner, or would with ``dry_run``; ``strays`` never were runs.
+
+    ``workspaces`` are those of no run that somebody had, or kept warm, when he died. ``unknown`` is what the store does
+    not know, and what nobody touches therefore; ``damage`` is what is wrong with the store itself, if anything.
+    """
+
+    runs: tuple[Recovered, ...]
+    strays: tuple[str, ...]
+    dry_run: bool
+    workspaces: tuple[Finished, ...] = ()
+    unknown: tuple[Unknown, ...] = ()
+    damage: str | None = None
+
+    @property
+    def clean(self) -> bool:
+        if self.unknown or self.damage is not None:
+            return False
+        return not any(run.left for run in self.runs) and all(one.left is None for one in self.workspaces)
+
+
+async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -> Recovery:
+    """Recover one run of this ``RUNNER_HOME``, or all. Raises ``UnknownRun``, ``RunUnfinished`` for one that lives."""
+    if run is None and not state_file(settings).exists() and not has_history(settings):
+        return Recovery((), (), dry_run)
+    try:
+        async with open_state(settings) as store:
+            with plainly():
+                ports = ports_of(settings, store)
+                recovery = await recover_runs(settings, store, ports, provider_names(), run, dry_run=dry_run)
+                if run is not None:
+                    return recovery
+                premises = Premises(settings, store, ports)
+                unknown = {one.id for one in recovery.unknown}
+                workspaces = await finish_all(premises, unknown, dry_run=dry_run)
+                workspaces += await clear_left(premises, dry_run=dry_run)
+                strays = (*recovery.strays, *await sweep(premises, unknown, dry_run=dry_run))
+                return replace(recovery, workspaces=tuple(workspaces), strays=strays)
+    except StoreDamaged as error:
+        unknown_now = await unknown_to(None, None, settings)
+        return Recovery((), (), dry_run, unknown=tuple(unknown_now), damage=error.message)
+
+
+async def recover_runs(
+    settings: Settings, store: Store, ports: Ports, providers: Sequence[str], run: str | None, *, dry_run: bool
+) -> Recovery:
+    """``recover_store`` with a store and ports that are there already."""
+    unknown = await unknown_to(store, ports.nonce, settings)
+    behind = {one.id for one in unknown}
+    if run is not None:
+        require_known(run, unknown)
+    rows = [await store.find(run)] if run is not None else await store.runs()
+    handles = [handle for name in providers for handle in await ports.provider(name).list_owned(ports.nonce)]
+    workspaces = [*(handle.id for handle in handles), *(lease.workspace for lease in await store.leases())]
+    done: list[Recovered] = []
+    for row in reversed(rows):  # the oldest first
+        places = Places(settings.home, row.id)
+        if row.id in behind or (row.ended is not None and _is_whole(row, places, workspaces)):
+            continue
+        async with _holding(places.directory, dry_run) as held:
+            if held:
+                own = [handle for handle in handles if handle.id.rpartition("-")[0] == row.id]
+                done += await _recover(row, places, store, ports, own, dry_run=dry_run)
+            elif run is not None:
+                raise RunUnfinished(f"run `{row.id}` has a runner, which lives", hint=f"runner runs show {row.id}")
+    strays = await _strays(settings.home, {row.id for row in rows}, store, dry_run) if run is None else []
+    if not dry_run:
+        _mounts.sweep()
+    return Recovery(tuple(done), tuple(strays), dry_run, unknown=tuple(unknown) if run is None else ())
+
+
+def require_known(run: str, unknown: Sequence[Unknown]) -> None:
+    """Raises ``StoreDamaged`` for a run that only its directory knows, or knows better."""
+    for one in unknown:
+        if run and one.kind == "run" and one.id.startswith(run):
+            raise StoreDamaged(f"run `{one.id}` is not all in the store: {one.why}", hint=REBUILD)
+
+
+def _is_whole(row: RunRow, places: Places, workspaces: Sequence[str]) -> bool:
+    """Whether nothing is left to do for a run that has ended."""
+    copied = is_finished(places.directory) or not places.directory.exists()
+    return copied and not any(workspace.startswith(f"{row.id}-") for workspace in workspaces)
+
+
+@asynccontextmanager
+async def _holding(directory: Path, dry_run: bool) -> AsyncIterator[bool]:
+    """Hold a run that nobody holds; whether it could be had. A dry run only looks."""
+    if dry_run:
+        yield not is_held(directory)
+        return
+    held = await trio.to_thread.run_sync(take, directory)
+    try:
+        yield held is not None
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+async def _recover(
+    row: RunRow, places: Places, store: Store, ports: Ports, own: Sequence[Handle], *, dry_run: bool
+) -> list[Recovered]:
+    """``own`` are the run's workspaces that are there: a journal that was read anew may lack one."""
+    try:
+        history = await store.events(row.id)
+        record = replay(row.id, history)
+    except (StoreDamaged, KeyError) as error:
+        message = error.message if isinstance(error, RunnerError) else "its events do not fit together"
+        return [Recovered(row.id, row.name, row.status, left=(message,))]
+    if dry_run:
+        return [_foreseen(record, places)]
+    if lacking := [handle for handle in own if ("workspace", handle.id) not in record.effects]:
+        intents = [ev.EffectIntended("", "workspace", handle.id, handle.provider) for handle in lacking]
+        for recorded in await store.append(row.id, intents):
+            history.append(recorded)
+            fold(record, recorded)
+    escaped, lost = await _kill_helpers(places), record.ended is None
+
+    async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
+        return await store.append(run, events, fence=fence)
+
+    recovered = await recover(record, _saving(record, places), places=places, ports=ports, append=append)
+    news = await store.events(row.id, after=len(history))
+    if record.ended is not None and (news or not is_finished(places.directory)):
+        await trio.to_thread.run_sync(write_copies, places.directory, [*history, *news], record)
+    behind = await trio.to_thread.run_sync(_hand_out, record, places) if lost else []
+    kept = (*recovered.kept, *(f"not copied: {what}" for what in behind))
+    return [replace(recovered, kept=kept, left=(*escaped, *recovered.left))]
+
+
+def _hand_out(record: RunRecord, places: Places) -> list[str]:
+    """As its triage would have done; but by now there may be what a later run has left."""
+    latest = record.log is not None and is_latest(Path(record.log))
+    return hand_out(places.directory, record) if latest else []
+
+
+def _saving(record: RunRecord, places: Places) -> Saving | str:
+    try:
+        document = json.loads((places.directory / "plan.json").read_text(encoding="utf-8"))
+        if document["digest"] != record.plan:
+            return "`plan.json` is not the plan of this run"
+        return saving_of(document)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        return f"`plan.json` can not be used: {error}"
+
+
+def _foreseen(record: RunRecord, places: Places) -> Recovered:
+    """What recovering would do."""
+    workspaces = [f"workspace {name} {place}" for (kind, name), place in record.effects.items() if kind == "workspace"]
+    saved = "its work" if unsaved(record) else None
+    paths = [str(path) for path in belongings(record, places)]
+    status = "unknown" if record.ended is None else record.status.value
+    return Recovered(record.id, record.name, status, saved, (*workspaces, *paths))
+
+
+async def _kill_helpers(places: Places) -> tuple[str, ...]:
+    """End what the runner had started on the host itself, git on the run's repository and a sub-runner; what lives."""
+    git = f"GIT_DIR={places.repository}".encode()
+    run = f"RUN_ID={places.run}".encode()
+
+    def belongs(pid: int) -> bool:
+        words = spawn.environment(pid).split(b"\0")
+        return git in words or (run in words and any(word.startswith(b"AGENT_SCRIPT=") for word in words))
+
+    try:
+        await spawn.kill_all(belongs, what=f"run `{places.run}`")
+    except Escaped as error:
+        return (error.message,)
+    return ()
+
+
+async def _strays(home: Path, known: set[str], store: Store, dry_run: bool) -> list[str]:
+    """Directories of runs that were never started, because their runner died before the first event."""
+    found = []
+    for directory in _unknown(home, known):
+        async with _holding(directory, dry_run) as held:
+            if held and not await store.events(directory.name) and not was_started(directory):
+                found.append(str(directory))
+                if not dry_run:
+                    await trio.to_thread.run_sync(trees.remove, directory)
+    return found
+
+
+def _unknown(home: Path, known: set[str]) -> list[Path]:
+    return [path for path in sorted(home.glob("runs/*")) if path.name not in known and path.is_dir()]

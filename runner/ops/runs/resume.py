@@ -1,0 +1,326 @@
+"""``runner resume``: a run that ended before its end is continued as a new run, at the first step that has to be run.
+
+The manifests are planned anew, since what was wrong may have been corrected there. What each step rests on is compared
+by content with what it rested on then, so that nothing that succeeded is done twice and nothing stale is taken over.
+A branch that has moved meanwhile is no change as long as the work is gone on with: that stays on its base.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import trio
+
+from runner.artifacts.layout import RunFiles
+from runner.artifacts.run_lock import take
+from runner.core.errors import NotResumable, RunnerError, RunOver, RunUnfinished, WorkMissing, nearest
+from runner.core.ids import run_id
+from runner.core.model import Reason, Status
+from runner.core.redact import Redactor
+from runner.core.settings import Settings
+from runner.engine.run import Control, carry_out
+from runner.events.record import RunRecord, replay
+from runner.git import open_git
+from runner.lifecycle.resume import SCAN, Decided, Earlier, decide
+from runner.manifest import STDIN
+from runner.ops.host.state import open_state
+from runner.ops.planning.facts import still
+from runner.ops.planning.make_plan import Planned, make_plan
+from runner.ops.planning.plan_inputs import ANEW, Basis, basis_of, keys_of, made_anew, read_basis
+from runner.ops.planning.refusals import refuse
+from runner.ops.runs.apply import appending, plainly, ports_of, watch_signals
+from runner.ops.runs.history import Past, find_run
+from runner.ops.runs.previous_attempt import attempt_of
+from runner.ops.runs.secret_values import values_of
+from runner.plan.keys import digests
+from runner.plan.model import Json, RunPlan, Step, plain
+from runner.ports.sink import Sink
+from runner.ports.store import Store
+from runner.report.format import duration
+from runner.report.run_files import used
+from runner.runtime.context import Kept, Places, Ports, Resumption
+from runner.spec.model import Facts
+from runner.steps.agent.plan import Body
+
+
+@dataclass(frozen=True)
+class Resuming:
+    """What resuming a run means: each step that works, with why; ``notes`` change nothing."""
+
+    run: str
+    plan: RunPlan
+    planned: Planned
+    steps: tuple[Decided, ...]
+    keys: Mapping[str, str]
+    notes: tuple[str, ...]
+    outputs: Mapping[str, object]
+    resumption: Resumption
+
+    def document(self) -> dict[str, Json]:
+        steps: list[Json] = [
+            {"step": s.step, "reused": s.run is not None, "run": s.run, "key": self.keys[s.step], "reason": s.reason}
+            for s in self.steps
+        ]
+        return {
+            "run": self.run,
+            "name": self.plan.name,
+            "deadline_seconds": self.plan.deadline_seconds,
+            "notes": list(self.notes),
+            "steps": steps,
+        }
+
+
+async def resume(
+    resuming: Resuming, settings: Settings, sinks: Sequence[Sink], *, redactor: Redactor | None = None
+) -> RunRecord:
+    """Continue a run and return the record of the new one. Signals stop it as they stop ``apply``.
+
+    Raises ``RunUnfinished`` while another process goes on with the same work, and ``WorkMissing``.
+    """
+    async with open_state(settings) as store:
+        with plainly():
+            return await resume_run(resuming, settings, store, ports_of(settings, store, redactor=redactor), sinks)
+
+
+async def resume_run(
+    resuming: Resuming, settings: Settings, store: Store, ports: Ports, sinks: Sequence[Sink]
+) -> RunRecord:
+    """``resume`` with a store and ports that are there already."""
+    async with _holding(resuming.resumption.kept):
+        plan, digest = resuming.plan, resuming.planned.plan.digest
+        await refuse(resuming.planned, [plan], settings, ports, reused=resuming.resumption.reused)
+        control = Control(plan.stop_budget_seconds)
+        places = Places(settings.home, run_id(secrets.token_bytes(8)))
+        reused = resuming.resumption.reused
+        values = await values_of(resuming.planned.secrets, [plan], settings, ports.redact, done=reused)
+        files = RunFiles(places.directory, ports.redact.text)
+        files.write_plan(plan, digest, basis_of(resuming.planned, plan, resuming.outputs))
+        async with trio.open_nursery() as signals:
+            await signals.start(watch_signals, [control])
+            try:
+                record = await carry_out(
+                    replace(plan, values={**plan.values, "outputs": resuming.outputs}),
+                    digest,
+                    id=places.run,
+                    places=places,
+                    ports=ports,
+                    append=appending(store, [files, *sinks], ports.redact),
+                    control=control,
+                    manifests=str(resuming.planned.path.resolve()),
+                    resumption=resuming.resumption,
+                    secrets=values[plan.name],
+                )
+            except RunOver:
+                record = replay(places.run, await store.events(places.run))
+            files.write_record(record)
+            signals.cancel_scope.cancel()
+        return record
+
+
+@asynccontextmanager
+async def _holding(kept: Kept | None) -> AsyncIterator[None]:
+    """Keep what is gone on with from being removed. Looked at before, it is looked at again once it is held."""
+    if kept is None:
+        yield
+        return
+    held = await trio.to_thread.run_sync(take, kept.directory)
+    if held is None:
+        run = kept.directory.name
+        raise RunUnfinished(f"another process is at run `{run}`", hint="try again when it is done")
+    try:
+        _check_kept(kept)
+        yield
+    finally:
+        os.close(held)
+
+
+async def consider(past: Past, path: Path | None, settings: Settings, *, seconds: float | None = None) -> Resuming:
+    """What resuming a run that did not succeed means; starts nothing.
+
+    ``path`` is where its manifests are now, if not where they were. ``seconds`` are what the new run and its agent
+    have; without them it is what the manifests say, or what the run was given that is resumed.
+
+    Raises ``NotResumable``, ``RunUnfinished``, ``WorkMissing``, ``StalePlan`` for a provider that has become weaker,
+    and what planning raises.
+    """
+    _check_ended(past.record)
+    basis = read_basis(past.directory, past.record)
+    if path is None and basis.manifests.name == STDIN.name:
+        message = f"the manifests of run `{past.record.id}` were standard input, which is gone"
+        raise NotResumable(message, hint="put them into a file: runner resume RUN FILE")
+    source = await _source(past, settings)
+    before = basis if source is past else read_basis(source.directory, source.record)
+    earlier = Earlier(source.record.id, before.keys, source.record.steps, _lacking(source.record))
+    if seconds is not None:
+        basis = replace(basis, request=replace(basis.request, seconds=seconds))
+    resuming = await _choose(_Continued(past.record, basis, earlier, before), path or basis.manifests, settings)
+    resuming = await _within_cost(past.record, resuming, settings)
+    if not resuming.resumption.reused:
+        return await _told(past, resuming, settings)
+    kept = await _kept(source, resuming, settings)
+    return replace(resuming, resumption=replace(resuming.resumption, kept=kept))
+
+
+async def _within_cost(record: RunRecord, resuming: Resuming, settings: Settings) -> Resuming:
+    """With no more for the agent than the runs that are continued have left of what each may cost."""
+    ceiling, agents = resuming.planned.request.run_cost, [s for s in resuming.plan.steps if isinstance(s.body, Body)]
+    if ceiling is None or all(step.id in resuming.resumption.reused for step in agents):
+        return resuming
+    spent = used(record).cost_usd or 0.0
+    while record.resumes is not None:
+        record = (await find_run(settings, record.resumes)).record
+        spent += used(record).cost_usd or 0.0
+    left = max(0.0, ceiling - spent)
+    steps = tuple(_costing(step, left) for step in resuming.plan.steps)
+    note = f"${left:.2f} are left of the ${ceiling:.2f} that it may cost"
+    return replace(resuming, plan=replace(resuming.plan, steps=steps), notes=(*resuming.notes, note))
+
+
+def _costing(step: Step, left: float) -> Step:
+    body = step.body
+    if not isinstance(body, Body) or body.model is None:
+        return step
+    budget = replace(body.model.budget, cost_usd=min(left, body.model.budget.cost_usd or 0.0))
+    return replace(step, body=replace(body, model=replace(body.model, budget=budget)))
+
+
+def _short(record: RunRecord, plan: RunPlan) -> Iterator[str]:
+    late = record.outcome is not None and record.outcome.reason is Reason.TIMEOUT
+    if late and plan.deadline_seconds <= record.deadline_seconds:
+        had, has = duration(record.deadline_seconds), duration(plan.deadline_seconds)
+        yield f"it has {has}, and the {had} of run {record.id} were not enough: give it more with --timeout"
+
+
+async def _told(past: Past, resuming: Resuming, settings: Settings) -> Resuming:
+    """With a note of a time that was not enough. An agent that investigates again hears of what was found before."""
+    resuming = replace(resuming, notes=(*resuming.notes, *_short(past.record, resuming.plan)))
+    if "incident" not in resuming.plan.values or (attempt := await attempt_of(past, settings)) is None:
+        return resuming
+    draft = "its draft, " if attempt.draft else ""
+    ran = f"{len(attempt.commands)} command{'s' * (len(attempt.commands) != 1)}"
+    note = f"the agent is told of run {attempt.run}: {draft}{ran} and its last words"
+    resumption = replace(resuming.resumption, attempt=attempt)
+    return replace(resuming, notes=(*resuming.notes, note), resumption=resumption)
+
+
+def _check_ended(record: RunRecord) -> None:
+    if record.ended is None:
+        lost = record.status is Status.LOST
+        what = "has lost its runner" if lost else "has not ended"
+        hint = f"run `runner recover {record.id}` first" if lost else f"runner runs show {record.id}"
+        raise RunUnfinished(f"run `{record.id}` {what}", hint=hint)
+    if record.rehearsal is not None:
+        raise NotResumable(f"run `{record.id}` is a rehearsal", hint="rehearse again")
+    if record.status is Status.SKIPPED:
+        because = record.outcome.message if record.outcome is not None else ""
+        raise NotResumable(f"run `{record.id}` never started: {because}", hint=ANEW)
+
+
+async def _source(past: Past, settings: Settings) -> Past:
+    """The run whose work is gone on with: the newest that did some, or that took all of it over."""
+    while past.record.resumes is not None and not _has_work(past.record):
+        past = await find_run(settings, past.record.resumes)
+    return past
+
+
+def _has_work(record: RunRecord) -> bool:
+    names = list(record.steps)
+    before = [record.steps[name] for name in names[: names.index(SCAN)]]
+    if any(step.started is not None and step.kind == "agent" and step.reused is None for step in before):
+        return True
+    return all(step.status is Status.SUCCEEDED for step in before) and _lacking(record) is None
+
+
+def _lacking(record: RunRecord) -> str | None:
+    """Why the work of a run can not be gone on with."""
+    receipt = record.receipt
+    if receipt is None or receipt.commit is None:
+        return "its work was not saved"
+    if receipt.withheld and not receipt.left_out:
+        return "what was saved may show secrets"
+    if receipt.withheld:
+        return f"what was saved lacks {len(receipt.left_out)} files that broke policy"
+    return None
+
+
+@dataclass(frozen=True)
+class _Continued:
+    """The run that is continued, and ``earlier`` with its basis ``before``, whose work is gone on with."""
+
+    record: RunRecord
+    basis: Basis
+    earlier: Earlier
+    before: Basis
+
+
+async def _choose(run: _Continued, path: Path, settings: Settings) -> Resuming:
+    """Plan what the manifests say now; but on the base that the work has, if the work can be gone on with there."""
+    request = replace(run.basis.request, only=run.basis.group, offline=False)
+    planned = await make_plan(path, settings, request)
+    resuming = _decided(run, planned)
+    name, base = run.record.name, run.before.commit
+    found, asked = planned.facts.commits.get(name), plain(planned.checkouts.get(name))
+    if resuming.resumption.reused or found is None or base is None or found == base or asked != run.before.checkout:
+        return resuming
+    held = await make_plan(path, settings, request, pinned=Facts({}, {name: base}))
+    on_base = _decided(run, held)
+    if not on_base.resumption.reused:
+        return resuming
+    note = f"{base.branch} is at {found.commit[:12]} by now; the work stays on {base.commit[:12]}"
+    return replace(on_base, notes=(note,))
+
+
+def _decided(run: _Continued, planned: Planned) -> Resuming:
+    plan = _member(run.record.name, planned)
+    _check_needs(plan, run.basis)
+    for name, probe in run.before.probes.items():
+        if name in planned.facts.probes:
+            still(planned.facts.probes[name], Facts({name: probe}))
+    outputs, works = run.basis.outputs, plan.phase("work")
+    keys = keys_of(plan, planned.facts, outputs)
+    steps = decide(plan, keys, {step.id for step in works if made_anew(step)}, run.earlier)
+    ids = digests(works, keys)
+    reused = {step.step: (step.run, ids[step.step]) for step in steps if step.run is not None}
+    return Resuming(run.record.id, plan, planned, steps, ids, (), outputs, Resumption(run.record.id, reused))
+
+
+def _member(name: str, planned: Planned) -> RunPlan:
+    runs = {plan.name: plan for plan in planned.plan.runs}
+    if name not in runs:
+        raise NotResumable(f"`{planned.path}` has no run `{name}` any more", hint=nearest(name, runs))
+    return runs[name]
+
+
+def _check_needs(plan: RunPlan, basis: Basis) -> None:
+    if new := [need for need in plan.needs if need not in basis.needs]:
+        message = f"run `{plan.name}` needs `{new[0]}` by now, whose outputs it has not"
+        raise NotResumable(message, hint="`runner apply` starts both anew")
+
+
+async def _kept(source: Past, resuming: Resuming, settings: Settings) -> Kept:
+    """What is gone on with, once it is known to be there. Raises ``WorkMissing``."""
+    record = source.record
+    assert record.receipt is not None  # or nothing would be reused
+    assert record.receipt.commit is not None
+    repository = Places(settings.home, record.id).repository
+    snapshot = record.snapshot if "snapshot" in resuming.resumption.reused else None
+    kept = Kept(repository, record.receipt.commit, record.base, source.directory, snapshot, record.commits)
+    _check_kept(kept)
+    try:
+        await open_git(settings).entries(repository, kept.commit)
+    except RunnerError as error:
+        raise WorkMissing(f"the work of run `{record.id}` is damaged: {error.message}", hint=ANEW) from error
+    return kept
+
+
+def _check_kept(kept: Kept) -> None:
+    wanted = [kept.repository, kept.directory / "output"]
+    if kept.commits is not None and kept.commits.bundle is not None:
+        wanted.append(kept.directory / kept.commits.bundle)
+    if gone := [path for path in wanted if not path.exists()]:
+        raise WorkMissing(f"the work of run `{kept.directory.name}` is not there any more: `{gone[0]}`", hint=ANEW)

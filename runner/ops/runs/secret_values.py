@@ -1,0 +1,185 @@
+"""The values of secrets, had before anything is made: from the environment, a file, a command or the keyring.
+
+A value goes from here into the redactor, and into the processes of the steps that name it; nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import stat
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import trio
+
+from runner.core.capture import capture
+from runner.core.errors import Rejected, RunnerError, SecretExposed, SecretMissing, UnfitSecret
+from runner.core.nurseries import stoppable
+from runner.core.redact import Redactor, Secret
+from runner.core.settings import Settings
+from runner.plan.model import RunPlan
+from runner.spec.model import FromCommand, FromEnv, FromFile, FromKeyring, SecretSpec
+
+MOST = 64 << 10  # bytes of a value
+SECONDS = 60.0  # for a command, which may ask a person
+
+
+def redactor_of(settings: Settings) -> Redactor:
+    """A redactor that knows what secrets the runner itself uses; a value that cannot be hidden is no secret."""
+    redactor = Redactor()
+    known = [(key.variable, key.text) for key in settings.model_keys.values()]
+    if settings.git_token is not None:
+        known.append((f"token of {settings.git_token.host}", settings.git_token.text))
+    for name, text in known:
+        try:
+            redactor.register(name, os.fsencode(text))
+        except UnfitSecret:
+            continue
+    return redactor
+
+
+async def values_of(
+    specs: Mapping[str, Sequence[SecretSpec]],
+    plans: Iterable[RunPlan],
+    settings: Settings,
+    redactor: Redactor,
+    *,
+    done: Collection[str] = (),
+) -> dict[str, dict[str, Secret]]:
+    """What the steps of each run name, by run and name; the redactor knows them from now on.
+
+    ``specs`` are by run. Secrets only of steps that are ``done`` are not looked for. Raises ``Rejected`` with every
+    secret that cannot be had, or cannot be hidden, at its place; nothing has been made by then.
+    """
+    known: dict[object, Secret] = {}
+    findings: list[RunnerError] = []
+    values: dict[str, dict[str, Secret]] = {}
+    for plan in plans:
+        names = {given.name for step in plan.steps if step.id not in done for given in step.secrets}
+        values[plan.name] = found = {}
+        for spec in specs.get(plan.name, ()):
+            key = (spec.name, spec.source)
+            if spec.name not in names:
+                continue
+            try:
+                if key not in known:
+                    known[key] = await _value(spec, settings, redactor)
+                found[spec.name] = known[key]
+            except RunnerError as error:
+                findings.append(type(error)(error.message, at=spec.at, hint=error.hint))
+    if findings:
+        raise Rejected(findings)
+    return values
+
+
+def look_for(
+    specs: Mapping[str, Sequence[SecretSpec]], plans: Iterable[RunPlan], settings: Settings, *, done: Collection[str]
+) -> None:
+    """Raises ``Rejected`` with every secret that is known to be missing; no command is started to find out."""
+    findings: dict[object, RunnerError] = {}
+    for plan in plans:
+        names = {given.name for step in plan.steps if step.id not in done for given in step.secrets}
+        for spec in specs.get(plan.name, ()):
+            try:
+                if spec.name in names:
+                    _look(spec, settings)
+            except RunnerError as error:
+                findings[spec.at] = type(error)(error.message, at=spec.at, hint=error.hint)
+    if findings:
+        raise Rejected(findings.values())
+
+
+def _look(spec: SecretSpec, settings: Settings) -> None:
+    match spec.source:
+        case FromCommand((program, *_)):
+            pass
+        case FromKeyring():
+            program = "keyring"
+        case FromEnv() | FromFile() as source:
+            _check(spec, _own(spec, source, settings))
+            return
+    if shutil.which(program, path=settings.variables.get("PATH")) is None:
+        raise SecretMissing(f"secret `{spec.name}` is missing: there is no `{program}` on this host")
+
+
+async def _value(spec: SecretSpec, settings: Settings, redactor: Redactor) -> Secret:
+    async with stoppable():
+        value = await _read(spec, settings)
+    _check(spec, value)
+    redactor.register(spec.name, value)
+    return Secret(spec.name, value)
+
+
+def _check(spec: SecretSpec, value: bytes) -> None:
+    if len(value) > MOST:
+        raise SecretMissing(f"secret `{spec.name}` has more than {MOST >> 10} KiB")
+    if not value.strip():
+        raise SecretMissing(f"secret `{spec.name}` is empty in {_words(spec)}")
+    if not spec.as_file and b"\0" in value:
+        raise UnfitSecret(f"secret `{spec.name}` holds a NUL, which no variable can", hint="write as: file")
+
+
+async def _read(spec: SecretSpec, settings: Settings) -> bytes:
+    match spec.source:
+        case FromEnv() | FromFile() as source:
+            return _own(spec, source, settings)
+        case FromCommand(argv):
+            return await _printed(spec, argv, settings)
+        case FromKeyring(service, user):
+            return await _printed(spec, ("keyring", "get", service, user), settings)
+
+
+def _own(spec: SecretSpec, source: FromEnv | FromFile, settings: Settings) -> bytes:
+    """What can be had without a command."""
+    if isinstance(source, FromFile):
+        home, path = settings.variables.get("HOME", "/"), source.path
+        return _file(spec, os.path.join(home, path[2:]) if path.startswith("~/") else path)
+    if source.variable not in settings.variables:
+        raise SecretMissing(f"secret `{spec.name}` is missing: {_words(spec)} is not set")
+    return os.fsencode(settings.variables[source.variable])
+
+
+def _file(spec: SecretSpec, path: str) -> bytes:
+    """Its content; links are followed. Other users must not be able to read it: then it is no secret."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise SecretMissing(f"secret `{spec.name}` is missing: `{path}`: {error.strerror}") from None
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise SecretMissing(f"secret `{spec.name}` is missing: `{path}` is not a regular file")
+        if mode & 0o066:
+            message = f"secret `{spec.name}` is in a file that others can read or change: `{path}`"
+            raise SecretExposed(message, hint=f"chmod 600 {shlex.quote(path)}")
+        return os.read(descriptor, MOST + 1)
+    finally:
+        os.close(descriptor)
+
+
+async def _printed(spec: SecretSpec, argv: Sequence[str], settings: Settings) -> bytes:
+    """What a command prints; its complaints are not repeated, since they may hold what is secret."""
+    failure = f"secret `{spec.name}` is missing: {_words(spec)}"
+    try:
+        with trio.move_on_after(SECONDS) as patience:
+            done = await capture(argv, settings.variables, most=MOST)
+    except OSError as error:
+        raise SecretMissing(f"{failure} cannot be started: {error.strerror}") from None
+    if patience.cancelled_caught:
+        raise SecretMissing(f"{failure} took more than {SECONDS:g} s", hint="it must not wait for a person for long")
+    if done.code != 0 and len(done.out) <= MOST:
+        raise SecretMissing(f"{failure} exited {done.code}", hint="run it yourself to see why")
+    return done.out
+
+
+def _words(spec: SecretSpec) -> str:
+    match spec.source:
+        case FromEnv(variable):
+            return f"variable `{variable}`"
+        case FromFile(path):
+            return f"`{path}`"
+        case FromCommand(argv):
+            return f"`{argv[0]}`"
+        case FromKeyring(service, user):
+            return f"`keyring get {service} {user}`"

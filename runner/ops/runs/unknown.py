@@ -1,0 +1,65 @@
+"""What was begun in a ``RUNNER_HOME`` and its store does not know, or not to its end: an older copy, or a new one.
+
+Nothing of that is removed because it is unknown; ``runner store rebuild`` makes it known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runner.artifacts.history import FILE, last_seq, was_started
+from runner.artifacts.run_lock import is_held
+from runner.core.settings import Settings
+from runner.lifecycle.pool import PREFIX
+from runner.ports.store import Store
+from runner.providers._directories import Remains, find_remains
+from runner.store.sqlite import Reader
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A run, or a workspace of none. ``directory`` has its events; without one, only what is ``there`` on this host is
+    left of it: directories, volumes, mounts, loop devices."""
+
+    id: str
+    kind: str
+    why: str
+    directory: Path | None = None
+    there: tuple[str, ...] = ()
+
+
+async def unknown_to(store: Store | Reader | None, nonce: str | None, settings: Settings) -> list[Unknown]:
+    """``store`` is ``None`` for one that is lost or damaged, which knows nothing."""
+    # Before the store is asked: what begins from here on is in neither.
+    directories = [(kind, path, max(last_seq(path), 1)) for kind, path in begun(settings.home)]
+    remains = find_remains(settings.home)
+    counts = await store.counts() if store is not None else {}
+    found = {}
+    for kind, path, seq in directories:
+        if (known := counts.get(path.name, 0)) < seq:
+            why = f"the store has {known} of its {seq} events" if known else "the store does not know it"
+            found[path.name] = Unknown(path.name, kind, why, path)
+    for left in remains:
+        owner = left.run or left.workspace
+        if owner in found:
+            found[owner] = replace(found[owner], there=(*found[owner].there, *left.places))
+        elif not _knows(counts, nonce, left):
+            why = "the store does not know it" if left.nonce == nonce else "it was made for another store"
+            found[left.workspace] = Unknown(left.workspace, "workspace", why, there=left.places)
+    return [found[id] for id in sorted(found)]
+
+
+def _knows(counts: Mapping[str, int], nonce: str | None, left: Remains) -> bool:
+    if left.nonce != nonce:
+        return False
+    return left.run in counts or left.workspace in counts or left.workspace.startswith(PREFIX)
+
+
+def begun(home: Path) -> list[tuple[str, Path]]:
+    """The directories of runs and workspaces that were begun and that nobody holds, and of which kind each is."""
+    runs = [path for path in sorted(home.glob("runs/*")) if was_started(path) and not is_held(path)]
+    workspaces = [path.parent for path in sorted(home.glob(f"workspaces/*/{FILE}"))]
+    free = [path for path in workspaces if not is_held(path / "lease")]
+    return [*(("run", path) for path in runs), *(("workspace", path) for path in free)]

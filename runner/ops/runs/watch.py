@@ -1,0 +1,41 @@
+"""Watching a run of this host from another process, to its end or until one has seen enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from runner.artifacts.run_lock import is_held
+from runner.core.errors import BadPlanFile
+from runner.core.settings import Settings
+from runner.engine.run import Control
+from runner.events.record import RunRecord
+from runner.ops.host.state import now_microseconds, read_state
+from runner.ops.planning.saved_plan import read_document
+from runner.ops.runs.attach import follow
+from runner.ops.runs.history import Past
+from runner.ports.sink import Sink
+
+_LATE = 60.0  # seconds for the end of a run to be written, beyond its deadline and stop budget
+
+
+async def watch(past: Past, settings: Settings, sinks: Sequence[Sink]) -> RunRecord:
+    """Hand a run's events to the sinks, those that were and those that come, and return its record at its end.
+
+    Cancelling only ends the looking. Raises ``RunUnfinished`` when it has lost its runner.
+    """
+    run = past.record.id
+    stop_budget = float(planned(past).get("stop_budget_seconds", 0.0)) + _LATE
+    held = partial(is_held, past.directory)
+    async with read_state(settings) as store:
+        return await follow(run, store, sinks, Control(stop_budget), now=now_microseconds, is_held=held)
+
+
+def planned(past: Past) -> dict[str, Any]:
+    """The plan of a run as its ``plan.json`` has it; empty when that is gone."""
+    try:
+        (run,) = read_document(past.directory / "plan.json")["runs"]
+    except BadPlanFile:
+        return {}
+    return dict(run)

@@ -1,0 +1,1 @@
+"""``runner triage``: manifests from an incident, and the checks before it."""

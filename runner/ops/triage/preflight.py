@@ -1,0 +1,220 @@
+"""Whether a triage could begin now: key, place to work in, cluster and rights, asked all at once and for no money."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
+
+import trio
+
+import runner.agents
+from runner.agents._version import pin_of, version_of
+from runner.cluster.clusters import Clusters
+from runner.core import plugins
+from runner.core.errors import ImageMissing, ProviderUnavailable, Rejected, RunnerError, nearest
+from runner.core.nurseries import stoppable
+from runner.core.settings import Settings
+from runner.gateway.gateway import usable
+from runner.manifest.load import defaults
+from runner.ops.planning.agent_programs import install_hint
+from runner.ops.planning.clusters import foreign_places
+from runner.ops.planning.facts import open_provider
+from runner.ops.planning.refusals import outside_of, refusals
+from runner.ops.triage.triage import IMAGE, NOWHERE, Triage, manifest_of, plan_triage, program_of
+from runner.ports.agent import ModelAgent
+from runner.ports.cluster import ClusterGrant, Rights
+from runner.ports.gateway import Api
+from runner.ports.provider import Images
+from runner.triage.permissions import MINIMUM
+
+PATIENCE = 5.0  # seconds for everything together
+
+_MODELS = {
+    Api.ANTHROPIC: "/v1/models?limit=1000",
+    Api.OPENAI: "/models",
+    Api.GEMINI: "/v1beta/models?pageSize=1000",
+}
+_LONGEST_LIST = 4 << 20  # bytes
+_HEADERS = {Api.ANTHROPIC: [(b"anthropic-version", b"2023-06-01")]}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One thing that a triage needs. ``good`` is ``None`` for what it can do without, and does not have."""
+
+    what: str
+    good: bool | None
+    text: str
+    hint: str | None = None
+
+
+Check = Callable[[], Awaitable[list[Checked]]]
+
+
+async def preflight(triage: Triage, settings: Settings) -> list[Checked]:
+    """Everything that a triage needs, in a fixed order, within ``PATIENCE``."""
+    checks: dict[str, Check] = {
+        "incident": partial(_incident, triage),
+        "key": partial(_key, triage, settings),
+        "place": partial(_place, triage, settings),
+        "cluster": partial(_cluster, triage, settings),
+        "plan": partial(_plan, triage, settings),
+    }
+    found = {name: [Checked(name, False, f"no answer in {PATIENCE:g}s")] for name in checks}
+
+    async def one(name: str) -> None:
+        try:
+            found[name] = await checks[name]()
+        except RunnerError as error:
+            found[name] = [Checked(name, False, error.message, error.hint)]
+
+    with trio.move_on_after(PATIENCE):
+        async with stoppable(), trio.open_nursery() as nursery:
+            for name in checks:
+                nursery.start_soon(one, name)
+    told = [checked.text for name in checks if name != "plan" for checked in found[name] if not checked.good]
+    found["plan"] = [one for one in found["plan"] if not any(one.text in text or text in one.text for text in told)]
+    return [checked for name in checks for checked in found[name]]
+
+
+async def _plan(triage: Triage, settings: Settings) -> list[Checked]:
+    """What a run would refuse, or say before it starts; nothing when it would begin. An incident that is not there yet
+    is left out, and so is what the other checks look at themselves."""
+    with TemporaryDirectory() as folder:
+        if not triage.directory.is_dir():
+            triage = replace(triage, directory=Path(folder))
+        manifest = Path(folder) / "triage.runner.yaml"
+        manifest.write_text(manifest_of(replace(triage, about=None)), encoding="utf-8")
+        try:
+            planned = await plan_triage(triage, manifest, settings)
+            missing = await refusals(planned, planned.plan.runs, settings, outside_of(settings))
+            findings = (*planned.warnings, *missing)
+        except Rejected as error:
+            findings = tuple(one for one in error.findings if not isinstance(one, (ImageMissing, ProviderUnavailable)))
+    return [Checked("plan", None if one.severity == "warning" else False, one.message, one.hint) for one in findings]
+
+
+async def _incident(triage: Triage) -> list[Checked]:
+    await trio.lowlevel.checkpoint()
+    if triage.directory == NOWHERE:
+        return []
+    if not triage.directory.exists() and triage.about is None:
+        hint = "--namespace NAMESPACE --resource KIND/NAME, or --alert FILE, and a run writes it"
+        return [Checked("incident", None, f"{triage.directory} is not there yet", hint)]
+    if not triage.directory.exists():
+        return [Checked("incident", True, f"{triage.directory} would be written")]
+    known = (triage.directory / "incident.json").exists()
+    lacks = "" if known else " has no incident.json"
+    return [Checked("incident", True if known else None, f"{triage.directory}{lacks}")]
+
+
+async def _key(triage: Triage, settings: Settings) -> list[Checked]:
+    """A list of models costs nothing, and only a key that is accepted gets one."""
+    from runner.network.upstream import UpstreamFailed, check_reach, open_remote
+
+    agent = plugins.load(runner.agents, triage.agent).agent
+    assert isinstance(agent, ModelAgent)  # as whoever made a triage has checked
+    key, base = settings.model_keys[agent.api.value], settings.model_urls[agent.api.value]
+    header = import_module(f"runner.gateway.apis.{agent.api.value}").api.auth(usable(key))
+    check_reach(base, settings.reach)
+    start = trio.current_time()
+    try:
+        async with (
+            open_remote(base, settings.reach) as upstream,
+            upstream.send("GET", _MODELS[agent.api], [header, *_HEADERS.get(agent.api, [])], b"") as answer,
+        ):
+            status, body = answer.status, b""
+            async for chunk in answer.body:
+                body += chunk
+                if len(body) > _LONGEST_LIST:
+                    break
+    except UpstreamFailed as error:
+        hint = f"look at `RUNNER_{agent.api.value.upper()}_URL`, `HTTPS_PROXY` and `SSL_CERT_FILE`"
+        return [Checked("key", False, f"{urlsplit(base).hostname} can not be reached: {error}", hint)]
+    took = trio.current_time() - start
+    if status in (401, 403):
+        return [Checked("key", False, f"{key.variable} is refused by {urlsplit(base).hostname} ({status})")]
+    if status >= 400:
+        return [Checked("key", None, f"{urlsplit(base).hostname} answers {status}: nobody knows about {key.variable}")]
+    accepted = Checked("key", True, f"{key.variable} is accepted by {urlsplit(base).hostname} in {took:.1f}s")
+    return [accepted, *_model(triage, body, str(urlsplit(base).hostname))]
+
+
+def _model(triage: Triage, body: bytes, host: str) -> list[Checked]:
+    """What a list of models says of the one that is asked for; nothing when it is none, or not all of it."""
+    from runner.gateway.apis._api import admits, inner, json_of, objects
+
+    found = inner(json_of(body))
+    if found.get("has_more") or found.get("nextPageToken"):
+        return []
+    listed = (str(entry.get("id") or entry.get("name")) for entry in objects(found.get("data") or found.get("models")))
+    names = sorted({name.removeprefix("models/") for name in listed})
+    model = triage.model or str(defaults()[f"AgentType {triage.agent}"].written["model"])
+    if not names:
+        return []
+    if any(admits(model, name) for name in names):
+        return [Checked("model", True, f"{model} is offered by {host}")]
+    return [Checked("model", False, f"`{model}` is none of the {len(names)} models of {host}", nearest(model, names))]
+
+
+async def _place(triage: Triage, settings: Settings) -> list[Checked]:
+    name = triage.providers[0]
+    provider = open_provider(name, settings)
+    probe = await provider.probe()
+    if not probe.available:
+        return [Checked("provider", False, f"{name}: {probe.reason}", probe.hint)]
+    found = [Checked("provider", True, f"{name}, isolation {probe.isolation.word}")]
+    if triage.image is not None and isinstance(provider, Images):
+        try:
+            image = await provider.image(triage.image)
+        except ImageMissing as error:
+            hint = "runner image build" if triage.image.partition(":")[0] == IMAGE else f"docker pull {triage.image}"
+            return [*found, Checked("image", False, error.message, hint)]
+        return [*found, Checked("image", True, f"{triage.image} {image[:19]}")]
+    return [*found, _program(triage)]
+
+
+def _program(triage: Triage) -> Checked:
+    where = program_of(triage)
+    if where is None:
+        return Checked("agent", False, f"`{triage.agent}` is not on this host", install_hint(triage.agent))
+    package = plugins.load(runner.agents, triage.agent).agent.package
+    version, pin = version_of(where, package), pin_of(package)
+    if version not in ("", pin):
+        return Checked("agent", None, f"{where} {version}", f"install the tested one: npm install {package}@{pin}")
+    return Checked("agent", True, f"{where} {version}".rstrip())
+
+
+async def _cluster(triage: Triage, settings: Settings) -> list[Checked]:
+    """Reach and rights, through the same way that commands will go."""
+    if triage.kubeconfig is None:
+        hint = "--kubeconfig FILE, KUBECONFIG, or ~/.kube/config"
+        return [Checked("cluster", None, "none: the files of the incident are all there is", hint)]
+    from runner.cluster.kubeconfig import read_target
+
+    foreign = foreign_places(settings.home, triage.directory, settings)
+    target = read_target(triage.kubeconfig, triage.context, triage.namespace, settings.reach, foreign=foreign)
+    clusters = Clusters(settings)
+    program = target.plug_in.sha256 if target.plug_in is not None else ""
+    grant = ClusterGrant(triage.kubeconfig, target.context, target.server, target.namespace, program)
+    await clusters.reach(grant)
+    where = f"{target.context} {target.server}"
+    async with clusters.open(grant, lambda request: None) as session:
+        rights = await session.rights()
+    return [Checked("cluster", True, f"{where} answers; read only"), rights_told(rights)]
+
+
+def rights_told(rights: Rights) -> Checked:
+    """Good with all that is asked about, and no good where the least is known to lack."""
+    names = ("pods", "logs", "events", "deployments", "services", "configmaps", "nodes")
+    has = [name for name in names if getattr(rights, name)]
+    lacks = [name for name in names if getattr(rights, name) is False]
+    text = f"{' '.join(has) or ('none' if lacks else 'not known')} in {rights.namespace}"
+    good = True if len(has) == len(names) else None
+    told = (text, *(f"no {name}" for name in lacks), *rights.warnings)
+    return Checked("rights", False if {*lacks} & {*MINIMUM} else good, "; ".join(told))

@@ -1,0 +1,1 @@
+"""Workspaces that outlive runs, and their leases."""

@@ -1,0 +1,124 @@
+"""Whether a workspace that outlives runs may be made, and what it is made with. Nothing is changed here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.core.errors import BadDirectory, ProviderUnavailable, UnknownPlugin, UsageError, nearest, printable
+from runner.core.ids import IMAGE_HINT, is_image
+from runner.core.model import Feature, Limits
+from runner.core.settings import Settings
+from runner.manifest.load import defaults
+from runner.ops.planning.facts import provider_names
+from runner.ops.workspaces.workspace_lease import Premises
+from runner.ports.provider import Images, Probe, Provider
+from runner.ports.store import WorkspaceRow
+from runner.steps.provision.run import enforceable
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A provider, what it can do here, and the id of the image that it is to use, if it has any."""
+
+    provider: Provider
+    probe: Probe
+    image: str | None
+
+
+def limits_of(settings: Settings, probe: Probe) -> tuple[Limits, Limits | None]:
+    """What workspaces have by default: the limits that the provider keeps, and those that it cannot, if any."""
+    pids = _shipped("resource_limits")["pids"]
+    wanted = Limits(settings.default_cpus, settings.default_memory, settings.default_disk, pids)
+    kept = enforceable(wanted, probe)
+    rest = [want if have is None else None for want, have in zip(astuple(wanted), astuple(kept), strict=True)]
+    return kept, Limits(*rest) if any(rest) else None
+
+
+async def choose_provider(premises: Premises, name: str | None, image: str | None, *, adopting: bool) -> Chosen:
+    """The provider ``name``, or the first of the chain that can do it. Raises ``ProviderUnavailable``, and
+    ``ImageMissing`` when the one that could do it has no such image."""
+    if image is not None and not is_image(image):
+        raise UsageError(f"`{printable(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
+    names = [name] if name else premises.settings.providers or _shipped("providers")
+    refused, hints = [], []
+    for each in names:
+        if each not in provider_names():
+            raise UnknownPlugin(f"`{printable(each)}` is not a provider", hint=nearest(each, provider_names()))
+        provider = premises.ports.provider(each)
+        probe = await provider.probe()
+        why = _unfit(probe, image, adopting=adopting)
+        if why is None:
+            id = await provider.image(image) if image is not None and isinstance(provider, Images) else None
+            return Chosen(provider, probe, id)
+        refused.append(f"`{each}`: {why}")
+        hints += [probe.hint] if probe.hint else []
+    hint = hints[0] if hints else "--provider names another; see `runner doctor`"
+    raise ProviderUnavailable(f"no provider could make the workspace: {'; '.join(refused)}", hint=hint)
+
+
+def _unfit(probe: Probe, image: str | None, *, adopting: bool) -> str | None:
+    if not probe.available:
+        return probe.reason or "not available"
+    if adopting and not probe.enforces(Feature.PROTECTED_PATHS):
+        return "it cannot keep commands from changing `.git`"
+    if image is None:
+        return "it makes workspaces of an image: name one with --image" if probe.needs_image else None
+    return None if probe.enforces(Feature.BASE_IMAGE) else f"it has no images: {probe.missing[Feature.BASE_IMAGE]}"
+
+
+def _shipped(field: str) -> Any:
+    """What workspaces of agents have as well unless a manifest says otherwise."""
+    spec: Any = defaults()["AgentType"].data["spec"]
+    return spec["workspace"][field]
+
+
+def adoptable(settings: Settings, path: Path, rows: Sequence[WorkspaceRow]) -> Path:
+    """The real path of a directory that may become a workspace in place. Raises ``BadDirectory``."""
+    real, told, home = Path(os.path.realpath(path)), printable(str(path)), Path(os.path.realpath(settings.home))
+    if not os.path.isdir(real):
+        what = "is not a directory" if os.path.exists(real) else "does not exist"
+        raise BadDirectory(f"`{told}` {what}", hint="name a directory; without one, the workspace starts empty")
+    if real.is_relative_to(home) or home.is_relative_to(real):
+        what = "is in" if real.is_relative_to(home) else "contains"
+        raise BadDirectory(f"`{told}` {what} RUNNER_HOME, `{home}`", hint="set RUNNER_HOME to another place")
+    for row in rows:
+        if row.path is not None and _overlap(real, Path(row.path)):
+            hint = f"runner workspace show {row.id}"
+            raise BadDirectory(f"`{told}` is, is in or holds `{row.path}`, which is a workspace already", hint=hint)
+    if not os.path.lexists(real / ".git"):
+        _check_no_repository(real, told)
+    return real
+
+
+def _check_no_repository(real: Path, told: str) -> None:
+    if os.path.isfile(real / "HEAD") and os.path.isdir(real / "objects"):
+        raise BadDirectory(f"`{told}` is a bare repository", hint="name a work tree")
+    for folder in real.parents:
+        if os.path.lexists(folder / ".git"):
+            hint = f"name `{folder}`, or a directory that is in no repository"
+            raise BadDirectory(f"`{told}` is a part of the repository at `{folder}`", hint=hint)
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    """Whether two directories are one, or one of them is in the other, by whatever names."""
+
+    def chain(path: Path) -> set[tuple[int, int]]:
+        return {(found.st_dev, found.st_ino) for folder in (path, *path.parents) for found in status_of(folder)}
+
+    return any(
+        (found.st_dev, found.st_ino) in chain(outer)
+        for inner, outer in ((one, other), (other, one))
+        for found in status_of(inner)
+    )
+
+
+def status_of(path: Path) -> Iterator[os.stat_result]:
+    """At most one: a path that is none leads nowhere that anybody means."""
+    try:
+        yield path.stat()
+    except OSError:
+        return

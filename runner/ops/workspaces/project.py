@@ -1,0 +1,72 @@
+"""Projects as a store knows them: made by a command, or by a manifest that was applied, which then owns its record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner.core.errors import BadName, ProtectedIgnored, RunnerError, UsageError, shown
+from runner.core.ids import is_name
+from runner.core.settings import Settings
+from runner.ops.host.state import open_state, read_state
+from runner.ops.runs.apply import make_home
+from runner.policy.protected import check_protected, unite
+from runner.ports.store import ProjectRow
+
+
+async def create_project(settings: Settings, project: ProjectRow) -> ProjectRow:
+    """Make a project, or change one that a command has made; never to less protection.
+
+    Raises ``ProjectOwned``, and ``UsageError`` for what would be lost.
+    """
+    make_home(settings)
+    async with open_state(settings) as store:
+        for before in await store.projects():
+            if before.name == project.name and before.manifest is None and (lost := _lost(before, project)):
+                raise UsageError(f"project `{project.name}` is there already, and would lose {lost}", hint=_KEEP)
+        return await store.put_project(project)
+
+
+_KEEP = "say again what it has, besides what is new; or describe it by a manifest, which may say anything"
+
+
+def _lost(before: ProjectRow, after: ProjectRow) -> str | None:
+    """Of its protection."""
+    if before.workspace_isolation and not after.workspace_isolation:
+        return "its isolation (--workspace-isolation)"
+    gone = [path for path in before.protected_paths if path not in after.protected_paths]
+    return f"what is protected: --protected {gone[0]}" if gone else None
+
+
+def new_project(
+    name: str, root: Path, *, isolated: bool, protected: Sequence[str]
+) -> tuple[ProjectRow, list[RunnerError]]:
+    """A project as asked for, and what there is to say about it.
+
+    Raises ``BadName``, and ``UsageError`` for a root that is no directory and paths that cannot be protected.
+    """
+    if not is_name(name):
+        raise BadName(f"`{shown(name)}` can not name a project", hint="small letters, digits, `-` and `.`")
+    if not os.path.isdir(root):
+        raise UsageError(f"`{shown(str(root))}` is not a directory")
+    for path in protected:
+        if complaint := check_protected(path):
+            raise UsageError(f"--protected: `{shown(path)}` {complaint}")
+    advice: list[RunnerError] = []
+    if protected and not isolated:
+        message = f"project `{name}` is not isolated, so {', '.join(protected)} can be written"
+        advice.append(ProtectedIgnored(message, hint="--workspace-isolation"))
+    return ProjectRow(name, os.path.realpath(root), isolated, unite(protected)), advice
+
+
+async def list_projects(settings: Settings) -> list[ProjectRow]:
+    """By name."""
+    async with read_state(settings) as store:
+        return await store.projects()
+
+
+async def get_project(settings: Settings, name: str) -> ProjectRow:
+    """Raises ``UnknownProject``."""
+    async with read_state(settings) as store:
+        return await store.project(name)

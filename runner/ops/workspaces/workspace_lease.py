@@ -1,0 +1,284 @@
+"""Exclusive use of a workspace outside of runs: its lease, and the locks that tell whether whoever has that lives.
+
+Each holder keeps a lock of the operating system on an empty directory of the workspace for as long as it has the
+lease. A lease whose lock is free belongs to a dead process, and is taken over at once, live or expired; one whose lock
+is held belongs to a process that lives, whatever a clock says that was set forward, and is taken by force only: then
+there is a new lock, so that the old one means nothing any more. An adopted directory is locked as well, since another
+store may have adopted it too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import trio
+
+from runner.artifacts.history import FILE, add_events, line
+from runner.artifacts.layout import write
+from runner.artifacts.run_lock import take
+from runner.core.errors import LeaseHeld, LeaseLost, LeaseTakenOver, RunnerError, WorkspaceLost
+from runner.core.model import Fence, Handle, Lease
+from runner.core.settings import Settings
+from runner.events.events import Event, LeaseAcquired, LeaseRefreshed, Warned
+from runner.lifecycle.lease import TTL, held
+from runner.ops.host.state import open_state
+from runner.ops.runs.apply import make_home, plainly, ports_of
+from runner.ports.provider import KILL_GRACE, STOP_GRACE, Provider
+from runner.ports.store import Store, WorkspaceRow
+from runner.runtime.context import Ports
+from runner.runtime.lease_holder import Tenure, keep
+
+BREAK = "break"  # what the holder of a lease does who took it by force
+PATIENCE = 2.0  # seconds for a holder that is about to come or go
+MARGIN = STOP_GRACE + 2 * KILL_GRACE  # seconds before a lease ends in which what runs is ended
+_PAUSE = 0.1
+
+
+def _silent(advice: RunnerError) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Premises:
+    """What verbs about workspaces work on; ``advise`` hears of what a person should know."""
+
+    settings: Settings
+    store: Store
+    ports: Ports
+    advise: Callable[[RunnerError], None] = _silent
+    lease_seconds: float = TTL
+
+    def folder(self, id: str) -> Path:
+        """What the runner keeps of a workspace and no command ever sees: its repository and its lock."""
+        return self.settings.home / "workspaces" / id
+
+    def lock(self, id: str) -> Path:
+        return lock_of(self.settings.home, id)
+
+    def repository(self, id: str) -> Path:
+        return self.folder(id) / "snapshot.git"
+
+    async def find(self, row: WorkspaceRow) -> tuple[Provider, Handle | None]:
+        """The provider of a workspace, and its handle if anything of it is there."""
+        provider = self.ports.provider(row.provider)
+        owned = await provider.list_owned(self.ports.nonce)
+        return provider, next((handle for handle in owned if handle.id == row.id), None)
+
+
+def lock_of(home: Path, id: str) -> Path:
+    """The directory that who has a workspace outside of runs keeps locked."""
+    return home / "workspaces" / id / "lease"
+
+
+@asynccontextmanager
+async def open_premises(
+    settings: Settings, advise: Callable[[RunnerError], None] = _silent, *, lease_seconds: float = TTL
+) -> AsyncIterator[Premises]:
+    """The workspaces of a ``RUNNER_HOME``. Raises what opening its store raises."""
+    make_home(settings)
+    async with open_state(settings) as store:
+        with plainly():
+            yield Premises(settings, store, ports_of(settings, store), advise, lease_seconds)
+
+
+class Tenancy:
+    """A workspace that is had. ``write`` is refused with ``LeaseLost`` from the moment on at which it is another's."""
+
+    def __init__(self, premises: Premises, row: WorkspaceRow, holder: str) -> None:
+        self.premises, self.row = premises, row
+        self.tenure = Tenure(row.id, holder, premises.store.lease, ttl=premises.lease_seconds)
+
+    async def write(self, *events: Event) -> None:
+        fence = self.tenure.fence
+        try:
+            await self._append(events, fence)
+        except LeaseLost:
+            if fence is None or trio.current_time() >= self.tenure.until:
+                raise
+            # By the time since boot it is ours still: the clock was set forward.
+            await self.tenure.regain(fence, lambda *taken: self._append(taken, None))
+            others = [event for event in events if not isinstance(event, LeaseRefreshed)]
+            await self._append(others, self.tenure.fence)
+
+    async def _append(self, events: Sequence[Event], fence: Fence | None) -> None:
+        recorded = await self.premises.store.append_to_workspace(self.row.id, events, fence=fence)
+        folder = self.premises.folder(self.row.id)
+        if folder.is_dir():  # a run's workspace has none
+            await trio.to_thread.run_sync(add_events, folder, recorded)
+
+    async def copy_journal(self) -> None:
+        """Let the workspace's folder have all of its events: whoever had it last may have died before he wrote one."""
+        history = await self.premises.store.workspace_events(self.row.id)
+        folder = self.premises.folder(self.row.id)
+        await trio.to_thread.run_sync(write, folder / FILE, "\n".join(map(line, history)))
+
+    async def end(self, last: Event) -> None:
+        """Write the last event of a workspace and let go of it at once: who finds none, finds no lease of it either."""
+        await self.tenure.release(lambda released: self.write(last, released))
+
+    async def handle(self) -> tuple[Provider, Handle]:
+        """Raises ``WorkspaceLost`` when nothing of the workspace is there."""
+        require_tree(self.row)
+        provider, handle = await self.premises.find(self.row)
+        if handle is None:
+            raise WorkspaceLost(
+                f"nothing of workspace `{self.row.id}` is left", hint=f"runner workspace destroy {self.row.id}"
+            )
+        return provider, handle
+
+
+@asynccontextmanager
+async def occupy(
+    premises: Premises, row: WorkspaceRow, doing: str, *, intent: Event | None = None, over: str | None = None
+) -> AsyncIterator[Tenancy]:
+    """Have a workspace to oneself for the length of the block, which is cancelled in time when that cannot be kept.
+
+    ``intent`` becomes durable with the lease. When somebody had it who is dead, all that still runs in the workspace is
+    ended first, and ``advise`` hears of it; so it is when ``over`` is his lease, alive as he may be. Raises
+    ``LeaseHeld``, and ``LeaseLost`` at the end of a block that was cut short.
+    """
+    tenancy = Tenancy(premises, row, f"{doing} {os.getpid()}")
+    with ExitStack() as locks:
+        before = await _acquire(tenancy, locks, intent, over)
+        try:
+            tenancy.row = await premises.store.workspace(row.id)
+            await tenancy.copy_journal()
+            if before.id:
+                await _take_over(tenancy, before, stubborn=before.id == over)
+            with plainly():
+                async with _kept(tenancy):
+                    yield tenancy
+        finally:
+            with trio.CancelScope(shield=True):
+                await tenancy.tenure.release(tenancy.write)
+
+
+async def _acquire(tenancy: Tenancy, locks: ExitStack, intent: Event | None, over: str | None) -> Lease:
+    """Take the locks and then the lease; what that was before."""
+    premises, id = tenancy.premises, tenancy.row.id
+
+    async def emit(*events: Event) -> None:
+        await tenancy.write(*((intent,) if intent is not None else ()), *events)
+
+    give_up = trio.current_time() + PATIENCE
+    while True:
+        lock = await trio.to_thread.run_sync(take, premises.lock(id))
+        if lock is not None:
+            locks.callback(os.close, lock)
+            before = await premises.store.lease(id)
+            _lock_tree(tenancy.row, before.holder or await _broken_holder(tenancy), locks)
+            return await tenancy.tenure.acquire(emit, forced=bool(before.id))
+        before = await premises.store.lease(id)
+        if before.id and before.id != over:
+            raise held(before)
+        if before.id:
+            _lock_tree(tenancy.row, before.holder, locks)
+            before = await tenancy.tenure.acquire(emit, forced=True)
+            locks.callback(os.close, await trio.to_thread.run_sync(replace_lock, premises.lock(id)))
+            return before
+        if trio.current_time() > give_up:
+            raise LeaseHeld(f"workspace `{id}` is in use by a process that has no lease of it", hint="try again")
+        await trio.sleep(_PAUSE)
+
+
+async def _broken_holder(tenancy: Tenancy) -> str:
+    """Whose lease was broken last, if one was: he may live, and have his locks still, but can write nothing."""
+    history = await tenancy.premises.store.workspace_events(tenancy.row.id)
+    holders = [one.event.holder for one in history if isinstance(one.event, LeaseAcquired)]
+    broken = [before for before, after in pairwise(holders) if after.startswith(f"{BREAK} ")]
+    return broken[-1] if broken else ""
+
+
+def replace_lock(lock: Path) -> int:
+    """A new lock in the place of one that is held; the directory that was there keeps its holder, and no name."""
+    new = lock.with_name(f"lease-{secrets.token_hex(8)}")
+    new.mkdir(mode=0o700)
+    descriptor = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    new.rename(lock)
+    return descriptor
+
+
+def require_tree(row: WorkspaceRow) -> None:
+    """Raises ``WorkspaceLost`` when an adopted directory is not where it was."""
+    if row.path is not None and not _is_at(row.path, row.inode):
+        hint = f"put it back, or runner workspace delete {row.id}"
+        raise WorkspaceLost(f"`{row.path}` is not the directory that was adopted", hint=hint)
+
+
+def _is_at(path: str, inode: int | None) -> bool:
+    try:
+        return os.lstat(path).st_ino == inode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _lock_tree(row: WorkspaceRow, holder: str, locks: ExitStack) -> None:
+    """Lock an adopted directory, which another store may use, if it is there; ``holder`` of this one may have it still.
+
+    Raises ``LeaseHeld``.
+    """
+    if row.path is None or not _is_at(row.path, row.inode):
+        return
+    tree = os.open(row.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    locks.callback(os.close, tree)
+    found = os.fstat(tree)
+    try:
+        fcntl.flock(tree, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not is_locked_by(found, holder):
+            hint = "`runner workspace list` has its workspace, unless that is of another RUNNER_HOME"
+            raise LeaseHeld(f"`{row.path}` is in use by another process", hint=hint) from None
+
+
+def is_locked_by(directory: os.stat_result, holder: str) -> bool:
+    """Whether a directory is locked by the process that a lease names as its holder, and by no other."""
+    place = f"{os.major(directory.st_dev):02x}:{os.minor(directory.st_dev):02x}:{directory.st_ino}"
+    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    pids = [words[4] for words in locks if words[1] == "FLOCK" and words[5] == place]
+    return bool(pids) and all(pid == holder.rpartition(" ")[2] for pid in pids)
+
+
+async def _take_over(tenancy: Tenancy, before: Lease, *, stubborn: bool) -> None:
+    why = "whose time was over" if not before.live(tenancy.premises.ports.now()) else "which is dead"
+    if stubborn:
+        why = "which did not end when it was asked to"
+    advice = LeaseTakenOver(f"the lease of workspace `{tenancy.row.id}` was taken over from `{before.holder}`, {why}")
+    await tenancy.write(Warned(advice.code, advice.message))
+    provider, handle = await tenancy.premises.find(tenancy.row)
+    if handle is not None:
+        await provider.evict(handle)
+    tenancy.premises.advise(advice)  # last, for whoever should hear it may have gone
+
+
+@asynccontextmanager
+async def _kept(tenancy: Tenancy) -> AsyncIterator[None]:
+    tenure = tenancy.tenure
+    scope = trio.CancelScope()
+    why: str | None = None
+
+    async def warn(message: str) -> None:
+        await tenancy.write(Warned("lease.refresh-failed", message))
+
+    async def watch() -> None:
+        nonlocal why
+        margin = min(MARGIN, tenancy.premises.lease_seconds / 4)
+        why = await keep(tenure, tenancy.write, margin=margin, warn=warn)
+        if tenure.fence is not None:
+            scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        with scope:
+            yield
+        nursery.cancel_scope.cancel()
+    if scope.cancelled_caught:
+        because = f": {why}" if why else ""
+        raise LeaseLost(f"the lease of workspace `{tenancy.row.id}` could not be kept{because}")

@@ -1,0 +1,484 @@
+"""Workspaces that outlive runs: made, found, stopped, and removed only when what is in them is kept or given up.
+
+Every change is an event of the workspace's own journal, written by who has its lease; the intent comes first, so that
+whatever was cut off half-way can be finished by the next who comes, ``runner recover`` among them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import file_digest
+from pathlib import Path
+from uuid import UUID
+
+import trio
+
+from runner.core.errors import (
+    BadSource,
+    ForbiddenFiles,
+    HostRefused,
+    NoRepository,
+    Rejected,
+    RunnerError,
+    UnknownCommit,
+    UnknownWorkspace,
+    UnsavedWork,
+    UsageError,
+    WorkspaceState,
+    printable,
+)
+from runner.core.model import DEFAULT_PROJECT, Handle, Limits, Receipt, Violation, WorkspaceStatus
+from runner.core.settings import Settings
+from runner.events import events as ev
+from runner.lifecycle.workspace import check_limit, hint
+from runner.manifest.load import defaults
+from runner.manifest.repository import FILE, FILE_BYTES
+from runner.ops.host.state import now_microseconds, read_state
+from runner.ops.planning.files import agents_file
+from runner.ops.workspaces.create_checks import adoptable, choose_provider, limits_of, status_of
+from runner.ops.workspaces.leases import LeaseState, ask_to_end, states_of
+from runner.ops.workspaces.workspace_lease import Premises, Tenancy, occupy
+from runner.policy.paths import PathPolicy
+from runner.ports.git import Author, Snapshot, Snapshotting, Tip
+from runner.ports.provider import Provider, WorkspaceRequest
+from runner.ports.store import ProjectRow, Store, WorkspaceRow
+from runner.runtime.agents_file import replace_in_project
+from runner.runtime.context import read_input, write_new
+from runner.runtime.policy_scan import policy_of
+from runner.runtime.tree_scan import ScanResult, scan
+from runner.safefs import trees
+from runner.spec.model import AGENTS_FILE, PolicyFile
+from runner.spec.resolve import policies_of
+
+BRANCH = "main"  # of a repository that the runner makes
+PATCH = "work.patch"
+_NAMED = 5  # files that an error names
+_CONTENT_RULES = ("forbidden:", "max-file-size")
+
+S = WorkspaceStatus
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A workspace to make: from the directory ``path`` in place, from a repository's ``url``, or empty.
+
+    ``image`` is the name of the system that its commands see, which only some providers have.
+    """
+
+    path: Path | None = None
+    url: str | None = None
+    branch: str | None = None
+    project: str | None = None
+    provider: str | None = None
+    persistent: bool = False
+    image: str | None = None
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What became of a workspace: ``receipt`` says what was kept in ``saved``. An adopted ``tree`` stays."""
+
+    workspace: str
+    saved: Path | None = None
+    receipt: Receipt | None = None
+    ignored: int = 0
+    tree: str | None = None
+
+
+# --- looking ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A workspace as listings show it, with its lease if somebody has it, or had it when he died."""
+
+    row: WorkspaceRow
+    lease: LeaseState | None
+
+
+async def list_workspaces(settings: Settings) -> list[Listed]:
+    """Every workspace, newest first, those of runs as well."""
+    async with read_state(settings) as store:
+        rows, leases = await store.workspaces(), await store.leases()
+    held = {lease.workspace: lease for lease in states_of(leases, settings, now_microseconds())}
+    return [Listed(row, held.get(row.id)) for row in rows]
+
+
+async def find_by_path(settings: Settings, path: Path) -> Listed:
+    """The workspace that a path is in, however it is named. Raises ``UnknownWorkspace``."""
+    listed = {one.row.id: one for one in await list_workspaces(settings)}
+    if row := _around(settings, [one.row for one in listed.values()], path):
+        return listed[row.id]
+    raise UnknownWorkspace(f"`{printable(str(path))}` is in no workspace", hint="`runner workspace list` shows all")
+
+
+def _around(settings: Settings, rows: Sequence[WorkspaceRow], path: Path) -> WorkspaceRow | None:
+    known = {(found.st_dev, found.st_ino): row for row in rows for found in status_of(tree_of(settings, row))}
+    real = Path(os.path.realpath(path))  # ``resolve`` raises for links in a circle
+    for folder in (real, *real.parents):
+        for found in status_of(folder):
+            if row := known.get((found.st_dev, found.st_ino)):
+                return row
+    return None
+
+
+def tree_of(settings: Settings, row: WorkspaceRow) -> Path:
+    """Where the files of a workspace are on this host."""
+    if row.path is not None:
+        return Path(row.path)
+    if row.slot is not None:
+        return settings.home / "projects" / DEFAULT_PROJECT / "workspaces" / row.slot
+    own = settings.home / "projects" / row.project / "workspaces" / row.id
+    return own if row.run is None else next(settings.home.glob(f"projects/*/workspaces/{row.id}"), own)
+
+
+async def own_workspace(store: Store, text: str) -> WorkspaceRow:
+    """The workspace that a person means. Raises ``UnknownWorkspace``, ``WorkspaceState`` for one that a run has."""
+    row = await store.workspace(text)
+    if row.run is not None:
+        hint = f"runner runs show {row.run}; `runner recover {row.run}` ends it if its runner has died"
+        raise WorkspaceState(f"workspace `{row.id}` belongs to run `{row.run}`, which removes it", hint=hint)
+    return row
+
+
+# --- making ----------------------------------------------------------------------------------------
+
+
+async def create(premises: Premises, wish: Wish) -> WorkspaceRow:
+    """Make a workspace, ready to be used. When it cannot be made, or this is cancelled, it is removed again.
+
+    Raises ``UsageError``, ``BadDirectory``, ``UnknownProject``, ``WorkspaceLimit``, ``ProviderUnavailable``,
+    ``ImageMissing``, ``ForbiddenFiles``, and what provider and git raise.
+    """
+    if wish.path is not None and wish.url is not None:
+        raise UsageError("a workspace is made from a directory or from a URL", hint="leave one of them out")
+    if wish.branch is not None and wish.url is None:
+        raise UsageError("--branch is the branch of a --url")
+    settings = premises.settings
+    rows = await premises.store.workspaces()
+    check_limit(settings.max_workspaces, rows)
+    path = adoptable(settings, wish.path, rows) if wish.path else None
+    project = await premises.store.project(wish.project) if wish.project is not None else None
+    chosen = await choose_provider(premises, wish.provider, wish.image, adopting=path is not None)
+    git = premises.ports.git
+    tip = await git.look_up(wish.url, branch=wish.branch, commit=None) if wish.url is not None else None
+    among_others = path is not None or (project is not None and not project.workspace_isolation)
+    limits, not_enforced = limits_of(settings, chosen.probe.among_others() if among_others else chosen.probe)
+    requested = ev.WorkspaceRequested(
+        chosen.provider.name,
+        project.name if project else DEFAULT_PROJECT,
+        wish.persistent,
+        limits,
+        settings.workspace_ttl,
+        settings.workspace_max_age,
+        str(path) if path else None,
+        path.stat().st_ino if path else None,
+        wish.url,
+        tip.branch if tip else None,
+        not_enforced,
+        chosen.image,
+    )
+    id = str(UUID(bytes=secrets.token_bytes(16), version=4))
+    row = WorkspaceRow(id, chosen.provider.name, S.CREATING, 0, 0, path=requested.path, inode=requested.inode)
+    async with occupy(premises, row, "create", intent=requested) as tenancy:
+        try:
+            check_limit(settings.max_workspaces, await premises.store.workspaces(), id)
+            await _make(tenancy, chosen.provider, project, tip)
+        except BaseException as error:
+            with trio.CancelScope(shield=True):
+                await _end(tenancy, f"it could not be made: {error}" if isinstance(error, RunnerError) else "cancelled")
+            raise
+    return await premises.store.workspace(id)
+
+
+async def _make(tenancy: Tenancy, provider: Provider, project: ProjectRow | None, tip: Tip | None) -> None:
+    row, premises = tenancy.row, tenancy.premises
+    shared = project is not None and not project.workspace_isolation and row.path is None
+    request = WorkspaceRequest(
+        row.id,
+        "",
+        premises.ports.nonce,
+        row.limits or Limits(),
+        row.project,
+        shared,
+        Path(row.path) if row.path else None,
+        row.image,
+    )
+    handle = await provider.create(request)
+    await tenancy.write(ev.WorkspaceBecame(S.PROVISIONING))
+    base = await _fill(tenancy, handle, tip)
+    if base is not None:
+        await tenancy.write(ev.BaseTaken(base))
+        tenancy.row = replace(row, base=base)
+    if row.path is None:
+        await validate(tenancy.premises, tenancy.row, handle)
+        if project is not None:
+            await _place_agents_file(tenancy, handle, Path(project.root))
+        await provider.give(handle)
+    await tenancy.write(ev.WorkspaceBecame(S.READY))
+
+
+async def _fill(tenancy: Tenancy, handle: Handle, tip: Tip | None) -> str | None:
+    """Bring the tree to what the workspace starts with; the commit that its work is compared with."""
+    row, git, repository = tenancy.row, tenancy.premises.ports.git, tenancy.premises.repository(tenancy.row.id)
+    if row.url is not None and tip is not None:
+        await git.fetch_url(row.url, tip.commit, into=repository, depth=1)
+        await git.check_out(repository, tip.commit, into=handle.tree, branch=tip.branch, origin=row.url)
+        return tip.commit
+    if not _has(handle.tree, ".git"):
+        await git.initialise(handle.tree, branch=BRANCH)
+    if not handle.adopted:
+        await git.empty(repository)
+        return None
+    try:
+        return await git.resolve(handle.tree, branch=None, commit=None)
+    except (BadSource, UnknownCommit):  # another user's, or nothing is committed yet
+        return None
+
+
+async def _place_agents_file(tenancy: Tenancy, handle: Handle, root: Path) -> None:
+    """Put the project's ``AGENTS.md``, if it has one, where commands look for it; never over another in the tree."""
+    try:
+        wanted = (await trio.to_thread.run_sync(agents_file, root)).get(AGENTS_FILE)
+    except (OSError, ValueError) as error:
+        raise HostRefused(f"`{root / AGENTS_FILE}` can not be copied: {error}") from error
+    if wanted is None:
+        return
+    content = await trio.to_thread.run_sync(read_input, wanted)
+    if handle.project_tree is not None:
+        await trio.to_thread.run_sync(replace_in_project, handle.project_tree, content, handle.uid)
+    elif not _has(handle.tree, AGENTS_FILE):
+        await tenancy.write(ev.FilePlaced(AGENTS_FILE, wanted.sha256))
+        await trio.to_thread.run_sync(write_new, handle.tree / AGENTS_FILE, content, 0o644)
+
+
+def _has(tree: Path, name: str) -> bool:
+    return os.path.lexists(tree / name)
+
+
+# --- judging ---------------------------------------------------------------------------------------
+
+
+async def policy_for(premises: Premises, row: WorkspaceRow) -> PathPolicy:
+    """What holds in a workspace: the built-in policy, and that of its base commit. Raises ``Rejected``."""
+    file = None
+    if row.base is not None:
+        place = Path(row.path) if row.path else premises.repository(row.id)
+        try:
+            content = await premises.ports.git.read_file(place, row.base, FILE, limit=FILE_BYTES)
+        except (BadSource, NoRepository, UnknownCommit) as error:
+            raise HostRefused(f"the policy of workspace `{row.id}` can not be read: {error.message}") from error
+        file = None if content is None else PolicyFile(row.base, content)
+    specs, _, findings = policies_of((defaults()["Policy"],), file, untrusted=False)
+    if any(finding.severity == "error" for finding in findings):
+        raise Rejected(findings)
+    return policy_of(specs)
+
+
+async def look_through(handle: Handle, policy: PathPolicy, *, without: Sequence[str] = ()) -> ScanResult:
+    """Everything in a tree that breaks policy or cannot be kept. Cancelling takes effect while it looks."""
+
+    def stopping() -> bool:
+        trio.from_thread.check_cancelled()
+        return False
+
+    skipped = (".git", *without)
+    try:
+        return await trio.to_thread.run_sync(lambda: scan(handle.tree, policy, skip_top=skipped, should_stop=stopping))
+    except OSError as error:
+        raise HostRefused.of(error) from error
+
+
+async def validate(premises: Premises, row: WorkspaceRow, handle: Handle) -> None:
+    """Raises ``ForbiddenFiles`` when there are files in a workspace that its policy forbids.
+
+    What else a scan finds, such as links out of the tree, does no harm before it is saved or published.
+    """
+    found = await look_through(handle, await policy_for(premises, row))
+    bad = [each for each in found.violations if each.rule.startswith(_CONTENT_RULES)]
+    if bad or found.truncated:
+        hint = "remove them, or allow them in .agentgate/policy.yaml of the commit that the workspace starts from"
+        raise ForbiddenFiles(
+            f"workspace `{row.id}` holds what policy forbids: {_names(bad or found.violations)}", hint=hint
+        )
+
+
+def _names(violations: Sequence[Violation]) -> str:
+    more = f", and {len(violations) - _NAMED} more" if len(violations) > _NAMED else ""
+    return ", ".join(map(str, violations[:_NAMED])) + more
+
+
+# --- stopping and resuming -------------------------------------------------------------------------
+
+
+async def stop(premises: Premises, text: str) -> WorkspaceRow:
+    """End what runs in a workspace and let nothing begin there; its files stay. A stopped one stays so."""
+    row = await own_workspace(premises.store, text)
+    if row.status is S.STOPPED:
+        return row
+    async with occupy(premises, row, "stop") as tenancy:
+        await finish_stop(tenancy)
+    return await premises.store.workspace(row.id)
+
+
+async def finish_stop(tenancy: Tenancy) -> None:
+    """End what runs in a workspace, also one whose stopping was cut off."""
+    provider, handle = await tenancy.handle()
+    if tenancy.row.status is not S.STOPPING:
+        await tenancy.write(ev.WorkspaceBecame(S.STOPPING))
+    await provider.evict(handle)
+    await tenancy.write(ev.WorkspaceBecame(S.STOPPED), use_of(tenancy.premises.settings))
+
+
+async def resume(premises: Premises, text: str) -> WorkspaceRow:
+    """Let a stopped workspace be used again. One that is ready is so already. Raises ``WorkspaceState``."""
+    row = await own_workspace(premises.store, text)
+    if row.status is S.READY:
+        return row
+    async with occupy(premises, row, "resume") as tenancy:
+        await tenancy.handle()
+        await tenancy.write(ev.WorkspaceBecame(S.READY), use_of(premises.settings))
+    return await premises.store.workspace(row.id)
+
+
+def use_of(settings: Settings) -> ev.WorkspaceUsed:
+    return ev.WorkspaceUsed(settings.workspace_ttl, settings.workspace_max_age)
+
+
+def require_ready(row: WorkspaceRow) -> None:
+    """Raises ``WorkspaceState``."""
+    if row.status is not S.READY:
+        raise WorkspaceState(f"workspace `{row.id}` is {row.status}", hint=hint(row.id, row.status))
+
+
+# --- removing --------------------------------------------------------------------------------------
+
+
+async def destroy(premises: Premises, text: str, *, discard: bool = False, reason: str = "") -> Removed:
+    """Save what is unsaved in a workspace and remove it; the files of an adopted directory stay.
+
+    A command that runs in it is asked to end, and ended if it does not in time. Also finishes what was cut off.
+    ``discard`` gives unsaved work up. Raises ``UnknownWorkspace``, ``LeaseHeld`` by any other than a command, and
+    ``UnsavedWork`` when there is work that cannot be saved; then it stays as it is.
+    """
+    row = await own_workspace(premises.store, text)
+    stubborn = await ask_to_end(premises, row)
+    async with occupy(premises, row, "destroy", over=stubborn) as tenancy:
+        return await finish_destroy(tenancy, discard=discard, reason=reason)
+
+
+async def delete(premises: Premises, text: str, *, discard: bool = False) -> Removed:
+    """Forget an adopted directory; sweep any other workspace, unless there is unsaved work and no ``discard``."""
+    row = await own_workspace(premises.store, text)
+    async with occupy(premises, row, "delete") as tenancy:
+        _, handle = await premises.find(row)
+        if handle is not None and not handle.adopted and not discard:
+            work = await _work_of(tenancy, handle)
+            if work.changed or work.lost:
+                hint = f"`runner workspace destroy {row.id}` saves it first; --discard gives it up"
+                raise UnsavedWork(f"workspace `{row.id}` has {work}", hint=hint)
+        return await finish_destroy(tenancy, discard=True)
+
+
+async def finish_destroy(tenancy: Tenancy, *, discard: bool, reason: str = "") -> Removed:
+    """``destroy`` for who has the workspace."""
+    premises, row = tenancy.premises, tenancy.row
+    history = [recorded.event for recorded in await premises.store.workspace_events(row.id)]
+    settled = any(isinstance(event, ev.WorkspaceSaved | ev.WorkspaceDiscarded) for event in history)
+    provider, handle = await premises.find(row)
+    removed = Removed(row.id, tree=row.path)
+    begun = row.status is S.DESTROYING
+    if handle is not None and not handle.adopted and not (begun and settled):
+        if discard:
+            await tenancy.write(ev.WorkspaceDiscarded())
+        else:
+            work = await _work_of(tenancy, handle)
+            if work.lost:
+                hint = f"remove it, or give all of it up: runner workspace destroy --discard {row.id}"
+                raise UnsavedWork(f"workspace `{row.id}` has {work}", hint=hint)
+            if not begun:
+                await tenancy.write(ev.WorkspaceBecame(S.DESTROYING, reason))
+                begun = True
+            removed = await _save(tenancy, work)
+    if not begun:
+        await tenancy.write(ev.WorkspaceBecame(S.DESTROYING, reason))
+    if handle is not None:
+        await provider.destroy(handle)
+    await tenancy.end(ev.WorkspaceBecame(S.DESTROYED))
+    await trio.to_thread.run_sync(trees.remove, premises.folder(row.id))
+    return removed
+
+
+async def _end(tenancy: Tenancy, reason: str) -> None:
+    """Remove a workspace that was never ready."""
+    tenancy.row = await tenancy.premises.store.workspace(tenancy.row.id)
+    await finish_destroy(tenancy, discard=True, reason=reason)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a workspace has that is nowhere else: a snapshot of it, and what cannot be in one, with the reason."""
+
+    snapshot: Snapshot
+    changed: int
+    lost: tuple[Violation, ...]
+
+    def __str__(self) -> str:
+        if self.lost:
+            return f"unsaved work that can not be saved: {_names(self.lost)}"
+        return f"unsaved work: {self.changed} changed file{'s' * (self.changed != 1)}"
+
+
+async def _work_of(tenancy: Tenancy, handle: Handle) -> _Work:
+    """Nothing may run in the workspace."""
+    premises, row = tenancy.premises, tenancy.row
+    history = await premises.store.workspace_events(row.id)
+    placed = [recorded.event.path for recorded in history if isinstance(recorded.event, ev.FilePlaced)]
+    found = await look_through(handle, await policy_for(premises, row), without=placed)
+    git, repository = premises.ports.git, premises.repository(row.id)
+    author = Author("runner", "runner@localhost", premises.ports.now() // 1_000_000)
+    left_out = found.offending | {name.encode() for name in placed}
+    wanted = Snapshotting(f"unsaved work of workspace {row.id}", author, left_out)
+    snapshot = await git.snapshot(repository, handle.tree, row.base, wanted)
+    changes = await git.changes(repository, row.base, snapshot.commit)
+    return _Work(snapshot, len(changes), found.violations)
+
+
+async def _save(tenancy: Tenancy, work: _Work) -> Removed:
+    """Keep a snapshot, its repository and its patch, and say so durably; without a change there is only a receipt."""
+    premises, row = tenancy.premises, tenancy.row
+    commit = work.snapshot.commit
+    if not work.changed:
+        receipt = Receipt(commit, None, None, 0, 0)
+        await tenancy.write(ev.WorkspaceSaved(receipt))
+        return Removed(row.id, None, receipt, work.snapshot.ignored)
+    to = premises.settings.home / "saved" / row.id
+    repository = premises.repository(row.id)
+    await trio.to_thread.run_sync(partial(to.mkdir, mode=0o700, parents=True, exist_ok=True))
+    (to / PATCH).unlink(missing_ok=True)
+    size = await premises.ports.git.patch(repository, row.base, commit, to / PATCH)
+    digest = await trio.to_thread.run_sync(_sha256, to / PATCH)
+    await trio.to_thread.run_sync(_copy_repository, repository, to / repository.name)
+    receipt = Receipt(commit, PATCH, digest, size, work.changed)
+    await tenancy.write(ev.WorkspaceSaved(receipt))
+    return Removed(row.id, to, receipt, work.snapshot.ignored)
+
+
+def _copy_repository(source: Path, to: Path) -> None:
+    """By links: objects never change, and the original goes with the workspace."""
+    trees.remove(to)
+    for folder, _, files in os.walk(source):
+        target = to / Path(folder).relative_to(source)
+        target.mkdir(parents=True)
+        for name in files:
+            os.link(Path(folder, name), target / name)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return file_digest(file, "sha256").hexdigest()

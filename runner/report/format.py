@@ -1,0 +1,164 @@
+"""How numbers and outcomes are worded, once for all faces."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterator
+
+from runner.core.model import Isolation, Limits, Rung, Status, Usage
+from runner.core.settings import limit
+from runner.events.events import CommandsSeen, RungReached
+
+MARKS = {
+    Status.PENDING: "·",
+    Status.RUNNING: "▸",
+    Status.SUCCEEDED: "✓",
+    Status.FAILED: "✗",
+    Status.SKIPPED: "-",
+    Status.CANCELLED: "!",
+    Status.UNKNOWN: "?",
+    Status.LOST: "?",
+}
+
+_COMMAND = re.compile(r"`(?:env )?((?:[A-Za-z_]\w*=(?:'[^']*'|[^\s'])* )*)([^`]+)`")
+_LONG = 80  # columns of a command in a sentence
+
+_RUNGS = {Rung.TERM: "TERM", Rung.KILL: "KILL", Rung.SANDBOX: "sandbox killed"}
+
+
+def brief(text: str) -> str:
+    """A sentence whose commands, in backticks, are without the environment that they set, and not long."""
+    return _COMMAND.sub(lambda found: f"`{_shortened(found[2])}`", text)
+
+
+def _shortened(command: str) -> str:
+    return command if len(command) <= _LONG else f"{command[: _LONG - 3]}..."
+
+
+def duration(seconds: float | None) -> str:
+    """``0.4s``, ``2m05s``, ``1h30m``; empty for ``None``."""
+    if seconds is None:
+        return ""
+    return f"{seconds:.1f}s" if seconds < 10 or (seconds < 60 and seconds % 1) else limit(seconds)
+
+
+def age(seconds: float) -> str:
+    """``40s``, ``7m``, ``3h``, ``12d``: how long ago, in its largest unit."""
+    for unit, of in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= of:
+            return f"{seconds // of:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
+
+
+def commands(seen: CommandsSeen) -> str:
+    """``17 commands, 1 of them cut, 2 refused``: 17 ran; what there is none of is left out."""
+    ran = seen.executed + seen.cut
+    return f"{ran} command{'s' * (ran != 1)}{others(seen.denied, seen.cut)}"
+
+
+def others(denied: int, cut: int) -> str:
+    """What follows the number of commands that ran: those whose end nobody saw, and those that never began."""
+    return f", {cut} of them cut" * bool(cut) + f", {denied} refused" * bool(denied)
+
+
+def size(count: int) -> str:
+    """``512M``, ``1.5G``: three significant figures at most."""
+    number, unit = float(count), ""
+    for larger in "KMGT":
+        if number < 1024:
+            break
+        number, unit = number / 1024, larger
+    return f"{number:.3g}{unit}"
+
+
+def limits(value: Limits) -> str:
+    parts = []
+    if value.cpus is not None:
+        parts.append(f"{value.cpus:g} CPU")
+    if value.memory_bytes is not None:
+        parts.append(size(value.memory_bytes))
+    if value.disk_bytes is not None:
+        parts.append(f"disk {size(value.disk_bytes)}")
+    if value.pids is not None:
+        parts.append(f"{value.pids} pids")
+    return ", ".join(parts) or "no limits"
+
+
+def isolation(seen: Isolation) -> str:
+    """What was read back from inside, in one line."""
+    return f"uid {seen.uid}, {sandbox(seen)}"
+
+
+def sandbox(seen: Isolation) -> str:
+    """What commands are held to."""
+    if seen.interfaces is None:
+        network = "network of the host"
+    else:
+        network = "no interface" if seen.interfaces in ((), ("lo",)) else f"interfaces {', '.join(seen.interfaces)}"
+    shared = f", shares {', '.join(seen.shared_namespaces)} with the host" if seen.shared_namespaces else ""
+    unfiltered = ", system calls not filtered" if seen.isolation and not seen.filtered else ""
+    return f"{network}, {limits(seen.limits)}{shared}{unfiltered}"
+
+
+def usage(used: Usage) -> str:
+    """``9 requests, 48.1k tokens (12k of them cached), $0.31``; a price that is not known is left out, and of a model
+    that was refused ``nothing used``."""
+    if used == Usage():
+        return "nothing used"
+    parts = [f"{used.requests} request{'s' * (used.requests != 1)}"] if used.requests else []
+    cached = f" ({count(used.cached_tokens)} of them cached)" if used.cached_tokens else ""
+    parts.append(f"{count(used.tokens)} tokens{cached}")
+    if used.cost_usd is not None:
+        parts.append(cost(used.cost_usd))
+    return ", ".join(parts)
+
+
+def cost(dollars: float) -> str:
+    """``$0.31``; what is no whole cent is not said to be free."""
+    return f"${dollars:.2f}" if dollars >= 0.01 or not dollars else "less than $0.01"
+
+
+def count(number: int) -> str:
+    """``512``, ``48.1k``, ``1.2M``: three significant figures at most."""
+    if number < 1000:
+        return str(number)
+    return f"{number / 1000:.3g}k" if number < 999_500 else f"{number / 1e6:.3g}M"
+
+
+def rung(reached: RungReached, left: float = 0.0) -> str:
+    """What was done to end a command, which has ``left`` seconds of its grace."""
+    until = f", {math.ceil(left)}s until KILL" if left > 0 else ""
+    return f"{_RUNGS[reached.rung]} ({reached.reason.value}){until}"
+
+
+def columns(text: str) -> int:
+    """How many columns a terminal takes to draw printable text: East Asian characters take two, marks none."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def wrapped(text: str, room: int) -> Iterator[str]:
+    """``text`` in lines of at most ``room`` columns, broken at spaces, and within a word only where it must be."""
+    line, taken = "", 0
+    for word in text.split(" "):
+        wide = columns(word)
+        if line and taken + 1 + wide > room:
+            yield line
+            line, taken = "", 0
+        elif line:
+            line, taken = line + " ", taken + 1
+        while taken + wide > room and len(word) > 1:
+            cut = 1
+            while columns(word[: cut + 1]) <= room:
+                cut += 1
+            yield word[:cut]
+            word, wide = word[cut:], columns(word[cut:])
+        line, taken = line + word, taken + wide
+    yield line

@@ -1,0 +1,430 @@
+"""A run under way: its places, its ports, and what its steps hand to each other.
+
+Whatever is here can be told again from the journal; nothing is decided by it that an event does not show.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+from typing import TypeVar
+
+import trio
+
+from runner.core.errors import InputChanged, PlatformError, WorkspaceLost
+from runner.core.model import Feature, Handle, Lease, Miss, Receipt, Rung, SlotKey
+from runner.core.redact import Redactor, Secret
+from runner.events import events as ev
+from runner.lifecycle.backoff import SLOW, pauses
+from runner.plan.model import RunPlan
+from runner.ports.agent import Agent
+from runner.ports.cluster import ClusterGateway
+from runner.ports.gateway import Api, Gateway
+from runner.ports.git import Author, Git, Snapshot
+from runner.ports.provider import Opening, Paths, Probe, Provider, Workspace, WorkspaceRequest
+from runner.runtime.lease_holder import Emit, Tenure
+from runner.runtime.mount_plan import Shape
+from runner.runtime.path_digests import digests
+from runner.runtime.tree_scan import ScanResult
+from runner.safefs import trees
+from runner.spec import template
+from runner.spec.model import ContextFile
+from runner.triage.prompt import Attempt
+
+_T = TypeVar("_T")
+
+Explain = Callable[[Rung, float], ev.RungReached]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a run keeps things on the host, all decided by ``RUNNER_HOME`` and the run's id."""
+
+    home: Path
+    run: str
+
+    @property
+    def directory(self) -> Path:
+        return self.home / "runs" / self.run
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+    @property
+    def repository(self) -> Path:
+        return self.home / "snapshots" / f"{self.run}.git"
+
+    @property
+    def checkout(self) -> Path:
+        return self.home / "tmp" / f"{self.run}-verify"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.home / "tmp" / f"{self.run}-commits"
+
+    def name_of(self, handle: Handle) -> Path:
+        """Where people find a workspace's tree, which may lie elsewhere."""
+        name = self.home / "projects" / handle.project / "workspaces" / handle.id
+        return name if name.is_symlink() else handle.tree
+
+
+async def no_pool(provider: Provider, key: SlotKey, request: WorkspaceRequest) -> Handle | Miss | None:
+    await trio.lowlevel.checkpoint()
+    return None
+
+
+async def boundless(workspace: str) -> None:
+    """There is room for any number of workspaces."""
+    await trio.lowlevel.checkpoint()
+
+
+def never(provider: str) -> None:
+    """No provider was looked at before."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What of the world a run needs, and can be looked at before there is any."""
+
+    agent: Callable[[str], Agent]
+    gateway: Gateway
+    cluster: ClusterGateway
+    model_key: Callable[[Api], str]  # for an agent that is to have it; raises ``KeyMissing``
+    model_url: Callable[[Api], str | None]  # where it goes with it, ``None`` for the provider; raises ``UsageError``
+
+
+@dataclass(frozen=True)
+class Ports(Outside):
+    """What a run reaches the world through; made by the composition root.
+
+    ``warm`` is asked for a workspace that is kept warm: it may say why there is none, or that nobody keeps any.
+    ``room`` raises ``WorkspaceLimit`` for a workspace that there is none for beside those before it.
+    ``seen`` is what a provider was found to be a moment ago, so that it is not asked twice.
+    """
+
+    provider: Callable[[str], Provider]
+    git: Git
+    sub_runner: Callable[[str, Mapping[str, str]], Awaitable[list[str]]]
+    lease: Callable[[str], Awaitable[Lease]]  # of a workspace, by the store
+    nonce: str
+    now: Callable[[], int]  # microseconds since the epoch
+    chance: Callable[[], float]  # between 0 and 1
+    redact: Redactor = field(default_factory=Redactor)  # of all that is shown or kept
+    warm: Callable[[Provider, SlotKey, WorkspaceRequest], Awaitable[Handle | Miss | None]] = no_pool
+    room: Callable[[str], Awaitable[None]] = boundless
+    seen: Callable[[str], Probe | None] = never
+    random_hex: Callable[[int], str] = token_hex  # of so many bytes; nobody can guess it
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an earlier run has left for this one to go on with: its work, a commit on ``base``, and its ``directory``.
+
+    ``snapshot`` is what it published, if that is taken over; ``commits`` what its agent committed itself.
+    """
+
+    repository: Path
+    commit: str
+    base: str | None
+    directory: Path
+    snapshot: ev.SnapshotPublished | None
+    commits: ev.CommitsTaken | None
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """The run that this one continues. ``reused`` maps steps that are not performed to the run in which they were, and
+    their content keys; without any, nothing is ``kept``. ``attempt`` is for the agent, if it runs again."""
+
+    run: str
+    reused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    kept: Kept | None = None
+    attempt: Attempt | None = None
+
+
+@dataclass
+class Underway:
+    """The step that is being performed.
+
+    ``explain`` says why a rung of ending its command was reached, given the command's own deadline (trio time).
+    ``end_unknown``: the sandbox was lost while a command ran, so nobody knows what that did. ``awaited`` says in words
+    what it was waiting for when it was stopped, if that is known.
+    """
+
+    step: str
+    explain: Explain
+    end_unknown: bool = False
+    awaited: str = ""
+
+
+@dataclass
+class Sandbox:
+    workspace: Workspace
+    shape: object
+    closing: trio.Event = field(default_factory=trio.Event)
+    closed: trio.Event = field(default_factory=trio.Event)
+    failure: PlatformError | None = None
+
+
+class Run:
+    """What the steps of one run share. Belongs to one task at a time: steps of a run follow each other.
+
+    ``news`` are events that are written with the next one that is emitted, for each write waits for the disk: what is
+    known when a step is about to end, or right before another event. What happens next may rest on emitted ones only.
+    """
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        plan: RunPlan,
+        digest: str,
+        places: Places,
+        ports: Ports,
+        emit: Emit,
+        services: trio.Nursery,
+        tenure: Tenure,
+        kept: Kept | None = None,
+        attempt: Attempt | None = None,
+        secrets: Mapping[str, Secret] | None = None,
+    ) -> None:
+        self.id = id
+        self.plan = plan
+        self.digest = digest  # of the plan that this run is of
+        self.places = places
+        self.ports = ports
+        self.rehearsal = ports.gateway.rehearsal
+        self.news: list[ev.Event] = []
+        self._emit = emit
+        self.tenure = tenure
+        self.kept = kept
+        self.attempt = attempt
+        self.secrets = secrets or {}
+        self._services = services  # outlives work, so that settling finds its sandboxes' services alive
+        self.underway: Underway | None = None
+        self.provider: Provider | None = None
+        self.probe: Probe | None = None
+        self.handle: Handle | None = None
+        self.missed: Miss | None = None  # why the workspace was not had warm, if it should have been
+        self.chosen: str | None = None  # of the chain of providers
+        self.refused: dict[str, str] = {}  # those that were tried, or could not be, with the reason
+        self.abandoned: dict[str, Provider] = {}  # workspaces that were fallen back from and are still there
+        self.moved_in = False  # the agent may have begun: no other provider is tried any more
+        self.inputs: tuple[str, ...] = ()  # the incident's files, when they lie in the tree
+        self.placed: dict[str, str] = {}  # files of the runner's own in the tree, with the digest of each
+        self.protected: dict[str, str] = {}  # what was there before any command, as ``_content.digests`` tells it
+        self.base: str | None = None
+        self.scan: ScanResult | None = None
+        self.offending: frozenset[bytes] = frozenset()
+        self.agent_succeeded = False
+        self.context = b""  # of the incident, for the agent's prompt
+        self.unchecked: tuple[str, ...] = ()  # secrets whose values are not known here any more, to look for them
+        self.snapshot: Snapshot | None = None
+        self.receipt: Receipt | None = None
+        self._repository = False
+        self._sandbox: Sandbox | None = None
+
+    async def emit(self, *events: ev.Event) -> None:
+        news, self.news = self.news, []
+        await self._emit(*news, *events)
+
+    @property
+    def workspace_id(self) -> str:
+        return self.tenure.workspace
+
+    def attach(self, provider: Provider, probe: Probe, handle: Handle | None) -> None:
+        """The workspace's provider from the intent on, its handle once it is made."""
+        self.provider, self.probe, self.handle = provider, probe, handle
+
+    def require(self) -> tuple[Provider, Handle]:
+        assert self.provider is not None  # every step that calls this needs provision
+        assert self.handle is not None
+        return self.provider, self.handle
+
+    def vacate(self) -> None:
+        """Forget all that was learned of a workspace that is fallen back from."""
+        self.provider = self.probe = self.handle = self.base = self.missed = None
+        self.inputs, self.placed, self.protected, self.context = (), {}, {}, b""
+        self._repository = False
+
+    async def persist(self, what: str, act: Callable[[], Awaitable[_T]]) -> _T:
+        """The result of ``act``, which does no harm when it is repeated: after a platform error that may pass it is
+        asked again a few times, with growing pauses and an event of each failure.
+
+        Raises what the last one raised, and at once what does not pass or took long. The deadline is the caller's.
+        """
+        assert self.underway is not None  # the engine performs steps only
+        step = self.underway.step
+        for pause in pauses(self.ports.chance):
+            began = trio.current_time()
+            try:
+                return await act()
+            except PlatformError as error:
+                if not error.passes or trio.current_time() - began > SLOW:
+                    raise
+                await self.emit(ev.Retried(step, what, error.code, error.message, pause))
+            await trio.sleep(pause)
+        return await act()
+
+    async def repository(self) -> Path:
+        """The run's private repository; when nothing, or half of something, was cloned into it, made anew.
+
+        It then has the work that was kept for this run, or is empty.
+        """
+        if not self._repository:
+            git, kept = self.ports.git, self.kept
+            await trio.to_thread.run_sync(trees.remove, self.places.repository)
+            if kept is not None:
+                await git.fetch(kept.repository, kept.commit, into=self.places.repository, depth=None)
+            else:
+                await git.empty(self.places.repository)
+            self._repository = True
+        return self.places.repository
+
+    def cloned(self, base: str) -> None:
+        self._repository, self.base = True, base
+
+    def author(self) -> Author:
+        return Author("runner", "runner@localhost", self.ports.now() // 1_000_000)
+
+    # --- sandboxes ---
+
+    async def open(self, shape: Shape) -> Workspace:
+        """The sandbox for ordinary steps; the one that is open when it has this shape, else a new one."""
+        if self._sandbox is not None and self._sandbox.shape == shape and not self._sandbox.closing.is_set():
+            return self._sandbox.workspace
+        _, handle = self.require()
+        protects = self.probe is not None and self.probe.enforces(Feature.PROTECTED_PATHS)
+        inputs = shape.inputs if protects else ()  # copies anyway, so a provider that cannot is no danger to them
+        if shape.protected and not self.protected:
+            look = partial(digests, handle.tree, shape.protected, checkpoint=trio.from_thread.check_cancelled)
+            self.protected = await trio.to_thread.run_sync(look)
+            await self.emit(ev.ProtectedSeen(self.protected))
+        for shown, name in ((shape.incident, "incident"), (shape.cluster, "kube")):
+            if shown:  # an incident may have no files, and a kubeconfig comes later
+                (handle.private / name).mkdir(mode=0o755, exist_ok=True)
+        mounts = shape.mounts(handle.private)
+        opening = replace(shape.opening, mounts=mounts, protected=(*shape.protected, *inputs))
+        return await self.open_as(opening, shape)
+
+    async def open_as(self, opening: Opening, shape: object) -> Workspace:
+        """Close what is open and start a sandbox on the run's workspace."""
+        await self.close()
+        self.tenure.require()
+        start = partial(self._services.start, self._keep, opening, shape)
+        sandbox: Sandbox = await self.persist("starting the sandbox", start)
+        self._sandbox = sandbox
+        return sandbox.workspace
+
+    async def _keep(self, opening: Opening, shape: object, task_status: trio.TaskStatus[Sandbox]) -> None:
+        provider, handle = self.require()
+        sandbox: Sandbox | None = None
+        try:
+            async with provider.open(handle, opening) as workspace:
+                sandbox = Sandbox(workspace, shape)
+                task_status.started(sandbox)
+                await sandbox.closing.wait()
+        except PlatformError as error:
+            if sandbox is None:
+                raise  # out of ``start``
+            sandbox.failure = error  # a lost sandbox must not take settling down; whoever closes it hears of it
+        finally:
+            if sandbox is not None:
+                sandbox.closed.set()
+
+    def retire(self) -> None:
+        """Begin to end the open sandbox, if there is one: no further command runs in it."""
+        if self._sandbox is not None:
+            self._sandbox.closing.set()
+
+    async def end_processes(self) -> None:
+        """End every process in the open sandbox. What else its provider has to clear away may take longer: ``close``
+        waits for that."""
+        if (sandbox := self._sandbox) is None:
+            return
+        sandbox.closing.set()
+        async with trio.open_nursery() as nursery:
+
+            async def hear(event: trio.Event) -> None:
+                await event.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(hear, sandbox.workspace.still)
+            nursery.start_soon(hear, sandbox.closed)
+        if sandbox.closed.is_set():
+            await self.close()
+
+    async def close(self) -> None:
+        """End the open sandbox and every process in it. Raises what went wrong with it since it was opened.
+
+        A lost one is as ended as can be: that is a warning, for a command that it took along has raised already.
+        """
+        if self._sandbox is None:
+            return
+        sandbox = self._sandbox
+        sandbox.closing.set()
+        await sandbox.closed.wait()
+        self._sandbox = None
+        if isinstance(sandbox.failure, WorkspaceLost):
+            await self.emit(ev.Warned(sandbox.failure.code, sandbox.failure.message))
+        elif sandbox.failure is not None:
+            raise sandbox.failure
+
+    # --- values ---
+
+    def values(self, **run: object) -> dict[str, object]:
+        return {**self.plan.values, "run": {"id": self.id, "name": self.plan.name, **run}}
+
+    def fill(self, text: str) -> str:
+        return template.render(text, self.values())
+
+    def fill_all(self, texts: Mapping[str, str]) -> dict[str, str]:
+        return {name: self.fill(text) for name, text in texts.items()}
+
+    def variables(self, paths: Paths) -> dict[str, str]:
+        """The standard variables of every command of a run."""
+        task = self.plan.values.get("task")
+        pairs = task.items() if isinstance(task, Mapping) else ()
+        variables = {
+            "RUNNER_RUN_ID": self.id,
+            "RUNNER_RUN_NAME": self.plan.name,
+            "RUNNER_WORKSPACE": paths.workspace,
+            "RUNNER_OUTPUT": paths.output,
+            **{f"RUNNER_TASK_{key.upper()}": str(value) for key, value in pairs},
+        }
+        if "incident" in self.plan.values:
+            variables["RUNNER_INCIDENT"] = paths.incident
+        if self._sandbox is not None and isinstance(self._sandbox.shape, Shape) and self._sandbox.shape.cluster:
+            variables["KUBECONFIG"] = f"{paths.kube}/config"
+        return variables
+
+
+def read_input(wanted: ContextFile) -> bytes:
+    """An input's bytes, if it still begins with what the plan says: a log may grow. Raises ``InputChanged``."""
+    try:
+        with wanted.path.open("rb") as file:
+            content = file.read(wanted.size)
+    except OSError as error:
+        raise InputChanged(f"`{wanted.path}` can not be read any more: {error.strerror}") from error
+    if sha256(content).hexdigest() != wanted.sha256:
+        raise InputChanged(f"`{wanted.path}` has changed since it was planned", hint="plan again")
+    return content
+
+
+def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a file that must not exist yet, through no link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, mode)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
+        file.write(content)

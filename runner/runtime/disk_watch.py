@@ -1,0 +1,50 @@
+"""A limit on the disk where no file system keeps it: a run looks at its workspace from outside while a step works."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import trio
+
+from runner.core.model import Feature
+from runner.runtime.context import Run
+from runner.safefs.trees import bytes_on_disk
+
+EVERY = 5.0  # seconds between two looks at least
+_WRITING = ("setup", "agent", "post_hook")
+_SHARE = 20  # times as long as a look took: it must not become what the host is busy with
+
+
+def watched(run: Run, kind: str) -> tuple[Path, ...]:
+    """All that the commands of a kind of steps write and leave, if it has a limit that the run must look after."""
+    if kind not in _WRITING:
+        return ()
+    handle, probe = run.handle, run.probe
+    if handle is None or probe is None or run.plan.limits.disk_bytes is None or handle.project_tree is not None:
+        return ()
+    return (handle.private, handle.tree) if Feature.DISK in probe.soft else ()
+
+
+async def outgrown(places: tuple[Path, ...], limit: int) -> int:
+    """Wait until the places together take more than ``limit`` bytes on disk, and give how many.
+
+    Cancelling leaves a look that is under way to end by itself.
+    """
+    pause = EVERY
+    while True:
+        await trio.sleep(pause)
+        began = time.monotonic()
+        size = await size_of(places)
+        if size > limit:
+            return size
+        pause = max(EVERY, _SHARE * (time.monotonic() - began))
+
+
+async def size_of(places: tuple[Path, ...]) -> int:
+    """Bytes on disk. Cancelling leaves the look to end by itself."""
+    return await trio.to_thread.run_sync(lambda: sum(map(bytes_on_disk, places)), abandon_on_cancel=True)
+
+
+def too_large(size: int, limit: int) -> str:
+    return f"its workspace had grown to {size >> 20} MiB, and may have {limit >> 20}"

@@ -1,0 +1,110 @@
+"""What a run puts into its incident's directory while it works: the prompt and the log of its agent.
+
+That directory is the user's, and so may be what lies in it: nothing is written through a link, nothing that is there is
+written over, and a reader never sees half a prompt.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+
+from runner.core.errors import HostRefused, printable
+from runner.runtime.exec import LogFile
+from runner.safefs import trees
+from runner.safefs.beneath import opened
+
+PROMPT = "prompt-sent.md"
+LOGS = ("agent-session.tar.gz", "agent-commands-executed.log")  # of a run's own logs those that go there
+
+_LOG = re.compile(r"triage_.+_(\d{8}_\d{6})(?:-(\d{1,6}))?\.log")
+
+
+def open_log(directory: Path, agent: str, moment: int) -> LogFile:
+    """A new log, named after the agent and the moment (microseconds since the epoch), to the second and in UTC.
+
+    Another one of the same second gets a number. Blocking. Raises ``OSError``, also for a directory that is a link.
+    """
+    second = datetime.fromtimestamp(moment // 1_000_000, UTC).strftime("%Y%m%d_%H%M%S")
+    directory.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with opened(directory) as top:
+        for number in count(1):
+            name = f"triage_{agent}_{second}{f'-{number}' if number > 1 else ''}.log"
+            with suppress(FileExistsError):
+                return LogFile(directory / name, file=os.fdopen(os.open(name, flags, 0o644, dir_fd=top), "wb", 0))
+    raise AssertionError  # there is always another number
+
+
+def is_latest(log: Path) -> bool:
+    """Whether no agent has worked on the incident since the one whose log this is. Blocking.
+
+    Names tell, since what an agent leaves is never delivered under one of them: see ``trees.OWN_LOG``.
+    """
+    files = (path.name for path in log.parent.glob("*") if path.is_file() and not path.is_symlink())
+    names = [name for file in files if (name := _LOG.fullmatch(file))]
+    return bool(names) and max(names, key=_moment)[0] == log.name
+
+
+def _moment(name: re.Match[str]) -> tuple[str, int]:
+    return name[1], int(name[2] or 1)
+
+
+def keep_earlier(there: Path, new: Path) -> list[str]:
+    """Before the file ``new`` goes to the place ``there``: the one that it would replace gets another name, with the
+    moment of its last change (UTC); why not, if it could not. A link stays, and so does a file of the same bytes.
+
+    Blocking.
+    """
+    if not new.is_file() or not there.is_file() or there.is_symlink():
+        return []
+    try:
+        if filecmp.cmp(there, new, shallow=False):
+            return []
+        second = datetime.fromtimestamp(there.stat().st_mtime, UTC).strftime("%Y%m%d_%H%M%S")
+        names = (f"{there.stem}.{second}{f'-{number}' if number > 1 else ''}{there.suffix}" for number in count(1))
+        name = next(name for name in names if not os.path.lexists(there.with_name(name)))
+        with opened(there.parent) as top:
+            os.rename(there.name, name, src_dir_fd=top, dst_dir_fd=top)
+    except OSError as error:
+        return [f"the earlier {there.name}: {error.strerror}"]
+    return []
+
+
+def mark_rehearsed(report: Path, script: str) -> None:
+    """Let a report begin with what it is: nobody is to take it for an investigation. Blocking."""
+    if report.is_file():
+        first = f"> REHEARSAL: no model was asked, {printable(script)} stood for it. This is no investigation.\n\n"
+        report.write_bytes(first.encode() + report.read_bytes())
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Where what a run leaves goes in an incident's directory.
+
+    Members of a matrix that share the directory have a folder each in ``output`` and ``logs``, by their names; no
+    name that an agent chooses leads from the one to the other.
+    """
+
+    incident: Path
+    member: str = ""
+
+    @property
+    def output(self) -> Path:
+        return self.incident / "output" / self.member
+
+    @property
+    def logs(self) -> Path:
+        return self.incident / "logs" / self.member
+
+    def put_prompt(self, run: Path) -> None:
+        """Copy it from a run's directory, in the place of an earlier run's. Blocking. Raises ``HostRefused``."""
+        place = self.logs if self.member else self.incident
+        if left := trees.copy_out(run, place, only=(PROMPT,)):
+            raise HostRefused(f"`{place}` does not take what the agent is sent: {left[0]}")

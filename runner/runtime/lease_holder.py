@@ -1,0 +1,142 @@
+"""A run's exclusive use of its workspace, from the first step to the last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import trio
+
+from runner.core.errors import LeaseHeld, LeaseLost, RunnerError
+from runner.core.model import Fence, Lease
+from runner.events.events import Event, LeaseAcquired, LeaseRefreshed, LeaseReleased
+from runner.lifecycle.lease import REFRESH, RETRY, TTL, lost
+
+Emit = Callable[..., Awaitable[None]]
+
+
+class Tenure:
+    """A lease while it is had. ``fence`` goes with everything that its holder writes; ``None`` before and after.
+
+    ``until`` is the moment (trio time) from which on somebody else may have it, reckoned from before it was asked for.
+    """
+
+    def __init__(
+        self, workspace: str, holder: str, read: Callable[[str], Awaitable[Lease]], *, ttl: float = TTL
+    ) -> None:
+        self.workspace, self.holder, self._ttl = workspace, holder, ttl
+        self.fence: Fence | None = None
+        self.until = -math.inf
+        self.began = trio.Event()
+        self._read = read
+        self._regaining = trio.Lock()
+        self._changing = trio.Lock()
+
+    async def acquire(self, emit: Emit, *, forced: bool = False) -> Lease:
+        """Take the lease and return what there was before: a free one, an expired one, with ``forced`` a dead holder's.
+
+        Whoever takes a lease over ends what still runs in the workspace before anything else: from here on the old
+        holder can write nothing, so what it starts now is the last. Raises ``LeaseHeld``.
+        """
+        before = await self._read(self.workspace)
+        await self._take(before, emit, forced=forced)
+        return before
+
+    async def regain(self, refused: Fence, emit: Emit) -> bool:
+        """Take an own lease again that has expired, so that ``refused`` is replaced; whether that was still to be done.
+
+        The old fence is kept until there is a new one: a holder never writes without. Raises ``LeaseLost`` when
+        somebody else has had the workspace since.
+        """
+        async with self._regaining:
+            row = await self._read(self.workspace)
+            if self.fence is None or row.id != self.fence.lease:
+                raise lost(row, refused.lease)
+            if self.fence != refused:
+                return False
+            try:
+                await self._take(row, emit)
+            except LeaseHeld as held:
+                raise LeaseLost(held.message) from held
+            return True
+
+    async def _take(self, before: Lease, emit: Emit, *, forced: bool = False) -> None:
+        fence = Fence(self.workspace, f"{self.workspace}.{before.fence + 1}", before.fence + 1)
+        asked = trio.current_time()
+        await emit(LeaseAcquired(self.workspace, fence.lease, self.holder, fence.number, self._ttl, before.id, forced))
+        self.fence, self.until = fence, asked + self._ttl
+        self.began.set()
+
+    async def refresh(self, emit: Emit) -> None:
+        """Extend the lease, unless it is released meanwhile."""
+        async with self._changing:
+            if self.fence is None:
+                return
+            asked = trio.current_time()
+            await emit(LeaseRefreshed(self.workspace, self.fence.lease, self._ttl))
+            self.until = asked + self._ttl
+
+    async def move(self, workspace: str, emit: Emit, *news: Event) -> None:
+        """Leave the workspace for another that nobody knows of yet, in one write with ``news``."""
+        async with self._changing:
+            assert self.fence is not None
+            fence, asked = Fence(workspace, f"{workspace}.1", 1), trio.current_time()
+            acquired = LeaseAcquired(workspace, fence.lease, self.holder, fence.number, self._ttl)
+            await emit(*news, acquired, LeaseReleased(self.workspace, self.fence.lease))
+            self.workspace, self.fence, self.until = workspace, fence, asked + self._ttl
+
+    async def release(self, emit: Emit) -> None:
+        """Let go. Nothing may be written for the workspace afterwards. Raises ``LeaseLost`` for one that was lost."""
+        if self.fence is not None:
+            lease, self.fence = self.fence.lease, None
+            await emit(LeaseReleased(self.workspace, lease))
+
+    def require(self) -> None:
+        """Raise ``LeaseLost`` unless nobody else can have the workspace now."""
+        if trio.current_time() >= self.until:
+            raise LeaseLost(f"the lease of workspace `{self.workspace}` has ended")
+
+
+async def keep(tenure: Tenure, emit: Emit, *, margin: float, warn: Callable[[str], Awaitable[None]]) -> str | None:
+    """Refresh a lease until it is released. Returns ``margin`` seconds before it ends, or when it is lost; then why
+    it could not be kept, if that is known.
+
+    A refresh that fails is tried again. ``warn`` hears of the first failure, and of all of them as soon as one
+    succeeds or when there is no time left for another. Cancel it with the holder.
+    """
+    await tenure.began.wait()
+    failures: list[str] = []
+    while tenure.fence is not None:
+        pause = RETRY[min(len(failures), len(RETRY)) - 1] if failures else REFRESH
+        await trio.sleep_until(min(trio.current_time() + pause, tenure.until - margin))
+        if tenure.fence is None:
+            return None
+        if trio.current_time() >= tenure.until - margin:
+            break
+        try:
+            await tenure.refresh(emit)
+            if failures:
+                await warn(_all(failures))
+        except LeaseLost:
+            return None
+        except RunnerError as error:
+            failures.append(error.message)
+            if len(failures) == 1:
+                await _try_to(warn, f"refreshing the lease failed, and is tried again: {error.message}")
+        else:
+            failures.clear()
+    if not failures:
+        return None
+    await _try_to(warn, _all(failures))
+    return _all(failures)
+
+
+def _all(failures: Sequence[str]) -> str:
+    return f"refreshing the lease failed {len(failures)} times, last: {failures[-1]}"
+
+
+async def _try_to(warn: Callable[[str], Awaitable[None]], message: str) -> None:
+    """Warn now if that can be had: what takes no refresh may take no warning either, and it is told again later."""
+    with suppress(RunnerError):
+        await warn(message)

@@ -1,0 +1,89 @@
+"""How a workspace looks to the commands of a run; the same value in plan, execution and read-back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.core.model import Feature, Mount
+from runner.plan.model import BUILT_IN, Mounted
+from runner.ports.provider import Opening
+from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec
+
+_OUTPUT = Mounted("/output", True, BUILT_IN)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``protected`` are relative to the tree; ``inputs`` are the incident's top entries when they lie in the tree.
+
+    ``skills`` are the names of those that commands find in ``/skills``. With ``cluster`` they have a directory for the
+    kubeconfig, in which the host writes. ``environment`` and ``dependencies`` are those of ``Opening``.
+    """
+
+    protected: tuple[str, ...]
+    toolchains: tuple[str, ...]
+    incident: bool
+    inputs: tuple[str, ...] = ()
+    skills: tuple[str, ...] = ()
+    cluster: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    dependencies: tuple[Mount, ...] = ()
+
+    @property
+    def opening(self) -> Opening:
+        """An opening with what is protected, and what is shown of this machine."""
+        return Opening((), self.protected, self.toolchains, self.environment, dependencies=self.dependencies)
+
+    def mounts(self, private: Path) -> tuple[Mount, ...]:
+        """What a workspace with this private directory shows beside its own places; all of it read-only."""
+        wanted = (
+            (self.incident, "incident", "/incident"),
+            (bool(self.skills), "skills", "/skills"),
+            (self.cluster, "kube", "/root/.kube"),
+        )
+        return tuple(Mount(private / name, target) for shown, name, target in wanted if shown)
+
+
+def shape_of(spec: RunSpec, facts: Facts) -> Shape:
+    """The shape for setup, agent and hooks. Without a repository the incident's files lie in the tree, read-only."""
+    files = facts.files.get(f"{spec.name}/incident", {}) if spec.checkout is None else {}
+    inputs = tuple(sorted({name.split("/", 1)[0] for name, file in files.items() if file.whole}))
+    protected, has_incident, has_cluster = tuple(spec.protected), spec.incident is not None, spec.cluster is not None
+    lent = spec.lent
+    return Shape(
+        protected,
+        lent.toolchains,
+        has_incident,
+        inputs,
+        spec.skills,
+        has_cluster,
+        environment=lent.environment,
+        dependencies=lent.dependencies,
+    )
+
+
+def agents_file(spec: RunSpec, facts: Facts) -> ContextFile | None:
+    """The project's, if it has one."""
+    return facts.files.get(f"{spec.name}/agents", {}).get(AGENTS_FILE)
+
+
+def mounts_of(shape: Shape, spec: RunSpec) -> tuple[Mounted, ...]:
+    """What commands see under which name, with the manifest line that asked for it."""
+    incident = ("/incident", *shape.inputs) if shape.incident else shape.inputs
+    return (
+        Mounted("/workspace", True, spec.origins["project"] if spec.shared else BUILT_IN),
+        _OUTPUT,
+        *(Mounted(path, False, spec.origins["incident"]) for path in incident),
+        *(Mounted(f"/skills/{name}", False, spec.origins["skills"]) for name in shape.skills),
+        *((Mounted("/root/.kube", False, spec.origins["cluster"]),) if shape.cluster else ()),
+        *(Mounted(path, False, spec.protected[path]) for path in shape.protected),
+        *(Mounted(mount.target, False, spec.origins[Feature.DEPENDENCIES]) for mount in shape.dependencies),
+        *(Mounted(path, False, _asked(spec)) for path in shape.toolchains),
+    )
+
+
+def _asked(spec: RunSpec) -> str:
+    """The line that toolchains are shown for; dependencies bring those that they link to."""
+    return spec.origins.get(Feature.TOOLCHAINS) or spec.origins[Feature.DEPENDENCIES]

@@ -1,0 +1,132 @@
+"""Judging a run's tree: on disk before objects are written, and what changed before anything is published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import trio
+
+from runner.core.model import Outcome, Reason, Violation, failed
+from runner.events import events as ev
+from runner.policy.paths import PathPolicy, compose, printable
+from runner.ports.git import Change, Snapshot, Snapshotting
+from runner.runtime.context import Run
+from runner.runtime.path_digests import digests
+from runner.runtime.secrets import leaks, output_leaks
+from runner.runtime.tree_scan import ScanResult, scan
+from runner.spec.model import PolicySpec
+
+_NAMED = 3  # violations in a sentence; all of them are below it
+
+
+def policy_of(specs: Sequence[PolicySpec]) -> PathPolicy:
+    return compose([PathPolicy(s.allowed_paths, s.forbidden_patterns, s.max_file_size) for s in specs])
+
+
+async def scan_tree(run: Run, step: str, specs: Sequence[PolicySpec]) -> ScanResult:
+    """Scan the tree on disk, remember what offends, and say so."""
+    _, handle = run.require()
+    result = _with(await _scan(run, specs), await _changed(run))
+    run.scan, run.offending = result, result.offending
+    shown = await output_leaks(run.ports.redact, handle.private / "output")
+    result = run.scan = replace(result, violations=result.violations + shown)  # no file of the tree offends by that
+    if result.violations:
+        await run.emit(ev.ViolationsFound(step, result.violations))
+    return result
+
+
+async def scan_checkout(run: Run, step: str, specs: Sequence[PolicySpec]) -> tuple[Violation, ...]:
+    """As ``scan_tree``, before anything runs in the tree: that it is clean now says nothing of later."""
+    violations = (await scan_tree(run, step, specs)).violations
+    if not violations:
+        run.scan = None
+    return violations
+
+
+def broken(violations: Sequence[Violation], where: str = "") -> Outcome:
+    """How a step ends that found violations."""
+    text = f"{len(violations)} violation{'s' * (len(violations) != 1)}{where}: "
+    text += "; ".join(str(violation) for violation in violations[:_NAMED])
+    if (more := len(violations) - _NAMED) > 0:
+        text += f"; and {more} more"
+    return failed(Reason.POLICY, text, details=tuple(str(v) for v in violations))
+
+
+async def _scan(run: Run, specs: Sequence[PolicySpec]) -> ScanResult:
+    _, handle = run.require()
+
+    skipped = (".git", *run.placed)
+    return await trio.to_thread.run_sync(
+        lambda: scan(handle.tree, policy_of(specs), skip_top=skipped, should_stop=_stopping)
+    )
+
+
+def _stopping() -> bool:
+    trio.from_thread.check_cancelled()
+    return False
+
+
+async def _changed(run: Run) -> tuple[Violation, ...]:
+    """Protected paths that are not what they were when the first command could reach them."""
+    _, handle = run.require()
+    before = run.protected
+    if not before:
+        return ()
+    look = partial(digests, handle.tree, before, checkpoint=trio.from_thread.check_cancelled)
+    now = await trio.to_thread.run_sync(look)
+    return tuple(
+        Violation(path.rstrip("/"), "protected-changed", "" if now[path] else "it is gone")
+        for path in before
+        if now[path] != before[path]
+    )
+
+
+def _with(result: ScanResult, more: tuple[Violation, ...]) -> ScanResult:
+    return replace(
+        result,
+        violations=result.violations + more,
+        offending=result.offending | {violation.path.encode() for violation in more},
+    )
+
+
+async def commit_tree(
+    run: Run, step: str, specs: Sequence[PolicySpec], message: str
+) -> tuple[Snapshot, list[Change], tuple[Violation, ...]]:
+    """Commit what is on disk but for what offends; changes that break policy offend from then on."""
+    _, handle = run.require()
+    repository = await run.repository()
+    foreign = {name.encode() for name in (*run.inputs, *run.placed)}
+    wanted = Snapshotting(message, run.author(), run.offending | foreign)
+    git = run.ports.git
+    snapshot = await git.snapshot(repository, handle.tree, run.base, wanted)
+    nothing = run.base is None and not snapshot.entries  # as most triages change, without asking git
+    changes = [] if nothing else await git.changes(repository, run.base, snapshot.commit)
+    sizes = ((_text(change.path), change.entry.size if change.entry else None) for change in changes)
+    violations = policy_of(specs).judge_changes(sizes) + await leaks(run.ports.redact, handle.tree, changes)
+    unusable = await judge_usable(run, snapshot, changes)
+    if violations or unusable:
+        named = {printable(_text(change.path)): change.path for change in changes}
+        run.offending |= {named[violation.path] for violation in violations} | unusable.keys()
+        violations += tuple(unusable.values())
+        await run.emit(ev.ViolationsFound(step, violations))
+    return snapshot, changes, violations
+
+
+async def judge_usable(run: Run, snapshot: Snapshot, changes: Sequence[Change]) -> dict[bytes, Violation]:
+    """The changed paths because of which no run could start from a snapshot.
+
+    Some disks take them for others (all such paths when none of them changed), or they are files that git reads, and
+    it refuses what they say.
+    """
+    changed = {change.path for change in changes}
+    found = [(path, "name-collision", _text(other)) for path, other in snapshot.collisions if path in changed]
+    found = found or [(path, "name-collision", _text(other)) for path, other in snapshot.collisions]
+    refused = await run.ports.git.refusals(run.places.repository, changes)
+    found += [(path, "git-refuses", words) for path, words in refused.items()]
+    return {path: Violation(printable(_text(path)), rule, printable(detail)) for path, rule, detail in found}
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")

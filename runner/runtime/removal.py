@@ -1,0 +1,61 @@
+"""Removing a run's workspace: at the run's end, and when it falls back to another provider."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import trio
+
+from runner.core.errors import HostRefused, PlatformError
+from runner.core.model import Outcome
+from runner.events import events as ev
+from runner.ports.provider import Provider
+from runner.runtime.context import Run
+from runner.safefs import trees
+
+
+async def remove(run: Run, step: str, provider: Provider, workspace: str) -> None:
+    """Remove a workspace of the run, asking again where that may help. Raises what the provider raises."""
+    await run.emit(ev.EffectEnding(step, "workspace", workspace))
+    # Asked of the provider, not remembered: making it may have been cancelled half-way.
+    for handle in await provider.list_owned(run.ports.nonce):
+        if handle.id == workspace:
+            run.tenure.require()
+            await run.persist("removing the workspace", partial(provider.destroy, handle))
+    await run.emit(ev.EffectGone(step, "workspace", workspace))
+
+
+async def fall_back(run: Run, step: str, outcome: Outcome, attempt: int, again: tuple[str, ...]) -> None:
+    """Leave the workspace in which ``step`` ended so, and become the holder of one that is still to be made.
+
+    What of the old one cannot be removed is a warning, and the run's end tries again. Cancelled, the old one is the
+    run's, without any work to save.
+    """
+    provider, left, name = run.provider, run.workspace_id, run.chosen
+    assert provider is not None  # only what has a workspace is fallen back from
+    assert name is not None
+    run.handle = None
+    if not await _is_removed(run, step, provider, left):
+        run.abandoned[left] = provider
+    await trio.to_thread.run_sync(trees.remove, run.places.repository)
+    run.refused[name] = f"{step}: {outcome.message}"
+    fallen = ev.FellBack(step, name, outcome.message, attempt, again)
+    await run.tenure.move(f"{run.id}-{attempt}", run.emit, fallen)
+    run.vacate()
+
+
+async def remove_abandoned(run: Run, step: str) -> None:
+    """What could not be removed when it was fallen back from; that of which it cannot be said now is a warning."""
+    for workspace, provider in run.abandoned.items():
+        await _is_removed(run, step, provider, workspace)
+
+
+async def _is_removed(run: Run, step: str, provider: Provider, workspace: str) -> bool:
+    try:
+        await run.close()
+        await remove(run, step, provider, workspace)
+    except (PlatformError, OSError) as failure:
+        error = HostRefused.of(failure) if isinstance(failure, OSError) else failure
+        await run.emit(ev.Warned(error.code, f"workspace {workspace} remains: {error.message}", step))
+        return False
+    return True

@@ -1,0 +1,55 @@
+"""Bringing back what an earlier run kept, so that later steps find what they would have found there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import trio
+
+from runner.core.errors import HostRefused, WorkMissing
+from runner.runtime.context import Run
+from runner.safefs import trees
+
+
+async def regain_tree(run: Run) -> None:
+    """Put the kept work into the private repository, and on disk in the place of what is there."""
+    assert run.kept is not None  # or nothing is taken over
+    _, handle = run.require()
+    repository = await run.repository()
+    await trio.to_thread.run_sync(_clear, handle.tree)
+    run.placed = {}  # went with the rest
+    await run.ports.git.materialise(repository, run.kept.commit, handle.tree)
+
+
+async def regain_commits(run: Run) -> None:
+    """Take over what an earlier run took of the agent's own commits: the bundle, and what is in it."""
+    assert run.kept is not None
+    taken = run.kept.commits
+    if taken is None:
+        return
+    if taken.bundle is not None:
+        assert run.base is not None  # or there would be no bundle
+        git, quarantine, to = run.ports.git, run.places.quarantine, run.places.directory / taken.bundle
+        try:
+            content = await trio.to_thread.run_sync((run.kept.directory / taken.bundle).read_bytes)
+            authored = await git.quarantine(run.places.repository, content, run.base, into=quarantine)
+            if authored[-1].commit != taken.commit:
+                raise WorkMissing(f"`{run.kept.directory / taken.bundle}` is not the bundle that the run made")
+            await git.accept(run.places.repository, quarantine, run.base, taken.commit, to=to)
+        finally:
+            trees.remove(quarantine)
+        content = await trio.to_thread.run_sync(to.read_bytes)
+        taken = replace(taken, bundle_sha256=sha256(content).hexdigest(), bundle_bytes=len(content))
+    await run.emit(taken)
+
+
+def _clear(tree: Path) -> None:
+    """Remove what is in a directory, which stays: it may be a mount."""
+    for path in tree.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            if left := trees.remove(path):
+                raise HostRefused(f"the workspace is not empty: {left[0]}")
+        else:
+            path.unlink()

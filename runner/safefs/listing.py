@@ -1,0 +1,278 @@
+"""Directories below a root that an agent could write, listed with what a scan asks of every entry.
+
+Compiled programs do it, one a processor, where this installation has them; elsewhere Python does, with the same
+results and three times as slowly; the first few entries always, since programs take longer to start. Everything is
+reached as ``runner.beneath`` says, no file is opened, and of a wide directory only a part is held at a time. All calls
+block: use a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import select
+import signal
+import socket
+import stat
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from runner.core import compiled_programs
+from runner.safefs import beneath
+
+T = TypeVar("T")
+SETID = stat.S_ISUID | stat.S_ISGID
+
+_FEW = 500  # entries after which programs are worth their start
+_WIDE = 1_000  # entries of one directory that Python holds at a time
+_MOST_WORKERS = 4  # what one interpreter can judge of the answers
+_PACKET = 1 << 16
+_REQUESTS = 64, 4096  # at most so many in a packet, and bytes before the last of them
+_CHUNK = struct.Struct("=QIIIIiI")  # `struct chunk` of lister.c
+_ODD = struct.Struct("=QIHHII")  # `struct odd`
+_NUMBER = struct.Struct("=I")
+
+
+class Odd(NamedTuple):
+    """An entry that is not as a file should be; of a directory ``mode`` is the type alone."""
+
+    name: str
+    mode: int
+    size: int  # bytes
+    foreign: bool  # of another file system
+    target: str  # of a link
+
+
+class Chunk(NamedTuple):
+    """A part of a directory. A file as it should be is regular, no larger than asked, and has no setuid or setgid.
+
+    ``names`` holds those files with a slash before each and behind the last. ``error`` is the errno that ended the
+    listing of the directory, else 0.
+    """
+
+    files: int
+    bytes: int
+    names: str
+    odd: list[Odd]
+    error: int
+
+
+class Lister(Protocol, Generic[T]):
+    """Iterate to get what was asked, in any order, and ask for more meanwhile; it ends when all is answered.
+
+    Raises ``OSError`` when a program ended before its time.
+    """
+
+    def ask(self, path: str, about: T) -> None:
+        """List a directory by its path relative to the root; ``about`` comes back with each part of it."""
+
+    def __iter__(self) -> Iterator[tuple[T, Chunk]]: ...
+
+
+@contextmanager
+def opened(top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
+    """A lister below the descriptor ``top`` for the block; ``most`` bytes a file, ``skipped`` names at the top."""
+    program = compiled_programs.find("lister")
+    if program is None or beneath.opener() is not beneath.open_in_kernel:
+        yield _Here(top, most, frozenset(skipped))
+    else:
+        with ExitStack() as stack:
+            first: _Here[Any] = _Here(top, most, frozenset(skipped), few=_FEW)
+            yield _Growing(first, lambda: stack.enter_context(compiled(program.path, top, most, skipped)))
+
+
+@contextmanager
+def in_python(top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
+    yield _Here(top, most, frozenset(skipped))
+
+
+@contextmanager
+def compiled(program: Path, top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
+    count = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
+    with ExitStack() as stack:
+        yield _Spread([stack.enter_context(_worker(program, top, most, skipped)) for _ in range(count)])
+
+
+class _Growing(Generic[T]):
+    """Listing by programs once the first has seen enough to make their start worth it."""
+
+    def __init__(self, first: _Here[T], start: Callable[[], Lister[T]]) -> None:
+        self._first, self._start = first, start
+        self._lister: Lister[T] = first
+
+    def ask(self, path: str, about: T) -> None:
+        self._lister.ask(path, about)
+
+    def __iter__(self) -> Iterator[tuple[T, Chunk]]:
+        yield from self._first
+        if self._first.waiting:
+            self._lister = self._start()
+            for path, about in self._first.waiting:
+                self._lister.ask(path, about)
+            yield from self._lister
+
+
+class _Here(Generic[T]):
+    """Listing by this interpreter, of at most about ``few`` entries; what it has not begun is left ``waiting``."""
+
+    def __init__(self, top: int, most: int, skipped: frozenset[str], few: float = math.inf) -> None:
+        self._top, self._most, self._skipped = top, most, skipped
+        self._device = os.fstat(top).st_dev
+        self._open = beneath.opener()
+        self._left = few
+        self.waiting: list[tuple[str, T]] = []
+
+    def ask(self, path: str, about: T) -> None:
+        self.waiting.append((path, about))
+
+    def __iter__(self) -> Iterator[tuple[T, Chunk]]:
+        while self.waiting and self._left > 0:
+            path, about = self.waiting.pop()
+            try:
+                for chunk in self._list(path):
+                    yield about, chunk
+            except OSError as error:
+                yield about, Chunk(0, 0, "/", [], error.errno or errno.EIO)
+            if self._left < 0:
+                self.waiting.append((path, about))
+
+    def _list(self, path: str) -> Iterator[Chunk]:
+        descriptor = self._open(self._top, path or ".", beneath.DIRECTORY)
+        try:
+            if os.fstat(descriptor).st_dev != self._device:
+                raise OSError(errno.EXDEV, path)
+            with os.scandir(descriptor) as listing:
+                kept = listing if path else (entry for entry in listing if entry.name not in self._skipped)
+                while entries := list(islice(kept, _WIDE)):
+                    self._left -= len(entries)
+                    if self._left < 0:  # at the first part of a directory, for `few` is less than one
+                        return
+                    yield self._part(descriptor, entries)
+        finally:
+            os.close(descriptor)
+
+    def _part(self, descriptor: int, entries: list[os.DirEntry[str]]) -> Chunk:
+        names, odd, size = [""], [], 0
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                odd.append(Odd(entry.name, stat.S_IFDIR, 0, foreign=False, target=""))
+                continue
+            found = entry.stat(follow_symlinks=False)
+            foreign = found.st_dev != self._device
+            if not stat.S_ISREG(found.st_mode) or found.st_size > self._most or found.st_mode & SETID or foreign:
+                target = os.readlink(entry.name, dir_fd=descriptor) if stat.S_ISLNK(found.st_mode) else ""
+                odd.append(Odd(entry.name, found.st_mode, found.st_size, foreign, target))
+            else:
+                names.append(entry.name)
+                size += found.st_size
+        return Chunk(len(names) - 1, size, "/".join([*names, ""]), odd, 0)
+
+
+class _Worker:
+    """A running program. It has at most two packets of requests, so that neither side waits for the other's reading."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.unanswered = self.last = 0  # requests, those of the last packet
+
+    def send(self, packet: bytes, requests: int) -> None:
+        self.channel.sendall(packet)
+        self.unanswered += requests
+        self.last = requests
+
+    @property
+    def ready(self) -> bool:
+        return self.unanswered <= self.last
+
+
+@contextmanager
+def _worker(program: Path, top: int, most: int, skipped: Sequence[str]) -> Iterator[_Worker]:
+    """A program of its own process group, so that the terminal's signals are for us alone."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _PACKET)
+            actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), (os.POSIX_SPAWN_DUP2, top, 3)]
+            words = [str(program), str(most), *skipped]
+            pid = os.posix_spawn(program, words, {}, file_actions=actions, setpgroup=0)
+        try:
+            yield _Worker(ours)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+class _Spread(Generic[T]):
+    """Listing by programs."""
+
+    def __init__(self, workers: list[_Worker]) -> None:
+        self._workers = {worker.channel.fileno(): worker for worker in workers}
+        self._waiting: list[tuple[str, T]] = []
+        self._asked: dict[int, T] = {}
+        self._number = 0
+        self._poll = select.poll()
+        for descriptor in self._workers:
+            self._poll.register(descriptor, select.POLLIN)
+
+    def ask(self, path: str, about: T) -> None:
+        self._waiting.append((path, about))
+
+    def __iter__(self) -> Iterator[tuple[T, Chunk]]:
+        while self._waiting or self._asked:
+            for worker in self._workers.values():
+                self._feed(worker)
+            for descriptor, _ in self._poll.poll():
+                worker = self._workers[descriptor]
+                packet = worker.channel.recv(_PACKET)
+                if not packet:
+                    raise OSError(errno.EPIPE, "the program that lists directories has ended")
+                yield from self._answers(worker, packet)
+
+    def _feed(self, worker: _Worker) -> None:
+        if not worker.ready or not self._waiting:
+            return
+        most, most_bytes = _REQUESTS
+        share = min(most, len(self._waiting) // (2 * len(self._workers)) + 1)
+        packet, requests = bytearray(), 0
+        while requests < share and len(packet) < most_bytes:
+            path, about = self._waiting.pop()
+            self._number = (self._number + 1) & 0xFFFFFFFF
+            self._asked[self._number] = about
+            packet += _NUMBER.pack(self._number) + os.fsencode(path) + b"\0"
+            requests += 1
+        worker.send(bytes(packet), requests)
+
+    def _answers(self, worker: _Worker, packet: bytes) -> Iterator[tuple[T, Chunk]]:
+        at = 0
+        while at < len(packet):
+            size, request, files, names, odd, status, _ = _CHUNK.unpack_from(packet, at)
+            start = at + _CHUNK.size
+            at = start + names + odd
+            chunk = Chunk(
+                files,
+                size,
+                os.fsdecode(packet[start : start + names] + b"/"),
+                _odd(packet, start + names, at),
+                max(status, 0),
+            )
+            if status == -1:
+                yield self._asked[request], chunk
+            else:
+                worker.unanswered -= 1
+                yield self._asked.pop(request), chunk
+
+
+def _odd(packet: bytes, at: int, end: int) -> list[Odd]:
+    found = []
+    while at < end:
+        size, mode, name, target, foreign, _ = _ODD.unpack_from(packet, at)
+        at += _ODD.size
+        texts = os.fsdecode(packet[at : at + name]), os.fsdecode(packet[at + name : at + name + target])
+        found.append(Odd(texts[0], mode, size, bool(foreign), texts[1]))
+        at += name + target
+    return found

@@ -1,0 +1,138 @@
+"""The commits that an agent made itself: bundled inside a sandbox, judged in quarantine, kept beside the snapshot.
+
+The agent's ``.git`` may say anything and start anything, so git reads it only where the agent ran. Whatever is wrong
+with the commits is said in the record and never decides about the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import trio
+
+from runner.core.errors import HostileTree, PlatformError, PolicyError, RemoteOverLimit, leaf, printable
+from runner.core.model import Violation
+from runner.events import events as ev
+from runner.policy.paths import PathPolicy
+from runner.ports.git import Authored
+from runner.ports.provider import Opening
+from runner.runtime.context import Run
+from runner.runtime.mount_plan import Shape
+from runner.runtime.tree_scan import leaves_tree
+from runner.safefs import trees
+from runner.safefs.beneath import read_beneath
+from runner.steps.agent.plan import Body as Agent
+
+BUNDLE = "agent-commits.bundle"
+MOST = 64 << 20  # bytes of a bundle
+SECONDS = 60.0
+_SMALL = 4096  # bytes of HEAD, of a ref
+_NAMED = 100  # violations
+_ENVIRONMENT = {
+    "LC_ALL": "C",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+
+
+async def take_commits(run: Run, shape: Shape, policy: PathPolicy) -> str:
+    """Take what the agent committed onto the base, if it did, as an event; a word of it for the step's message.
+
+    Bounded by ``SECONDS`` and by half of what is left of the step. Only a journal that takes no event is an error.
+    """
+    _, handle = run.require()
+    if run.base is None or not await trio.to_thread.run_sync(_moved, handle.tree, run.base):
+        return ""
+    if run.secrets or _had_key(run):  # in what a later commit takes back, or in a message, one could be
+        await run.emit(ev.CommitsTaken(withheld="the commits of a run with secrets are not looked through for them"))
+        return ", commits of the agent withheld"
+    now = trio.current_time()
+    until = min(now + SECONDS, now + (trio.current_effective_deadline() - now) / 2)
+    taken: ev.CommitsTaken | None = ev.CommitsTaken(withheld="they took too long")
+    quarantine = run.places.quarantine
+    try:
+        with trio.move_on_at(until):
+            taken = await _taken(run, shape, policy, quarantine)
+    except* (PolicyError, PlatformError, RemoteOverLimit, OSError) as group:
+        taken = ev.CommitsTaken(withheld=printable(str(leaf(group)), 500))
+    finally:
+        trees.remove(quarantine)
+    if taken is None:
+        return ""
+    await run.emit(taken)
+    return f", {taken.count} commits of the agent" if not taken.withheld else ", commits of the agent withheld"
+
+
+def _had_key(run: Run) -> bool:
+    """Whether the agent had the key of its model."""
+    models = (step.body.model for step in run.plan.steps if isinstance(step.body, Agent))
+    return any(model is not None and model.key_inside for model in models)
+
+
+def _moved(tree: Path, base: str) -> bool:
+    """Whether HEAD of the agent may be elsewhere than at the base, by two small files, since git is not asked here."""
+    try:
+        head = read_beneath(tree, ".git/HEAD", _SMALL).decode(errors="replace").strip()
+        if head.startswith("ref: "):
+            head = read_beneath(tree, f".git/{head.removeprefix('ref: ')}", _SMALL).decode(errors="replace").strip()
+    except (OSError, ValueError):  # packed, or odd
+        return True
+    return head != base
+
+
+async def _taken(run: Run, shape: Shape, policy: PathPolicy, quarantine: Path) -> ev.CommitsTaken | None:
+    assert run.base is not None
+    git, repository = run.ports.git, await run.repository()
+    bundle = await _bundle(run, shape, run.base)
+    if bundle is None:
+        return None
+    authored = await git.quarantine(repository, bundle, run.base, into=quarantine)
+    tip = authored[-1].commit
+    if violations := _judge(authored, policy, shape):
+        text = f"{len(violations)} violation{'s' * (len(violations) != 1)}: {violations[0]}"
+        return ev.CommitsTaken(len(authored), tip, withheld=text, violations=violations[:_NAMED])
+    kept = run.places.directory / BUNDLE
+    tree = await git.accept(repository, quarantine, run.base, tip, to=kept)
+    content = await trio.to_thread.run_sync(kept.read_bytes)
+    return ev.CommitsTaken(len(authored), tip, tree, BUNDLE, sha256(content).hexdigest(), len(content))
+
+
+async def _bundle(run: Run, shape: Shape, base: str) -> bytes | None:
+    """What git inside makes of the commits from the base to HEAD; ``None`` when there is no git, or no commit."""
+    opening = Opening(toolchains=shape.toolchains, tree_writable=False, fresh_home=True)
+    workspace = await run.open_as(opening, ("commits", shape))
+    argv = ["git", "-C", workspace.paths.workspace, "bundle", "create", "--quiet", "-", f"{base}..HEAD"]
+    result = await workspace.run(argv, env=_ENVIRONMENT, keep_bytes=MOST)
+    await run.close()
+    if result.exit.code == 127 or b"empty bundle" in result.stderr:
+        return None
+    if result.cut:
+        raise RemoteOverLimit(f"they have more than {MOST >> 20} MiB")
+    if not result.exit.ok:
+        raise HostileTree(f"git inside {result.exit}: {printable(result.stderr.decode(errors='replace').strip())}")
+    return result.stdout
+
+
+def _judge(authored: Sequence[Authored], policy: PathPolicy, shape: Shape) -> tuple[Violation, ...]:
+    """What of any commit breaks policy, also when a later one takes it back."""
+    found: list[Violation] = []
+    protected = [name.rstrip("/") for name in shape.protected]
+    for each in authored:
+        sizes = [(_text(change.path), change.entry.size if change.entry else None) for change in each.changes]
+        bad = [*policy.judge_changes(sizes)]
+        for path, _ in sizes:
+            bad += [Violation(printable(path), "protected") for name in protected if f"{path}/".startswith(f"{name}/")]
+        for link, target in each.links:
+            if leaves_tree(link.count(b"/"), _text(target)):
+                bad.append(Violation(printable(_text(link)), "link-outside", printable(_text(target))))
+        found += [replace(one, detail=f"{one.detail} in {each.commit[:12]}".strip()) for one in bad]
+    return tuple(found)
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")

@@ -1,0 +1,153 @@
+"""What a workspace may become, and the row that its events add up to."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import pytest
+
+from runner.core.errors import WorkspaceState
+from runner.core.model import Limits, Receipt
+from runner.core.model import WorkspaceStatus as S
+from runner.events.events import (
+    BaseTaken,
+    EffectDone,
+    EffectEnding,
+    EffectGone,
+    EffectIntended,
+    Event,
+    StepStarted,
+    WorkspaceBecame,
+    WorkspaceRequested,
+    WorkspaceSaved,
+    WorkspaceUsed,
+)
+from runner.lifecycle.workspace import NEXT, advance, fold, hint, named
+from runner.ports.store import WorkspaceRow
+
+DAY = 86_400
+SECOND = 1_000_000
+REQUESTED = WorkspaceRequested(
+    *("local", "shop", False, Limits(pids=5), 30.0, None, "/p", 7, "https://h/r", "main", Limits(cpus=2), "sha256:1")
+)
+LIFE = (S.CREATING, S.PROVISIONING, S.READY, S.STOPPING, S.STOPPED, S.READY, S.DESTROYING, S.DESTROYED)
+
+
+def row(*events: Event, at: int = 0) -> WorkspaceRow | None:
+    found: WorkspaceRow | None = None
+    for number, event in enumerate(events):
+        found = fold(found, "w", at + number * SECOND, event)
+    return found
+
+
+def test_a_workspace_lives_from_creating_to_destroyed() -> None:
+    for before, after in pairwise(LIFE):
+        assert advance("w", before, after) is after
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(S, S)))
+def test_a_change_is_in_the_table_or_refused_with_advice(before: S, after: S) -> None:
+    if after in NEXT[before]:
+        assert advance("w", before, after) is after
+        return
+    with pytest.raises(WorkspaceState, match=f"`w` is {before}") as refused:
+        advance("w", before, after)
+    assert refused.value.hint == hint("w", before)
+
+
+def test_every_status_can_be_left_for_destroyed() -> None:
+    """Nothing that goes wrong makes a workspace that cannot be removed."""
+    ends = {S.DESTROYED}
+    while more := {status for status in S if status not in ends and NEXT[status] & ends}:
+        ends |= more
+    assert ends == set(S)
+
+
+def test_a_request_is_the_whole_row() -> None:
+    assert row(REQUESTED) == WorkspaceRow(
+        "w",
+        "local",
+        S.CREATING,
+        0,
+        0,
+        expires=30 * SECOND,
+        project="shop",
+        path="/p",
+        inode=7,
+        url="https://h/r",
+        branch="main",
+        limits=Limits(pids=5),
+        not_enforced=Limits(cpus=2),
+        image="sha256:1",
+    )
+
+
+@pytest.mark.scenario("LIF-15", only="local")
+@pytest.mark.parametrize(
+    ("persistent", "most", "expires"),
+    [
+        pytest.param(False, None, 31 * SECOND, id="a use moves the end"),
+        pytest.param(False, 10.0, 10 * SECOND, id="never beyond the greatest age"),
+        pytest.param(True, 10.0, None, id="persistent"),
+    ],
+)
+def test_using_a_workspace_moves_its_end(persistent: bool, most: float | None, expires: int | None) -> None:
+    requested = WorkspaceRequested("local", "default", persistent, Limits(), 30.0, most)
+
+    used = row(requested, WorkspaceUsed(30.0, most))
+
+    assert used is not None
+    assert (used.used, used.expires) == (SECOND, expires)
+
+
+def test_what_is_known_later_comes_to_the_row() -> None:
+    found = row(REQUESTED, BaseTaken("b" * 40), WorkspaceSaved(Receipt("c" * 40, None, None, 0, 0)))
+
+    assert found is not None
+    assert (found.base, found.snapshot) == ("b" * 40, "c" * 40)
+
+
+def test_a_destroyed_workspace_has_no_row() -> None:
+    steps = [WorkspaceBecame(status) for status in (S.PROVISIONING, S.READY, S.DESTROYING, S.DESTROYED)]
+
+    assert row(REQUESTED, *steps) is None
+    assert row(REQUESTED, *steps, WorkspaceUsed(1.0)) is None
+
+
+def test_a_workspace_of_a_run_follows_its_effects() -> None:
+    intended, done = (
+        EffectIntended("provision", "workspace", "r-1", "local"),
+        EffectDone("provision", "workspace", "r-1"),
+    )
+    found = fold(fold(None, "r", 0, intended), "r", 1, done)
+    assert found == WorkspaceRow("r-1", "local", S.READY, 0, 1, run="r")
+    found = fold(found, "r", 2, EffectIntended("provision", "workspace", "r-1", "process"))
+    assert found is not None
+    assert (found.provider, found.status) == ("process", S.CREATING)
+    found = fold(found, "r", 3, EffectEnding("teardown", "workspace", "r-1"))
+    assert found is not None
+    assert found.status is S.DESTROYING
+    assert fold(found, "r", 4, EffectGone("teardown", "workspace", "r-1")) is None
+
+
+def test_events_about_nothing_that_is_there_change_nothing() -> None:
+    assert fold(None, "r", 0, BaseTaken("b" * 40)) is None
+    kept = row(REQUESTED)
+    assert fold(kept, "w", 0, StepStarted("agent")) == kept
+
+
+@pytest.mark.parametrize(
+    ("event", "id"),
+    [
+        (EffectIntended("p", "workspace", "r-1"), "r-1"),
+        (EffectIntended("p", "checkout", "r-1"), None),
+        (EffectDone("p", "workspace", "r-1"), "r-1"),
+        (EffectEnding("p", "workspace", "r-1"), "r-1"),
+        (EffectGone("p", "workspace", "r-1"), "r-1"),
+        (WorkspaceUsed(1.0), "w"),
+        (BaseTaken("b"), "w"),
+        (StepStarted("agent"), None),
+    ],
+)
+def test_an_event_names_the_workspace_that_it_is_about(event: Event, id: str | None) -> None:
+    assert named("w", event) == id

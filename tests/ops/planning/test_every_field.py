@@ -1,0 +1,305 @@
+"""No field is decoration: changing any one of them changes the plan, or is an error that says why."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from runner.core.errors import Rejected
+from runner.core.settings import Settings
+from runner.manifest.load import kinds
+from runner.ops.planning.make_plan import make_plan
+from runner.plan.model import plain
+from tests.support.situations import Project, git
+
+Path_ = tuple[str | int, ...]
+
+
+def leaves(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every field that holds a value, by its path; list items have no position in it."""
+    for name, field in ((field.alias or name, field) for name, field in model.model_fields.items()):
+        options = [a for b in (field.annotation, *get_args(field.annotation)) for a in (b, *get_args(b))]
+        inner = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
+        if inner:
+            yield from leaves(inner[0], (*prefix, name))
+        else:
+            yield (*prefix, name)
+
+
+FIELDS = [(kind, ".".join(path)) for kind, spec in kinds().items() for path in leaves(spec)]
+
+BASE: dict[str, dict[str, Any]] = {
+    "AgentType": {
+        "agent": "script",
+        "script": {"path": "agent.sh"},
+        "workspace": {
+            "enabled": True,
+            "providers": ["local"],
+            "repo_source": {"type": "local", "path": "repo"},
+            "setup_commands": ["true"],
+            "setup": {"on_failure": "fail"},
+        },
+        "post_hooks": ["true"],
+    },
+    "Policy": {"max_file_size": "5M"},
+    "Project": {"workspace_isolation": True},
+    "IncidentRun": {
+        "agent_type": "one",
+        "policy": "one",
+        "project": "one",
+        "outputs": {"x": {"file": "x.md"}},
+        "verify": {"files": {"required": ["README"]}, "commands": [{"run": "true"}], "report": {"path": "r.md"}},
+    },
+}
+
+# These say something of agents that work with a model only.
+OF_MODELS = {
+    ("AgentType", "model"),
+    ("AgentType", "budget.tokens"),
+    ("AgentType", "budget.cost_usd"),
+    ("AgentType", "budget.turns"),
+    ("AgentType", "credentials"),
+    ("AgentType", "cli_tools"),
+    ("IncidentRun", "matrix.model"),
+}
+READING = {
+    **BASE,
+    "IncidentRun": {**BASE["IncidentRun"], "incident": {"directory": "incident", "kubeconfig": "kube.yaml"}},
+}
+CLAUDE = {**BASE, "AgentType": {**BASE["AgentType"], "agent": "claude", "script": None}}
+
+# field: (where to put it in the base, a value that differs from what holds there)
+CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
+    ("AgentType", "agent"): (("agent",), "claude"),
+    ("AgentType", "script.path"): (("script", "path"), "other.sh"),
+    ("AgentType", "script.files.path"): (("script",), {"files": [{"path": "a", "content": ""}]}),
+    ("AgentType", "script.files.content"): (("script",), {"files": [{"path": "a", "content": "b"}]}),
+    ("AgentType", "script.files.executable"): (
+        ("script",),
+        {"files": [{"path": "a", "content": "b", "executable": True}]},
+    ),
+    ("AgentType", "model"): (("model",), "opus"),
+    ("AgentType", "budget.tokens"): (("budget",), {"tokens": 7}),
+    ("AgentType", "budget.cost_usd"): (("budget",), {"cost_usd": 7}),
+    ("AgentType", "budget.turns"): (("budget",), {"turns": 7}),
+    ("AgentType", "credentials"): (("credentials",), "env"),
+    ("AgentType", "cli_tools"): (("cli_tools",), ["Read"]),
+    ("IncidentRun", "matrix.model"): (("matrix",), {"model": ["opus"]}),
+    ("AgentType", "prompt.system"): (("prompt",), {"system": "changed"}),
+    ("AgentType", "prompt.user"): (("prompt",), {"user": "changed"}),
+    ("AgentType", "skills"): (("skills",), ["k8s-troubleshooter"]),
+    ("AgentType", "policy"): (("policy",), "two"),
+    ("AgentType", "env"): (("env",), {"A": "b"}),
+    **{
+        ("AgentType", f"secrets.{field}"): (("secrets",), [{"name": "A", "from": {"env": "B"}, **more}])
+        for field, more in (
+            ("name", {"steps": ["agent"]}),
+            ("steps", {"steps": ["setup"]}),
+            ("as", {"steps": ["agent"], "as": "file"}),
+        )
+    },
+    **{
+        ("AgentType", f"secrets.from.{field}"): (("secrets",), [{"name": "A", "from": source, "steps": ["agent"]}])
+        for field, source in (
+            ("env", {"env": "B"}),
+            ("file", {"file": "b"}),
+            ("command", {"command": ["b"]}),
+            ("keyring.service", {"keyring": {"service": "b", "user": "c"}}),
+            ("keyring.user", {"keyring": {"service": "b", "user": "c"}}),
+        )
+    },
+    **{
+        ("AgentType", f"timeouts.{step}"): (("timeouts",), {step: "7s"})
+        for step in ("provision", "clone", "setup", "preload", "agent", "post_hook", "scan", "snapshot", "verify")
+    },
+    ("AgentType", "stop_budget"): (("stop_budget",), "7s"),
+    ("AgentType", "post_hooks"): (("post_hooks",), ["false"]),
+    ("AgentType", "workspace.enabled"): (("workspace",), {"enabled": False}),
+    ("AgentType", "workspace.providers"): (("workspace", "providers"), ["process"]),
+    ("AgentType", "workspace.isolation"): (("workspace", "isolation"), "namespaces"),
+    ("AgentType", "workspace.repo_source.type"): (("workspace", "repo_source"), {"type": "none"}),
+    ("AgentType", "workspace.repo_source.url"): (
+        ("workspace", "repo_source"),
+        {"type": "fixed", "url": "https://git.example.org/a"},
+    ),
+    ("AgentType", "workspace.repo_source.path"): (("workspace", "repo_source", "path"), "repo2"),
+    ("AgentType", "workspace.repo_source.branch"): (("workspace", "repo_source", "branch"), "other"),
+    ("AgentType", "workspace.repo_source.depth"): (("workspace", "repo_source", "depth"), 1),
+    ("AgentType", "workspace.repo_source.include_dirty"): (("workspace", "repo_source", "include_dirty"), True),
+    ("AgentType", "workspace.checkout_on_start"): (("workspace", "checkout_on_start"), False),
+    ("AgentType", "workspace.resource_limits.cpu"): (("workspace", "resource_limits"), {"cpu": "500m"}),
+    ("AgentType", "workspace.resource_limits.memory"): (("workspace", "resource_limits"), {"memory": "1G"}),
+    ("AgentType", "workspace.resource_limits.disk"): (("workspace", "resource_limits"), {"disk": "1G"}),
+    ("AgentType", "workspace.resource_limits.pids"): (("workspace", "resource_limits"), {"pids": 7}),
+    ("AgentType", "workspace.setup_commands"): (("workspace", "setup_commands"), ["false"]),
+    ("AgentType", "workspace.setup.timeout"): (("workspace", "setup", "timeout"), "7s"),
+    ("AgentType", "workspace.setup.on_failure"): (("workspace", "setup", "on_failure"), "warn"),
+    ("AgentType", "workspace.protected_paths"): (("workspace", "protected_paths"), ["README"]),
+    ("AgentType", "workspace.toolchains"): (("workspace", "toolchains"), ["/usr"]),
+    ("AgentType", "workspace.dependencies"): (("workspace", "dependencies"), ["node_modules"]),
+    ("AgentType", "workspace.base_image"): (("workspace", "base_image"), "team/agent:3"),
+    ("AgentType", "workspace.warm_pool.size"): (("workspace", "warm_pool"), {"size": 3}),
+    ("Policy", "allowed_paths"): (("allowed_paths",), ["src/**"]),
+    ("Policy", "forbidden_patterns"): (("forbidden_patterns",), ["**/*.tfstate"]),
+    ("Policy", "max_file_size"): (("max_file_size",), "1M"),
+    ("Policy", "providers"): (("providers",), ["process"]),
+    ("Policy", "secrets"): (("secrets",), []),
+    ("Policy", "min_isolation"): (("min_isolation",), "namespaces"),
+    ("Project", "root"): (("root",), "incident"),
+    ("Project", "workspace_isolation"): (("workspace_isolation",), False),
+    ("Project", "protected_paths"): (("protected_paths",), ["README"]),
+    ("Project", "policy"): (("policy",), "two"),
+    ("Project", "requires_runner"): (("requires_runner",), ">=99"),
+    ("IncidentRun", "project"): (("project",), "two"),
+    ("IncidentRun", "matrix.max_parallel"): (("matrix",), {"incident": ["incident"], "max_parallel": 1}),
+    ("IncidentRun", "matrix.incident"): (("matrix",), {"incident": ["incident"]}),
+    ("IncidentRun", "matrix.agent_type"): (("matrix",), {"agent_type": ["two"]}),
+    ("IncidentRun", "needs"): (("needs",), ["two"]),
+    ("IncidentRun", "outputs.file"): (("outputs", "x"), {"file": "y.md"}),
+    ("IncidentRun", "agent_type"): (("agent_type",), "two"),
+    ("IncidentRun", "policy"): (("policy",), "two"),
+    ("IncidentRun", "prompt"): (("prompt",), "changed"),
+    ("IncidentRun", "task.repository_url"): (("task",), {"repository_url": "https://git.example.org/a"}),
+    ("IncidentRun", "task.branch"): (("task",), {"branch": "b"}),
+    ("IncidentRun", "task.base_branch"): (("task",), {"base_branch": "b"}),
+    ("IncidentRun", "task.pull_request_number"): (("task",), {"pull_request_number": 7}),
+    ("IncidentRun", "task.commit"): (("task",), {"commit": "a" * 40}),
+    ("IncidentRun", "incident.directory"): (("incident",), {"directory": "incident"}),
+    **{
+        ("IncidentRun", f"incident.{field}"): (("incident", field), value)
+        for field, value in (
+            ("kubeconfig", "other.yaml"),
+            ("context", "other"),
+            ("namespace", "shop"),
+            ("access", "write"),
+        )
+    },
+    ("IncidentRun", "context.preload"): (("context",), {"preload": ["incident"]}),
+    ("IncidentRun", "verify.files.required"): (("verify", "files", "required"), ["other"]),
+    ("IncidentRun", "verify.files.forbidden"): (("verify", "files", "forbidden"), ["other"]),
+    ("IncidentRun", "verify.report.path"): (("verify", "report", "path"), "other.md"),
+    ("IncidentRun", "verify.report.min_bytes"): (("verify", "report", "min_bytes"), 7),
+    ("IncidentRun", "verify.report.sections"): (("verify", "report", "sections"), ["Summary"]),
+    ("IncidentRun", "verify.commands.run"): (("verify", "commands"), [{"run": "false"}]),
+    ("IncidentRun", "verify.commands.timeout"): (("verify", "commands"), [{"run": "true", "timeout": "7s"}]),
+    ("IncidentRun", "verify.commands.exit"): (("verify", "commands"), [{"run": "true", "exit": 7}]),
+    ("IncidentRun", "verify.setup"): (("verify", "setup"), ["true"]),
+    ("IncidentRun", "post_hooks"): (("post_hooks",), ["false"]),
+    ("IncidentRun", "snapshot.message"): (("snapshot",), {"message": "changed"}),
+    ("IncidentRun", "snapshot.branch"): (("snapshot",), {"message": "x", "branch": "changed"}),
+    ("IncidentRun", "snapshot.allow_empty"): (("snapshot",), {"allow_empty": True}),
+    ("IncidentRun", "debug"): (("debug",), True),
+    ("IncidentRun", "timeout"): (("timeout",), "7s"),
+}
+
+# These decide about providers that cannot enforce something, or about what a run does not say itself.
+ELSEWHERE = {
+    ("Project", "agent_type"),
+    ("AgentType", "workspace.network"),
+    ("AgentType", "workspace.resource_limits.enforcement"),
+}
+
+
+@pytest.fixture
+def stage(project: Project, repository: Path) -> Project:
+    git(repository, "branch", "other")
+    git(repository, "commit", "--allow-empty", "-qm", "second")
+    git(project.folder, "clone", "-q", "repo", "repo2")
+    git(project.folder / "repo2", "commit", "--allow-empty", "-qm", "third")
+    (repository / ".git/info/exclude").write_text("node_modules\n")
+    (repository / "node_modules").mkdir()
+    (project.folder / "agent.sh").write_text("true\n")
+    (project.folder / "other.sh").write_text("false\n")
+    (project.folder / "incident").mkdir()
+    (project.folder / "incident" / "incident.json").write_text("{}")
+    for file, server in (("kube.yaml", "https://one.example"), ("other.yaml", "https://two.example")):
+        contexts = [{"name": name, "context": {"cluster": "c"}} for name in ("current", "other")]
+        clusters = [{"name": "c", "cluster": {"server": server}}]
+        config = {"current-context": "current", "contexts": contexts, "clusters": clusters}
+        (project.folder / file).write_text(json.dumps(config))
+    return project
+
+
+async def outcome(stage: Project, specs: dict[str, dict[str, Any]]) -> str:
+    """The plan of the only run as text, or what is wrong; each kind has a second document to refer to."""
+    others = {
+        "AgentType": {**BASE["AgentType"], "prompt": {"system": "two"}},
+        "Policy": {"max_file_size": "2M"},
+        "Project": {"workspace_isolation": True, "protected_paths": ["src/"]},
+        "IncidentRun": {"agent_type": "one"},
+    }
+    documents = [
+        {"apiVersion": "runner/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+        for name, bodies in (("one", specs), ("two", others))
+        for kind, spec in bodies.items()
+    ]
+    (stage.folder / "all.runner.yaml").write_text("\n---\n".join(json.dumps(d) for d in documents))
+    settings = Settings.from_env({"RUNNER_HOME": str(stage.home), "PATH": "/usr/bin:/bin"})
+    try:
+        planned = await make_plan(stage.folder, settings)
+    except Rejected as rejected:
+        return "rejected: " + "; ".join(f.message for f in rejected.findings)
+    return json.dumps(plain(planned.plan.runs))
+
+
+def changed(path: Path_, value: Any, spec: dict[str, Any]) -> dict[str, Any]:
+    result = copy.deepcopy(spec)
+    at: Any = result
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return result
+
+
+@pytest.mark.scenario("BEY-01")
+async def test_changing_any_field_changes_the_plan_or_is_an_error(stage: Project) -> None:
+    plans = {id(base): await outcome(stage, base) for base in (BASE, CLAUDE, READING)}
+    assert not [plan for plan in plans.values() if plan.startswith("rejected")]
+    silent = []
+    for kind, field in FIELDS:
+        if (kind, field) in ELSEWHERE:
+            continue
+        assert (kind, field) in CHANGES, f"a new field needs a line here that shows its effect: {kind} {field}"
+        path, value = CHANGES[kind, field]
+        base = CLAUDE if (kind, field) in OF_MODELS else READING if path[:-1] == ("incident",) else BASE
+        if await outcome(stage, {**base, kind: changed(path, value, base[kind])}) == plans[id(base)]:
+            silent.append(f"{kind}.{field}")
+
+    assert silent == []
+
+
+@pytest.mark.scenario("BEY-01")
+async def test_the_agent_type_of_a_project_is_that_of_runs_that_name_none(stage: Project) -> None:
+    run = {key: value for key, value in BASE["IncidentRun"].items() if key != "agent_type"}
+    plans = [
+        await outcome(stage, {**BASE, "IncidentRun": run, "Project": {**BASE["Project"], "agent_type": name}})
+        for name in ("one", "two")
+    ]
+
+    assert plans[0] != plans[1]
+    assert not any(plan.startswith("rejected") for plan in plans)
+
+
+@pytest.mark.scenario("BEY-01")
+async def test_what_a_provider_can_not_enforce_is_an_error_that_names_it(stage: Project) -> None:
+    workspace = {**BASE["AgentType"]["workspace"], "providers": ["process"]}
+    refused = {
+        "network": ({"network": "none"}, "`process` can not enforce network none"),
+        "protected": ({"protected_paths": ["README"]}, "`process` can not enforce protected_paths README"),
+        "disk": ({"resource_limits": {"disk": "1G"}}, "`process` can not enforce disk 1G"),
+        "dependencies": ({"dependencies": ["node_modules"]}, "`process` can not enforce dependencies node_modules"),
+        "image": ({"base_image": "team/agent:3"}, "`process` can not enforce base image team/agent:3"),
+    }
+    for extra, message in refused.values():
+        agent = {**BASE["AgentType"], "workspace": {**workspace, **extra}}
+        assert message in await outcome(stage, {**BASE, "AgentType": agent})
+
+    lenient = {"resource_limits": {"disk": "1G", "enforcement": "best_effort"}}
+    agent = {**BASE["AgentType"], "workspace": {**workspace, **lenient}}
+    assert "disk 1G: not enforced by process" in await outcome(stage, {**BASE, "AgentType": agent})

@@ -1,0 +1,59 @@
+"""A directory of root that becomes a workspace: commands have it as their own, and it stays root's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from runner.core.errors import ProviderFailed
+from runner.ports.provider import Opening, Provider, WorkspaceRequest
+from runner.providers.docker import Docker
+from runner.providers.local import Local
+from tests.support import dockerd
+from tests.support.needs import USERS
+from tests.support.providers import shell
+
+pytestmark = USERS.mark
+COMMANDS = "cat kept; echo more >> kept; mkdir made; cat others; echo no > AGENTS.md; rm -rf .runner; id -u"
+
+
+def docker(home: Path) -> Docker:
+    return Docker(home, dockerd.host())
+
+
+@pytest.mark.parametrize("provider_at", [Local, partial(Local, guest=False), docker], ids=["local", "bare", "docker"])
+async def test_what_commands_make_in_a_directory_of_root_is_root_s(
+    tmp_path: Path, provider_at: Callable[[Path], Provider]
+) -> None:
+    """Protected paths that are missing are held as elsewhere, and the files of third users stay out of reach."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "kept").write_text("theirs\n")
+    (tree / "others").touch(mode=0o600)
+    os.chown(tree / "others", 4711, 4711)
+    provider = provider_at(tmp_path / "home")
+    image = dockerd.IMAGE if provider.name == "docker" else None
+    id = f"lent-{os.getpid()}-{provider.name}"
+    handle = await provider.create(WorkspaceRequest(id, "run-1", "nonce", tree=tree, image=image))
+    async with provider.open(handle, Opening(protected=("AGENTS.md", ".runner/"))) as workspace:
+        seen = await shell(workspace, COMMANDS)
+    await provider.destroy(handle)
+
+    assert handle.uid not in (0, 4711)
+    assert seen.startswith("theirs\n")
+    assert "others: Permission denied" in seen
+    assert seen.count("Read-only file system") + seen.count("Device or resource busy") == 2, seen
+    assert {path.name: path.stat().st_uid for path in tree.iterdir()} == {"kept": 0, "others": 4711, "made": 0}
+    assert (tree / "kept").read_text() == "theirs\nmore\n"
+
+
+async def test_a_directory_of_root_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    """A command could leave a program of root's there with the set-id bit."""
+    with pytest.raises(ProviderFailed, match="other users can enter"):
+        await Local(tmp_path).create(WorkspaceRequest("lent", "run-1", "nonce", tree=Path("/usr/share/misc")))
+
+    assert list((tmp_path / "sandboxes").glob("*")) == []

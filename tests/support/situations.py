@@ -1,0 +1,237 @@
+"""Situations for tests that use the command as a person would: manifests in a folder, a home of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
+
+import pytest
+
+from runner.providers._mounts import common
+from runner.safefs import trees
+from tests.support.forked import FORKS
+
+DYING = 2.0  # seconds that a busy machine may take for processes that were killed
+HEAD = "apiVersion: runner/v1\nkind: {kind}\nmetadata: {{name: {name}}}\nspec:\n"
+
+
+def document(kind: str, name: str, spec: str) -> str:
+    return HEAD.format(kind=kind, name=name) + indent(dedent(spec).strip("\n"), "  ") + "\n"
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Project:
+    """A folder with manifests, and the state that runs of it leave."""
+
+    folder: Path
+    home: Path
+    env: dict[str, str] = field(default_factory=dict)
+    within: tuple[str, ...] = ()  # a command that the runner is started by
+
+    def write(self, *documents: str) -> Path:
+        path = self.folder / "all.runner.yaml"
+        path.write_text("---\n".join(documents))
+        return path
+
+    def script(
+        self,
+        script: str,
+        *,
+        workspace: str = "",
+        run: str = "",
+        agent: str = "",
+        provider: str = "local",
+        policy: str | None = None,
+    ) -> None:
+        """One run `work` of a `script` agent; the extra YAML goes below workspace, run and agent type."""
+        (self.folder / "agent.sh").write_text(dedent(script))
+        spec = f"agent: script\nscript: {{path: agent.sh}}\n{dedent(agent)}\nworkspace:\n"
+        spec += indent(f"enabled: true\nproviders: [{provider}]\n{dedent(workspace).strip()}\n", "  ")
+        documents = [document("AgentType", "worker", spec)]
+        policies = ""
+        if policy is not None:
+            documents.append(document("Policy", "house", policy))
+            policies = "policy: house\n"
+        documents.append(document("IncidentRun", "work", f"agent_type: worker\n{policies}{dedent(run)}"))
+        self.write(*documents)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of the command."""
+        return {"PATH": os.environ["PATH"], "HOME": str(self.home), "RUNNER_HOME": str(self.home / "state"), **self.env}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self.within, sys.executable, "-m", "runner", *arguments],
+            cwd=self.folder,
+            env=self.variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+    def runner(self, *arguments: str, timeout: float = 60) -> Done:
+        if not self.within and not any(name.startswith(("PYTHON", "LC_", "LANG")) for name in self.env):
+            return Done(*FORKS.run(arguments, cwd=self.folder, env=self.variables, timeout=timeout))
+        process = self.start(*arguments)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return Done(process.returncode, out, err)
+
+    def apply(self, *arguments: str) -> tuple[Done, dict[str, Any]]:
+        """Apply the folder, and the newest run's record."""
+        done = self.runner("apply", str(self.folder), *arguments)
+        shown = self.runner("runs", "show", "last", "--output", "json")
+        assert shown.code == 0, done.err + shown.err
+        return done, json.loads(shown.out)
+
+    def directory(self, record: dict[str, Any]) -> Path:
+        return self.home / "state" / "runs" / record["id"]
+
+    def logs(self, step: str, stream: str = "stdout") -> str:
+        newest = max((self.home / "state" / "runs").iterdir(), key=lambda p: p.stat().st_mtime)
+        return (newest / "logs" / f"{step}.{stream}").read_text()
+
+
+def step(record: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(s for s in record["steps"] if s["id"] == name)
+    return found
+
+
+def git(folder: Path, *arguments: str) -> str:
+    env = {
+        "PATH": os.environ["PATH"],
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        **{f"GIT_{who}_{what}": "x@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    }
+    return subprocess.run(
+        ["git", "-C", str(folder), *arguments], env=env, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    """An empty project; afterwards nothing that runs of it started or mounted may be left on the host."""
+    folder, home = tmp_path / "project", tmp_path / "home"
+    folder.mkdir()
+    home.mkdir()
+    yield Project(folder, home)
+    deadline = time.monotonic() + DYING
+    while (left := leftovers(home)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for made in (folder, home):  # some tests make trees that are too deep for pytest to remove
+        trees.remove(made)
+    assert left == []
+
+
+def leftovers(home: Path) -> list[str]:
+    """What a run left behind, seen from outside: processes, mounts, cgroups, and files that are not evidence."""
+    found = [f"process {pid}: {text}" for pid, text in processes_of(home)]
+    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(home) in line]
+    found += [f"{device}, a volume's" for device in volumes_of(home)]
+    state = home / "state"
+    for pattern in ("projects/*/workspaces/*", "sandboxes/*", "volumes/*", "tmp/*"):
+        found += [str(path) for path in state.glob(pattern)]
+    return found
+
+
+def processes_of(home: Path) -> list[tuple[int, str]]:
+    """Processes that name a home in their command line or environment, or that see a part of it mounted."""
+    # Mounts are named within their file system, which may be that of /tmp or /dev/shm, or a volume.
+    mounted = ["/".join(home.parts[3:]).encode(), *(f"{device} ".encode() for device in volumes_of(home))]
+    found = []
+    shows: dict[str, bool] = {}  # of each mount namespace: what it has is long, and most processes have the same
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if pid == os.getpid():
+            continue
+        try:
+            words = read(f"/proc/{pid}/cmdline") + read(f"/proc/{pid}/environ")
+            namespace = os.readlink(f"/proc/{pid}/ns/mnt")
+            if namespace not in shows:
+                shows[namespace] = _shows(read(f"/proc/{pid}/mountinfo"), mounted)
+        except OSError:
+            continue
+        if str(home).encode() in words or shows[namespace]:
+            found.append((pid, words.replace(b"\0", b" ").decode(errors="replace")[:200]))
+    return found
+
+
+def read(path: str) -> bytes:
+    """Of hundreds of files for each test, and ``Path`` costs more than reading."""
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
+
+
+def _shows(mounts: bytes, places: Sequence[bytes]) -> bool:
+    """Whether one of the places is mounted, but for where volumes are for everybody.
+
+    That is also below the old root which any sandbox has for a moment while bubblewrap makes it.
+    """
+    if not any(place in mounts for place in places):
+        return False
+    everybody = re.compile(rf" (/oldroot)?{re.escape(str(common()))}/".encode())
+    return any(place in line and not everybody.search(line) for line in mounts.splitlines() for place in places)
+
+
+def groups(top: str = "/sys/fs/cgroup") -> Iterator[str]:
+    """The paths of all control groups. Most have no others inside, hence two links only, and are not read."""
+    with suppress(OSError):  # others come and go meanwhile
+        for entry in os.scandir(top) if os.stat(top).st_nlink > 2 else ():
+            if entry.is_dir(follow_symlinks=False):
+                yield entry.path
+                yield from groups(entry.path)
+
+
+def volumes_of(home: Path) -> list[str]:
+    """The loop devices of volumes below a home."""
+    found = []
+    for place in Path("/sys/block").glob("loop*/loop"):
+        with suppress(OSError):  # one that others have just given back
+            found += [f"/dev/{place.parent.name}"] if str(home) in (place / "backing_file").read_text() else []
+    return found
+
+
+@pytest.fixture
+def host_without_user_namespaces(project: Project) -> Project:
+    """A project whose runner finds no user namespaces, as on hosts that forbid them."""
+    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
+    project.within = ("unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh")
+    return project
+
+
+@pytest.fixture
+def repository(project: Project) -> Path:
+    """A real git repository beside the manifests' folder with one commit of two files."""
+    path = project.folder / "repo"
+    path.mkdir()
+    git(path, "init", "-q", "-b", "main")
+    (path / "README").write_text("hello\n")
+    (path / "src").mkdir()
+    (path / "src" / "app.sh").write_text("echo app\n")
+    git(path, "add", "-A")
+    git(path, "commit", "-qm", "first")
+    return path

@@ -1,0 +1,88 @@
+"""Processes that race for the lease of one workspace in one store, round after round; a line for each try.
+
+Every other round the owner keeps its lease and the clock goes past the end of it, so that the next is a race to take
+over, in which the old owner is to be refused whatever it writes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import trio
+
+from runner.core.errors import LeaseHeld, LeaseLost
+from runner.core.model import Fence
+from runner.events.events import Event, Warned
+from runner.lifecycle.lease import TTL
+from runner.runtime.lease_holder import Emit, Tenure
+from runner.store.sqlite import SqliteStore, open_store
+
+WORKSPACE = "w"
+
+
+async def race(path: Path, rounds: int, start: Barrier, clock: Synchronized[int]) -> None:
+    async with open_store(path, now=lambda: clock.value, entropy=os.urandom) as store:
+        last: Fence | None = None
+        for number in range(rounds):
+            start.wait()
+            tenure = Tenure(WORKSPACE, f"run {os.getpid()}", store.lease)
+            tell(number, await run(store, tenure, last))
+            start.wait()
+            last = tenure.fence
+            if last is not None and number % 2:
+                await tenure.release(emitting(store, last))
+                last = None
+            elif last is not None:
+                clock.value += round(TTL * 1e6)
+
+
+async def run(store: SqliteStore, tenure: Tenure, last: Fence | None) -> str:
+    try:
+        await tenure.acquire(emitting(store, None))
+        assert tenure.fence is not None
+        await emitting(store, tenure.fence)(Warned("x.owner", f"{tenure.fence.number}"))
+        answer = "owner"
+    except LeaseHeld:
+        answer = "held"
+    if last is not None:
+        try:
+            await emitting(store, last)(Warned("x.late", f"{last.number}"))
+        except LeaseLost:
+            answer += " refused"
+        else:
+            answer += " late"
+    return answer
+
+
+def emitting(store: SqliteStore, fence: Fence | None) -> Emit:
+    """What a holder writes with."""
+
+    async def emit(*events: Event) -> None:
+        await store.append_to_workspace(WORKSPACE, events, fence=fence)
+
+    return emit
+
+
+def tell(number: int, answer: str) -> None:
+    os.write(1, f"{number} {answer}\n".encode())  # at once: shorter than what a pipe would tear
+
+
+def main() -> None:
+    path, rounds, processes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    context = multiprocessing.get_context("fork")
+    start, clock = context.Barrier(processes, timeout=60), context.Value("q", 0)
+    racers = [context.Process(target=lambda: trio.run(race, path, rounds, start, clock)) for _ in range(processes)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    sys.exit(max(abs(racer.exitcode or 0) for racer in racers))
+
+
+if __name__ == "__main__":
+    main()
