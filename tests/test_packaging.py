@@ -60,7 +60,7 @@ def test_the_shipped_folders_are_found_with_their_executable_bits(installed: Pat
     assert all(folder.is_relative_to(installed) and any(folder.iterdir()) for folder in found)
     assert (found[2] / "script.sh").stat().st_mode & 0o111
     assert {"Dockerfile", "build.sh", "package-lock.json"} <= {path.name for path in (found[2] / "image").iterdir()}
-    assert (folders[2] / "context" / ".goosehints").is_file()
+    assert (found[2] / "context" / ".goosehints").is_file()
 
 
 def test_the_command_works_from_the_wheel(installed: Path) -> None:

@@ -1,6 +1,6 @@
 """Whether what is protected has stayed as it was: names, modes, contents and targets of links, told by a digest.
 
-Reached as ``runner.beneath`` says, read as a stream. Blocking; call it in a worker thread, and only while nothing
+Reached as ``runner.safefs.beneath`` says, read as a stream. Blocking; call it in a worker thread, and only while nothing
 runs in the tree.
 """
 

@@ -1,6 +1,6 @@
 """What is on disk below a root that an agent could write: the scan of a whole tree.
 
-Everything is reached as ``runner.beneath`` says, and no file is opened. All calls block: use a thread.
+Everything is reached as ``runner.safefs.beneath`` says, and no file is opened. All calls block: use a thread.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Compiled programs do it, one a processor, where this installation has them; elsewhere Python does, with the same
 results and three times as slowly; the first few entries always, since programs take longer to start. Everything is
-reached as ``runner.beneath`` says, no file is opened, and of a wide directory only a part is held at a time. All calls
+reached as ``runner.safefs.beneath`` says, no file is opened, and of a wide directory only a part is held at a time. All calls
 block: use a thread.
 """
 

@@ -335,7 +335,7 @@ async def test_a_value_of_another_type_is_damage(tmp_path: Path, change: str) ->
 APPENDING = """
 import itertools, os, signal, sys, trio
 from pathlib import Path
-from runner.events import RunStarted, Warned
+from runner.events.events import RunStarted, Warned
 from runner.store.sqlite import open_store
 
 point, at = sys.argv[2], int(sys.argv[3])
