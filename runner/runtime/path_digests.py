@@ -1,7 +1,7 @@
 """Whether what is protected has stayed as it was: names, modes, contents and targets of links, told by a digest.
 
-Reached as ``runner.safefs.beneath`` says, read as a stream. Blocking; call it in a worker thread, and only while nothing
-runs in the tree.
+Reached as ``runner.safefs.beneath`` says, read as a stream. Blocking; call it in a worker thread, and only while
+nothing runs in the tree.
 """
 
 from __future__ import annotations

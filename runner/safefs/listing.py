@@ -2,8 +2,8 @@
 
 Compiled programs do it, one a processor, where this installation has them; elsewhere Python does, with the same
 results and three times as slowly; the first few entries always, since programs take longer to start. Everything is
-reached as ``runner.safefs.beneath`` says, no file is opened, and of a wide directory only a part is held at a time. All calls
-block: use a thread.
+reached as ``runner.safefs.beneath`` says, no file is opened, and of a wide directory only a part is held at a time.
+All calls block: use a thread.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from runner import trees
 from runner.manifest.load import load
 from runner.report.diagnostics import render
-from tests.situations import leftovers
+from runner.safefs import trees
 from tests.support.page import Answer, Command, Page, read_page, rewritten, run_page
 from tests.support.page_situations import ROOT, SITUATIONS, programs, require
+from tests.support.situations import leftovers
 
 DOCS = ROOT / "docs"
 TIMEOUT = 280.0  # seconds, for one page

@@ -12,10 +12,9 @@ from importlib.metadata import files
 from pathlib import Path
 from textwrap import dedent
 
-from tests import components, needs
-from tests.conformance import dockerd
-from tests.egress.kube import certificates, serving
-from tests.situations import git
+from tests.support import components, dockerd, needs
+from tests.support.kubernetes import certificates, serving
+from tests.support.situations import git
 
 ROOT = Path(__file__).parents[2]
 _COMPONENTS = {"docker": dockerd.DOCKER, "gvisor": dockerd.GVISOR}
