@@ -16,7 +16,7 @@ LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version
 UNIT := compiler lifecycle manifest plan policy report spec
 SUITE := $(BIN)/pytest --dist worksteal
 
-.PHONY: help quickstart setup unit test nightly bench lock schemas wheels
+.PHONY: help quickstart setup unit test nightly bench docs lock schemas wheels
 
 help:
 	@echo 'make quickstart   triage a recorded incident, and change this repository in a private clone'
@@ -24,6 +24,7 @@ help:
 	@echo 'make test         what the CI runs; as root, or with sudo, it installs what the tests need first'
 	@echo 'make nightly      the tests that take too long for make test, and the measurements that were promised'
 	@echo 'make bench        measurements'
+	@echo 'make docs         write docs/reference/ anew, and build docs/ into docs/_build'
 	@echo 'make schemas      write schemas/ anew from the manifest models'
 	@echo 'make wheels       what is released into dist/: a wheel for each machine, and the sources'
 	@echo 'make lock         write the lock files anew from pyproject.toml'
@@ -39,6 +40,11 @@ help:
 .venv/tests: .venv/product tests/requirements.lock
 	@echo 'installing what the tests need into .venv'
 	@$(PIP) install --require-hashes -r tests/requirements.lock $(SHOWN)
+	@touch $@
+
+.venv/docs: .venv/tests docs/requirements.lock
+	@echo 'installing what the documentation is built with into .venv'
+	@$(PIP) install --require-hashes -r docs/requirements.lock $(SHOWN)
 	@touch $@
 
 quickstart: .venv/product
@@ -66,12 +72,17 @@ nightly:
 bench: .venv/tests
 	set -e; for bench in tests/benchmarks/bench_*.py; do $(BIN)/python "$$bench"; done
 
+docs: .venv/docs
+	$(BIN)/python docs/write_reference.py
+	$(BIN)/sphinx-build -W --keep-going -q -c docs . docs/_build
+
 schemas: .venv/tests
 	$(BIN)/python -m runner.manifest.schema
 
 lock: .venv/tests
 	$(LOCK) --group build -o requirements.lock pyproject.toml
 	$(LOCK) --group test -c requirements.lock -o tests/requirements.lock pyproject.toml
+	$(LOCK) --group docs -c requirements.lock -c tests/requirements.lock -o docs/requirements.lock pyproject.toml
 
 wheels: .venv/tests
 	rm -rf dist

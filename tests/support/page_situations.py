@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib.metadata import files
 from pathlib import Path
@@ -180,7 +180,7 @@ def checkout(work: Path) -> Iterator[dict[str, str]]:
         yield {"PYTHONPATH": str(work)}
 
 
-SITUATIONS: dict[str, Callable[[Path], object]] = {
+SITUATIONS: dict[str, Callable[[Path], AbstractContextManager[dict[str, str]]]] = {
     "python-project": python_project,
     "node-project": node_project,
     "go-project": partial(committed, content=_GO),
