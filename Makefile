@@ -82,7 +82,7 @@ schemas: .venv/tests
 lock: .venv/tests
 	$(LOCK) --group build -o requirements.lock pyproject.toml
 	$(LOCK) --group test -c requirements.lock -o tests/requirements.lock pyproject.toml
-	$(LOCK) --group docs -c requirements.lock -c tests/requirements.lock -o docs/requirements.lock pyproject.toml
+	$(LOCK) --group docs -c requirements.lock -c tests/requirements.lock -o docs/requirements.lock
 
 wheels: .venv/tests
 	rm -rf dist

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import Any
 
 project = "runner"
 extensions = ["myst_parser", "sphinx_copybutton"]
-include_patterns = ["*.md", "docs/**/*.md"]  # from the top, so that links to README and to manifests lead there
-exclude_patterns = ["docs/_build"]
+include_patterns = ["*.md", "docs/**.md"]  # from the top, so that links to README and to manifests lead there
+source_suffix = {".md": "markdown"}
 root_doc = "docs/index"
 myst_heading_anchors = 4
 html_theme = "furo"
@@ -24,25 +24,34 @@ copybutton_prompt_is_regexp = True
 copybutton_only_copy_prompt_lines = True
 copybutton_here_doc_delimiter = "EOF"
 
+suppress_warnings = ["misc.highlighting_failure"]  # the errors show YAML that is broken
+
+_ROOT = Path(__file__).parents[1]
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
-_PAGE = re.compile(r"\]\(([^)#]+\.md)\)")
+_LINK = re.compile(r"\[([^\]]*)\]\(([\w./-]+)\)")
 
 
-def _add_contents(app: object, name: str, source: list[str]) -> None:
-    """Give each section of the map a table of contents with the pages that it names."""
-    if name != root_doc:
-        return
-    _, *sections = _SECTION.split(source[0])
-    for caption, text in zip(sections[::2], sections[1::2], strict=True):
-        pages = "\n".join("/" + _document(link) for link in _PAGE.findall(text))
-        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
+def _prepare(app: Any, name: str, source: list[str]) -> None:
+    """Give the map a table of contents, and take the links out of a page that lead to no page and no file."""
+    path = _ROOT / f"{name}.md"
+    if name == root_doc:
+        _, *sections = _SECTION.split(source[0])
+        for caption, text in zip(sections[::2], sections[1::2], strict=True):
+            pages = "\n".join(f"/{_document(path, link)}" for _, link in _LINK.findall(text))
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
+
+    def without_link(found: re.Match[str]) -> str:
+        target = path.parent / found[2]
+        page = target.suffix != ".md" or _document(path, found[2]) in app.env.found_docs
+        return found[0] if page and not target.is_dir() else found[1]
+
+    source[0] = _LINK.sub(without_link, source[0])
 
 
-def _document(link: str) -> str:
-    """The name of a document that the map links to."""
-    path = PurePosixPath(link)
-    return str(path.relative_to("..") if path.parts[0] == ".." else "docs" / path).removesuffix(".md")
+def _document(page: Path, link: str) -> str:
+    """The name of the document that a page links to."""
+    return str((page.parent / link).resolve().relative_to(_ROOT)).removesuffix(".md")
 
 
 def setup(app: Any) -> None:
-    app.connect("source-read", _add_contents)
+    app.connect("source-read", _prepare)
