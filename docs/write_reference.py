@@ -325,7 +325,7 @@ def settings() -> str:
     return page(
         "Settings",
         "For whoever runs `runner` on a host: every environment variable that it reads, with its default.\n"
-        "`runner doctor` shows the value of each on this host, and where it comes from.",
+        "`runner doctor --settings` shows the value of each on this host, and where it comes from.",
         "A flag counts more than a manifest, a manifest more than a variable, a variable more than the default.\n"
         "Nothing of the environment reaches an agent unless a manifest says so.",
         table(["variable", "default", "meaning"], rows),
