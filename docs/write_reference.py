@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import runner.cli.verbs
-from runner import errors, events, plugins
 from runner.cli import main as entry
 from runner.cli.parser import GROUPS, parser_of
 from runner.cli.verbs.plan import DIFFERS
+from runner.core import errors, plugins
+from runner.core.settings import Settings
+from runner.events import events
 from runner.manifest.load import defaults, kinds
 from runner.manifest.schema import file_of, schemas
 from runner.report.rules import rules
-from runner.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
