@@ -62,12 +62,12 @@ test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(SUITE) -n 3 -m 'not nightly' --check-scenarios
+	$(SUITE) -n 3 -m 'not nightly' --check-scenarios claims
 
 nightly:
 	@$(PYTHON) tests/support/components.py --nightly
 	@$(MAKE) --no-print-directory .venv/tests
-	$(SUITE) -n 2 -m nightly --timeout 3600
+	$(SUITE) -n 2 -m nightly --timeout 3600 --check-scenarios marks
 
 bench: .venv/tests
 	set -e; for bench in tests/benchmarks/bench_*.py; do $(BIN)/python "$$bench"; done

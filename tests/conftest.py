@@ -1,23 +1,18 @@
-"""Options and the two checks over a whole session: claimed scenarios really passed, and nothing was skipped in CI."""
+"""Options, and the check over a whole session that nothing was skipped in CI. That of claims is in ``claims.py``."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-from ruamel.yaml import YAML
 
 from tests.support import dockerd
 from tests.support.forked import FORKS
 
-pytest_plugins = ["tests.support.situations", "tests.support.kubernetes"]
+pytest_plugins = ["tests.support.claims", "tests.support.situations", "tests.support.kubernetes"]
 
-CLAIMS = Path(__file__).parent / "scenarios.yaml"
-
-_proofs: dict[str, set[str]] = defaultdict(set)  # the parts of a scenario whose tests passed, or lack a component
 _skipped: dict[str, list[str]] = defaultdict(list)  # node ids by the reason that was given
 
 
@@ -37,20 +32,10 @@ def forked_commands() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-cases", action="store_true", help="rewrite golden files instead of comparing")
-    parser.addoption("--check-scenarios", action="store_true", help="fail when a claimed scenario has no passing test")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name != "test_agent_image.py")  # it may build an image, beside all others
-    for item in items:
-        for marker in item.iter_markers("scenario"):
-            item.user_properties.append(("scenario", f"{marker.args[0]}/{part_of(item, marker)}"))
-
-
-def part_of(item: pytest.Item, marker: pytest.Mark) -> str:
-    """The part of a scenario that a test shows; with ``only="provider"``, that of the provider it is given."""
-    part = marker.kwargs.get("only", "")
-    return item.callspec.params["provider"] if part == "provider" else part  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -64,14 +49,8 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    skipped = report.skipped and not hasattr(report, "wasxfail")
-    if skipped:
+    if report.skipped and not hasattr(report, "wasxfail"):
         _skipped[_reason(report)].append(report.nodeid)
-    if skipped or (report.when == "call" and report.passed):
-        for name, value in report.user_properties:
-            if name == "scenario":
-                scenario, _, part = str(value).partition("/")
-                _proofs[scenario].add(part)
 
 
 def _reason(report: pytest.TestReport) -> str:
@@ -95,27 +74,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("  ".join(cells).rstrip())
 
 
-def unproved(claims: Mapping[str, str | list[str]], passed: Mapping[str, set[str]]) -> list[str]:
-    """Claims without a passing test. ``all`` takes any test of the id; a list takes a test for each part."""
-    missing: list[str] = []
-    for scenario, parts in claims.items():
-        if parts == "all":
-            missing += [] if passed.get(scenario) else [scenario]
-        else:
-            missing += [f"{scenario} ({part})" for part in parts if part not in passed.get(scenario, set())]
-    return missing
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput") or session.config.option.collectonly:
         return
-    problems: list[str] = []
-    if session.config.option.check_scenarios:
-        claims = YAML(typ="safe").load(CLAIMS)
-        problems += [f"claimed, but no test of it passed: {claim}" for claim in unproved(claims, _proofs)]
-    if os.environ.get("CI"):
-        problems += [f"skipped in CI: {nodeid}" for tests in _skipped.values() for nodeid in tests]
-    if problems:
-        print("\n" + "\n".join(problems))
+    if os.environ.get("CI") and _skipped:
+        print("".join(f"\nskipped in CI: {nodeid}" for tests in _skipped.values() for nodeid in tests))
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.situations import Project
 
 OLD = """\
@@ -25,6 +27,7 @@ spec:
 """
 
 
+@pytest.mark.scenario("BEY-19")
 def test_convert_prints_shows_and_writes(project: Project) -> None:
     path = project.write(OLD)
 

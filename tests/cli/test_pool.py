@@ -134,6 +134,35 @@ async def test_a_run_has_its_workspace_from_the_pool_or_says_why_not(docked: Pro
 
 
 @pytest.mark.slow
+@pytest.mark.scenario("BEY-11")
+def test_a_slot_of_another_kind_is_left_alone_and_the_miss_is_counted(docked: Project) -> None:
+    """The keeper's containers stay as they are: nothing of them is what these runs ask for."""
+    changes = {
+        "limits": {"workspace": POOL.replace("128M", "129M")},
+        "image": {"workspace": POOL.replace(dockerd.IMAGE, "runner-tests:other")},
+        "policy": {"workspace": POOL, "policy": "forbidden_patterns: [never/**]\n"},
+    }
+    missed = {}
+    with keeper(docked, "--size", "1"), dockerd.session().client() as client:
+        settled(docked, 1)
+        before = slots(docked)
+        other = client.create_container(dockerd.IMAGE, ["true"])["Id"]
+        client.commit(other, "runner-tests", "other", conf={"Labels": {"other": "yes"}})
+        client.remove_container(other)
+        for reason, change in changes.items():
+            docked.script("true", provider="docker", **change)
+            done, record = docked.apply()
+            assert done.code == 0, done.out + done.err
+            missed[reason] = record["warm"]
+        assert slots(docked) == before
+        shown = docked.runner("pool", "status", "--output", "json")
+        client.remove_image("runner-tests:other")
+
+    assert missed == {reason: {"slot": None, "missed": reason} for reason in changes}
+    assert json.loads(shown.out)["counts"] == dict.fromkeys(changes, 1)
+
+
+@pytest.mark.slow
 @pytest.mark.scenario("LIF-03")
 def test_a_warm_workspace_is_ready_within_150_ms_and_there_is_another_for_the_next(docked: Project) -> None:
     """From when it is wanted until the store has it ready. A busy machine may take longer, now and then."""

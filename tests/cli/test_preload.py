@@ -84,11 +84,11 @@ def codes(record: dict[str, Any]) -> list[str]:
     return [warning["code"] for warning in record["warnings"]]
 
 
-@pytest.mark.scenario("TRI-29", only="provider")
-@pytest.mark.scenario("TRI-30", only="provider")
-@pytest.mark.scenario("TRI-31", only="provider")
-@pytest.mark.scenario("TRI-34", only="provider")
-@pytest.mark.scenario("TRI-35", only="provider")
+@pytest.mark.scenario("TRI-29")
+@pytest.mark.scenario("TRI-30")
+@pytest.mark.scenario("TRI-31")
+@pytest.mark.scenario("TRI-34")
+@pytest.mark.scenario("TRI-35")
 @pytest.mark.parametrize("provider", ["local", pytest.param("docker", marks=pytest.mark.nightly)])
 def test_an_agent_is_told_the_incident_its_rights_and_what_the_script_found(
     project: Project, kubectl: Path, authority: Path, provider: str
@@ -169,8 +169,8 @@ def test_rights_that_were_written_down_are_told_beside_those_of_the_cluster(proj
     assert json.loads(output.read_text()) == json.loads(probed)
 
 
-@pytest.mark.scenario("TRI-29", only="local")
-@pytest.mark.scenario("TRI-30", only="local")
+@pytest.mark.scenario("TRI-29")
+@pytest.mark.scenario("TRI-30")
 def test_without_a_cluster_the_files_are_enough_and_what_is_missing_is_said(project: Project) -> None:
     """The rights that somebody wrote down count; without a cluster there is no baseline, and the run goes on."""
     write(
@@ -216,7 +216,7 @@ def test_an_incident_without_its_file_has_a_prompt_without_it(project: Project) 
     assert step(record, "preload")["outcome"]["message"] == "nothing"
 
 
-@pytest.mark.scenario("TRI-33", only="local")
+@pytest.mark.scenario("TRI-33")
 def test_an_incident_is_never_cut(project: Project) -> None:
     """Case 33."""
     long = "x" * 60_000
@@ -299,7 +299,7 @@ def test_what_is_continued_has_its_context_anew_or_as_it_was(project: Project) -
     assert (project.directory(third) / "output" / "stdin").read_text() == first_prompt
 
 
-@pytest.mark.scenario("TRI-35", only="local")
+@pytest.mark.scenario("TRI-35")
 def test_a_prompt_of_five_mebibytes_and_odd_characters_arrives_as_it_was_kept(project: Project) -> None:
     """Cases 30 and 31: what has no bytes is refused when it is planned; all else is sent."""
     text = "\x1b[31m\x07é文😀\u202e\x9b \r\n\t" * 220_000

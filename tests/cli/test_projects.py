@@ -70,7 +70,7 @@ def codes(record: dict[str, Any]) -> list[str]:
 
 @pytest.mark.scenario("ISO-01")
 @pytest.mark.scenario("ISO-03")
-@pytest.mark.scenario("ISO-04")
+@pytest.mark.scenario("ISO-04", only="local")
 def test_a_project_made_with_isolation_says_so_and_its_workspaces_see_themselves_alone(project: Project) -> None:
     made = shown("create", "shop", "--workspace-isolation", "--protected", "AGENTS.md")
     assert made["workspace_isolation"] is True
@@ -87,7 +87,7 @@ def test_a_project_made_with_isolation_says_so_and_its_workspaces_see_themselves
 
 @pytest.mark.scenario("ISO-02")
 @pytest.mark.scenario("ISO-03")
-@pytest.mark.scenario("ISO-05")
+@pytest.mark.scenario("ISO-05", only="local")
 def test_a_project_made_without_isolation_is_seen_whole(project: Project) -> None:
     assert shown("create", "shop")["workspace_isolation"] is False
     assert shown("get", "shop")["workspace_isolation"] is False

@@ -190,7 +190,7 @@ def test_other_users_of_the_host_see_no_secret_of_a_command(secretive: Project, 
 
 
 @pytest.mark.nightly
-@pytest.mark.scenario("BEY-12", only="docker")
+@pytest.mark.scenario("BEY-12")
 def test_in_a_container_a_secret_reaches_its_step_alone(secretive: Project) -> None:
     secretive.env["DOCKER_HOST"] = dockerd.host()
     secretive.script(

@@ -125,7 +125,6 @@ def test_the_life_of_a_workspace(project: Project, runner: Run) -> None:
     assert runner("workspace", "find", str(theirs)).code == 6
 
 
-@pytest.mark.scenario("LIF-01")
 def test_a_workspace_has_the_defaults_and_says_which_of_them_do_not_hold(project: Project, runner: Run) -> None:
     """Among others' files no limit on the disk holds."""
     theirs = project.home / "theirs"

@@ -153,6 +153,7 @@ BY_DAY = {  # of these kinds; the rest is for the night
         "test_nobody_looks_into_the_guest_or_writes_to_what_is_its_own",
         "test_everything_ends_with_a_lost_guest_at_once_and_the_workspace_opens_again",
         "test_protected_paths_are_read_only_in_place_and_the_rest_is_writable",
+        "test_writing_a_protected_file_fails_and_changes_nothing",
         "test_protected_paths_that_do_not_exist_are_no_error_and_cannot_be_created",
         "test_moving_the_parent_of_a_protected_path_away_fails",
         "test_an_isolated_workspace_of_a_project_is_at_workspace_and_lies_in_the_project",
@@ -180,18 +181,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         late += [kind for kind in getattr(metafunc.module, "BY_NIGHT", ()) if kind not in BY_DAY]
         late += [FAKE] if name not in FAKE_PASSES else []
         late += [kind for kind in (PROCESS, BARE_PROCESS) if name in _HOST_GAPS]
-        params = [pytest.param(kind, marks=pytest.mark.nightly) if kind in late else kind for kind in kinds]
+        params = [pytest.param(kind, marks=[*_gaps(kind, name), *_night(kind in late)]) for kind in kinds]
         metafunc.parametrize("provider", params, indirect=True)
+
+
+def _night(late: bool) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.nightly] if late else []
+
+
+def _gaps(kind: str, name: str) -> list[pytest.MarkDecorator]:
+    gap = _FAKE if kind == FAKE and name not in FAKE_PASSES else GAPS.get(kind, {}).get(name)
+    return [pytest.mark.xfail(reason=gap, strict=True)] if gap else []
 
 
 @pytest.fixture
 async def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Provider:
-    name = request.node.originalname
-    gap = GAPS.get(request.param, {}).get(name)
-    if request.param == FAKE and name not in FAKE_PASSES:
-        gap = _FAKE
-    if gap:
-        request.applymarker(pytest.mark.xfail(reason=gap, strict=True))
     made = make(request.param, tmp_path, GRACE)
     probe = await made.probe()
     if not probe.available:

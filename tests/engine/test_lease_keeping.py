@@ -55,7 +55,6 @@ async def hold(store: Store, seconds: float = math.inf) -> tuple[Tenure, list[tu
     return tenure, warnings, trio.current_time()
 
 
-@pytest.mark.scenario("WSM-12")
 async def test_a_lease_is_refreshed_every_five_minutes(autojump_clock: MockClock) -> None:
     store = Store()
 
@@ -66,7 +65,6 @@ async def test_a_lease_is_refreshed_every_five_minutes(autojump_clock: MockClock
     assert warnings == []
 
 
-@pytest.mark.scenario("WSM-13")
 @pytest.mark.parametrize("fault", [StoreFailed, StoreBusy])
 async def test_a_refresh_that_fails_is_said_and_tried_again_and_said_once_it_works(
     autojump_clock: MockClock, fault: type[RunnerError]
@@ -104,7 +102,6 @@ async def test_what_could_not_be_said_of_failures_is_said_at_the_next_refresh(au
     ]
 
 
-@pytest.mark.scenario("WSM-13")
 async def test_keeping_ends_before_a_lease_that_cannot_be_refreshed_and_says_why(autojump_clock: MockClock) -> None:
     tenure, warnings, ended = await hold(Store(down=1.0))
 
@@ -199,7 +196,6 @@ def _steps_of_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, module)
 
 
-@pytest.mark.scenario("WSM-12")
 @pytest.mark.usefixtures("_steps_of_the_world")
 async def test_a_long_run_refreshes_its_lease_by_itself(autojump_clock: MockClock) -> None:
     record, history = await Quiet(deaf=math.inf).carry_out()
@@ -212,7 +208,6 @@ async def test_a_long_run_refreshes_its_lease_by_itself(autojump_clock: MockCloc
     assert len(refreshed) == pytest.approx(record.seconds / REFRESH, abs=1)
 
 
-@pytest.mark.scenario("WSM-13")
 @pytest.mark.usefixtures("_steps_of_the_world")
 async def test_a_run_whose_lease_cannot_be_refreshed_has_ended_before_it_does(autojump_clock: MockClock) -> None:
     world = Quiet(deaf=REFRESH * 2 + 1)

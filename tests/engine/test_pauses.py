@@ -9,12 +9,14 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from runner.core.errors import StoreFailed
 from runner.core.model import Fence
 from runner.core.settings import Settings
 from runner.events import events as ev
@@ -111,7 +113,7 @@ async def host_in(home: Path, provider: str) -> AsyncIterator[Host]:
             (tree / "made").write_text("work\n")
         return Scripted()
 
-    made: Any = Fake(settings.home, play) if provider == "process" else open_provider(provider, settings)
+    made: Any = Fake(settings.home, play) if provider == "fake" else open_provider(provider, settings)
 
     def now() -> int:
         return now_microseconds() + round(host.ahead * 1e6)
@@ -127,7 +129,7 @@ AGENT = "echo work > made; (setsid sleep 1000 >/dev/null 2>&1 &); sleep 0.1"
 async def planned_on(project: Project, provider: str) -> Planned:
     project.script(
         AGENT,
-        provider=provider,
+        provider="process" if provider == "fake" else provider,
         workspace='repo_source: {type: local, path: repo}\nsetup_commands: [["true"]]',
         agent='post_hooks: [["true"]]',
         run='verify: {commands: [{run: "true"}]}',
@@ -145,8 +147,8 @@ async def guarded_writes(project: Project, provider: str, planned: Planned) -> l
 
 
 STRIDES = [
-    pytest.param("process", 5, id="fake-some"),
-    pytest.param("process", 1, id="fake-all", marks=pytest.mark.nightly),
+    pytest.param("fake", 5, id="fake-some"),
+    pytest.param("fake", 1, id="fake-all", marks=pytest.mark.nightly),
     pytest.param("local", 16, id="local-some"),
     pytest.param("local", 1, id="local-all", marks=pytest.mark.nightly),
 ]
@@ -203,6 +205,45 @@ async def test_a_lease_that_ended_while_nobody_came_is_had_again_to_save_the_wor
             if agent.started is not None and record.receipt is not None and agent.outcome and agent.outcome.ok:
                 patch = host.settings.home / "runs" / record.id / str(record.receipt.patch)
                 assert "+work" in patch.read_text(), where
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("WSM-13")
+@pytest.mark.parametrize("deaf", [2, 1_000], ids=["for a while", "for good"])
+async def test_a_refresh_that_fails_is_in_the_record_and_a_lease_that_none_extends_ends_the_run(
+    project: Project, monkeypatch: pytest.MonkeyPatch, deaf: int
+) -> None:
+    """In a tenth of a second for five minutes, and nine for an hour."""
+    monkeypatch.setattr("runner.runtime.lease_holder.REFRESH", 0.1)
+    monkeypatch.setattr("runner.runtime.lease_holder.RETRY", (0.1,))
+    monkeypatch.setitem(Tenure.__init__.__kwdefaults__, "ttl", 9.0)
+    project.script(f"echo work > made; sleep {1 if deaf == 2 else 300}", agent="stop_budget: 1s")
+    planned = await make_plan(project.folder, Settings.from_env({"RUNNER_HOME": str(project.home / "unused")}))
+    failures = count(1)
+
+    async with host_in(project.home / "deaf", "local") as host:
+        append = host.store.append
+
+        async def refuse(run: str, events: Sequence[ev.Event], *, fence: Fence | None = None) -> list[ev.Recorded]:
+            if isinstance(events[0], ev.LeaseRefreshed) and next(failures) <= deaf:
+                raise StoreFailed("disk I/O error")
+            return await append(run, events, fence=fence)
+
+        monkeypatch.setattr(host.store, "append", refuse)
+        record = await host.run(planned)
+        free = not await host.store.leases()
+
+    said = [message for code, message in record.warnings if code == "lease.refresh-failed"]
+    assert said[0] == "refreshing the lease failed, and is tried again: disk I/O error"
+    assert free
+    if deaf == 2:
+        assert said[1] == "refreshing the lease failed 2 times, last: disk I/O error"
+        assert record.exit_code == 0, record.outcome
+    else:
+        assert (record.exit_code, record.cancelled_by) == (5, "lease")
+        assert record.seconds is not None
+        assert record.seconds < 9
+        assert processes_of(host.home) == []
 
 
 @pytest.mark.slow

@@ -96,8 +96,6 @@ async def test_a_pool_is_filled_and_at_the_end_nothing_of_it_is_left(scene: Scen
     assert scene.told == []
 
 
-@pytest.mark.scenario("LIF-03")
-@pytest.mark.scenario("CFG-10")
 async def test_a_hit_starts_nothing_and_is_the_workspace_that_was_asked_for(
     scene: Scene, autojump_clock: MockClock
 ) -> None:
@@ -115,7 +113,6 @@ async def test_a_hit_starts_nothing_and_is_the_workspace_that_was_asked_for(
         assert handle.slot not in scene.provider.started[len(started) :]
 
 
-@pytest.mark.scenario("LIF-20")
 async def test_a_slot_that_was_given_away_is_replaced(scene: Scene, autojump_clock: MockClock) -> None:
     async with scene.kept(2):
         assert await scene.claim("run-1") is None
@@ -140,7 +137,6 @@ async def test_of_twenty_at_once_three_get_a_slot_and_none_the_same(scene: Scene
     assert len({handle.slot for handle in scene.arrived}) == 3
 
 
-@pytest.mark.scenario("LIF-21")
 async def test_a_change_of_size_takes_effect_within_a_minute_and_leaves_what_is_in_use(
     scene: Scene, autojump_clock: MockClock
 ) -> None:
@@ -214,7 +210,6 @@ async def test_a_workspace_that_is_there_already_is_not_taken_over(scene: Scene,
     assert await scene.provider.list_owned(scene.store.nonce) == [other]
 
 
-@pytest.mark.scenario("BEY-11")
 async def test_a_slot_of_another_kind_is_given_to_nobody(scene: Scene, autojump_clock: MockClock) -> None:
     async with scene.kept(1):
         assert await scene.claim("run-1", SlotKey("fake", None, Limits(pids=7))) is Miss.LIMITS

@@ -108,9 +108,9 @@ async def test_a_namespace_that_is_none_widens_the_baseline_with_a_word(machine:
     assert "TRIAGE --timeout=16s\n" in output(machine, record, "stdin")
 
 
-@pytest.mark.scenario("TRI-31", only="local")
-@pytest.mark.scenario("TRI-34", only="local")
-@pytest.mark.scenario("TRI-35", only="local")
+@pytest.mark.scenario("TRI-31")
+@pytest.mark.scenario("TRI-34")
+@pytest.mark.scenario("TRI-35")
 async def test_the_agent_gets_all_of_it_and_the_prompt_is_kept_before_it_starts(machine: Machine) -> None:
     kept: list[bytes] = []
     directories: list[Path] = []
@@ -167,7 +167,7 @@ async def test_a_script_that_fails_is_a_warning_and_the_agent_starts(
     assert seen is None or f"this is what it had printed]\n{seen}\n" in prompt
 
 
-@pytest.mark.scenario("TRI-31", only="local")
+@pytest.mark.scenario("TRI-31")
 @pytest.mark.scenario("TRI-32", only="local")
 async def test_a_script_that_sleeps_for_ever_and_forks_is_ended_with_its_whole_tree(machine: Machine) -> None:
     """Case 34."""
@@ -211,7 +211,7 @@ def memory(field: str) -> int:
     return int(found[1]) << 10
 
 
-@pytest.mark.scenario("TRI-33", only="local")
+@pytest.mark.scenario("TRI-33")
 @pytest.mark.parametrize("size", ["64M", pytest.param("1G", marks=pytest.mark.nightly)])
 async def test_a_flood_is_cut_and_costs_neither_memory_nor_disk(machine: Machine, size: str) -> None:
     """Case 34. All that is kept of the script's own words is where the prompt says."""

@@ -50,9 +50,6 @@ def simulate(seed: int) -> tuple[World, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.scenario("WSM-09")
-@pytest.mark.scenario("WSM-13")
-@pytest.mark.scenario("BEY-09")
 @pytest.mark.parametrize("seeds", [SEEDS, pytest.param(range(10_500), marks=pytest.mark.nightly)])
 def test_one_at_a_time_has_a_workspace_whatever_happens(seeds: range) -> None:
     seen: Counter[str] = Counter()

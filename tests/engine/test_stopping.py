@@ -308,7 +308,6 @@ async def test_a_command_s_own_deadline_is_told_from_its_step_s(stopping: Stoppi
     assert ended.record.status is Status.SUCCEEDED
 
 
-@pytest.mark.scenario("CFG-16")
 async def test_a_setup_command_is_killed_after_five_minutes_when_no_time_is_written(
     stopping: Stopping, mock_clock: MockClock
 ) -> None:

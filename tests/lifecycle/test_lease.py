@@ -19,7 +19,6 @@ def acquired(fence: int, *, forced: bool = False) -> LeaseAcquired:
     return LeaseAcquired("w", f"w.{fence}", "run b", fence, 60.0, forced=forced)
 
 
-@pytest.mark.scenario("WSM-08")
 @pytest.mark.parametrize(
     ("row", "event", "at", "after"),
     [

@@ -22,7 +22,6 @@ def slot(id: str, state: SlotState = S.READY, *, pool: str = "a", age: float = 0
     return SlotRow(id, pool, state, "keeper", NOW - round(age * 1e6))
 
 
-@pytest.mark.scenario("BEY-11")
 @pytest.mark.parametrize(
     ("difference", "reason"),
     [

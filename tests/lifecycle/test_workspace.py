@@ -82,7 +82,6 @@ def test_a_request_is_the_whole_row() -> None:
     )
 
 
-@pytest.mark.scenario("LIF-15", only="local")
 @pytest.mark.parametrize(
     ("persistent", "most", "expires"),
     [

@@ -30,7 +30,6 @@ def golden(name: str, text: str, request: pytest.FixtureRequest) -> None:
     assert text == (CASES / name).read_text()
 
 
-@pytest.mark.scenario("BEY-19")
 @pytest.mark.parametrize("case", [case for case in PAIRS if case != "refused"])
 def test_a_document_of_an_older_version_becomes_one_of_today(
     case: str, request: pytest.FixtureRequest, tmp_path: Path

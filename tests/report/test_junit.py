@@ -57,7 +57,6 @@ def cases(document: str) -> dict[str, str]:
     return {case.attrib["name"]: case[0].tag if len(case) else "passed" for case in parsed(document).iter("testcase")}
 
 
-@pytest.mark.scenario("BEY-17", only="JUnit")
 def test_each_step_and_each_check_is_a_case() -> None:
     document = junit.render([account(good(CHECKS))])
 

@@ -121,7 +121,6 @@ def test_what_was_found_is_the_last_block() -> None:
     ]
 
 
-@pytest.mark.scenario("TRI-16")
 def test_a_time_out_shows_what_there_is() -> None:
     timed_out = failed(Reason.TIMEOUT, "stopped at its deadline")
     record = ended(timed_out, 124, ASKED, ev.StepEnded("agent", timed_out))

@@ -25,7 +25,6 @@ def judge(specs: tuple[PolicySpec, ...], path: str) -> str:
     return compose([PathPolicy(s.allowed_paths, s.forbidden_patterns, s.max_file_size) for s in specs]).judge(path).rule
 
 
-@pytest.mark.scenario("WSM-18", only="without allowNetwork")
 def test_a_custom_policy_permits_env_in_place_of_the_built_in_defaults() -> None:
     specs, warnings = with_own([BUILT_IN], own('forbiddenPatterns: ["**/*.pem"]'), untrusted=False)
 

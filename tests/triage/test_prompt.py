@@ -19,9 +19,6 @@ def assembled(**contents: str) -> str:
     return preloaded(contents, boundary=BOUNDARY, whole=WHOLE).text
 
 
-@pytest.mark.scenario("TRI-29")
-@pytest.mark.scenario("TRI-30")
-@pytest.mark.scenario("TRI-31")
 @pytest.mark.parametrize("part", TAGS)
 def test_each_part_stands_in_its_tag_between_lines_that_nobody_can_guess(part: str) -> None:
     tag = TAGS[part]
@@ -32,7 +29,6 @@ def test_each_part_stands_in_its_tag_between_lines_that_nobody_can_guess(part: s
     )
 
 
-@pytest.mark.scenario("TRI-34")
 def test_context_stands_between_system_prompt_and_prompt_incident_first() -> None:
     context = assembled(baseline="c", permissions="b", incident="a")
 
@@ -84,7 +80,6 @@ def frames(text: str) -> list[str]:
     return re.findall(rf"</?(?:{'|'.join(TAGS.values())})", plain.lower())
 
 
-@pytest.mark.scenario("TRI-29")
 @pytest.mark.parametrize("rounds", [2_000, pytest.param(30_000, marks=pytest.mark.nightly)])
 def test_no_content_ends_its_own_part(rounds: int) -> None:
     """Whatever is put together of what could matter: the only tags and boundaries are those of the frame."""
@@ -127,7 +122,6 @@ def test_sizes_in_words() -> None:
     assert sizes({}) == "nothing"
 
 
-@pytest.mark.scenario("TRI-33")
 def test_up_to_ten_thousand_tokens_nothing_is_cut() -> None:
     frame = tokens(assembled(baseline=""))
     context = preloaded({"baseline": "x" * 4 * (MOST - frame)}, boundary=BOUNDARY, whole=WHOLE)
@@ -136,7 +130,6 @@ def test_up_to_ten_thousand_tokens_nothing_is_cut() -> None:
     assert context.whole_tokens > LARGE
 
 
-@pytest.mark.scenario("TRI-33")
 @pytest.mark.parametrize("letter", ["x", "é", "文", "😀", "<", "</incident>"])
 @pytest.mark.parametrize("incident", [0, 20_000, 39_990, 60_000])
 def test_beyond_it_the_baseline_is_cut_at_a_character_and_nothing_else(letter: str, incident: int) -> None:

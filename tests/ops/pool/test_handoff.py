@@ -93,8 +93,6 @@ async def test_a_workspace_arrives_and_its_first_opening_starts_nothing(tmp_path
         assert pool.provider.started.count("slot-1") == 1
 
 
-@pytest.mark.scenario("LIF-04")
-@pytest.mark.scenario("BEY-11")
 async def test_a_miss_says_why(tmp_path: Path) -> None:
     async with kept(tmp_path) as pool:
         other = replace(KEY, limits=Limits(pids=3))

@@ -43,6 +43,7 @@ from runner.events.events import (
     WorkspaceSaved,
     WorkspaceUsed,
 )
+from runner.lifecycle.lease import REFRESH
 from runner.ops.host.state import see_clock
 from runner.ops.runs.gc import collect
 from runner.ops.workspaces import workspaces as ws
@@ -420,6 +421,7 @@ async def test_who_has_a_workspace_is_shown_and_nobody_else_can_write(premises: 
 async def test_a_command_that_takes_long_refreshes_its_lease(
     premises: Premises, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert REFRESH == 5 * 60
     monkeypatch.setattr("runner.runtime.lease_holder.REFRESH", 0.2)
     row = await ws.create(premises, Wish())
 
@@ -746,8 +748,10 @@ async def test_work_waits_a_second_for_what_is_removed_and_the_next_who_comes_fi
         assert 1 <= moments[1] - moments[0] < 5
         assert moments[2] - moments[1] < 4
         assert (await premises.store.workspace(row.id)).status is S.DESTROYING
-        async with reaping(premises):
-            assert await premises.store.workspaces() == []
+        with trio.fail_after(60):
+            while await premises.store.workspaces():  # a busy machine may need more than one bounded second
+                async with reaping(premises):
+                    pass
         assert house.advice == ["workspace.expired"]
         assert "+work" in (premises.settings.home / "saved" / row.id / "work.patch").read_text()
 
