@@ -134,7 +134,17 @@ def test_a_session_says_what_it_did_not_show(tmp_path: Path, workers: str, ci: s
         "claims.claimed = lambda: {**dict.fromkeys(('WSM-15', 'WSM-16', 'WSM-17', 'WSM-19', 'WSM-21'), 'all'),"
         " 'LIF-25': ['local', 'docker']}\n"
     )
-    options = ["-q", "-p", "tests.support.claims", "-p", "no:cacheprovider", "-n", workers, "-c", str(ROOT / "pyproject.toml")]
+    options = [
+        "-q",
+        "-p",
+        "tests.support.claims",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        workers,
+        "-c",
+        str(ROOT / "pyproject.toml"),
+    ]
     command = [sys.executable, "-m", "pytest", *options, "-m", "not nightly", "--check-scenarios=claims", str(tmp_path)]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "CI": ci}, check=False

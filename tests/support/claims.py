@@ -86,7 +86,7 @@ def wrong_marks(titles: Mapping[str, str], claims: Claims, marks: Iterable[Mark]
             wrong.append(f"{test}: {scenario} is not claimed")
         elif parts != "all" and part not in parts:
             wrong.append(f"{test}: {scenario} is claimed for {', '.join(parts)}, not for {part or 'the whole'}")
-        elif PURE & {*Path(test.partition("::")[0]).parts}:
+        elif PURE & {*Path(test).parts[:2]}:
             wrong.append(f"{test}: {scenario} is marked on a test of a pure room")
     return wrong
 
