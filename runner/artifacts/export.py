@@ -88,7 +88,7 @@ def export(
     is_archive = to.name.lower().endswith(_SUFFIXES)
     if not is_archive and to.name.lower().endswith(_OTHERS):
         raise UsageError(
-            f"`{to.name}` can not be written as its name says", hint="a name that ends in .tar.gz, or a folder"
+            f"`{to.name}` cannot be written as its name says", hint="a name that ends in .tar.gz, or a folder"
         )
     sources, left_out = _listed(directory)
     contents = _Contents(redactor, [LeftOut(redactor.text(escaped(one.name)), one.why) for one in left_out])

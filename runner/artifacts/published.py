@@ -69,7 +69,7 @@ class Published:
 
 
 def _refused(path: Path, error: OSError) -> ReportNotWritten:
-    return ReportNotWritten(f"`{path}` can not be written: {error.strerror}", hint="name another file")
+    return ReportNotWritten(f"`{path}` cannot be written: {error.strerror}", hint="name another file")
 
 
 def _mode(path: Path) -> int:

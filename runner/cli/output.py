@@ -62,7 +62,7 @@ class Output:
         return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (len(self._drawn) - 1)
 
     def outlive(self) -> None:
-        """From now on nothing ends because a stream can not be written, as when a reader has gone or a disk is full.
+        """From now on nothing ends because a stream cannot be written, as when a reader has gone or a disk is full.
 
         What is said there from then on goes nowhere. Whoever opened the streams keeps them open.
         """
@@ -138,7 +138,7 @@ def to_nowhere(stream: TextIO | FileIO) -> None:
 
 
 class _Lasting(FileIO):
-    """The end of a stream: one that can not be written is left for nowhere, and one that is full is waited for."""
+    """The end of a stream: one that cannot be written is left for nowhere, and one that is full is waited for."""
 
     def write(self, content: ReadableBuffer, /) -> int:
         try:

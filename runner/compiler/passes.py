@@ -123,7 +123,7 @@ def demand_features(draft: Draft) -> Draft:
 
 def _unenforced(draft: Draft, demand: Demand, name: str, probe: Probe) -> RunnerError:
     why = probe.missing[demand.feature]
-    text = f"`{name}` can not enforce {demand.text}: {why}"
+    text = f"`{name}` cannot enforce {demand.text}: {why}"
     if draft.spec.best_effort and demand.feature.value in ("cpu", "memory", "disk", "pids"):
         return NotEnforced(text, at=demand.at)
     probes = {n: p.among_others() if draft.spec.shared else p for n, p in draft.facts.probes.items()}

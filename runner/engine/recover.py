@@ -139,7 +139,7 @@ async def recover(
 
     Of one that has ended, what was kept or left then is saved and removed now; it does not end again.
 
-    ``saving`` may be the reason why its work can not be saved by its plan; then its tree is kept.
+    ``saving`` may be the reason why its work cannot be saved by its plan; then its tree is kept.
     Nothing is done while another than the run, or a recovery of it, has the workspace's lease and it is live.
     Raises what the store raises. Cancelling leaves the rest for the next time.
     """

@@ -99,6 +99,6 @@ def check_prices(grant: Grant) -> None:
     for model in grant.models:
         if not is_priced(grant.api.value, model):
             raise Unpriced(
-                f"the model `{model}` has no known price, so `budget.cost_usd` can not be kept",
+                f"the model `{model}` has no known price, so `budget.cost_usd` cannot be kept",
                 hint="write `budget.tokens`, or name a model with a price",
             )

@@ -27,7 +27,7 @@ _HELPER = (
 def lent(token: Token, host: str) -> Iterator[tuple[int, str]]:
     """A descriptor for git to inherit, and the ``credential.helper`` that answers for ``host`` with it.
 
-    Raises ``RemoteDenied`` when the secret can not be had; nothing of it is repeated.
+    Raises ``RemoteDenied`` when the secret cannot be had; nothing of it is repeated.
     """
     secret = _secret(token)
     reading, writing = os.pipe()
@@ -45,7 +45,7 @@ def _secret(token: Token) -> bytes:
         text = token.read(_MOST).strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise RemoteDenied(f"the credentials for `{token.host}` can not be read from {token.place}: {why}") from None
+        raise RemoteDenied(f"the credentials for `{token.host}` cannot be read from {token.place}: {why}") from None
     if not text or not text.isprintable() or len(text.encode()) > _MOST:
         raise RemoteDenied(
             f"{token.place} has no credentials for `{token.host}`", hint="one line: a token, or USER:PASSWORD"

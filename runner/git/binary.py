@@ -100,7 +100,7 @@ class Binary(Common):
             yield mirror
 
     async def _renew(self, mirror: Mirror, url: str, commit: str, depth: int | None) -> None:
-        """Fetch a commit into a mirror. One that git can not work with is thrown away, and made anew once."""
+        """Fetch a commit into a mirror. One that git cannot work with is thrown away, and made anew once."""
         empty = await in_thread(mirror.prepare, like=commit)
         try:
             await self._fill(mirror, url, commit, depth, empty=empty)

@@ -120,7 +120,7 @@ def _only_git() -> GitMissing:
 
 
 def _needs_git(url: str) -> UrlUnsupported:
-    return UrlUnsupported(f"`{url}` can not be cloned without git", hint="install git")
+    return UrlUnsupported(f"`{url}` cannot be cloned without git", hint="install git")
 
 
 @contextmanager

@@ -163,7 +163,7 @@ class Remotes:
         if fault := judge_url(url):
             raise fault
         if not url.startswith("https:") and self._reach.ssh is None:
-            raise UrlUnsupported(f"`{url}` can not be cloned without ssh", hint="install an ssh client")
+            raise UrlUnsupported(f"`{url}` cannot be cloned without ssh", hint="install an ssh client")
         try:
             return await self._insisting(url, before, after, git=git, limits=limits)
         except RemoteRedirects:
@@ -273,7 +273,7 @@ _WORDS: tuple[tuple[str, Callable[[str, str], RunnerError]], ...] = (
         r"|Network is unreachable|onnection (refused|reset|timed out|closed)|returned error: (429|5\d\d)|HTTP 5\d\d"
         r"|RPC failed|hung up|early EOF|disconnect|expected flush|Recv failure|Empty reply|TLS connection"
         r"|SSL_ERROR_SYSCALL|Timed? ?out",
-        lambda url, words: RemoteUnreachable(f"`{url}` can not be reached: {printable(words.splitlines()[-1])}"),
+        lambda url, words: RemoteUnreachable(f"`{url}` cannot be reached: {printable(words.splitlines()[-1])}"),
     ),
     (
         r"Could not read from remote repository",

@@ -20,7 +20,7 @@ SCAN = "scan"
 
 @dataclass(frozen=True)
 class Earlier:
-    """The run that is continued. ``lacking`` says why its work can not be gone on with, if it can not."""
+    """The run that is continued. ``lacking`` says why its work cannot be gone on with, if it cannot."""
 
     run: str
     keys: Keys

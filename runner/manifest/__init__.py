@@ -1,4 +1,4 @@
-"""From text to documents: YAML with positions, defaults merged in, every error of every file in one report."""
+"""Manifest text to documents: YAML with positions, defaults merged in, every error of every file in one report."""
 
 from pathlib import Path
 

@@ -40,7 +40,7 @@ class Conversion:
 
     @property
     def content(self) -> bytes:
-        """What the file is to hold: with the byte order mark and the line breaks that it has."""
+        """Return the new file content, with the byte order mark and line breaks of the old one."""
         ends = "\r\n" if b"\r\n" in self.raw else "\n"
         return (_BOM if self.raw.startswith(_BOM) else b"") + self.after.replace("\n", ends).encode()
 

@@ -33,7 +33,7 @@ def _block(mapping: Mapping[str, Value], indent: str) -> Iterator[str]:
 
 
 def _fits(mapping: Mapping[str, Value]) -> bool:
-    """Whether a mapping can be read on one line."""
+    """Tell whether a mapping is short enough for one line."""
     plain = not any(
         isinstance(value, Mapping) or (isinstance(value, str) and "\n" in value) for value in mapping.values()
     )
@@ -65,7 +65,7 @@ def _escape(character: str) -> str:
 
 
 def _is_literal(text: str) -> bool:
-    """Whether a text reads the same as a block of lines."""
+    """Tell whether a text survives the literal block style."""
     lines = text.removesuffix("\n").split("\n")
     plain = all(line.isprintable() and line == line.rstrip(" ") for line in lines)
     return plain and bool(lines[0].strip()) and not lines[0].startswith(" ") and bool(lines[-1])

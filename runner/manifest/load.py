@@ -69,15 +69,15 @@ class Document:
 
     @property
     def written(self) -> dict[str, Any]:
-        """What is written of ``spec``."""
+        """Return ``spec`` as written, without defaults."""
         return cast(dict[str, Any], self.data["spec"])
 
     def place(self, *keys: str | int) -> Place:
-        """Where a value is written, or else its nearest written ancestor."""
+        """Return the place of a value, or of its nearest written ancestor."""
         return self.tree.place("spec", *keys)
 
     def wrote(self, *keys: str | int) -> bool:
-        """Whether a value is written in this document: not a default."""
+        """Tell whether a value is written in this document, not a default."""
         return self.tree.wrote("spec", *keys)
 
     def origin(self, *keys: str | int) -> str:
@@ -93,7 +93,7 @@ class Metadata(Shape):
 
 
 class Header(Shape):
-    """What every document has, whatever its kind."""
+    """Fields of every document, whatever its kind."""
 
     apiVersion: str = Field(description="The version of the format.")
     kind: str = Field(description="What the document describes.")
@@ -149,7 +149,7 @@ def load(path: Path) -> tuple[list[Document], list[RunnerError]]:
 
 @text.collector_paused()
 def survey(path: Path) -> tuple[list[Draft], list[RunnerError]]:
-    """As ``load``, with what is known of the documents that have an error."""
+    """Load like ``load``, and return what is known of the faulty documents too."""
     found: list[RunnerError] = []
     drafts: list[Draft] = []
     try:
@@ -232,7 +232,7 @@ def _duplicates(drafts: list[Draft]) -> Iterator[RunnerError]:
 
 
 def judge(tree: Tree, path: Path) -> tuple[Draft, list[RunnerError]]:
-    """What a document of the file ``path`` says, and everything that is wrong with it as a manifest."""
+    """Read one document of the file ``path``, and collect every fault that it has as a manifest."""
     if not isinstance(tree.data, dict):
         return Draft(tree), [BadValue(f"a document is a mapping, not {tree.written()}", at=tree.place())]
     data: dict[str, Any] = tree.data
@@ -355,7 +355,7 @@ def load_value(model: type[Model], name: str, raw: bytes) -> tuple[Model | None,
 
 
 def load_tree(model: type[Model], name: str, raw: bytes) -> tuple[Model | None, Tree | None, list[RunnerError]]:
-    """As ``load_value``, with where each value is written."""
+    """Load like ``load_value``, from a tree that knows the place of each value."""
     trees, found = text.parse(name, raw)
     if found or len(trees) != 1 or not isinstance(trees[0].data, dict):
         return None, None, found or [BadValue(f"`{shown(name)}` does not hold one mapping")]
@@ -450,7 +450,7 @@ def _fields(model: type[BaseModel] | None, keys: Keys) -> dict[str, str]:
 
 
 def _hint(name: str, model: type[BaseModel], keys: Keys) -> str:
-    """What an unknown field may have been meant to be: a near one, or, of a ``spec``, one of another kind."""
+    """Suggest a field for an unknown one: a near name, or the kind whose ``spec`` has it."""
     near = nearest(name, _fields(model, keys))
     bodies = {} if keys or model not in kinds().values() else kinds()
     others = [f"`{kind}`" for kind, body in bodies.items() if name in _fields(body, ())]

@@ -1,4 +1,4 @@
-"""The script of a rehearsal: what stands for the model does, one turn for each request that offers tools."""
+"""The script of a rehearsal: one turn of the fake model for each request that offers tools."""
 
 from __future__ import annotations
 
@@ -79,6 +79,6 @@ class Turn(Shape):
 
 
 class Script(Shape):
-    """What stands for the model does in a rehearsal."""
+    """Script of the fake model in a rehearsal."""
 
     turns: list[Turn] = Field(min_length=1, description="One for each request that offers tools, in their order.")

@@ -17,7 +17,7 @@ FILE_BYTES = 256 << 10
 
 
 class RepositoryPolicy(Shape):
-    """What may be in the workspaces of one repository. ``None`` is not written."""
+    """Path rules of one repository's workspaces. ``None`` means not written."""
 
     allowedPaths: list[Text] | None = Field(
         None, description="Patterns of the paths that may be changed; one without `/` holds at any depth."

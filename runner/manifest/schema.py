@@ -72,7 +72,7 @@ def others() -> dict[str, dict[str, Any]]:
 
 
 def catalog() -> dict[str, Any]:
-    """Which files each schema is for, in the form of SchemaStore's catalog; URLs are relative to its own place."""
+    """Build SchemaStore's catalog of the schemas; URLs are relative to the catalog."""
     entries: list[tuple[str, str, tuple[str, ...], str]]
     entries = [("runner manifest", "What AI agents may do, by kind of document.", _MANIFESTS, UMBRELLA)]
     entries += [

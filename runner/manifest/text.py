@@ -130,7 +130,7 @@ class Source:
         return self.text.split("\n")
 
     def place(self, start: Any, end: Any = None) -> Place:
-        """From one of the parser's marks to another, but no further than the first one's line; or one column."""
+        """Return the place from one parser mark to another, cut at the end of the first line; at least one column."""
         number, column = start.line, start.column
         if end is None and not "".join(self.lines[number:]).strip():  # the end, which is shown where there is text
             number = max((at for at, line in enumerate(self.lines) if line.strip()), default=0)
@@ -161,13 +161,13 @@ class Tree:
     size: int
 
     def place(self, *keys: str | int) -> Place:
-        """Where a value is written, or else its nearest written ancestor; a block collection is shown by its key."""
+        """Return the place of a value or its nearest written ancestor; a block collection is shown by its key."""
         key, node, _ = self._find(keys)
         block = isinstance(node, CollectionNode) and not node.flow_style
         return self._of(key if block and key is not None else node)
 
     def key_place(self, *keys: str | int) -> Place:
-        """Where the key of a value is written, or the value if it has none; or else of the nearest written ancestor."""
+        """Return the place of a value's key, of a value without a key, or of the nearest written ancestor."""
         key, node, _ = self._find(keys)
         return self._of(node if key is None else key)
 
@@ -221,7 +221,7 @@ class Tree:
 
     @cached_property
     def _entries(self) -> dict[int, dict[object, tuple[Node, Node]]]:
-        """By mapping: its entries by key. Of a key that is written twice, the first."""
+        """Index each mapping's entries by key; of a duplicate key the first."""
         return {}
 
     def _entry(self, node: MappingNode, key: object) -> tuple[Node, Node] | None:
@@ -347,7 +347,7 @@ def _documents(file: str, text: str) -> Iterator[Source]:
 
 
 def _preamble(text: str, before: int, marker: int) -> int:
-    """Where a document begins: behind the end mark of the one ``before`` it, if only directives stand between."""
+    """Return where a document begins: after the end mark of the previous one, if only directives stand between."""
     end = text.find("\n", text.rfind("\n...", before, marker) + 1) + 1
     return end if before < end and _PREAMBLE.fullmatch(text, end, marker) else marker
 
@@ -421,7 +421,7 @@ def _swapped(found: re.Match[str]) -> str:
 
 
 def _is_inside(text: str, at: int) -> bool:
-    """Whether the `?` there goes on with what is before it."""
+    """Tell whether the `?` at ``at`` continues a plain scalar."""
     following = text[at + 1 : at + 2]
     before = at
     while before and text[before - 1] in " \t":
@@ -510,7 +510,7 @@ class _Builder:
             node.value = _PAIR_BACK.sub(_twins, node.value)
 
     def _is_text(self, node: ScalarNode) -> bool:
-        """Whether a scalar is text because of its tag `!`, which the composer takes for none."""
+        """Tell whether the tag `!` makes a scalar text; the composer reports no tag for it."""
         mark = node.start_mark
         return bool(node.style) or _BARE_TAG.match(self._source.lines[mark.line], mark.column) is not None
 

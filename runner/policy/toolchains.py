@@ -36,5 +36,5 @@ def check_toolchain(text: str) -> str | None:
         return "has a `..` part"
     for place in (*_OWN, *_SHARED):
         if PurePosixPath(place).is_relative_to(path) or (place in _OWN and path.is_relative_to(place)):
-            return f"can not be shown: each workspace has a `{place}` of its own"
+            return f"cannot be shown: each workspace has a `{place}` of its own"
     return None

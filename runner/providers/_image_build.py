@@ -73,7 +73,7 @@ async def build_image(engine: Engine, build: Build, say: Callable[[str], None]) 
     """Build an image and give its id; each line that the daemon says goes to ``say``.
 
     Cancelling ends the build. Raises ``BaseImageMissing``, ``MirrorUnreachable``, ``ImageBuildFailed``, ``UsageError``
-    for what can not be a name or a Dockerfile, and ``ProviderFailed`` for a daemon that is not reached or refuses.
+    for what cannot be a name or a Dockerfile, and ``ProviderFailed`` for a daemon that is not reached or refuses.
     """
     said: deque[str] = deque(maxlen=_REMEMBERED)
     step = image = rest = ""

@@ -131,7 +131,7 @@ class Volumes:
                     mount_in_common(device, place, "ext4", "noinit_itable")
 
     def remove(self, place: Path) -> None:
-        """Remove a volume with all that is in it, also when it is half made. Who still uses it can not write any more,
+        """Remove a volume with all that is in it, also when it is half made. Who still uses it cannot write any more,
         and keeps its device until he ends."""
         self._part(place).unlink(missing_ok=True)
         with suppress(FileNotFoundError), self._locked(place):

@@ -75,7 +75,7 @@ class Seat:
         return Group({controller: Path(directory) for controller, directory in self.groups.items()})
 
     def fits(self, handle: Handle, opening: Opening) -> bool:
-        """Whether all that an opening asks for is there, or can be shown now; dependencies can not."""
+        """Whether all that an opening asks for is there, or can be shown now; dependencies cannot."""
         here = {mount for mount in mounts_of(handle) if mount.target in self.shown}
         plain = Opening(protected=opening.protected, toolchains=self.toolchains, env=opening.env)
         return replace(opening, mounts=()) == plain and here.issuperset(opening.mounts)

@@ -291,7 +291,7 @@ def _closing(plan: Plan, missing: int) -> str:
     closing += f"{missing} error{'s' * (missing != 1)}, " if missing else ""
     closing += f"{_bounds(plan)}{longest}. Nothing started."
     if plan.open:
-        closing += "\nOpen: made offline, providers not probed, commits not pinned; it can not be applied."
+        closing += "\nOpen: made offline, providers not probed, commits not pinned; it cannot be applied."
     return closing
 
 

@@ -411,7 +411,7 @@ def read_input(wanted: ContextFile) -> bytes:
         with wanted.path.open("rb") as file:
             content = file.read(wanted.size)
     except OSError as error:
-        raise InputChanged(f"`{wanted.path}` can not be read any more: {error.strerror}") from error
+        raise InputChanged(f"`{wanted.path}` cannot be read any more: {error.strerror}") from error
     if sha256(content).hexdigest() != wanted.sha256:
         raise InputChanged(f"`{wanted.path}` has changed since it was planned", hint="plan again")
     return content

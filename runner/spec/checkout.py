@@ -1,4 +1,4 @@
-"""Which code a run starts from, and which URLs may name it."""
+"""Checkout of a run: the code that it starts from, and the URLs that are allowed."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def resolve_checkout(source: RepoSource, task: TaskContext) -> Checkout | None:
 
 
 def judge_url(url: str) -> BadUrl | None:
-    """Why git is not given a URL, if it is not: an allow-list of https and ssh, names without escapes.
+    """Return why a URL is refused, or ``None``: only https and ssh, names without escapes.
 
-    Nothing of a URL that holds a password is repeated.
+    A URL that holds a password is not repeated in the text.
     """
     if holds_secret(url):
         hint = "use an ssh URL and your own keys, or https and RUNNER_GIT_CREDENTIALS"
@@ -95,14 +95,14 @@ def judge_url(url: str) -> BadUrl | None:
 
 
 def holds_secret(url: str) -> bool:
-    """Whether a URL, which may be malformed, holds what may be a password or a token before its host."""
+    """Tell whether a URL, even a malformed one, may hold a password or token before its host."""
     if _URL.fullmatch(url):  # of which only the short form of ssh may have something before a colon
         return _USER_AND_PASSWORD.match(url) is not None
     return "@" in url and not _USER_ONLY.match(url)
 
 
 def uses_keys(url: str, credentials: str) -> bool:
-    """Whether what identifies the user of this host is shown to the server, with this ``RUNNER_GIT_CREDENTIALS``."""
+    """Tell whether this ``RUNNER_GIT_CREDENTIALS`` lets the server see credentials of this host's user."""
     host = host_of(url)
     return host is None or credentials == "netrc" or credentials.partition("=")[0].lower() == host.lower()
 

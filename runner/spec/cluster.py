@@ -1,4 +1,4 @@
-"""What an incident's kubeconfig comes to for a run: where it is, which cluster it leads to, what providers must do."""
+"""Cluster of a run: its kubeconfig, the API server, and the features that providers need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs may cost together: shares of a ceiling, which are budgets that no answer passes."""
+"""Cost ceiling of several runs, split into budgets that no answer can exceed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be said of an incident's directory: files that are large for a plan, and what no agent sees."""
+"""Warnings about an incident's directory: files too large for a plan, and files that no agent sees."""
 
 from __future__ import annotations
 

@@ -65,9 +65,10 @@ class CliVersion:
 
 @dataclass(frozen=True)
 class Lent:
-    """What of this machine the commands of a run see: ``toolchains`` at their own paths, ``dependencies`` in the tree.
+    """Directories of this host that a run's commands see.
 
-    ``environment`` are variables by which toolchains find what belongs to them.
+    ``toolchains`` lie at their own paths, ``dependencies`` in the tree; ``environment`` holds the
+    variables by which toolchains find their files.
     """
 
     toolchains: tuple[str, ...] = ()
@@ -77,15 +78,13 @@ class Lent:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was true on this host when the plan was made. Keys of ``files`` are names shown to people.
+    """State of this host when the plan was made. Keys of ``files`` are names shown to people.
 
-    ``missing`` maps a wanted thing to why it could not be had, so that resolving reports it at its place;
-    with any of it there is no plan.
-    ``policies`` has the runs whose repository has a policy of its own.
-    ``images`` has the id of the image of each run that names one, ``clusters`` what its kubeconfig leads to,
-    ``left_out`` what of its incident's directory no agent sees, in words, ``clis`` the version of its agent's CLI where
-    that can be told, ``lent`` what of this machine its commands see.
-    ``open`` Facts have no probes, no commits, no images and no policies: nobody looked.
+    ``missing`` maps a requested thing to the reason why it is missing; resolving reports it at its place, and with any
+    of it there is no plan. By run: ``policies`` holds the policy of its repository, ``images`` the id of its image,
+    ``clusters`` the cluster of its kubeconfig, ``left_out`` the files of its incident that no agent sees (in words),
+    ``clis`` the version of its agent's CLI where known, ``lent`` the host directories that its commands see.
+    ``open`` Facts were gathered with ``--offline``: no probes, commits, images or policies.
     """
 
     probes: Mapping[str, Probe]
@@ -102,7 +101,7 @@ class Facts:
     lent: Mapping[str, Lent] = field(default_factory=dict)
 
     def pinned(self) -> dict[str, object]:
-        """What the digest covers: everything but host paths, and what of a host may be renewed."""
+        """Return the facts that the digest covers: all but host paths and what may be renewed on a host."""
         return {
             "probes": self.probes,
             "commits": self.commits,
@@ -132,7 +131,7 @@ class PolicySpec:
 
     @property
     def ceilings(self) -> tuple[object, ...]:
-        """What it says of files."""
+        """Return the path rules."""
         return self.allowed_paths, self.forbidden_patterns, self.max_file_size
 
 
@@ -186,9 +185,9 @@ class Demand:
 
 @dataclass(frozen=True)
 class Warm:
-    """What decides which slots of warm pools a run's workspace can come from, beside image, limits and provider.
+    """Key of the warm pool slots that fit a run, beside image, limits and provider.
 
-    ``size`` is how many slots there should be, ``policy`` stands for what policies and the manifest ask for.
+    ``size`` is the number of slots to keep; ``policy`` is a digest of the policies and the manifest's demands.
     """
 
     size: int
@@ -199,7 +198,7 @@ class Warm:
 
 @dataclass(frozen=True)
 class ScriptSpec:
-    """What the ``script`` agent plays: one shell script, by content or as a list of files to write."""
+    """Script of the ``script`` agent: shell text, or a list of files to write."""
 
     path: Path | None
     name: str

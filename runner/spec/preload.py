@@ -1,4 +1,4 @@
-"""What of an incident is put into the agent's prompt: where it is, and what is wrong with asking for it."""
+"""Preloaded context: the incident's files that go into the agent's prompt, and faults in asking for them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_FILE = 1 << 20  # bytes of a file: it is never cut, and what is larger fits 
 def preload_faults(
     selected: Selected, files: Mapping[str, ContextFile] | None, *, cluster: bool
 ) -> Iterator[RunnerError]:
-    """What cannot be preloaded, as errors, and what there is nothing of, as warnings.
+    """List what cannot be preloaded as errors, and what is empty as warnings.
 
-    ``files`` are those of the incident, ``None`` when nobody looked; ``cluster`` whether the run names one.
+    ``files`` are the incident's, ``None`` with ``--offline``; ``cluster`` tells whether the run names one.
     """
     run, parts = selected.run, selected.spec.context.preload
     if parts and selected.incident is None:
@@ -49,7 +49,7 @@ def preload_faults(
 
 
 def namespace_of(selected: Selected, incident: Mapping[str, object]) -> str | None:
-    """Where the incident is: the manifest's word counts before the incident's own."""
+    """Return the incident's namespace; the manifest's comes before the incident's own."""
     written = selected.spec.incident.namespace if selected.spec.incident is not None else None
     told = incident.get("namespace") if written is None else written
     return told if isinstance(told, str) else None

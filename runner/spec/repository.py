@@ -32,7 +32,7 @@ class OwnPolicy:
 
 
 def read_own(file: PolicyFile) -> tuple[OwnPolicy | None, list[RunnerError]]:
-    """What a repository's policy file says, or all that is wrong with it; a network that it allows is a warning."""
+    """Read a repository's policy file, or list its faults; a network that it allows is a warning."""
     written, tree, found = repository.read(file.content)
     if written is None or tree is None:
         return None, found

@@ -104,7 +104,7 @@ class Wanted:
 
 
 def wanted(selected: Selected, settings: Settings, *, untrusted: bool = False) -> tuple[Wanted, list[RunnerError]]:
-    """What must be looked up before this run can be resolved."""
+    """List the facts that resolving this run needs."""
     findings: list[RunnerError] = []
     checkout = _checkout(selected)
     if untrusted and checkout is not None and checkout.path is not None:
@@ -182,7 +182,7 @@ def outputs_of(chosen: Sequence[Selected]) -> Outputs:
 
 
 def untrusted_faults(selected: Selected, want: Wanted) -> list[RunnerError]:
-    """What a manifest from a fork may not ask for; said before anything that it names is looked at."""
+    """List what a manifest from a fork must not ask for, before anything that it names is looked at."""
     types = selected.agent_type
     findings: list[RunnerError] = []
 
@@ -363,7 +363,7 @@ def _unprotected(selected: Selected) -> tuple[str, ...]:
 
 
 def _sharing(selected: Selected) -> Iterator[RunnerError]:
-    """What is protected in workspaces that see their whole project: there, everything stays writable."""
+    """List the protected paths that a shared project cannot protect: everything in it stays writable."""
     project, types = selected.project, selected.agent_type
     if project is None or not _shares(selected):
         return
@@ -507,7 +507,7 @@ def _templated(spec: BaseModel) -> Iterator[tuple[tuple[str, ...], str]]:
 def policies_of(
     documents: Sequence[Document], file: PolicyFile | None, *, untrusted: bool
 ) -> tuple[tuple[PolicySpec, ...], OwnPolicy | None, list[RunnerError]]:
-    """What holds when these policies do, with the repository's own if there is one, which is returned as well."""
+    """Compose policies with the repository's own, if any, and return that one too."""
     policies = tuple(_policy(document) for document in documents)
     if file is None:
         return policies, None, []
@@ -678,7 +678,7 @@ def _model(selected: Selected) -> ModelSpec | None:
 
 
 def _key_inside(selected: Selected, providers: Sequence[str], facts: Facts) -> Iterator[RunnerError]:
-    """What is to be said of an agent that has the key itself: nobody counts what it uses, and it needs a network."""
+    """List the faults of an agent that holds the key itself: its use is not counted, and it needs a network."""
     agent, types = selected.agent, selected.agent_type
     if agent.model is None or agent.credentials != "env":
         return

@@ -1,4 +1,4 @@
-"""What an agent type's ``secrets`` come to for a run: whether it may have them, and what providers must be able to."""
+"""Secrets of a run: whether it may have them, and the features that providers need."""
 
 from __future__ import annotations
 

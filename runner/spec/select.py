@@ -127,7 +127,7 @@ def only(chosen: Sequence[Selected], name: str) -> list[Selected]:
 
 @dataclass
 class _Left:
-    """What may still be made of the documents."""
+    """Remaining budget of runs and templates."""
 
     runs: int = RUNS
     bytes: int = BYTES
@@ -154,7 +154,7 @@ class _Left:
 
 
 def _places(document: Document) -> int:
-    """How many places its templates have at most, each use of an alias counted once: a template is read once."""
+    """Return the most places that a document's templates have; an alias counts once, as it is read once."""
     return document.tree.source.text.count("{{")
 
 
@@ -298,7 +298,7 @@ _BOUND = re.compile(r"\s*(>=|<=|==|<|>)\s*(\d+(?:\.\d+)*)\s*")
 
 
 def version_complaint(wanted: str, version: str) -> str | None:
-    """Why a version does not meet bounds such as ``>=0.1,<2``, if it does not."""
+    """Return why a version is outside of bounds such as ``>=0.1,<2``, or ``None``."""
     mine = _numbers(version)
     for part in wanted.split(","):
         found = _BOUND.fullmatch(part)
@@ -339,7 +339,9 @@ def _needs(documents: _Known) -> Iterator[RunnerError]:
 
 
 def project_root(selected: Selected, document: Document) -> Path:
-    """What references of a document must stay in: its project's root, else its repository, else its folder."""
+    """Return the directory that a document's references must stay in.
+
+    It is the project's root, else the repository, else the document's folder."""
     spec = selected.project_spec
     if spec is not None and selected.project is not None:
         return Path(os.path.realpath(selected.project.directory / spec.root))

@@ -49,7 +49,7 @@ def is_template(text: str) -> bool:
 
 
 def check(text: str, *, at: Place | None = None) -> BadTemplate | None:
-    """What is wrong with a template's form, if anything."""
+    """Return the fault in a template's form, or ``None``."""
     complaint = _complaint(text) if is_template(text) else None
     return BadTemplate(complaint[0], at=at, hint=complaint[1]) if complaint else None
 
@@ -76,7 +76,7 @@ def _complaint(text: str) -> tuple[str, str | None] | None:
         if isinstance(node, nodes.Filter) and node.name not in _FILTERS:
             return f"`{node.name}` is not a filter", f"filters: {', '.join(_FILTERS)}"
         if isinstance(node, nodes.Getattr) and node.attr.startswith("_"):
-            return f"`{node.attr}` can not be looked up", None
+            return f"`{node.attr}` cannot be looked up", None
     return None
 
 
@@ -89,7 +89,7 @@ def _lookups(text: str) -> tuple[str, ...] | None:
 
 
 def _looked_up(text: str, values: Mapping[str, object]) -> list[str] | None:
-    """What a template of mere lookups gives; ``None`` for any other, and when jinja has to say what is missing."""
+    """Render a template of plain lookups; ``None`` for any other, or when jinja must name what is missing."""
     parts = list(_lookups(text) or ())
     for position in range(1, len(parts), 2):
         value: object = values
@@ -111,14 +111,14 @@ def _generated(text: str, values: Mapping[str, object], at: Place | None) -> Ite
         yield from _compiled(text).generate(dict(values))
     except UndefinedError as error:
         name, known = _lacking(text, values)
-        reason = f"the template can not be filled: {error.message}"
+        reason = f"the template cannot be filled: {error.message}"
         message = f"`{shown(name)}` is not known to the template" if name else reason
         of_others = "name the run in `needs`: outputs are those of runs that this one needs"
         hint = of_others if name.startswith("outputs.") and not known else nearest(name.rpartition(".")[2], known)
         raise BadTemplate(message, at=at, hint=hint) from None
     except TemplateError as error:
         raise BadTemplate(
-            f"the template can not be filled: {error.message}", at=at, hint="known: " + ", ".join(sorted(values))
+            f"the template cannot be filled: {error.message}", at=at, hint="known: " + ", ".join(sorted(values))
         ) from None
 
 

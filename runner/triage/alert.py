@@ -89,7 +89,7 @@ def incident_of(document: Mapping[str, Any], made: Made) -> dict[str, Any]:
 
 
 def misnamed(incident: Mapping[str, Any]) -> str | None:
-    """What of an incident's names can not be one of Kubernetes, if any: commands get them as arguments."""
+    """What of an incident's names cannot be one of Kubernetes, if any: commands get them as arguments."""
     resource = incident.get("resource")
     if isinstance(resource, str):
         resource = {"name": resource.rpartition("/")[2]}

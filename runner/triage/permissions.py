@@ -36,7 +36,7 @@ class Permissions:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """What of the minimum can not be read."""
+        """What of the minimum cannot be read."""
         return tuple(what for what in MINIMUM if getattr(self, f"can_get_{what}") is False)
 
     @property
@@ -49,7 +49,7 @@ class Permissions:
 
         What is not known is said here when no warning says why.
         """
-        few = (f"too few rights in the cluster: it can not read {', '.join(self.lacking)}",) if self.lacking else ()
+        few = (f"too few rights in the cluster: it cannot read {', '.join(self.lacking)}",) if self.lacking else ()
         unknown = f"whether {', '.join(self.unknown)} can be read is not known"
         return (*few, *(self.warnings or ((unknown,) if self.unknown else ())))
 

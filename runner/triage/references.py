@@ -1,4 +1,4 @@
-"""What a report cites: lines of files, and commands. Pure; a citation that can not be decided is taken for right.
+"""What a report cites: lines of files, and commands. Pure; a citation that cannot be decided is taken for right.
 
 A reference is ``PATH:LINE``, ``PATH:FROM-TO`` or with commas between several, such as ``kubectl/pods.txt:3-7``. What
 stands alone between backquotes is one if it could be; elsewhere in the text it is only looked at where the file is

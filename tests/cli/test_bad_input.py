@@ -525,12 +525,12 @@ def test_a_written_limit_that_can_not_be_enforced_is_refused_unless_best_effort_
     [
         ("/nope", "not a directory here"),
         ("/etc/hostname", "not a directory here"),
-        ("/", "can not be shown"),
-        ("/proc", "can not be shown"),
-        ("/proc/1", "can not be shown"),
-        ("/dev", "can not be shown"),
-        ("/run", "can not be shown"),
-        ("/workspace/x", "can not be shown"),
+        ("/", "cannot be shown"),
+        ("/proc", "cannot be shown"),
+        ("/proc/1", "cannot be shown"),
+        ("/dev", "cannot be shown"),
+        ("/run", "cannot be shown"),
+        ("/workspace/x", "cannot be shown"),
         ("/usr/../etc", "has a `..` part"),
     ],
 )

@@ -63,7 +63,7 @@ def test_the_disk_of_a_project_that_is_seen_whole_has_no_limit(project: Project,
 
     assert done.code == code, done.out + done.err
     words = (
-        "`local` can not enforce disk 64M: others write to the same disk"
+        "`local` cannot enforce disk 64M: others write to the same disk"
         if written
         else "disk 10G: not enforced by local"
     )

@@ -223,7 +223,7 @@ def test_a_name_that_holds_no_plan_is_refused_before_the_plan_is_shown(repositor
     code, out, err = run("plan", "--save", "p.plan")
 
     assert (code, out) == (2, "")
-    assert "`p.plan` can not hold a plan" in err
+    assert "`p.plan` cannot hold a plan" in err
     assert "= hint: name a file that ends in .json" in err
 
 

@@ -310,7 +310,7 @@ def test_an_offline_plan_takes_a_url_and_can_not_be_applied(project: Project) ->
     done = plan(project, "--offline", "--save", "open.json")
 
     assert "main of https://git.example.org/org/repo, not pinned" in done.out
-    assert "can not be applied" in done.out
+    assert "cannot be applied" in done.out
     refused = project.runner("apply", "open.json")
     assert (refused.code, "error[plan.open]" in refused.err) == (2, True)
 

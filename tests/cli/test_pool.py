@@ -309,7 +309,7 @@ def kill(process: subprocess.Popen[str], seconds: float) -> None:
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        ("", "`local` can not enforce a warm pool of 2: its workspaces open in milliseconds, so none is kept running"),
+        ("", "`local` cannot enforce a warm pool of 2: its workspaces open in milliseconds, so none is kept running"),
         ("project: shop", "workspaces of project `shop` see it whole, and none of them can be started before"),
     ],
     ids=["a provider that needs none", "a project that is seen whole"],

@@ -189,7 +189,7 @@ def test_without_a_cluster_the_files_are_enough_and_what_is_missing_is_said(proj
     assert json.loads(part(prompt, "kubernetes_cluster_access_permissions")) == {**RIGHTS, "who": "me"}
     assert "initial_triage_report" not in prompt
     assert codes(record) == ["triage.rights", "triage.preload-missing"]
-    assert record["warnings"][0]["message"] == "too few rights in the cluster: it can not read events"
+    assert record["warnings"][0]["message"] == "too few rights in the cluster: it cannot read events"
 
 
 def test_rights_in_no_form_are_passed_on_as_text(project: Project) -> None:

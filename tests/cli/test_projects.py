@@ -129,8 +129,8 @@ def test_a_project_that_is_not_there_is_not_found_and_the_nearest_is_named(proje
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(["Shop!"], "can not name a project", id="name"),
-        pytest.param(["../shop"], "can not name a project", id="path"),
+        pytest.param(["Shop!"], "cannot name a project", id="name"),
+        pytest.param(["../shop"], "cannot name a project", id="path"),
         pytest.param(["shop", "--root", "nowhere"], "`nowhere` is not a directory", id="root"),
         pytest.param(["shop", "--protected", "../x"], "`..`", id="protected"),
     ],
@@ -313,7 +313,7 @@ def test_an_agents_file_that_is_a_link_is_refused_at_the_project(project: Projec
     done = called("apply", str(project.folder))
 
     assert done.code == 2
-    assert "`AGENTS.md` can not be read: it is a symbolic link" in done.err
+    assert "`AGENTS.md` cannot be read: it is a symbolic link" in done.err
     assert "root: ." in done.err
 
 

@@ -435,8 +435,8 @@ def test_an_ordinary_user_types_no_options_for_the_place_and_is_told_what_is_not
     assert "claude/sonnet in local   stops " in done.out
     assert "runner triage -w INC-1 -a codex --provider local\n" in done.out
     assert "warning[plan.not-enforced]: memory is not limited here: " in done.err
-    assert "error[plan.unenforceable]: --memory: `local` can not enforce memory 2G: " in asked.err
-    assert "error[plan.unenforceable]: --cpus: `local` can not enforce 1 CPU: " in cpus.err
+    assert "error[plan.unenforceable]: --memory: `local` cannot enforce memory 2G: " in asked.err
+    assert "error[plan.unenforceable]: --cpus: `local` cannot enforce 1 CPU: " in cpus.err
     assert "--memory" not in cpus.err
     assert (asked.code, cpus.code) == (2, 2)
 
@@ -489,7 +489,7 @@ def test_a_cluster_is_read_through_the_runner_and_told_of(project: Project, clau
         done = triage(project, *DESCRIBED, *where, turns=LOOKS)
 
     assert checked.code == 3
-    assert "✗ key       127.0.0.1 can not be reached: connection refused\n" in checked.out
+    assert "✗ key       127.0.0.1 cannot be reached: connection refused\n" in checked.out
     assert "hint: look at `RUNNER_ANTHROPIC_URL`, `HTTPS_PROXY` and `SSL_CERT_FILE`" in checked.out
     assert f"✓ cluster   prod-eu https://127.0.0.1:{api.port} answers; read only" in checked.out
     assert "! rights    pods logs events deployments services configmaps in payments; no nodes" in checked.out

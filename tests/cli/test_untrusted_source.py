@@ -17,7 +17,7 @@ SECRET = "the secret of another project"
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A repository of the user that the author of the pull request can not read."""
+    """A repository of the user that the author of the pull request cannot read."""
     path = tmp_path / "victim"
     path.mkdir()
     git(path, "init", "-q", "-b", "main")

@@ -38,7 +38,7 @@ def test_what_a_cluster_says_is_in_the_same_form() -> None:
     permissions = permissions_of(rights.document("2026-11-21T02:50:00Z"))
 
     assert permissions.lacking == ("events",)
-    assert permissions.complaints() == ("too few rights in the cluster: it can not read events", "nodes: no answer")
+    assert permissions.complaints() == ("too few rights in the cluster: it cannot read events", "nodes: no answer")
 
 
 def test_rights_that_are_not_known_are_not_said_to_lack() -> None:
@@ -49,7 +49,7 @@ def test_rights_that_are_not_known_are_not_said_to_lack() -> None:
     assert (permissions.lacking, permissions.complaints()) == ((), rights.warnings)
     alone = permissions_of({"can_get_pods": True, "can_get_logs": None, "can_get_events": False})
     assert alone.complaints() == (
-        "too few rights in the cluster: it can not read events",
+        "too few rights in the cluster: it cannot read events",
         "whether logs can be read is not known",
     )
 

@@ -29,7 +29,7 @@ DIFFERS = 9
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", nargs="?", type=Path, default=nearest_manifests(), help=WHERE)
     add_request_arguments(parser)
-    parser.add_argument("--offline", action="store_true", help="look at nothing but the manifests; can not be applied")
+    parser.add_argument("--offline", action="store_true", help="look at nothing but the manifests; cannot be applied")
     parser.add_argument("--save", metavar="FILE", type=Path, help="write the plan for a later `runner apply FILE`")
     parser.add_argument("--against", metavar="FILE", type=Path, help="compare with a saved plan, not the last runs")
     parser.add_argument("--exit-code", action="store_true", help=f"0 no difference, {DIFFERS} it differs")

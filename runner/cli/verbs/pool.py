@@ -61,7 +61,7 @@ def _warm(args: Namespace, settings: Settings, out: Output) -> None:
     from runner.ops.pool.pool import open_pool, pools_of, status
 
     if args.size is not None and not 0 < args.size <= 1_000:
-        raise UsageError(f"a pool can not have {args.size} slots", hint="1 to 1000")
+        raise UsageError(f"a pool cannot have {args.size} slots", hint="1 to 1000")
 
     async def keep(premises: Premises) -> None:
         planned = await make_plan(args.path, settings)

@@ -20,7 +20,7 @@ UNREAD = 7
 
 def add_arguments(parser: ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    summary = "add what a lost, damaged or older store lacks; one that can not be read is put beside"
+    summary = "add what a lost, damaged or older store lacks; one that cannot be read is put beside"
     rebuild = verbs.add_parser("rebuild", help=summary, description=summary, allow_abbrev=False)
     rebuild.add_argument("--output", choices=("text", "json"), default="text")
 

@@ -1,7 +1,6 @@
-"""What the kinds are made of: strict models and the field types that several of them share.
+"""Strict models and the field types that several kinds share.
 
-A rule that spans fields is broken by a ``Fault``, which names the field inside the model that is at
-fault; the loader knows where that is written.
+A validator that spans fields raises ``Fault`` with the name of the field at fault; the loader knows its line.
 """
 
 from __future__ import annotations

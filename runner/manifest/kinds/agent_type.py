@@ -67,7 +67,7 @@ class ScriptFile(Shape):
 
 
 class Script(Shape):
-    """What the script agent plays: a shell script, or files to write."""
+    """Shell script or list of files that the script agent plays."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -89,14 +89,14 @@ class Script(Shape):
 
 
 class Prompt(Shape):
-    """What the agent is told."""
+    """Prompts of the agent."""
 
     system: str = Field(description="Standing instructions, before the prompt; a template.")
     user: str = Field(description="The prompt; a template, in which `run.prompt` is the prompt of the run.")
 
 
 class Timeouts(Shape):
-    """How long each step may take."""
+    """Time limit of each step."""
 
     provision: Duration = Field(description="Making the workspace.")
     clone: Duration = Field(description="Filling it with the repository.")
@@ -110,7 +110,7 @@ class Timeouts(Shape):
 
 
 class RepoSource(Shape):
-    """Where the code in the workspace comes from."""
+    """Source of the code in the workspace."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -176,7 +176,7 @@ class ResourceLimits(Shape):
 
 
 class Setup(Shape):
-    """How setup commands are run."""
+    """Time limit and failure rule of setup commands."""
 
     timeout: Duration = Field(description="How long each command may take.")
     on_failure: Literal["fail", "warn"] = Field(description="Whether a failed command fails the run.")
@@ -210,7 +210,7 @@ class Workspace(Shape):
     )
     resource_limits: ResourceLimits = Field(description="Ceilings of the workspace.")
     setup_commands: list[Command] = Field(description="Commands that prepare the workspace, in order.")
-    setup: Setup = Field(description="How setup commands are run.")
+    setup: Setup = Field(description="Time limit and failure rule of setup commands.")
     protected_paths: list[Text] = Field(description="Paths of the repository that the agent cannot change or create.")
     toolchains: list[Toolchain] = Field(
         description="Directories of this machine that are visible, read-only, with programs in a `bin`, or called so"
@@ -234,7 +234,7 @@ class Keyring(Shape):
 
 
 class SecretSource(Shape):
-    """Where a secret's value is, on the machine that applies."""
+    """Place of a secret's value on the machine that runs ``apply``."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -347,7 +347,7 @@ class Spec(Body):
     secrets: Annotated[list[GivenSecret], AfterValidator(_distinct_names)] = Field(
         description="Values that only commands of the named steps get; nothing shows or keeps them."
     )
-    timeouts: Timeouts = Field(description="How long each step may take.")
+    timeouts: Timeouts = Field(description="Time limit of each step.")
     stop_budget: Duration = Field(description="How long saving and cleaning up may take once the work has ended.")
     post_hooks: list[Command] = Field(description="Commands after the agent, before those of the run.")
     workspace: Workspace = Field(description="The isolated place that the agent works in.")

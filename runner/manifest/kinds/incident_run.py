@@ -41,7 +41,7 @@ _WRITTEN: JsonDict = {"not": {"type": "null"}}
 
 
 class Incident(Shape):
-    """What is known about an incident."""
+    """Incident directory and cluster that the agent investigates."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -80,7 +80,7 @@ class Incident(Shape):
 
 
 class Context(Shape):
-    """What the agent is told beside its prompts, before them."""
+    """Context that is put before the agent's prompts."""
 
     preload: Annotated[
         list[Literal["incident", "permissions", "baseline"]],
@@ -118,7 +118,7 @@ class Check(Shape):
 
 
 class Verify(Shape):
-    """How the result is judged."""
+    """Checks of the result."""
 
     files: Files | None = Field(None, description="Files that must, or must not, be there.")
     report: Report | None = Field(None, description="The report that must be there.")
@@ -177,7 +177,7 @@ class Spec(Body):
     task: Task | None = Field(None, description="The repository that it is about.")
     incident: Incident | None = Field(None, description="The incident that it is about.")
     context: Context = Field(description="What the agent is told beside its prompts.")
-    verify: Verify | None = Field(None, description="How the result is judged.")
+    verify: Verify | None = Field(None, description="Checks of the result.")
     post_hooks: list[Command] = Field(description="Commands after the agent, after those of its type.")
     snapshot: Snapshot | None = Field(None, description="The commit that holds the result.")
     timeout: Duration = Field(description="How long the whole run may take.")

@@ -1,4 +1,4 @@
-"""What a run may do at most, whatever its other documents say."""
+"""Ceilings of a run, whatever its other documents say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs of one repository have in common."""
+"""Settings that the runs of one repository share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KIND = "Project"
 
 
 class Spec(Body):
-    """What the runs of one repository have in common."""
+    """Settings that the runs of one repository share."""
 
     root: Text = Field(description="The project's directory, relative to the manifest; what runs refer to lies in it.")
     workspace_isolation: bool = Field(description="Whether a workspace sees itself alone, not its whole project.")

@@ -37,7 +37,7 @@ class Line:
         return " " * self.indent + text if text.strip() else text
 
     def source_column(self, column: int) -> int:
-        """Where in the source the character in this column comes from."""
+        """Return the source column of the character in this column."""
         column -= self.indent
         for start, stop, by in sorted(self.edits):
             if column < start:
@@ -59,7 +59,7 @@ class Rewrite:
 
     @property
     def whole(self) -> bool:
-        """Whether every line of the source is still there, once."""
+        """Tell whether every source line is still there exactly once."""
         kept = sorted(line.number for line in self.lines if not line.added)
         return kept == list(range(len(self._source.lines)))
 
@@ -114,7 +114,7 @@ class Rewrite:
             yield Line(number, text, added=True, indent=column, edits=edits)
 
     def origin(self, place: Place) -> Place:
-        """Where in the source something stands that stands here in the rewritten document."""
+        """Return the source place of a place in the rewritten document."""
         line = self.lines[place.line - 1]
         text = self._source.lines[line.number]
         column = min(line.source_column(place.column - 1), max(0, len(text) - 1))
@@ -130,7 +130,7 @@ class Rewrite:
 
 
 def aliased(node: Node) -> bool:
-    """Whether an alias repeats a part of a node."""
+    """Tell whether an alias repeats a part of a node."""
     seen: set[int] = set()
     waiting = [node]
     while waiting:

@@ -172,7 +172,7 @@ def save_context(recipe: Recipe, path: Path) -> None:
     except FileExistsError as error:
         raise ContextNotWritten(f"`{printable(str(path))}` is there already", hint="name a new file") from error
     except OSError as error:
-        raise ContextNotWritten(f"`{printable(str(path))}` can not be written: {error.strerror}") from error
+        raise ContextNotWritten(f"`{printable(str(path))}` cannot be written: {error.strerror}") from error
 
 
 def _of_host(recipe: Recipe) -> Iterator[tuple[str, bytes]]:
@@ -183,7 +183,7 @@ def _of_host(recipe: Recipe) -> Iterator[tuple[str, bytes]]:
         try:
             text = read_file(path, MAX_HOST_FILE)
         except OSError as error:
-            raise UsageError(f"`{printable(str(path))}` can not be read: {error.strerror}") from error
+            raise UsageError(f"`{printable(str(path))}` cannot be read: {error.strerror}") from error
         kind = (".sources" if b"Types:" in text else ".list") if name == "apt" else ""
         yield name + kind, text
 

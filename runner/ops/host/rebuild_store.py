@@ -70,7 +70,7 @@ async def rebuild_store(settings: Settings) -> Rebuilt:
 
 
 async def _damage(settings: Settings) -> str | None:
-    """Why the store can not be used on, if so; ``None`` also where there is none at all."""
+    """Why the store cannot be used on, if so; ``None`` also where there is none at all."""
     if not state_file(settings).exists():
         return None
     try:

@@ -127,6 +127,6 @@ def _write(top: Path, files: Mapping[str, str]) -> None:
                 if path.suffix == ".sh":
                     path.chmod(0o755)
             except OSError as error:
-                message = f"`{path}` can not be written: {error.strerror}"
+                message = f"`{path}` cannot be written: {error.strerror}"
                 raise FileNotWritten(message, hint="nothing was written") from error
         undo.pop_all()

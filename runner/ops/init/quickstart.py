@@ -47,7 +47,7 @@ async def copy_quickstart(to: Path, settings: Settings) -> None:
             for name in os.listdir(copy):
                 os.rename(copy / name, place / name)
     except OSError as error:
-        message = f"`{shown(str(to), 200)}` can not be written: {error.strerror}"
+        message = f"`{shown(str(to), 200)}` cannot be written: {error.strerror}"
         raise FileNotWritten(message, hint="nothing was written") from error
 
 

@@ -196,7 +196,7 @@ def _noting(missing: dict[str, RunnerError], key: str, file: str = "") -> Iterat
     except RunnerError as error:
         missing[key] = error
     except (OSError, ValueError) as error:
-        missing[key] = BadValue(f"`{file}` can not be read: {getattr(error, 'strerror', None) or error}")
+        missing[key] = BadValue(f"`{file}` cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def _same_host_parts(one: Wanted, other: Wanted) -> bool:

@@ -89,7 +89,7 @@ def agents_file(root: Path) -> dict[str, ContextFile]:
 def skill_files(name: str) -> dict[str, ContextFile]:
     """The files of a skill of this installation, by their paths below its name.
 
-    Raises ``UnknownReference``, and ``OSError`` and ``ValueError`` for a file that can not be read.
+    Raises ``UnknownReference``, and ``OSError`` and ``ValueError`` for a file that cannot be read.
     """
     folder = shipped("skills")
     known = [path.parent.name for path in folder.glob("*/SKILL.md")]
@@ -102,7 +102,7 @@ def incident_files(directory: Path) -> tuple[dict[str, ContextFile], str]:
     """The files in an incident's directory by name, those at the top before others, and in words what is left out.
 
     Links are not followed, and what earlier runs put there is no part of it. Raises ``OSError``, and ``ValueError`` for
-    what is no directory and for an ``incident.json`` that can not be read.
+    what is no directory and for an ``incident.json`` that cannot be read.
     """
     if not os.path.isdir(directory):
         raise ValueError("not a directory")

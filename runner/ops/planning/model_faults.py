@@ -46,12 +46,12 @@ def model_faults(selected: Selected, spec: RunSpec) -> list[RunnerError]:
 
 
 def _no_writer(selected: Selected, spec: RunSpec) -> Iterator[RunnerError]:
-    """What is to be said of tools with which the report that is asked for can not be written."""
+    """What is to be said of tools with which the report that is asked for cannot be written."""
     tools, report = spec.model.tools if spec.model else None, spec.verify.report if spec.verify else None
     writers = WRITERS.get(spec.agent, ())
     if report is None or tools is None or {*tools} & {*writers}:
         return
     given = f"with {', '.join(tools)} alone" if tools else "without a tool"
-    message = f"{given} the agent can not write `{report.path}`"
+    message = f"{given} the agent cannot write `{report.path}`"
     hint = f"add `{writers[0]}` or `{writers[1]}`"
     yield NoWriter(message, at=selected.agent_type.place("cli_tools"), hint=hint)

@@ -109,7 +109,7 @@ async def scan_directory(directory: Path, layers: Sequence[Layer]) -> ScanResult
     try:
         return await trio.to_thread.run_sync(look)
     except OSError as error:
-        raise UsageError(f"`{printable(str(directory))}` can not be scanned: {error.strerror}") from error
+        raise UsageError(f"`{printable(str(directory))}` cannot be scanned: {error.strerror}") from error
 
 
 def origin_of(violation: Violation, layers: Sequence[Layer]) -> str:

@@ -30,7 +30,7 @@ _OF_A_HOST = frozenset({"origin", "origins", "kubeconfig", "cli"})
 def check_place(to: Path) -> None:
     """Raises ``BadPlanFile`` for a place at which ``save`` writes no plan."""
     if to.suffix != ".json" or (os.path.exists(to) and not os.path.isfile(to)):
-        raise BadPlanFile(f"`{to}` can not hold a plan", hint="name a file that ends in .json")
+        raise BadPlanFile(f"`{to}` cannot hold a plan", hint="name a file that ends in .json")
 
 
 def save(planned: Planned, to: Path) -> None:
@@ -44,7 +44,7 @@ def save(planned: Planned, to: Path) -> None:
         half.replace(to)
     except OSError as error:
         half.unlink(missing_ok=True)
-        raise BadPlanFile(f"`{to}` can not be written: {error.strerror}") from error
+        raise BadPlanFile(f"`{to}` cannot be written: {error.strerror}") from error
 
 
 def _saved(planned: Planned, to: Path) -> dict[str, Json]:
@@ -127,7 +127,7 @@ def read_document(file: Path) -> dict[str, Any]:
         if not isinstance(content["digest"], str) or not all(run["name"] and run["steps"] for run in content["runs"]):
             raise _no_plan(file)
     except OSError as error:
-        raise BadPlanFile(f"`{file}` can not be read: {error.strerror}") from error
+        raise BadPlanFile(f"`{file}` cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _no_plan(file) from error
     return dict(content)

@@ -111,7 +111,7 @@ def _missing(want: Wanted) -> dict[str, RunnerError]:
         if want.script is not None:
             context_file(want.script)
     except OSError as error:
-        missing[f"{want.run}/script"] = BadValue(f"`{want.script_name}` can not be read: {error.strerror}")
+        missing[f"{want.run}/script"] = BadValue(f"`{want.script_name}` cannot be read: {error.strerror}")
     return missing
 
 

@@ -163,7 +163,7 @@ async def resize(premises: Premises, size: int, name: str | None) -> PoolStatus:
     Raises ``UnknownPool``, ``UsageError``.
     """
     if not 0 <= size <= 1_000:
-        raise UsageError(f"a pool can not have {size} slots", hint="0 to 1000")
+        raise UsageError(f"a pool cannot have {size} slots", hint="0 to 1000")
     pools = [pool.name for pool in await premises.store.pools()]
     found = pools if name is None else [pool for pool in pools if name and pool.startswith(name)]
     if not pools:

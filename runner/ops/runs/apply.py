@@ -62,7 +62,7 @@ def make_home(settings: Settings) -> None:
     try:
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise StoreFailed(f"`{settings.home}` can not be made: {error.strerror}", hint="set RUNNER_HOME") from error
+        raise StoreFailed(f"`{settings.home}` cannot be made: {error.strerror}", hint="set RUNNER_HOME") from error
 
 
 def _silent(advice: RunnerError) -> None:

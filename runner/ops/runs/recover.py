@@ -182,7 +182,7 @@ def _saving(record: RunRecord, places: Places) -> Saving | str:
             return "`plan.json` is not the plan of this run"
         return saving_of(document)
     except (OSError, KeyError, TypeError, ValueError) as error:
-        return f"`plan.json` can not be used: {error}"
+        return f"`plan.json` cannot be used: {error}"
 
 
 def _foreseen(record: RunRecord, places: Places) -> Recovered:

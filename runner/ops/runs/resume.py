@@ -237,7 +237,7 @@ def _has_work(record: RunRecord) -> bool:
 
 
 def _lacking(record: RunRecord) -> str | None:
-    """Why the work of a run can not be gone on with."""
+    """Why the work of a run cannot be gone on with."""
     receipt = record.receipt
     if receipt is None or receipt.commit is None:
         return "its work was not saved"

@@ -135,7 +135,7 @@ async def _key(triage: Triage, settings: Settings) -> list[Checked]:
                     break
     except UpstreamFailed as error:
         hint = f"look at `RUNNER_{agent.api.value.upper()}_URL`, `HTTPS_PROXY` and `SSL_CERT_FILE`"
-        return [Checked("key", False, f"{urlsplit(base).hostname} can not be reached: {error}", hint)]
+        return [Checked("key", False, f"{urlsplit(base).hostname} cannot be reached: {error}", hint)]
     took = trio.current_time() - start
     if status in (401, 403):
         return [Checked("key", False, f"{key.variable} is refused by {urlsplit(base).hostname} ({status})")]

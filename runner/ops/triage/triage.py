@@ -339,7 +339,7 @@ def keep_manifest(text: str, settings: Settings) -> Path:
             half.write_text(text, encoding="utf-8")
             half.replace(path)
     except OSError as error:
-        raise StoreFailed(f"`{folder}` can not be written: {error.strerror}", hint="set RUNNER_HOME") from error
+        raise StoreFailed(f"`{folder}` cannot be written: {error.strerror}", hint="set RUNNER_HOME") from error
     return path
 
 
@@ -367,7 +367,7 @@ def written_incident(triage: Triage) -> Iterator[bool]:
     except OSError as error:
         _take_away(made)
         hint = "-w takes a directory that you can write, or a new one in such"
-        raise NoIncident(f"`{shown(str(known), 400)}` can not be written: {error.strerror}", hint=hint) from error
+        raise NoIncident(f"`{shown(str(known), 400)}` cannot be written: {error.strerror}", hint=hint) from error
     before = os.listdir(output)
     try:
         yield True
@@ -630,7 +630,7 @@ def _read_text(name: str, read: Callable[[], bytes], option: str) -> str:
         raw = read() if name == "-" else read_file(Path(name), MAX_TEXT)
         text = raw.decode()
     except OSError as error:
-        raise UsageError(f"{what} can not be read: {error.strerror}", hint="`-` reads standard input") from None
+        raise UsageError(f"{what} cannot be read: {error.strerror}", hint="`-` reads standard input") from None
     except UnicodeDecodeError:
         raise UsageError(f"{what} is not UTF-8") from None
     if len(raw) > MAX_TEXT or "\0" in text:

@@ -103,7 +103,7 @@ async def break_lease(premises: Premises, text: str, *, sure: bool) -> str:
 async def ask_to_end(premises: Premises, row: WorkspaceRow) -> str | None:
     """Ask the command that runs in a workspace to end, and wait until it has, its grace and a little at most.
 
-    Returns the lease of a holder that has it still. Raises ``LeaseHeld`` for a holder that can not be asked: what he
+    Returns the lease of a holder that has it still. Raises ``LeaseHeld`` for a holder that cannot be asked: what he
     does is no command, or he is no process that is known to be the holder.
     """
     lease = await premises.store.lease(row.id)

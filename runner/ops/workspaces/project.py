@@ -47,7 +47,7 @@ def new_project(
     Raises ``BadName``, and ``UsageError`` for a root that is no directory and paths that cannot be protected.
     """
     if not is_name(name):
-        raise BadName(f"`{shown(name)}` can not name a project", hint="small letters, digits, `-` and `.`")
+        raise BadName(f"`{shown(name)}` cannot name a project", hint="small letters, digits, `-` and `.`")
     if not os.path.isdir(root):
         raise UsageError(f"`{shown(str(root))}` is not a directory")
     for path in protected:

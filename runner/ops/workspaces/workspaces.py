@@ -245,7 +245,7 @@ async def _place_agents_file(tenancy: Tenancy, handle: Handle, root: Path) -> No
     try:
         wanted = (await trio.to_thread.run_sync(agents_file, root)).get(AGENTS_FILE)
     except (OSError, ValueError) as error:
-        raise HostRefused(f"`{root / AGENTS_FILE}` can not be copied: {error}") from error
+        raise HostRefused(f"`{root / AGENTS_FILE}` cannot be copied: {error}") from error
     if wanted is None:
         return
     content = await trio.to_thread.run_sync(read_input, wanted)
@@ -271,7 +271,7 @@ async def policy_for(premises: Premises, row: WorkspaceRow) -> PathPolicy:
         try:
             content = await premises.ports.git.read_file(place, row.base, FILE, limit=FILE_BYTES)
         except (BadSource, NoRepository, UnknownCommit) as error:
-            raise HostRefused(f"the policy of workspace `{row.id}` can not be read: {error.message}") from error
+            raise HostRefused(f"the policy of workspace `{row.id}` cannot be read: {error.message}") from error
         file = None if content is None else PolicyFile(row.base, content)
     specs, _, findings = policies_of((defaults()["Policy"],), file, untrusted=False)
     if any(finding.severity == "error" for finding in findings):
@@ -429,7 +429,7 @@ class _Work:
 
     def __str__(self) -> str:
         if self.lost:
-            return f"unsaved work that can not be saved: {_names(self.lost)}"
+            return f"unsaved work that cannot be saved: {_names(self.lost)}"
         return f"unsaved work: {self.changed} changed file{'s' * (self.changed != 1)}"
 
 

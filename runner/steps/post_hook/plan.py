@@ -1,4 +1,4 @@
-"""Run the hooks of agent type and run after the agent, whatever its outcome; they can not fail the run."""
+"""Run the hooks of agent type and run after the agent, whatever its outcome; they cannot fail the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""See ``plan``. What can not be had is a warning and no failure: an agent that knows less is better than none."""
+"""See ``plan``. What cannot be had is a warning and no failure: an agent that knows less is better than none."""
 
 from __future__ import annotations
 

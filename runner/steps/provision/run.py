@@ -93,7 +93,7 @@ def _unfit(body: Body, probe: Probe) -> str | None:
     if probe.isolation < body.isolation:
         return f"isolation {probe.isolation.word} is below {body.isolation.word}"
     lacking = [feature.value for feature in body.must if not (probe.enforces(feature) or feature in probe.soft)]
-    return f"can not enforce {', '.join(lacking)}" if lacking else None
+    return f"cannot enforce {', '.join(lacking)}" if lacking else None
 
 
 async def _create(body: Body, run: Run, provider: Provider, probe: Probe) -> str | None:

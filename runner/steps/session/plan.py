@@ -1,5 +1,5 @@
 """Run the agent's own post-hook after it, and keep what its CLI has written down of its session for whoever looks for a
-fault: with ``debug``, and when the agent failed. It can not fail the run.
+fault: with ``debug``, and when the agent failed. It cannot fail the run.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ NEEDS = (("scan",),)
 
 @dataclass(frozen=True)
 class Body:
-    """``commits`` is the shape in which the agent's own are bundled; ``None`` when they can not start at the base.
+    """``commits`` is the shape in which the agent's own are bundled; ``None`` when they cannot start at the base.
 
     With ``wants_change`` it fails when nothing was changed.
     """

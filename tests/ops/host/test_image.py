@@ -140,7 +140,7 @@ def test_a_file_of_the_host_that_can_not_be_read_is_bad_input(tmp_path: Path) ->
         (Path("/dev/zero"), "not a regular file"),
         (tmp_path / "large", "larger than 4 MiB"),
     ):
-        with pytest.raises(UsageError, match=f"can not be read: {why}"):
+        with pytest.raises(UsageError, match=f"cannot be read: {why}"):
             context(Recipe(ca=path))
 
 
@@ -168,7 +168,7 @@ def test_a_saved_context_is_a_new_file_of_its_owner_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        (Recipe(ca=Path("/nonexistent")), "`/nonexistent` can not be read"),
+        (Recipe(ca=Path("/nonexistent")), "`/nonexistent` cannot be read"),
         (Recipe(base=""), "`` is not the name of an image"),
         (Recipe(tag=""), "`` is not the name of an image"),
     ],

@@ -290,11 +290,11 @@ async def test_the_agent_type_of_a_project_is_that_of_runs_that_name_none(stage:
 async def test_what_a_provider_can_not_enforce_is_an_error_that_names_it(stage: Project) -> None:
     workspace = {**BASE["AgentType"]["workspace"], "providers": ["process"]}
     refused = {
-        "network": ({"network": "none"}, "`process` can not enforce network none"),
-        "protected": ({"protected_paths": ["README"]}, "`process` can not enforce protected_paths README"),
-        "disk": ({"resource_limits": {"disk": "1G"}}, "`process` can not enforce disk 1G"),
-        "dependencies": ({"dependencies": ["node_modules"]}, "`process` can not enforce dependencies node_modules"),
-        "image": ({"base_image": "team/agent:3"}, "`process` can not enforce base image team/agent:3"),
+        "network": ({"network": "none"}, "`process` cannot enforce network none"),
+        "protected": ({"protected_paths": ["README"]}, "`process` cannot enforce protected_paths README"),
+        "disk": ({"resource_limits": {"disk": "1G"}}, "`process` cannot enforce disk 1G"),
+        "dependencies": ({"dependencies": ["node_modules"]}, "`process` cannot enforce dependencies node_modules"),
+        "image": ({"base_image": "team/agent:3"}, "`process` cannot enforce base image team/agent:3"),
     }
     for extra, message in refused.values():
         agent = {**BASE["AgentType"], "workspace": {**workspace, **extra}}

@@ -1,4 +1,4 @@
-"""Delivery where the command line can not easily go: time limits, and runs that have not ended."""
+"""Delivery where the command line cannot easily go: time limits, and runs that have not ended."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ async def test_a_file_in_memory_is_refused_where_there_is_no_memory_of_its_own(p
     with pytest.raises(Rejected, match="1 error") as caught:
         await make_plan(project.folder, Settings.from_env({"PATH": "/bin"}))
 
-    assert "`process` can not enforce a file in memory for secret DEPLOY" in caught.value.findings[0].message
+    assert "`process` cannot enforce a file in memory for secret DEPLOY" in caught.value.findings[0].message
 
 
 async def test_a_variable_is_of_a_secret_or_of_env_but_not_both(project: Project) -> None:

@@ -167,7 +167,7 @@ async def test_what_is_missing_is_said_with_what_to_do(tools: Path) -> None:
     [
         (Triage(NOWHERE, memory="5"), "plan", False, "--memory: `5` is not a size"),
         (Triage(NOWHERE, tools=("Foo",)), "plan", False, "--allowed-tools: `Foo` is not a tool"),
-        (Triage(NOWHERE, tools=("Read",)), "plan", None, "--allowed-tools: with Read alone the agent can not write"),
+        (Triage(NOWHERE, tools=("Read",)), "plan", None, "--allowed-tools: with Read alone the agent cannot write"),
         (Triage(Path("/nonexistent/INC-1")), "incident", None, "is not there yet"),
     ],
 )

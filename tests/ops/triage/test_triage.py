@@ -207,12 +207,12 @@ REFUSALS: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     "file's name that is the report's": (("--output-file", "investigation.md"), {}, "the report's own name"),
     "alert and prompt": (("--alert", "-", "-"), {}, "both the prompt and the alert"),
     "alert and system prompt": (("--alert", "-", "-s", "-"), {}, "both the alert and the system prompt"),
-    "no alert": (("--alert", "/nonexistent"), {}, "can not be read"),
+    "no alert": (("--alert", "/nonexistent"), {}, "cannot be read"),
     "an alert of nothing": (("--alert", "-"), {}, "--alert from standard input is no alert to look into: no label"),
     "namespace": (("--namespace", "P_ X"), {}, "--namespace: `P_ X` is no namespace of Kubernetes"),
     "resource that is an option": (("--namespace", "x", "--resource", "pod/--help"), {}, "`--help` is no name"),
     "image without images": (("--provider", "local", "-i", "x"), {}, "has no images"),
-    "system prompt": (("-s", "/nonexistent"), {}, "can not be read"),
+    "system prompt": (("-s", "/nonexistent"), {}, "cannot be read"),
 }
 
 
@@ -324,7 +324,7 @@ def test_an_incident_that_can_not_be_written_is_an_error_and_leaves_nothing(inci
     in_the_way.symlink_to("nowhere/at/all")
 
     with (
-        pytest.raises(NoIncident, match=r"can not be written: |can write"),
+        pytest.raises(NoIncident, match=r"cannot be written: |can write"),
         written_incident(asked(folder, *DESCRIBED)),
     ):
         pass
@@ -436,8 +436,8 @@ async def test_what_a_plan_refuses_is_said_of_the_option(incident: Path, tool: P
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("-t", "Read"), "--allowed-tools: with Read alone the agent can not write `investigation.md`"),
-        (("-t", "Read", "-a", "gemini"), "--allowed-tools: with read_file alone the agent can not write"),
+        (("-t", "Read"), "--allowed-tools: with Read alone the agent cannot write `investigation.md`"),
+        (("-t", "Read", "-a", "gemini"), "--allowed-tools: with read_file alone the agent cannot write"),
         (("-t", "Read,Bash"), None),
         (("-t", "Read,Bash", "-a", "gemini"), None),
         ((), None),
@@ -483,7 +483,7 @@ def test_a_state_that_can_not_be_written_is_no_bug(incident: Path) -> None:
     (incident.parent / "file").touch()
     settings = Settings.from_env({"RUNNER_HOME": str(incident.parent / "file")})
 
-    with pytest.raises(StoreFailed, match="can not be written: Not a directory"):
+    with pytest.raises(StoreFailed, match="cannot be written: Not a directory"):
         keep_manifest("text", settings)
 
 
