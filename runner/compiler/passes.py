@@ -108,15 +108,15 @@ def demand_features(draft: Draft) -> Draft:
     """What a manifest asks for is enforced by every provider of its chain, or the run does not compile."""
     notes: list[str] = []
     findings: list[RunnerError] = []
-    chain = [(name, probe.among_others() if draft.spec.shared else probe) for name, probe in _chain(draft)]
+    chain = [(name, probe.on_shared_disk() if draft.spec.shared else probe) for name, probe in _chain(draft)]
     for demand in draft.spec.demands:
         for name, probe in chain:
             if not probe.available or probe.enforces(demand.feature):
                 continue
-            soft = demand.feature in probe.soft
-            how = "watched from outside, and what goes beyond it is ended, with" if soft else "not enforced by"
+            watched = demand.feature in probe.watched
+            how = "watched from outside, and what goes beyond it is ended, with" if watched else "not enforced by"
             notes.append(f"{demand.text}: {how} {name}")
-            if demand.written and not soft:
+            if demand.written and not watched:
                 findings.append(_unenforced(draft, demand, name, probe))
     return replace(draft, notes=tuple(notes)).found(*findings)
 
@@ -126,7 +126,7 @@ def _unenforced(draft: Draft, demand: Demand, name: str, probe: Probe) -> Runner
     text = f"`{name}` cannot enforce {demand.text}: {why}"
     if draft.spec.best_effort and demand.feature.value in ("cpu", "memory", "disk", "pids"):
         return NotEnforced(text, at=demand.at)
-    probes = {n: p.among_others() if draft.spec.shared else p for n, p in draft.facts.probes.items()}
+    probes = {n: p.on_shared_disk() if draft.spec.shared else p for n, p in draft.facts.probes.items()}
     able = sorted(n for n, p in probes.items() if p.available and p.enforces(demand.feature))
     others = "leave the field out, or see `runner doctor` for another provider"
     hint = f"providers here that can: {', '.join(able)}" if able else others

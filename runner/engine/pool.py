@@ -17,7 +17,7 @@ import trio
 from runner.core.errors import RunnerError, WorkspaceLost
 from runner.core.model import Handle, Miss, SlotKey, SlotState
 from runner.lifecycle.pool import PREFIX, Failures, decide, name_of, why_missed
-from runner.ports.provider import Passed, Provider, Slot, WarmSlots, WorkspaceRequest
+from runner.ports.provider import Provider, SandboxHandoff, Slot, WarmSlots, WorkspaceRequest
 from runner.ports.store import SlotRow, Store
 
 LOOK = 2.0  # seconds between looks at how many slots are wanted
@@ -25,7 +25,7 @@ _ANSWER = 1.0  # seconds that a slot has to answer
 _AT_ONCE = 2  # slots that are made at a time
 _HEAD_START = 0.1  # seconds for who got a slot, before what replaces it takes the machine
 
-Deliver = Callable[[Handle, Passed], Awaitable[bool]]
+Deliver = Callable[[Handle, SandboxHandoff], Awaitable[bool]]
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class _Kept:
     left: trio.Event = field(default_factory=trio.Event)
     handle: Handle | None = None
     slot: Slot | None = None
-    passed: Passed | None = None
+    handoff: SandboxHandoff | None = None
     assigned: Handle | None = None
 
     def become(self, state: SlotState) -> None:
@@ -134,17 +134,17 @@ class Keeper:
             if await self._store.move_slot(row.id, SlotState.WARMING, SlotState.READY):
                 kept.become(SlotState.READY)
                 self._failures.pop(row.pool, None)
-                await _first_of(kept.wanted.wait, kept.slot.ended)
+                await _first_of(kept.wanted.wait, kept.slot.wait_ended)
                 if not kept.wanted.is_set():
                     raise WorkspaceLost(f"the warm workspace `{row.id}` has ended by itself")
-                kept.passed = kept.slot.hand_over()
+                kept.handoff = kept.slot.detach()
 
     async def _end(self, kept: _Kept, *, given: bool = False) -> None:
         """Forget a slot, and unless it was given away remove all that there is of it; the row stays if that fails."""
         provider, row = self._provider(kept.key.provider), kept.row
         self._kept.pop(row.id, None)
-        if kept.passed is not None:
-            kept.passed.close()
+        if kept.handoff is not None:
+            kept.handoff.close()
         try:
             for handle in [] if given else await provider.list_owned(self._store.nonce):
                 if handle.id == row.id or (kept.assigned and handle.id == kept.assigned.id):
@@ -188,8 +188,8 @@ class Keeper:
                 kept.wanted.set()  # the task leaves the sandbox meanwhile
                 kept.assigned = await cast("WarmSlots", self._provider(kept.key.provider)).assign(kept.handle, request)
                 await kept.left.wait()
-                if kept.passed is not None:
-                    arrived = await deliver(kept.assigned, kept.passed)
+                if kept.handoff is not None:
+                    arrived = await deliver(kept.assigned, kept.handoff)
                     await trio.sleep(_HEAD_START if arrived else 0)
                     return True
         except* RunnerError as group:

@@ -1,9 +1,9 @@
-"""What a sandbox provider owes the engine.
+"""Sandbox providers: what the engine asks of them, and what they may rely on.
 
-A *workspace* is a directory with a recipe and outlives every process; its ``Handle`` is serialisable.
-A *sandbox* is one opening of a workspace. Order of calls: ``probe`` whenever; ``create`` once a
-workspace; ``open`` as often as wanted, one opening after the other; ``destroy`` at the end, any number
-of times. A provider never becomes weaker than its ``probe`` said: what it cannot do, it refuses.
+A *workspace* is a set of directories that outlives every process; its ``Handle`` is serialisable. A *sandbox* runs
+commands on a workspace. Order of calls: ``probe`` at any time; ``create`` once for a workspace; ``open`` any number of
+times, one sandbox after the other; ``destroy`` at the end, any number of times. A provider never becomes weaker than
+its ``probe`` said: it refuses what it cannot enforce.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from runner.core.model import DEFAULT_PROJECT, Exit, Feature, Handle, Isolation,
 if TYPE_CHECKING:
     import trio
 
-PATH = "/usr/local/bin:/usr/bin:/bin"  # where every command finds others, behind its toolchains
-BINS = ("bin", ".bin")  # what a directory of programs is called
+PATH = "/usr/local/bin:/usr/bin:/bin"  # follows the toolchains in every command's PATH
+PROGRAM_DIRECTORIES = ("bin", ".bin")
 STOP_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 KILL_GRACE = 5.0  # a process in uninterruptible sleep must not hold the run
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A provider as found on this host.
+    """Health and capabilities of a provider on this host.
 
-    ``missing`` maps each feature that it cannot enforce here to the reason, in words for a person.
-    ``reason`` and ``hint`` say why it is unavailable, and the one command that would change it. With ``needs_image``
-    it makes workspaces of an image only. Of the missing ones a run itself watches those that are ``soft``: it ends the
-    step that goes beyond, which is less than keeping it from that.
+    ``missing`` maps each feature that it cannot enforce here to the reason, in words for a person. ``watched`` are the
+    missing features that the run itself watches: it ends a step that exceeds the limit, but cannot prevent it.
+    ``reason`` and ``hint`` say why the provider is unavailable, and the one command that would change that.
+    A provider with ``needs_image`` makes workspaces only from an image.
     """
 
     provider: str
@@ -44,25 +44,25 @@ class Probe:
     reason: str | None = None
     hint: str | None = None
     needs_image: bool = False
-    soft: frozenset[Feature] = frozenset()
+    watched: frozenset[Feature] = frozenset()
 
     def enforces(self, feature: Feature) -> bool:
         return feature not in self.missing
 
-    def among_others(self) -> Probe:
-        """As it holds for a workspace whose files are not alone on their disk: adopted, or of a shared project."""
+    def on_shared_disk(self) -> Probe:
+        """The probe for a workspace that shares its disk: an adopted tree, or one of a shared project."""
         missing = {**self.missing, Feature.DISK: "others write to the same disk"}
-        return replace(self, missing=missing, soft=self.soft - {Feature.DISK})
+        return replace(self, missing=missing, watched=self.watched - {Feature.DISK})
 
 
 @dataclass(frozen=True)
 class WorkspaceRequest:
-    """A workspace to make. ``id`` is decided by the caller and durable before the call (intent first).
+    """A workspace to make. The caller chooses ``id`` and stores it before the call (intent first).
 
-    ``shared``: commands see the directory of their ``project`` whole, with the trees of all its workspaces; a project
-    has either such workspaces or others at a time. ``tree`` is a directory that is there already and becomes the
-    workspace's in place: absolute, reached through no link, of a user that commands may run as. It is *adopted*: it
-    keeps its owner, ``destroy`` leaves it, and it is never ``shared``. ``image`` is the id of the system that commands
+    ``shared``: commands see the whole directory of their ``project``, with the trees of all its workspaces; all
+    workspaces of a project are shared, or none is. ``tree`` is an existing directory to *adopt* as the workspace's
+    tree in place: an absolute path through no link, owned by a user that commands may run as. An adopted tree keeps its
+    owner, is left by ``destroy``, and is never ``shared``. ``image`` is the id of the root file system that commands
     see, for a provider that needs one.
     """
 
@@ -77,18 +77,18 @@ class WorkspaceRequest:
 
 
 @dataclass(frozen=True)
-class Opening:
-    """The shape of one sandbox: computed when it is opened, after the clone.
+class SandboxSpec:
+    """The shape of one sandbox, computed when it is opened, after the clone.
 
-    The workspace's own tree is at ``/workspace`` (read-only with ``tree_writable`` false: writes then
-    go to a throw-away layer that no later opening sees), its home at ``/home/agent``. Of a shared workspace the
-    project is at ``/workspace`` and the tree at ``/workspace/workspaces/ID``, unless ``tree`` or ``tree_writable``
-    ask for another tree than its own: that one is seen alone. With
-    ``fresh_home`` the home is empty and is thrown away too. ``protected`` are paths relative to the
-    tree: present ones are read-only and cannot be moved, missing ones cannot be created. ``tree``
-    replaces the handle's tree by another host directory (verify: the clean checkout). ``dependencies`` are directories
-    of the host that the tree shows, each at its target, which is relative to it and where nothing else may be. What is
-    written there goes to a throw-away layer as well.
+    The workspace's tree is at ``/workspace``, its home at ``/home/agent``. A shared workspace has its project at
+    ``/workspace`` and its tree at ``/workspace/workspaces/ID``; with ``tree`` or a read-only tree it sees that tree
+    alone, at ``/workspace``.
+
+    ``tree`` replaces the workspace's tree by another host directory (verify: the clean checkout). Without
+    ``tree_writable`` writes to the tree go to a layer that is discarded with the sandbox; with ``fresh_home`` the home
+    starts empty and is discarded too. ``protected`` are paths relative to the tree: existing ones are read-only and
+    cannot be moved, missing ones cannot be created. ``dependencies`` are host directories mounted in the tree, each at
+    its target relative to the tree, where nothing else may be; writes to them are discarded too.
     """
 
     mounts: tuple[Mount, ...] = ()
@@ -101,25 +101,25 @@ class Opening:
     dependencies: tuple[Mount, ...] = ()
 
     @property
-    def held(self) -> tuple[str, ...]:
-        """The paths of the tree that commands can neither move nor create, and where nothing that they write stays."""
+    def pinned_paths(self) -> tuple[str, ...]:
+        """The paths of the tree that commands can neither move nor create: protected ones and dependencies."""
         return (*self.protected, *(f"{mount.target}/" for mount in self.dependencies))
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every command of it gets: ``env``, and a ``PATH`` with the programs of each toolchain first."""
-        return {"PATH": ":".join((*map(programs_in, self.toolchains), PATH)), **self.env}
+        """The environment of every command: ``env``, and a ``PATH`` that begins with the toolchains' programs."""
+        return {"PATH": ":".join((*map(program_directory, self.toolchains), PATH)), **self.env}
 
 
-def programs_in(toolchain: str) -> str:
-    """The directory in which a toolchain has its programs: ``bin`` below it, or itself if that is what it is."""
+def program_directory(toolchain: str) -> str:
+    """Return the directory of a toolchain's programs: its ``bin``, or the toolchain itself if it is a ``bin``."""
     path = toolchain.rstrip("/")
-    return path if path.rpartition("/")[2] in BINS else f"{path}/bin"
+    return path if path.rpartition("/")[2] in PROGRAM_DIRECTORIES else f"{path}/bin"
 
 
 @dataclass(frozen=True)
 class ExecResult:
-    """A finished command and what it printed, each stream cut at the bound given to ``run``."""
+    """A finished command and its output, each stream truncated at the ``keep_bytes`` of ``run``."""
 
     exit: Exit
     stdout: bytes
@@ -129,7 +129,7 @@ class ExecResult:
 
 class Reader(Protocol):
     async def receive_some(self, max_bytes: int) -> bytes:
-        """At most ``max_bytes``; empty at end of file."""
+        """Receive at most ``max_bytes``; empty at end of file."""
 
 
 class Writer(Protocol):
@@ -138,20 +138,20 @@ class Writer(Protocol):
 
 
 class Connection(Reader, Writer, Protocol):
-    """A connection that was made inside a workspace, seen from here.
+    """The host's end of a connection that was made inside a workspace.
 
-    ``aclose`` is the end of both directions; what was sent before it arrives. All but ``receive_some`` at its end
-    raise ``trio.BrokenResourceError`` when the other side is gone.
+    ``aclose`` closes both directions; data sent before it still arrives. All methods raise
+    ``trio.BrokenResourceError`` when the other side is gone, but ``receive_some`` at end of file returns nothing.
     """
 
     async def send_eof(self) -> None:
-        """Send no more; receiving goes on."""
+        """Close the sending direction only."""
 
 
 class Process(Protocol):
     """A running command. Read both streams or it will block; ``wait`` needs no end of file.
 
-    What was printed before the block around ``exec`` ended can be read after it, and then end of file.
+    Output from before the end of the block around ``exec`` can still be read after it, up to end of file.
     """
 
     @property
@@ -163,33 +163,33 @@ class Process(Protocol):
 
     @property
     def oom_kills(self) -> int:
-        """How many processes the kernel has killed for want of memory since the command began.
+        """The number of processes that the kernel killed for lack of memory since the command began.
 
-        Counted over the whole sandbox; known once ``wait`` has returned, final when the block around ``exec`` ends.
+        Counts the whole sandbox; valid once ``wait`` has returned, final when the block around ``exec`` ends.
         ``Exit.oom`` says that the main process was among them.
         """
 
     async def wait(self) -> Exit:
-        """How the main process ended. Its descendants may live until the block around ``exec`` ends.
+        """Wait for the main process. Its descendants may live until the block around ``exec`` ends.
 
-        Raises ``ProviderFailed`` for what could not be started, unless ``exec`` has, and ``WorkspaceLost``.
+        Raises ``ProviderFailed`` when the command could not be started, unless ``exec`` did, and ``WorkspaceLost``.
         """
 
 
 class Workspace(Protocol):
-    """An open sandbox. Lost (``WorkspaceLost``) is an exception; a failed command is a value."""
+    """An open sandbox. Losing it raises ``WorkspaceLost``; a failed command is a value."""
 
     @property
     def paths(self) -> Paths:
-        """Where things are for a command inside; the same on every provider that has mounts."""
+        """The paths that commands inside use; the same on every provider that has mounts."""
 
     @property
     def tree(self) -> int:
-        """A descriptor of its tree as its commands see it, to read while it is open; what is there may be hostile."""
+        """A descriptor of the tree as commands see it, valid while the sandbox is open; its content may be hostile."""
 
     @property
-    def still(self) -> trio.Event:
-        """Set once nothing runs in it any more or ever will, if that is known before the block around it has ended."""
+    def terminated(self) -> trio.Event:
+        """Set once nothing runs in the sandbox and nothing ever will, if that is known before the block ends."""
 
     def exec(
         self,
@@ -202,14 +202,14 @@ class Workspace(Protocol):
         """Start a command and own its whole process tree for the length of the block.
 
         Leaving the block with the command still running, and cancelling, are the same: TERM to the
-        tree, ``STOP_GRACE`` seconds (at most one for the others once the main process has obeyed), KILL, at
-        most ``KILL_GRACE`` more. What still lives then may cost the whole sandbox, with ``KILL_GRACE`` again: the
-        workspace is lost, and this block ends all the same. After that ``Escaped`` is raised and names pids, and the
-        control group where there is one. Nothing of the tree survives the block otherwise. What a command leaves
-        behind when it has ended gets KILL at once.
+        tree, ``STOP_GRACE`` seconds (at most one for the descendants once the main process has ended), KILL, at
+        most ``KILL_GRACE`` more. If processes survive that, the provider may kill the whole sandbox and wait
+        ``KILL_GRACE`` again: the workspace is then lost, and this block ends normally. Survivors of that raise
+        ``Escaped`` with their pids, and the control group where there is one. Descendants that a command leaves behind
+        when it ends by itself are killed at once.
 
-        ``on_rung`` is called as each rung begins, synchronously and at most once a rung. A rung that finds
-        nothing alive is not told. ``env`` is added to the opening's. No terminal, no descriptors but 0, 1 and 2.
+        ``on_rung`` is called synchronously as each rung begins, at most once a rung, and not for a rung that finds
+        nothing alive. ``env`` is added to the sandbox's. No terminal, no descriptors but 0, 1 and 2.
         """
 
     async def run(
@@ -221,29 +221,30 @@ class Workspace(Protocol):
         stdin: bytes = b"",
         keep_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """``exec``, fed and read to the end. Output over ``keep_bytes`` a stream is read and dropped."""
+        """Run a command to its end. Output beyond ``keep_bytes`` a stream is read and dropped."""
 
     def listen(
         self, serve: Callable[[Connection], Awaitable[None]], *, port: int = 0
     ) -> AbstractAsyncContextManager[int]:
-        """Listen on the workspace's own loopback for the length of the block, and give the port; 0 takes any.
+        """Listen on the workspace's own loopback for the length of the block, and yield the port; 0 takes any.
 
         Where workspaces have no network of their own that loopback is the host's. ``serve`` gets each connection in a
-        task of its own; the connection is closed when that returns, and reset when it raises or when the block ends.
-        A connection that breaks, or a lost workspace, ends ``serve`` quietly; whatever else it raises takes the
-        workspace down. At most 1024 connections at once; further ones are reset. Before and after the block nothing
-        listens there. Raises ``ProviderFailed`` when the port cannot be had or the provider lacks ``Feature.RELAY``,
-        ``WorkspaceLost``.
+        task of its own; the connection is closed when ``serve`` returns, and reset when it raises or the block ends.
+        A broken connection or a lost workspace ends ``serve`` silently; any other exception takes the workspace down.
+        Connections beyond 1024 at once are reset. Nothing listens on the port before and after the block. Raises
+        ``WorkspaceLost``, and ``ProviderFailed`` when the port is taken or the provider lacks ``Feature.RELAY``.
         """
 
     async def effective(self) -> Isolation:
-        """The isolation that holds, read back from inside. Raises ``ProviderFailed`` when it cannot be read."""
+        """Read the isolation back from inside. Raises ``ProviderFailed`` when it cannot be read."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Places as a command inside sees them. ``incident``, ``skills`` and ``kube``, the directory of its kubeconfig, are
-    of use only when the opening mounts them."""
+    """Paths as commands inside see them.
+
+    ``incident``, ``skills`` and ``kube`` (the directory of the kubeconfig) exist only when the sandbox mounts them.
+    """
 
     workspace: str
     output: str
@@ -258,31 +259,31 @@ class Provider(Protocol):
     name: str
 
     async def probe(self) -> Probe:
-        """Health and capabilities as found, never remembered from a configuration. Starts nothing lasting."""
+        """Look for health and capabilities, never recall them from a configuration. Leaves nothing running."""
 
     async def create(self, request: WorkspaceRequest) -> Handle:
-        """Make the workspace, empty unless it is adopted. Raises ``ProviderFailed``; then nothing of it is left."""
+        """Make the workspace, empty unless it is adopted. Raises ``ProviderFailed``, having left nothing behind."""
 
-    def open(self, handle: Handle, opening: Opening) -> AbstractAsyncContextManager[Workspace]:
+    def open(self, handle: Handle, spec: SandboxSpec) -> AbstractAsyncContextManager[Workspace]:
         """Start a sandbox on a workspace; it is gone, with every process in it, when the block ends.
 
-        A command that is still being stopped then has no more grace.
+        A command that is being stopped at that moment gets no more grace.
 
-        Enter it outside the work scope: it owns the nursery that its services run in, and cancelling
-        work must not take down what settling needs. Leaving is shielded and bounded.
+        Enter it outside the work scope: it owns the nursery of its services, which settling needs even when work was
+        cancelled. Leaving is shielded and bounded.
         """
 
-    async def give(self, handle: Handle) -> None:
+    async def chown_to_workspace_user(self, handle: Handle) -> None:
         """Make the files that the host wrote into the workspace belong to its user; an adopted tree is left alone."""
 
     async def list_owned(self, nonce: str) -> list[Handle]:
-        """Every workspace of this store on this provider, dead or alive. Foreign nonces are not seen."""
+        """List this store's workspaces on this provider, running or not; workspaces of other nonces are left out."""
 
     async def evict(self, handle: Handle) -> None:
-        """End all that runs in the workspace, for one whose runner has died; its files stay. Idempotent.
+        """End everything that runs in the workspace of a runner that has died; its files stay. Idempotent.
 
-        Also what was started from elsewhere on this host, such as another control group; and what the provider itself
-        had put into the tree, as stand-ins for missing protected paths. Raises ``Escaped`` and ``CleanUpIncomplete``.
+        Includes processes that were started elsewhere on this host, such as from another control group, and removes
+        the stand-ins for missing protected paths from the tree. Raises ``Escaped`` and ``CleanUpIncomplete``.
         """
 
     async def destroy(self, handle: Handle) -> None:
@@ -294,23 +295,23 @@ class Provider(Protocol):
 
 @runtime_checkable
 class Images(Protocol):
-    """What a provider can do that has images."""
+    """The part of a provider that has images."""
 
     async def image(self, name: str) -> str:
-        """The id of the image that a name, a reference or an id stands for here; nothing is fetched.
+        """Look up the id of a local image by name, reference or id; nothing is fetched.
 
         Raises ``ImageMissing``, ``ProviderFailed``.
         """
 
     async def labels(self, image: str) -> Mapping[str, str]:
-        """What whoever built an image has written on it. Raises as ``image`` does."""
+        """Read the labels of an image. Raises as ``image`` does."""
 
 
 @dataclass(frozen=True)
-class Passed:
-    """A sandbox that runs, on its way to another process: ``words`` are JSON, ``descriptors`` are the receiver's."""
+class SandboxHandoff:
+    """A running sandbox on its way to another process: ``state`` is JSON, ``descriptors`` belong to the receiver."""
 
-    words: Mapping[str, Any]
+    state: Mapping[str, Any]
     descriptors: tuple[int, ...] = ()
 
     def close(self) -> None:
@@ -319,42 +320,44 @@ class Passed:
 
 
 class Slot(Protocol):
-    """A sandbox that runs and in which nothing does. ``hand_over`` is the last thing that is asked of it."""
+    """A running sandbox in which no command runs. ``detach`` is the last call."""
 
     async def ping(self) -> None:
-        """Hear from inside. Raises ``WorkspaceLost``."""
+        """Check that the sandbox answers. Raises ``WorkspaceLost``."""
 
-    async def ended(self) -> None:
-        """Wait until it has ended by itself."""
+    async def wait_ended(self) -> None:
+        """Wait until the sandbox has ended by itself."""
 
-    def hand_over(self) -> Passed:
-        """What another process takes it with: the block around the slot then ends without ending the sandbox.
+    def detach(self) -> SandboxHandoff:
+        """Return what another process needs to take the sandbox over; the block around the slot then leaves it running.
 
-        It is to be received once that block has ended, and ends when nobody has the descriptors any more.
+        ``receive`` it once that block has ended. The sandbox ends when nobody holds the descriptors any more.
         """
 
 
 class WarmSlots(Protocol):
-    """What a provider can do whose sandboxes can be started before it is known for whom. Its ``probe`` has
+    """The part of a provider that can start a sandbox before it is known for whom; ``probe`` has
     ``Feature.WARM_POOL`` where it can.
 
-    Order of calls: ``create`` and ``open_slot`` by who keeps the slot, then once ``hand_over`` and ``assign``; then
-    ``receive`` by who gets it, perhaps in another process, for the handle that ``assign`` has returned.
+    Order of calls: the keeper of the pool calls ``create`` and ``open_slot``, then once ``detach`` and ``assign``; the
+    process that gets the slot then calls ``receive`` with the handle that ``assign`` returned.
     """
 
     def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AbstractAsyncContextManager[Slot]:
-        """Start the sandbox of a workspace in which nothing was done yet; it is gone when the block ends.
+        """Start the sandbox of an unused workspace; it is gone when the block ends. Once for each workspace.
 
-        Raises ``ProviderFailed``, ``WorkspaceLost``. A workspace is opened so once.
+        Raises ``ProviderFailed``, ``WorkspaceLost``.
         """
 
     async def assign(self, handle: Handle, request: WorkspaceRequest) -> Handle:
-        """Let a slot's workspace be the one that is asked for, in the same places; it has the slot's limits and image.
+        """Turn a slot's workspace into the requested one, in place; it keeps the slot's limits and image.
 
-        From then on there is no workspace of the slot's id. Raises ``ProviderFailed`` when there is one of the
-        request's already; then nothing has changed.
+        The slot's id then names no workspace any more. Raises ``ProviderFailed`` when the requested workspace exists
+        already, having changed nothing.
         """
 
-    def receive(self, handle: Handle, passed: Passed) -> None:
-        """Have the next ``open`` of a workspace take the sandbox that was handed over, when it asks for what that one
-        can show; else that sandbox is ended, and another started."""
+    def receive(self, handle: Handle, handoff: SandboxHandoff) -> None:
+        """Let the next ``open`` of a workspace use the sandbox that was handed over.
+
+        If that ``open`` asks for more than the sandbox can show, it is ended and another one started.
+        """

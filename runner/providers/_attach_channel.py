@@ -149,7 +149,7 @@ class _Demultiplexed(trio.abc.Stream):
         return chunk
 
     async def _cancel_at_end(self, scope: trio.CancelScope) -> None:
-        await self._first.ended()
+        await self._first.wait_ended()
         self._memory.oom_kills()  # what was counted is soon gone with the control group, and told late by the daemon
         await trio.sleep(_LINGER)
         scope.cancel()

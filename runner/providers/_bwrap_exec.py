@@ -32,7 +32,7 @@ class Sandbox:
         tree: int,
         volume: Volume | None = None,
     ) -> None:
-        self.paths, self.tree, self.still = paths, tree, trio.Event()
+        self.paths, self.tree, self.terminated = paths, tree, trio.Event()
         self._volume = volume
         self._recipe = recipe
         self._shell = shell

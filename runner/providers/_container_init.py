@@ -31,7 +31,7 @@ class First:
         except OSError as error:
             raise ProviderFailed(f"the limits of {self._what} cannot be read: {error}") from error
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until it has."""
         await trio.lowlevel.wait_readable(self._pidfd)
 
@@ -44,7 +44,7 @@ class First:
         """Kill it, and wait until it is gone. Raises ``Escaped``."""
         self.kill()
         with trio.move_on_after(KILL_GRACE) as patience:
-            await self.ended()
+            await self.wait_ended()
         if patience.cancelled_caught:
             raise Escaped(f"the killed first process of {self._what} still lives: {self.pid}")
 

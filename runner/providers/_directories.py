@@ -42,7 +42,7 @@ class Directories:
 
     def __init__(self, home: Path, provider: str, *, own_users: bool | None = None, lends: bool = False) -> None:
         self.home = Path(os.path.realpath(home))  # ``resolve`` raises for links in a circle
-        self.own_users = trees.can_give() if own_users is None else own_users
+        self.own_users = trees.can_chown() if own_users is None else own_users
         self._lends = lends
         self._provider = provider
         self._records = self.home / "sandboxes"
@@ -140,13 +140,13 @@ class Directories:
             places.insert(0, handle.private)
         else:
             self._volumes.make(handle.private, handle.limits.disk_bytes)
-            trees.own(handle.private, handle.uid)
+            trees.chown(handle.private, handle.uid)
         if not handle.adopted:
             self._make_project(self._name(handle).parent, handle)
             places.append(handle.tree)
         for directory in places:
             directory.mkdir(mode=0o700)
-            trees.own(directory, handle.uid)
+            trees.chown(directory, handle.uid)
         if handle.limits.disk_bytes is not None:
             self._name(handle).symlink_to(handle.tree)
 
@@ -274,11 +274,11 @@ class Directories:
             raise
         return handle
 
-    def give(self, handle: Handle) -> None:
+    def chown_to_workspace_user(self, handle: Handle) -> None:
         self.check(handle)
         self.mount(handle)
         for top in _tops(handle):
-            trees.give(top, handle.uid)
+            trees.chown_tree(top, handle.uid)
 
     def destroy(self, handle: Handle) -> None:
         """Remove a workspace; one that is gone is no error. Raises ``CleanUpIncomplete``, ``ProviderFailed``."""

@@ -98,7 +98,7 @@ class GuestWorkspace:
         self._guest = guest
         self._around = around
         self._stopping: set[Counted] = set()
-        self.still = trio.Event()
+        self.terminated = trio.Event()
 
     @property
     def paths(self) -> Paths:

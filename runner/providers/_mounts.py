@@ -121,14 +121,14 @@ def open_places(uid: int | None, lent: Path | None = None) -> Iterator[Places]:
 
     ``lent`` is a directory of somebody else that he sees as his own.
     """
-    places = Passed() if uid is None else Staged(uid, lent)
+    places = DescriptorPlaces() if uid is None else Staged(uid, lent)
     try:
         yield places
     finally:
         places.close()
 
 
-class Passed:
+class DescriptorPlaces:
     """For an ordinary user: bwrap inherits the descriptors."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import trio
 
 from runner.core.errors import ProviderFailed, WorkspaceLost
 from runner.core.model import Handle
-from runner.ports.provider import Opening, Paths
+from runner.ports.provider import Paths, SandboxSpec
 from runner.providers._directories import WORKSPACES
 from runner.providers._mounts import Place, Places, open_linkless
 from runner.safefs import trees
@@ -60,9 +60,9 @@ class Room:
             raise ProviderFailed(f"`{source}` cannot be shown: {error.strerror}") from error
 
 
-def paths_on_host(room: Room, opening: Opening) -> Paths:
+def paths_on_host(room: Room, spec: SandboxSpec) -> Paths:
     """Where commands find things that see this host's own names. Raises ``ProviderFailed`` for a mount elsewhere."""
-    shown = {mount.target: room.add(mount.source).path for mount in opening.mounts}
+    shown = {mount.target: room.add(mount.source).path for mount in spec.mounts}
     paths = Paths(
         workspace=room.tree_path,
         output=shown.pop("/output", room.output.path),
@@ -79,7 +79,7 @@ def paths_on_host(room: Room, opening: Opening) -> Paths:
 
 @asynccontextmanager
 async def open_room(
-    handle: Handle, opening: Opening, opening_places: AbstractContextManager[Places]
+    handle: Handle, spec: SandboxSpec, opening_places: AbstractContextManager[Places]
 ) -> AsyncIterator[Room]:
     """Prepare an opening; what is thrown away with it is gone when the block ends.
 
@@ -96,9 +96,9 @@ async def open_room(
     try:
         with opening_places as places:
             add = partial(_add, places)
-            tree = await _open_tree(handle, opening, scratch, places)
+            tree = await _open_tree(handle, spec, scratch, places)
             tree_fd = places.open(tree)
-            whole = handle.project_tree if opening.tree is None and opening.tree_writable else None
+            whole = handle.project_tree if spec.tree is None and spec.tree_writable else None
             project = add(whole) if whole else None
             try:
                 yield Room(
@@ -107,7 +107,7 @@ async def open_room(
                     tree=tree,
                     tree_path=f"{project.path}/{WORKSPACES}/{handle.id}" if project else tree.path,
                     tree_fd=tree_fd,
-                    home=add((scratch if opening.fresh_home else handle.private) / "home"),
+                    home=add((scratch if spec.fresh_home else handle.private) / "home"),
                     tmp=add(handle.private / "tmp"),
                     output=add(handle.private / "output"),
                     runner=add(handle.private / "runner"),
@@ -133,22 +133,22 @@ def _prepare(handle: Handle, scratch: Path) -> None:
 
 def _make(directory: Path, uid: int) -> None:
     directory.mkdir(mode=0o700)
-    trees.own(directory, uid)
+    trees.chown(directory, uid)
 
 
 def _add(places: Places, source: Path) -> Place:
     return places.add(open_linkless(source))
 
 
-async def _open_tree(handle: Handle, opening: Opening, scratch: Path, places: Places) -> Place:
-    source = opening.tree.source if opening.tree else handle.tree
+async def _open_tree(handle: Handle, spec: SandboxSpec, scratch: Path, places: Places) -> Place:
+    source = spec.tree.source if spec.tree else handle.tree
     try:
         fd = open_linkless(source)
     except OSError as error:
         raise WorkspaceLost(f"the tree of workspace `{handle.id}` is gone: `{source}`") from error
     theirs = os.fstat(fd).st_uid == handle.uid
     lower = places.add(fd)
-    if opening.tree_writable and (opening.tree is None or opening.tree.writable):
+    if spec.tree_writable and (spec.tree is None or spec.tree.writable):
         return lower
     if theirs:  # through a layer, the files of another owner cannot be written
         try:
@@ -160,7 +160,7 @@ async def _open_tree(handle: Handle, opening: Opening, scratch: Path, places: Pl
 
 
 def _make_layer(layer: Path, lower: Path, uid: int) -> Path:
-    trees.own(layer, uid)
+    trees.chown(layer, uid)
     for directory in (layer / "files", layer / "work"):
         _make(directory, uid)
     shutil.copymode(lower, layer / "files")
@@ -173,6 +173,6 @@ async def _copy(source: Path, to: Path, uid: int) -> Path:
     )
     if copied.returncode != 0:
         raise ProviderFailed(f"`{source}` cannot be copied: {copied.stderr.decode(errors='replace').strip()}")
-    if trees.can_give():
-        await trio.to_thread.run_sync(trees.give, to, uid)
+    if trees.can_chown():
+        await trio.to_thread.run_sync(trees.chown_tree, to, uid)
     return to

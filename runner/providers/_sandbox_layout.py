@@ -9,7 +9,7 @@ from typing import Protocol
 
 from runner.core.errors import ProviderFailed
 from runner.core.model import Handle
-from runner.ports.provider import PATH, Opening, Paths
+from runner.ports.provider import PATH, Paths, SandboxSpec
 from runner.providers._directories import WORKSPACES
 from runner.providers._mounts import Place
 from runner.providers._prepared_mounts import Room
@@ -49,33 +49,33 @@ def workspace_path(handle: Handle, room: Room) -> str:
     return f"{WORKSPACE}/{WORKSPACES}/{handle.id}" if room.project else WORKSPACE
 
 
-def show_all(recipe: Recipe, handle: Handle, opening: Opening, room: Room, guards: Sequence[Guard]) -> None:
+def show_all(recipe: Recipe, handle: Handle, spec: SandboxSpec, room: Room, guards: Sequence[Guard]) -> None:
     """Everything but ``/tmp``, which is each provider's own. Raises ``ProtectedLink``, ``ProviderFailed``."""
     workspace = workspace_path(handle, room)
     if room.project is not None:
         _show_project(recipe, handle, room, room.project)
     recipe.show(room.tree, workspace, writable=True)
     for guard in guards:
-        place, writable = _place_of(guard, handle, opening, room)
+        place, writable = _place_of(guard, handle, spec, room)
         recipe.show(place, f"{workspace}/{guard.path}", writable=writable)
     recipe.show(room.home, PATHS.home, writable=True)
     recipe.show(room.output, PATHS.output, writable=True)
     recipe.show(room.runner, PATHS.runner)
     for name in _SYSTEM_FILES:
         recipe.show(room.add(handle.private / "system" / name), f"/etc/{name}")
-    for toolchain in opening.toolchains:
+    for toolchain in spec.toolchains:
         recipe.show(room.add(Path(toolchain)), toolchain)
-    for mount in sorted(opening.mounts, key=lambda mount: mount.target):
+    for mount in sorted(spec.mounts, key=lambda mount: mount.target):
         recipe.show(room.add(mount.source), mount.target, writable=mount.writable)
 
 
-def _place_of(guard: Guard, handle: Handle, opening: Opening, room: Room) -> tuple[Place, bool]:
+def _place_of(guard: Guard, handle: Handle, spec: SandboxSpec, room: Room) -> tuple[Place, bool]:
     """What is shown at a guarded path, and whether it can be written.
 
     Package managers' tools keep caches beside the packages, so what they write to a dependency goes to a layer. Raises
     ``ProviderFailed`` for one that would hide something of the tree.
     """
-    dependency = next((mount.source for mount in opening.dependencies if mount.target == guard.path), None)
+    dependency = next((mount.source for mount in spec.dependencies if mount.target == guard.path), None)
     if dependency is not None:
         if guard.kind is not Kind.MISSING_DIRECTORY:
             raise ProviderFailed(f"`{guard.path}` is in the tree already", hint="remove it from dependencies")

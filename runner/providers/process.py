@@ -19,7 +19,7 @@ from runner.core.errors import ProviderFailed
 from runner.core.model import Feature, Handle, IsolationClass
 from runner.core.settings import Settings
 from runner.guest import binary
-from runner.ports.provider import KILL_GRACE, STOP_GRACE, Opening, Probe, Workspace, WorkspaceRequest
+from runner.ports.provider import KILL_GRACE, STOP_GRACE, Probe, SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers import _cgroup, spawn
 from runner.providers._directories import Directories
 from runner.providers._guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
@@ -46,7 +46,7 @@ class OnHost:
         self._directories = Directories(home, self.name)
         self._grace = grace
         self._guest = guest
-        self._root = trees.can_give()
+        self._root = trees.can_chown()
 
     async def probe(self) -> Probe:
         missing = {
@@ -77,15 +77,15 @@ class OnHost:
         return await trio.to_thread.run_sync(self._directories.create, request)
 
     @asynccontextmanager
-    async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Workspace]:
+    async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
-        if opening.held:
+        if spec.pinned_paths:
             raise ProviderFailed("`process` cannot protect paths", hint="use provider `local`")
         async with (
-            open_room(handle, opening, open_places(handle.uid if self._root and can_stage() else None)) as room,
+            open_room(handle, spec, open_places(handle.uid if self._root and can_stage() else None)) as room,
             _cgroup.open_group(handle.id, handle.limits) as group,
         ):
-            around = self._surroundings(handle, opening, room, group)
+            around = self._surroundings(handle, spec, room, group)
             program = self._program()
             try:
                 async with self._inhabit(program, handle, around) if program else open_unconfined(around) as workspace:
@@ -97,9 +97,9 @@ class OnHost:
     def _program(self) -> binary.Program | None:
         return binary.find() if self._guest else None
 
-    def _surroundings(self, handle: Handle, opening: Opening, room: Room, group: _cgroup.Group) -> Surroundings:
-        paths = paths_on_host(room, opening)
-        env = {"LANG": "C.UTF-8", "HOME": room.home.path, "TMPDIR": room.tmp.path, **opening.environment}
+    def _surroundings(self, handle: Handle, spec: SandboxSpec, room: Room, group: _cgroup.Group) -> Surroundings:
+        paths = paths_on_host(room, spec)
+        env = {"LANG": "C.UTF-8", "HOME": room.home.path, "TMPDIR": room.tmp.path, **spec.environment}
         if not self._directories.has_own_user(handle):
             env["RUNNER_PRIVATE"] = f"{handle.private}/"  # by which its processes are told from others of their user
         uid = handle.uid if self._root else os.geteuid()
@@ -130,8 +130,8 @@ class OnHost:
                 child.kill()
                 await child.aclose()
 
-    async def give(self, handle: Handle) -> None:
-        await trio.to_thread.run_sync(self._directories.give, handle)
+    async def chown_to_workspace_user(self, handle: Handle) -> None:
+        await trio.to_thread.run_sync(self._directories.chown_to_workspace_user, handle)
 
     async def list_owned(self, nonce: str) -> list[Handle]:
         return await trio.to_thread.run_sync(self._directories.owned, nonce)

@@ -47,7 +47,7 @@ def replace_in_project(directory: Path, content: bytes, uid: int) -> None:
     with beneath.opened(directory) as fd:
         try:
             with os.fdopen(os.open(half, flags, 0o644, dir_fd=fd), "wb") as file:
-                trees.own(file.fileno(), uid)
+                trees.chown(file.fileno(), uid)
                 file.write(content)
             os.rename(half, AGENTS_FILE, src_dir_fd=fd, dst_dir_fd=fd)
         except OSError:

@@ -26,7 +26,7 @@ from runner.ports.agent import Agent
 from runner.ports.cluster import ClusterGateway
 from runner.ports.gateway import Api, Gateway
 from runner.ports.git import Author, Git, Snapshot
-from runner.ports.provider import Opening, Paths, Probe, Provider, Workspace, WorkspaceRequest
+from runner.ports.provider import Paths, Probe, Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.runtime.lease_holder import Emit, Tenure
 from runner.runtime.mount_plan import Shape
 from runner.runtime.path_digests import digests
@@ -310,23 +310,23 @@ class Run:
             if shown:  # an incident may have no files, and a kubeconfig comes later
                 (handle.private / name).mkdir(mode=0o755, exist_ok=True)
         mounts = shape.mounts(handle.private)
-        opening = replace(shape.opening, mounts=mounts, protected=(*shape.protected, *inputs))
-        return await self.open_as(opening, shape)
+        spec = replace(shape.sandbox_spec, mounts=mounts, protected=(*shape.protected, *inputs))
+        return await self.open_as(spec, shape)
 
-    async def open_as(self, opening: Opening, shape: object) -> Workspace:
+    async def open_as(self, spec: SandboxSpec, shape: object) -> Workspace:
         """Close what is open and start a sandbox on the run's workspace."""
         await self.close()
         self.tenure.require()
-        start = partial(self._services.start, self._keep, opening, shape)
+        start = partial(self._services.start, self._keep, spec, shape)
         sandbox: Sandbox = await self.persist("starting the sandbox", start)
         self._sandbox = sandbox
         return sandbox.workspace
 
-    async def _keep(self, opening: Opening, shape: object, task_status: trio.TaskStatus[Sandbox]) -> None:
+    async def _keep(self, spec: SandboxSpec, shape: object, task_status: trio.TaskStatus[Sandbox]) -> None:
         provider, handle = self.require()
         sandbox: Sandbox | None = None
         try:
-            async with provider.open(handle, opening) as workspace:
+            async with provider.open(handle, spec) as workspace:
                 sandbox = Sandbox(workspace, shape)
                 task_status.started(sandbox)
                 await sandbox.closing.wait()
@@ -355,7 +355,7 @@ class Run:
                 await event.wait()
                 nursery.cancel_scope.cancel()
 
-            nursery.start_soon(hear, sandbox.workspace.still)
+            nursery.start_soon(hear, sandbox.workspace.terminated)
             nursery.start_soon(hear, sandbox.closed)
         if sandbox.closed.is_set():
             await self.close()

@@ -23,7 +23,7 @@ def watched(run: Run, kind: str) -> tuple[Path, ...]:
     handle, probe = run.handle, run.probe
     if handle is None or probe is None or run.plan.limits.disk_bytes is None or handle.project_tree is not None:
         return ()
-    return (handle.private, handle.tree) if Feature.DISK in probe.soft else ()
+    return (handle.private, handle.tree) if Feature.DISK in probe.watched else ()
 
 
 async def outgrown(places: tuple[Path, ...], limit: int) -> int:

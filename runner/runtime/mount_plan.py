@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner.core.model import Feature, Mount
 from runner.plan.model import BUILT_IN, Mounted
-from runner.ports.provider import Opening
+from runner.ports.provider import SandboxSpec
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec
 
 _OUTPUT = Mounted("/output", True, BUILT_IN)
@@ -19,7 +19,7 @@ class Shape:
     """``protected`` are relative to the tree; ``inputs`` are the incident's top entries when they lie in the tree.
 
     ``skills`` are the names of those that commands find in ``/skills``. With ``cluster`` they have a directory for the
-    kubeconfig, in which the host writes. ``environment`` and ``dependencies`` are those of ``Opening``.
+    kubeconfig, in which the host writes. ``environment`` and ``dependencies`` are those of ``SandboxSpec``.
     """
 
     protected: tuple[str, ...]
@@ -32,9 +32,9 @@ class Shape:
     dependencies: tuple[Mount, ...] = ()
 
     @property
-    def opening(self) -> Opening:
+    def sandbox_spec(self) -> SandboxSpec:
         """An opening with what is protected, and what is shown of this machine."""
-        return Opening((), self.protected, self.toolchains, self.environment, dependencies=self.dependencies)
+        return SandboxSpec((), self.protected, self.toolchains, self.environment, dependencies=self.dependencies)
 
     def mounts(self, private: Path) -> tuple[Mount, ...]:
         """What a workspace with this private directory shows beside its own places; all of it read-only."""

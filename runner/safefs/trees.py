@@ -23,7 +23,7 @@ UIDS = 1 << 24
 
 
 @cache
-def can_give() -> bool:
+def can_chown() -> bool:
     """Whether this process is root over the users that workspaces are given to.
 
     Root in a user namespace of one user, as in ``unshare -r`` or a small container, is not: it is then
@@ -120,11 +120,11 @@ def _entered(name: Path | str, above: int | None = None) -> int:
         os.close(found)
 
 
-def give(top: Path, uid: int) -> None:
+def chown_tree(top: Path, uid: int) -> None:
     """Make everything in a tree belong to ``uid``. A file with several names that is not its own is left alone."""
     fd = os.open(top, _FLAGS)
     try:
-        own(fd, uid)
+        chown(fd, uid)
         levels = [_inner(fd, uid)]
         # Up again by "..": one descriptor is open however deep the tree is.
         while levels:
@@ -140,9 +140,9 @@ def give(top: Path, uid: int) -> None:
         os.close(fd)
 
 
-def own(path: Path | int, uid: int) -> None:
+def chown(path: Path | int, uid: int) -> None:
     """Make one entry belong to ``uid`` and its group; an ordinary user keeps the group that it has."""
-    os.chown(path, uid, uid if can_give() else -1)
+    os.chown(path, uid, uid if can_chown() else -1)
 
 
 def _inner(fd: int, uid: int) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import trio
 
 from runner.core.model import Limits
-from runner.ports.provider import Opening, Workspace, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers.docker import RUNC, Docker, Flavour
 from runner.providers.gvisor import RUNSC
 from tests.support import dockerd
@@ -91,13 +91,13 @@ async def measure(flavour: Flavour, size: int) -> None:
         handle = await provider.create(request)
 
         async def whole() -> None:
-            async with provider.open(handle, Opening()) as workspace:
+            async with provider.open(handle, SandboxSpec()) as workspace:
                 await one(workspace)
 
         run = ("run", "--rm", f"--runtime={flavour.runtime}", *WALLS, dockerd.IMAGE, "/bin/true")
         client = await in_turns(OPENINGS, whole, lambda: docker(*run))
         show("open, /bin/true, close", *client, beside="docker run --rm")
-        async with provider.open(handle, Opening()) as workspace:
+        async with provider.open(handle, SandboxSpec()) as workspace:
             name = subprocess.run(
                 [
                     "docker",

@@ -27,7 +27,7 @@ from runner.fake_model.provider import serve_double
 from runner.fake_model.script import Turn
 from runner.gateway.gateway import ModelGateway
 from runner.ports.gateway import Api, Grant
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.docker import Docker
 from runner.providers.local import Local
 from tests.benchmarks.sizes import amount, rounds
@@ -181,7 +181,7 @@ async def relayed(kind: str, provider: Local | Docker, direct: int) -> None:
     handle = await provider.create(WorkspaceRequest(f"bench-{os.getpid()}", "run", "nonce"))
     try:
         async with (
-            provider.open(handle, Opening()) as workspace,
+            provider.open(handle, SandboxSpec()) as workspace,
             ModelGateway(settings(direct)).open(GRANT, lambda exchange: None) as session,
             workspace.listen(session.serve) as port,
         ):

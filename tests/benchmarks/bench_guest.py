@@ -19,7 +19,7 @@ from pathlib import Path
 
 import trio
 
-from runner.ports.provider import Opening, Provider, Workspace, WorkspaceRequest
+from runner.ports.provider import Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers.local import Local
 from runner.providers.process import OnHost
 from tests.benchmarks.sizes import rounds
@@ -109,10 +109,10 @@ async def idle(provider: Provider, count: int) -> float:
     handles = [await provider.create(WorkspaceRequest(f"idle{n}", "run", "nonce")) for n in range(count)]
     async with AsyncExitStack() as stack:
         for handle in handles[:3]:
-            await stack.enter_async_context(provider.open(handle, Opening()))
+            await stack.enter_async_context(provider.open(handle, SandboxSpec()))
         before = resident()
         for handle in handles[3:]:
-            await one(await stack.enter_async_context(provider.open(handle, Opening())))
+            await one(await stack.enter_async_context(provider.open(handle, SandboxSpec())))
         used = resident() - before
     for handle in handles:
         await provider.destroy(handle)
@@ -123,7 +123,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for provider in (Local(Path(folder), grace=GRACE), OnHost(Path(folder), grace=GRACE)):
             handle = await provider.create(WorkspaceRequest("bench", "run", "nonce"))
-            async with provider.open(handle, Opening()) as workspace:
+            async with provider.open(handle, SandboxSpec()) as workspace:
                 ours, host = await median(lambda w=workspace: one(w), plain)
                 print(f"{provider.name}: /bin/true {ours * 1e3:.2f} ms; ", end="")
                 print(f"plain spawn {host * 1e3:.2f} ms: {ours / host:.2f}")

@@ -25,7 +25,7 @@ from runner.lifecycle.pool import name_of
 from runner.ops.pool.handoff import warm
 from runner.ops.pool.pool import open_pool
 from runner.ops.workspaces.workspace_lease import Premises
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow
 from runner.providers.docker import Docker
 from runner.store.sqlite import open_store
@@ -34,7 +34,7 @@ from tests.support import dockerd
 
 HANDOVERS, OTHERS, SIZE = amount(200), 15, 2
 LIMITS = Limits(cpus=2, memory_bytes=1 << 30, pids=512)
-OPENING = Opening(protected=(".env", "deploy/key"))
+OPENING = SandboxSpec(protected=(".env", "deploy/key"))
 WRITE = ["/bin/sh", "-c", "! touch .env deploy/key 2> /dev/null"]
 
 
@@ -60,7 +60,7 @@ async def use(provider: Docker, handle: Handle) -> float:
     return ended
 
 
-async def hand_over(provider: Docker, key: SlotKey, home: Path) -> float:
+async def measure_handoff(provider: Docker, key: SlotKey, home: Path) -> float:
     start = time.perf_counter()
     request = WorkspaceRequest(f"bench-{secrets.token_hex(4)}", "run", "nonce", LIMITS, image=key.image)
     handle = await warm(home, provider, key, request)
@@ -103,7 +103,7 @@ async def main(count: int) -> None:
                 while len(times) < count:
                     while [slot.state for slot in await store.slots()] != [SlotState.READY] * SIZE:
                         await trio.sleep(0.02)
-                    times.append(await hand_over(provider, key, home))
+                    times.append(await measure_handoff(provider, key, home))
         print(shown("warm, from the wish to the first command's end", times))
         print(shown("made and opened cold", [await cold(provider, str(key.image)) for _ in range(OTHERS)]))
         tree = home / "tree"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import trio
 
-from runner.ports.provider import Opening, Workspace, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers._bwrap_exec import Sandbox
 from runner.providers.local import Local
 from runner.providers.process import OnHost
@@ -115,13 +115,13 @@ async def main() -> None:
             ("local", Local(home), Local(home, guest=False)),
         ):
             handles = [await with_guest.create(WorkspaceRequest(f"{title}-{n}", "run", "nonce")) for n in range(2)]
-            uid = handles[0].uid if trees.can_give() else None
-            async with without.open(handles[0], Opening()) as plain:
+            uid = handles[0].uid if trees.can_chown() else None
+            async with without.open(handles[0], SandboxSpec()) as plain:
                 if isinstance(plain, Sandbox):
                     actions = {"bubblewrap": bubblewrap(plain, plain._shell.uid)}
                 else:
                     actions = {"trio.run_process, same user": piped(uid), "trio.run_process, our user": piped(None)}
-                async with with_guest.open(handles[1], Opening()) as workspace:
+                async with with_guest.open(handles[1], SandboxSpec()) as workspace:
                     steps = {"a step": logged(workspace, home), "a step without a guest": logged(plain, home)}
                     await compare(title, actions | steps)
             for handle in handles:

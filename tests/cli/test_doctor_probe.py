@@ -13,7 +13,7 @@ import pytest
 
 from runner.core.model import Exit, IsolationClass, Limits
 from runner.ops.host.probe import Examined, Result, Tried, _try
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers._escapes import ESCAPES
 from runner.providers.fake import Fake, Scripted
 from tests.support import dockerd
@@ -97,7 +97,7 @@ async def test_an_image_without_the_programs_that_try_is_not_one_with_ways_out(t
     """Each of the twenty was a failure, `ends the sandbox`, in an image without `true`."""
     provider = Fake(tmp_path, lambda argv: Scripted(Exit(code=127)))
     handle = await provider.create(WorkspaceRequest("w", "r", "n", Limits()))
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         tried = await _try(workspace, ESCAPES[0], {}, None)
 
     assert (tried.result, tried.told) == (Result.UNTRIED, ("the probe exited 127",))

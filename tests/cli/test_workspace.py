@@ -17,7 +17,7 @@ import pytest
 
 from runner.cli.main import main
 from runner.cli.output import Output
-from runner.safefs.trees import can_give
+from runner.safefs.trees import can_chown
 from tests.support import dockerd
 from tests.support.folder_contents import everything
 from tests.support.git_servers import https
@@ -139,7 +139,7 @@ def test_a_workspace_has_the_defaults_and_says_which_of_them_do_not_hold(project
         kept, rest = row["limits"] or {}, row["not_enforced"] or {}
         wanted = {name: kept.get(name) or rest[name] for name in ("cpus", "memory_bytes", "disk_bytes")}
         assert wanted == {"cpus": 2.0, "memory_bytes": 4 << 30, "disk_bytes": 10 << 30}
-        assert (kept.get("disk_bytes") is not None) == (limited and can_give())
+        assert (kept.get("disk_bytes") is not None) == (limited and can_chown())
         told = re.search(r"^ +not enforced: .*disk 10G.* by local$", done.out, re.MULTILINE)
         assert bool(told) == (kept.get("disk_bytes") is None)
         assert runner("workspace", "delete", row["id"]).code == 0

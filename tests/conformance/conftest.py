@@ -93,7 +93,7 @@ FAKE_PASSES = {
     "test_a_lost_workspace_is_said_so",
     "test_an_id_that_is_a_path_is_refused",
     "test_making_a_workspace_again_is_refused_and_leaves_the_first",
-    "test_what_the_host_wrote_belongs_to_the_workspace_after_give",
+    "test_files_that_the_host_wrote_belong_to_the_workspace_user_after_chown",
     "test_a_project_is_isolated_or_not_at_one_time",
     "test_a_handle_of_another_project_or_shape_is_refused",
     "test_a_project_whose_name_is_a_path_is_refused",

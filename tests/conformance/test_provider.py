@@ -17,8 +17,8 @@ import trio
 
 from runner.core.errors import ProviderFailed
 from runner.core.model import Exit, Feature, IsolationClass, Limits
-from runner.ports.provider import Opening, Provider, WorkspaceRequest
-from runner.safefs.trees import can_give
+from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
+from runner.safefs.trees import can_chown
 from tests.support.guest_driver import marked
 from tests.support.providers import (
     BARE_LOCAL,
@@ -48,7 +48,7 @@ async def test_it_is_available_and_gives_a_reason_for_every_gap(
     has_guest = kind in GUESTS
 
     assert probe.provider == provider.name
-    assert probe.enforces(Feature.DISK) == (kind in SIZED and can_give())
+    assert probe.enforces(Feature.DISK) == (kind in SIZED and can_chown())
     assert all(probe.missing.values())
     assert (probe.enforces(Feature.GUEST), "guest" in probe.versions) == (has_guest, has_guest)
     assert probe.enforces(Feature.RELAY) == has_guest
@@ -75,7 +75,7 @@ async def test_a_signal_is_told_from_success(place: Place) -> None:
 
 async def test_the_environment_is_exactly_the_allow_list(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOST_SECRET", "hunter2")
-    async with place.open(Opening(env={"OPENING": "1"})) as workspace:
+    async with place.open(SandboxSpec(env={"OPENING": "1"})) as workspace:
         result = await workspace.run(["env", "-0"], env={"COMMAND": "a\nb"})
         base = await workspace.run(["env", "-0"])
 
@@ -88,7 +88,7 @@ async def test_the_environment_is_exactly_the_allow_list(place: Place, monkeypat
 
 async def test_values_of_the_environment_are_on_no_command_line(place: Place) -> None:
     async with (
-        place.open(Opening(env={"KEY": "marked-secret-1"})) as workspace,
+        place.open(SandboxSpec(env={"KEY": "marked-secret-1"})) as workspace,
         workspace.exec(["sh", "-c", "echo ready; exec sleep 61"], env={"OTHER": "marked-secret-2"}) as process,
     ):
         await read_until(process, b"ready")
@@ -108,7 +108,7 @@ async def test_no_descriptor_but_three_is_open(place: Place) -> None:
 
 async def test_a_command_runs_where_it_is_told(place: Place) -> None:
     place.write("sub/file", "")
-    await place.provider.give(place.handle)
+    await place.provider.chown_to_workspace_user(place.handle)
     async with place.open() as workspace:
         top = await workspace.run(["pwd"])
         below = await workspace.run(["pwd"], cwd="sub")
@@ -169,8 +169,8 @@ async def test_a_setuid_file_made_inside_gives_nothing_outside(place: Place) -> 
 @pytest.mark.scenario("BEY-05", only="provider")
 async def test_isolation_read_back_is_what_holds(place: Place) -> None:
     place.write("P", "")
-    await place.provider.give(place.handle)
-    async with place.open(Opening(protected=("P", "missing/", "absent/"))) as workspace:
+    await place.provider.chown_to_workspace_user(place.handle)
+    async with place.open(SandboxSpec(protected=("P", "missing/", "absent/"))) as workspace:
         found = await workspace.effective()
 
     assert found.isolation is (IsolationClass.KERNEL if place.kind == GVISOR else IsolationClass.NAMESPACES)

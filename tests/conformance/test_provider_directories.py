@@ -11,7 +11,7 @@ import pytest
 
 from runner.core.errors import CleanUpIncomplete, ProtectedLink, ProviderFailed, WorkspaceLost
 from runner.core.model import Mount
-from runner.ports.provider import Opening, Provider, WorkspaceRequest
+from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
 from tests.support.providers import INSTALLED, Place, listing, shell
 
 KINDS = INSTALLED  # without a guest, directories are the same
@@ -35,7 +35,7 @@ ATTEMPTS = [
 async def test_home_persists_and_a_fresh_one_does_not(place: Place) -> None:
     async with place.open() as workspace:
         await shell(workspace, 'echo mine > "$HOME/note"')
-    async with place.open(Opening(fresh_home=True)) as workspace:
+    async with place.open(SandboxSpec(fresh_home=True)) as workspace:
         fresh = await shell(workspace, f'{listing("$HOME")}; echo lost > "$HOME/other"')
     async with place.open() as workspace:
         again = await shell(workspace, listing("$HOME"))
@@ -52,8 +52,8 @@ async def test_temporary_files_are_gone_at_the_next_opening(place: Place) -> Non
 
 async def test_a_tree_that_is_not_writable_stays_untouched(place: Place) -> None:
     place.write("sub/kept", "as it was")
-    await place.provider.give(place.handle)
-    async with place.open(Opening(tree_writable=False)) as workspace:
+    await place.provider.chown_to_workspace_user(place.handle)
+    async with place.open(SandboxSpec(tree_writable=False)) as workspace:
         assert await shell(workspace, "echo new > sub/kept; rm -r sub; echo more > made") == ""
         seen = await shell(workspace, listing())
     async with place.open() as workspace:
@@ -65,8 +65,8 @@ async def test_a_tree_that_is_not_writable_stays_untouched(place: Place) -> None
 @pytest.mark.parametrize("writable", [True, False])
 async def test_the_tree_is_read_from_here_as_its_commands_see_it(place: Place, writable: bool) -> None:
     place.write("kept", "as it was")
-    await place.provider.give(place.handle)
-    async with place.open(Opening(tree_writable=writable)) as workspace:
+    await place.provider.chown_to_workspace_user(place.handle)
+    async with place.open(SandboxSpec(tree_writable=writable)) as workspace:
         assert await shell(workspace, "echo new > kept; echo more > made") == ""
         kept = os.open("kept", os.O_RDONLY, dir_fd=workspace.tree)
         with os.fdopen(kept) as file:
@@ -78,8 +78,8 @@ async def test_another_tree_can_be_shown_instead_even_one_of_the_host_s_own(plac
     clean = tmp_path / "clean"
     clean.mkdir()
     (clean / "file").write_text("of the commit")
-    opening = Opening(tree=Mount(clean, "/workspace"), tree_writable=False, fresh_home=True)
-    async with place.open(opening) as workspace:
+    spec = SandboxSpec(tree=Mount(clean, "/workspace"), tree_writable=False, fresh_home=True)
+    async with place.open(spec) as workspace:
         seen = await shell(workspace, f"cat file; echo x > file && cat file; {listing()}")
 
     assert seen == "of the commitx\nfile\n"
@@ -88,7 +88,7 @@ async def test_another_tree_can_be_shown_instead_even_one_of_the_host_s_own(plac
 
 async def test_output_and_inputs_are_where_the_paths_say(place: Place) -> None:
     (place.handle.private / "runner" / "task.json").write_text("{}")
-    await place.provider.give(place.handle)
+    await place.provider.chown_to_workspace_user(place.handle)
     async with place.open() as workspace:
         paths = workspace.paths
         seen = await shell(workspace, f"cat {paths.runner}/task.json; echo report > {paths.output}/report.md")
@@ -101,7 +101,7 @@ async def test_a_mounted_incident_can_be_read(place: Place, tmp_path: Path) -> N
     incident = tmp_path / "incident"
     incident.mkdir()
     (incident / "incident.json").write_text("{}")
-    async with place.open(Opening(mounts=(Mount(incident, "/incident"),))) as workspace:
+    async with place.open(SandboxSpec(mounts=(Mount(incident, "/incident"),))) as workspace:
         assert await shell(workspace, f"cat {workspace.paths.incident}/incident.json") == "{}"
 
 
@@ -111,7 +111,7 @@ async def test_skills_and_a_kubeconfig_that_is_written_late_can_be_read(place: P
         (private / name).mkdir(parents=True)
     (private / "skills/triage/SKILL.md").write_text("how")
     mounts = (Mount(private / "skills", "/skills"), Mount(private / "kube", "/root/.kube"))
-    async with place.open(Opening(mounts=mounts)) as workspace:
+    async with place.open(SandboxSpec(mounts=mounts)) as workspace:
         paths = workspace.paths
         before = await shell(workspace, f"cat {paths.skills}/triage/SKILL.md; {listing(paths.kube)}")
         (private / "kube/config").write_text("late")
@@ -125,7 +125,7 @@ async def test_skills_and_the_kubeconfig_cannot_be_written(place: Place) -> None
     mounts = (Mount(private / "skills", "/skills"), Mount(private / "kube", "/root/.kube"))
     for mount in mounts:
         mount.source.mkdir(mode=0o777)
-    async with place.open(Opening(mounts=mounts)) as workspace:
+    async with place.open(SandboxSpec(mounts=mounts)) as workspace:
         said = await shell(workspace, "for d in /skills /root/.kube /root; do echo x > $d/x; mkdir $d/y; done")
         seen = await shell(workspace, "cd /root/.kube && pwd")
 
@@ -137,7 +137,7 @@ async def test_skills_and_the_kubeconfig_cannot_be_written(place: Place) -> None
 async def test_a_read_only_mount_cannot_be_written(place: Place, tmp_path: Path) -> None:
     skills = tmp_path / "skills"
     skills.mkdir(mode=0o777)
-    async with place.open(Opening(mounts=(Mount(skills, "/skills"),))) as workspace:
+    async with place.open(SandboxSpec(mounts=(Mount(skills, "/skills"),))) as workspace:
         said = await shell(workspace, "echo x > /skills/x")
 
     assert re.search("Read-only file system|Permission denied", said)  # a kernel may ask for permissions first
@@ -146,7 +146,7 @@ async def test_a_read_only_mount_cannot_be_written(place: Place, tmp_path: Path)
 
 async def test_a_toolchain_is_at_its_own_path(place: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
     tools = Path("/usr/share")
-    async with place.open(Opening(toolchains=(str(tools),))) as workspace:
+    async with place.open(SandboxSpec(toolchains=(str(tools),))) as workspace:
         assert (await workspace.run(["test", "-d", str(tools)])).exit.ok
 
 
@@ -159,17 +159,17 @@ async def test_a_dependency_is_in_the_tree_and_what_is_written_there_is_thrown_a
     (installed / "left-pad" / "index.js").write_text("pad")
     (clean / "app").mkdir(parents=True)
     place.write("app/kept", "mine")
-    await place.provider.give(place.handle)
+    await place.provider.chown_to_workspace_user(place.handle)
     dependencies = (Mount(installed, "app/node_modules"), Mount(installed, "vendor"))
     script = (
         "cat app/node_modules/left-pad/index.js vendor/left-pad/index.js; mkdir vendor/.cache && echo made; mv app b"
     )
     said = []
-    for opening in (
-        Opening(dependencies=dependencies),
-        Opening(dependencies=dependencies, tree=Mount(clean, "/workspace"), tree_writable=False, fresh_home=True),
+    for spec in (
+        SandboxSpec(dependencies=dependencies),
+        SandboxSpec(dependencies=dependencies, tree=Mount(clean, "/workspace"), tree_writable=False, fresh_home=True),
     ):
-        async with place.open(opening) as workspace:
+        async with place.open(spec) as workspace:
             said.append(await shell(workspace, f"{script} 2>/dev/null || echo busy"))
 
     assert said == ["padpadmade\nbusy\n"] * 2
@@ -180,10 +180,10 @@ async def test_a_dependency_is_in_the_tree_and_what_is_written_there_is_thrown_a
 
 async def test_a_dependency_never_hides_what_the_tree_has(place: Place, tmp_path: Path) -> None:
     place.write("vendor/kept", "mine")
-    await place.provider.give(place.handle)
+    await place.provider.chown_to_workspace_user(place.handle)
 
     with pytest.raises(ProviderFailed, match=r"`vendor` is in the tree already|cannot protect paths"):
-        async with place.open(Opening(dependencies=(Mount(tmp_path, "vendor"),))):
+        async with place.open(SandboxSpec(dependencies=(Mount(tmp_path, "vendor"),))):
             pass
 
 
@@ -207,8 +207,8 @@ async def test_a_lost_workspace_is_said_so(place: Place) -> None:
 async def test_protected_paths_are_read_only_in_place_and_the_rest_is_writable(place: Place) -> None:
     place.write("AGENTS.md", "rules")
     place.write(".factory/hooks/one", "hook")
-    await place.provider.give(place.handle)
-    async with place.open(Opening(protected=("AGENTS.md", ".factory/"))) as workspace:
+    await place.provider.chown_to_workspace_user(place.handle)
+    async with place.open(SandboxSpec(protected=("AGENTS.md", ".factory/"))) as workspace:
         seen = await shell(workspace, "cat AGENTS.md .factory/hooks/one; echo ok > free; touch .factory/new")
 
     assert seen.startswith("ruleshook")
@@ -219,8 +219,8 @@ async def test_protected_paths_are_read_only_in_place_and_the_rest_is_writable(p
 @pytest.mark.scenario("ISO-11", only="provider")
 async def test_writing_a_protected_file_fails_and_changes_nothing(place: Place) -> None:
     kept = place.write("d/P", "rules")
-    await place.provider.give(place.handle)
-    async with place.open(Opening(protected=("d/P",))) as workspace:
+    await place.provider.chown_to_workspace_user(place.handle)
+    async with place.open(SandboxSpec(protected=("d/P",))) as workspace:
         for attempt, words in ATTEMPTS:
             seen = await shell(workspace, attempt)
 
@@ -231,10 +231,10 @@ async def test_writing_a_protected_file_fails_and_changes_nothing(place: Place) 
 @pytest.mark.scenario("ISO-12", only="provider")
 async def test_protected_paths_that_do_not_exist_are_no_error_and_cannot_be_created(place: Place) -> None:
     place.write("sub/file", "")
-    await place.provider.give(place.handle)
+    await place.provider.chown_to_workspace_user(place.handle)
     before = sorted(str(p) for p in place.handle.tree.rglob("*"))
     paths = ("AGENTS.md", ".factory/", "no/such/parent.md", "sub/new")
-    async with place.open(Opening(protected=paths)) as workspace:
+    async with place.open(SandboxSpec(protected=paths)) as workspace:
         for path in paths:
             forging = f"mkdir -p $(dirname {path}); echo forged > {path}; rm -rf {path.split('/')[0]}"
             assert await shell(workspace, forging) != "", path
@@ -246,8 +246,8 @@ async def test_protected_paths_that_do_not_exist_are_no_error_and_cannot_be_crea
 
 async def test_moving_the_parent_of_a_protected_path_away_fails(place: Place) -> None:
     place.write("a/b/P.md", "rules")
-    await place.provider.give(place.handle)
-    async with place.open(Opening(protected=("a/b/P.md",))) as workspace:
+    await place.provider.chown_to_workspace_user(place.handle)
+    async with place.open(SandboxSpec(protected=("a/b/P.md",))) as workspace:
         seen = await shell(workspace, "mv a q; mv a/b a/c; mkdir -p a/b; echo forged > a/b/P.md")
 
     assert seen.count("busy") == 2
@@ -259,13 +259,13 @@ async def test_a_protected_path_that_is_a_link_is_refused(place: Place, path: st
     (place.handle.tree / "link").symlink_to("/etc")
     (place.handle.tree / "dangling").symlink_to("nowhere")
     with pytest.raises(ProtectedLink, match=path.split("/", maxsplit=1)[0]):
-        async with place.open(Opening(protected=(path,))):
+        async with place.open(SandboxSpec(protected=(path,))):
             pytest.fail("opened")
 
 
 async def test_a_stand_in_that_a_crash_left_is_removed(place: Place) -> None:
     _leave(place.write("AGENTS.md", ""))
-    async with place.open(Opening(protected=("AGENTS.md",))) as workspace:
+    async with place.open(SandboxSpec(protected=("AGENTS.md",))) as workspace:
         await workspace.run(["true"])
 
     assert not (place.handle.tree / "AGENTS.md").exists()
@@ -381,12 +381,12 @@ async def test_making_a_workspace_again_is_refused_and_leaves_the_first(place: P
     assert (place.handle.tree / "work").read_text() == "precious"
 
 
-async def test_what_the_host_wrote_belongs_to_the_workspace_after_give(place: Place, tmp_path: Path) -> None:
+async def test_files_that_the_host_wrote_belong_to_the_workspace_user_after_chown(place: Place, tmp_path: Path) -> None:
     place.write("a/b/c", "")
     (place.handle.tree / "out").symlink_to(tmp_path)
     owner = tmp_path.stat().st_uid
 
-    await place.provider.give(place.handle)
+    await place.provider.chown_to_workspace_user(place.handle)
 
     assert {p.lstat().st_uid for p in place.handle.tree.rglob("*")} == {place.handle.uid}
     assert tmp_path.stat().st_uid == owner

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from runner.core.model import Limits
-from runner.ports.provider import Opening
+from runner.ports.provider import SandboxSpec
 from tests.support.needs import USERS
 from tests.support.providers import DOCKER, GVISOR, LOCAL, MIB, Place, shell
 
@@ -39,5 +39,5 @@ async def test_over_the_limit_writes_fail_wherever_and_reads_and_deletes_go_on(
         assert FULL in await shell(workspace, "i=0; while true > $i; do i=$((i+1)); done; ls | wc -l")
         assert FULL in await shell(workspace, "mkdir $HOME/directory")
         assert await shell(workspace, "cat kept again") == "kept\nagain\n"
-    async with place.open(Opening()) as workspace:
+    async with place.open(SandboxSpec()) as workspace:
         assert await shell(workspace, "rm -rf [0-9]*; echo third > third; cat third") == "third\n"

@@ -10,7 +10,7 @@ import trio
 
 from runner.core.errors import ProviderFailed
 from runner.core.model import Feature
-from runner.ports.provider import Connection, Opening, Workspace, WorkspaceRequest
+from runner.ports.provider import Connection, SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers.fake import Fake
 from tests.support.providers import BARE_LOCAL, BARE_PROCESS, GRACE, GUESTS, INSTALLED, MIB, PROCESS, Place, make
 
@@ -155,7 +155,7 @@ async def test_what_happens_in_the_block_comes_out_as_it_is(place: Place) -> Non
 async def test_a_workspace_without_a_guest_cannot_be_listened_in(kind: str, tmp_path: Path) -> None:
     bare = make(kind, tmp_path, GRACE)
     handle = await bare.create(WorkspaceRequest(f"check-{os.getpid()}-{kind[:3]}-", "run-1", "nonce"))
-    async with bare.open(handle, Opening()) as workspace:
+    async with bare.open(handle, SandboxSpec()) as workspace:
         with pytest.raises(ProviderFailed, match="without a guest"):
             async with workspace.listen(_echo):
                 pass

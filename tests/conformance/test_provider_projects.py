@@ -13,7 +13,7 @@ import pytest
 
 from runner.core.errors import ProviderFailed
 from runner.core.model import DEFAULT_PROJECT, Handle
-from runner.ports.provider import Opening, Provider, Workspace, WorkspaceRequest
+from runner.ports.provider import Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.safefs import trees
 from tests.support.needs import USERS
 from tests.support.providers import INSTALLED, listing, on_host, read_until, shell
@@ -45,7 +45,7 @@ async def make(provider: Provider, tmp_path: Path) -> AsyncIterator[Make]:
 
 async def write(handle: Handle, path: Path, text: str) -> None:
     path.write_text(text)
-    trees.own(path, handle.uid)
+    trees.chown(path, handle.uid)
 
 
 @pytest.mark.scenario("ISO-05", only="provider")
@@ -54,7 +54,7 @@ async def test_a_shared_workspace_is_in_its_project_which_it_sees_whole(make: Ma
     assert first.project_tree is not None
     await write(first, first.project_tree / "notes", "of the project")
     await write(second, second.tree / "work", "of the other")
-    async with provider.open(first, Opening()) as workspace:
+    async with provider.open(first, SandboxSpec()) as workspace:
         assert workspace.paths.workspace.endswith(f"/workspaces/{first.id}")
         seen = await shell(workspace, f"cat ../../notes ../{second.id}/work; pwd; echo mine > here")
         assert seen == f"of the projectof the other{workspace.paths.workspace}\n"
@@ -69,7 +69,7 @@ async def test_a_shared_workspace_is_in_its_project_which_it_sees_whole(make: Ma
 
 async def test_a_shared_workspace_has_the_project_where_a_workspace_is_else(make: Make, provider: Provider) -> None:
     handle = await make()
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         assert workspace.paths.workspace == f"/workspace/workspaces/{handle.id}"
         assert await shell(workspace, listing("/workspace")) == "workspaces\n"
         assert (await workspace.effective()).read_only == ()
@@ -82,7 +82,7 @@ async def test_agents_of_a_project_cannot_change_which_workspaces_it_has(make: M
         f"cd /workspace; mv workspaces w; mv workspaces/{second.id} gone; rmdir workspaces/{second.id};"
         f" ln -s /etc workspaces/link; mkdir workspaces/new; mv workspaces/{first.id} workspaces/other; true"
     )
-    async with provider.open(first, Opening()) as workspace:
+    async with provider.open(first, SandboxSpec()) as workspace:
         said = await shell(workspace, hostile)
 
     assert len(said.splitlines()) == 6, said
@@ -93,7 +93,7 @@ async def test_agents_of_a_project_cannot_change_which_workspaces_it_has(make: M
 
 async def test_another_tree_than_its_own_is_seen_alone(make: Make, provider: Provider) -> None:
     handle = await make()
-    async with provider.open(handle, Opening(tree_writable=False)) as workspace:
+    async with provider.open(handle, SandboxSpec(tree_writable=False)) as workspace:
         assert workspace.paths.workspace == "/workspace"
         assert await shell(workspace, f"{listing('/')} | grep -c workspaces; {listing()}") == "0\n"
 
@@ -103,10 +103,10 @@ async def test_ending_one_shared_workspace_leaves_the_others_alive(make: Make, p
     first, second = await make(), await make()
     assert first.uid == second.uid
     async with AsyncExitStack() as stack:
-        kept = await stack.enter_async_context(provider.open(second, Opening()))
+        kept = await stack.enter_async_context(provider.open(second, SandboxSpec()))
         running = await stack.enter_async_context(kept.exec(["sh", "-c", "echo ready; read -r line; echo $line"]))
         await read_until(running, b"ready")
-        async with provider.open(first, Opening()) as workspace, workspace.exec(SLEEPER) as process:
+        async with provider.open(first, SandboxSpec()) as workspace, workspace.exec(SLEEPER) as process:
             await read_until(process, b"ready")
         await getattr(provider, end)(first)
         await running.stdin.send_all(b"alive\n")
@@ -130,7 +130,7 @@ async def test_an_isolated_workspace_sees_nothing_of_others_and_of_the_project(
         f"{listing(str(tmp_path))}; {listing(str(second.private))}; find / -path /usr -prune -o -path /proc -prune -o "
         "-name metadata -print -o -name state.db -print"
     )
-    async with provider.open(first, Opening()) as workspace:
+    async with provider.open(first, SandboxSpec()) as workspace:
         seen = await shell(workspace, looking)
         assert workspace.paths.workspace == "/workspace"
 
@@ -147,7 +147,7 @@ async def test_an_isolated_workspace_of_a_project_is_at_workspace_and_lies_in_th
 ) -> None:
     handle = await make(shared=False)
     await write(handle, handle.tree / "file", "mine")
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         assert await shell(workspace, f"pwd; {listing()}; cat /workspace/file") == "/workspace\nfile\nmine"
 
     assert handle.tree == tmp_path / "projects" / "shop" / "workspaces" / handle.id
@@ -196,15 +196,15 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a file, of a user that commands may run as."""
     tree = tmp_path_factory.mktemp("theirs")
     (tree / "kept").write_text("theirs")
-    if trees.can_give():
-        trees.give(tree, trees.FIRST_UID - 1)
+    if trees.can_chown():
+        trees.chown_tree(tree, trees.FIRST_UID - 1)
     return tree
 
 
 async def adopt(provider: Provider, make: Make, tree: Path) -> Handle:
     """Adopt a directory for an ordinary user, whose directories are his own, as well."""
-    if trees.can_give() and getattr(provider, "_own_users", True) is False:
-        trees.give(tree, os.getuid())
+    if trees.can_chown() and getattr(provider, "_own_users", True) is False:
+        trees.chown_tree(tree, os.getuid())
     return await make("default", shared=False, tree=tree)
 
 
@@ -213,8 +213,8 @@ async def test_an_adopted_directory_is_the_tree_in_place_and_stays(
 ) -> None:
     handle = await adopt(provider, make, theirs)
     owner = theirs.stat().st_uid
-    await provider.give(handle)
-    async with provider.open(handle, Opening()) as workspace:
+    await provider.chown_to_workspace_user(handle)
+    async with provider.open(handle, SandboxSpec()) as workspace:
         seen = await shell(workspace, "cat kept; echo more > made; rm kept")
     assert seen == "theirs"
     assert await provider.list_owned("nonce") == [handle]
@@ -229,11 +229,11 @@ async def test_an_adopted_directory_is_the_tree_in_place_and_stays(
 async def test_giving_changes_no_owner_in_an_adopted_directory(make: Make, provider: Provider, theirs: Path) -> None:
     handle = await adopt(provider, make, theirs)
     before = (theirs / "kept").stat().st_uid
-    if trees.can_give():
+    if trees.can_chown():
         os.chown(theirs / "kept", before + 1, -1)
-    await provider.give(handle)
+    await provider.chown_to_workspace_user(handle)
 
-    assert (theirs / "kept").stat().st_uid == before + trees.can_give()
+    assert (theirs / "kept").stat().st_uid == before + trees.can_chown()
 
 
 async def test_a_directory_is_adopted_once_at_a_time(make: Make, provider: Provider, theirs: Path) -> None:
@@ -260,7 +260,7 @@ async def test_a_directory_of_a_user_that_commands_do_not_run_as_is_refused(
     make: Make, provider: Provider, theirs: Path
 ) -> None:
     own_users = getattr(provider, "_own_users", True)
-    trees.give(theirs, 0 if own_users else 4711)
+    trees.chown_tree(theirs, 0 if own_users else 4711)
     if lends(provider):
         theirs = Path("/usr/share")
     with pytest.raises(ProviderFailed, match="root" if own_users else "4711"):
@@ -275,9 +275,9 @@ async def test_evicting_an_adopted_workspace_leaves_its_user_s_other_processes(
     make: Make, provider: Provider, theirs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = tmp_path_factory.mktemp("other")
-    trees.give(other, (theirs.stat().st_uid))
+    trees.chown_tree(other, (theirs.stat().st_uid))
     first, second = await adopt(provider, make, theirs), await adopt(provider, make, other)
-    async with provider.open(second, Opening()) as workspace:
+    async with provider.open(second, SandboxSpec()) as workspace:
         await provider.evict(first)
         assert await answers(workspace)
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from runner.core.model import Exit
-from runner.ports.provider import Opening, Process, Reader, Workspace, WorkspaceRequest, Writer
+from runner.ports.provider import Process, Reader, SandboxSpec, Workspace, WorkspaceRequest, Writer
 from tests.support.providers import FAKE, GRACE, KINDS, MIB, SLOW, Place, make, read_until
 
 BY_NIGHT = SLOW
@@ -169,7 +169,7 @@ async def test_an_idle_command_lives(
         for provider in [provider for provider in providers if (await provider.probe()).available]:
             handle = await provider.create(WorkspaceRequest(f"idle-{os.getpid()}-{len(idle)}", "run-1", "nonce"))
             stack.push_async_callback(provider.destroy, handle)
-            workspace = await stack.enter_async_context(provider.open(handle, Opening()))
+            workspace = await stack.enter_async_context(provider.open(handle, SandboxSpec()))
             idle.append(await stack.enter_async_context(workspace.exec(["cat"])))
         await trio.sleep(seconds)
         for process in idle:

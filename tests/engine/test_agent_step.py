@@ -20,7 +20,7 @@ from runner.core.settings import shipped
 from runner.engine.run import Control
 from runner.events import events as ev
 from runner.guest import build
-from runner.ports.provider import Opening
+from runner.ports.provider import SandboxSpec
 from runner.providers.fake import Fake
 from runner.providers.local import Local
 from runner.steps.agent.run import SMALL_PROMPT
@@ -78,10 +78,10 @@ class Slow(Fake):
         self.saved, self.cleared = trio.Event(), False
 
     @asynccontextmanager
-    async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Any]:
-        async with super().open(handle, opening) as stage:
+    async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Any]:
+        async with super().open(handle, spec) as stage:
             yield stage
-        stage.still.set()
+        stage.terminated.set()
         await self.saved.wait()
         self.cleared = True
 

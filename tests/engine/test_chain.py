@@ -171,13 +171,13 @@ async def test_a_failed_setup_begins_again_in_a_fresh_workspace_of_the_next_prov
     [
         pytest.param(
             {},
-            {"give": (ALWAYS, BROKEN)},
+            {"chown": (ALWAYS, BROKEN)},
             SETUP,
             "provision",
             marks=pytest.mark.nightly,
             id="its files cannot be given to it",
         ),
-        pytest.param({}, {"give": ({2}, BROKEN)}, "repo_source: {type: local, path: repo}", "clone", id="the clone"),
+        pytest.param({}, {"chown": ({2}, BROKEN)}, "repo_source: {type: local, path: repo}", "clone", id="the clone"),
         pytest.param(
             {}, {"open": (ALWAYS, BROKEN)}, SETUP, "setup", marks=pytest.mark.nightly, id="no sandbox for setup"
         ),

@@ -24,7 +24,7 @@ from runner.core.model import Handle, Limits, Miss, SlotKey
 from runner.engine.pool import Keeper, clear
 from runner.lifecycle.pool import BACK_OFF, name_of
 from runner.ops.pool.handoff import discard
-from runner.ports.provider import Opening, Passed, WorkspaceRequest
+from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow
 from runner.providers.fake import Fake
 from runner.store.memory import MemoryStore
@@ -155,19 +155,19 @@ class World:
     async def _use(self, process: Process, request: WorkspaceRequest) -> None:
         provider = process.reaching(self.provider)
         handle = await self._ask(process, request) or await provider.create(request)
-        async with provider.open(handle, Opening()):
+        async with provider.open(handle, SandboxSpec()):
             await trio.sleep(self.luck.uniform(0, 20))
         await provider.destroy(handle)
 
     async def _ask(self, process: Process, request: WorkspaceRequest) -> Handle | None:
         got: list[Handle] = []
 
-        async def deliver(handle: Handle, passed: Passed) -> bool:
+        async def deliver(handle: Handle, handoff: SandboxHandoff) -> bool:
             await trio.sleep(self.luck.choice((0.0, 0.0, 0.2)))
             if process.dead or self.process.dead:
                 self.provider.running.discard(str(handle.slot))  # who has the descriptors is no more
                 return False
-            self.provider.receive(handle, passed)
+            self.provider.receive(handle, handoff)
             self.had[str(handle.slot)] += 1
             got.append(handle)
             return True

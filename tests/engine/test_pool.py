@@ -16,7 +16,7 @@ from runner.core.errors import ProviderFailed, RunnerError, WorkspaceLost
 from runner.core.model import Handle, Limits, Miss, SlotKey, SlotState
 from runner.engine.pool import LOOK, Keeper, clear
 from runner.lifecycle.pool import BACK_OFF, MAX_AGE, name_of
-from runner.ports.provider import Opening, Passed, WorkspaceRequest
+from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow, SlotRow
 from runner.providers.fake import Fake, Idle
 from runner.store.memory import MemoryStore
@@ -63,8 +63,8 @@ class Scene:
             nursery.cancel_scope.cancel()
 
     async def claim(self, workspace: str, key: SlotKey = KEY) -> Miss | None:
-        async def deliver(handle: Handle, passed: Passed) -> bool:
-            self.provider.receive(handle, passed)
+        async def deliver(handle: Handle, handoff: SandboxHandoff) -> bool:
+            self.provider.receive(handle, handoff)
             self.arrived.append(handle)
             return True
 
@@ -104,7 +104,7 @@ async def test_a_hit_starts_nothing_and_is_the_workspace_that_was_asked_for(
         assert await scene.claim("run-1") is None
         (handle,) = scene.arrived
         (owned,) = [found for found in await scene.provider.list_owned(scene.store.nonce) if found.id == "run-1"]
-        async with scene.provider.open(handle, Opening()) as workspace:
+        async with scene.provider.open(handle, SandboxSpec()) as workspace:
             assert (await workspace.run(["true"])).exit.ok
 
         assert owned == handle
@@ -187,7 +187,7 @@ async def test_filling_that_fails_is_tried_again_later_and_later(scene: Scene, a
 
 @pytest.mark.parametrize("how", ["refused", "cancelled"])
 async def test_what_does_not_arrive_is_removed(scene: Scene, autojump_clock: MockClock, how: str) -> None:
-    async def deliver(handle: Handle, passed: Passed) -> bool:
+    async def deliver(handle: Handle, handoff: SandboxHandoff) -> bool:
         if how == "cancelled":
             await trio.sleep_forever()
         return False
@@ -260,7 +260,7 @@ class Mortal:
         @asynccontextmanager
         async def open_slot(handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[Idle]:
             async with opened(handle, toolchains) as idle:
-                idle.ended = ended  # type: ignore[method-assign]
+                idle.wait_ended = ended  # type: ignore[method-assign]
                 yield idle
 
         self.scene.provider.open_slot = open_slot  # type: ignore[method-assign, assignment]

@@ -19,7 +19,7 @@ from runner.core.model import Exit, Fence, Handle, Outcome, Reason, Rung, Status
 from runner.engine.run import Control
 from runner.events import events as ev
 from runner.events.record import RunRecord
-from runner.ports.provider import Opening
+from runner.ports.provider import SandboxSpec
 from runner.providers.fake import Fake, Played, Scripted, Stage
 from runner.safefs import trees
 from runner.store.memory import MemoryStore
@@ -70,16 +70,17 @@ class Timed(Fake):
         self.openings = 0
 
     @asynccontextmanager
-    async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[Any]:
+    async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Any]:
         self.openings += 1
-        async with super().open(handle, opening) as stage:
+        async with super().open(handle, spec) as stage:
             yield TimedStage(stage, self)
 
 
 class TimedStage:
     def __init__(self, stage: Stage, provider: Timed) -> None:
         self._stage, self._provider = stage, provider
-        self.paths, self.tree, self.effective, self.still = stage.paths, stage.tree, stage.effective, stage.still
+        self.paths, self.tree = stage.paths, stage.tree
+        self.effective, self.terminated = stage.effective, stage.terminated
 
     @asynccontextmanager
     async def exec(

@@ -16,7 +16,7 @@ from docker import APIClient
 
 from runner.core.errors import CleanUpIncomplete, ImageMissing, ProviderFailed, WorkspaceLost
 from runner.core.model import Exit, Handle, Limits
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.docker import Docker
 from tests.support import dockerd
 from tests.support.dockerd import IMAGE, Daemon
@@ -55,7 +55,7 @@ def containers(client: APIClient, handle: Handle) -> list[dict[str, Any]]:
 async def test_a_container_has_no_way_out_that_docker_could_give_it(client: APIClient, tmp_path: Path) -> None:
     provider = Docker(tmp_path, dockerd.host())
     handle = await workspace_of(provider)
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         (found,) = containers(client, handle)
         made = client.inspect_container(found["Id"])
         seen = await shell(workspace, "echo x > /etc/x; echo x > /x; df -k /tmp /dev/shm 2>/dev/null; ls /proc/self/fd")
@@ -91,7 +91,7 @@ async def test_what_an_image_asks_for_is_not_heeded(client: APIClient, tmp_path:
     provider = Docker(tmp_path, dockerd.host())
     try:
         handle = await workspace_of(provider, image=f"{name}:1")
-        async with provider.open(handle, Opening()) as workspace:
+        async with provider.open(handle, SandboxSpec()) as workspace:
             env = await workspace.run(["env"])
             seen = await shell(workspace, "id -u; pwd; echo x > /data/x; echo x > /home/x; echo ok > $HOME/mine")
         await provider.destroy(handle)
@@ -143,7 +143,7 @@ with socket.socket(socket.AF_UNIX) as end:
 """
     provider = Docker(tmp_path, dockerd.host())
     handle = await workspace_of(provider)
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         heard = await workspace.run(["python3", "-SIc", dial])
         assert (await workspace.run(["true"])).exit.ok
     await provider.destroy(handle)
@@ -154,7 +154,7 @@ with socket.socket(socket.AF_UNIX) as end:
 async def test_temporary_files_are_in_memory_and_within_its_limit(tmp_path: Path) -> None:
     provider = Docker(tmp_path, dockerd.host())
     handle = await workspace_of(provider, limits=Limits(memory_bytes=64 * MIB))
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         seen = await shell(workspace, "head -c 200M /dev/zero > /tmp/large; head -c 200M /dev/zero > /dev/shm/large")
         assert (await workspace.run(["sh", "-c", "true | true"])).exit.ok
     await provider.destroy(handle)
@@ -169,7 +169,7 @@ async def test_only_our_own_containers_are_removed(client: APIClient, tmp_path: 
     labels = {"runner.product": "runner", "runner.workspace": handle.id, "runner.nonce": "of another store"}
     others = [client.create_container(IMAGE, ["/bin/true"], labels=given)["Id"] for given in (labels, {})]
     try:
-        async with provider.open(handle, Opening()):
+        async with provider.open(handle, SandboxSpec()):
             pass
         await provider.evict(handle)
         await provider.destroy(handle)
@@ -184,12 +184,12 @@ async def test_a_container_that_is_removed_behind_our_back_is_a_lost_workspace(
 ) -> None:
     provider = Docker(tmp_path, dockerd.host())
     handle = await workspace_of(provider)
-    async with provider.open(handle, Opening()) as workspace, workspace.exec(["sleep", "1000"]) as process:
+    async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sleep", "1000"]) as process:
         (found,) = containers(client, handle)
         await trio.to_thread.run_sync(lambda: client.remove_container(found["Id"], force=True))
         with trio.fail_after(60), pytest.raises(WorkspaceLost):
             await process.wait()
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         assert (await workspace.run(["true"])).exit.ok
     await provider.destroy(handle)
 
@@ -220,7 +220,7 @@ async def test_a_daemon_that_hangs_holds_up_no_command_and_no_end(mortal: Daemon
     handle = await workspace_of(provider)
     hanging = Docker(tmp_path, mortal.host, grace=0.2, patience=1)
     try:
-        async with hanging.open(handle, Opening()) as workspace:
+        async with hanging.open(handle, SandboxSpec()) as workspace:
             mortal.signal(signal.SIGSTOP)
             assert (await workspace.run(["sh", "-c", "exit 7"])).exit == Exit(code=7)
             start = time.monotonic()
@@ -228,7 +228,7 @@ async def test_a_daemon_that_hangs_holds_up_no_command_and_no_end(mortal: Daemon
         assert living_of(handle.uid) == []
         assert not (await hanging.probe()).available
         with pytest.raises(ProviderFailed, match="has not answered"):
-            async with hanging.open(handle, Opening()):
+            async with hanging.open(handle, SandboxSpec()):
                 pytest.fail("opened")
         with pytest.raises(CleanUpIncomplete, match=handle.id):
             await hanging.destroy(handle)
@@ -249,7 +249,7 @@ async def test_commands_outlive_a_daemon_that_is_killed(mortal: Daemon, tmp_path
     """A daemon that starts ends what an earlier one had started: then the workspace is lost, and said so."""
     provider = Docker(tmp_path, mortal.host, grace=0.2)
     handle = await workspace_of(provider)
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         mortal.kill()
         assert (await workspace.run(["sh", "-c", "exit 7"])).exit == Exit(code=7)
         if comes_back:

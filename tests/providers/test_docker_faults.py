@@ -17,7 +17,7 @@ from docker import APIClient
 
 from runner.core.errors import CleanUpIncomplete, ProviderBusy, ProviderFailed
 from runner.core.model import Handle
-from runner.ports.provider import Opening, Workspace, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers._docker_api import Engine
 from runner.providers.docker import Docker
 from tests.support import dockerd
@@ -56,7 +56,7 @@ async def assert_gone(provider: Docker, handle: Handle) -> None:
 
 
 async def opens(provider: Docker, handle: Handle) -> bool:
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         return (await workspace.run(["true"])).exit.ok
 
 
@@ -143,7 +143,7 @@ async def test_what_cannot_be_removed_is_said_and_removed_by_a_later_try(
 ) -> None:
     provider = Docker(tmp_path, daemon.host, grace=0.2)
     handle = await workspace_of(provider)
-    async with provider.open(handle, Opening()):
+    async with provider.open(handle, SandboxSpec()):
         daemon.faults[where] = [Refuses()]
     for _ in range(3):
         with pytest.raises(CleanUpIncomplete, match=handle.id):
@@ -181,13 +181,13 @@ async def test_that_nothing_runs_any_more_is_known_before_the_daemon_has_removed
     seen: list[tuple[int, int]] = []
 
     async def look(workspace: Workspace) -> None:
-        await workspace.still.wait()
+        await workspace.terminated.wait()
         seen.append((len(living_of(handle.uid)), len(dockerd.containers(handle.id))))
 
-    async with trio.open_nursery() as nursery, provider.open(handle, Opening()) as workspace:
+    async with trio.open_nursery() as nursery, provider.open(handle, SandboxSpec()) as workspace:
         nursery.start_soon(look, workspace)
         assert (await workspace.run(["true"])).exit.ok
-        assert not workspace.still.is_set()
+        assert not workspace.terminated.is_set()
         daemon.faults[REMOVE] = [Dawdles(0.5)]
     assert seen == [(0, 1)]
     await assert_gone(provider, handle)
@@ -207,7 +207,7 @@ async def test_programs_that_run_as_root_in_an_image_do_not(client: APIClient, t
     provider = Docker(tmp_path, dockerd.host())
     try:
         handle = await workspace_of(provider, f"{name}:1")
-        async with provider.open(handle, Opening()) as workspace:
+        async with provider.open(handle, SandboxSpec()) as workspace:
             seen = await shell(workspace, "/as-root /secret; cat /secret; ls /built; /as-root /proc/self/status")
         await assert_gone(provider, handle)
     finally:
@@ -230,7 +230,7 @@ async def test_a_dev_that_leads_elsewhere_reaches_nothing_of_the_host(client: AP
     try:
         handle = await workspace_of(provider, f"{name}:1")
         try:
-            async with provider.open(handle, Opening()) as workspace:
+            async with provider.open(handle, SandboxSpec()) as workspace:
                 assert (await workspace.run(["/nothing"])).exit.code == 127
         except ProviderFailed:
             pass
@@ -269,7 +269,7 @@ async def test_a_tag_that_moves_changes_no_workspace_that_is_there(client: APICl
         handle = await workspace_of(provider, f"{name}:moving")
         which = []
         for _ in range(2):
-            async with provider.open(handle, Opening()) as workspace:
+            async with provider.open(handle, SandboxSpec()) as workspace:
                 client.tag(f"{name}:2", name, "moving", force=True)
                 which.append(await shell(workspace, "cat /which"))
         await assert_gone(provider, handle)

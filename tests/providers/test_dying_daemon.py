@@ -107,7 +107,7 @@ async def test_a_daemon_that_is_killed_in_any_step_leaves_nothing_behind(
 MANY = """
 import json, os, secrets, sys, trio
 from pathlib import Path
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.docker import Docker
 
 MANY, FEW = 50, 2
@@ -127,7 +127,7 @@ async def use_all(handles):
 
     async def use(handle):
         nonlocal waiting
-        async with provider.open(handle, Opening()) as workspace:
+        async with provider.open(handle, SandboxSpec()) as workspace:
             waiting -= 1
             if not waiting:
                 together.set()

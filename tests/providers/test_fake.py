@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from runner.core.errors import ProviderFailed
 from runner.core.model import Exit
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.fake import Fake, Scripted
 
 REQUEST = WorkspaceRequest("w", "run", "nonce")
@@ -18,7 +18,7 @@ REQUEST = WorkspaceRequest("w", "run", "nonce")
 
 async def test_an_hour_of_a_scripted_command_costs_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
     fake = Fake(tmp_path, lambda argv: Scripted(Exit(code=3), stdout=b"done", seconds=3600))
-    async with fake.open(await fake.create(REQUEST), Opening()) as workspace:
+    async with fake.open(await fake.create(REQUEST), SandboxSpec()) as workspace:
         before = trio.current_time()
         result = await workspace.run(["make"])
 

@@ -15,7 +15,7 @@ import trio
 
 from runner.core.errors import CleanUpIncomplete, OutOfMemory, ProviderFailed, WorkspaceLost
 from runner.core.model import Exit, Handle, IsolationClass, Limits
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.docker import Docker, check_runtime
 from runner.providers.gvisor import RUNSC
 from tests.support import dockerd
@@ -65,7 +65,7 @@ print(os.stat("/proc/1").st_uid, os.getuid(), ctypes.CDLL(None).prctl(39, 0, 0, 
 async def test_the_guest_has_just_what_it_needs_and_commands_have_nothing(tmp_path: Path) -> None:
     provider = at(tmp_path)
     handle = await workspace_of(provider)
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         with dockerd.session().client() as client:
             made = client.inspect_container(noted(handle)[0])
         seen = await workspace.run(["python3", "-SIc", STATUS])
@@ -116,7 +116,7 @@ async def test_a_runtime_whose_program_does_not_start_is_unavailable(
 async def test_too_much_memory_ends_the_sandbox_which_says_why_and_opens_again(tmp_path: Path) -> None:
     provider = at(tmp_path)
     handle = await workspace_of(provider, Limits(memory_bytes=64 * MIB))
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         assert (await workspace.effective()).limits.memory_bytes == 64 * MIB
         reserved = await workspace.run(["python3", "-SIc", "import mmap; mmap.mmap(-1, 8 << 30)"])
         assert reserved.exit.ok
@@ -125,7 +125,7 @@ async def test_too_much_memory_ends_the_sandbox_which_says_why_and_opens_again(t
                 await workspace.run(["tail", "/dev/zero"])
         with pytest.raises(OutOfMemory):
             await workspace.run(["true"])
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         assert (await workspace.run(["true"])).exit.ok
     await provider.destroy(handle)
 
@@ -144,7 +144,7 @@ async def test_a_daemon_that_hangs_holds_up_commands_and_no_end(mortal: Daemon, 
     patient, hanging = at(tmp_path, mortal.host), at(tmp_path, mortal.host, patience=1)
     handle = await workspace_of(patient)
     try:
-        async with hanging.open(handle, Opening()) as workspace:
+        async with hanging.open(handle, SandboxSpec()) as workspace:
             mortal.signal(signal.SIGSTOP)
             with trio.move_on_after(0.5) as scope:
                 await workspace.run(["true"])
@@ -167,7 +167,7 @@ async def test_a_workspace_is_lost_with_its_daemon_and_nothing_of_it_lives(
     """Whoever cleans up finds its processes without the daemon, by what was noted before they were started."""
     provider = at(tmp_path, mortal.host)
     handle = await workspace_of(provider)
-    async with provider.open(handle, Opening()) as workspace, workspace.exec(["sleep", "1000"]) as process:
+    async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sleep", "1000"]) as process:
         (container,) = noted(handle)
         assert len(inhabitants(handle)) > 2
         mortal.kill()
@@ -192,7 +192,7 @@ async def test_a_workspace_is_lost_with_its_daemon_and_nothing_of_it_lives(
 async def test_what_is_said_at_last_comes_before_the_end_of_a_sandbox_that_is_removed(tmp_path: Path) -> None:
     provider = at(tmp_path)
     handle = await workspace_of(provider)
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         assert (await workspace.run(["sh", "-c", "exit 7"])).exit == Exit(code=7)
         with dockerd.session().client() as client:
             await trio.to_thread.run_sync(lambda: client.remove_container(noted(handle)[0], force=True))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.errors import ProviderFailed
-from runner.ports.provider import Opening, Provider, WorkspaceRequest
+from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
 from runner.providers.docker import Docker
 from runner.providers.local import Local
 from tests.support import dockerd
@@ -39,7 +39,7 @@ async def test_what_commands_make_in_a_directory_of_root_is_root_s(
     image = dockerd.IMAGE if provider.name == "docker" else None
     id = f"lent-{os.getpid()}-{provider.name}"
     handle = await provider.create(WorkspaceRequest(id, "run-1", "nonce", tree=tree, image=image))
-    async with provider.open(handle, Opening(protected=("AGENTS.md", ".runner/"))) as workspace:
+    async with provider.open(handle, SandboxSpec(protected=("AGENTS.md", ".runner/"))) as workspace:
         seen = await shell(workspace, COMMANDS)
     await provider.destroy(handle)
 

@@ -19,7 +19,7 @@ from tests.support.providers import DOCKER, GUESTS, GVISOR, LOCAL, inhabitants, 
 RUNNER = """
 import sys, trio
 from pathlib import Path
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from tests.support.providers import make
 
 _, kind, home, mark, stopping = sys.argv
@@ -34,7 +34,7 @@ async def stubborn(workspace, task_status):
 async def main():
     provider = make(kind, Path(home), grace=10)
     handle = await provider.create(WorkspaceRequest(mark, "run", "nonce"))
-    async with provider.open(handle, Opening()) as workspace, trio.open_nursery() as nursery:
+    async with provider.open(handle, SandboxSpec()) as workspace, trio.open_nursery() as nursery:
         for _ in range(5):
             await nursery.start(stubborn, workspace)
         if stopping:
@@ -82,7 +82,7 @@ async def test_nothing_outlives_a_killed_runner_and_what_is_left_is_found_and_re
 OPENERS = """
 import os, random, signal, sys, time, trio
 from pathlib import Path
-from runner.ports.provider import Opening
+from runner.ports.provider import SandboxSpec
 from runner.providers.local import Local
 
 _, home, nonce = sys.argv
@@ -90,7 +90,7 @@ provider = Local(Path(home))
 (handle,) = trio.run(provider.list_owned, nonce)
 
 async def opening():
-    async with provider.open(handle, Opening()):
+    async with provider.open(handle, SandboxSpec()):
         await trio.sleep_forever()
 
 for _ in range(25):

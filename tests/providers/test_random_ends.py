@@ -12,7 +12,7 @@ import trio
 
 from runner.core.errors import WorkspaceLost
 from runner.core.model import Handle
-from runner.ports.provider import Opening, Provider, Workspace, WorkspaceRequest
+from runner.ports.provider import Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers.local import Local
 from tests.support.guest_driver import marked
 from tests.support.providers import living_of
@@ -70,7 +70,7 @@ async def open_once(provider: Provider, handle: Handle, mark: str, random: Rando
     """Open a workspace, run commands in it that are ended at once, and close it while some still run."""
     async with (
         trio.open_nursery() as outer,
-        provider.open(handle, Opening(env={"MARK": mark})) as workspace,
+        provider.open(handle, SandboxSpec(env={"MARK": mark})) as workspace,
         trio.open_nursery() as inner,
     ):
         for _ in range(COMMANDS):

@@ -13,7 +13,7 @@ import pytest
 
 from runner.core.errors import CleanUpIncomplete, ProviderFailed
 from runner.core.model import Handle, Limits
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers._directories import Directories
 from runner.providers._mounts import unmount
 from runner.providers._volumes import Volumes
@@ -100,7 +100,7 @@ async def test_a_volume_is_mounted_again_after_the_host_was_started_again(
     """A host that has crashed leaves a file system that nobody has unmounted."""
     local, handle = made
     (handle.tree / "kept").write_text("kept\n")
-    await local.give(handle)
+    await local.chown_to_workspace_user(handle)
     for path in (handle.tree / "kept", handle.tree, handle.private):
         written = os.open(path, os.O_RDONLY)
         os.fsync(written)
@@ -115,7 +115,7 @@ async def test_a_volume_is_mounted_again_after_the_host_was_started_again(
         assert await Local(tmp_path).list_owned("nonce") == [handle]
         assert (handle.tree / "kept").read_text() == "kept\n"
         unmount(handle.private)
-        async with local.open(handle, Opening()) as workspace:
+        async with local.open(handle, SandboxSpec()) as workspace:
             assert (await workspace.run(["sh", "-c", "cat kept; echo more > more"])).stdout == b"kept\n"
             assert (await workspace.effective()).limits == LIMIT
 
@@ -169,7 +169,7 @@ CRASHING = """
 import os, signal, sys, trio
 from pathlib import Path
 from runner.core.model import Limits
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers._mounts import stage
 from runner.providers._volumes import Volumes
 from runner.providers.local import Local

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from runner.core.model import Handle, Limits, Mount
-from runner.ports.provider import Opening, Passed, WorkspaceRequest
+from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.providers.docker import Docker
 from tests.support import dockerd
 from tests.support.guest_driver import alive
@@ -25,19 +25,21 @@ def wish(id: str, limits: Limits = LIMITS) -> WorkspaceRequest:
     return WorkspaceRequest(f"{id}-{os.getpid()}-{secrets.token_hex(3)}", "run-1", "nonce", limits, image=dockerd.IMAGE)
 
 
-async def handed_over(home: Path, limits: Limits = LIMITS, *, lost: bool = False) -> tuple[Docker, Handle, Passed]:
+async def detached_sandbox(
+    home: Path, limits: Limits = LIMITS, *, lost: bool = False
+) -> tuple[Docker, Handle, SandboxHandoff]:
     """A workspace that was a slot of one provider, and another provider that has its container, unless it got lost."""
     keeper, claimer = Docker(home, dockerd.host()), Docker(home, dockerd.host())
     slot = await keeper.create(wish("slot", limits))
     async with keeper.open_slot(slot, ()) as idle:
         await idle.ping()
-        passed = idle.hand_over()
+        handoff = idle.detach()
     handle = await keeper.assign(slot, wish("warm"))
     if lost:
-        passed.close()
+        handoff.close()
     else:
-        claimer.receive(handle, passed)
-    return claimer, handle, passed
+        claimer.receive(handle, handoff)
+    return claimer, handle, handoff
 
 
 def fill(handle: Handle) -> None:
@@ -65,14 +67,14 @@ async def test_a_warm_container_is_what_a_cold_one_is_and_no_other_is_started(tm
     echo x > .env; rm -f .env; mv .env b; echo x > deploy/key; mv deploy c; rm -rf deploy; mkdir missing/x
     touch missing/file; umount .env; mv missing d; echo ok > deploy/other; echo ok > new; cat .env deploy/key
     """
-    opening = Opening(protected=PROTECTED, env={"GREETING": "hello"})
-    provider, handle, _ = await handed_over(tmp_path)
+    spec = SandboxSpec(protected=PROTECTED, env={"GREETING": "hello"})
+    provider, handle, _ = await detached_sandbox(tmp_path)
     fill(handle)
-    await provider.give(handle)
+    await provider.chown_to_workspace_user(handle)
     before = containers(handle)
     seen, said, trees = [], [], []
     for _ in range(2):
-        async with provider.open(handle, opening) as workspace:
+        async with provider.open(handle, spec) as workspace:
             said.append(sorted((await shell(workspace, f"echo $GREETING; {attack}")).splitlines()))
             seen.append(await workspace.effective())
             if len(seen) == 1:
@@ -95,11 +97,11 @@ async def test_a_warm_container_is_what_a_cold_one_is_and_no_other_is_started(tm
     ids=["incident", "skills", "kubeconfig"],
 )
 async def test_files_of_a_run_appear_in_a_container_that_runs(tmp_path: Path, name: str, target: str) -> None:
-    provider, handle, _ = await handed_over(tmp_path)
+    provider, handle, _ = await detached_sandbox(tmp_path)
     before, source = containers(handle), handle.private / name
     (source / "report.txt").write_text("it burns\n")
-    await provider.give(handle)
-    async with provider.open(handle, Opening(mounts=(Mount(source, target),))) as workspace:
+    await provider.chown_to_workspace_user(handle)
+    async with provider.open(handle, SandboxSpec(mounts=(Mount(source, target),))) as workspace:
         said = await shell(workspace, f"cat {target}/report.txt; echo x > {target}/report.txt")
         assert containers(handle) == before
     await provider.destroy(handle)
@@ -110,12 +112,12 @@ async def test_files_of_a_run_appear_in_a_container_that_runs(tmp_path: Path, na
 
 @pytest.mark.parametrize("how", ["of another shape", "dead"])
 async def test_a_container_that_can_not_be_taken_is_ended_and_another_started(tmp_path: Path, how: str) -> None:
-    provider, handle, passed = await handed_over(tmp_path)
+    provider, handle, handoff = await detached_sandbox(tmp_path)
     before = containers(handle)
     if how == "dead":
-        os.kill(int(passed.words["pid"]), 9)
-    opening = replace(Opening(), fresh_home=how == "of another shape")
-    async with provider.open(handle, opening) as workspace:
+        os.kill(int(handoff.state["pid"]), 9)
+    spec = replace(SandboxSpec(), fresh_home=how == "of another shape")
+    async with provider.open(handle, spec) as workspace:
         assert (await workspace.run(["true"])).exit.ok
         assert len(containers(handle)) == 1
         assert containers(handle) != before
@@ -125,8 +127,8 @@ async def test_a_container_that_can_not_be_taken_is_ended_and_another_started(tm
 
 
 async def test_a_workspace_whose_warm_container_is_gone_needs_no_daemon_to_go(tmp_path: Path) -> None:
-    provider, handle, _ = await handed_over(tmp_path)
-    async with provider.open(handle, Opening()) as workspace:
+    provider, handle, _ = await detached_sandbox(tmp_path)
+    async with provider.open(handle, SandboxSpec()) as workspace:
         assert (await workspace.run(["true"])).exit.ok
     await Docker(tmp_path, f"unix://{tmp_path}/nobody.sock").destroy(handle)
 
@@ -135,9 +137,9 @@ async def test_a_workspace_whose_warm_container_is_gone_needs_no_daemon_to_go(tm
 
 
 async def test_a_container_that_nobody_has_ends_by_itself_and_is_removed(tmp_path: Path) -> None:
-    provider, handle, passed = await handed_over(tmp_path, lost=True)
+    provider, handle, handoff = await detached_sandbox(tmp_path, lost=True)
     with trio.fail_after(60):
-        while alive(int(passed.words["pid"])):
+        while alive(int(handoff.state["pid"])):
             await trio.sleep(0.01)
     await provider.destroy(handle)
 
@@ -147,8 +149,8 @@ async def test_a_container_that_nobody_has_ends_by_itself_and_is_removed(tmp_pat
 
 @pytest.mark.nightly
 async def test_a_slot_has_the_disk_that_its_workspace_may_fill(tmp_path: Path) -> None:
-    provider, handle, _ = await handed_over(tmp_path, replace(LIMITS, disk_bytes=32 * MIB))
-    async with provider.open(handle, Opening()) as workspace:
+    provider, handle, _ = await detached_sandbox(tmp_path, replace(LIMITS, disk_bytes=32 * MIB))
+    async with provider.open(handle, SandboxSpec()) as workspace:
         said = await shell(workspace, "head -c 64M /dev/zero > big; rm big; echo ok > small; cat small")
         seen = await workspace.effective()
     await provider.destroy(handle)

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from runner.core.model import Exit
-from runner.ports.provider import Opening, Provider, Workspace, WorkspaceRequest
+from runner.ports.provider import Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers.local import Local
 from runner.providers.process import OnHost
 from runner.runtime.exec import DRAIN, MAX_LOG, TAIL, LogFile, open_logs, run_logged
@@ -24,14 +24,14 @@ MIB = 1 << 20
 FLOOD = """
 import json, os, resource, sys, trio
 from pathlib import Path
-from runner.ports.provider import Opening, WorkspaceRequest
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.local import Local
 from runner.runtime.exec import open_logs, run_logged
 
 async def main(home, script):
     provider = Local(home)
     handle = await provider.create(WorkspaceRequest(f"flood-{os.getpid()}", "run", "nonce"))
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         await workspace.run(["true"])
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with open_logs(home, "flood") as logs:
@@ -48,7 +48,7 @@ trio.run(main, Path(sys.argv[1]), sys.argv[2])
 async def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workspace]:
     provider: Provider = request.param(tmp_path, grace=GRACE)
     handle = await provider.create(WorkspaceRequest(f"commands-{os.getpid()}", "run", "nonce"))
-    async with provider.open(handle, Opening()) as opened:
+    async with provider.open(handle, SandboxSpec()) as opened:
         yield opened
     await provider.destroy(handle)
 
@@ -117,7 +117,7 @@ async def test_what_a_descendant_prints_just_after_its_command_is_kept(tmp_path:
     """As of ``tee`` in a process substitution. In a pid namespace of its own it dies with the command."""
     provider = OnHost(tmp_path)
     handle = await provider.create(WorkspaceRequest(f"late-{os.getpid()}", "run", "nonce"))
-    async with provider.open(handle, Opening()) as workspace:
+    async with provider.open(handle, SandboxSpec()) as workspace:
         _, out, _ = await run(workspace, tmp_path, "(sleep 0.2; echo late) & echo done")
     await provider.destroy(handle)
 

@@ -16,7 +16,7 @@ import pytest
 
 from runner.core.model import Feature
 from runner.providers import _cgroup
-from runner.safefs.trees import can_give
+from runner.safefs.trees import can_chown
 from tests.support import components
 
 INSTALL = "sudo make test"
@@ -70,7 +70,7 @@ def _kubectl() -> str | None:
 
 
 ROOT = Component("root", lambda: None if os.geteuid() == 0 else "these tests mount, or look as another user")
-USERS = Component("root over other users", lambda: None if can_give() else "workspaces get no user of their own")
+USERS = Component("root over other users", lambda: None if can_chown() else "workspaces get no user of their own")
 MEMORY = Component("memory limits", lambda: _cgroup.missing().get(Feature.MEMORY))
 CARGO = program("cargo")
 GIT = program("git")

@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from runner.core.model import Exit, Handle, Rung
-from runner.ports.provider import Opening, Process, Provider, Workspace, WorkspaceRequest
+from runner.ports.provider import Process, Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers import _container_init, spawn
 from runner.providers.docker import RUNC, Docker
 from runner.providers.fake import Fake, Scripted
@@ -93,12 +93,12 @@ class Place:
     def mark(self) -> str:
         return self.handle.id
 
-    def open(self, opening: Opening | None = None) -> AbstractAsyncContextManager[Workspace]:
-        return self.provider.open(self.handle, opening or Opening())
+    def open(self, spec: SandboxSpec | None = None) -> AbstractAsyncContextManager[Workspace]:
+        return self.provider.open(self.handle, spec or SandboxSpec())
 
     def open_patiently(self) -> AbstractAsyncContextManager[Workspace]:
         """With a grace that no command needs which ends by itself, on however busy a host."""
-        return make(self.kind, self.home, grace=60).open(self.handle, Opening())
+        return make(self.kind, self.home, grace=60).open(self.handle, SandboxSpec())
 
     def write(self, name: str, text: str) -> Path:
         path = self.handle.tree / name

@@ -28,7 +28,7 @@ from runner.events.record import replay
 from runner.gateway.gateway import ModelGateway
 from runner.lifecycle.lease import TTL, LeaseEvent
 from runner.plan.model import RunPlan, Step
-from runner.ports.provider import KILL_GRACE, Opening, Probe
+from runner.ports.provider import KILL_GRACE, Probe, SandboxSpec
 from runner.runtime.context import Places, Ports, Run
 from runner.runtime.lease_holder import Tenure, keep
 from runner.store.memory import MemoryStore
@@ -514,7 +514,7 @@ class Place:
         return _handle(id)
 
     @asynccontextmanager
-    async def open(self, handle: Handle, opening: Opening) -> AsyncIterator[None]:
+    async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[None]:
         await trio.lowlevel.checkpoint()
         sandbox = self._world.start(self._process, handle.id)
         try:
@@ -553,7 +553,7 @@ async def making(body: Body, run: Run) -> Outcome:
 async def working(body: Body, run: Run) -> Outcome:
     world = body.world
     for number in range(world.luck.randint(1, 5)):
-        await run.open_as(Opening(), number)
+        await run.open_as(SandboxSpec(), number)
         await world.work(body.process)
         await run.emit(ev.Warned("x.work", str(number)))
     return succeeded()

@@ -21,7 +21,7 @@ from runner.core.settings import Settings
 from runner.ops.planning.facts import open_provider
 from runner.ops.workspaces.workspace_lease import Premises, occupy, open_premises
 from runner.ops.workspaces.workspaces import Wish, create, destroy
-from runner.ports.provider import Opening, Workspace
+from runner.ports.provider import SandboxSpec, Workspace
 from runner.providers._escapes import ESCAPES, GAPS, Escape, breaches, open_bait
 
 EACH = 10.0  # seconds for one probe
@@ -116,7 +116,7 @@ async def open_scratch(premises: Premises, wish: Wish) -> AsyncIterator[Workspac
     try:
         async with occupy(premises, row, "doctor") as tenancy:
             provider, handle = await tenancy.handle()
-            async with provider.open(handle, Opening()) as workspace:
+            async with provider.open(handle, SandboxSpec()) as workspace:
                 yield workspace
     finally:
         with trio.CancelScope(shield=True):

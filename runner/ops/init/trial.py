@@ -23,7 +23,7 @@ from runner.ops.planning.facts import open_provider
 from runner.ops.planning.host_paths import lend_dependencies, lend_toolchains
 from runner.ops.workspaces.workspace_lease import Premises, occupy, open_premises
 from runner.ops.workspaces.workspaces import Wish, create, destroy
-from runner.ports.provider import Opening, Provider, Workspace
+from runner.ports.provider import Provider, SandboxSpec, Workspace
 from runner.safefs import trees
 from runner.spec.model import Lent
 
@@ -129,8 +129,8 @@ async def _check_out(top: Path, handle: Handle, settings: Settings) -> Path:
     await git.fetch(top, head, into=repository, depth=1)
     checkout.mkdir(mode=0o700)
     await git.materialise(repository, head, checkout)
-    if trees.can_give():
-        await trio.to_thread.run_sync(trees.give, checkout, handle.uid)
+    if trees.can_chown():
+        await trio.to_thread.run_sync(trees.chown_tree, checkout, handle.uid)
     return checkout
 
 
@@ -140,7 +140,7 @@ async def _try(way: Way, seen: Survey, place: _Place, settings: Settings) -> Tri
         lent = lend_dependencies(seen.dependencies, Checkout(path=seen.top), lent)
     except InputError as error:
         return Tried(way, Lent(), why=error.message)
-    opening = Opening(
+    spec = SandboxSpec(
         toolchains=lent.toolchains,
         env=lent.environment,
         tree=Mount(place.checkout, "/workspace"),
@@ -150,7 +150,7 @@ async def _try(way: Way, seen: Survey, place: _Place, settings: Settings) -> Tri
     )
     began = trio.current_time()
     try:
-        async with place.provider.open(place.handle, opening) as workspace:
+        async with place.provider.open(place.handle, spec) as workspace:
             with trio.move_on_after(EACH):
                 return await _run(way, lent, workspace)
     except PlatformError as error:

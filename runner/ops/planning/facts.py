@@ -243,10 +243,10 @@ async def _cli_version(
         return {}
     import runner.agents  # most runs have no model
     from runner.agents._version import pin_of, program_at, version_of
-    from runner.ports.provider import PATH, Images, programs_in
+    from runner.ports.provider import PATH, Images, program_directory
 
     agent = plugins.load(runner.agents, want.agent).agent
-    folders = [*map(programs_in, toolchains)]
+    folders = [*map(program_directory, toolchains)]
     program = program_at(folders if image else [*folders, *PATH.split(":")], agent.program)
     found = version_of(program, agent.package) if program else ""
     for name in want.providers if image and program is None else ():

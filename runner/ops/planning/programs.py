@@ -13,7 +13,7 @@ from pathlib import Path
 
 from runner.core.errors import UsageError, shown
 from runner.policy.toolchains import check_toolchain
-from runner.ports.provider import BINS, PATH
+from runner.ports.provider import PATH, PROGRAM_DIRECTORIES
 
 _LINKS = 40  # as many as the kernel follows
 _LINE = 256  # bytes of a `#!` line that the kernel reads
@@ -69,7 +69,7 @@ def find_program(name: str, folders: Sequence[str], home: Path) -> Path | None:
             continue
         if {program.parent.name, os.path.basename(os.path.realpath(program))} & {*_SHIMS}:
             continue
-        if _is_system(program) or (program.parent.name in BINS and _can_be_shown(program, home)):
+        if _is_system(program) or (program.parent.name in PROGRAM_DIRECTORIES and _can_be_shown(program, home)):
             return program
     return None
 

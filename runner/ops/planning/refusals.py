@@ -24,7 +24,7 @@ from runner.ops.runs.secret_values import look_for
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent, ModelAgent
 from runner.ports.gateway import Gateway
-from runner.ports.provider import PATH, Images, programs_in
+from runner.ports.provider import PATH, Images, program_directory
 from runner.runtime.context import Outside
 from runner.spec.model import Facts
 from runner.steps.agent.plan import Body
@@ -120,7 +120,7 @@ async def _lacks(one: _Sought, settings: Settings) -> list[CliMissing]:
     """Nothing when the CLI is there, or when nobody can tell, as of an image that others have made."""
     agent = plugins.load(runner.agents, one.agent).agent
     assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
-    folders = [*map(programs_in, one.toolchains)]
+    folders = [*map(program_directory, one.toolchains)]
     if program_at(folders, agent.program) is not None:
         return []
     package = f"{agent.package}@{pin_of(agent.package)}"

@@ -25,7 +25,7 @@ from runner.core.model import Handle, Limits, Miss, SlotKey
 from runner.engine.pool import Keeper
 from runner.lifecycle.pool import read_key
 from runner.plan.model import plain
-from runner.ports.provider import Passed, Provider, WarmSlots, WorkspaceRequest
+from runner.ports.provider import Provider, SandboxHandoff, WarmSlots, WorkspaceRequest
 
 PLACE = "pool"  # of the socket, and of the keeper's lock, below RUNNER_HOME
 _NAME = "socket"
@@ -78,9 +78,9 @@ def _read_wish(packet: bytes, nonce: str) -> tuple[SlotKey, WorkspaceRequest] | 
         return None
 
 
-async def _deliver(connection: trio.socket.SocketType, handle: Handle, passed: Passed) -> bool:
-    packet = json.dumps({"handle": plain(asdict(handle)), "words": dict(passed.words)}).encode()
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", passed.descriptors))] if passed.descriptors else []
+async def _deliver(connection: trio.socket.SocketType, handle: Handle, handoff: SandboxHandoff) -> bool:
+    packet = json.dumps({"handle": plain(asdict(handle)), "state": dict(handoff.state)}).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", handoff.descriptors))] if handoff.descriptors else []
     try:
         await connection.sendmsg([packet], rights)
         return await connection.recv(len(_ARRIVED)) == _ARRIVED
@@ -104,7 +104,7 @@ async def discard(provider: Provider, request: WorkspaceRequest) -> None:
 
 
 async def ask(
-    home: Path, key: SlotKey, request: WorkspaceRequest, receive: Callable[[Handle, Passed], None]
+    home: Path, key: SlotKey, request: WorkspaceRequest, receive: Callable[[Handle, SandboxHandoff], None]
 ) -> Handle | Miss | None:
     """Have a workspace from a warm pool: ``receive`` gets it at once. ``None`` when nobody keeps any.
 
@@ -131,18 +131,21 @@ async def ask(
 
 
 def _received(
-    packet: bytes, rights: list[tuple[int, int, bytes]], connection: int, receive: Callable[[Handle, Passed], None]
+    packet: bytes,
+    rights: list[tuple[int, int, bytes]],
+    connection: int,
+    receive: Callable[[Handle, SandboxHandoff], None],
 ) -> Handle | Miss:
-    passed = Passed({}, tuple(fd for _, _, part in rights for fd in array("i", part)))
+    handoff = SandboxHandoff({}, tuple(fd for _, _, part in rights for fd in array("i", part)))
     try:
         found = json.loads(packet)
         if "miss" in found:
             return Miss(found["miss"])
-        handle, passed = _handle(found["handle"]), Passed(found["words"], passed.descriptors)
+        handle, handoff = _handle(found["handle"]), SandboxHandoff(found["state"], handoff.descriptors)
         os.write(connection, _ARRIVED)
-        receive(handle, passed)
+        receive(handle, handoff)
     except (OSError, ValueError, KeyError, TypeError):  # it has died, or is of another version
-        passed.close()
+        handoff.close()
         return Miss.NO_KEEPER
     return handle
 

@@ -44,7 +44,7 @@ from runner.ops.planning.agent_programs import ON_THIS_HOST, docker_answers, fin
 from runner.ops.planning.files import read_file
 from runner.ops.planning.make_plan import Planned, Request, make_plan
 from runner.ports.agent import ModelAgent
-from runner.ports.provider import PATH, programs_in
+from runner.ports.provider import PATH, program_directory
 from runner.spec.template import is_template
 from runner.triage._json import read_object, written
 from runner.triage.alert import SERVICES, Made, incident_of, incident_of_words, misnamed, same_incident
@@ -452,7 +452,7 @@ def program_of(triage: Triage) -> Path | None:
     """The agent's program as it is found on this host; ``None`` when it is nowhere."""
     agent = plugins.load(runner.agents, triage.agent).agent
     assert isinstance(agent, ModelAgent)  # as whoever made a triage has checked
-    return program_at([*map(programs_in, triage.toolchains), *PATH.split(":")], agent.program)
+    return program_at([*map(program_directory, triage.toolchains), *PATH.split(":")], agent.program)
 
 
 def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from runner.ops.workspaces.leases import COMMAND
 from runner.ops.workspaces.workspace_lease import Premises, occupy, require_tree
 from runner.ops.workspaces.workspaces import own_workspace, require_ready, use_of, validate
 from runner.policy.protected import unite
-from runner.ports.provider import Opening, Process, Reader, Workspace, Writer
+from runner.ports.provider import Process, Reader, SandboxSpec, Workspace, Writer
 from runner.ports.store import WorkspaceRow
 
 OpenSandbox = Callable[[], AbstractAsyncContextManager[Workspace]]
@@ -47,9 +47,9 @@ async def execute(premises: Premises, text: str, argv: Sequence[str], streams: t
         require_ready(tenancy.row)
         await tenancy.write(use_of(premises.settings))
         provider, handle = await tenancy.handle()
-        opening = Opening(protected=await _protected(premises, row))
+        sandbox_spec = SandboxSpec(protected=await _protected(premises, row))
         command = _Command(streams)
-        ended = await command.run(partial(provider.open, handle, opening), argv)
+        ended = await command.run(partial(provider.open, handle, sandbox_spec), argv)
         killed = [OomKilled(COMMAND, command.oom_kills)] if command.oom_kills else []
         await tenancy.write(*killed, use_of(premises.settings))
     if killed:

@@ -166,8 +166,8 @@ async def create(premises: Premises, wish: Wish) -> WorkspaceRow:
     chosen = await choose_provider(premises, wish.provider, wish.image, adopting=path is not None)
     git = premises.ports.git
     tip = await git.look_up(wish.url, branch=wish.branch, commit=None) if wish.url is not None else None
-    among_others = path is not None or (project is not None and not project.workspace_isolation)
-    limits, not_enforced = limits_of(settings, chosen.probe.among_others() if among_others else chosen.probe)
+    on_shared_disk = path is not None or (project is not None and not project.workspace_isolation)
+    limits, not_enforced = limits_of(settings, chosen.probe.on_shared_disk() if on_shared_disk else chosen.probe)
     requested = ev.WorkspaceRequested(
         chosen.provider.name,
         project.name if project else DEFAULT_PROJECT,
@@ -218,7 +218,7 @@ async def _make(tenancy: Tenancy, provider: Provider, project: ProjectRow | None
         await validate(tenancy.premises, tenancy.row, handle)
         if project is not None:
             await _place_agents_file(tenancy, handle, Path(project.root))
-        await provider.give(handle)
+        await provider.chown_to_workspace_user(handle)
     await tenancy.write(ev.WorkspaceBecame(S.READY))
 
 

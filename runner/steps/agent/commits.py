@@ -18,7 +18,7 @@ from runner.core.model import Violation
 from runner.events import events as ev
 from runner.policy.paths import PathPolicy
 from runner.ports.git import Authored
-from runner.ports.provider import Opening
+from runner.ports.provider import SandboxSpec
 from runner.runtime.context import Run
 from runner.runtime.mount_plan import Shape
 from runner.runtime.tree_scan import leaves_tree
@@ -104,8 +104,8 @@ async def _taken(run: Run, shape: Shape, policy: PathPolicy, quarantine: Path) -
 
 async def _bundle(run: Run, shape: Shape, base: str) -> bytes | None:
     """What git inside makes of the commits from the base to HEAD; ``None`` when there is no git, or no commit."""
-    opening = Opening(toolchains=shape.toolchains, tree_writable=False, fresh_home=True)
-    workspace = await run.open_as(opening, ("commits", shape))
+    spec = SandboxSpec(toolchains=shape.toolchains, tree_writable=False, fresh_home=True)
+    workspace = await run.open_as(spec, ("commits", shape))
     argv = ["git", "-C", workspace.paths.workspace, "bundle", "create", "--quiet", "-", f"{base}..HEAD"]
     result = await workspace.run(argv, env=_ENVIRONMENT, keep_bytes=MOST)
     await run.close()

@@ -17,7 +17,7 @@ from runner.core.errors import IsolationMismatch
 from runner.core.model import Exit, Fate, Feature, Isolation, IsolationClass, Limits, Outcome
 from runner.events import events as ev
 from runner.ports.agent import Agent, Ended, ModelAgent, Preparation
-from runner.ports.provider import Workspace, programs_in
+from runner.ports.provider import Workspace, program_directory
 from runner.runtime.cluster import open_cluster
 from runner.runtime.context import Run, write_new
 from runner.runtime.exec import Log, LogFile, Shared, open_logs, run_command
@@ -107,8 +107,8 @@ class _Work:
         with ExitStack() as stack:
             if body.incident is not None:
                 directory = body.incident / "output"  # of all members of a matrix, since the names differ
-                opening = partial(open_log, directory, body.agent, run.ports.now())
-                log = stack.enter_context(closing(await trio.to_thread.run_sync(opening)))
+                spec = partial(open_log, directory, body.agent, run.ports.now())
+                log = stack.enter_context(closing(await trio.to_thread.run_sync(spec)))
                 await run.emit(ev.LogOpened(STEP, str(log.path)))
                 both.append(log)
             yield Shared((logs[0], *both)), Shared((logs[1], *both))
@@ -139,12 +139,12 @@ async def take_over(body: Body, run: Run) -> None:
     if run.base is None:
         await regain_tree(run)
     await trio.to_thread.run_sync(trees.copy_out, run.kept.directory / "output", handle.private / "output")
-    await provider.give(handle)
+    await provider.chown_to_workspace_user(handle)
 
 
 def _name_closed(outcome: Outcome, agent: Agent, body: Body, uid: int) -> Outcome:
     """An outcome with the directory that keeps the user of commands, which see this host's own, from a toolchain."""
-    places = [Path(programs_in(toolchain)) for toolchain in body.shape.toolchains]
+    places = [Path(program_directory(toolchain)) for toolchain in body.shape.toolchains]
     if isinstance(agent, ModelAgent):
         places += [(place / agent.program).resolve().parent for place in places]
     closed = next((folder for place in places if (folder := _closed_to(uid, place))), None)

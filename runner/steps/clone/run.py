@@ -43,7 +43,7 @@ async def perform(body: Body, run: Run) -> Outcome:
         run.cloned(made.commit)
         message += f" with {count} uncommitted"
     await place_in_tree(run, body.agents_file)
-    await provider.give(handle)
+    await provider.chown_to_workspace_user(handle)
     assert run.base is not None
     await run.emit(ev.BaseTaken(run.base))
     return succeeded(message)

@@ -78,7 +78,7 @@ async def _ask(body: Body, run: Run, provider: Provider) -> Probe:
     probe = run.ports.seen(provider.name) or await provider.probe()
     if not probe.available:
         raise ProviderBusy(probe.reason or "not available")
-    probe = probe.among_others() if body.shared else probe
+    probe = probe.on_shared_disk() if body.shared else probe
     if reason := _unfit(body, probe):
         raise ProviderFailed(reason)
     return probe
@@ -92,7 +92,7 @@ async def _refuse(run: Run, name: str, reason: str) -> None:
 def _unfit(body: Body, probe: Probe) -> str | None:
     if probe.isolation < body.isolation:
         return f"isolation {probe.isolation.word} is below {body.isolation.word}"
-    lacking = [feature.value for feature in body.must if not (probe.enforces(feature) or feature in probe.soft)]
+    lacking = [feature.value for feature in body.must if not (probe.enforces(feature) or feature in probe.watched)]
     return f"cannot enforce {', '.join(lacking)}" if lacking else None
 
 
@@ -159,7 +159,7 @@ async def _fill(body: Body, run: Run) -> None:
         await place_in_project(run, body.agents_file)
     else:
         await place_in_tree(run, body.agents_file)
-    await provider.give(handle)
+    await provider.chown_to_workspace_user(handle)
 
 
 def _write_inputs(body: Body, run: Run, handle: Handle) -> list[str]:

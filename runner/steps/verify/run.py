@@ -105,17 +105,17 @@ async def _check_tree(body: Body, run: Run, results: Results) -> None:
     await run.emit(ev.EffectIntended(STEP, "checkout", name, str(places.checkout)))
     places.checkout.mkdir(parents=True)
     entries = await git.materialise(places.repository, run.snapshot.commit, places.checkout)
-    if trees.can_give():
+    if trees.can_chown():
         _, handle = run.require()
-        await trio.to_thread.run_sync(trees.give, places.checkout, handle.uid)
+        await trio.to_thread.run_sync(trees.chown_tree, places.checkout, handle.uid)
     check_files(body.verify, entries, results)
-    opening = replace(
-        body.shape.opening,
+    spec = replace(
+        body.shape.sandbox_spec,
         tree=Mount(places.checkout, "/workspace"),
         tree_writable=False,
         fresh_home=True,
     )
-    workspace = await run.open_as(opening, (STEP, body.shape))
+    workspace = await run.open_as(spec, (STEP, body.shape))
     with open_logs(places.logs, STEP) as logs, Untouched(workspace.tree, entries) as own:
         await _run_commands(body.verify, run, workspace, logs, results, own=own)
     await run.close()

@@ -11,7 +11,7 @@ import pytest
 
 from runner.core.errors import UsageError
 from runner.ops.planning.programs import find_program, linked_directories, search_path
-from runner.ports.provider import Opening
+from runner.ports.provider import SandboxSpec
 
 
 def put(path: Path, text: str = "#!/bin/sh\n") -> Path:
@@ -156,9 +156,9 @@ def test_links_in_a_circle_are_no_program(tmp_path: Path) -> None:
 
 
 def test_a_toolchain_that_is_a_directory_of_programs_is_on_the_path_itself() -> None:
-    opening = Opening(toolchains=("/a", "/b/bin", "/c/node_modules/.bin/"))
+    spec = SandboxSpec(toolchains=("/a", "/b/bin", "/c/node_modules/.bin/"))
 
-    assert opening.environment["PATH"].startswith("/a/bin:/b/bin:/c/node_modules/.bin:/usr/local/bin")
+    assert spec.environment["PATH"].startswith("/a/bin:/b/bin:/c/node_modules/.bin:/usr/local/bin")
 
 
 def test_what_every_workspace_has_needs_nothing(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from runner.lifecycle.pool import name_of
 from runner.ops.pool.handoff import PLACE, ask, listening, reaching, serve, warm
 from runner.ops.pool.pool import open_pool
 from runner.ops.workspaces.workspace_lease import open_premises
-from runner.ports.provider import Opening, Passed, WorkspaceRequest
+from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow
 from runner.providers.fake import Fake
 from runner.store.memory import MemoryStore
@@ -84,7 +84,7 @@ async def test_a_workspace_arrives_and_its_first_opening_starts_nothing(tmp_path
         started = len(pool.provider.started)
         handle = await warm(home, pool.provider, KEY, pool.request("run-1"))
         assert isinstance(handle, Handle)
-        async with pool.provider.open(handle, Opening()) as workspace:
+        async with pool.provider.open(handle, SandboxSpec()) as workspace:
             assert (await workspace.run(["true"])).exit.ok
 
         assert (handle.id, handle.slot, handle.project) == ("run-1", "slot-1", "shop")
@@ -113,7 +113,7 @@ async def test_where_nobody_keeps_a_pool_there_is_no_answer(tmp_path: Path) -> N
 async def test_one_that_breaks_off_costs_a_slot_and_leaves_nothing(tmp_path: Path) -> None:
     async with kept(tmp_path) as pool:
 
-        def unable(handle: Handle, passed: Passed) -> None:
+        def unable(handle: Handle, handoff: SandboxHandoff) -> None:
             raise AssertionError
 
         with trio.move_on_after(0) as scope:

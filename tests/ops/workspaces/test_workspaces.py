@@ -52,7 +52,7 @@ from runner.ops.workspaces.leases import break_lease, lease_of, list_leases, rel
 from runner.ops.workspaces.maintenance import finish_all, reap, reaping, sweep, unsteady
 from runner.ops.workspaces.workspace_lease import Premises, Tenancy, occupy, open_premises
 from runner.ops.workspaces.workspaces import Wish
-from runner.ports.provider import Opening, Provider
+from runner.ports.provider import Provider, SandboxSpec
 from runner.ports.store import ProjectRow, WorkspaceRow
 from tests.support.folder_contents import everything
 from tests.support.situations import git, leftovers
@@ -459,7 +459,7 @@ async def test_what_a_dead_holder_ran_has_ended_when_nobody_hears_of_the_takeove
     assert handle is not None
 
     async def unheard_of() -> None:
-        async with provider.open(handle, Opening()) as left:
+        async with provider.open(handle, SandboxSpec()) as left:
             with pytest.raises(BrokenPipeError):
                 await shell(replace(premises, advise=unheard), row, "true")
             await left.run(["true"])
