@@ -1,0 +1,33 @@
+"""The pictures of the documentation show what the command prints now; ``--update-cases`` draws them anew."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.needs import AGENTS, MEMORY
+from tests.support.page import normal
+from tests.support.pictures import PICTURES, PLACE, shown
+
+# What else differs each time: who the sandbox's user is, and how much a CLI tells its model. What an ordinary user's
+# sandbox cannot limit is a warning of the plan.
+_OTHER = re.compile(
+    r"uid \d+|[\d.]+k tokens +\$[\d.]+|[\w-]+\.jsonl|\d+ warnings?|^warning\[plan\.not-enforced\].*\n", re.M
+)
+
+
+def same(svg: str) -> str:
+    return normal(_OTHER.sub("", "\n".join(shown(svg))))
+
+
+@pytest.mark.parametrize(
+    "name", ["plan", "steps", pytest.param("triage", marks=[pytest.mark.slow, AGENTS.mark, MEMORY.mark])]
+)
+def test_a_picture_shows_what_the_command_prints(name: str, request: pytest.FixtureRequest) -> None:
+    path, svg = PLACE / f"{name}.svg", PICTURES[name]()
+
+    if request.config.option.update_cases:
+        path.write_text(svg)
+    else:
+        assert same(path.read_text()) == same(svg)
