@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import trio
+
+from runner.core.errors import HostRefused, RunnerError, leaf
 
 
 @asynccontextmanager
@@ -42,6 +44,24 @@ async def stoppable() -> AsyncIterator[None]:
             yield
     if scope.cancelled_caught:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def unwrapping_groups() -> Iterator[None]:
+    """Raise one error in place of a group of errors that the host or its user caused.
+
+    An ``OSError`` becomes ``HostRefused``, but ``BrokenPipeError`` stays: a reader of ours has gone.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        known, others = group.split((RunnerError, OSError))
+        if known is None or others is not None:
+            raise
+        error = leaf(known)
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            raise HostRefused.of(error) from group
+        raise error from group
 
 
 def _has_cancelled(error: BaseException) -> bool:

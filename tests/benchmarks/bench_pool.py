@@ -96,9 +96,9 @@ async def main(count: int) -> None:
         provider, key = Docker(home, dockerd.host()), SlotKey("docker", dockerd.image_id(), LIMITS)
         times: list[float] = []
         async with open_store(home / "state.db", now=lambda: time.time_ns() // 1000, entropy=os.urandom) as store:
-            from runner.ops.runs.apply import ports_of
+            from runner.ops.runs.dependencies import dependencies_of
 
-            premises = Premises(settings, store, ports_of(settings, store))
+            premises = Premises(settings, store, dependencies_of(settings, store))
             async with open_pool(premises, [PoolRow(name_of(key), key, SIZE)], print):
                 while len(times) < count:
                     while [slot.state for slot in await store.slots()] != [SlotState.READY] * SIZE:

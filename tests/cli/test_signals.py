@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runner.ops.runs.apply import FATAL
+from runner.ops.signals import FATAL
 from tests.support.guest_driver import descendants
 from tests.support.situations import Project, processes_of, step
 

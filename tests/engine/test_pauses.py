@@ -25,7 +25,8 @@ from runner.lifecycle.lease import TTL
 from runner.ops.host.state import now_microseconds
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.make_plan import Planned, make_plan
-from runner.ops.runs.apply import apply_all, ports_of
+from runner.ops.runs.apply import apply_all
+from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.recover import recover_runs
 from runner.ports.provider import Provider
 from runner.providers.fake import Fake, Scripted
@@ -119,7 +120,7 @@ async def host_in(home: Path, provider: str) -> AsyncIterator[Host]:
         return now_microseconds() + round(host.ahead * 1e6)
 
     async with open_store(settings.home / "state.db", now=now, entropy=secrets.token_bytes) as store:
-        host = Host(home, settings, store, made, replace(ports_of(settings, store), provider=lambda name: made))
+        host = Host(home, settings, store, made, replace(dependencies_of(settings, store), provider=lambda name: made))
         yield host
 
 

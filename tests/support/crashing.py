@@ -25,10 +25,12 @@ import trio
 
 from runner.core.errors import RunnerError
 from runner.core.model import Exit
+from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
-from runner.ops.host.state import now_microseconds
+from runner.ops.host.state import make_home, now_microseconds
 from runner.ops.planning.make_plan import Planned, Request, make_plan
-from runner.ops.runs.apply import apply_all, make_home, plainly, ports_of
+from runner.ops.runs.apply import apply_all
+from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.history import find_run
 from runner.ops.runs.recover import recover_runs
 from runner.ops.runs.resume import consider, resume_run
@@ -114,12 +116,12 @@ async def _perform(planned: Planned, request: dict[str, Any]) -> int:
     async with open_store(
         settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes, hook=hook
     ) as store:
-        with plainly():
+        with unwrapping_groups():
             return await _in_store(planned, request, settings, store)
 
 
 async def _in_store(planned: Planned, request: dict[str, Any], settings: Settings, store: Store) -> int:
-    ports = replace(ports_of(settings, store), provider=lambda name: _provider(name, request, settings))
+    ports = replace(dependencies_of(settings, store), provider=lambda name: _provider(name, request, settings))
     if request["what"] == "apply":
         records = await apply_all(planned, settings, store, ports, [])
         return max(record.exit_code or 0 for record in records)

@@ -20,9 +20,10 @@ from typing import Any
 import trio
 
 from runner.core.errors import RunnerError
+from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.ops.host.state import now_microseconds
-from runner.ops.runs.apply import plainly, ports_of
+from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.workspaces import workspaces as ws
 from runner.ops.workspaces.exec import execute
 from runner.ops.workspaces.maintenance import finish_all, sweep
@@ -66,8 +67,8 @@ async def _perform(request: dict[str, Any]) -> int:
     settings.home.mkdir(exist_ok=True)
     path = settings.home / "state.db"
     async with open_store(path, now=now_microseconds, entropy=secrets.token_bytes, hook=hook) as store:
-        with plainly():
-            return await _do(Premises(settings, store, ports_of(settings, store)), request)
+        with unwrapping_groups():
+            return await _do(Premises(settings, store, dependencies_of(settings, store)), request)
 
 
 async def _do(premises: Premises, request: dict[str, Any]) -> int:

@@ -39,7 +39,7 @@ def add_arguments(add: Callable[[str, str], ArgumentParser]) -> None:
 
 def deliver(past: Past, args: Namespace, settings: Settings, out: Output) -> None:
     from runner.core.errors import printable
-    from runner.ops.runs.deliver import run_cancellable
+    from runner.ops.signals import run_cancellable
     from runner.plan.model import plain_fields
 
     does = {"branch": _branch, "apply": _apply, "push": _push, "export": _export}[args.what]

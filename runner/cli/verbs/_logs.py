@@ -108,8 +108,8 @@ def _follow(past: Past, step: str | None, say: Say | None, settings: Settings, *
     """Cancelling, as by Ctrl-C, ends the looking, never the run."""
     import trio
 
-    from runner.ops.runs.deliver import run_cancellable
     from runner.ops.runs.watch import watch
+    from runner.ops.signals import run_cancellable
 
     follower = _Follower(past, step, say, out)
 

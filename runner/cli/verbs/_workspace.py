@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def on_premises(settings: Settings, out: Output, work: Callable[[Premises], Awaitable[T]]) -> T:
-    from runner.ops.runs.deliver import run_cancellable
+    from runner.ops.signals import run_cancellable
     from runner.ops.workspaces.workspace_lease import open_premises
 
     async def whole() -> T:

@@ -52,7 +52,7 @@ def main(args: Namespace, out: Output) -> int:
     from runner.core.settings import current
     from runner.ops.host.health import examine
     from runner.ops.host.keys import spend
-    from runner.ops.runs.deliver import run_cancellable
+    from runner.ops.signals import run_cancellable
     from runner.plan.model import plain
 
     settings = current()

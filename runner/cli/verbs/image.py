@@ -49,7 +49,7 @@ def main(args: Namespace, out: Output) -> int:
 def _build(args: Namespace, settings: Settings, out: Output) -> int:
     from runner.core.errors import printable
     from runner.ops.host import image
-    from runner.ops.runs.deliver import run_cancellable
+    from runner.ops.signals import run_cancellable
 
     recipe = image.Recipe(args.base, args.tag, args.ca, args.npmrc, args.apt_sources, args.network == "host")
     if args.save_context is not None:
@@ -67,7 +67,7 @@ def _build(args: Namespace, settings: Settings, out: Output) -> int:
 
 def _check(args: Namespace, settings: Settings, out: Output) -> int:
     from runner.ops.host.image import check
-    from runner.ops.runs.deliver import run_cancellable
+    from runner.ops.signals import run_cancellable
     from runner.plan.model import plain_fields
 
     checked = run_cancellable(lambda: check(settings, args.image))

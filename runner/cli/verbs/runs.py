@@ -85,9 +85,9 @@ def _attach(past: Past, args: Namespace, settings: Settings, out: Output) -> int
 
     from runner.cli.live_view import Face, open_screen
     from runner.cli.plain_view import show_ends
-    from runner.ops.runs.deliver import run_cancellable
     from runner.ops.runs.secret_values import redactor_of
     from runner.ops.runs.watch import planned, watch
+    from runner.ops.signals import run_cancellable
     from runner.ops.triage.triage import flags_of
     from runner.report import progress, triage
 

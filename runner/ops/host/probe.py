@@ -5,7 +5,6 @@ The workspace is one as any other, so that what a killed doctor leaves is found 
 
 from __future__ import annotations
 
-import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -15,13 +14,13 @@ import trio
 
 from runner.core.errors import PlatformError, RunnerError, UsageError, printable
 from runner.core.ids import IMAGE_HINT, is_image
-from runner.core.model import IsolationClass
-from runner.core.nurseries import open_services
+from runner.core.model import Handle, IsolationClass
+from runner.core.nurseries import stoppable
 from runner.core.settings import Settings
 from runner.ops.planning.facts import open_provider
 from runner.ops.workspaces.workspace_lease import Premises, occupy, open_premises
 from runner.ops.workspaces.workspaces import Wish, create, destroy
-from runner.ports.provider import SandboxSpec, Workspace
+from runner.ports.provider import Provider, SandboxSpec, Workspace
 from runner.providers._escapes import ESCAPES, GAPS, Escape, breaches, open_bait
 
 EACH = 10.0  # seconds for one probe
@@ -71,19 +70,8 @@ async def examine_all(settings: Settings, names: Sequence[str], image: str | Non
     """
     if image is not None and not is_image(image):
         raise UsageError(f"`{printable(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
-    with trio.CancelScope() as scope:
-        async with open_services() as services:
-            await services.start(cancel_at_signal, scope)
-            async with open_premises(replace(settings, workspace_ttl=TTL)) as premises:
-                return [await _examine(premises, name, image) for name in names]
-    raise KeyboardInterrupt
-
-
-async def cancel_at_signal(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
-        task_status.started()
-        await anext(received)
-        scope.cancel()
+    async with stoppable(), open_premises(replace(settings, workspace_ttl=TTL)) as premises:
+        return [await _examine(premises, name, image) for name in names]
 
 
 async def _examine(premises: Premises, name: str, image: str | None) -> Examined:
@@ -112,12 +100,20 @@ async def _tried(premises: Premises, name: str, image: str | None) -> tuple[Trie
 
 @asynccontextmanager
 async def open_scratch(premises: Premises, wish: Wish) -> AsyncIterator[Workspace]:
+    async with (
+        make_scratch(premises, wish, "doctor") as (provider, handle),
+        provider.open(handle, SandboxSpec()) as workspace,
+    ):
+        yield workspace
+
+
+@asynccontextmanager
+async def make_scratch(premises: Premises, wish: Wish, doing: str) -> AsyncIterator[tuple[Provider, Handle]]:
+    """Make a workspace for the block and destroy it afterwards; ``doing`` names the holder of its lease."""
     row = await create(premises, wish)
     try:
-        async with occupy(premises, row, "doctor") as tenancy:
-            provider, handle = await tenancy.handle()
-            async with provider.open(handle, SandboxSpec()) as workspace:
-                yield workspace
+        async with occupy(premises, row, doing) as tenancy:
+            yield await tenancy.handle()
     finally:
         with trio.CancelScope(shield=True):
             await destroy(premises, row.id, discard=True)

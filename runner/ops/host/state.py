@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from runner.artifacts.history import FILE, was_started
+from runner.core.errors import StoreFailed
 from runner.core.model import Anchor
 from runner.core.settings import Settings
 from runner.store.sqlite import Reader, SqliteStore, is_read_only, open_reader, open_store
@@ -28,6 +29,14 @@ def see_clock(now: int) -> Anchor:
 
 def state_file(settings: Settings) -> Path:
     return settings.home / "state.db"
+
+
+def make_home(settings: Settings) -> None:
+    """``RUNNER_HOME``, for its owner only. Raises ``StoreFailed`` when it cannot be made."""
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StoreFailed(f"`{settings.home}` cannot be made: {error.strerror}", hint="set RUNNER_HOME") from error
 
 
 @asynccontextmanager

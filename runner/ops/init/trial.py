@@ -14,15 +14,15 @@ import trio
 
 from runner.core.errors import InputError, PlatformError, ProviderUnavailable, printable
 from runner.core.model import Checkout, Exit, Handle, Mount
-from runner.core.nurseries import open_services
+from runner.core.nurseries import stoppable
 from runner.core.settings import Settings
 from runner.git import open_git
-from runner.ops.host.probe import cancel_at_signal
+from runner.ops.host.probe import make_scratch
 from runner.ops.init.survey import Survey, Way, install_words
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.host_paths import lend_dependencies, lend_toolchains
-from runner.ops.workspaces.workspace_lease import Premises, occupy, open_premises
-from runner.ops.workspaces.workspaces import Wish, create, destroy
+from runner.ops.workspaces.workspace_lease import Premises, open_premises
+from runner.ops.workspaces.workspaces import Wish
 from runner.ports.provider import Provider, SandboxSpec, Workspace
 from runner.safefs import trees
 from runner.spec.model import Lent
@@ -92,32 +92,22 @@ async def try_ways(seen: Survey, settings: Settings, tell: Callable[[str], None]
     probe = await open_provider(PROVIDER, settings).probe()
     if not probe.available:
         raise ProviderUnavailable(f"`{PROVIDER}` is not available: {probe.reason}", hint=probe.hint)
-    with trio.CancelScope() as scope:
-        async with open_services() as services:
-            await services.start(cancel_at_signal, scope)
-            async with open_premises(replace(settings, workspace_ttl=TTL)) as premises:
-                return await _try_all(premises, seen, tell)
-    raise KeyboardInterrupt
+    async with stoppable(), open_premises(replace(settings, workspace_ttl=TTL)) as premises:
+        return await _try_all(premises, seen, tell)
 
 
 async def _try_all(premises: Premises, seen: Survey, tell: Callable[[str], None]) -> list[Tried]:
     tried: list[Tried] = []
     until = trio.current_time() + ALL
-    row = await create(premises, Wish(provider=PROVIDER))
-    try:
-        async with occupy(premises, row, "init") as tenancy:
-            provider, handle = await tenancy.handle()
-            place = _Place(provider, handle, await _check_out(seen.top, handle, premises.settings))
-            for way in seen.ways:
-                if trio.current_time() > until:
-                    break
-                tell(f"trying `{'; '.join((*way.setup, way.words))}` in a sandbox")
-                tried.append(await _try(way, seen, place, premises.settings))
-                if tried[-1].worked or tried[-1].slow:
-                    break
-    finally:
-        with trio.CancelScope(shield=True):
-            await destroy(premises, row.id, discard=True)
+    async with make_scratch(premises, Wish(provider=PROVIDER), "init") as (provider, handle):
+        place = _Place(provider, handle, await _check_out(seen.top, handle, premises.settings))
+        for way in seen.ways:
+            if trio.current_time() > until:
+                break
+            tell(f"trying `{'; '.join((*way.setup, way.words))}` in a sandbox")
+            tried.append(await _try(way, seen, place, premises.settings))
+            if tried[-1].worked or tried[-1].slow:
+                break
     return tried
 
 

@@ -2,71 +2,51 @@
 
 from __future__ import annotations
 
-import random
 import secrets
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import trio
 
-from runner.agents import command_of
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.run_files import account_of, write_comparisons
 from runner.artifacts.run_lock import is_held
-from runner.core.errors import Attached, HostRefused, RunExists, RunnerError, RunOver, StoreFailed, leaf
+from runner.core.errors import Attached, RunExists, RunnerError, RunOver
 from runner.core.ids import run_id
-from runner.core.model import Fence, Status
+from runner.core.model import Status
+from runner.core.nurseries import unwrapping_groups
 from runner.core.redact import Redactor
-from runner.core.settings import Settings, shipped
+from runner.core.settings import Settings
 from runner.engine.execute import execute
-from runner.engine.run import Append, Control, Uncopied, carry_out, pass_over
-from runner.events import events as ev
+from runner.engine.run import Control, carry_out, pass_over
 from runner.events.record import RunRecord, replay
-from runner.git import open_git
-from runner.lifecycle.workspace import check_limit
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import DEFAULTS
-from runner.ops.host.state import now_microseconds, open_state
-from runner.ops.planning.facts import open_provider
+from runner.ops.host.state import make_home, now_microseconds, open_state
 from runner.ops.planning.make_plan import Planned
 from runner.ops.planning.plan_inputs import basis_of
 from runner.ops.planning.refusals import outside_of, refuse
 from runner.ops.planning.stored_projects import RECORD
-from runner.ops.pool.handoff import warm
 from runner.ops.runs.attach import follow
+from runner.ops.runs.dependencies import Advise, dependencies_of, event_writer, ignore
 from runner.ops.runs.secret_values import redactor_of, values_of
+from runner.ops.signals import stop_at_signals
+from runner.ops.workspaces.maintenance import reaping
+from runner.ops.workspaces.workspace_lease import Premises
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan
 from runner.ports.gateway import Gateway
 from runner.ports.provider import Probe
 from runner.ports.sink import Sink
 from runner.ports.store import ProjectRow, Store
-from runner.runtime.context import Outside, Places, Ports
+from runner.runtime.context import Places, Ports
 from runner.safefs.beneath import read_beneath
 from runner.steps.verify.run import MAX_OUTPUT
 
-# What would end a program by default and can be caught; HUP ends nothing, since a lost terminal is no decision.
-FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
-
 FRESH_SECONDS = 10.0  # that what planning found of a provider is taken for what it is
-
-
-def make_home(settings: Settings) -> None:
-    """``RUNNER_HOME``, for its owner only. Raises ``StoreFailed`` when it cannot be made."""
-    try:
-        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise StoreFailed(f"`{settings.home}` cannot be made: {error.strerror}", hint="set RUNNER_HOME") from error
-
-
-def _silent(advice: RunnerError) -> None:
-    pass
 
 
 async def apply(
@@ -75,7 +55,7 @@ async def apply(
     sinks: Sequence[Sink],
     *,
     key: str | None = None,
-    advise: Callable[[RunnerError], None] = _silent,
+    advise: Advise = ignore,
     redactor: Redactor | None = None,
     gateway: Gateway | None = None,
     warnings: Sequence[RunnerError] = (),
@@ -88,63 +68,18 @@ async def apply(
     is given, such as a rehearsal's. ``warnings`` go into every record. Workspaces whose time is over are removed first.
     The first signal ends the work of all runs, which then settle; a second ends settling.
     """
-    from runner.ops.workspaces.maintenance import reaping
-    from runner.ops.workspaces.workspace_lease import Premises  # both need what is made here
-
     redactor = redactor_of(settings) if redactor is None else redactor
     outside = outside_of(settings, gateway, redactor)
-    with plainly():
+    with unwrapping_groups():
         await refuse(planned, planned.plan.runs, settings, outside)
     make_home(settings)
     async with open_state(settings) as store:
-        with plainly():
-            ports = ports_of(settings, store, outside, redactor)
+        with unwrapping_groups():
+            ports = dependencies_of(settings, store, outside, redactor)
             async with reaping(Premises(settings, store, ports, advise)):
                 return await apply_all(
                     planned, settings, store, ports, sinks, key=key, advise=advise, warnings=warnings
                 )
-
-
-def ports_of(
-    settings: Settings, store: Store, outside: Outside | None = None, redactor: Redactor | None = None
-) -> Ports:
-    """What runs of a store reach the world through, ``outside`` if that was looked at already."""
-
-    async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
-        return await command_of(shipped("runners") / f"{name}.sh", env)
-
-    async def room(workspace: str) -> None:
-        check_limit(settings.max_workspaces, await store.workspaces(), workspace)
-
-    redact = redactor_of(settings) if redactor is None else redactor
-    return Ports(
-        **vars(outside or outside_of(settings, redact=redact)),
-        provider=lambda name: open_provider(name, settings),
-        git=open_git(settings),
-        sub_runner=sub_runner,
-        lease=store.lease,
-        nonce=store.nonce,
-        now=now_microseconds,
-        chance=random.random,
-        warm=partial(warm, settings.home),
-        room=room,
-        redact=redact,
-    )
-
-
-@contextmanager
-def plainly() -> Iterator[None]:
-    """What the host refuses comes out of nurseries as one error; a reader that has gone as ``BrokenPipeError``."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        known, others = group.split((RunnerError, OSError))
-        if known is None or others is not None:
-            raise
-        error = leaf(known)
-        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            raise HostRefused.of(error) from group
-        raise error from group
 
 
 async def apply_all(
@@ -155,7 +90,7 @@ async def apply_all(
     sinks: Sequence[Sink],
     *,
     key: str | None = None,
-    advise: Callable[[RunnerError], None] = _silent,
+    advise: Advise = ignore,
     warnings: Sequence[RunnerError] = (),
 ) -> list[RunRecord]:
     """``apply`` with a store and ports that are there already."""
@@ -174,7 +109,7 @@ async def apply_all(
         async with groups[plan.group], everything:
             places = Places(settings.home, run_id(secrets.token_bytes(8)))
             files = RunFiles(places.directory, ports.redact.text)
-            append = appending(store, [files, *sinks], ports.redact)
+            append = event_writer(store, [files, *sinks], ports.redact)
             digest, rehearsal, manifests = planned.plan.digest, ports.gateway.rehearsal, str(planned.path.resolve())
             try:
                 if blocker := _blocked(plan, records, control):
@@ -218,7 +153,7 @@ async def apply_all(
             records[name] = record
 
     async with trio.open_nursery() as signals:
-        await signals.start(watch_signals, list(controls.values()))
+        await signals.start(stop_at_signals, list(controls.values()))
         await execute(Graph({name: plan.needs for name, plan in plans.items()}), one)
         signals.cancel_scope.cancel()
     write_comparisons([account_of(records[name], settings.home / "runs" / records[name].id) for name in plans])
@@ -268,36 +203,3 @@ def outputs_for(
                 assert isinstance(texts, list)
                 texts.append(text)
     return found
-
-
-def appending(store: Store, sinks: Sequence[Sink], redactor: Redactor) -> Append:
-    """How events come to the store, and to the sinks as they are there: without secrets."""
-
-    async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
-        if redactor:
-            events = [ev.with_texts(event, redactor.text) for event in events]
-        recorded = await store.append(run, events, fence=fence)
-        refusal: OSError | None = None
-        for one, sink in product(recorded, sinks):
-            try:
-                sink(one)
-            except OSError as error:  # the others are told all the same, or a directory's events would have a gap
-                refusal = refusal or error
-        if isinstance(refusal, BrokenPipeError):
-            raise refusal
-        if refusal is not None:
-            uncopied = Uncopied(refusal.errno, refusal.strerror, refusal.filename)
-            uncopied.recorded = recorded
-            raise uncopied from refusal
-        return recorded
-
-    return append
-
-
-async def watch_signals(controls: Sequence[Control], task_status: trio.TaskStatus[None]) -> None:
-    with trio.open_signal_receiver(*FATAL, signal.SIGHUP) as received:
-        task_status.started()
-        async for number in received:
-            if number != signal.SIGHUP:
-                for control in controls:
-                    control.stop()

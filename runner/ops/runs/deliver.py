@@ -10,15 +10,13 @@ remote may have heard.
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import file_digest
 from io import BytesIO
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TypeVar
 
 import trio
 
@@ -26,7 +24,6 @@ from runner.artifacts.export import Exported, Opener, export
 from runner.artifacts.run_files import account_of
 from runner.core.errors import (
     CommitsDiffer,
-    HostRefused,
     NothingPublished,
     PatchChanged,
     PushTimedOut,
@@ -34,7 +31,6 @@ from runner.core.errors import (
     Unverified,
     UsageError,
     Withheld,
-    leaf,
 )
 from runner.core.model import Status
 from runner.core.settings import Settings
@@ -50,38 +46,6 @@ from runner.safefs import trees
 from runner.safefs.beneath import open_beneath
 
 PUSH_SECONDS = 300.0
-
-_FATAL = (signal.SIGINT, signal.SIGTERM)
-
-T = TypeVar("T")
-
-
-def run_cancellable(work: Callable[[], Awaitable[T]]) -> T:
-    """Run some work; SIGINT and SIGTERM cancel it, and then it raises ``KeyboardInterrupt``.
-
-    What the host refuses comes out as ``HostRefused``.
-    """
-
-    async def watched() -> T:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(_watch, nursery.cancel_scope)
-            result = await work()
-            nursery.cancel_scope.cancel()
-            return result
-        raise KeyboardInterrupt
-
-    try:
-        return trio.run(watched)
-    except BaseExceptionGroup as group:
-        error = leaf(group)
-        raise (HostRefused.of(error) if isinstance(error, OSError) else error) from group
-
-
-async def _watch(scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
-    with trio.open_signal_receiver(*_FATAL) as received:
-        task_status.started()
-        async for _ in received:
-            scope.cancel()
 
 
 async def make_branch(

@@ -18,6 +18,7 @@ import trio
 from runner.artifacts.run_lock import is_held, take
 from runner.core.errors import RunnerError
 from runner.core.model import Handle
+from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.engine.recover import remove
 from runner.events import events as ev
@@ -25,7 +26,7 @@ from runner.git import mirror
 from runner.lifecycle.pool import PREFIX
 from runner.ops.host.state import has_history, now_microseconds, open_state, state_file
 from runner.ops.planning.facts import provider_names
-from runner.ops.runs.apply import plainly, ports_of
+from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.unknown import Unknown, unknown_to
 from runner.ops.workspaces.maintenance import Reaped, reap, unsteady
 from runner.ops.workspaces.workspace_lease import Premises
@@ -105,8 +106,8 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
     if not state_file(settings).exists() and not has_history(settings):
         return Collection((), dry_run)
     async with open_state(settings) as store:
-        with plainly():
-            ports = ports_of(settings, store)
+        with unwrapping_groups():
+            ports = dependencies_of(settings, store)
             premises = Premises(settings, store, ports)
             unknown = await unknown_to(store, ports.nonce, settings)
             if behind := [one for one in unknown if one.directory is not None]:

@@ -19,6 +19,7 @@ from runner.artifacts.layout import is_finished, write_copies
 from runner.artifacts.run_lock import is_held, take
 from runner.core.errors import Escaped, RunnerError, RunUnfinished, StoreDamaged
 from runner.core.model import Fence, Handle
+from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.engine.recover import Recovered, Saving, belongings, recover, saving_of, unsaved
 from runner.events import events as ev
@@ -26,7 +27,7 @@ from runner.events.record import RunRecord, fold, replay
 from runner.ops.host.state import has_history, open_state, state_file
 from runner.ops.planning.facts import provider_names
 from runner.ops.pool.pool import clear_left
-from runner.ops.runs.apply import plainly, ports_of
+from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.output_copy import hand_out
 from runner.ops.runs.unknown import Unknown, unknown_to
 from runner.ops.workspaces.maintenance import Finished, finish_all, sweep
@@ -67,8 +68,8 @@ async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -
         return Recovery((), (), dry_run)
     try:
         async with open_state(settings) as store:
-            with plainly():
-                ports = ports_of(settings, store)
+            with unwrapping_groups():
+                ports = dependencies_of(settings, store)
                 recovery = await recover_runs(settings, store, ports, provider_names(), run, dry_run=dry_run)
                 if run is not None:
                     return recovery

@@ -21,6 +21,7 @@ from runner.artifacts.run_lock import take
 from runner.core.errors import NotResumable, RunnerError, RunOver, RunUnfinished, WorkMissing, nearest
 from runner.core.ids import run_id
 from runner.core.model import Reason, Status
+from runner.core.nurseries import unwrapping_groups
 from runner.core.redact import Redactor
 from runner.core.settings import Settings
 from runner.engine.run import Control, carry_out
@@ -33,10 +34,11 @@ from runner.ops.planning.facts import still
 from runner.ops.planning.make_plan import Planned, make_plan
 from runner.ops.planning.plan_inputs import ANEW, Basis, basis_of, keys_of, made_anew, read_basis
 from runner.ops.planning.refusals import refuse
-from runner.ops.runs.apply import appending, plainly, ports_of, watch_signals
+from runner.ops.runs.dependencies import dependencies_of, event_writer
 from runner.ops.runs.history import Past, find_run
 from runner.ops.runs.previous_attempt import attempt_of
 from runner.ops.runs.secret_values import values_of
+from runner.ops.signals import stop_at_signals
 from runner.plan.keys import digests
 from runner.plan.model import Json, RunPlan, Step, plain
 from runner.ports.sink import Sink
@@ -83,8 +85,9 @@ async def resume(
     Raises ``RunUnfinished`` while another process goes on with the same work, and ``WorkMissing``.
     """
     async with open_state(settings) as store:
-        with plainly():
-            return await resume_run(resuming, settings, store, ports_of(settings, store, redactor=redactor), sinks)
+        with unwrapping_groups():
+            ports = dependencies_of(settings, store, redactor=redactor)
+            return await resume_run(resuming, settings, store, ports, sinks)
 
 
 async def resume_run(
@@ -101,7 +104,7 @@ async def resume_run(
         files = RunFiles(places.directory, ports.redact.text)
         files.write_plan(plan, digest, basis_of(resuming.planned, plan, resuming.outputs))
         async with trio.open_nursery() as signals:
-            await signals.start(watch_signals, [control])
+            await signals.start(stop_at_signals, [control])
             try:
                 record = await carry_out(
                     replace(plan, values={**plan.values, "outputs": resuming.outputs}),
@@ -109,7 +112,7 @@ async def resume_run(
                     id=places.run,
                     places=places,
                     ports=ports,
-                    append=appending(store, [files, *sinks], ports.redact),
+                    append=event_writer(store, [files, *sinks], ports.redact),
                     control=control,
                     manifests=str(resuming.planned.path.resolve()),
                     resumption=resuming.resumption,

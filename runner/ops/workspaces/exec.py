@@ -13,7 +13,7 @@ import trio
 from runner.core.errors import KilledForMemory, ProviderFailed, WorkspaceLost
 from runner.core.model import Exit
 from runner.events.events import OomKilled
-from runner.ops.runs.apply import FATAL
+from runner.ops.signals import FATAL
 from runner.ops.workspaces.leases import COMMAND
 from runner.ops.workspaces.workspace_lease import Premises, occupy, require_tree
 from runner.ops.workspaces.workspaces import own_workspace, require_ready, use_of, validate

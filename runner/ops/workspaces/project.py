@@ -9,8 +9,7 @@ from pathlib import Path
 from runner.core.errors import BadName, ProtectedIgnored, RunnerError, UsageError, shown
 from runner.core.ids import is_name
 from runner.core.settings import Settings
-from runner.ops.host.state import open_state, read_state
-from runner.ops.runs.apply import make_home
+from runner.ops.host.state import make_home, open_state, read_state
 from runner.policy.protected import check_protected, unite
 from runner.ports.store import ProjectRow
 

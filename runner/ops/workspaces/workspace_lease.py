@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,13 +23,14 @@ import trio
 from runner.artifacts.history import FILE, add_events, line
 from runner.artifacts.layout import write
 from runner.artifacts.run_lock import take
-from runner.core.errors import LeaseHeld, LeaseLost, LeaseTakenOver, RunnerError, WorkspaceLost
+from runner.core.errors import LeaseHeld, LeaseLost, LeaseTakenOver, WorkspaceLost
 from runner.core.model import Fence, Handle, Lease
+from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.events.events import Event, LeaseAcquired, LeaseRefreshed, Warned
 from runner.lifecycle.lease import TTL, held
-from runner.ops.host.state import open_state
-from runner.ops.runs.apply import make_home, plainly, ports_of
+from runner.ops.host.state import make_home, open_state
+from runner.ops.runs.dependencies import Advise, dependencies_of, ignore
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Provider
 from runner.ports.store import Store, WorkspaceRow
 from runner.runtime.context import Ports
@@ -41,10 +42,6 @@ MARGIN = STOP_GRACE + 2 * KILL_GRACE  # seconds before a lease ends in which wha
 _PAUSE = 0.1
 
 
-def _silent(advice: RunnerError) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Premises:
     """What verbs about workspaces work on; ``advise`` hears of what a person should know."""
@@ -52,7 +49,7 @@ class Premises:
     settings: Settings
     store: Store
     ports: Ports
-    advise: Callable[[RunnerError], None] = _silent
+    advise: Advise = ignore
     lease_seconds: float = TTL
 
     def folder(self, id: str) -> Path:
@@ -79,13 +76,13 @@ def lock_of(home: Path, id: str) -> Path:
 
 @asynccontextmanager
 async def open_premises(
-    settings: Settings, advise: Callable[[RunnerError], None] = _silent, *, lease_seconds: float = TTL
+    settings: Settings, advise: Advise = ignore, *, lease_seconds: float = TTL
 ) -> AsyncIterator[Premises]:
     """The workspaces of a ``RUNNER_HOME``. Raises what opening its store raises."""
     make_home(settings)
     async with open_state(settings) as store:
-        with plainly():
-            yield Premises(settings, store, ports_of(settings, store), advise, lease_seconds)
+        with unwrapping_groups():
+            yield Premises(settings, store, dependencies_of(settings, store), advise, lease_seconds)
 
 
 class Tenancy:
@@ -152,7 +149,7 @@ async def occupy(
             await tenancy.copy_journal()
             if before.id:
                 await _take_over(tenancy, before, stubborn=before.id == over)
-            with plainly():
+            with unwrapping_groups():
                 async with _kept(tenancy):
                     yield tenancy
         finally:

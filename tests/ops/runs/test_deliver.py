@@ -11,8 +11,9 @@ import trio
 from runner.core.errors import PushTimedOut, RunUnfinished, UnknownCommit
 from runner.core.model import Status
 from runner.core.settings import Settings
-from runner.ops.runs.deliver import make_branch, push, run_cancellable, source_of
+from runner.ops.runs.deliver import make_branch, push, source_of
 from runner.ops.runs.history import Past, find_run
+from runner.ops.signals import run_cancellable
 from tests.support.situations import Project
 
 

@@ -1,0 +1,83 @@
+"""Dependencies of runs: adapters for agents, git, providers and leases, and the path of events to store and sinks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
+
+from runner.agents import command_of
+from runner.core.errors import RunnerError
+from runner.core.model import Fence
+from runner.core.redact import Redactor
+from runner.core.settings import Settings, shipped
+from runner.engine.run import Append, Uncopied
+from runner.events import events as ev
+from runner.git import open_git
+from runner.lifecycle.workspace import check_limit
+from runner.ops.host.state import now_microseconds
+from runner.ops.planning.facts import open_provider
+from runner.ops.planning.refusals import outside_of
+from runner.ops.pool.handoff import warm
+from runner.ops.runs.secret_values import redactor_of
+from runner.ports.sink import Sink
+from runner.ports.store import Store
+from runner.runtime.context import Outside, Ports
+
+Advise = Callable[[RunnerError], None]  # hears of findings that stop nothing
+
+
+def ignore(advice: RunnerError) -> None:
+    pass
+
+
+def dependencies_of(
+    settings: Settings, store: Store, outside: Outside | None = None, redactor: Redactor | None = None
+) -> Ports:
+    """What runs of a store reach the world through, ``outside`` if that was looked at already."""
+
+    async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
+        return await command_of(shipped("runners") / f"{name}.sh", env)
+
+    async def room(workspace: str) -> None:
+        check_limit(settings.max_workspaces, await store.workspaces(), workspace)
+
+    redact = redactor_of(settings) if redactor is None else redactor
+    return Ports(
+        **vars(outside or outside_of(settings, redact=redact)),
+        provider=lambda name: open_provider(name, settings),
+        git=open_git(settings),
+        sub_runner=sub_runner,
+        lease=store.lease,
+        nonce=store.nonce,
+        now=now_microseconds,
+        chance=random.random,
+        warm=partial(warm, settings.home),
+        room=room,
+        redact=redact,
+    )
+
+
+def event_writer(store: Store, sinks: Sequence[Sink], redactor: Redactor) -> Append:
+    """How events come to the store, and to the sinks as they are there: without secrets."""
+
+    async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
+        if redactor:
+            events = [ev.with_texts(event, redactor.text) for event in events]
+        recorded = await store.append(run, events, fence=fence)
+        refusal: OSError | None = None
+        for one, sink in product(recorded, sinks):
+            try:
+                sink(one)
+            except OSError as error:  # the others are told all the same, or a directory's events would have a gap
+                refusal = refusal or error
+        if isinstance(refusal, BrokenPipeError):
+            raise refusal
+        if refusal is not None:
+            uncopied = Uncopied(refusal.errno, refusal.strerror, refusal.filename)
+            uncopied.recorded = recorded
+            raise uncopied from refusal
+        return recorded
+
+    return append
