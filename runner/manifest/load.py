@@ -96,8 +96,8 @@ class Header(Shape):
     """Fields of every document, whatever its kind."""
 
     apiVersion: str = Field(description="The version of the format.")
-    kind: str = Field(description="What the document describes.")
-    metadata: Metadata = Field(description="What names the document.")
+    kind: str = Field(description="Content of the document.")
+    metadata: Metadata = Field(description="Name of the document, and labels.")
     spec: dict[str, Any] = Field(description="The document's body, by kind.")
 
 

@@ -11,25 +11,25 @@ from runner.manifest.kinds._fields import Duration, Fault, Faults, Shape, Text
 
 class Write(Shape):
     path: Text = Field(description="The file, from where the agent's commands start.")
-    content: str = Field(description="All that is in it afterwards.")
+    content: str = Field(description="Whole content of the file.")
 
 
 class Call(Shape):
     tool: Text = Field(description="The tool's name, whether the CLI has offered it or not.")
-    arguments: dict[str, Any] = Field({}, description="What it is called with.")
+    arguments: dict[str, Any] = Field({}, description="Arguments of the call.")
 
 
 class Fail(Shape):
     status: int = Field(ge=400, le=599, description="The HTTP status, such as 429.")
-    message: Text = Field("rehearsed", description="What the error says.")
-    retry_after: Duration | None = Field(None, description="How long the CLI is told to wait before it tries again.")
+    message: Text = Field("rehearsed", description="Text of the error.")
+    retry_after: Duration | None = Field(None, description="Value of the `Retry-After` header.")
 
 
 class Used(Shape):
     input: int = Field(ge=0, description="Tokens of the request, cached ones included.")
     output: int = Field(ge=0, description="Tokens of the answer, reasoning included.")
-    cached: int = Field(0, ge=0, description="Of the input, those that were read from the cache.")
-    reasoning: int = Field(0, ge=0, description="Of the output, those that are not shown.")
+    cached: int = Field(0, ge=0, description="Input tokens read from the cache.")
+    reasoning: int = Field(0, ge=0, description="Output tokens used for reasoning.")
 
 
 _ANSWERS = ("think", "say", "run", "write", "call")
@@ -54,16 +54,16 @@ class Turn(Shape):
         }
     )
 
-    think: Text | None = Field(None, description="What the model thinks aloud.")
-    say: Text | None = Field(None, description="What the model says; a turn without a tool ends the agent's work.")
+    think: Text | None = Field(None, description="Reasoning that the model shows.")
+    say: Text | None = Field(None, description="Text of the model; a turn without a tool ends the agent's work.")
     run: Text | None = Field(None, description="A command for the CLI's shell tool.")
     write: Write | None = Field(None, description="A file, by the CLI's tool for that, else by its shell tool.")
     call: Call | None = Field(None, description="Any tool by its name, as a model may make one up.")
     fail: Fail | None = Field(None, description="The provider answers with an error.")
-    stall: Duration | None = Field(None, description="How long nothing comes, before the answer.")
-    pace: float | None = Field(None, gt=0, le=1000, description="How many pieces of the answer come in a second.")
-    cut_off: bool = Field(False, description="Whether the connection breaks before the answer's end.")
-    usage: Used | None = Field(None, description="What the provider says was used; else it is estimated.")
+    stall: Duration | None = Field(None, description="Pause before the answer.")
+    pace: float | None = Field(None, gt=0, le=1000, description="Pieces of the answer per second.")
+    cut_off: bool = Field(False, description="Breaks the connection before the end of the answer.")
+    usage: Used | None = Field(None, description="Usage that the provider reports; else it is estimated.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Turn:

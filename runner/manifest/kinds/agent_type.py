@@ -61,9 +61,9 @@ def _of_type(name: str, then: JsonDict, otherwise: JsonDict) -> JsonDict:
 class ScriptFile(Shape):
     """A file that the script agent writes."""
 
-    path: RelativePath = Field(description="Where the file goes, relative to the workspace.")
-    content: str = Field(description="What the file holds.")
-    executable: bool = Field(False, description="Whether the file may be executed.")
+    path: RelativePath = Field(description="Path of the file, relative to the workspace.")
+    content: str = Field(description="Content of the file.")
+    executable: bool = Field(False, description="Makes the file executable.")
 
 
 class Script(Shape):
@@ -98,14 +98,14 @@ class Prompt(Shape):
 class Timeouts(Shape):
     """Time limit of each step."""
 
-    provision: Duration = Field(description="Making the workspace.")
-    clone: Duration = Field(description="Filling it with the repository.")
+    provision: Duration = Field(description="Time limit of making the workspace.")
+    clone: Duration = Field(description="Time limit of the clone.")
     setup: Duration = Field(description="All setup commands together.")
-    preload: Duration = Field(description="Gathering what the agent is told of an incident.")
-    agent: Duration = Field(description="The agent's work.")
+    preload: Duration = Field(description="Time limit of the preload.")
+    agent: Duration = Field(description="Time limit of the agent.")
     post_hook: Duration = Field(description="All post-hooks together.")
-    scan: Duration = Field(description="Judging what was changed.")
-    snapshot: Duration = Field(description="Committing it.")
+    scan: Duration = Field(description="Time limit of the policy scan.")
+    snapshot: Duration = Field(description="Time limit of the snapshot.")
     verify: Duration = Field(description="All checks together.")
 
 
@@ -138,9 +138,9 @@ class RepoSource(Shape):
         None,
         ge=1,
         le=(1 << 31) - 1,
-        description="How many commits of history; left out, one of a URL and all of a directory.",
+        description="Number of commits of history; default: one for a URL, all for a directory.",
     )
-    include_dirty: bool = Field(False, description="Whether uncommitted files are copied too, with `local`.")
+    include_dirty: bool = Field(False, description="Copies uncommitted files too; with `local`.")
 
     @model_validator(mode="after")
     def _fields_fit_the_type(self) -> RepoSource:
@@ -164,28 +164,30 @@ class RepoSource(Shape):
 
 
 class ResourceLimits(Shape):
-    """Ceilings of the whole workspace. Those left out are the server's defaults."""
+    """Resource limits of the whole workspace; a missing one takes the server's default."""
 
     cpu: Cpus | None = Field(None, description="Processors.")
     memory: Memory | None = Field(None, description="Memory, at least 16M.")
     disk: Disk | None = Field(None, description="Size of the workspace on disk, from 8M to 2T.")
     pids: int = Field(ge=16, le=1 << 22, description="Processes and threads at a time.")
     enforcement: Literal["strict", "best_effort"] = Field(
-        description="Whether a limit that the provider cannot enforce is an error or a note."
+        description="`strict`: a limit that the provider cannot enforce is an error; `best_effort`: it is a note."
     )
 
 
 class Setup(Shape):
     """Time limit and failure rule of setup commands."""
 
-    timeout: Duration = Field(description="How long each command may take.")
-    on_failure: Literal["fail", "warn"] = Field(description="Whether a failed command fails the run.")
+    timeout: Duration = Field(description="Time limit of each command.")
+    on_failure: Literal["fail", "warn"] = Field(
+        description="`fail` ends the run at a failed command, `warn` goes on with a warning."
+    )
 
 
 class WarmPool(Shape):
-    """Workspaces that are kept running before anybody needs them."""
+    """Workspaces that run before a run needs them."""
 
-    size: int = Field(ge=0, le=1_000, description="How many of them; `runner pool warm` keeps that many.")
+    size: int = Field(ge=0, le=1_000, description="Number of warm workspaces that `runner pool warm` keeps.")
 
 
 class Workspace(Shape):
@@ -199,30 +201,29 @@ class Workspace(Shape):
         }
     )
 
-    enabled: bool = Field(description="Whether there is a workspace; without one no other field here has a meaning.")
+    enabled: bool = Field(description="Gives the agent a workspace; with `false` no other field here is allowed.")
     providers: Distinct = Field(description="The providers to try in turn; one means no fallback.")
     isolation: Isolation = Field(description="The least isolation that is accepted.")
-    network: Literal["none"] = Field(description="What the workspace may reach.")
-    repo_source: RepoSource = Field(description="Where the code comes from.")
-    checkout_on_start: bool = Field(description="Whether the code is cloned; without, the workspace starts empty.")
+    network: Literal["none"] = Field(description="Network that the workspace may reach.")
+    repo_source: RepoSource = Field(description="Source of the code.")
+    checkout_on_start: bool = Field(description="Clones the code; `false` starts with an empty workspace.")
     base_image: ImageName | None = Field(
-        None, description="The image whose system commands see, by a name or id that its provider has; never pulled."
+        None, description="Image whose system the commands see, by a name or id that the provider has; never pulled."
     )
-    resource_limits: ResourceLimits = Field(description="Ceilings of the workspace.")
+    resource_limits: ResourceLimits = Field(description="Resource limits of the workspace.")
     setup_commands: list[Command] = Field(description="Commands that prepare the workspace, in order.")
     setup: Setup = Field(description="Time limit and failure rule of setup commands.")
     protected_paths: list[Text] = Field(description="Paths of the repository that the agent cannot change or create.")
     toolchains: list[Toolchain] = Field(
-        description="Directories of this machine that are visible, read-only, with programs in a `bin`, or called so"
-        " themselves; a name is a program on the `PATH` of whoever applies, with all that it links to."
+        description="Host directories that the workspace sees read-only, with programs in their `bin`. A name means a"
+        " program on your own `PATH`, with everything that it links to."
     )
     dependencies: RelativePaths = Field(
-        description="Directories that git ignores in the repository of this machine, such as `.venv` or"
-        " `node_modules`; visible in each workspace and clean checkout at the same path, where nothing stays of what"
-        " commands write."
+        description="Git-ignored directories of the repository on this host, such as `.venv` or `node_modules`. Each"
+        " workspace and clean checkout sees them at the same path; writes to them are thrown away."
     )
     warm_pool: WarmPool | None = Field(
-        None, description="Workspaces that are kept running; left out, the server's default for its own providers."
+        None, description="Workspaces that are kept running; default: the server's, for its own providers."
     )
 
 
@@ -245,7 +246,7 @@ class SecretSource(Shape):
         }
     )
 
-    env: Word | None = Field(None, description="A variable of the runner's own environment.")
+    env: Word | None = Field(None, description="Name of a variable in the environment of `runner`.")
     file: Word | None = Field(
         None, description="A file that only its owner can read: absolute, below `~/`, or relative to the manifest."
     )
@@ -263,17 +264,17 @@ class SecretSource(Shape):
 
 
 class GivenSecret(Shape):
-    """A value that commands of some steps get, and that is shown nowhere."""
+    """Secret value that commands of some steps get; it is redacted everywhere."""
 
     name: VariableName = Field(description="Its name: that of the variable, or of the file.")
-    from_: SecretSource = Field(alias="from", description="Where its value is, on the machine that applies.")
+    from_: SecretSource = Field(alias="from", description="Place of the value on the host that runs `apply`.")
     steps: Annotated[list[Literal["setup", "agent", "post_hook", "verify"]], AfterValidator(no_repeats)] = Field(
         min_length=1, description="The steps whose commands get it.", json_schema_extra={"uniqueItems": True}
     )
     as_: Literal["env", "file"] = Field(
         "env",
         alias="as",
-        description="Whether it is a variable, or a file in memory whose path is in the variable `NAME_FILE`.",
+        description="`env`: a variable; `file`: a file in memory, whose path is in the variable `NAME_FILE`.",
     )
 
 
@@ -286,11 +287,11 @@ def _distinct_names(secrets: list[GivenSecret]) -> list[GivenSecret]:
 
 
 class Budget(Shape):
-    """Ceilings of what an agent may use of its model; the request that would go on beyond one is refused."""
+    """Budget of an agent's model use; the gateway refuses the request that would exceed it."""
 
     tokens: int | None = Field(None, ge=1, description="Tokens in and out, all requests together.")
     cost_usd: float | None = Field(
-        None, ge=0.01, le=1e6, description="Dollars, by the prices that this installation has."
+        None, ge=0.01, le=1e6, description="Cost in US dollars, by the prices that this installation ships."
     )
     turns: int | None = Field(None, ge=1, description="Answers of the model.")
 
@@ -326,29 +327,28 @@ class Spec(Body):
 
     singular: ClassVar[Mapping[tuple[str, ...], str]] = {("workspace", "provider"): "providers"}
 
-    agent: Literal["script", "claude", "codex", "gemini", "goose"] = Field(description="Who does the work.")
-    script: Script | None = Field(None, description="What the `script` agent plays.")
+    agent: Literal["script", "claude", "codex", "gemini", "goose"] = Field(description="Agent CLI, or `script`.")
+    script: Script | None = Field(None, description="Script of the `script` agent.")
     model: ModelName | None = Field(None, description="The model that it works with, by a name that its service knows.")
-    budget: Budget | None = Field(None, description="Ceilings of what it may use of its model.")
+    budget: Budget | None = Field(None, description="Budget of its model use.")
     credentials: Literal["gateway", "env"] = Field(
-        description="Whether the model's key stays with the runner's gateway, or is put into the agent's environment."
+        description="`gateway` keeps the model's key out of the workspace, `env` puts it into the agent's environment."
     )
     cli_tools: list[ToolName] | None = Field(
         None,
-        description="The only tools of its own that the CLI has, by its names for them; with `claude` and `gemini`."
-        " With `skills` it has the one for those besides.",
+        description="Built-in tools that the CLI may use, by the CLI's own names; with `claude` and `gemini`.",
     )
-    prompt: Prompt = Field(description="What the agent is told.")
+    prompt: Prompt = Field(description="Prompts of the agent.")
     skills: SkillNames = Field(
         description="Skills of this installation that the agent is shown, below `/skills` and where its CLI looks."
     )
     policy: str | None = Field(None, description="A policy by name; it adds to that of the run.")
-    env: Environment = Field(description="Variables of the agent and its hooks; values are templates.")
+    env: Environment = Field(description="Environment variables of the agent and its hooks; values are templates.")
     secrets: Annotated[list[GivenSecret], AfterValidator(_distinct_names)] = Field(
         description="Values that only commands of the named steps get; nothing shows or keeps them."
     )
     timeouts: Timeouts = Field(description="Time limit of each step.")
-    stop_budget: Duration = Field(description="How long saving and cleaning up may take once the work has ended.")
+    stop_budget: Duration = Field(description="Time limit for saving and cleaning up after the work has ended.")
     post_hooks: list[Command] = Field(description="Commands after the agent, before those of the run.")
     workspace: Workspace = Field(description="The isolated place that the agent works in.")
 

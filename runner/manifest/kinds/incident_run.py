@@ -62,10 +62,10 @@ class Incident(Shape):
         description="The kubeconfig of the cluster that commands may read, relative to the manifest or to `~/`; several"
         " with `:` between them are merged. It stays on this host.",
     )
-    context: Word | None = Field(None, description="Its context; left out, the current one.")
-    namespace: Namespace | None = Field(None, description="The namespace; left out, that of the context.")
+    context: Word | None = Field(None, description="Context of the kubeconfig; default: the current one.")
+    namespace: Namespace | None = Field(None, description="Namespace; default: that of the context.")
     access: Literal["read"] = Field(
-        description="What commands may do in the cluster: get, list, watch and read logs, but no secrets."
+        description="Access of commands to the cluster: `read` means get, list, watch and logs, never secrets."
     )
 
     @model_validator(mode="after")
@@ -87,8 +87,8 @@ class Context(Shape):
         AfterValidator(no_repeats),
         Field(json_schema_extra={"uniqueItems": True}),
     ] = Field(
-        description="What is put between its system prompt and its prompt: incident.json, its rights in the cluster, "
-        "and what the skill's triage script finds there."
+        description="Context between the system prompt and the prompt: `incident.json`, the cluster rights, and the"
+        " output of the skill's triage script."
     )
 
 
@@ -113,7 +113,7 @@ class Check(Shape):
     """A command on a clean checkout of the result."""
 
     run: Command = Field(description="The command.")
-    timeout: Duration | None = Field(None, description="How long it may take; left out, as long as verify may.")
+    timeout: Duration | None = Field(None, description="Time limit; default: that of verify.")
     exit: int = Field(0, ge=0, le=255, description="The exit status that it must have.")
 
 
@@ -122,7 +122,7 @@ class Verify(Shape):
 
     files: Files | None = Field(None, description="Files that must, or must not, be there.")
     report: Report | None = Field(None, description="The report that must be there.")
-    commands: list[Check] = Field(description="Commands that must exit as they should.")
+    commands: list[Check] = Field(description="Commands and their expected exit status.")
     setup: list[Command] = Field(description="Commands that prepare the clean checkout.")
 
 
@@ -131,16 +131,16 @@ class Snapshot(Shape):
 
     message: Text | None = Field(None, description="The commit's message; a template.")
     branch: Text | None = Field(None, description="The branch that it is for; a template.")
-    allow_empty: bool = Field(description="Whether a run that changed nothing may succeed.")
+    allow_empty: bool = Field(description="Lets a run succeed that changed nothing.")
 
 
 class Matrix(Shape):
-    """Several runs out of one: one for each combination, in the order written."""
+    """Matrix: one run for each combination, in the order written."""
 
     agent_type: Distinct | None = Field(None, description="Agent types by name, instead of `agent_type`.")
     model: ModelNames | None = Field(None, description="Models, instead of the agent type's `model`.")
     incident: Distinct | None = Field(None, description="Incident directories, instead of `incident.directory`.")
-    max_parallel: int | None = Field(None, ge=1, description="How many of them may run at once.")
+    max_parallel: int | None = Field(None, ge=1, description="Number of runs at a time.")
 
 
 class Output(Shape):
@@ -167,21 +167,21 @@ class Spec(Body):
 
     project: Text | None = Field(None, description="The project that it belongs to, by name.")
     agent_type: Text | None = Field(None, description="The agent type that does the work, by name.")
-    matrix: Matrix | None = Field(None, description="Several runs out of one.")
+    matrix: Matrix | None = Field(None, description="Matrix: one run for each combination.")
     needs: list[Text] = Field(description="Runs that must have succeeded before this one starts.")
     outputs: dict[str, Output] = Field(
-        description="What later runs read as `outputs.RUN.NAME`; of a matrix, a list in member order."
+        description="Files that later runs read as `outputs.RUN.NAME`; of a matrix, a list in member order."
     )
     policy: str | None = Field(None, description="A policy by name; it adds to that of the agent type.")
-    prompt: str = Field(description="What is to be done; a template.")
+    prompt: str = Field(description="Task for the agent; a template.")
     task: Task | None = Field(None, description="The repository that it is about.")
     incident: Incident | None = Field(None, description="The incident that it is about.")
-    context: Context = Field(description="What the agent is told beside its prompts.")
+    context: Context = Field(description="Context that the agent gets besides its prompts.")
     verify: Verify | None = Field(None, description="Checks of the result.")
     post_hooks: list[Command] = Field(description="Commands after the agent, after those of its type.")
     snapshot: Snapshot | None = Field(None, description="The commit that holds the result.")
-    timeout: Duration = Field(description="How long the whole run may take.")
-    debug: bool = Field(description="Whether the transcripts of the agent's session and its commands are kept.")
+    timeout: Duration = Field(description="Time limit of the whole run.")
+    debug: bool = Field(description="Keeps the transcripts of the agent's session and the log of its commands.")
 
     @model_validator(mode="after")
     def _an_incident_has_a_directory(self) -> Spec:

@@ -13,7 +13,7 @@ class Spec(Body):
     """Settings that the runs of one repository share."""
 
     root: Text = Field(description="The project's directory, relative to the manifest; what runs refer to lies in it.")
-    workspace_isolation: bool = Field(description="Whether a workspace sees itself alone, not its whole project.")
+    workspace_isolation: bool = Field(description="Shows a workspace only itself, not its whole project.")
     protected_paths: list[Text] = Field(description="Paths that no isolated agent may change, besides its type's.")
     agent_type: str | None = Field(None, description="The agent type of runs that name none.")
     policy: str | None = Field(None, description="A policy for every run, besides those of run and agent type.")
