@@ -20,6 +20,7 @@ LAYERS = [  # top first; rooms in one set do not import each other
     {"ops"},
     {"fake_model"},
     {"providers", "gateway", "cluster", "agents", "git", "store", "artifacts"},
+    {"sandbox"},
     {"engine", "guest", "network"},
     {"compiler"},
     {"steps", "report"},

@@ -101,7 +101,7 @@ def test_a_stand_in_and_a_variation_show_no_part(mark: pytest.MarkDecorator, par
 SUITE = """
 import os, pytest
 from pathlib import Path
-from runner.providers.fake import Fake
+from tests.support.fake_provider import Fake
 
 @pytest.mark.scenario("WSM-15")
 def test_real(): pass

@@ -30,19 +30,20 @@ from runner.guest import binary
 from runner.guest.client import open_guest
 from runner.guest.framing import NONCE_BYTES
 from runner.ports.provider import STOP_GRACE, Probe, SandboxHandoff, SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers import _container, spawn
-from runner.providers._cgroup import Group
-from runner.providers._container_init import First, membership, open_first
-from runner.providers._directories import Directories
-from runner.providers._docker_api import PATIENCE, Engine
-from runner.providers._docker_mounts import Cover, Handed, Namespace, open_handed, open_handed_again, remove_handed
-from runner.providers._guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_reached
-from runner.providers._prepared_mounts import Room, open_room
-from runner.providers._protected_paths import open_guards, remove_stand_ins
-from runner.providers._sandbox_layout import ENV, PATHS, show_all, workspace_path, write_system_files
-from runner.providers._socket_channel import Dialled, open_dialled
-from runner.providers._warm_containers import Idle, Seat, Stay, covers, mounts_of, open_tree, seat_of
 from runner.safefs import trees
+from runner.sandbox import processes
+from runner.sandbox.cgroup import Group
+from runner.sandbox.container import GUEST, Container, Recipe
+from runner.sandbox.container_init import First, membership, open_first
+from runner.sandbox.directories import Directories
+from runner.sandbox.docker_api import PATIENCE, Engine
+from runner.sandbox.docker_mounts import Cover, Handed, Namespace, open_handed, open_handed_again, remove_handed
+from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_reached
+from runner.sandbox.prepared_mounts import Room, open_room
+from runner.sandbox.protected_paths import open_guards, remove_stand_ins
+from runner.sandbox.sandbox_layout import ENV, PATHS, show_all, workspace_path, write_system_files
+from runner.sandbox.socket_channel import Dialled, open_dialled
+from runner.sandbox.warm_containers import Idle, Seat, Stay, covers, mounts_of, open_tree, seat_of
 
 _TMP, _TMP_BYTES = "/tmp", 1 << 30
 _ROOT = "/root"
@@ -81,7 +82,7 @@ class Flavour:
     isolation: IsolationClass
     runtime: str
     hint: str | None
-    open_channel: Callable[[Engine, Handed, _container.Recipe, str], AbstractContextManager[Channel]]
+    open_channel: Callable[[Engine, Handed, Recipe, str], AbstractContextManager[Channel]]
     capabilities: tuple[str, ...] = ()
     lends: bool = True
     ends_last: bool = False
@@ -313,7 +314,7 @@ class Docker:
         async with open_room(handle, spec, places) as room:
             assert isinstance(room.places, Handed)
             with open_guards(room.tree_fd, spec.pinned_paths) as guards:
-                recipe = _container.Recipe()
+                recipe = Recipe()
                 image = self._image(handle)
                 for volume in image["volumes"]:  # else the daemon makes a writable one for each
                     recipe.show(room.places.add_memory(_VOLUME_BYTES, 0), volume, writable=True)
@@ -322,12 +323,12 @@ class Docker:
                     recipe.show(room.places.add_memory(_VOLUME_BYTES, 0), _ROOT, writable=True)
                 recipe.show(room.places.add_memory(_tmp_bytes(handle.limits), handle.uid), _TMP, writable=True)
                 show_all(recipe, handle, spec, room, guards)
-                recipe.show(room.add(program.path), _container.GUEST)
+                recipe.show(room.add(program.path), GUEST)
                 if stay.late:
                     room.places.share(room.tree)
                     recipe.follow.add(PATHS.workspace)
                 room.places.seal(recipe.read_only)
-                container = _container.Container(
+                container = Container(
                     image["image"],
                     handle.uid,
                     self._labels(handle),
@@ -422,7 +423,7 @@ class Docker:
         if self._directories.owner(handle) is None or not _containers(handle.private).exists():
             return
         containers = _containers(handle.private).read_text().split()
-        await spawn.kill_all(lambda pid: _runs_in(pid, containers), what=f"workspace `{handle.id}`")
+        await processes.kill_all(lambda pid: _runs_in(pid, containers), what=f"workspace `{handle.id}`")
         try:
             await trio.to_thread.run_sync(remove_handed, handle.private.name, self._engine.socket)
             await self._remove(handle)

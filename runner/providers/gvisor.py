@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from runner.core.model import IsolationClass, Limits
 from runner.core.settings import Settings
-from runner.providers._attach_channel import open_attached
 from runner.providers.docker import Docker, Flavour
+from runner.sandbox.attach_channel import open_attached
 
 _HEADROOM = 64 << 20  # bytes of memory for the kernel itself
 _HINT = (

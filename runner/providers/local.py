@@ -23,15 +23,15 @@ from runner.core.model import Feature, Handle, IsolationClass, Limits
 from runner.core.settings import Settings
 from runner.guest import binary
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Paths, Probe, SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers import _bwrap, _cgroup, spawn
-from runner.providers._bwrap_exec import Sandbox
-from runner.providers._bwrap_process import Shell, enclose_guest, open_shell
-from runner.providers._directories import Directories
-from runner.providers._guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
-from runner.providers._mounts import Places, open_linkless, open_places
-from runner.providers._prepared_mounts import open_room
-from runner.providers._protected_paths import open_guards, remove_stand_ins
-from runner.providers._sandbox_layout import (
+from runner.sandbox import bwrap, cgroup, processes
+from runner.sandbox.bwrap_exec import Sandbox
+from runner.sandbox.bwrap_process import Shell, enclose_guest, open_shell
+from runner.sandbox.directories import Directories
+from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
+from runner.sandbox.mounts import Places, open_linkless, open_places
+from runner.sandbox.prepared_mounts import open_room
+from runner.sandbox.protected_paths import open_guards, remove_stand_ins
+from runner.sandbox.sandbox_layout import (
     ENV,
     NO_IMAGE,
     NOT_WARM,
@@ -40,7 +40,7 @@ from runner.providers._sandbox_layout import (
     workspace_path,
     write_system_files,
 )
-from runner.providers._volumes import Volume
+from runner.sandbox.volumes import Volume
 
 _GUEST = "/run/guest"
 
@@ -66,7 +66,7 @@ class Local:
         self._guest = guest
 
     async def probe(self) -> Probe:
-        missing = {**_cgroup.missing(), Feature.BASE_IMAGE: NO_IMAGE, Feature.WARM_POOL: NOT_WARM}
+        missing = {**cgroup.missing(), Feature.BASE_IMAGE: NO_IMAGE, Feature.WARM_POOL: NOT_WARM}
         watched: frozenset[Feature] = frozenset()
         if why := self._directories.why_unbounded():
             missing[Feature.DISK] = why
@@ -79,27 +79,27 @@ class Local:
                 missing |= dict.fromkeys((Feature.GUEST, Feature.RELAY, Feature.SECRET_FILES), NO_GUEST)
             uid = self._directories.handle("probe", Limits()).uid if self._own_users else None
             with open_places(uid) as places:
-                recipe = _bwrap.Recipe(ENV)
+                recipe = bwrap.Recipe(ENV)
                 guest = places.add(open_linkless(program.path)) if program else None
                 if guest:
                     recipe.show(guest, _GUEST)
                 shell = open_shell(places, uid, guest)
                 paths = replace(PATHS, workspace="/")
-                group, no_tree = _cgroup.Group({}), -1
+                group, no_tree = cgroup.Group({}), -1
                 async with self._start(recipe, shell, group, paths, "the probe", tree=no_tree) as workspace:
                     if program is None:  # a guest has answered from inside by now
                         await workspace.run(["true"])
         except (OSError, ProviderFailed) as error:
             words = str(error)
-            hint = _bwrap.hint(words)
+            hint = bwrap.hint(words)
             return Probe(self.name, False, IsolationClass.NAMESPACES, missing, versions, reason=words, hint=hint)
         return Probe(self.name, True, IsolationClass.NAMESPACES, missing, versions, watched=watched)
 
     async def create(self, request: WorkspaceRequest) -> Handle:
-        _cgroup.check(request.limits, self.name)
+        cgroup.check(request.limits, self.name)
         await self._directories.prepare(request)
         return await trio.to_thread.run_sync(
-            self._directories.create, request, partial(write_system_files, uid=_bwrap.UID)
+            self._directories.create, request, partial(write_system_files, uid=bwrap.UID)
         )
 
     @asynccontextmanager
@@ -109,7 +109,7 @@ class Local:
         async with open_room(handle, spec, self._open_places(handle)) as room:
             with open_guards(room.tree_fd, spec.pinned_paths) as guards:
                 paths = replace(PATHS, workspace=workspace_path(handle, room))
-                recipe = _bwrap.Recipe({**ENV, **spec.environment})
+                recipe = bwrap.Recipe({**ENV, **spec.environment})
                 recipe.show(room.tmp, "/tmp", writable=True)
                 show_all(recipe, handle, spec, room, guards)
                 program = self._program()
@@ -119,7 +119,7 @@ class Local:
                 shell = open_shell(room.places, handle.uid if self._own_users else None, guest)
                 what, volume = f"workspace `{handle.id}`", self._directories.volume(handle)
                 async with (
-                    _cgroup.open_group(handle.id, handle.limits) as group,
+                    cgroup.open_group(handle.id, handle.limits) as group,
                     self._start(recipe, shell, group, paths, what, tree=room.tree_fd, volume=volume) as workspace,
                 ):
                     yield workspace
@@ -133,9 +133,9 @@ class Local:
     @asynccontextmanager
     async def _start(
         self,
-        recipe: _bwrap.Recipe,
+        recipe: bwrap.Recipe,
         shell: Shell,
-        group: _cgroup.Group,
+        group: cgroup.Group,
         paths: Paths,
         what: str,
         *,
@@ -156,9 +156,9 @@ class Local:
     @asynccontextmanager
     async def _inhabit(
         self,
-        recipe: _bwrap.Recipe,
+        recipe: bwrap.Recipe,
         shell: Shell,
-        group: _cgroup.Group,
+        group: cgroup.Group,
         paths: Paths,
         what: str,
         *,
@@ -172,7 +172,7 @@ class Local:
             if enclosure.init is None:
                 await enclosure.child.wait()
                 raise ProviderFailed(f"bubblewrap cannot make a sandbox: {enclosure.complaint()}")
-            uid = spawn.user(enclosure.init)
+            uid = processes.user(enclosure.init)
             around = Surroundings(
                 self.name, IsolationClass.NAMESPACES, uid, paths, tree, recipe.env, group, self._grace, volume=volume
             )
@@ -196,21 +196,21 @@ class Local:
 
     async def evict(self, handle: Handle) -> None:
         self._directories.check(handle)
-        await self._end(handle, _cgroup.find_left(handle.id))
+        await self._end(handle, cgroup.find_left(handle.id))
         await trio.to_thread.run_sync(remove_stand_ins, handle.tree)
 
     async def destroy(self, handle: Handle) -> None:
         self._directories.check(handle)
-        await self._end(handle, _cgroup.find_group(handle.id))
+        await self._end(handle, cgroup.find_group(handle.id))
         await trio.to_thread.run_sync(self._directories.destroy, handle)
 
-    async def _end(self, handle: Handle, group: _cgroup.Group) -> None:
+    async def _end(self, handle: Handle, group: cgroup.Group) -> None:
         await group.remove()
-        await spawn.kill_all(lambda pid: self._runs_in(pid, handle), what=f"workspace `{handle.id}`")
+        await processes.kill_all(lambda pid: self._runs_in(pid, handle), what=f"workspace `{handle.id}`")
 
     def _runs_in(self, pid: int, handle: Handle) -> bool:
-        if spawn.user(pid) != handle.uid:
+        if processes.user(pid) != handle.uid:
             return False
         # A user with more than this workspace runs much else; only in a sandbox of it this is temporary.
         mounted = rf"/sandboxes/{re.escape(handle.id)}/tmp (/newroot)?/tmp "
-        return self._directories.has_own_user(handle) or re.search(mounted, spawn.mounts(pid)) is not None
+        return self._directories.has_own_user(handle) or re.search(mounted, processes.mounts(pid)) is not None

@@ -20,14 +20,14 @@ from runner.core.model import Feature, Handle, IsolationClass
 from runner.core.settings import Settings
 from runner.guest import binary
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Probe, SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers import _cgroup, spawn
-from runner.providers._directories import Directories
-from runner.providers._guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
-from runner.providers._mounts import can_stage, open_places
-from runner.providers._prepared_mounts import Room, open_room, paths_on_host
-from runner.providers._sandbox_layout import NO_IMAGE, NOT_WARM
-from runner.providers._tagged_process import open_unconfined
 from runner.safefs import trees
+from runner.sandbox import cgroup, child_process, processes
+from runner.sandbox.directories import Directories
+from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
+from runner.sandbox.mounts import can_stage, open_places
+from runner.sandbox.prepared_mounts import Room, open_room, paths_on_host
+from runner.sandbox.sandbox_layout import NO_IMAGE, NOT_WARM
+from runner.sandbox.tagged_process import open_unconfined
 
 _NO_NAMESPACES = "process runs commands directly on this host"
 _NO_QUOTA = "process has no disk quota"  # a volume would not be all of this host that they can write to
@@ -50,7 +50,7 @@ class OnHost:
 
     async def probe(self) -> Probe:
         missing = {
-            **_cgroup.missing(),
+            **cgroup.missing(),
             Feature.DISK: _NO_QUOTA,
             Feature.BASE_IMAGE: NO_IMAGE,
             Feature.WARM_POOL: NOT_WARM,
@@ -71,7 +71,7 @@ class OnHost:
         return Probe(self.name, True, IsolationClass.NONE, missing, versions)
 
     async def create(self, request: WorkspaceRequest) -> Handle:
-        _cgroup.check(request.limits, self.name)
+        cgroup.check(request.limits, self.name)
         if request.limits.disk_bytes is not None:
             raise ProviderFailed(f"`{self.name}` cannot limit the disk of workspace `{request.id}`: {_NO_QUOTA}")
         return await trio.to_thread.run_sync(self._directories.create, request)
@@ -83,7 +83,7 @@ class OnHost:
             raise ProviderFailed("`process` cannot protect paths", hint="use provider `local`")
         async with (
             open_room(handle, spec, open_places(handle.uid if self._root and can_stage() else None)) as room,
-            _cgroup.open_group(handle.id, handle.limits) as group,
+            cgroup.open_group(handle.id, handle.limits) as group,
         ):
             around = self._surroundings(handle, spec, room, group)
             program = self._program()
@@ -97,7 +97,7 @@ class OnHost:
     def _program(self) -> binary.Program | None:
         return binary.find() if self._guest else None
 
-    def _surroundings(self, handle: Handle, spec: SandboxSpec, room: Room, group: _cgroup.Group) -> Surroundings:
+    def _surroundings(self, handle: Handle, spec: SandboxSpec, room: Room, group: cgroup.Group) -> Surroundings:
         paths = paths_on_host(room, spec)
         env = {"LANG": "C.UTF-8", "HOME": room.home.path, "TMPDIR": room.tmp.path, **spec.environment}
         if not self._directories.has_own_user(handle):
@@ -113,7 +113,9 @@ class OnHost:
         file = os.open(program.path, os.O_RDONLY)  # its user may not be able to walk there
         try:
             uid = around.uid if self._root else None
-            child = spawn.spawn([f"/proc/self/fd/{file}"], env={}, cwd="/", uid=uid, pass_fds=[file], channel=True)
+            child = child_process.start(
+                [f"/proc/self/fd/{file}"], env={}, cwd="/", uid=uid, pass_fds=[file], channel=True
+            )
         except OSError as error:
             raise ProviderFailed(f"the guest of {what} cannot be started: {error}") from error
         finally:
@@ -138,12 +140,12 @@ class OnHost:
 
     async def evict(self, handle: Handle) -> None:
         self._directories.check(handle)
-        await _cgroup.find_left(handle.id).remove()
+        await cgroup.find_left(handle.id).remove()
         await self._kill_left(handle)
 
     async def destroy(self, handle: Handle) -> None:
         self._directories.check(handle)
-        await _cgroup.find_group(handle.id).remove()
+        await cgroup.find_group(handle.id).remove()
         await self._kill_left(handle)
         await trio.to_thread.run_sync(self._directories.destroy, handle)
 
@@ -153,10 +155,10 @@ class OnHost:
 
         def belongs(pid: int) -> bool:
             if self._directories.has_own_user(handle):
-                return spawn.user(pid) == handle.uid
-            return spawn.owner(pid) == handle.uid and home in spawn.environment(pid)
+                return processes.user(pid) == handle.uid
+            return processes.owner(pid) == handle.uid and home in processes.environment(pid)
 
-        await spawn.kill_all(belongs, what=f"workspace `{handle.id}`")
+        await processes.kill_all(belongs, what=f"workspace `{handle.id}`")
 
 
 def _closed_to_others(path: Path) -> Path | None:

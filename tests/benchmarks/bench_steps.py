@@ -20,12 +20,12 @@ from pathlib import Path
 import trio
 
 from runner.ports.provider import SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers._bwrap_exec import Sandbox
 from runner.providers.local import Local
 from runner.providers.process import OnHost
-from runner.providers.spawn import descendants
 from runner.runtime.exec import open_logs, run_logged
 from runner.safefs import trees
+from runner.sandbox.bwrap_exec import Sandbox
+from runner.sandbox.processes import descendants
 
 ROUNDS, EACH = 15, 20
 TICKS = os.sysconf("SC_CLK_TCK")

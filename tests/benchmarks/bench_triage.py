@@ -31,7 +31,7 @@ from runner.fake_model.provider import serve_double
 from runner.fake_model.script import Turn
 from runner.ports.agent import Access
 from runner.ports.provider import Paths
-from runner.providers._bwrap import binary
+from runner.sandbox.bwrap import binary
 from runner.steps.agent.home import furnish
 from tests.benchmarks.sizes import rounds
 from tests.cli.test_agent_clis import PLACE

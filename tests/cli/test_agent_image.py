@@ -10,7 +10,7 @@ import trio
 
 from runner.fake_model.script import Turn
 from runner.ops.host.image import DISTRIBUTED, INPUTS, digest, pins
-from runner.providers._docker_api import Engine
+from runner.sandbox.docker_api import Engine
 from tests.cli.test_agent_clis import CLIS, work_off, write
 from tests.support import agent_image, dockerd
 from tests.support.situations import Project

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.settings import Settings, duration_text, parse_duration, parse_size, size_text
-from runner.providers._bwrap import binary, profile
+from runner.sandbox.bwrap import binary, profile
 from tests.support.needs import ROOT
 from tests.support.situations import Project
 

@@ -14,9 +14,9 @@ import pytest
 from runner.core.model import Exit, IsolationClass, Limits
 from runner.ops.host.probe import Examined, Result, Tried, _try
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
-from runner.providers._escapes import ESCAPES
-from runner.providers.fake import Fake, Scripted
+from runner.sandbox.escapes import ESCAPES
 from tests.support import dockerd
+from tests.support.fake_provider import Fake, Scripted
 from tests.support.situations import Project, leftovers
 
 

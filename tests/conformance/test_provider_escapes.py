@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from runner.providers._escapes import ESCAPES, GAPS, breaches, open_bait
+from runner.sandbox.escapes import ESCAPES, GAPS, breaches, open_bait
 from tests.support.providers import GUESTS, ORDINARY, PROCESS, SLOW, Place
 
 KINDS = GUESTS

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from runner.core.model import Limits
-from runner.providers._cgroup import locate
+from runner.sandbox.cgroup import locate
 from tests.support.guest_driver import marked
 from tests.support.providers import DOCKER, GVISOR, LOCAL, Place, inhabitants, read_until
 

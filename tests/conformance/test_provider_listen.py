@@ -11,7 +11,7 @@ import trio
 from runner.core.errors import ProviderFailed
 from runner.core.model import Feature
 from runner.ports.provider import Connection, SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers.fake import Fake
+from tests.support.fake_provider import Fake
 from tests.support.providers import BARE_LOCAL, BARE_PROCESS, GRACE, GUESTS, INSTALLED, MIB, PROCESS, Place, make
 
 KINDS = INSTALLED

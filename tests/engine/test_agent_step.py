@@ -21,9 +21,9 @@ from runner.engine.run import Control
 from runner.events import events as ev
 from runner.guest import build
 from runner.ports.provider import SandboxSpec
-from runner.providers.fake import Fake
 from runner.providers.local import Local
 from runner.steps.agent.run import SMALL_PROMPT
+from tests.support.fake_provider import Fake
 from tests.support.situations import Project
 from tests.support.state_machine import Machine
 

@@ -14,7 +14,7 @@ from runner.core.model import Status
 from runner.engine.run import Control
 from runner.events import events as ev
 from runner.ops.planning.facts import open_provider
-from runner.providers.fake import Fake, Scripted
+from tests.support.fake_provider import Fake, Scripted
 from tests.support.situations import Project, leftovers
 from tests.support.state_machine import Machine
 

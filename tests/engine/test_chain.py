@@ -28,8 +28,8 @@ from runner.events import events as ev
 from runner.events.record import RunRecord, replay
 from runner.plan.model import RunPlan
 from runner.ports.provider import Probe
-from runner.providers.fake import Fake, Scripted
 from runner.runtime.context import Places
+from tests.support.fake_provider import Fake, Scripted
 from tests.support.situations import Project, leftovers
 from tests.support.state_machine import Machine, Watch
 

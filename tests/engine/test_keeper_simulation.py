@@ -26,8 +26,8 @@ from runner.lifecycle.pool import BACK_OFF, name_of
 from runner.ops.pool.handoff import discard
 from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow
-from runner.providers.fake import Fake
 from runner.store.memory import MemoryStore
+from tests.support.fake_provider import Fake
 
 KEY = SlotKey("fake", None, Limits())
 NAME = name_of(KEY)

@@ -29,10 +29,10 @@ from runner.ops.runs.apply import apply_all
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.recover import recover_runs
 from runner.ports.provider import Provider
-from runner.providers.fake import Fake, Scripted
 from runner.runtime.context import Ports
 from runner.runtime.lease_holder import Tenure
 from runner.store.sqlite import SqliteStore, open_store
+from tests.support.fake_provider import Fake, Scripted
 from tests.support.situations import Project, leftovers, processes_of
 
 Away = Callable[["Host"], Awaitable[None]]

@@ -18,8 +18,8 @@ from runner.engine.pool import LOOK, Keeper, clear
 from runner.lifecycle.pool import BACK_OFF, MAX_AGE, name_of
 from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow, SlotRow
-from runner.providers.fake import Fake, Idle
 from runner.store.memory import MemoryStore
+from tests.support.fake_provider import Fake, Idle
 
 KEY = SlotKey("fake", None, Limits())
 NAME = name_of(KEY)

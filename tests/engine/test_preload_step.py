@@ -18,13 +18,13 @@ from runner.core.settings import shipped
 from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.plan.model import RunPlan
-from runner.providers.fake import Fake, Scripted
 from runner.spec.model import ContextFile
 from runner.steps.preload.plan import Body
 from runner.steps.provision.plan import Body as Provisioning
 from runner.triage.baseline import MAX_BYTES
 from runner.triage.budget import MOST
 from tests.support import dockerd
+from tests.support.fake_provider import Fake, Scripted
 from tests.support.situations import Project
 from tests.support.state_machine import Machine
 

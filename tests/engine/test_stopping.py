@@ -20,9 +20,9 @@ from runner.engine.run import Control
 from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.ports.provider import SandboxSpec
-from runner.providers.fake import Fake, Played, Scripted, Stage
 from runner.safefs import trees
 from runner.store.memory import MemoryStore
+from tests.support.fake_provider import Fake, Played, Scripted, Stage
 from tests.support.situations import Project
 from tests.support.state_machine import Machine
 

@@ -32,7 +32,7 @@ from runner.guest.framing import (
     Type,
     frame,
 )
-from runner.providers import _bwrap
+from runner.sandbox import bwrap
 from tests.support.guest_driver import (
     NONCE,
     PATH,
@@ -933,7 +933,7 @@ def test_a_connection_inside_a_network_of_its_own_reaches_the_host(program: Path
         "while part := s.recv(100): got += part\n"
         "print(got.decode())"
     )
-    folder, name = _bwrap.binary()
+    folder, name = bwrap.binary()
     words = ("--unshare-user", "--unshare-net", "--dev-bind", "/", "/", "--die-with-parent")
     with inherited(folder / name, *words, program) as host:
         host.mark = mark

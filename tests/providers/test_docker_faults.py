@@ -18,8 +18,8 @@ from docker import APIClient
 from runner.core.errors import CleanUpIncomplete, ProviderBusy, ProviderFailed
 from runner.core.model import Handle
 from runner.ports.provider import SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers._docker_api import Engine
 from runner.providers.docker import Docker
+from runner.sandbox.docker_api import Engine
 from tests.support import dockerd
 from tests.support.dockerd import IMAGE
 from tests.support.faulty_docker import Breaks, Dawdles, Fails, Fault, Faulty, Refuses, Says, faulty

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import pytest
 from ruamel.yaml import YAML
 
-from runner.providers.fake import Fake
 from runner.store.memory import MemoryStore
+from tests.support.fake_provider import Fake
 
 FOLDER = Path(__file__).parents[1]
 PROVIDERS = {"local", "docker", "gvisor"}

@@ -37,11 +37,11 @@ from runner.ops.runs.resume import consider, resume_run
 from runner.ports.provider import Provider
 from runner.ports.store import Store
 from runner.providers.docker import RUNC, Docker
-from runner.providers.fake import Fake, Script, Scripted
 from runner.providers.gvisor import RUNSC
 from runner.providers.local import Local
 from runner.store.sqlite import open_store
 from tests.support import effects
+from tests.support.fake_provider import Fake, Script, Scripted
 from tests.support.forked import load_everything
 
 FAULTS = {"ENOSPC": sqlite3.SQLITE_FULL, "EIO": sqlite3.SQLITE_IOERR}

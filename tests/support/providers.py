@@ -14,13 +14,13 @@ import trio
 
 from runner.core.model import Exit, Handle, Rung
 from runner.ports.provider import Process, Provider, SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers import _container_init, spawn
 from runner.providers.docker import RUNC, Docker
-from runner.providers.fake import Fake, Scripted
 from runner.providers.gvisor import RUNSC
 from runner.providers.local import Local
 from runner.providers.process import OnHost
+from runner.sandbox import container_init, processes
 from tests.support import dockerd
+from tests.support.fake_provider import Fake, Scripted
 from tests.support.guest_driver import alive, marked, pids
 from tests.support.situations import groups, read, volumes_of
 
@@ -165,7 +165,7 @@ def inhabitants(handle: Handle) -> list[int]:
     containers = noted.read_text().split() if noted.exists() else []
 
     def belongs(pid: int) -> bool:
-        return any(container in _container_init.membership(pid) for container in containers) and alive(pid)
+        return any(container in container_init.membership(pid) for container in containers) and alive(pid)
 
     return list(filter(belongs, pids()))
 
@@ -175,7 +175,7 @@ def living_of(*users: int) -> list[int]:
 
     def belongs(pid: int) -> bool:
         try:
-            return spawn.user(pid) in users and alive(pid)
+            return processes.user(pid) in users and alive(pid)
         except (FileNotFoundError, ProcessLookupError):
             return False
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from runner.providers._mounts import common
 from runner.safefs import trees
+from runner.sandbox.mounts import common
 from tests.support.forked import FORKS
 
 DYING = 2.0  # seconds that a busy machine may take for processes that were killed

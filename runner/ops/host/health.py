@@ -13,7 +13,7 @@ from runner.ops.host.keys import AgentKey, agent_keys
 from runner.ops.planning.agent_programs import has_cli
 from runner.ops.planning.facts import open_provider, provider_names
 from runner.ports.provider import Probe
-from runner.providers import _bwrap
+from runner.sandbox import bwrap
 
 
 @dataclass(frozen=True)
@@ -50,5 +50,5 @@ async def examine(settings: Settings) -> Health:
         tuple(rivals),
         clis=tuple(key.agent for key in keys if has_cli(key.agent, settings)),
         proxies=tuple(sorted(name for name in settings.reach if name.lower().endswith("_proxy"))),
-        remedy=_bwrap.profile() if any(probe.hint == _bwrap.APPARMOR for probe in probes) else None,
+        remedy=bwrap.profile() if any(probe.hint == bwrap.APPARMOR for probe in probes) else None,
     )

@@ -28,8 +28,8 @@ from runner.ops.planning.files import read_file
 from runner.ops.workspaces.workspace_lease import open_premises
 from runner.ops.workspaces.workspaces import Wish
 from runner.ports.provider import Workspace
-from runner.providers._docker_api import Engine
-from runner.providers._image_build import Build, build_image
+from runner.sandbox.docker_api import Engine
+from runner.sandbox.image_build import Build, build_image
 
 NAME = "k8s-triage-agent"
 INPUTS = f"{NAME}.inputs"  # the label that has the digest of what it was built from

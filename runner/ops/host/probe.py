@@ -21,7 +21,7 @@ from runner.ops.planning.facts import open_provider
 from runner.ops.workspaces.workspace_lease import Premises, occupy, open_premises
 from runner.ops.workspaces.workspaces import Wish, create, destroy
 from runner.ports.provider import Provider, SandboxSpec, Workspace
-from runner.providers._escapes import ESCAPES, GAPS, Escape, breaches, open_bait
+from runner.sandbox.escapes import ESCAPES, GAPS, Escape, breaches, open_bait
 
 EACH = 10.0  # seconds for one probe
 ALL = 120.0  # for all of one provider

@@ -22,7 +22,7 @@ from runner.events.events import Recorded
 from runner.ops.host.state import now_microseconds, state_file
 from runner.ops.pool.handoff import PLACE
 from runner.ops.runs.unknown import begun
-from runner.providers._directories import find_remains
+from runner.sandbox.directories import find_remains
 from runner.store.sqlite import open_store
 
 

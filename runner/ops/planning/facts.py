@@ -39,8 +39,8 @@ _LABEL = "k8s-triage-agent."  # of an image that ``runner image build`` has made
 
 
 def provider_names() -> list[str]:
-    """The providers that a manifest may name: all but the fake, which is for tests."""
-    return [name for name in plugins.names(runner.providers) if name not in ("fake", "spawn")]
+    """The providers that a manifest may name."""
+    return list(plugins.names(runner.providers))
 
 
 def open_provider(name: str, settings: Settings) -> Provider:

@@ -33,10 +33,10 @@ from runner.ops.runs.unknown import Unknown, unknown_to
 from runner.ops.workspaces.maintenance import Finished, finish_all, sweep
 from runner.ops.workspaces.workspace_lease import Premises
 from runner.ports.store import RunRow, Store
-from runner.providers import _mounts, spawn
 from runner.runtime.context import Places, Ports
 from runner.runtime.incident_files import is_latest
 from runner.safefs import trees
+from runner.sandbox import mounts, processes
 from runner.store.sqlite import REBUILD
 
 
@@ -108,7 +108,7 @@ async def recover_runs(
                 raise RunUnfinished(f"run `{row.id}` has a runner, which lives", hint=f"runner runs show {row.id}")
     strays = await _strays(settings.home, {row.id for row in rows}, store, dry_run) if run is None else []
     if not dry_run:
-        _mounts.sweep()
+        mounts.sweep()
     return Recovery(tuple(done), tuple(strays), dry_run, unknown=tuple(unknown) if run is None else ())
 
 
@@ -201,11 +201,11 @@ async def _kill_helpers(places: Places) -> tuple[str, ...]:
     run = f"RUN_ID={places.run}".encode()
 
     def belongs(pid: int) -> bool:
-        words = spawn.environment(pid).split(b"\0")
+        words = processes.environment(pid).split(b"\0")
         return git in words or (run in words and any(word.startswith(b"AGENT_SCRIPT=") for word in words))
 
     try:
-        await spawn.kill_all(belongs, what=f"run `{places.run}`")
+        await processes.kill_all(belongs, what=f"run `{places.run}`")
     except Escaped as error:
         return (error.message,)
     return ()

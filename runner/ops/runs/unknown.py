@@ -14,7 +14,7 @@ from runner.artifacts.run_lock import is_held
 from runner.core.settings import Settings
 from runner.lifecycle.pool import PREFIX
 from runner.ports.store import Store
-from runner.providers._directories import Remains, find_remains
+from runner.sandbox.directories import Remains, find_remains
 from runner.store.sqlite import Reader
 
 

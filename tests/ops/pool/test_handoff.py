@@ -22,8 +22,8 @@ from runner.ops.pool.pool import open_pool
 from runner.ops.workspaces.workspace_lease import open_premises
 from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow
-from runner.providers.fake import Fake
 from runner.store.memory import MemoryStore
+from tests.support.fake_provider import Fake
 
 KEY = SlotKey("fake", None, Limits())
 NAME = name_of(KEY)

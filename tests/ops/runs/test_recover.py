@@ -18,9 +18,9 @@ from runner.engine.pool import clear
 from runner.events.events import EffectIntended, RunStarted, SlotClaimed
 from runner.ops.host.state import now_microseconds
 from runner.ports.provider import WorkspaceRequest
-from runner.providers.fake import Fake
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store
+from tests.support.fake_provider import Fake
 from tests.support.situations import Project, leftovers, processes_of, step
 
 AGENT = """

@@ -1,0 +1,1 @@
+"""Building blocks of sandboxes that providers share: processes, mounts, limits, bubblewrap, containers, the guest."""

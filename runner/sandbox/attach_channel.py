@@ -1,0 +1,174 @@
+"""A guest that is attached: its standard input and output are the channel, through the docker daemon.
+
+For a runtime whose containers reach no Unix socket of the host. There is one connection, made before the container
+starts. When the daemon ends, the connection is lost and the workspace with it: the pipe behind it has no boundary at
+which a guest could begin anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import trio
+
+from runner.core.errors import OutOfMemory, ProviderFailed, WorkspaceLost
+from runner.core.model import Limits
+from runner.sandbox.cgroup import Group
+from runner.sandbox.container import Recipe
+from runner.sandbox.container_init import First
+from runner.sandbox.docker_api import Engine
+from runner.sandbox.docker_mounts import Handed
+
+_ANY_MEMORY = Limits(memory_bytes=1)
+_LINGER = 0.5  # seconds for the daemon to bring what the guest has said at last
+_ASKING = 3.0  # seconds for the daemon to tell why a container has ended
+_HEAD_BYTES = 1 << 14
+_READ_BYTES = 1 << 18
+_FRAME = 8  # bytes of the daemon's header: the stream, three zeros, the length of what follows
+
+
+@contextmanager
+def open_attached(engine: Engine, places: Handed, recipe: Recipe, what: str) -> Iterator[Attached]:
+    attached = Attached(engine, what)
+    try:
+        yield attached
+    finally:
+        attached.close()
+
+
+class Attached:
+    """The channel of one container. ``what`` names the workspace in messages."""
+
+    config: Mapping[str, Any] = {
+        "Cmd": ["-"],
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "OpenStdin": True,
+        "StdinOnce": True,  # so the guest ends with the one that has attached
+    }
+
+    def __init__(self, engine: Engine, what: str) -> None:
+        self._engine = engine
+        self._what = what
+        self._container = ""
+        self._memory = Group({})
+        self._stream: trio.SocketStream | None = None
+
+    async def prepare(self, container: str) -> None:
+        self._container = container
+        with trio.move_on_after(self._engine.patience):
+            try:
+                self._stream = await _attach(self._engine, container)
+            except (OSError, trio.BrokenResourceError) as error:
+                raise ProviderFailed(f"the docker daemon does not attach to {self._what}: {error}") from error
+            return
+        raise ProviderFailed(f"the docker daemon does not attach to {self._what}: it has not answered")
+
+    async def connect(self, first: First) -> trio.abc.Stream:
+        if self._stream is None:
+            raise await self._why(first)
+        stream, self._stream = self._stream, None
+        self._memory = first.group(_ANY_MEMORY)
+        return _Demultiplexed(stream, first, self._memory)
+
+    async def _why(self, first: First) -> WorkspaceLost:
+        """What became of it. Its container is killed if it still runs: nobody can reach it any more."""
+        first.kill()
+        for_memory, why = self._memory.oom_kills() > 0, f"the docker daemon has not said why within {_ASKING:.0f}s"
+        with trio.move_on_after(0 if for_memory else _ASKING):
+            try:
+                for_memory = await self._engine.was_killed_for_memory(self._container)
+                why = "it was killed, or ended by itself"
+            except ProviderFailed as error:
+                why = error.message
+        if for_memory:
+            return OutOfMemory(f"{self._what} ran out of memory, and its sandbox was killed whole")
+        return WorkspaceLost(f"the guest of {self._what} is lost: {why}")
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.socket.close()
+
+
+async def _attach(engine: Engine, container: str) -> trio.SocketStream:
+    """A connection to a container's standard input and output. Raises ``OSError`` for one that is refused."""
+    stream = await trio.open_unix_socket(engine.socket)
+    try:
+        words = f"POST /containers/{container}/attach?stream=1&stdin=1&stdout=1 HTTP/1.1"
+        await stream.send_all(f"{words}\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode())
+        await _expect_upgrade(stream)
+    except BaseException:
+        stream.socket.close()
+        raise
+    return stream
+
+
+async def _expect_upgrade(stream: trio.SocketStream) -> None:
+    head = b""
+    while not head.endswith(b"\r\n\r\n") and len(head) < _HEAD_BYTES:  # the guest has not begun: nothing follows it
+        if not (byte := await stream.receive_some(1)):
+            break
+        head += byte
+    status = head.partition(b"\r\n")[0].decode(errors="replace")
+    if status.split()[1:2] != ["101"] or not head.endswith(b"\r\n\r\n"):
+        raise ConnectionRefusedError(f"it answers `{status}`")
+
+
+class _Demultiplexed(trio.abc.Stream):
+    """What the first process of a container prints, and its input. Ends with that process, whatever the daemon does."""
+
+    def __init__(self, stream: trio.SocketStream, first: First, memory: Group) -> None:
+        self._stream = stream
+        self._first = first
+        self._memory = memory
+        self._rest = b""  # of a header
+        self._left = 0  # bytes of the frame that has begun
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """What has come, in whatever pieces."""
+        while chunk := await self._receive(max_bytes or _READ_BYTES):
+            if payload := self._unwrap(chunk):
+                return payload
+        return b""
+
+    async def _receive(self, max_bytes: int) -> bytes:
+        chunk = b""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_at_end, nursery.cancel_scope)
+            with suppress(trio.BrokenResourceError):
+                chunk = bytes(await self._stream.receive_some(max_bytes))
+            nursery.cancel_scope.cancel()
+        return chunk
+
+    async def _cancel_at_end(self, scope: trio.CancelScope) -> None:
+        await self._first.wait_ended()
+        self._memory.oom_kills()  # what was counted is soon gone with the control group, and told late by the daemon
+        await trio.sleep(_LINGER)
+        scope.cancel()
+
+    def _unwrap(self, chunk: bytes) -> bytes:
+        parts = []
+        chunk, at = self._rest + chunk, 0
+        while self._left or len(chunk) - at >= _FRAME:
+            if not self._left:
+                self._left = int.from_bytes(chunk[at + 4 : at + _FRAME])
+                at += _FRAME
+            part = chunk[at : at + self._left]
+            if not part:
+                break
+            parts.append(part)
+            at += len(part)
+            self._left -= len(part)
+        self._rest = chunk[at:]
+        return b"".join(parts)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

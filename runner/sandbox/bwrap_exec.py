@@ -1,0 +1,158 @@
+"""A workspace of ``local`` without a guest: one run of bubblewrap for each command."""
+
+from __future__ import annotations
+
+import posixpath
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import trio
+
+from runner.core.errors import ProviderFailed
+from runner.core.model import Exit, Isolation, IsolationClass, Rung
+from runner.ports.provider import KILL_GRACE, Connection, ExecResult, Paths
+from runner.sandbox import bwrap, cgroup, child_process, processes, readback
+from runner.sandbox.bwrap_process import Enclosure, Shell, enclose
+from runner.sandbox.commands import Running
+from runner.sandbox.volumes import Volume
+
+
+class Sandbox:
+    """An open workspace; a sandbox is the set of mounts, limits and directories that the runs share."""
+
+    def __init__(
+        self,
+        recipe: bwrap.Recipe,
+        shell: Shell,
+        group: cgroup.Group,
+        grace: float,
+        paths: Paths,
+        *,
+        tree: int,
+        volume: Volume | None = None,
+    ) -> None:
+        self.paths, self.tree, self.terminated = paths, tree, trio.Event()
+        self._volume = volume
+        self._recipe = recipe
+        self._shell = shell
+        self._group = group
+        self._running = Running(grace)
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_rung: Callable[[Rung], None] | None = None,
+    ) -> AbstractAsyncContextManager[Confined]:
+        where = posixpath.join(self.paths.workspace, cwd) if cwd else self.paths.workspace
+        return self._exec(argv, env or {}, where, on_rung or (lambda rung: None))
+
+    @asynccontextmanager
+    async def _exec(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, on_rung: Callable[[Rung], None]
+    ) -> AsyncIterator[Confined]:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        enclosure = enclose(self._shell, self._recipe, self._group, argv, env=env, cwd=cwd)
+        process = Confined(enclosure, self._group, on_rung)
+        async with self._running.own(process):
+            with trio.move_on_after(KILL_GRACE, shield=True):  # milliseconds, unless the host hangs
+                await enclosure.begin()
+            yield process
+
+    async def kill(self) -> None:
+        """End the grace of commands that are being stopped."""
+        await self._running.kill()
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        keep_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        return await child_process.communicate(self.exec(argv, env=env, cwd=cwd), stdin=stdin, keep_bytes=keep_bytes)
+
+    def listen(
+        self, serve: Callable[[Connection], Awaitable[None]], *, port: int = 0
+    ) -> AbstractAsyncContextManager[int]:
+        raise ProviderFailed("a workspace without a guest cannot be listened in")
+
+    async def effective(self) -> Isolation:
+        async with self.exec(["/bin/sh", "-c", readback.SCRIPT]) as process:
+            text = await readback.receive(process.stdout)
+            outside = readback.Outside(readback.namespaces(), process.uid, self._group.limits(), self._volume)
+        return readback.read_back(
+            text, outside, provider="local", isolation=IsolationClass.NAMESPACES, paths=self.paths
+        )
+
+
+class Confined:
+    """A command in a sandbox of its own."""
+
+    def __init__(self, enclosure: Enclosure, group: cgroup.Group, on_rung: Callable[[Rung], None]) -> None:
+        self._enclosure = enclosure
+        self._group = group
+        self._on_rung = on_rung
+        self._oom_kills_before = group.oom_kills()
+        self.oom_kills = 0
+        self._exit: Exit | None = None
+        self.stdin = enclosure.child.stdin
+        self.stdout = enclosure.child.stdout
+        self.stderr = enclosure.child.stderr
+
+    @property
+    def uid(self) -> int:
+        """The host's user that the command runs as. Raises ``ProviderFailed`` when it does not run."""
+        init = self._enclosure.init
+        for pid in processes.descendants(init) if init is not None else ():
+            return processes.user(pid)
+        raise ProviderFailed("the command has ended")
+
+    async def wait(self) -> Exit:
+        ended = await self._enclosure.child.wait()
+        if self._exit is None:
+            self._exit = self._judge(ended)
+        return self._exit
+
+    def _judge(self, ended: Exit) -> Exit:
+        code = self._enclosure.report().code
+        self._count()
+        starved = self.oom_kills > 0
+        if code is not None:
+            return Exit(code=code, oom=starved and code == 128 + signal.SIGKILL)
+        if self._enclosure.killed or starved:
+            return Exit(signal=signal.SIGKILL, oom=starved)
+        complaint = self._enclosure.complaint()
+        if (code := bwrap.command_not_started(self.stderr.head)) is not None:
+            return Exit(code=code)
+        raise ProviderFailed(f"bubblewrap {ended}: {complaint}")
+
+    async def end(self, grace: float) -> None:
+        """TERM to everything inside, ``grace`` seconds, KILL; then nothing of it lives, or ``Escaped`` is raised."""
+        enclosure = self._enclosure
+        if not enclosure.child.ended and enclosure.init is not None and not enclosure.killed:
+            self._on_rung(Rung.TERM)
+            self._terminate(enclosure.init)
+            with trio.move_on_after(grace):
+                await enclosure.child.wait()
+        self.kill()
+        await enclosure.close()
+        self._count()
+
+    def kill(self) -> None:
+        if not self._enclosure.child.ended and not self._enclosure.killed:
+            self._on_rung(Rung.KILL)
+            self._enclosure.kill()
+
+    def _count(self) -> None:
+        self.oom_kills = self._group.oom_kills() - self._oom_kills_before
+
+    def _terminate(self, init: int) -> None:
+        inside = list(processes.descendants(init))
+        tree = {init, *inside}
+        processes.signal_where(inside, signal.SIGTERM, lambda pid: processes.parent(pid) in tree)

@@ -1,0 +1,172 @@
+"""One run of bubblewrap: its process on the host, and below it the sandbox's own first process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from socket import socket, socketpair
+
+import trio
+
+from runner.core.errors import Escaped, ProviderFailed
+from runner.ports.provider import KILL_GRACE
+from runner.sandbox import bwrap, cgroup, child_process, processes
+from runner.sandbox.mounts import Place, Places, open_linkless
+
+
+@dataclass(frozen=True)
+class Shell:
+    """bubblewrap, as the user that commands run as can reach it; ``uid`` is ``None`` for our own.
+
+    With a ``guard``, the guest's program, bubblewrap ends with us from its first moment on: by itself it does so only
+    once its namespaces are made.
+    """
+
+    bwrap: str
+    uid: int | None
+    guard: str | None = None
+
+
+def open_shell(places: Places, uid: int | None, guard: Place | None = None) -> Shell:
+    folder, name = bwrap.binary()
+    return Shell(f"{places.add(open_linkless(folder)).path}/{name}", uid, guard.path if guard else None)
+
+
+class Enclosure:
+    """A sandbox for one program. Its starter calls ``begin``, and ``close`` in the end."""
+
+    def __init__(
+        self,
+        child: child_process.Child,
+        status: child_process.PipeReader,
+        gate: int,
+        join: Callable[[int], None],
+        lifeline: socket | None,
+    ) -> None:
+        self.child = child
+        self._lifeline = lifeline
+        self.init: int | None = None  # on the host; what else lives inside is below it
+        self.killed = False
+        self._status = status
+        self._gate = gate
+        self._join = join
+        self._said = b""
+        self._init_pidfd: int | None = None
+
+    async def begin(self) -> None:
+        """Learn the sandbox's first process, which waits at the gate, put it under the limits, and let it go."""
+        try:
+            while not self._said.endswith(b"\n") and (said := await self._status.receive_some(1024)):
+                self._said += said
+            self.init = self.report().child
+            if self.init is not None:
+                self._init_pidfd = os.pidfd_open(self.init)
+                self._join(self.init)
+        except ProcessLookupError:
+            pass  # set-up failed already, and ``complaint`` says why
+        finally:
+            os.close(self._gate)  # end of file opens it
+
+    def report(self) -> bwrap.Report:
+        self._said += self._status.receive_waiting()
+        return bwrap.read_report(self._said)
+
+    def complaint(self) -> str:
+        """What bubblewrap has said, if it is that which speaks."""
+        self.child.stderr.look_ahead()
+        return bwrap.words_of(self.child.stderr.head)
+
+    def kill(self) -> None:
+        if not self.child.ended:
+            self.killed = True
+            if self._lifeline:
+                self._lifeline.close()
+            else:
+                self.child.kill()
+
+    async def close(self) -> None:
+        """Wait until nothing of it lives, which must have been killed or have ended. Raises ``Escaped``."""
+        with trio.move_on_after(KILL_GRACE) as patience:
+            await self.child.wait()
+            if self._init_pidfd is not None:
+                # The sandbox's first process is gone only when all others of its pid namespace are.
+                await trio.lowlevel.wait_readable(self._init_pidfd)
+        if self._init_pidfd is not None:
+            os.close(self._init_pidfd)
+        if self._lifeline:
+            self._lifeline.close()
+        await self.child.aclose()
+        await self._status.aclose()
+        if patience.cancelled_caught:
+            living = [self.child.pid, *(processes.descendants(self.init) if self.init is not None else ())]
+            raise Escaped(f"killed processes still live{cgroup.in_group(living[-1])}: {', '.join(map(str, living))}")
+
+
+def enclose(
+    shell: Shell,
+    recipe: bwrap.Recipe,
+    group: cgroup.Group,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str = "/",
+) -> Enclosure:
+    """Start a command in a sandbox. Raises ``ProviderFailed``."""
+    return _enclose(shell, recipe, group.join, argv, env=env, cwd=cwd)
+
+
+def enclose_guest(shell: Shell, recipe: bwrap.Recipe, group: cgroup.Group, program: str) -> Enclosure:
+    """Start a guest as the first process of a sandbox, with its channel. Raises ``ProviderFailed``."""
+    with group.open_lists() as lists:
+        words = [program, *(("+", *map(str, lists)) if lists else ())]
+        join = partial(group.join, itself=True)
+        return _enclose(shell, recipe, join, words, options=["--as-pid-1"], channel=True, inherited=lists)
+
+
+def _enclose(
+    shell: Shell,
+    recipe: bwrap.Recipe,
+    join: Callable[[int], None],
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str = "/",
+    options: Sequence[str] = (),
+    channel: bool = False,
+    inherited: Sequence[int] = (),
+) -> Enclosure:
+    """Start bubblewrap with further ``options`` of its own and ``inherited`` descriptors.
+
+    ``channel`` is as for ``child_process.start``.
+    """
+    status, their_status = os.pipe()
+    their_gate, gate = os.pipe()
+    arguments = os.memfd_create("arguments")
+    words = recipe.arguments(env=env or {}, cwd=cwd, status=their_status, gate=their_gate)
+    os.write(arguments, words)
+    os.lseek(arguments, 0, os.SEEK_SET)
+    lifeline, their_lifeline = socketpair() if shell.guard else (None, None)
+    guard: list[str] = []
+    if shell.guard and their_lifeline:
+        guard = [shell.guard, "-", str(their_lifeline.fileno()), "-" if shell.uid is None else str(shell.uid)]
+    theirs = [arguments, their_status, their_gate, *([their_lifeline.detach()] if their_lifeline else [])]
+    try:
+        child = child_process.start(
+            [*guard, shell.bwrap, "--args", str(arguments), *options, "--", *argv],
+            env={},
+            uid=None if guard else shell.uid,  # the guard becomes that user; Python would copy all of us for it
+            pass_fds=(*theirs, *recipe.descriptors, *inherited),
+            channel=channel,
+        )
+    except OSError as error:
+        os.close(status)
+        os.close(gate)
+        if lifeline:
+            lifeline.close()
+        raise ProviderFailed(f"bubblewrap cannot be started: {error}") from error
+    finally:
+        for fd in theirs:
+            os.close(fd)
+    return Enclosure(child, child_process.PipeReader(status), gate, join, lifeline)

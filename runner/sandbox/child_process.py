@@ -1,0 +1,229 @@
+"""Child processes with pipes, on which every provider's ``Process`` is built; only this module starts processes.
+
+Children are started on the loop's own thread, never by a worker: ``bwrap --die-with-parent`` follows the starting
+*thread*, and trio ends an idle worker after ten seconds. Waiting uses a pidfd, so a recycled pid is never waited for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import subprocess  # noqa: TID251  # the one place
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from pathlib import Path
+
+import trio
+
+from runner.core.errors import RunnerError
+from runner.core.model import Exit
+from runner.ports import provider as ports
+from runner.ports.provider import ExecResult, Process, Writer
+
+_CLONE_NEWUSER = 0x10000000
+_PIPE_BYTES = 1 << 20  # a talkative command is not stopped by a reader that is briefly busy
+_READ_BYTES = 1 << 18
+_HEAD_BYTES = 1 << 12
+
+
+class PipeReader:
+    """Our end of an output pipe. ``head`` holds the first bytes that have come through it.
+
+    What is in the pipe when it is closed can still be received.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._stream = trio.lowlevel.FdStream(fd)
+        self._ahead = b""
+        self.head = b""
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        if self._ahead:
+            await trio.lowlevel.checkpoint()
+        else:
+            with suppress(trio.ClosedResourceError):
+                received = self._note(bytes(await self._stream.receive_some(max_bytes)))
+                self._ahead += received  # behind what was looked at while we waited
+        chunk, self._ahead = self._ahead[:max_bytes], self._ahead[max_bytes:]
+        return chunk
+
+    def receive_waiting(self) -> bytes:
+        """What is in the pipe by now; never waits for more."""
+        self.look_ahead()
+        chunk, self._ahead = self._ahead, b""
+        return chunk
+
+    def look_ahead(self) -> None:
+        """Take into ``head`` what is in the pipe by now, and leave it to be received."""
+        with suppress(BlockingIOError):
+            # Bounded by the pipe's size: whoever still holds the other end may write for ever.
+            while len(self._ahead) < _PIPE_BYTES and (chunk := os.read(self._stream.fileno(), _READ_BYTES)):
+                self._ahead += self._note(chunk)
+
+    def _note(self, chunk: bytes) -> bytes:
+        if len(self.head) < _HEAD_BYTES:
+            self.head += chunk[: _HEAD_BYTES - len(self.head)]
+        return chunk
+
+    async def aclose(self) -> None:
+        self.look_ahead()
+        await self._stream.aclose()
+
+
+class Child:
+    """A child process of ours with pipes for its three streams. Its spawner calls ``aclose`` once it has ended."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], stdin: trio.abc.Stream, stdout: int, stderr: int) -> None:
+        self._popen = popen
+        self._pidfd = os.pidfd_open(popen.pid)
+        self._waiting = trio.Lock()
+        self.pid = popen.pid
+        self.stdin = stdin
+        self.stdout = PipeReader(stdout)
+        self.stderr = PipeReader(stderr)
+
+    @property
+    def ended(self) -> bool:
+        return self._popen.poll() is not None
+
+    async def wait(self) -> Exit:
+        async with self._waiting:
+            if not self.ended:
+                await trio.lowlevel.wait_readable(self._pidfd)
+        code = self._popen.wait()
+        return Exit(signal=-code) if code < 0 else Exit(code=code)
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+    async def aclose(self) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            await stream.aclose()
+        os.close(self._pidfd)
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str | None = None,
+    uid: int | None = None,
+    pass_fds: Collection[int] = (),
+    channel: bool = False,
+) -> Child:
+    """Start a command in a session of its own, with exactly this environment.
+
+    ``uid`` is also its only group; ``None`` keeps ours. With ``channel`` its standard input is a socket, on which
+    it can answer. Raises ``OSError`` when it cannot be started.
+    """
+    pipes = [_socket_pair() if channel else os.pipe(), os.pipe(), os.pipe()]
+    ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
+    theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+    for fd in ours[1:]:
+        with suppress(PermissionError):  # an ordinary user may have only so much in pipes
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    try:
+        popen = subprocess.Popen(
+            argv,
+            stdin=theirs[0],
+            stdout=theirs[1],
+            stderr=theirs[2],
+            env=env,
+            cwd=cwd,
+            user=uid,
+            group=uid,
+            extra_groups=None if uid is None else [],
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+            umask=0o022,
+        )
+    except OSError:
+        _close(ours)
+        raise
+    finally:
+        _close(theirs)
+    stdin = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=ours[0]))) if channel else None
+    return Child(popen, stdin or trio.lowlevel.FdStream(ours[0]), *ours[1:])
+
+
+@contextmanager
+def user_namespace(users: tuple[int, int], groups: tuple[int, int]) -> Iterator[int]:
+    """A user namespace with one user and one group, each as ``(inside, outside)``. Raises ``OSError``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter() -> None:
+        if libc.unshare(_CLONE_NEWUSER) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+
+    # It waits for the end of its input, which comes when we are done with it or have died.
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env={}, preexec_fn=enter) as keeper:
+        for kind, (inside, outside) in (("uid", users), ("gid", groups)):
+            Path(f"/proc/{keeper.pid}/{kind}_map").write_text(f"{inside} {outside} 1\n")
+        namespace = os.open(f"/proc/{keeper.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield namespace
+        finally:
+            os.close(namespace)
+
+
+def _socket_pair() -> tuple[int, int]:
+    theirs, ours = socket.socketpair()
+    return theirs.detach(), ours.detach()
+
+
+async def communicate(starting: AbstractAsyncContextManager[Process], *, stdin: bytes, keep_bytes: int) -> ExecResult:
+    """``Workspace.run``, given what ``Workspace.exec`` returned."""
+    kept = _Kept(keep_bytes), _Kept(keep_bytes)
+    ended, failure = Exit(), None
+    async with trio.open_nursery() as nursery:
+        try:
+            async with starting as process:
+                nursery.start_soon(_feed, process.stdin, stdin)
+                nursery.start_soon(_read, process.stdout, kept[0])
+                nursery.start_soon(_read, process.stderr, kept[1])
+                ended = await process.wait()
+        except RunnerError as error:
+            failure = error  # raised below, outside the nursery, which would wrap it
+    if failure is not None:
+        raise failure
+    return ExecResult(ended, kept[0].value, kept[1].value, cut=kept[0].cut or kept[1].cut)
+
+
+class _Kept:
+    """The first ``limit`` bytes of a stream."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._chunks: list[bytes] = []
+        self._size = 0
+
+    def add(self, chunk: bytes) -> None:
+        if self._size < self._limit:
+            self._chunks.append(chunk[: self._limit - self._size])
+        self._size += len(chunk)
+
+    @property
+    def value(self) -> bytes:
+        return b"".join(self._chunks)
+
+    @property
+    def cut(self) -> bool:
+        return self._size > self._limit
+
+
+async def _feed(writer: Writer, stdin: bytes) -> None:
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # it stopped listening, which is its right
+        await writer.send_all(stdin)
+        await writer.aclose()
+
+
+async def _read(reader: ports.Reader, keep: _Kept) -> None:
+    while chunk := await reader.receive_some(_READ_BYTES):
+        keep.add(chunk)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

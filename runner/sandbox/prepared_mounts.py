@@ -1,0 +1,178 @@
+"""The host's side of an opening: the tree that it shows, with its throw-away layer, and the private directories."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+
+import trio
+
+from runner.core.errors import ProviderFailed, WorkspaceLost
+from runner.core.model import Handle
+from runner.ports.provider import Paths, SandboxSpec
+from runner.safefs import trees
+from runner.sandbox.directories import WORKSPACES
+from runner.sandbox.mounts import Place, Places, open_linkless
+
+
+@dataclass(frozen=True)
+class Room:
+    """What every opening has, where commands of the workspace's user can reach it. ``tree_fd`` is the tree, open.
+
+    ``project`` is there when commands see it whole, and ``tree_path`` is where they find the tree then as well.
+    """
+
+    places: Places
+    project: Place | None
+    tree: Place
+    tree_path: str
+    tree_fd: int
+    home: Place
+    tmp: Place
+    output: Place
+    runner: Place
+    scratch: Path
+    uid: int
+
+    def add(self, source: Path) -> Place:
+        """A further host file or directory. Raises ``ProtectedLink``, and ``ProviderFailed`` for a missing one."""
+        try:
+            return self.places.add(open_linkless(source))
+        except OSError as error:
+            raise ProviderFailed(f"`{source}` cannot be shown: {error.strerror}") from error
+
+    def cover(self, source: Path) -> Place:
+        """A further host directory under a layer that takes every write, and is thrown away with the opening.
+
+        Raises as ``add``.
+        """
+        lower = self.add(source)
+        layer = _make_layer(Path(mkdtemp(prefix="layer-", dir=self.scratch)), source, self.uid)
+        try:
+            return self.places.layer_inside(lower, self.add(layer))
+        except OSError as error:
+            raise ProviderFailed(f"`{source}` cannot be shown: {error.strerror}") from error
+
+
+def paths_on_host(room: Room, spec: SandboxSpec) -> Paths:
+    """Where commands find things that see this host's own names. Raises ``ProviderFailed`` for a mount elsewhere."""
+    shown = {mount.target: room.add(mount.source).path for mount in spec.mounts}
+    paths = Paths(
+        workspace=room.tree_path,
+        output=shown.pop("/output", room.output.path),
+        incident=shown.pop("/incident", "/incident"),
+        runner=room.runner.path,
+        home=room.home.path,
+        skills=shown.pop("/skills", "/skills"),
+        kube=shown.pop("/root/.kube", "/root/.kube"),
+    )
+    if shown:
+        raise ProviderFailed(f"a provider without mounts can have nothing at `{min(shown)}`")
+    return paths
+
+
+@asynccontextmanager
+async def open_room(
+    handle: Handle, spec: SandboxSpec, opening_places: AbstractContextManager[Places]
+) -> AsyncIterator[Room]:
+    """Prepare an opening; what is thrown away with it is gone when the block ends.
+
+    ``opening_places`` is where its sources are put; it is entered and left here.
+    Raises ``WorkspaceLost`` when the workspace is not there, ``ProviderFailed`` when the host refuses.
+    """
+    scratch = handle.private / "opening"
+    try:
+        await trio.to_thread.run_sync(_prepare, handle, scratch)
+    except FileNotFoundError as error:
+        raise WorkspaceLost(f"workspace `{handle.id}` is gone: `{error.filename}`") from error
+    except OSError as error:
+        raise ProviderFailed(f"workspace `{handle.id}` cannot be opened: {error}") from error
+    try:
+        with opening_places as places:
+            add = partial(_add, places)
+            tree = await _open_tree(handle, spec, scratch, places)
+            tree_fd = places.open(tree)
+            whole = handle.project_tree if spec.tree is None and spec.tree_writable else None
+            project = add(whole) if whole else None
+            try:
+                yield Room(
+                    places=places,
+                    project=project,
+                    tree=tree,
+                    tree_path=f"{project.path}/{WORKSPACES}/{handle.id}" if project else tree.path,
+                    tree_fd=tree_fd,
+                    home=add((scratch if spec.fresh_home else handle.private) / "home"),
+                    tmp=add(handle.private / "tmp"),
+                    output=add(handle.private / "output"),
+                    runner=add(handle.private / "runner"),
+                    scratch=scratch,
+                    uid=handle.uid,
+                )
+            finally:
+                os.close(tree_fd)
+    finally:
+        with trio.CancelScope(shield=True):
+            left = await trio.to_thread.run_sync(trees.remove, scratch)
+    if left:
+        raise ProviderFailed(f"workspace `{handle.id}` keeps what it should throw away: {left[0]}")
+
+
+def _prepare(handle: Handle, scratch: Path) -> None:
+    handle.tree.lstat()
+    for directory in (handle.private / "tmp", scratch):
+        trees.remove(directory)
+        _make(directory, handle.uid)
+    _make(scratch / "home", handle.uid)
+
+
+def _make(directory: Path, uid: int) -> None:
+    directory.mkdir(mode=0o700)
+    trees.chown(directory, uid)
+
+
+def _add(places: Places, source: Path) -> Place:
+    return places.add(open_linkless(source))
+
+
+async def _open_tree(handle: Handle, spec: SandboxSpec, scratch: Path, places: Places) -> Place:
+    source = spec.tree.source if spec.tree else handle.tree
+    try:
+        fd = open_linkless(source)
+    except OSError as error:
+        raise WorkspaceLost(f"the tree of workspace `{handle.id}` is gone: `{source}`") from error
+    theirs = os.fstat(fd).st_uid == handle.uid
+    lower = places.add(fd)
+    if spec.tree_writable and (spec.tree is None or spec.tree.writable):
+        return lower
+    if theirs:  # through a layer, the files of another owner cannot be written
+        try:
+            layer = _make_layer(Path(mkdtemp(prefix="layer-", dir=scratch)), source, handle.uid)
+            return places.layer(lower, _add(places, layer))
+        except OSError:
+            pass  # an ordinary user, or a file system that takes no layer: the copy is as good, only slower
+    return _add(places, await _copy(source, scratch / "tree", handle.uid))
+
+
+def _make_layer(layer: Path, lower: Path, uid: int) -> Path:
+    trees.chown(layer, uid)
+    for directory in (layer / "files", layer / "work"):
+        _make(directory, uid)
+    shutil.copymode(lower, layer / "files")
+    return layer
+
+
+async def _copy(source: Path, to: Path, uid: int) -> Path:
+    copied = await trio.run_process(
+        ["/bin/cp", "-a", "--", str(source), str(to)], env={}, capture_stderr=True, check=False
+    )
+    if copied.returncode != 0:
+        raise ProviderFailed(f"`{source}` cannot be copied: {copied.stderr.decode(errors='replace').strip()}")
+    if trees.can_chown():
+        await trio.to_thread.run_sync(trees.chown_tree, to, uid)
+    return to

@@ -1,0 +1,142 @@
+"""Which mounts hold the protected paths of a tree in place.
+
+A protected entry is bound read-only onto itself. Each directory above it is bound onto itself too,
+since a mount point cannot be moved: otherwise ``mv a b`` would take the protected entry away and leave
+its name free. What does not exist gets an empty stand-in for as long as the opening lasts. It has no
+permission bit and was last changed in the first second of the epoch, as nothing that a person has, so one
+that a crash left behind is known.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from runner.core.errors import ProtectedLink
+from runner.sandbox.idmapped_mounts import acting_as
+from runner.sandbox.mounts import open_name
+
+_CHANGED = 1  # seconds since the epoch
+
+
+class Kind(Enum):
+    ANCESTOR = "ancestor"
+    PRESENT = "present"
+    MISSING_FILE = "missing file"
+    MISSING_DIRECTORY = "missing directory"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A mount over ``path``, relative to the tree; ``source`` is the entry itself, an ``O_PATH`` descriptor."""
+
+    path: str
+    kind: Kind
+    source: int
+
+    @property
+    def is_stand_in(self) -> bool:
+        return self.kind in (Kind.MISSING_FILE, Kind.MISSING_DIRECTORY)
+
+
+@contextmanager
+def open_guards(tree: int, protected: Sequence[str]) -> Iterator[list[Guard]]:
+    """The mounts that protect ``protected`` in the open directory ``tree``, outermost first.
+
+    Stand-ins are in the tree until the block ends. Whoever takes over a ``source`` duplicates it.
+    Raises ``ProtectedLink`` for a path that leads through a symbolic link.
+    """
+    guards: dict[tuple[str, ...], Guard] = {}
+    try:
+        for path in sorted(protected):
+            _guard(tree, path, guards)
+        yield [guards[parts] for parts in sorted(guards)]
+    finally:
+        for parts in sorted(guards, reverse=True):
+            guard = guards[parts]
+            if guard.is_stand_in:
+                parent = guards[parts[:-1]].source if len(parts) > 1 else tree
+                _remove_stand_in(parent, parts[-1], only=os.fstat(guard.source).st_ino)
+            os.close(guard.source)
+
+
+def _guard(tree: int, path: str, guards: dict[tuple[str, ...], Guard]) -> None:
+    parts = tuple(part for part in path.split("/") if part)
+    at = tree
+    for depth, name in enumerate(parts, start=1):
+        here = parts[:depth]
+        last = depth == len(parts)
+        known = guards.get(here)
+        if known and known.kind is not Kind.ANCESTOR:
+            return
+        if known and not last:
+            at = known.source
+            continue
+        guard = _look(at, name, "/".join(here), last=last, directory=not last or path.endswith("/"))
+        if known:
+            os.close(known.source)
+        guards[here] = guard
+        if guard.kind is not Kind.ANCESTOR:
+            return
+        at = guard.source
+
+
+def _look(parent: int, name: str, path: str, *, last: bool, directory: bool) -> Guard:
+    try:
+        fd = open_name(parent, name)
+    except FileNotFoundError:
+        try:
+            _make_stand_in(parent, name, directory=directory)
+        except OSError as error:
+            if error.errno != errno.EOVERFLOW:
+                raise
+            with acting_as(os.fstat(parent).st_uid):  # of a directory that is lent, which does not know us
+                _make_stand_in(parent, name, directory=directory)
+        return Guard(path, Kind.MISSING_DIRECTORY if directory else Kind.MISSING_FILE, open_name(parent, name))
+    found = os.fstat(fd)
+    if stat.S_ISLNK(found.st_mode):
+        os.close(fd)
+        raise ProtectedLink(f"`{path}` is a symbolic link", hint="protect what it points to, or remove the link")
+    if _is_stand_in(found):
+        return Guard(path, Kind.MISSING_DIRECTORY if stat.S_ISDIR(found.st_mode) else Kind.MISSING_FILE, fd)
+    # A file where a directory is expected stands in the way of the protected path: it is held in its place.
+    return Guard(path, Kind.PRESENT if last or not stat.S_ISDIR(found.st_mode) else Kind.ANCESTOR, fd)
+
+
+def _make_stand_in(parent: int, name: str, *, directory: bool) -> None:
+    if directory:
+        os.mkdir(name, mode=0, dir_fd=parent)
+    else:
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0, dir_fd=parent))
+    os.utime(name, (_CHANGED, _CHANGED), dir_fd=parent, follow_symlinks=False)
+
+
+def _remove_stand_in(parent: int, name: str, *, only: int | None = None) -> None:
+    """``only`` this inode: whoever slept too long finds those of the next opening in the place of its own."""
+    with suppress(FileNotFoundError):
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if not _is_stand_in(found) or only not in (None, found.st_ino):
+            return
+        if stat.S_ISDIR(found.st_mode):
+            os.rmdir(name, dir_fd=parent)
+        else:
+            os.unlink(name, dir_fd=parent)
+
+
+def remove_stand_ins(tree: Path) -> None:
+    """Remove what an opening whose runner was killed has left in a tree. Nothing may run in it any more."""
+    for _, directories, files, parent in os.fwalk(tree) if tree.is_dir() else ():
+        for name in (*directories, *files):
+            with suppress(OSError):  # a directory that is not empty is none
+                _remove_stand_in(parent, name)
+
+
+def _is_stand_in(found: os.stat_result) -> bool:
+    marked = stat.S_IMODE(found.st_mode) == 0 and found.st_mtime == _CHANGED
+    return marked and (stat.S_ISDIR(found.st_mode) or found.st_size == 0)

@@ -1,0 +1,200 @@
+"""A workspace of ``process`` without a guest: every process carries a mark that its descendants inherit.
+
+They keep it whatever session they make or parent they lose. The mark is a soft limit that nothing else uses. A process
+that changes it on purpose lives until the opening ends, and for good if it forgets its environment too and we
+are not root.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import trio
+
+from runner.core.errors import Escaped, ProviderFailed
+from runner.core.model import Exit, Isolation, IsolationClass, Rung
+from runner.ports.provider import KILL_GRACE, Connection, ExecResult
+from runner.safefs import trees
+from runner.sandbox import cgroup, child_process, processes, readback
+from runner.sandbox.commands import Running
+from runner.sandbox.guest_workspace import Surroundings
+
+_MARKED = resource.RLIMIT_MSGQUEUE
+
+
+@asynccontextmanager
+async def open_unconfined(around: Surroundings) -> AsyncIterator[Unconfined]:
+    workspace = Unconfined(around)
+    try:
+        yield workspace
+    finally:
+        with trio.CancelScope(shield=True):
+            await workspace.kill()
+
+
+class Unconfined:
+    """An open workspace of ``process``: its paths are this host's."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._uid = around.uid if trees.can_chown() else None
+        self._group = around.group
+        self._running = Running(around.grace)
+        self._env = around.env
+        self.paths, self.tree, self.terminated = around.paths, around.tree, trio.Event()
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_rung: Callable[[Rung], None] | None = None,
+    ) -> AbstractAsyncContextManager[Marked]:
+        where = os.path.join(self.paths.workspace, cwd) if cwd else self.paths.workspace
+        return self._exec(argv, env or {}, where, on_rung or (lambda rung: None))
+
+    @asynccontextmanager
+    async def _exec(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, on_rung: Callable[[Rung], None]
+    ) -> AsyncIterator[Marked]:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with _marking() as mark:
+            child = self._spawn(argv, {**self._env, **env, "PWD": cwd}, cwd)
+        process = Marked(child, mark, os.geteuid() if self._uid is None else self._uid, self._group, on_rung)
+        async with self._running.own(process):
+            await process.begin()
+            yield process
+
+    async def kill(self) -> None:
+        """End the grace of commands that are being stopped."""
+        await self._running.kill()
+
+    def _spawn(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> child_process.Child:
+        # The gate is a line on standard input: a shell's ``read`` takes no byte beyond it.
+        gated = ["/bin/sh", "-c", 'read -r _ && exec "$@"', "sh", *argv]
+        try:
+            return child_process.start(gated if self._group.needed else argv, env=env, cwd=cwd, uid=self._uid)
+        except (FileNotFoundError, PermissionError):
+            pass
+        try:  # the shell says why in words, and ends with the status that everyone knows
+            return child_process.start(["/bin/sh", "-c", 'exec "$@"', "sh", *argv], env=env, cwd=cwd, uid=self._uid)
+        except OSError as error:
+            raise ProviderFailed(f"`{argv[0]}` cannot be started in `{cwd}`: {error.strerror}") from error
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        keep_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        return await child_process.communicate(self.exec(argv, env=env, cwd=cwd), stdin=stdin, keep_bytes=keep_bytes)
+
+    def listen(
+        self, serve: Callable[[Connection], Awaitable[None]], *, port: int = 0
+    ) -> AbstractAsyncContextManager[int]:
+        raise ProviderFailed("a workspace without a guest cannot be listened in")
+
+    async def effective(self) -> Isolation:
+        async with self.exec(["/bin/sh", "-c", readback.SCRIPT]) as process:
+            text = await readback.receive(process.stdout)
+            outside = readback.Outside(readback.namespaces(), processes.user(process.pid), self._group.limits())
+        return readback.read_back(text, outside, provider="process", isolation=IsolationClass.NONE, paths=self.paths)
+
+
+class Marked:
+    """A command, and every process that carries its mark."""
+
+    def __init__(
+        self, child: child_process.Child, mark: int, uid: int, group: cgroup.Group, on_rung: Callable[[Rung], None]
+    ) -> None:
+        self._child = child
+        self._mark = mark
+        self._uid = uid
+        self._group = group
+        self._on_rung = on_rung
+        self._killed = False
+        self._oom_kills_before = group.oom_kills()
+        self._in_group = ""
+        self.oom_kills = 0
+        self.pid = child.pid
+        self.stdin = child.stdin
+        self.stdout = child.stdout
+        self.stderr = child.stderr
+
+    async def begin(self) -> None:
+        if self._group.needed:
+            self._group.join(self.pid)
+            self._in_group = cgroup.in_group(self.pid)
+            await self.stdin.send_all(b"\n")
+
+    async def wait(self) -> Exit:
+        ended = await self._child.wait()
+        killed = ended.signal == signal.SIGKILL or ended.code == 128 + signal.SIGKILL
+        self._count()
+        return Exit(ended.code, ended.signal, oom=killed and self.oom_kills > 0)
+
+    async def end(self, grace: float) -> None:
+        """TERM to all that carry the mark, ``grace`` seconds, KILL. Raises ``Escaped``."""
+        if not self._child.ended and not self._killed:
+            self._on_rung(Rung.TERM)
+            processes.signal_where(processes.processes(), signal.SIGTERM, self._belongs)
+            with trio.move_on_after(grace):
+                await self._child.wait()
+        try:
+            if not (self._child.ended and processes.newest() == self.pid):  # else nothing was started after it
+                await processes.kill_all(self._is_to_be_killed, what=f"the command{self._in_group}")
+            with trio.move_on_after(KILL_GRACE) as patience:
+                await self._child.wait()
+        finally:
+            self._count()
+            await self._child.aclose()
+        if patience.cancelled_caught:
+            raise Escaped(f"killed processes of the command{self._in_group} still live: {self.pid}")
+
+    def kill(self) -> None:
+        if not self._child.ended:
+            self._begin_killing()
+            self._child.kill()
+
+    def _is_to_be_killed(self, pid: int) -> bool:
+        found = self._belongs(pid) and _lives(pid)
+        if found:
+            self._begin_killing()
+        return found
+
+    def _begin_killing(self) -> None:
+        if not self._killed:
+            self._killed = True
+            self._on_rung(Rung.KILL)
+
+    def _count(self) -> None:
+        self.oom_kills = self._group.oom_kills() - self._oom_kills_before
+
+    def _belongs(self, pid: int) -> bool:
+        return processes.owner(pid) == self._uid and processes.soft_limit(pid, "Max msgqueue size") == self._mark
+
+
+def _lives(pid: int) -> bool:
+    """Whether it is no zombie. Raises as ``processes.parent``."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
+
+
+@contextmanager
+def _marking() -> Iterator[int]:
+    """Processes spawned in the block carry the mark, and so does all that they start."""
+    soft, hard = resource.getrlimit(_MARKED)
+    mark = 1 + secrets.randbelow((soft if soft > 0 else 1 << 32) - 1)
+    resource.setrlimit(_MARKED, (mark, hard))
+    try:
+        yield mark
+    finally:
+        resource.setrlimit(_MARKED, (soft, hard))

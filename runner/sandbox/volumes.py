@@ -1,0 +1,272 @@
+"""A workspace's disk: a file system of a fixed size in a sparse file, so that its commands can fill that and no more.
+
+Only for root. The image lies in ``RUNNER_HOME``, and takes of the host's disk what is written into it. It is mounted at
+a place that all processes of the runner see, until the workspace is destroyed or the host is started again; then
+``mount`` mounts it anew. However often it is mounted, there is one loop device for an image: two would destroy it. That
+device goes by itself when the last mount has gone. There is no journal: after a crash of the host the
+file system is checked first.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import trio
+
+from runner.core.errors import ProviderFailed
+from runner.sandbox.mounts import can_stage, common, mount_in_common, open_common, unmount
+
+_MKFS = ("-q", "-F", "-b", "4096", "-i", "16384", "-m", "0", "-O", "^has_journal,^resize_inode")
+_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
+_CONTROL, _GET_FREE = "/dev/loop-control", 0x4C82
+_CONFIGURE, _GET_STATUS = 0x4C0A, 0x4C05
+_AUTOCLEAR = 4
+_SHUT_DOWN, _WITHOUT_LOG = 0x8004587D, 2  # of ext4
+_STATUS = struct.Struct("5Q4I64s64s32s2Q")  # ``struct loop_info64``
+_ATTEMPTS = 50  # others take free devices at the same time
+_STATE_AT, _CLEAN = 1024 + 58, 1  # of the superblock
+_MENDED = 2  # the highest exit code of e2fsck that is no failure
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A mounted one as found: its device as in ``/proc/*/mountinfo``, and how much can be written into it."""
+
+    device: str
+    bytes: int
+
+
+def why_none() -> str | None:
+    """Why this host can have no volumes; ``None`` where it can."""
+    if not can_stage():
+        return "this root cannot mount"
+    if shutil.which("mkfs.ext4", path=_PATH) is None:
+        return "mkfs.ext4 is not installed"
+    try:
+        open_common()
+        with open(_CONTROL, "rb") as control:
+            os.close(os.open(f"/dev/loop{fcntl.ioctl(control, _GET_FREE)}", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return f"no loop device can be had: {error}"
+    return None
+
+
+async def prepare(size: int) -> None:
+    """What images of a size are copied from, if it is not there yet. Raises ``ProviderFailed``."""
+    if _template(size).exists():
+        return
+    await trio.to_thread.run_sync(open_common)
+    directory = os.open(common(), os.O_RDONLY | os.O_DIRECTORY)
+    file = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o600, dir_fd=directory)
+    try:
+        # The tables of inodes, which are 256 bytes for each 16 kB, are not to count.
+        os.ftruncate(file, (size + size // 64 + (1 << 16) + 4095) // 4096 * 4096)
+        words = ["mkfs.ext4", *_MKFS, "-E", "lazy_itable_init=1,nodiscard", f"/proc/self/fd/{file}"]
+        made = await trio.run_process(words, env={"PATH": _PATH}, pass_fds=[file], capture_stderr=True, check=False)
+        if made.returncode != 0:
+            raise ProviderFailed(f"no disk of {size} bytes can be made: {made.stderr.decode(errors='replace').strip()}")
+        with suppress(FileExistsError):
+            os.link(f"/proc/self/fd/{file}", _template(size).name, dst_dir_fd=directory, follow_symlinks=True)
+    finally:
+        os.close(file)
+        os.close(directory)
+
+
+def _template(size: int) -> Path:
+    return common() / f"template-{size}"
+
+
+class Volumes:
+    """Those of the workspaces of one ``RUNNER_HOME``. Blocking; call it in a worker thread of trio.
+
+    ``floor`` is how many bytes must be free on the host for another one, or as many as it may take if that is less:
+    where the host's disk runs full, writes inside fail as on a broken disk.
+    """
+
+    def __init__(self, home: Path, *, floor: int = 1 << 28) -> None:
+        self._floor = floor
+        self._images = home / "volumes"
+        self._mounted = common() / sha256(os.fsencode(home)).hexdigest()[:16]
+
+    def place(self, id: str) -> Path:
+        """Where the volume of a workspace is when it is mounted; everything else goes by that."""
+        return self._mounted / id
+
+    def make(self, place: Path, size: int) -> None:
+        """Make a volume, empty, of a size that was prepared. Raises ``OSError``, ``ProviderFailed``."""
+        self._images.mkdir(mode=0o700, exist_ok=True)
+        host = os.statvfs(self._images)
+        free = host.f_bavail * host.f_frsize
+        if free < min(size, self._floor):
+            raise ProviderFailed(
+                f"only {free >> 20} MiB are free on the disk of `{self._images}`",
+                hint="`runner gc` removes what is not needed any more",
+            )
+        part = self._part(place)
+        _copy_sparse(_template(size), part)
+        part.rename(self._image(place))
+        self.mount(place)
+        (place / "lost+found").rmdir()
+
+    def mount(self, place: Path) -> None:
+        """Mount a volume that is not, as after the host was started again.
+
+        Raises ``FileNotFoundError`` for none, ``OSError``, and ``ProviderFailed`` for one that cannot be mended.
+        """
+        if place.is_mount():
+            return
+        with self._locked(place):
+            if not place.is_mount():
+                with _attached(self._image(place)) as device:
+                    mount_in_common(device, place, "ext4", "noinit_itable")
+
+    def remove(self, place: Path) -> None:
+        """Remove a volume with all that is in it, also when it is half made. Who still uses it cannot write any more,
+        and keeps its device until he ends."""
+        self._part(place).unlink(missing_ok=True)
+        with suppress(FileNotFoundError), self._locked(place):
+            self._image(place).unlink()  # so nobody mounts it any more
+        if place.is_mount():
+            _give_up(place)
+        with suppress(FileNotFoundError):
+            place.rmdir()  # and so unmounted in any namespace that had a copy of its own
+
+    def find(self, place: Path) -> Volume | None:
+        """``None`` when it is not mounted."""
+        if not place.is_mount():
+            return None
+        device, found = place.stat().st_dev, os.statvfs(place)
+        return Volume(f"{os.major(device)}:{os.minor(device)}", found.f_blocks * found.f_frsize)
+
+    def traces(self, place: Path) -> list[str]:
+        """Where on this host there is something of a volume."""
+        image = self._image(place)
+        if not image.exists():
+            return []
+        device = _find(image, image.stat())
+        name = None
+        if device is not None:
+            name = os.readlink(f"/proc/self/fd/{device}")
+            os.close(device)
+        return [
+            str(image),
+            *([f"loop device {name}"] if name else []),
+            *([f"mount {place}"] if place.is_mount() else []),
+        ]
+
+    @contextmanager
+    def _locked(self, place: Path) -> Iterator[None]:
+        """Have the image of a volume to oneself. Raises ``FileNotFoundError`` for none."""
+        image = os.open(self._image(place), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(image, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(image)
+
+    def _image(self, place: Path) -> Path:
+        return self._images / f"{place.name}.ext4"
+
+    def _part(self, place: Path) -> Path:
+        return self._images / f".{place.name}.part"
+
+
+def _give_up(place: Path) -> None:
+    """Unmount a file system without writing what is not on the disk yet, which can be all of it."""
+    directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        unmount(place)
+        fcntl.ioctl(directory, _SHUT_DOWN, struct.pack("I", _WITHOUT_LOG))
+    finally:
+        os.close(directory)
+
+
+def _copy_sparse(source: Path, to: Path) -> None:
+    with open(source, "rb") as reading, open(to, "wb") as writing:
+        size = os.fstat(reading.fileno()).st_size
+        writing.truncate(size)
+        end = 0
+        while (start := _data_after(reading.fileno(), end)) is not None:
+            end = os.lseek(reading.fileno(), start, os.SEEK_HOLE)
+            os.pwrite(writing.fileno(), os.pread(reading.fileno(), end - start, start), start)
+
+
+def _data_after(file: int, at: int) -> int | None:
+    try:
+        return os.lseek(file, at, os.SEEK_DATA)
+    except OSError:  # only a hole is left
+        return None
+
+
+@contextmanager
+def _attached(image: Path) -> Iterator[str]:
+    """The loop device of an image, which is the caller's to use, for as long as the block or a mount of it lasts."""
+    with open(image, "rb+", buffering=0) as file:
+        device = _find(image, os.fstat(file.fileno()))
+        if device is None:
+            _check(file.fileno(), image)
+            device = _attach(file.fileno(), image)
+    try:
+        yield os.readlink(f"/proc/self/fd/{device}")
+    finally:
+        os.close(device)
+
+
+def _find(path: Path, image: os.stat_result) -> int | None:
+    """The loop device that an image has already, open. None of others is opened: that would keep it from going."""
+    for attached in Path("/sys/block").glob("loop*/loop"):
+        try:
+            if os.fsencode(path.name) not in (attached / "backing_file").read_bytes():
+                continue
+            device = os.open(f"/dev/{attached.parent.name}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            found = _STATUS.unpack(fcntl.ioctl(device, _GET_STATUS, bytes(_STATUS.size)))
+        except OSError:  # it is none any more
+            found = (0, 0)
+        if found[:2] == (image.st_dev, image.st_ino):
+            return device
+        os.close(device)
+    return None
+
+
+def _attach(image: int, path: Path) -> int:
+    """A loop device for an image, open; it goes when nothing has it open any more."""
+    name = os.fsencode(path)[-63:]
+    status = _STATUS.pack(0, 0, 0, 0, 0, 0, 0, 0, _AUTOCLEAR, name, b"", b"", 0, 0)
+    wanted = struct.pack("2I", image, 0) + status + bytes(64)
+    for _ in range(_ATTEMPTS):
+        with open(_CONTROL, "rb") as control:
+            number = fcntl.ioctl(control, _GET_FREE)
+        device = os.open(f"/dev/loop{number}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(device, _CONFIGURE, wanted)
+        except OSError as error:
+            os.close(device)
+            if error.errno != errno.EBUSY:
+                raise
+        else:
+            return device
+    raise ProviderFailed("no loop device stays free for as long as it takes to take it")
+
+
+def _check(image: int, path: Path) -> None:
+    """Mend what a crash of the host has left."""
+    (state,) = struct.unpack("<H", os.pread(image, 2, _STATE_AT))
+    if state == _CLEAN:
+        return
+    words = ["e2fsck", "-fy", str(path)]
+    done = trio.from_thread.run(partial(trio.run_process, words, env={"PATH": _PATH}, capture_stdout=True, check=False))
+    if done.returncode > _MENDED:
+        raise ProviderFailed(f"the disk `{path}` is damaged, and e2fsck cannot mend it")

@@ -1,0 +1,45 @@
+"""A workspace that was a slot of a warm pool is known by two records, and nothing of it is lost with the newer one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runner.core.errors import ProviderFailed
+from runner.core.model import Limits
+from runner.ports.provider import WorkspaceRequest
+from runner.sandbox.directories import Directories
+
+
+def wish(id: str) -> WorkspaceRequest:
+    return WorkspaceRequest(id, "run-1", "nonce", Limits())
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda record: record.write_text("")], ids=["gone", "empty"])
+def test_a_record_that_a_loss_of_power_took_leaves_nothing_that_is_nobodys(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    places = Directories(tmp_path, "docker")
+    handle = places.assign(places.create(wish("slot")), wish("warm"))
+    assert [found.id for found in places.owned("nonce")] == ["warm"]
+
+    damage(tmp_path / "sandboxes" / "warm.json")
+
+    assert [found.id for found in places.owned("nonce")] == ["slot"]
+    places.check(handle)
+    places.destroy(handle)
+    assert places.owned("nonce") == []
+    assert list((tmp_path / "sandboxes").iterdir()) == []
+    assert not handle.tree.exists()
+
+
+def test_a_slot_that_became_a_workspace_of_another_project_is_no_neighbour(tmp_path: Path) -> None:
+    places = Directories(tmp_path, "docker", own_users=False)
+    slot = places.create(wish("slot"))
+    shared = WorkspaceRequest("whole", "run-2", "nonce", Limits(), shared=True)
+    with pytest.raises(ProviderFailed, match="sees itself alone"):
+        places.create(shared)
+    places.assign(slot, WorkspaceRequest("warm", "run-1", "nonce", Limits(), "other"))
+    assert places.create(shared).project_tree is not None

@@ -1,0 +1,337 @@
+"""Provider ``fake``: real directories and scripted commands, for tests of what goes wrong and how long things take.
+
+A script says how each command ends, what it prints, and after how many seconds of the trio clock, so
+that a test's hours cost nothing. Nothing is executed and nothing is isolated, and ``probe`` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import trio
+
+from runner.core.errors import Escaped, ProviderFailed, RunnerError, WorkspaceLost
+from runner.core.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, Rung
+from runner.core.nurseries import open_services
+from runner.core.settings import Settings
+from runner.ports.provider import (
+    KILL_GRACE,
+    STOP_GRACE,
+    Connection,
+    ExecResult,
+    Paths,
+    Probe,
+    SandboxHandoff,
+    SandboxSpec,
+    WorkspaceRequest,
+)
+from runner.sandbox.directories import Directories
+from runner.sandbox.mounts import open_places
+from runner.sandbox.prepared_mounts import open_room, paths_on_host
+
+_PORTS = count(40_000)
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """How a command goes.
+
+    ``yields_to`` is the rung that ends it; nothing ends one with ``None``, which escapes. ``leaves`` processes behind
+    that have to be killed. ``fault`` is raised by ``wait`` when its time has passed.
+    """
+
+    exit: Exit = field(default_factory=lambda: Exit(code=0))
+    stdout: bytes = b""
+    stderr: bytes = b""
+    seconds: float = 0.0
+    yields_to: Rung | None = Rung.TERM
+    leaves: bool = False
+    oom_kills: int = 0
+    fault: RunnerError | None = None
+
+
+Script = Callable[[Sequence[str]], Scripted]
+
+
+def provider(settings: Settings) -> Fake:
+    return Fake(settings.home)
+
+
+class Fake:
+    """``faults`` maps a method of the provider to what it raises; ``asked`` lists the commands in order.
+
+    ``started`` lists the places of the sandboxes that were started, and ``running`` has those that were not ended.
+    """
+
+    name = "fake"
+
+    def __init__(
+        self,
+        home: Path,
+        script: Script = lambda argv: Scripted(),
+        *,
+        faults: Mapping[str, RunnerError] | None = None,
+        grace: float = STOP_GRACE,
+    ) -> None:
+        self._directories = Directories(home, self.name)
+        self._script = script
+        self._faults = {} if faults is None else faults
+        self._grace = grace
+        self._received: set[str] = set()
+        self.asked: list[tuple[str, ...]] = []
+        self.listening: dict[int, Callable[[trio.SocketStream], None]] = {}
+        self.started: list[str] = []
+        self.running: set[str] = set()
+
+    async def probe(self) -> Probe:
+        await self._reach("probe")
+        missing = dict.fromkeys(set(Feature) - {Feature.WARM_POOL}, "a fake enforces nothing")
+        return Probe(self.name, True, IsolationClass.NONE, missing)
+
+    async def create(self, request: WorkspaceRequest) -> Handle:
+        await self._reach("create")
+        if request.limits.disk_bytes is not None:
+            raise ProviderFailed("`fake` cannot limit a disk")
+        return self._directories.create(request)
+
+    @asynccontextmanager
+    async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Stage]:
+        await self._reach("open")
+        async with open_room(handle, spec, open_places(None)) as room:
+            if handle.id in self._received:
+                self._received.remove(handle.id)
+            else:
+                self._start(handle)
+            stage = Stage(paths_on_host(room, spec), room.tree_fd, self)
+            try:
+                yield stage
+            finally:
+                with trio.CancelScope(shield=True):
+                    await stage.kill()
+                self.running.discard(handle.private.name)
+
+    def _start(self, handle: Handle) -> None:
+        self.started.append(handle.private.name)
+        self.running.add(handle.private.name)
+
+    @asynccontextmanager
+    async def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[Idle]:
+        await self._reach("open_slot")
+        self._start(handle)
+        idle = Idle(partial(self._reach, "ping"))
+        try:
+            yield idle
+        finally:
+            if not idle.detached:
+                self.running.discard(handle.private.name)
+
+    async def assign(self, handle: Handle, request: WorkspaceRequest) -> Handle:
+        await self._reach("assign")
+        return self._directories.assign(handle, request)
+
+    def receive(self, handle: Handle, handoff: SandboxHandoff) -> None:
+        self._received.add(handle.id)
+
+    async def chown_to_workspace_user(self, handle: Handle) -> None:
+        await self._reach("chown")
+        self._directories.chown_to_workspace_user(handle)
+
+    async def list_owned(self, nonce: str) -> list[Handle]:
+        await self._reach("list_owned")
+        return self._directories.owned(nonce)
+
+    async def evict(self, handle: Handle) -> None:
+        await self._reach("evict")
+        self.running.discard(handle.private.name)
+
+    async def destroy(self, handle: Handle) -> None:
+        await self._reach("destroy")
+        self.running.discard(handle.private.name)
+        self._directories.destroy(handle)
+
+    def dial(self, port: int) -> trio.SocketStream:
+        """A connection to a port that an open workspace listens on. Raises ``ConnectionRefusedError``."""
+        if port not in self.listening:
+            raise ConnectionRefusedError
+        near, far = trio.socket.socketpair()
+        self.listening[port](trio.SocketStream(far))
+        return trio.SocketStream(near)
+
+    def play(self, argv: Sequence[str], on_rung: Callable[[Rung], None]) -> Played:
+        self.asked.append(tuple(argv))
+        return Played(self._script(argv), self._grace, on_rung)
+
+    async def _reach(self, method: str) -> None:
+        await trio.lowlevel.checkpoint()
+        if fault := self._faults.get(method):
+            raise fault
+
+
+class Idle:
+    """A sandbox of ``fake`` in which nothing runs."""
+
+    def __init__(self, ping: Callable[[], Awaitable[None]]) -> None:
+        self.ping = ping
+        self.detached = False
+
+    async def wait_ended(self) -> None:
+        await trio.sleep_forever()
+
+    def detach(self) -> SandboxHandoff:
+        self.detached = True
+        return SandboxHandoff({})
+
+
+class Stage:
+    """An open workspace of ``fake``."""
+
+    def __init__(self, paths: Paths, tree: int, provider: Fake) -> None:
+        self._provider = provider
+        self._lost = False
+        self._running: set[Played] = set()
+        self.paths, self.tree, self.terminated = paths, tree, trio.Event()
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_rung: Callable[[Rung], None] | None = None,
+    ) -> AbstractAsyncContextManager[Played]:
+        return self._exec(argv, on_rung or (lambda rung: None))
+
+    @asynccontextmanager
+    async def _exec(self, argv: Sequence[str], on_rung: Callable[[Rung], None]) -> AsyncIterator[Played]:
+        if self._lost:
+            raise WorkspaceLost("the fake's sandbox was killed")
+        process = self._provider.play(argv, on_rung)
+        self._running.add(process)
+        try:
+            yield process
+        finally:
+            with trio.CancelScope(shield=True):
+                try:
+                    if await process.end() is Rung.SANDBOX:
+                        self._lost = True
+                finally:
+                    self._running.remove(process)
+                    process.over.set()
+
+    async def kill(self) -> None:
+        """End the grace of commands that are being stopped."""
+        for process in self._running:
+            process.hurried.set()
+        with trio.move_on_after(KILL_GRACE):
+            for process in tuple(self._running):
+                await process.over.wait()
+
+    @asynccontextmanager
+    async def listen(self, serve: Callable[[Connection], Awaitable[None]], *, port: int = 0) -> AsyncIterator[int]:
+        async with open_services() as services:
+            number = port or next(_PORTS)
+            self._provider.listening[number] = lambda stream: services.start_soon(_serve, serve, stream)
+            try:
+                yield number
+            finally:
+                del self._provider.listening[number]
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        keep_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        async with self.exec(argv) as process:
+            ended = await process.wait()
+            out, err = process.scripted.stdout, process.scripted.stderr
+        return ExecResult(ended, out[:keep_bytes], err[:keep_bytes], cut=max(len(out), len(err)) > keep_bytes)
+
+    async def effective(self) -> Isolation:
+        return Isolation(
+            isolation=IsolationClass.NONE,
+            provider="fake",
+            uid=0,
+            capabilities="unknown",
+            no_new_privileges=False,
+            shared_namespaces=(),
+            interfaces=None,
+            read_only=(),
+            limits=Limits(),
+            notes=("scripted",),
+        )
+
+
+async def _serve(serve: Callable[[Connection], Awaitable[None]], stream: trio.SocketStream) -> None:
+    async with stream:
+        with suppress(trio.BrokenResourceError):
+            await serve(stream)
+
+
+class Played:
+    """A scripted command. Its output is there at once; it ends when its time has passed."""
+
+    def __init__(self, scripted: Scripted, grace: float, on_rung: Callable[[Rung], None]) -> None:
+        self.scripted = scripted
+        self.stdin = Sunk()
+        self.stdout = Printed(scripted.stdout)
+        self.stderr = Printed(scripted.stderr)
+        self.oom_kills = scripted.oom_kills
+        self.hurried = trio.Event()  # set when the sandbox closes
+        self.over = trio.Event()  # set when the block around the command has ended
+        self._on_rung = on_rung
+        self._waits = {Rung.TERM: grace, Rung.KILL: KILL_GRACE, Rung.SANDBOX: KILL_GRACE}
+        self._ends = trio.current_time() + scripted.seconds
+        self._killed: Exit | None = None
+
+    async def wait(self) -> Exit:
+        await trio.sleep_until(self._ends)
+        if self.scripted.fault is not None:
+            raise self.scripted.fault
+        return self._killed or self.scripted.exit
+
+    async def end(self) -> Rung | None:
+        """Go up the ladder to the rung that the script yields to, and return that. Raises ``Escaped``."""
+        if self._ends <= trio.current_time():
+            if self.scripted.leaves:
+                self._on_rung(Rung.KILL)
+            return None
+        for rung, seconds in self._waits.items():
+            if rung is Rung.TERM and self.hurried.is_set():
+                continue
+            self._on_rung(rung)
+            if rung is self.scripted.yields_to:
+                self._killed = Exit(signal=15 if rung is Rung.TERM else 9)
+                self._ends = trio.current_time()
+                return rung
+            with trio.move_on_after(min(seconds, self._ends - trio.current_time())):
+                await (self.hurried if rung is Rung.TERM else trio.Event()).wait()
+            if self._ends <= trio.current_time():
+                return rung
+        raise Escaped("killed processes of the command still live in cgroup `/fake`: 4711")
+
+
+class Printed:
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        chunk, self._text = self._text[:max_bytes], self._text[max_bytes:]
+        return chunk
+
+
+class Sunk:
+    async def send_all(self, data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
