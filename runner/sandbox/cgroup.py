@@ -242,16 +242,17 @@ def _settings(controller: str, value: float, *, v2: bool) -> dict[str, str]:
 
 
 def _read_limit(controller: str, directory: Path) -> float | None:
+    """``None`` where somebody has lifted it."""
     v2 = _is_v2(directory)
     match controller:
         case "memory":
             text = (directory / ("memory.max" if v2 else "memory.limit_in_bytes")).read_text()
         case "cpu":
             quota = (directory / ("cpu.max" if v2 else "cpu.cfs_quota_us")).read_text().split()[0]
-            return int(quota) / _PERIOD
+            return None if quota in ("max", "-1") else int(quota) / _PERIOD
         case _:
             text = (directory / "pids.max").read_text()
-    return int(text)
+    return None if text == "max\n" else int(text)
 
 
 def _is_v2(directory: Path) -> bool:

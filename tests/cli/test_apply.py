@@ -8,12 +8,13 @@ import subprocess
 import time
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import dockerd
 from tests.support.needs import MEMORY, USERS
-from tests.support.situations import Project, document, git, step
+from tests.support.situations import Project, document, git, groups, step
 
 
 @pytest.mark.scenario("CFG-04")
@@ -210,13 +211,14 @@ def test_a_missing_protected_path_is_no_error_and_can_not_be_created(project: Pr
 
 @pytest.mark.scenario("BEY-05", only="local")
 def test_isolation_is_read_back_before_the_agent_starts_and_recorded(project: Project) -> None:
-    project.script("echo ran")
+    project.script("sleep 1; date +%s")
 
     done, record = project.apply()
 
     assert done.code == 0, done.out + done.err
-    events = [json.loads(line) for line in (project.directory(record) / "events.jsonl").read_text().splitlines()]
-    observed = next(e for e in events if e["type"] == "IsolationObserved")["isolation"]
+    event = record_of_isolation(project, record)
+    observed = event["isolation"]
+    assert event["at"] / 1e6 < int(project.logs("agent"))
     assert observed["isolation"] == "namespaces"
     assert observed["interfaces"] == ["lo"]
     assert observed["capabilities"] == "none"
@@ -224,6 +226,42 @@ def test_isolation_is_read_back_before_the_agent_starts_and_recorded(project: Pr
     assert record["observed"] == observed
     assert "  sandbox     namespaces (local), no interface, " in done.out
     assert "read back" in project.runner("runs", "show", "last").out
+
+
+def record_of_isolation(project: Project, record: dict[str, Any]) -> dict[str, Any]:
+    lines = (project.directory(record) / "events.jsonl").read_text().splitlines()
+    return next(event for event in map(json.loads, lines) if event["type"] == "IsolationObserved")
+
+
+@MEMORY.mark
+@pytest.mark.scenario("BEY-05", only="local")
+def test_no_agent_starts_in_a_sandbox_that_is_not_what_was_planned(project: Project) -> None:
+    """Its limit of processes is lifted while it is set up, from outside."""
+    project.script(
+        "echo ran",
+        workspace="""
+        resource_limits: {pids: 64}
+        setup_commands: ["touch here; until test -e go; do sleep 0.1; done"]
+        """,
+    )
+    process = project.start("apply", str(project.folder))
+    trees = project.home / "state" / "projects" / "default" / "workspaces"
+    while not (found := [*trees.glob("*/here")]):
+        assert process.poll() is None
+        time.sleep(0.1)
+    limits = [limit for group in groups() if found[0].parent.name in group for limit in Path(group).glob("pids.max")]
+    for limit in limits:
+        limit.write_text("max")
+    (found[0].parent / "go").touch()
+    out, err = process.communicate(timeout=60)
+    record = json.loads(project.runner("runs", "show", "last", "--output", "json").out)
+
+    assert limits
+    assert process.returncode == 4, out + err
+    assert "the sandbox is not what was planned: limits are" in out + err
+    assert record["outcome"]["reason"] == "platform"
+    assert record["observed"]["limits"]["pids"] is None
+    assert not (project.directory(record) / "logs" / "agent.stdout").exists()
 
 
 def test_a_setuid_file_is_a_violation(project: Project) -> None:

@@ -102,6 +102,23 @@ def warned(record: RunRecord) -> str:
     return "\n".join(message for _, message in record.warnings)
 
 
+@pytest.mark.scenario("TRI-27")
+async def test_the_commands_are_headed_by_the_incident_and_its_directory_has_them(
+    project: Project, tools: Path, claude: Path
+) -> None:
+    (project.folder / "incident").mkdir()
+    (project.folder / "incident" / "incident.json").write_text('{"incidentId": "INC-7"}')
+    write(project, tools, "agent: claude", run="debug: true\nincident: {directory: incident}")
+
+    record = await applied(project)
+
+    assert record.exit_code == 0, record.outcome
+    logs = project.folder / "incident" / "logs"
+    assert "# Incident: INC-7" in (logs / "agent-commands-executed.log").read_text().splitlines()
+    with tarfile.open(logs / "agent-session.tar.gz") as archive:
+        assert any(name.endswith(".jsonl") for name in archive.getnames())
+
+
 @pytest.mark.scenario("TRI-11")
 @pytest.mark.scenario("TRI-26")
 @pytest.mark.scenario("TRI-27")

@@ -189,6 +189,61 @@ def test_a_repository_may_permit_env_files_to_its_agents(project: Project, repos
     assert f"{OWN}:1" in next(line for line in planned.out.splitlines() if line.startswith("  scan"))
 
 
+@pytest.mark.scenario("WSM-18", only="without allowNetwork")
+@pytest.mark.parametrize(
+    ("field", "rule"),
+    [
+        ("allowedPaths: [made/**]", "not-allowed"),
+        ("forbiddenPatterns: ['**/*.bak']", "forbidden:**/*.bak"),
+        ("maxFileSize: 99", "max-file-size"),
+    ],
+)
+def test_each_field_of_a_repository_s_policy_overrides_the_default_in_a_run(
+    project: Project, repository: Path, field: str, rule: str
+) -> None:
+    """Without it the work is fine."""
+    project.script("mkdir made; echo > made/fine; printf %0100d > a.bak", workspace=LOCAL)
+    fine, _ = project.apply()
+    own_policy(repository, f"{field}\n")
+
+    done, record = project.apply()
+
+    assert fine.code == 0, fine.out + fine.err
+    assert done.code == 3, done.out + done.err
+    assert [(found["path"], found["rule"].partition(" ")[0]) for found in record["violations"]] == [("a.bak", rule)]
+
+
+@pytest.mark.scenario("WSM-16")
+@pytest.mark.scenario("WSM-17")
+def test_the_shipped_policy_finds_secrets_at_any_depth_and_nothing_else(project: Project, repository: Path) -> None:
+    secrets = {
+        ".env": "**/.env",
+        "a/b/c/.env": "**/.env",
+        ".env.local": "**/.env.*",
+        "a/b/.env.production": "**/.env.*",
+        "secrets/token": "**/secrets/**",
+        "a/secrets/b/token": "**/secrets/**",
+        "server.pem": "**/*.pem",
+        "a/b/server.pem": "**/*.pem",
+        "id.key": "**/*.key",
+        "a/b/ID.KEY": "**/*.key",
+        "credentials.json": "**/credentials.json",
+        "a/credentials.json": "**/credentials.json",
+        "service-account.json": "**/service-account*.json",
+        "a/b/service-account-prod.json": "**/service-account*.json",
+    }
+    fine = ["environment", "src/env.py", "a/secrets.md", "src/key.py", "my-credentials.json", "account.json"]
+    files = " ".join([*secrets, *fine])
+    project.script(f'for f in {files}; do mkdir -p "$(dirname "$f")"; echo x > "$f"; done', workspace=LOCAL)
+
+    done, record = project.apply()
+
+    assert done.code == 3, done.out + done.err
+    found = {each["path"]: each["rule"] for each in record["violations"]}
+    assert {path: f"forbidden:{pattern}" for path, pattern in secrets.items()}.items() <= found.items()
+    assert found.keys() - secrets.keys() == {"secrets", "a/secrets", "a/secrets/b"}
+
+
 def test_what_an_agent_writes_into_the_policy_does_not_count_and_is_said(project: Project, repository: Path) -> None:
     own_policy(repository, "maxFileSize: 1000000\n")
     project.script(f"echo 'forbiddenPatterns: []' > {OWN}; git commit -qam x || true; echo > .env", workspace=LOCAL)

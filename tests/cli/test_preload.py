@@ -217,6 +217,21 @@ def test_an_incident_without_its_file_has_a_prompt_without_it(project: Project) 
 
 
 @pytest.mark.scenario("TRI-33")
+@pytest.mark.parametrize(("letters", "warned"), [(31_000, []), (33_000, ["triage.context-large"])])
+def test_a_context_of_more_than_eight_thousand_tokens_is_said(
+    project: Project, letters: int, warned: list[str]
+) -> None:
+    """Four letters are a token."""
+    write(project, "incident", incident={**INCIDENT, "context": "x" * letters})
+
+    done, record = project.apply()
+
+    assert done.code == 0, done.out + done.err
+    assert codes(record) == warned
+    assert abs(record["preloaded"]["tokens"] - letters / 4) < 200
+
+
+@pytest.mark.scenario("TRI-33")
 def test_an_incident_is_never_cut(project: Project) -> None:
     """Case 33."""
     long = "x" * 60_000

@@ -77,7 +77,6 @@ def hostile_tree(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pat
     assert trees.remove(root) == []
 
 
-@pytest.mark.scenario("WSM-16")
 @pytest.mark.parametrize("hostile_tree", range(2), indirect=True)
 def test_every_lister_finds_the_same_in_a_hostile_tree(hostile_tree: Path, openers: dict[str, OpenLister]) -> None:
     found = [

@@ -49,7 +49,6 @@ def test_a_tree_of_normal_files_is_clean_and_counted(tmp_path: Path, scan: Scan)
     assert scan(tmp_path, POLICY) == ScanResult(4, 3, 4, (), truncated=False, offending=frozenset())
 
 
-@pytest.mark.scenario("WSM-16")
 @pytest.mark.scenario("WSM-19")
 def test_the_scan_returns_the_whole_list_of_violations(tmp_path: Path, scan: Scan) -> None:
     tree(tmp_path, ".env", "a/b/c/d/.env", ".env.local", "secrets/a", "x/secrets/b/c", "x.pem", "k/ID.KEY")

@@ -1,0 +1,212 @@
+"""Break the product on purpose, one small change at a time, and see that the tests of the scenario notice.
+
+``make mutants`` runs all of ``tests/mutants/*.yaml``, ``make mutants MUTANT=TRI-33`` those whose name begins so. The
+checkout is never changed: each worker has a copy with an environment that imports the copy. A test that notices a
+mutant must pass without it, so a broken test kills nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ("runner", "manifests", "runners", "skills")
+NOT_COPIED = (".git", ".venv*", ".runner-state", "__pycache__", "dist", ".*_cache", "node_modules")
+WORKERS = 2
+SECONDS = 900  # for the tests of one scenario
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py::.+?)(?: - .*)?$", re.MULTILINE)
+
+
+class Stale(Exception):
+    """The product has no longer just one place that reads as the mutant says."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """In the only place of the product, or of the files that ``within`` matches, that reads ``old``, put ``new``."""
+
+    old: str
+    new: str
+    within: str | None = None
+
+    def applied(self, tree: Path) -> tuple[Path, str]:
+        """The file and its changed text. Raises ``Stale``."""
+        found = [(path, text) for path in self._files(tree) if (text := _text(path)) and self._pattern.search(text)]
+        if len(found) != 1 or len(self._pattern.findall(found[0][1])) != 1:
+            places = ", ".join(str(path.relative_to(tree)) for path, _ in found) or "no file"
+            raise Stale(f"`{self.old.strip().splitlines()[0]}` should be in one place, and is in {places}")
+        path, text = found[0]
+        return path, self._pattern.sub(self._replacement, text)
+
+    def _files(self, tree: Path) -> Iterator[Path]:
+        for pattern in [self.within] if self.within else [f"{folder}/**/*" for folder in PRODUCT]:
+            files = (path for path in sorted(tree.glob(pattern)) if path.is_file())
+            yield from (path for path in files if path.suffix != ".pyc")
+
+    @property
+    def _pattern(self) -> re.Pattern[str]:
+        """Lines keep their indentation to each other, and may stand deeper than in the mutant."""
+        first, *rest = self.old.rstrip().split("\n")
+        if not rest:
+            return re.compile(re.escape(first.strip()))
+        lines = "".join(rf"\n(?P=indent){re.escape(line)}" if line else r"\n" for line in rest)
+        return re.compile(rf"^(?P<indent>[ \t]*){re.escape(first)}{lines}$", re.MULTILINE)
+
+    def _replacement(self, found: re.Match[str]) -> str:
+        if "\n" not in self.old.rstrip():
+            return self.new.strip()
+        return "\n".join(f"{found['indent']}{line}".rstrip() for line in self.new.rstrip().split("\n"))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Changes of the product that together break a scenario, and are named by its id and a few words."""
+
+    name: str
+    breaks: str
+    changes: tuple[Change, ...]
+
+    @property
+    def scenario(self) -> str:
+        return self.name[:6]
+
+
+def load(folder: Path = Path(__file__).parent) -> list[Mutant]:
+    return [read(path) for path in sorted(folder.glob("*.yaml"))]
+
+
+def read(path: Path) -> Mutant:
+    found = YAML(typ="safe").load(path)
+    parts = found.get("changes", [found])
+    return Mutant(path.stem, found["breaks"], tuple(Change(p["old"], p["new"], p.get("in")) for p in parts))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except UnicodeDecodeError:
+        return ""  # a program
+
+
+class Tree:
+    """A copy of the checkout, and an interpreter that imports it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "tree"
+        shutil.copytree(ROOT, self.root, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
+        self.python = self.root / ".venv" / "bin" / "python"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.root / ".venv"], check=True)
+        (site,) = (self.root / ".venv" / "lib").glob("python*/site-packages")
+        ours = sysconfig.get_path("purelib")
+        (site / "copy.pth").write_text(f"{self.root}\nimport site; site.addsitedir({ours!r})\n")
+        self._written = int(time.time())
+
+    @contextmanager
+    def broken(self, mutant: Mutant) -> Iterator[None]:
+        before: dict[Path, str] = {}
+        try:
+            for change in mutant.changes:
+                path, text = change.applied(self.root)
+                before.setdefault(path, path.read_text())
+                self._write(path, text)
+            yield
+        finally:
+            for path, text in before.items():
+                self._write(path, text)
+
+    def _write(self, path: Path, text: str) -> None:
+        """With a time that it never had: compiled modules are told apart by size and second."""
+        path.write_text(text)
+        self._written += 1
+        os.utime(path, (self._written, self._written))
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        env = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTHONPATH")}
+        command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not nightly", *arguments]
+        with tempfile.TemporaryFile("w+") as out:
+            try:
+                done = subprocess.run(
+                    command, cwd=self.root, env=env, stdout=out, stderr=out, timeout=SECONDS, check=False
+                )
+            except subprocess.TimeoutExpired:
+                return 1, f"FAILED ::no end in {SECONDS} s"
+            out.seek(0)
+            return done.returncode, out.read()
+
+    def files_of(self, scenario: str) -> list[str]:
+        tests = (path for path in sorted(self.root.glob("tests/**/test_*.py")) if scenario in path.read_text())
+        return [str(path.relative_to(self.root)) for path in tests if path.name != "test_scenarios.py"]
+
+
+def judge(mutant: Mutant, tree: Tree) -> tuple[bool, str]:
+    """Whether the mutant died, and by which test, or why it lives."""
+    files = tree.files_of(mutant.scenario)
+    if not files:
+        return False, f"NO TEST   {mutant.name}: no test names {mutant.scenario}"
+    try:
+        with tree.broken(mutant):
+            code, out = tree.run("-x", "--tb=short", "--scenario", mutant.scenario, *files)
+    except Stale as stale:
+        return False, f"STALE     {mutant.name}: {stale}"
+    failed = FAILED.search(out)
+    if code == 0 or failed is None:
+        why = "" if code == 0 else f"; pytest ended with {code}: {out[-2_000:]}"
+        return False, f"SURVIVED  {mutant.name}: {mutant.breaks}{why}"
+    killer = failed[1]
+    if tree.run(killer)[0] != 0:
+        return False, f"BROKEN    {mutant.name}: {killer} fails without it, too"
+    return True, f"killed    {mutant.name}: {mutant.breaks}, by {killer}"
+
+
+def judge_all(mutants: Sequence[Mutant], workers: int = WORKERS) -> list[str]:
+    """The lines about those that live. Each is printed as soon as it is known."""
+    local, alive = threading.local(), []
+    with tempfile.TemporaryDirectory(prefix="runner-mutants-") as folder:
+
+        def begin() -> None:
+            local.tree = Tree(Path(tempfile.mkdtemp(dir=folder)))
+
+        def one(mutant: Mutant) -> None:
+            began = time.monotonic()
+            died, line = judge(mutant, local.tree)
+            print(f"{line} ({time.monotonic() - began:.0f} s)", flush=True)
+            if not died:
+                alive.append(line)
+
+        Path(folder).chmod(0o755)  # tests look as other users
+        with ThreadPoolExecutor(workers, initializer=begin) as pool:
+            list(pool.map(one, mutants))
+    return alive
+
+
+def main(wanted: Sequence[str]) -> int:
+    from tests.support.claims import claimed
+
+    mutants = load()
+    chosen = [mutant for mutant in mutants if not wanted or mutant.name.startswith(tuple(wanted))]
+    alive = judge_all(chosen)
+    without = [] if wanted else sorted(set(claimed()) - {mutant.scenario for mutant in mutants})
+    print(f"{len(chosen) - len(alive)} of {len(chosen)} mutants died")
+    if without:
+        print(f"claimed, and without a mutant: {', '.join(without)}")
+    return 1 if alive or without or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main(sys.argv[1:]))
