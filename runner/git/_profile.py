@@ -1,10 +1,19 @@
-"""The environment that git runs in: what the host configures is switched off, and what is ours is said."""
+"""The environment and the options that git runs with: the host's configuration is switched off, the runner's is set."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
+# Faults that old histories are full of, and that harm nobody.
+IGNORED_FAULTS = (
+    "badTimezone",
+    "missingSpaceBeforeDate",
+    "missingSpaceBeforeEmail",
+    "missingNameBeforeEmail",
+    "zeroPaddedFilemode",
+    "zeroPaddedDate",
+)
 _SETTINGS = {
     "core.attributesFile": os.devnull,
     "core.excludesFile": os.devnull,
@@ -20,13 +29,7 @@ _SETTINGS = {
     "protocol.version": "2",  # a server of version 2 gives any object that it has
     "fetch.unpackLimit": "1",  # always a pack: one file with a checksum of its own
     "fetch.fsckObjects": "true",
-    # Old histories are full of these, and they harm nobody.
-    "fetch.fsck.badTimezone": "ignore",
-    "fetch.fsck.missingSpaceBeforeDate": "ignore",
-    "fetch.fsck.missingSpaceBeforeEmail": "ignore",
-    "fetch.fsck.missingNameBeforeEmail": "ignore",
-    "fetch.fsck.zeroPaddedFilemode": "ignore",
-    "fetch.fsck.zeroPaddedDate": "ignore",
+    **{f"fetch.fsck.{name}": "ignore" for name in IGNORED_FAULTS},
 }
 _ENVIRONMENT = {
     "HOME": os.devnull,
@@ -42,11 +45,29 @@ _ENVIRONMENT = {
 }
 
 
-def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment, with ``more`` of git's settings."""
-    settings = _SETTINGS | dict(more)
+def git_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of a git process, with further ``settings`` of git."""
+    return _ENVIRONMENT | config_variables(_SETTINGS | dict(settings))
+
+
+def fetch_arguments(depth: int | None) -> tuple[str, ...]:
+    """Return ``fetch`` with its options: exactly the objects asked for, and nothing else in the repository changes."""
+    return (
+        "fetch",
+        "--quiet",
+        "--no-tags",
+        "--no-write-fetch-head",
+        "--no-recurse-submodules",
+        "--no-auto-maintenance",
+        "--update-shallow",
+        *([f"--depth={depth}"] if depth is not None else []),
+        "--end-of-options",
+    )
+
+
+def config_variables(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that configure git with these settings."""
     return {
-        **_ENVIRONMENT,
         "GIT_CONFIG_COUNT": str(len(settings)),
         **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(settings)},
         **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(settings.values())},

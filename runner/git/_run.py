@@ -1,4 +1,4 @@
-"""Spawning git: own session, no terminal, files for its streams, the whole process group ends with the call."""
+"""Run git in a session of its own: no terminal, files for its streams, the whole process group ends with the call."""
 
 from __future__ import annotations
 
@@ -11,33 +11,37 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import IO
+from typing import IO, NamedTuple
 
 import trio
 
 STOP_GRACE = 2.0  # seconds between SIGTERM and SIGKILL; git removes its lock files on SIGTERM
-WORDS_BYTES = 4096  # how much of git's own words is kept
+STDERR_BYTES = 4096  # how much of git's messages is kept
 
-Limits = tuple[int, int]  # bytes of memory, and of a file that is written
+_ULIMITS = """ulimit -v "$1" && ulimit -f "$2" && shift 2 && exec "$@\""""  # KiB, and blocks of 512 bytes a file
 
-_LIMITED = """ulimit -v "$1" && ulimit -f "$2" && shift 2 && exec "$@\""""  # KiB, and blocks of 512 bytes a file
+
+class ProcessLimits(NamedTuple):
+    """Limits of one process; ``file_bytes`` is for each file that it writes."""
+
+    memory_bytes: int
+    file_bytes: int
 
 
 @dataclass(frozen=True)
-class Ended:
+class GitResult:
     code: int
     stdout: bytes
-    words: str
+    stderr: str
 
 
-def limited(limits: Limits, *, mortal: bool) -> list[str]:
-    """Words before a command that bound what it takes.
+def with_limits(limits: ProcessLimits, *, die_on_file_size: bool) -> list[str]:
+    """Return a prefix of a command line that applies limits to the command.
 
-    It dies of a file's size by SIGXFSZ (which ``ls-tree`` must, for it writes on), or gets an error and can say so.
+    Beyond the file size the command dies by SIGXFSZ (as ``ls-tree`` must, which ignores errors), or sees an error.
     """
-    memory, size = limits
-    trap = "" if mortal else "trap '' XFSZ && "
-    return ["/bin/sh", "-c", trap + _LIMITED, "sh", str(memory >> 10), str(size >> 9)]
+    trap = "" if die_on_file_size else "trap '' XFSZ && "
+    return ["/bin/sh", "-c", trap + _ULIMITS, "sh", str(limits.memory_bytes >> 10), str(limits.file_bytes >> 9)]
 
 
 async def run(
@@ -47,11 +51,11 @@ async def run(
     stdin: bytes = b"",
     stdout: IO[bytes] | None = None,
     inherited: Sequence[int] = (),
-) -> Ended:
-    """Run a command to its end; ``stdout`` takes the output unread, else it is returned.
+) -> GitResult:
+    """Run a command to its end; its output goes to ``stdout`` or else into the result.
 
-    ``inherited`` are descriptors that it has beside the usual three. Files are made with the usual modes whatever the
-    umask. Cancelling ends the command's whole group.
+    ``inherited`` are descriptors that it has beside the usual three. New files get the usual modes whatever the umask
+    of this process. Cancelling ends the command's process group.
     """
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         source.write(stdin)
@@ -71,11 +75,11 @@ async def run(
         )
         output.seek(0)
         errors.seek(0)
-        return Ended(ended.returncode, output.read(), errors.read(WORDS_BYTES).decode("utf-8", "replace").strip())
+        return GitResult(ended.returncode, output.read(), errors.read(STDERR_BYTES).decode("utf-8", "replace").strip())
 
 
 async def _stop(process: trio.Process) -> None:
-    # trio cancels this the moment the leader has ended; what it left behind is killed either way.
+    # trio cancels this the moment the leader has ended; the rest of its group is killed either way.
     try:
         _signal(process, signal.SIGTERM)
         await trio.sleep(STOP_GRACE)
@@ -90,7 +94,7 @@ def _signal(process: trio.Process, number: signal.Signals) -> None:
 
 @cache
 def version(program: str) -> tuple[int, ...]:
-    """The version of a git binary, empty when it does not say one. It is asked once."""
+    """Return the version of a git binary, empty when it prints none; it runs once in this process."""
     answer = subprocess.run([program, "--version"], env={}, stdout=subprocess.PIPE, timeout=10, check=False).stdout
     found = re.match(rb"git version (\d+)\.(\d+)", answer)
     return tuple(map(int, found.groups())) if found else ()

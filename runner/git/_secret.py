@@ -1,8 +1,7 @@
-"""The secret for one https server, lent to one git process: never in its words, its environment, or a file.
+"""Hand the secret for one https server to one git process: never in its arguments, its environment, or a file.
 
-Git asks a helper, which is a few words of shell in its configuration, and the helper reads a pipe that all of them
-inherit. The pipe delivers once, and only when git asks for this very server, so that neither a second question nor
-another host gets anything.
+Git asks a credential helper, a line of shell in its configuration, which reads a pipe that both inherit. The pipe
+delivers once, and only when git asks for this server: a second question or another host gets nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from runner.core.errors import RemoteDenied
 from runner.core.settings import Token
 
 _USER = "x-access-token"  # what servers take with a token when they want any name
-_MOST = 4096  # bytes: a pipe takes them at once
+_MAX_BYTES = 4096  # bytes: a pipe takes them at once
 _HELPER = (
     """!answer() { test "$1" = get || return 0; asked=; while IFS= read -r line; do case $line in """
     """protocol=https|%s) asked=$asked.;; esac; done; test "$asked" = .. && cat /dev/fd/%d; }; answer"""
@@ -24,12 +23,12 @@ _HELPER = (
 
 
 @contextmanager
-def lent(token: Token, host: str) -> Iterator[tuple[int, str]]:
-    """A descriptor for git to inherit, and the ``credential.helper`` that answers for ``host`` with it.
+def credential_helper(token: Token, host: str) -> Iterator[tuple[int, str]]:
+    """Yield a descriptor for git to inherit, and the ``credential.helper`` that answers for ``host`` with it.
 
-    Raises ``RemoteDenied`` when the secret cannot be had; nothing of it is repeated.
+    Raises ``RemoteDenied`` when the secret cannot be read; the error repeats nothing of it.
     """
-    secret = _secret(token)
+    secret = _read_credential(token)
     reading, writing = os.pipe()
     try:
         with os.fdopen(writing, "wb") as pipe:
@@ -39,16 +38,16 @@ def lent(token: Token, host: str) -> Iterator[tuple[int, str]]:
         os.close(reading)
 
 
-def _secret(token: Token) -> bytes:
-    """In the words of a helper. ``USER:SECRET``, or a token alone."""
+def _read_credential(token: Token) -> bytes:
+    """Read ``USER:SECRET`` or a token alone, and return it as a helper's answer."""
     try:
-        text = token.read(_MOST).strip()
+        text = token.read(_MAX_BYTES).strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise RemoteDenied(f"the credentials for `{token.host}` cannot be read from {token.place}: {why}") from None
-    if not text or not text.isprintable() or len(text.encode()) > _MOST:
+    if not text or not text.isprintable() or len(text.encode()) > _MAX_BYTES:
         raise RemoteDenied(
-            f"{token.place} has no credentials for `{token.host}`", hint="one line: a token, or USER:PASSWORD"
+            f"{token.place} has no credentials for `{token.host}`", hint="write one line: a token, or USER:PASSWORD"
         )
     user, colon, password = text.partition(":")
     user, password = (user, password) if colon else (_USER, text)

@@ -28,9 +28,9 @@ from trio.from_thread import check_cancelled
 
 from runner.core.errors import ApplyInterrupted, PatchConflict, UnsafePath, WouldOverwrite
 from runner.git import disk
-from runner.git.tree import EXECUTABLE, LINK, shown
+from runner.git.tree import EXECUTABLE, LINK, printable_path
 from runner.policy.names import judge_name, parents
-from runner.ports.git import Entry
+from runner.ports.git import TreeEntry
 from runner.safefs import trees
 
 FOLDER = "runner-apply"
@@ -50,7 +50,7 @@ class Replacement:
 
 
 @dataclass(frozen=True)
-class _Done:
+class _JournalEntry:
     """One entry of the journal. ``what`` is unlink, rmdir, mkdir or place; ``mode`` that of a removed directory."""
 
     what: str
@@ -65,7 +65,7 @@ class _Done:
         return os.fsencode(self.path)
 
 
-def refuse_interrupted(git: Path) -> None:
+def check_not_interrupted(git: Path) -> None:
     """Raise ``ApplyInterrupted`` when an apply is under way here, or was cut short."""
     if (git / FOLDER).exists():
         raise ApplyInterrupted(
@@ -75,16 +75,16 @@ def refuse_interrupted(git: Path) -> None:
 
 
 @contextmanager
-def exclusively(git: Path, top: Path) -> Iterator[Path]:
+def locked(git: Path, top: Path) -> Iterator[Path]:
     """The folder for one change, held until it is over and then removed; what was cut short before is undone first.
 
     Raises ``ApplyInterrupted`` when another process holds it, or when somebody changed what is to be undone.
     """
     folder = git / FOLDER
-    held = _hold(folder)
+    held = _lock(folder)
     try:
         roll_back(top, folder)
-        _clear(folder)
+        _make_folders(folder)
         try:
             yield folder
         finally:
@@ -94,7 +94,7 @@ def exclusively(git: Path, top: Path) -> Iterator[Path]:
         os.close(held)
 
 
-def _hold(folder: Path) -> int:
+def _lock(folder: Path) -> int:
     while True:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -112,14 +112,14 @@ def _hold(folder: Path) -> int:
         os.close(held)
 
 
-def _clear(folder: Path) -> None:
+def _make_folders(folder: Path) -> None:
     for name in ("old", "new"):
         trees.remove(folder / name)
         (folder / name).mkdir()
 
 
-def look(
-    top: Path, tree: Path, committed: Mapping[bytes, Entry], paths: Sequence[bytes]
+def stage_files(
+    top: Path, tree: Path, committed: Mapping[bytes, TreeEntry], paths: Sequence[bytes]
 ) -> tuple[dict[bytes, os.stat_result | None], set[bytes]]:
     """The status of each path's file on the disk, copied to ``tree``; and the paths that are not as committed.
 
@@ -133,16 +133,16 @@ def look(
         for path in paths:
             check_cancelled()
             status = _status(ours, path, leaving)
-            leaf = committed.get(path)
+            entry = committed.get(path)
             if status is not None and stat.S_ISDIR(status.st_mode):
-                status = None  # ``plan`` sees whether it goes away
+                status = None  # ``plan_replacements`` sees whether it goes away
             seen[path] = status
-            if status is None or leaf is None:
-                if status is not None or leaf is not None:
+            if status is None or entry is None:
+                if status is not None or entry is not None:
                     changed.add(path)
                 continue
-            found = disk.Found(path, disk.mode_of(status), status)
-            if found.mode != leaf.mode or disk.identify(ours, found, like=leaf.id) != leaf.id:
+            found = disk.DiskFile(path, disk.mode_of(status), status)
+            if found.mode != entry.mode or disk.blob_id_of(ours, found, like=entry.id) != entry.id:
                 changed.add(path)
             else:
                 disk.write(copies, path, found.mode, disk.read(ours, path))
@@ -152,7 +152,7 @@ def look(
 def _status(directories: disk.Directories, path: bytes, leaving: set[bytes]) -> os.stat_result | None:
     names = path.split(b"/")
     if any(judge_name(os.fsdecode(name)) for name in names):
-        raise _unsafe(path, "is no name for a file")
+        raise _unsafe_path(path, "is no name for a file")
     for depth in range(1, len(names)):
         above, name = b"/".join(names[: depth - 1]), names[depth - 1]
         folder = b"/".join(names[:depth])
@@ -164,15 +164,15 @@ def _status(directories: disk.Directories, path: bytes, leaving: set[bytes]) -> 
             if folder in leaving:  # a file, or a link, that becomes a directory
                 return None
             word = "a link" if stat.S_ISLNK(status.st_mode) else "no directory"
-            raise _unsafe(path, f"leads through `{shown(folder)}`, which is {word}")
+            raise _unsafe_path(path, f"leads through `{printable_path(folder)}`, which is {word}")
         if _exists(b".git", directories.open(folder)):
-            raise _unsafe(path, f"leads into `{shown(folder)}`, another repository")
+            raise _unsafe_path(path, f"leads into `{printable_path(folder)}`, another repository")
     try:
         status = os.lstat(names[-1], dir_fd=directories.open(b"/".join(names[:-1])))
     except FileNotFoundError:
         return None
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-        raise _unsafe(path, "is neither a file nor a link here")
+        raise _unsafe_path(path, "is neither a file nor a link here")
     return status
 
 
@@ -183,30 +183,32 @@ def _exists(name: bytes, above: int) -> bool:
     return False
 
 
-def _unsafe(path: bytes, why: str) -> UnsafePath:
-    return UnsafePath(f"`{shown(path)}` {why}", hint="take the work as a branch: runner runs branch")
+def _unsafe_path(path: bytes, why: str) -> UnsafePath:
+    return UnsafePath(f"`{printable_path(path)}` {why}", hint="take the work as a branch: runner runs branch")
 
 
-def plan(top: Path, tree: Path, seen: Mapping[bytes, os.stat_result | None]) -> list[Replacement]:
+def plan_replacements(top: Path, tree: Path, seen: Mapping[bytes, os.stat_result | None]) -> list[Replacement]:
     """What is to be replaced so that the checkout has the files of ``tree``.
 
     Raises ``PatchConflict`` for a directory in the way that does not become empty.
     """
     with disk.Directories(tree) as copies:
-        changes = [Replacement(path, old, _mode(copies, path)) for path, old in seen.items()]
+        changes = [Replacement(path, old, _mode_at(copies, path)) for path, old in seen.items()]
     found = [each for each in changes if each.old is not None or each.mode is not None]
-    emptied = {path for path, _ in _emptied(top, found)}
+    emptied = {path for path, _ in _emptied_folders(top, found)}
     with disk.Directories(top) as ours:
         for each in found:
             if each.old is None and each.path not in emptied and _is_directory(ours, each.path):
-                raise PatchConflict(f"`{shown(each.path)}` is a directory here", hint="move it away, then apply again")
+                raise PatchConflict(
+                    f"`{printable_path(each.path)}` is a directory here", hint="move it away, then apply again"
+                )
     return found
 
 
-def _mode(directories: disk.Directories, path: bytes) -> int | None:
+def _mode_at(directories: disk.Directories, path: bytes) -> int | None:
     """Git's mode of a file or link; ``None`` where there is none."""
     try:
-        above, name = _at(directories, path)
+        above, name = _parent_of(directories, path)
         status = os.lstat(name, dir_fd=above)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -221,7 +223,7 @@ def _is_directory(directories: disk.Directories, path: bytes) -> bool:
     return True
 
 
-def _emptied(top: Path, changes: Sequence[Replacement]) -> list[tuple[bytes, int]]:
+def _emptied_folders(top: Path, changes: Sequence[Replacement]) -> list[tuple[bytes, int]]:
     """Directories that go away, deepest first, with their modes: what they hold is removed, and nothing comes in."""
     gone = {each.path for each in changes if each.mode is None}
     coming = {each.path for each in changes if each.mode is not None}
@@ -237,14 +239,14 @@ def _emptied(top: Path, changes: Sequence[Replacement]) -> list[tuple[bytes, int
     return found
 
 
-def replace(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement]) -> None:
+def replace_files(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement]) -> None:
     """Carry out all the changes; when any fails, or the caller is cancelled, undo them and raise.
 
     Raises ``WouldOverwrite`` for a file that is not any more as it was when it was looked at.
     """
     done = 0
     try:
-        for number in in_steps(top, folder, tree, changes):
+        for number in replace_stepwise(top, folder, tree, changes):
             done = number
             check_cancelled()
     except BaseException:
@@ -252,8 +254,8 @@ def replace(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement])
         raise
 
 
-def in_steps(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement]) -> Iterator[int]:
-    """``replace``, stopping before each thing that it does, with the number of those that it has done.
+def replace_stepwise(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement]) -> Iterator[int]:
+    """``replace_files``, stopping before each thing that it does, with the number of those that it has done.
 
     Wherever it is left, ``roll_back`` undoes it.
     """
@@ -263,7 +265,7 @@ def in_steps(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement]
     with disk.Directories(top) as ours:
         for number, entry in enumerate(entries):
             yield number
-            _carry_out(ours, folder, entry)
+            _perform(ours, folder, entry)
         yield len(entries)
         for touched in {entry.raw.rpartition(b"/")[0] for entry in entries}:
             with suppress(FileNotFoundError, NotADirectoryError):  # it went away itself
@@ -273,7 +275,7 @@ def in_steps(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement]
     _sync(folder)
 
 
-def _prepare(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement]) -> list[_Done]:
+def _prepare(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement]) -> list[_JournalEntry]:
     """The new files and links to the old ones, and what to do in order."""
     unlinks, places = [], []
     coming = parents(each.path for each in changes if each.mode is not None)
@@ -283,18 +285,18 @@ def _prepare(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement]
             name = os.fsdecode(each.path)
             was = _identity(each.old) if each.old is not None else None
             if was is not None:
-                above, last = _at(ours, each.path)
+                above, last = _parent_of(ours, each.path)
                 os.link(last, folder / "old" / str(number), src_dir_fd=above, follow_symlinks=False)
             if each.mode is None:
-                unlinks.append(_Done("unlink", name, number, was=was))
+                unlinks.append(_JournalEntry("unlink", name, number, was=was))
                 continue
             new = folder / "new" / str(number)
             _write_new(copies, each, new)
-            places.append(_Done("place", name, number, was=was, now=_identity(new.lstat())))
-        removed = [(path, mode) for path, mode in _emptied(top, changes)]
+            places.append(_JournalEntry("place", name, number, was=was, now=_identity(new.lstat())))
+        removed = [(path, mode) for path, mode in _emptied_folders(top, changes)]
         missing = sorted(path for path in coming - {b""} if not _is_directory(ours, path))
-    rmdirs = [_Done("rmdir", os.fsdecode(path), mode=mode) for path, mode in removed]
-    mkdirs = [_Done("mkdir", os.fsdecode(path)) for path in missing]
+    rmdirs = [_JournalEntry("rmdir", os.fsdecode(path), mode=mode) for path, mode in removed]
+    mkdirs = [_JournalEntry("mkdir", os.fsdecode(path)) for path in missing]
     return [*unlinks, *rmdirs, *mkdirs, *places]
 
 
@@ -314,7 +316,7 @@ def _write_new(copies: disk.Directories, each: Replacement, new: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _write_journal(folder: Path, entries: Sequence[_Done]) -> None:
+def _write_journal(folder: Path, entries: Sequence[_JournalEntry]) -> None:
     half = folder / "half"
     with half.open("w", encoding="ascii") as file:
         json.dump([asdict(entry) for entry in entries], file)
@@ -326,14 +328,16 @@ def _write_journal(folder: Path, entries: Sequence[_Done]) -> None:
     _sync(folder)
 
 
-def _carry_out(ours: disk.Directories, folder: Path, entry: _Done) -> None:
-    above, name = _at(ours, entry.raw)
+def _perform(ours: disk.Directories, folder: Path, entry: _JournalEntry) -> None:
+    above, name = _parent_of(ours, entry.raw)
     if entry.what == "rmdir":
         os.rmdir(name, dir_fd=above)
     elif entry.what == "mkdir":
         os.mkdir(name, 0o777, dir_fd=above)
-    elif _found(above, name) != entry.was:
-        raise WouldOverwrite(f"`{shown(entry.raw)}` was changed meanwhile", hint="apply again when it has settled")
+    elif _identity_at(above, name) != entry.was:
+        raise WouldOverwrite(
+            f"`{printable_path(entry.raw)}` was changed meanwhile", hint="apply again when it has settled"
+        )
     elif entry.what == "unlink":
         os.unlink(name, dir_fd=above)
     elif entry.was is None:
@@ -351,7 +355,7 @@ def roll_back(top: Path, folder: Path, carried_out: int | None = None) -> None:
     """
     if not (folder / _JOURNAL).exists():
         return
-    entries = [_revived(**fields) for fields in json.loads((folder / _JOURNAL).read_text(encoding="ascii"))]
+    entries = [_parse_entry(**fields) for fields in json.loads((folder / _JOURNAL).read_text(encoding="ascii"))]
     foreign = []
     with disk.Directories(top) as ours:
         for entry in reversed(entries[:carried_out]):
@@ -363,24 +367,24 @@ def roll_back(top: Path, folder: Path, carried_out: int | None = None) -> None:
                 foreign.append(entry.raw)
     if foreign:
         raise ApplyInterrupted(
-            f"an apply to `{top}` was cut short, and since then somebody changed `{shown(foreign[0])}`"
+            f"an apply to `{top}` was cut short, and since then somebody changed `{printable_path(foreign[0])}`"
             + (f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""),
             hint=f"the files from before are in `{folder / 'old'}`; remove `{folder}` when you have what you need",
         )
     (folder / _JOURNAL).unlink()
 
 
-def _revived(was: Sequence[int] | None, now: Sequence[int] | None, **rest: object) -> _Done:
-    return _Done(was=_triple(was), now=_triple(now), **rest)  # type: ignore[arg-type]  # as we wrote it
+def _parse_entry(was: Sequence[int] | None, now: Sequence[int] | None, **rest: object) -> _JournalEntry:
+    return _JournalEntry(was=_parse_identity(was), now=_parse_identity(now), **rest)  # type: ignore[arg-type]  # as we wrote it
 
 
-def _triple(numbers: Sequence[int] | None) -> Identity | None:
+def _parse_identity(numbers: Sequence[int] | None) -> Identity | None:
     return (numbers[0], numbers[1], numbers[2]) if numbers is not None else None
 
 
-def _undo(ours: disk.Directories, folder: Path, entry: _Done) -> bool:
+def _undo(ours: disk.Directories, folder: Path, entry: _JournalEntry) -> bool:
     """Whether the path is as it was."""
-    above, name = _at(ours, entry.raw)
+    above, name = _parent_of(ours, entry.raw)
     if entry.what == "mkdir":
         _rmdir(name, above)
         return True
@@ -389,7 +393,7 @@ def _undo(ours: disk.Directories, folder: Path, entry: _Done) -> bool:
             os.mkdir(name, dir_fd=above)
             os.chmod(name, entry.mode, dir_fd=above)
         return True
-    found = _found(above, name)
+    found = _identity_at(above, name)
     if found == entry.was or (found is not None and entry.was is not None and found[0] == entry.was[0]):
         return True  # the old file, which its owner may have written to
     if found != entry.now:
@@ -412,12 +416,12 @@ def _rmdir(name: bytes, above: int) -> None:
             raise
 
 
-def _at(directories: disk.Directories, path: bytes) -> tuple[int, bytes]:
+def _parent_of(directories: disk.Directories, path: bytes) -> tuple[int, bytes]:
     folder, _, name = path.rpartition(b"/")
     return directories.open(folder), name
 
 
-def _found(above: int, name: bytes) -> Identity | None:
+def _identity_at(above: int, name: bytes) -> Identity | None:
     """Of a file or link; a directory is none."""
     try:
         status = os.lstat(name, dir_fd=above)

@@ -1,4 +1,4 @@
-"""What the two adapters share: the parts of the port that need only a commit's leaves and a disk."""
+"""The part of the git port that both adapters share: it needs only a commit's tree entries and a disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import trio
 
@@ -19,14 +19,14 @@ from runner.git.tree import (
     EXECUTABLE,
     FILE,
     GITLINK,
+    carried_over,
     changes,
     check_branch,
     check_commit_id,
-    kept,
-    shown,
+    printable_path,
 )
 from runner.policy.names import collisions, parents
-from runner.ports.git import Change, Entry, Snapshot, Snapshotting, Source
+from runner.ports.git import Change, Snapshot, SnapshotOptions, SourceRepository, TreeEntry
 
 _GIT = "install git"
 
@@ -35,187 +35,200 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a snapshot is made of: files on the disk, leaves kept from the base; and what was left out."""
+class SnapshotContent:
+    """The content of a snapshot: files found on the disk, entries kept from the base. ``left_out`` is a count."""
 
-    found: list[disk.Found]
-    kept: list[Entry]
+    found: list[disk.DiskFile]
+    kept: list[TreeEntry]
     left_out: int
 
     def snapshot(self, commit: str, tree: str, base: str | None) -> Snapshot:
-        """What was made of it."""
-        paths = {each.path for each in self.found} | {leaf.path for leaf in self.kept}
+        paths = {each.path for each in self.found} | {entry.path for entry in self.kept}
         return Snapshot(commit, tree, base, len(paths), self.left_out, tuple(collisions(paths).items()))
 
 
-class Common(ABC):
+class ObjectReader(Protocol):
+    async def tree_entry(self, git: Path, commit: str, path: bytes) -> TreeEntry | None: ...
+
+    async def read_blobs(self, repository: Path, ids: Sequence[str]) -> list[bytes]: ...
+
+
+class GitAdapter(ABC):
     """A ``Git`` without the parts that move or store objects."""
 
     @abstractmethod
     async def find_commit(self, git: Path, name: str) -> str | None:
-        """The commit that a full ref name, ``HEAD`` or a commit id means; ``None`` if there is none."""
+        """Return the commit that a full ref name, ``HEAD`` or a commit id means; ``None`` if there is none."""
 
     @abstractmethod
-    async def leaves(self, git: Path, commit: str) -> list[Entry]:
-        """The leaves of a commit that is there, submodules included."""
+    async def tree_entries(self, git: Path, commit: str) -> list[TreeEntry]:
+        """List the tree entries of a commit that exists, submodules included."""
 
     @abstractmethod
-    async def blobs(self, repository: Path, ids: Sequence[str]) -> list[bytes]: ...
+    async def read_blobs(self, repository: Path, ids: Sequence[str]) -> list[bytes]: ...
 
     @abstractmethod
-    async def leaf(self, git: Path, commit: str, path: bytes) -> Entry | None:
-        """What a commit has at one path, a directory included."""
+    async def tree_entry(self, git: Path, commit: str, path: bytes) -> TreeEntry | None:
+        """Return the entry of a commit at one path, also a directory's."""
 
-    async def read_ref(self, place: source.Place, name: str) -> str | None:
-        """The id that ``HEAD`` or a full ref name of a user's repository stands for."""
-        if place.has_reftable:
-            raise BadSource(f"the refs of `{place.top}` are in a reftable, which cannot be read here", hint=_GIT)
-        return await in_thread(source.read_ref, place, name)
+    async def read_ref(self, local: source.LocalRepository, name: str) -> str | None:
+        """Return the id that ``HEAD`` or a full ref name of a user's repository stands for."""
+        if local.has_reftable:
+            raise BadSource(f"the refs of `{local.top}` are in a reftable, which cannot be read here", hint=_GIT)
+        return await in_thread(source.read_ref, local, name)
 
-    async def current_branch(self, place: source.Place) -> str | None:
-        """The branch that HEAD of a user's repository is on."""
-        return await in_thread(source.read_branch, place)
+    async def current_branch(self, local: source.LocalRepository) -> str | None:
+        """Return the branch that HEAD of a user's repository is on."""
+        return await in_thread(source.read_branch, local)
 
-    async def holding(self, path: Path, commit: str, within: Path | None) -> source.Place:
-        """The user's repository at ``path``, which has a commit. Raises ``UnknownCommit``."""
+    async def repository_with(self, path: Path, commit: str, within: Path | None) -> source.LocalRepository:
+        """Return the user's repository at ``path``. Raises ``UnknownCommit`` when it lacks the commit."""
         check_commit_id(commit)
-        place = await in_thread(source.find, path, within)
-        with source.view(place, like=commit) as view:
+        local = await in_thread(source.find_repository, path, within)
+        with source.open_view(local, like=commit) as view:
             if await self.find_commit(view, commit) != commit:
-                raise UnknownCommit(f"`{commit}` is not a commit of `{place.top}`")
-        return place
+                raise UnknownCommit(f"`{commit}` is not a commit of `{local.top}`")
+        return local
 
     async def read_file(
         self, path: Path, commit: str, name: str, *, limit: int, within: Path | None = None
     ) -> bytes | None:
-        place = await self.holding(path, commit, within)
-        with source.view(place, like=commit) as view:
-            return await self.file(view, commit, name, limit=limit)
-
-    async def file(self, git: Path, commit: str, name: str, *, limit: int) -> bytes | None:
-        """As ``Git.read_file``, of a git directory that has the commit."""
-        found = await self.leaf(git, commit, name.encode())
-        if found is None:
-            return None
-        if not _is_file(found):
-            raise HostileTree(f"`{name}` of {commit[:12]} is not a regular file")
-        if found.size > limit:
-            raise HostileTree(f"`{name}` of {commit[:12]} has {found.size} bytes, more than {limit}")
-        return (await self.blobs(git, [found.id]))[0]
+        local = await self.repository_with(path, commit, within)
+        with source.open_view(local, like=commit) as view:
+            return await read_file_at(self, view, commit, name, limit=limit)
 
     async def initialise(self, tree: Path, *, branch: str) -> None:
         check_branch(branch)
-        await in_thread(disk.initialise, tree, branch)
+        await in_thread(disk.init_work_tree, tree, branch)
 
-    async def inspect(self, path: Path, *, within: Path | None = None) -> Source:
-        place = await in_thread(source.find, path, within)
-        head, changed = await self._uncommitted(place)
-        return Source(place.top, head, await self.current_branch(place), bool(changed))
+    async def inspect(self, path: Path, *, within: Path | None = None) -> SourceRepository:
+        local = await in_thread(source.find_repository, path, within)
+        head, changed = await self._uncommitted(local)
+        return SourceRepository(local.top, head, await self.current_branch(local), bool(changed))
 
     async def resolve(self, path: Path, *, branch: str | None, commit: str | None, within: Path | None = None) -> str:
         self.check_names(branch, commit)
         if commit is not None:
-            await self.holding(path, commit, within)
+            await self.repository_with(path, commit, within)
             return commit
-        place = await in_thread(source.find, path, within)
-        found = await self._commit_at(place, "HEAD" if branch is None else f"refs/heads/{branch}")
+        local = await in_thread(source.find_repository, path, within)
+        found = await self._commit_at(local, "HEAD" if branch is None else f"refs/heads/{branch}")
         if found is None:
             wanted = "commit yet" if branch is None else f"branch `{branch}`"
-            raise UnknownCommit(f"`{place.top}` has no {wanted}")
+            raise UnknownCommit(f"`{local.top}` has no {wanted}")
         return found
 
     def check_names(self, branch: str | None, commit: str | None) -> None:
-        """Raise ``BadRef`` for what is outside the grammar."""
+        """Raise ``BadRef`` for a name outside the grammar."""
         if branch is not None:
             check_branch(branch)
         if commit is not None and not is_commit_id(commit):
             raise BadRef(f"`{commit}` is not a full commit id", hint="a commit is 40 or 64 lower-case hex digits")
 
-    async def add_dirty(self, path: Path, *, into: Path, within: Path | None = None) -> int:
-        place = await in_thread(source.find, path, within)
-        _, changed = await self._uncommitted(place)
-        await in_thread(source.copy, place, changed, into)
+    async def copy_uncommitted(self, path: Path, *, into: Path, within: Path | None = None) -> int:
+        local = await in_thread(source.find_repository, path, within)
+        _, changed = await self._uncommitted(local)
+        await in_thread(source.copy_paths, local, changed, into)
         return len(changed)
 
-    async def empty(self, repository: Path) -> None:
-        await in_thread(disk.make_private, repository, like="0" * 40)
+    async def create_empty(self, repository: Path) -> None:
+        await in_thread(disk.init_private, repository, like="0" * 40)
 
-    async def entries(self, repository: Path, commit: str) -> list[Entry]:
-        return [leaf for leaf in await self.all_leaves(repository, commit) if leaf.mode != GITLINK]
+    async def entries(self, repository: Path, commit: str) -> list[TreeEntry]:
+        return [entry for entry in await self.checked_entries(repository, commit) if entry.mode != GITLINK]
 
     async def changes(self, repository: Path, base: str | None, commit: str) -> list[Change]:
-        return changes(await self.all_leaves(repository, base), await self.all_leaves(repository, commit))
+        return changes(await self.checked_entries(repository, base), await self.checked_entries(repository, commit))
 
     async def compare(self, repository: Path, commit: str, tree: Path | int) -> Mapping[bytes, str]:
-        leaves = await self.entries(repository, commit)
-        found = await in_thread(disk.differences, tree, leaves)
-        return found | dict.fromkeys(await in_thread(disk.extras, tree, leaves), "extra")
+        entries = await self.entries(repository, commit)
+        found = await in_thread(disk.differences, tree, entries)
+        return found | dict.fromkeys(await in_thread(disk.extras, tree, entries), "extra")
 
     async def check_commit(self, git: Path, commit: str) -> None:
         check_commit_id(commit)
         if await self.find_commit(git, commit) != commit:
             raise UnknownCommit(f"`{commit}` is not a commit of `{git}`")
 
-    async def all_leaves(self, repository: Path, commit: str | None) -> list[Entry]:
+    async def checked_entries(self, repository: Path, commit: str | None) -> list[TreeEntry]:
+        """List the tree entries of a commit, none for ``None``. Raises ``UnknownCommit``."""
         if commit is None:
             return []
         await self.check_commit(repository, commit)
-        return await self.leaves(repository, commit)
+        return await self.tree_entries(repository, commit)
 
-    async def look(self, repository: Path, tree: Path, base: str | None, wanted: Snapshotting) -> Seen:
-        """Decide what a snapshot holds."""
-        leaves = await self.all_leaves(repository, base)
-        files = [leaf for leaf in leaves if _is_ignore_file(leaf)]
-        texts = await self.blobs(repository, [leaf.id for leaf in files])
-        rules = {leaf.path.rpartition(b"/")[0]: text for leaf, text in zip(files, texts, strict=True)}
-        return await in_thread(_look, tree, leaves, IgnoreRules(rules.get), wanted)
+    async def select_content(
+        self, repository: Path, tree: Path, base: str | None, options: SnapshotOptions
+    ) -> SnapshotContent:
+        """Decide which files and entries a snapshot holds."""
+        entries = await self.checked_entries(repository, base)
+        files = [entry for entry in entries if _is_ignore_file(entry)]
+        texts = await self.read_blobs(repository, [entry.id for entry in files])
+        rules = {entry.path.rpartition(b"/")[0]: text for entry, text in zip(files, texts, strict=True)}
+        return await in_thread(_select_content, tree, entries, IgnoreRules(rules.get), options)
 
-    async def _uncommitted(self, place: source.Place) -> tuple[str | None, list[bytes]]:
-        head = await self._commit_at(place, "HEAD")
-        leaves = []
+    async def _uncommitted(self, local: source.LocalRepository) -> tuple[str | None, list[bytes]]:
+        head = await self._commit_at(local, "HEAD")
+        entries = []
         if head is not None:
-            with source.view(place, like=head) as view:
-                leaves = await self.leaves(view, head)
-        return head, await in_thread(source.uncommitted, place, leaves)
+            with source.open_view(local, like=head) as view:
+                entries = await self.tree_entries(view, head)
+        return head, await in_thread(source.uncommitted_paths, local, entries)
 
-    async def _commit_at(self, place: source.Place, name: str) -> str | None:
-        """The commit that a name stands for, if the repository has it."""
-        id = await self.read_ref(place, name)
+    async def _commit_at(self, local: source.LocalRepository, name: str) -> str | None:
+        """Return the commit that a name stands for, if the repository has it."""
+        id = await self.read_ref(local, name)
         if id is None:
             return None
-        with source.view(place, like=id) as view:
+        with source.open_view(local, like=id) as view:
             return await self.find_commit(view, id)
 
 
-def _is_ignore_file(leaf: Entry) -> bool:
-    return leaf.path.rpartition(b"/")[2] == b".gitignore" and _is_file(leaf)
+async def read_file_at(reader: ObjectReader, git: Path, commit: str, name: str, *, limit: int) -> bytes | None:
+    """Read a file of a commit that the git directory has, as ``Git.read_file`` does."""
+    found = await reader.tree_entry(git, commit, name.encode())
+    if found is None:
+        return None
+    if not _is_file(found):
+        raise HostileTree(f"`{name}` of {commit[:12]} is not a regular file")
+    if found.size > limit:
+        raise HostileTree(f"`{name}` of {commit[:12]} has {found.size} bytes, more than the limit of {limit}")
+    return (await reader.read_blobs(git, [found.id]))[0]
 
 
-def _is_file(leaf: Entry) -> bool:
-    return leaf.mode in (FILE, EXECUTABLE)
+def _is_ignore_file(entry: TreeEntry) -> bool:
+    return entry.path.rpartition(b"/")[2] == b".gitignore" and _is_file(entry)
 
 
-def _look(tree: Path, leaves: Sequence[Entry], rules: IgnoreRules, wanted: Snapshotting) -> Seen:
-    tracked = {leaf.path for leaf in leaves if leaf.mode != GITLINK}
-    found, left_out = disk.walk(tree, ignores=rules, tracked=tracked, exclude=wanted.exclude)
-    keep = kept(leaves, (each.path for each in found), wanted)
-    hidden = parents(leaf.path for leaf in keep)  # a file where a kept leaf needs a directory
+def _is_file(entry: TreeEntry) -> bool:
+    return entry.mode in (FILE, EXECUTABLE)
+
+
+def _select_content(
+    tree: Path, entries: Sequence[TreeEntry], rules: IgnoreRules, options: SnapshotOptions
+) -> SnapshotContent:
+    tracked = {entry.path for entry in entries if entry.mode != GITLINK}
+    found, left_out = disk.walk(tree, ignores=rules, tracked=tracked, exclude=options.exclude)
+    keep = carried_over(entries, (each.path for each in found), options)
+    hidden = parents(entry.path for entry in keep)  # a file where a kept entry needs a directory
     rest = [each for each in found if each.path not in hidden]
-    return Seen(rest, keep, left_out + len(found) - len(rest))
+    return SnapshotContent(rest, keep, left_out + len(found) - len(rest))
 
 
-def refuse(into: Path, commit: str, wrong: Mapping[bytes, str]) -> None:
+def check_same(into: Path, commit: str, wrong: Mapping[bytes, str]) -> None:
     """Raise ``CheckoutDiffers`` when anything is wrong."""
     if wrong:
         path = min(wrong)
         count = f"{len(wrong)} path{'s' * (len(wrong) != 1)}"
-        raise CheckoutDiffers(f"`{into}` differs from {commit} in {count}", hint=f"`{shown(path)}`: {wrong[path]}")
+        raise CheckoutDiffers(
+            f"`{into}` differs from {commit} in {count}", hint=f"`{printable_path(path)}`: {wrong[path]}"
+        )
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Do blocking work in a thread; a failure of the disk is ``GitFailed``.
+    """Do blocking work in a thread; an ``OSError`` becomes ``GitFailed``.
 
-    Cancelling takes effect where the work asks for it.
+    Cancelling takes effect where the work checks for it.
     """
     try:
         return await trio.to_thread.run_sync(partial(work, *args, **options))

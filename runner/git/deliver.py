@@ -32,15 +32,16 @@ from runner.core.errors import (
 )
 from runner.core.settings import Settings
 from runner.git import atomic_apply, disk, open_git, source
-from runner.git._run import Ended, run
-from runner.git.binary import Binary, _check
+from runner.git._run import GitResult, run
+from runner.git.binary import GitBinary
+from runner.git.commands import check_exit
 from runner.git.common import in_thread
-from runner.git.remote import judge_end
-from runner.git.tree import check_branch, shown
-from runner.ports.git import Entry
+from runner.git.remote import classify_failure
+from runner.git.tree import check_branch, printable_path
+from runner.ports.git import TreeEntry
 from runner.spec.checkout import judge_url
 
-_LENIENT = (  # as for fetching: old histories are full of these, and they harm nobody
+_IGNORED_FSCK = (  # as for fetching: old histories are full of these, and they harm nobody
     "badTimezone",
     "missingSpaceBeforeDate",
     "missingSpaceBeforeEmail",
@@ -48,16 +49,16 @@ _LENIENT = (  # as for fetching: old histories are full of these, and they harm 
     "zeroPaddedFilemode",
     "zeroPaddedDate",
 )
-_RECEIVING = {
+_RECEIVE_SETTINGS = {
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",
     "gc.auto": "0",
     "receive.autogc": "false",
     "receive.denyCurrentBranch": "refuse",
     "receive.fsckObjects": "true",
-    **{f"receive.fsck.{name}": "ignore" for name in _LENIENT},
+    **{f"receive.fsck.{name}": "ignore" for name in _IGNORED_FSCK},
 }
-_PUSHING = {
+_PUSH_SETTINGS = {
     "core.hooksPath": os.devnull,
     "gc.auto": "0",
     "http.followRedirects": "initial",
@@ -65,15 +66,15 @@ _PUSHING = {
     "push.gpgSign": "false",
     "push.recurseSubmodules": "no",
 }
-_ACTING = {  # over what is the user's
+_PUSH_ENVIRONMENT = {  # over what is the user's
     "LC_ALL": "C",
     "GIT_ALLOW_PROTOCOL": "https:ssh:file",
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_NO_REPLACE_OBJECTS": "1",
-    "GIT_CONFIG_COUNT": str(len(_PUSHING)),
-    **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(_PUSHING)},
-    **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_PUSHING.values())},
+    "GIT_CONFIG_COUNT": str(len(_PUSH_SETTINGS)),
+    **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(_PUSH_SETTINGS)},
+    **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_PUSH_SETTINGS.values())},
 }
 _USUAL_DEFAULTS = ("main", "master")
 
@@ -83,7 +84,7 @@ _UNKNOWN_USER = re.compile(r"Permission denied|Authentication failed|could not r
 
 
 @dataclass(frozen=True)
-class Branched:
+class DeliveredBranch:
     """A branch as it stands; ``made`` is false when it was there with this very commit."""
 
     repository: Path
@@ -93,7 +94,7 @@ class Branched:
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushResult:
     """A remote's branch as it stands; ``before`` is the commit that it had. ``moved``: it was not there already."""
 
     url: str
@@ -104,7 +105,7 @@ class Pushed:
 
 
 @dataclass(frozen=True)
-class Applied:
+class ApplyResult:
     """``present``: the checkout has all of the work committed already, and nothing was to do."""
 
     checkout: Path
@@ -112,10 +113,10 @@ class Applied:
     present: bool = False
 
 
-class Delivery(Binary):
+class Delivery(GitBinary):
     """Cancelling any call ends every process that it started."""
 
-    async def branch(self, repository: Path, commit: str, *, into: Path, name: str) -> Branched:
+    async def branch(self, repository: Path, commit: str, *, into: Path, name: str) -> DeliveredBranch:
         """Make the branch ``name`` at ``commit`` in the user's repository that ``into`` is in.
 
         Objects go into a quarantine, are checked there (fsck, connectivity) and become the repository's own only
@@ -126,29 +127,29 @@ class Delivery(Binary):
         """
         check_branch(name)
         await self.check_commit(repository, commit)
-        place = await in_thread(source.find, into)
-        found = await self.find_commit(place.git, f"refs/heads/{name}")
+        local = await in_thread(source.find_repository, into)
+        found = await self.find_commit(local.git, f"refs/heads/{name}")
         if found == commit:
-            return Branched(place.top, name, commit, made=False)
+            return DeliveredBranch(local.top, name, commit, made=False)
         if found is not None:
-            raise _taken(f"`{name}` of `{place.top}` is at {found[:12]}")
-        if await self.current_branch(place) == name:
-            raise _taken(f"`{name}` is what HEAD of `{place.top}` waits for")
-        settings = [word for key, value in _RECEIVING.items() for word in ("-c", f"{key}={value}")]
-        ended = await self.on(
+            raise _branch_taken(f"`{name}` of `{local.top}` is at {found[:12]}")
+        if await self.current_branch(local) == name:
+            raise _branch_taken(f"`{name}` is what HEAD of `{local.top}` waits for")
+        settings = [word for key, value in _RECEIVE_SETTINGS.items() for word in ("-c", f"{key}={value}")]
+        ended = await self.run_git(
             repository,
             "push",
             "--porcelain",
             "--no-verify",
-            f"--receive-pack={shlex.join([self._program, *settings, 'receive-pack'])}",
+            f"--receive-pack={shlex.join([self.program, *settings, 'receive-pack'])}",
             f"--force-with-lease=refs/heads/{name}:",
             "--end-of-options",
-            os.fsencode(place.common),
+            os.fsencode(local.common),
             f"{commit}:refs/heads/{name}",
         )
         if ended.code:
-            raise _not_branched(place.top, name, ended)
-        return Branched(place.top, name, commit, made=True)
+            raise _branch_error(local.top, name, ended)
+        return DeliveredBranch(local.top, name, commit, made=True)
 
     async def remote_url(self, to: str, *, repository: Path | None) -> str:
         """The URL that ``to`` means: itself, or where the remote of that name in ``repository`` is pushed to.
@@ -166,7 +167,7 @@ class Delivery(Binary):
 
     async def push(
         self, repository: Path, commit: str, *, url: str, branch: str, explicit: bool, person: Mapping[str, str]
-    ) -> Pushed:
+    ) -> PushResult:
         """Make a remote's ``branch`` have ``commit``, if that is a step forward from what it has at that moment.
 
         ``person`` is the part of the environment that git and ssh need to act for the user. A branch that may be the
@@ -182,9 +183,9 @@ class Delivery(Binary):
                 f"`{branch}` may be the default branch of `{url}`", hint=f"name it if you mean it: --branch {branch}"
             )
         if before == commit:
-            return Pushed(url, branch, commit, before, moved=False)
+            return PushResult(url, branch, commit, before, moved=False)
         if before is not None and not await self._leads_to(repository, before, commit):
-            raise _taken(f"`{branch}` of `{url}` is at {before[:12]}, which the work is not built on")
+            raise _branch_taken(f"`{branch}` of `{url}` is at {before[:12]}, which the work is not built on")
         ended = await self._as_person(
             repository,
             person,
@@ -198,10 +199,10 @@ class Delivery(Binary):
             f"{commit}:refs/heads/{branch}",
         )
         if ended.code:
-            raise _not_pushed(url, branch, ended)
-        return Pushed(url, branch, commit, before, moved=True)
+            raise _push_error(url, branch, ended)
+        return PushResult(url, branch, commit, before, moved=True)
 
-    async def apply(self, patch: Path, base: str | None, *, into: Path, scratch: Path, check: bool) -> Applied:
+    async def apply(self, patch: Path, base: str | None, *, into: Path, scratch: Path, check: bool) -> ApplyResult:
         """Change the work tree of the checkout that ``into`` is in as ``patch`` says; index and HEAD stay as they are.
 
         The patch is tried first, in the empty directory ``scratch``, on copies of the files that it names. Whatever
@@ -211,67 +212,67 @@ class Delivery(Binary):
         checkout count as changed. What holds while files are being replaced, also through a crash, ``atomic_apply``
         says; an apply that was cut short is undone by the next one. ``check`` ends before anything is written.
         """
-        place = await in_thread(source.find, into)
-        if place.bare:
-            raise BadSource(f"`{place.top}` has no work tree", hint="take the work as a branch: runner runs branch")
+        local = await in_thread(source.find_repository, into)
+        if local.bare:
+            raise BadSource(f"`{local.top}` has no work tree", hint="take the work as a branch: runner runs branch")
         if check:
-            atomic_apply.refuse_interrupted(place.git)
-            return (await self._attempt(patch, base, place, scratch))[0]
-        with atomic_apply.exclusively(place.git, place.top) as folder:
-            applied, changes = await self._attempt(patch, base, place, scratch)
-            await in_thread(atomic_apply.replace, place.top, folder, scratch / "tree", changes)
+            atomic_apply.check_not_interrupted(local.git)
+            return (await self._attempt(patch, base, local, scratch))[0]
+        with atomic_apply.locked(local.git, local.top) as folder:
+            applied, changes = await self._attempt(patch, base, local, scratch)
+            await in_thread(atomic_apply.replace_files, local.top, folder, scratch / "tree", changes)
         return applied
 
     async def _attempt(
-        self, patch: Path, base: str | None, place: source.Place, scratch: Path
-    ) -> tuple[Applied, list[atomic_apply.Replacement]]:
-        head = await self.find_commit(place.git, "HEAD")
-        if base is not None and (head is None or not await self._leads_to(place.git, base, head)):
+        self, patch: Path, base: str | None, local: source.LocalRepository, scratch: Path
+    ) -> tuple[ApplyResult, list[atomic_apply.Replacement]]:
+        head = await self.find_commit(local.git, "HEAD")
+        if base is not None and (head is None or not await self._leads_to(local.git, base, head)):
             raise BaseMissing(
-                f"HEAD of `{place.top}` does not contain {base[:12]}, which the work is built on",
+                f"HEAD of `{local.top}` does not contain {base[:12]}, which the work is built on",
                 hint="check out a branch that contains it, or take the work as a branch: runner runs branch",
             )
-        await in_thread(disk.make_private, scratch / "git", like=head or "0" * 40)
+        await in_thread(disk.init_private, scratch / "git", like=head or "0" * 40)
         tree = scratch / "tree"
         tree.mkdir()
         listed = await self._apply_to(scratch, "--numstat", "-z", patch)
-        _check("apply --numstat", listed)
+        check_exit("apply --numstat", listed)
         paths = sorted({row.split(b"\t", 2)[2] for row in listed.stdout.split(b"\0")[:-1]})
-        dirty = await self._staged(place, head, paths)
-        seen, changed = await in_thread(atomic_apply.look, place.top, tree, dirty.committed, paths)
+        dirty = await self._staged(local, head, paths)
+        seen, changed = await in_thread(atomic_apply.stage_files, local.top, tree, dirty.committed, paths)
         if wrong := sorted(dirty.paths | changed):
             raise WouldOverwrite(
-                f"{_count(wrong)} of `{place.top}` that the patch changes {'is' if len(wrong) == 1 else 'are'} not as "
+                f"{_count(wrong)} of `{local.top}` that the patch changes {'is' if len(wrong) == 1 else 'are'} not as "
                 f"committed: {_names(wrong)}",
                 hint="commit or stash first, then apply again",
             )
-        names = tuple(shown(path) for path in paths)
+        names = tuple(printable_path(path) for path in paths)
         ended = await self._apply_to(scratch, patch)
         if ended.code:
             if not (await self._apply_to(scratch, "--check", "--reverse", patch)).code:
-                return Applied(place.top, names, present=True), []
+                return ApplyResult(local.top, names, present=True), []
             raise PatchConflict(
-                f"the patch does not fit `{place.top}`: {_conflicts(ended.words)}",
+                f"the patch does not fit `{local.top}`: {_conflicts(ended.stderr)}",
                 hint="take the work as a branch and merge it: runner runs branch",
             )
-        return Applied(place.top, names), await in_thread(atomic_apply.plan, place.top, tree, seen)
+        return ApplyResult(local.top, names), await in_thread(atomic_apply.plan_replacements, local.top, tree, seen)
 
-    async def _staged(self, place: source.Place, head: str | None, paths: Sequence[bytes]) -> _Staged:
+    async def _staged(self, local: source.LocalRepository, head: str | None, paths: Sequence[bytes]) -> _IndexState:
         """What HEAD has of the paths, and those of them that the index has otherwise."""
-        leaves = {leaf.path: leaf for leaf in (await self.leaves(place.common, head) if head else [])}
-        listed = await self._git(place.git, "ls-files", "--stage", "-z")
+        entries = {entry.path: entry for entry in (await self.tree_entries(local.common, head) if head else [])}
+        listed = await self.git(local.git, "ls-files", "--stage", "-z")
         index: dict[bytes, bytes] = {}
         for row in listed.stdout.split(b"\0")[:-1]:
             what, _, path = row.partition(b"\t")
             index[path] = what
-        committed = {path: leaves[path] for path in paths if path in leaves}
-        wanted = {path: b"%o %s 0" % (leaf.mode, leaf.id.encode()) for path, leaf in committed.items()}
-        return _Staged(committed, {path for path in paths if index.get(path) != wanted.get(path)})
+        committed = {path: entries[path] for path in paths if path in entries}
+        wanted = {path: b"%o %s 0" % (entry.mode, entry.id.encode()) for path, entry in committed.items()}
+        return _IndexState(committed, {path for path in paths if index.get(path) != wanted.get(path)})
 
-    async def _apply_to(self, scratch: Path, *argv: str | Path) -> Ended:
+    async def _apply_to(self, scratch: Path, *argv: str | Path) -> GitResult:
         """``git apply`` on the copies."""
         words = [os.fspath(word) for word in argv]
-        return await self.on(
+        return await self.run_git(
             scratch / "git", "-C", str(scratch / "tree"), "apply", "--whitespace=nowarn", *words, tree=scratch / "tree"
         )
 
@@ -279,21 +280,21 @@ class Delivery(Binary):
         """Whether ``ancestor`` is there and in the history of ``commit``."""
         if await self.find_commit(git, ancestor) != ancestor:
             return False
-        return not (await self._git(git, "merge-base", "--is-ancestor", ancestor, commit, accept=(0, 1))).code
+        return not (await self.git(git, "merge-base", "--is-ancestor", ancestor, commit, accept=(0, 1))).code
 
     async def _url_of_remote(self, name: str, repository: Path | None) -> str:
         if repository is None:
             raise BadRemote(f"`{name}` is no URL, and the run has no repository here with remotes")
-        place = await in_thread(source.find, repository)
+        local = await in_thread(source.find_repository, repository)
         for key in ("pushurl", "url"):
-            ended = await self._git(place.git, "config", "-z", "--get-all", f"remote.{name}.{key}", accept=(0, 1))
+            ended = await self.git(local.git, "config", "-z", "--get-all", f"remote.{name}.{key}", accept=(0, 1))
             urls = ended.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]
             if len(urls) > 1:
-                raise BadRemote(f"remote `{name}` of `{place.top}` has {len(urls)} URLs", hint="name one of them")
+                raise BadRemote(f"remote `{name}` of `{local.top}` has {len(urls)} URLs", hint="name one of them")
             if urls:
-                local = urls[0].startswith(("./", "../"))
-                return str(place.top / urls[0]) if local else urls[0]
-        raise BadRemote(f"`{place.top}` has no remote `{name}`", hint=f"git -C {place.top} remote -v")
+                is_relative = urls[0].startswith(("./", "../"))
+                return str(local.top / urls[0]) if is_relative else urls[0]
+        raise BadRemote(f"`{local.top}` has no remote `{name}`", hint=f"git -C {local.top} remote -v")
 
     async def _remote_state(
         self, repository: Path, url: str, branch: str, person: Mapping[str, str]
@@ -304,7 +305,7 @@ class Delivery(Binary):
             repository, person, "ls-remote", "--symref", "--quiet", "--end-of-options", url, "HEAD", ref
         )
         if ended.code:
-            raise _failure(url, ended)
+            raise _remote_error(url, ended)
         default = before = None
         for line in ended.stdout.decode("utf-8", "surrogateescape").splitlines():
             what, _, name = line.partition("\t")
@@ -314,72 +315,72 @@ class Delivery(Binary):
                 before = what
         return default, before
 
-    async def _as_person(self, repository: Path, person: Mapping[str, str], *argv: str) -> Ended:
-        env = {**person, **_ACTING, "GIT_DIR": str(repository)}
+    async def _as_person(self, repository: Path, person: Mapping[str, str], *argv: str) -> GitResult:
+        env = {**person, **_PUSH_ENVIRONMENT, "GIT_DIR": str(repository)}
         if "SSL_CERT_FILE" in env:  # which some builds of git do not look at
             env.setdefault("GIT_SSL_CAINFO", env["SSL_CERT_FILE"])
-        return await run([self._program, *argv], env=env)
+        return await run([self.program, *argv], env=env)
 
 
 @dataclass(frozen=True)
-class _Staged:
-    committed: Mapping[bytes, Entry]
+class _IndexState:
+    committed: Mapping[bytes, TreeEntry]
     paths: set[bytes]
 
 
 def open_delivery(settings: Settings) -> Delivery:
     """Raises ``GitMissing`` when this host has no git binary that will do."""
     git = open_git(settings)
-    if not isinstance(git, Binary):
+    if not isinstance(git, GitBinary):
         raise GitMissing("delivering work needs the git program, 2.32 or newer", hint="apt install git")
-    return Delivery(git._program, git._reach)
+    return Delivery(git.program, git.remote_access)
 
 
-def _taken(what: str) -> BranchTaken:
+def _branch_taken(what: str) -> BranchTaken:
     return BranchTaken(what, hint="name another branch")
 
 
-def _refusal(ended: Ended) -> str:
+def _rejection(ended: GitResult) -> str:
     """Why a ref was not updated, of ``push --porcelain``; empty when it never came to that."""
     found = re.search(rb"^!\t[^\t]*\t\[[\w ]+\](?: \((.*)\))?", ended.stdout, re.MULTILINE)
     return (found[1] or b"rejected").decode("utf-8", "replace") if found else ""
 
 
-def _not_branched(top: Path, name: str, ended: Ended) -> RunnerError:
-    why = _refusal(ended)
+def _branch_error(top: Path, name: str, ended: GitResult) -> RunnerError:
+    why = _rejection(ended)
     if "shallow" in why:
         return BaseMissing(f"`{top}` lacks the history that the work is built on", hint="git fetch --unshallow there")
     if "unpacker" in why:
-        return HostileTree(f"git refuses the objects of the work: {printable(ended.words)}")
+        return HostileTree(f"git refuses the objects of the work: {printable(ended.stderr)}")
     if why:
-        return _taken(f"`{top}` does not take a branch `{name}`: {printable(why)}")
-    return GitFailed(f"`git push` ended with {ended.code}: {ended.words}")
+        return _branch_taken(f"`{top}` does not take a branch `{name}`: {printable(why)}")
+    return GitFailed(f"`git push` ended with {ended.code}: {ended.stderr}")
 
 
-def _not_pushed(url: str, branch: str, ended: Ended) -> RunnerError:
-    why = _refusal(ended)
+def _push_error(url: str, branch: str, ended: GitResult) -> RunnerError:
+    why = _rejection(ended)
     if "stale info" in why or "non-fast-forward" in why or "fetch first" in why:
-        return _taken(f"`{branch}` of `{url}` has moved meanwhile")
+        return _branch_taken(f"`{branch}` of `{url}` has moved meanwhile")
     if why:
-        said = _said(ended.words)
+        said = _server_message(ended.stderr)
         return PushRejected(
             f"`{url}` does not take `{branch}`: {printable(why)}", hint=f"it said: {said}" if said else None
         )
-    return _failure(url, ended)
+    return _remote_error(url, ended)
 
 
-def _said(words: str) -> str:
+def _server_message(words: str) -> str:
     """What the server printed."""
     lines = [line.removeprefix("remote:").strip() for line in words.splitlines() if line.startswith("remote:")]
     return printable("; ".join(line for line in lines if line))
 
 
-def _failure(url: str, ended: Ended) -> RunnerError:
+def _remote_error(url: str, ended: GitResult) -> RunnerError:
     """Why a remote could not be talked to, by git's own words."""
-    if _UNKNOWN_USER.search(ended.words):
+    if _UNKNOWN_USER.search(ended.stderr):
         hint = "load the key into the ssh agent, or configure a credential helper of git; nothing prompts here"
         return RemoteDenied(f"`{url}` does not let this user in", hint=hint)
-    return judge_end(url, ended)
+    return classify_failure(url, ended)
 
 
 def _conflicts(words: str) -> str:
@@ -393,4 +394,4 @@ def _count(paths: Sequence[bytes]) -> str:
 
 
 def _names(paths: Sequence[bytes]) -> str:
-    return ", ".join(f"`{shown(path)}`" for path in paths[:5]) + (", ..." if len(paths) > 5 else "")
+    return ", ".join(f"`{printable_path(path)}`" for path in paths[:5]) + (", ..." if len(paths) > 5 else "")

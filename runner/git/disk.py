@@ -23,9 +23,9 @@ from typing import Protocol, Self
 from trio.from_thread import check_cancelled
 
 from runner.core.errors import GitFailed, HostileTree
-from runner.git.tree import EXECUTABLE, FILE, LINK, blob_id, covers, hasher, shown
+from runner.git.tree import EXECUTABLE, FILE, LINK, blob_id, covers, hasher, printable_path
 from runner.policy.names import PATH_BYTES, Kind, judge_name, parents
-from runner.ports.git import Entry
+from runner.ports.git import TreeEntry
 from runner.safefs import trees
 
 CHUNK = 1 << 20  # bytes
@@ -38,7 +38,7 @@ _ATTRIBUTES = "* -text !eol -filter -ident !working-tree-encoding !diff !merge\n
 
 
 @dataclass(frozen=True)
-class Found:
+class DiskFile:
     """A regular file or link on a disk; ``mode`` is git's."""
 
     path: bytes
@@ -46,7 +46,7 @@ class Found:
     stat: os.stat_result
 
 
-class Ignores(Protocol):
+class IgnoreRule(Protocol):
     def __call__(self, path: bytes, *, directory: bool) -> bool:
         """Whether rules leave out this path; its parents are known not to be."""
 
@@ -93,17 +93,17 @@ def _mkdir(name: bytes, above: int) -> bool:
 def walk(
     root: Path,
     *,
-    ignores: Ignores,
+    ignores: IgnoreRule,
     tracked: Collection[bytes] = frozenset(),
     exclude: frozenset[bytes] = frozenset(),
-) -> tuple[list[Found], int]:
+) -> tuple[list[DiskFile], int]:
     """Regular files and links below ``root``, and how many entries were left out.
 
     Left out are what ``ignores`` names unless ``tracked``, nested ``.git`` and names like it, and files
     of any other type. The ``.git`` at the top and what is in or below ``exclude`` do not count.
     Raises ``HostileTree`` for a path that is too long to be opened by name.
     """
-    found: list[Found] = []
+    found: list[DiskFile] = []
     left_out = 0
     needed = parents(tracked)
     excluded = covers(exclude)
@@ -112,25 +112,25 @@ def walk(
         while waiting:
             check_cancelled()
             folder, ignored = waiting.pop()
-            for entry in _scan(directories.open(folder)):
-                name = os.fsencode(entry.name)
+            for child in _scan(directories.open(folder)):
+                name = os.fsencode(child.name)
                 path = folder + b"/" + name if folder else name
                 if path == b".git" or excluded(path):
                     continue
                 if len(path) > PATH_BYTES:
-                    raise HostileTree(f"`{shown(path[:60])}...` is too long a path: {len(path)} bytes")
-                directory = entry.is_dir(follow_symlinks=False)
+                    raise HostileTree(f"`{printable_path(path[:60])}...` is too long a path: {len(path)} bytes")
+                directory = child.is_dir(follow_symlinks=False)
                 unwanted = ignored or ignores(path, directory=directory)
-                kind: Kind = "directory" if directory else "link" if entry.is_symlink() else "file"
+                kind: Kind = "directory" if directory else "link" if child.is_symlink() else "file"
                 if judge_name(name.decode("utf-8", "surrogateescape"), kind) or (
                     unwanted and path not in (needed if directory else tracked)
                 ):
                     left_out += 1
                 elif directory:
                     waiting.append((path, unwanted))
-                elif entry.is_symlink() or entry.is_file(follow_symlinks=False):
-                    status = entry.stat(follow_symlinks=False)
-                    found.append(Found(path, mode_of(status), status))
+                elif child.is_symlink() or child.is_file(follow_symlinks=False):
+                    status = child.stat(follow_symlinks=False)
+                    found.append(DiskFile(path, mode_of(status), status))
                 else:
                     left_out += 1
     return found, left_out
@@ -162,7 +162,7 @@ def read(directories: Directories, path: bytes) -> Iterator[bytes]:
         os.close(descriptor)
 
 
-def identify(directories: Directories, found: Found, *, like: str) -> str:
+def blob_id_of(directories: Directories, found: DiskFile, *, like: str) -> str:
     """The blob id of what is on the disk."""
     digest = hasher(found.stat.st_size, like=like)
     for chunk in read(directories, found.path):
@@ -170,7 +170,7 @@ def identify(directories: Directories, found: Found, *, like: str) -> str:
     return digest.hexdigest()
 
 
-def store(objects: Path, directories: Directories, found: Found, *, like: str) -> str:
+def store_blob(objects: Path, directories: Directories, found: DiskFile, *, like: str) -> str:
     """Stream a file into a loose object, and name it by what was read."""
     size = found.stat.st_size
     digest = hasher(size, like=like)
@@ -186,19 +186,19 @@ def store(objects: Path, directories: Directories, found: Found, *, like: str) -
         file.write(deflate.flush())
     if length != size:
         raise GitFailed(f"`{os.fsdecode(found.path)}` changed while it was read")
-    return _name_object(objects, Path(file.name), digest.hexdigest())
+    return _move_object(objects, Path(file.name), digest.hexdigest())
 
 
-def store_text(objects: Path, kind: bytes, content: bytes, *, like: str) -> str:
+def store_object(objects: Path, kind: bytes, content: bytes, *, like: str) -> str:
     """Write an object of any kind that is no file's content, and name it."""
     digest = hasher(len(content), like=like, kind=kind)
     digest.update(content)
     with tempfile.NamedTemporaryFile(dir=objects, prefix="tmp_obj_", delete=False) as file:
         file.write(zlib.compress(b"%s %d\0%s" % (kind, len(content), content), 1))
-    return _name_object(objects, Path(file.name), digest.hexdigest())
+    return _move_object(objects, Path(file.name), digest.hexdigest())
 
 
-def _name_object(objects: Path, file: Path, id: str) -> str:
+def _move_object(objects: Path, file: Path, id: str) -> str:
     target = objects / id[:2] / id[2:]
     target.parent.mkdir(exist_ok=True)
     file.replace(target)
@@ -225,7 +225,7 @@ def write(directories: Directories, path: bytes, mode: int, content: Iterable[by
 
 
 def remove(directories: Directories, path: bytes) -> None:
-    """Remove a file or link if it is there, and the directories above it that this leaves empty."""
+    """Remove a file or link if it is there, and the directories above it that this entries empty."""
     while path:
         folder, _, name = path.rpartition(b"/")
         try:
@@ -241,25 +241,25 @@ def remove(directories: Directories, path: bytes) -> None:
         path = folder
 
 
-def differences(root: Path | int, leaves: Iterable[Entry]) -> dict[bytes, str]:
-    """Where the disk is not as the leaves say: ``missing``, ``mode`` (also another type) or ``content``."""
+def differences(root: Path | int, entries: Iterable[TreeEntry]) -> dict[bytes, str]:
+    """Where the disk is not as the entries say: ``missing``, ``mode`` (also another type) or ``content``."""
     found: dict[bytes, str] = {}
     with Directories(root) as directories:
-        for number, leaf in enumerate(leaves):
+        for number, entry in enumerate(entries):
             if number % 64 == 0:
                 check_cancelled()
-            if word := _difference(directories, leaf):
-                found[leaf.path] = word
+            if word := _difference(directories, entry):
+                found[entry.path] = word
     return found
 
 
-def _difference(directories: Directories, leaf: Entry) -> str | None:
-    folder, _, name = leaf.path.rpartition(b"/")
+def _difference(directories: Directories, entry: TreeEntry) -> str | None:
+    folder, _, name = entry.path.rpartition(b"/")
     try:
         above = directories.open(folder)
-        if leaf.mode == LINK:
+        if entry.mode == LINK:
             target = os.readlink(name, dir_fd=above)
-            return None if blob_id(target, like=leaf.id) == leaf.id else "content"
+            return None if blob_id(target, like=entry.id) == entry.id else "content"
         descriptor = os.open(name, _READ, dir_fd=above)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
@@ -269,19 +269,19 @@ def _difference(directories: Directories, leaf: Entry) -> str | None:
         raise
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or mode_of(status) != leaf.mode:
+        if not stat.S_ISREG(status.st_mode) or mode_of(status) != entry.mode:
             return "mode"
-        digest = hasher(leaf.size, like=leaf.id)
+        digest = hasher(entry.size, like=entry.id)
         while chunk := os.read(descriptor, CHUNK if status.st_size >= CHUNK else status.st_size + 1):
             digest.update(chunk)
-        return None if digest.hexdigest() == leaf.id else "content"
+        return None if digest.hexdigest() == entry.id else "content"
     finally:
         os.close(descriptor)
 
 
-def extras(root: Path | int, leaves: Iterable[Entry]) -> list[bytes]:
-    """What is below ``root`` beside the leaves and the directories above them; such a directory once."""
-    expected = {leaf.path for leaf in leaves}
+def extras(root: Path | int, entries: Iterable[TreeEntry]) -> list[bytes]:
+    """What is below ``root`` beside the entries and the directories above them; such a directory once."""
+    expected = {entry.path for entry in entries}
     needed = parents(expected)
     found = []
     waiting = [b""]
@@ -289,10 +289,10 @@ def extras(root: Path | int, leaves: Iterable[Entry]) -> list[bytes]:
         while waiting:
             check_cancelled()
             folder = waiting.pop()
-            for entry in _scan(directories.open(folder)):
-                name = os.fsencode(entry.name)
+            for child in _scan(directories.open(folder)):
+                name = os.fsencode(child.name)
                 path = folder + b"/" + name if folder else name
-                if path in needed and entry.is_dir(follow_symlinks=False):
+                if path in needed and child.is_dir(follow_symlinks=False):
                     waiting.append(path)
                 elif path not in expected:
                     found.append(path)
@@ -304,19 +304,19 @@ def check_empty(into: Path) -> None:
         raise GitFailed(f"`{into}` is not empty")
 
 
-def make_private(repository: Path, *, like: str) -> None:
+def init_private(repository: Path, *, like: str) -> None:
     """Make a bare repository of the runner's, of the object format that ids ``like`` this one have."""
     _make_git_dir(repository, bare=True, branch="none", like=like)
     (repository / "info").mkdir()
     (repository / "info" / "attributes").write_text(_ATTRIBUTES)
 
 
-def make_view(git: Path, objects: Path, *, like: str) -> None:
+def init_view(git: Path, objects: Path, *, like: str) -> None:
     """Make a bare git directory of the runner's that has the objects of somebody else's repository."""
     _make_git_dir(git, bare=True, branch="none", like=like, objects=objects)
 
 
-def make_own(git: Path, repository: Path, commit: str, *, branch: str, origin: str | None) -> None:
+def init_agent_copy(git: Path, repository: Path, commit: str, *, branch: str, origin: str | None) -> None:
     """Make an agent's ``.git``: copies of the objects of ``repository``, and one branch.
 
     With a URL as ``origin`` that branch follows the one of its name there; else there is no remote.
@@ -335,7 +335,7 @@ def make_own(git: Path, repository: Path, commit: str, *, branch: str, origin: s
             )
 
 
-def initialise(tree: Path, branch: str) -> None:
+def init_work_tree(tree: Path, branch: str) -> None:
     """Make the ``.git`` of a directory that others may write to, by descriptors only. Raises ``GitFailed``."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     half = f".git-{token_hex(8)}"
@@ -347,7 +347,7 @@ def initialise(tree: Path, branch: str) -> None:
             if os.fstat(inner).st_uid != os.geteuid():
                 raise GitFailed(f"somebody else writes to `{tree}`")
             _make_git_dir(Path(f"/proc/self/fd/{inner}"), bare=False, branch=branch, like="0" * 40)
-            _hand_over(inner, os.fstat(top))
+            _chown_tree(inner, os.fstat(top))
         finally:
             os.close(inner)
         os.rename(half, ".git", src_dir_fd=top, dst_dir_fd=top)
@@ -359,7 +359,7 @@ def initialise(tree: Path, branch: str) -> None:
         os.close(top)
 
 
-def _hand_over(directory: int, whose: os.stat_result) -> None:
+def _chown_tree(directory: int, whose: os.stat_result) -> None:
     """Give a tree that only we have written to the owner and group of another directory."""
     for _, folders, files, parent in os.fwalk(".", dir_fd=directory):
         for name in (*folders, *files):

@@ -23,7 +23,7 @@ from trio.from_thread import check_cancelled
 from runner.core.errors import BadSource, CheckoutDiffers, GitFailed, GitMissing, HostileTree, UrlUnsupported
 from runner.core.ids import is_commit_id
 from runner.git import disk, source
-from runner.git.common import Common, Seen, in_thread, refuse
+from runner.git.common import GitAdapter, SnapshotContent, check_same, in_thread
 from runner.git.patches import write_change
 from runner.git.tree import (
     EXECUTABLE,
@@ -36,91 +36,91 @@ from runner.git.tree import (
     commit_object,
 )
 from runner.policy.names import parents
-from runner.ports.git import Authored, Change, Entry, Snapshot, Snapshotting, Tip
+from runner.ports.git import AgentCommit, Change, ResolvedRef, Snapshot, SnapshotOptions, TreeEntry
 
 _TREE = 0o040000
 _COMMIT_TYPE = 1
 
 
-class Dulwich(Common):
+class GitDulwich(GitAdapter):
     name = "dulwich"
 
     async def find_commit(self, git: Path, name: str) -> str | None:
         return await in_thread(_find_commit, git, name)
 
-    async def leaves(self, git: Path, commit: str) -> list[Entry]:
-        return await in_thread(_leaves, git, commit)
+    async def tree_entries(self, git: Path, commit: str) -> list[TreeEntry]:
+        return await in_thread(_tree_entries, git, commit)
 
-    async def leaf(self, git: Path, commit: str, path: bytes) -> Entry | None:
-        return await in_thread(_leaf, git, commit, path)
+    async def tree_entry(self, git: Path, commit: str, path: bytes) -> TreeEntry | None:
+        return await in_thread(_tree_entry, git, commit, path)
 
-    async def blobs(self, repository: Path, ids: Sequence[str]) -> list[bytes]:
-        return await in_thread(_blobs, repository, ids)
+    async def read_blobs(self, repository: Path, ids: Sequence[str]) -> list[bytes]:
+        return await in_thread(_read_blobs, repository, ids)
 
     async def fetch(
         self, path: Path, commit: str, *, into: Path, depth: int | None, within: Path | None = None
     ) -> None:
-        place = await self.holding(path, commit, within)
-        await in_thread(disk.make_private, into, like=commit)
-        with source.view(place, like=commit, inside=into) as view:
-            await in_thread(_transfer, view, commit, into, depth)
-        check_names(await in_thread(_leaves, into, commit, strict=True))
+        local = await self.repository_with(path, commit, within)
+        await in_thread(disk.init_private, into, like=commit)
+        with source.open_view(local, like=commit, inside=into) as view:
+            await in_thread(_copy_closure, view, commit, into, depth)
+        check_names(await in_thread(_tree_entries, into, commit, strict=True))
 
-    async def look_up(self, url: str, *, branch: str | None, commit: str | None) -> Tip:
-        raise _needs_git(url)
+    async def resolve_url(self, url: str, *, branch: str | None, commit: str | None) -> ResolvedRef:
+        raise _url_needs_git(url)
 
     async def fetch_url(self, url: str, commit: str, *, into: Path, depth: int | None) -> None:
-        raise _needs_git(url)
+        raise _url_needs_git(url)
 
     async def read_url(self, url: str, commit: str, name: str, *, depth: int | None, limit: int) -> bytes | None:
-        raise _needs_git(url)
+        raise _url_needs_git(url)
 
-    async def quarantine(self, repository: Path, bundle: bytes, base: str, *, into: Path) -> Sequence[Authored]:
-        raise _only_git()
+    async def quarantine(self, repository: Path, bundle: bytes, base: str, *, into: Path) -> Sequence[AgentCommit]:
+        raise _quarantine_needs_git()
 
     async def accept(self, repository: Path, quarantine: Path, base: str, commit: str, *, to: Path) -> str:
-        raise _only_git()
+        raise _quarantine_needs_git()
 
     async def check_out(
         self, repository: Path, commit: str, *, into: Path, branch: str, origin: str | None = None
     ) -> None:
         check_branch(branch)
-        leaves = await self.all_leaves(repository, commit)
+        entries = await self.checked_entries(repository, commit)
         await in_thread(disk.check_empty, into)
-        await in_thread(disk.make_own, into / ".git", repository, commit, branch=branch, origin=origin)
-        await in_thread(_write, repository, leaves, into, index=into / ".git" / "index")
+        await in_thread(disk.init_agent_copy, into / ".git", repository, commit, branch=branch, origin=origin)
+        await in_thread(_write, repository, entries, into, index=into / ".git" / "index")
         head = await self.find_commit(into / ".git", "HEAD")
         if head != commit:
             raise CheckoutDiffers(f"HEAD of `{into}` is {head}, not {commit}")
 
-    async def snapshot(self, repository: Path, tree: Path, base: str | None, wanted: Snapshotting) -> Snapshot:
-        seen = await self.look(repository, tree, base, wanted)
-        made = await in_thread(_store, repository, tree, seen)
-        commit = await in_thread(_store_commit, repository, commit_object(made, base, wanted))
-        return await in_thread(seen.snapshot, commit, made, base)
+    async def snapshot(self, repository: Path, tree: Path, base: str | None, options: SnapshotOptions) -> Snapshot:
+        content = await self.select_content(repository, tree, base, options)
+        made = await in_thread(_store, repository, tree, content)
+        commit = await in_thread(_store_commit, repository, commit_object(made, base, options))
+        return await in_thread(content.snapshot, commit, made, base)
 
-    async def refusals(self, repository: Path, changes: Sequence[Change]) -> Mapping[bytes, str]:
+    async def rejected_files(self, repository: Path, changes: Sequence[Change]) -> Mapping[bytes, str]:
         return {}
 
     async def patch(self, repository: Path, base: str | None, commit: str, to: Path) -> int:
-        before = await self.all_leaves(repository, base)
-        after = await self.all_leaves(repository, commit)
+        before = await self.checked_entries(repository, base)
+        after = await self.checked_entries(repository, commit)
         return await in_thread(_patch, repository, before, after, to)
 
-    async def materialise(self, repository: Path, commit: str, into: Path) -> Sequence[Entry]:
-        leaves = await self.entries(repository, commit)
+    async def materialise(self, repository: Path, commit: str, into: Path) -> Sequence[TreeEntry]:
+        entries = await self.entries(repository, commit)
         await in_thread(disk.check_empty, into)
-        await in_thread(_write, repository, leaves, into, index=None)
-        refuse(into, commit, await self.compare(repository, commit, into))
-        return leaves
+        await in_thread(_write, repository, entries, into, index=None)
+        check_same(into, commit, await self.compare(repository, commit, into))
+        return entries
 
 
-def _only_git() -> GitMissing:
+def _quarantine_needs_git() -> GitMissing:
     return GitMissing("commits of an agent are taken over by the git program only", hint="install git")
 
 
-def _needs_git(url: str) -> UrlUnsupported:
-    return UrlUnsupported(f"`{url}` cannot be cloned without git", hint="install git")
+def _url_needs_git(url: str) -> UrlUnsupported:
+    return UrlUnsupported(f"`{url}` can not be cloned without git", hint="install git")
 
 
 @contextmanager
@@ -154,9 +154,9 @@ def _find_commit(git: Path, name: str) -> str | None:
         return id.decode() if id in store and isinstance(store[id], Commit) else None
 
 
-def _leaves(git: Path, commit: str, *, strict: bool = False) -> list[Entry]:
-    """The leaves in git's order; with ``strict``, trees that git would not have written are ``HostileTree``."""
-    found: list[Entry] = []
+def _tree_entries(git: Path, commit: str, *, strict: bool = False) -> list[TreeEntry]:
+    """The entries in git's order; with ``strict``, trees that git would not have written are ``HostileTree``."""
+    found: list[TreeEntry] = []
     with _objects(git) as store:
         head = store[_id(commit)]
         assert isinstance(head, Commit)
@@ -174,11 +174,11 @@ def _leaves(git: Path, commit: str, *, strict: bool = False) -> list[Entry]:
                 waiting.extend(reversed(below))
             else:
                 size = 0 if mode == GITLINK else len(store.get_raw(id)[1])
-                found.append(Entry(path, _canonical(mode), id.decode(), size))
+                found.append(TreeEntry(path, _canonical(mode), id.decode(), size))
     return found
 
 
-def _leaf(git: Path, commit: str, path: bytes) -> Entry | None:
+def _tree_entry(git: Path, commit: str, path: bytes) -> TreeEntry | None:
     with _objects(git) as store:
         head = store[_id(commit)]
         assert isinstance(head, Commit)
@@ -189,9 +189,9 @@ def _leaf(git: Path, commit: str, path: bytes) -> Entry | None:
                 return None
             mode, id = tree[name]
         if mode & 0o170000 == _TREE:
-            return Entry(path, _TREE, id.decode(), 0)
+            return TreeEntry(path, _TREE, id.decode(), 0)
         size = 0 if mode == GITLINK else len(store.get_raw(id)[1])
-        return Entry(path, _canonical(mode), id.decode(), size)
+        return TreeEntry(path, _canonical(mode), id.decode(), size)
 
 
 def _check_tree(tree: Tree) -> None:
@@ -208,19 +208,19 @@ def _canonical(mode: int) -> int:
     return EXECUTABLE if mode & 0o100 else FILE
 
 
-def _blobs(repository: Path, ids: Sequence[str]) -> list[bytes]:
+def _read_blobs(repository: Path, ids: Sequence[str]) -> list[bytes]:
     with _objects(repository) as store:
         return [store.get_raw(_id(id))[1] for id in ids]
 
 
-def _transfer(view: Path, commit: str, into: Path, depth: int | None) -> None:
+def _copy_closure(view: Path, commit: str, into: Path, depth: int | None) -> None:
     """Pack a commit's closure, cut at ``depth`` commits and where the source is cut, into ``into``."""
     wants = [_id(commit)]
     listed = view / "shallow"
     shallow = {ObjectID(line) for line in listed.read_bytes().split()} if listed.is_file() else set()
     with _objects(view) as ours, _objects(into) as store:
         if depth is not None:
-            shallow |= _boundary(ours, commit, depth, shallow)
+            shallow |= _commits_at_depth(ours, commit, depth, shallow)
         missing = MissingObjectFinder(
             ours, haves=[], wants=wants, shallow=shallow, get_parents=lambda c: [] if c.id in shallow else c.parents
         )
@@ -230,14 +230,14 @@ def _transfer(view: Path, commit: str, into: Path, depth: int | None) -> None:
         (into / "shallow").write_bytes(b"".join(id + b"\n" for id in sorted(cut)))
 
 
-def _boundary(store: DiskObjectStore, commit: str, depth: int, shallow: set[ObjectID]) -> set[ObjectID]:
+def _commits_at_depth(store: DiskObjectStore, commit: str, depth: int, shallow: set[ObjectID]) -> set[ObjectID]:
     """The commits ``depth`` steps away, counted along the shortest way."""
-    seen = level = {_id(commit)}
+    content = level = {_id(commit)}
     for _ in range(depth - 1):
-        above = {id for id in level - shallow for id in _parents(store, id)} - seen
+        above = {id for id in level - shallow for id in _parents(store, id)} - content
         if not above:
             return set()
-        seen, level = seen | above, above
+        content, level = content | above, above
     return level
 
 
@@ -247,38 +247,38 @@ def _parents(store: DiskObjectStore, id: ObjectID) -> list[ObjectID]:
     return commit.parents
 
 
-def _write(repository: Path, leaves: Sequence[Entry], into: Path, *, index: Path | None) -> None:
+def _write(repository: Path, entries: Sequence[TreeEntry], into: Path, *, index: Path | None) -> None:
     """Write files and, where wanted, the index that a checkout of them has."""
     made: dict[bytes, IndexEntry] = {}
     with _objects(repository) as store, disk.Directories(into) as directories:
-        for leaf in leaves:
+        for entry in entries:
             check_cancelled()
-            if leaf.mode == GITLINK:
-                directories.open(leaf.path, make=True)
-                made[leaf.path] = IndexEntry((0, 0), (0, 0), 0, 0, GITLINK, 0, 0, 0, _id(leaf.id))
+            if entry.mode == GITLINK:
+                directories.open(entry.path, make=True)
+                made[entry.path] = IndexEntry((0, 0), (0, 0), 0, 0, GITLINK, 0, 0, 0, _id(entry.id))
             else:
-                status = disk.write(directories, leaf.path, leaf.mode, [store.get_raw(_id(leaf.id))[1]])
-                made[leaf.path] = index_entry_from_stat(status, _id(leaf.id), mode=leaf.mode)
+                status = disk.write(directories, entry.path, entry.mode, [store.get_raw(_id(entry.id))[1]])
+                made[entry.path] = index_entry_from_stat(status, _id(entry.id), mode=entry.mode)
     if index is not None:
         listed = Index(os.fspath(index), read=False)
-        for path, entry in made.items():
-            listed[path] = entry
+        for path, row in made.items():
+            listed[path] = row
         listed.write()
 
 
-def _store(repository: Path, tree: Path, seen: Seen) -> str:
+def _store(repository: Path, tree: Path, content: SnapshotContent) -> str:
     """Store the files of a snapshot and the trees above them; the id of the top one."""
-    leaves = [(leaf.path, leaf.mode, leaf.id) for leaf in seen.kept]
+    entries = [(entry.path, entry.mode, entry.id) for entry in content.kept]
     with _objects(repository) as store:
         with disk.Directories(tree) as directories:
-            for each in seen.found:
+            for each in content.found:
                 check_cancelled()
-                id = disk.identify(directories, each, like="0" * 40)
+                id = disk.blob_id_of(directories, each, like="0" * 40)
                 if _id(id) not in store:
-                    id = disk.store(repository / "objects", directories, each, like="0" * 40)
-                leaves.append((each.path, each.mode, id))
-        trees = {folder: Tree() for folder in (b"", *parents(path for path, _, _ in leaves))}
-        for path, mode, id in leaves:
+                    id = disk.store_blob(repository / "objects", directories, each, like="0" * 40)
+                entries.append((each.path, each.mode, id))
+        trees = {folder: Tree() for folder in (b"", *parents(path for path, _, _ in entries))}
+        for path, mode, id in entries:
             folder, _, name = path.rpartition(b"/")
             trees[folder].add(name, mode, _id(id))
         for path in sorted(trees, key=len, reverse=True):  # what is inside comes before what it is in
@@ -296,14 +296,14 @@ def _store_commit(repository: Path, body: bytes) -> str:
         return commit.id.decode()
 
 
-def _patch(repository: Path, before: Sequence[Entry], after: Sequence[Entry], to: Path) -> int:
-    old = {leaf.path: leaf for leaf in before}
+def _patch(repository: Path, before: Sequence[TreeEntry], after: Sequence[TreeEntry], to: Path) -> int:
+    old = {entry.path: entry for entry in before}
     with _objects(repository) as store, to.open("xb") as file:
 
-        def content(leaf: Entry) -> bytes:
-            if leaf.mode == GITLINK:
-                return b"Subproject commit %s\n" % leaf.id.encode()
-            return store.get_raw(_id(leaf.id))[1]
+        def content(entry: TreeEntry) -> bytes:
+            if entry.mode == GITLINK:
+                return b"Subproject commit %s\n" % entry.id.encode()
+            return store.get_raw(_id(entry.id))[1]
 
         for change in changes(before, after):
             check_cancelled()

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from runner.ports.git import Entry
+from runner.ports.git import TreeEntry
 
 _TEXT_BYTES = 1 << 18  # comparing lines is quadratic; what is longer goes as a literal
 _LINE = 52  # bytes of a literal in one line
@@ -17,7 +17,7 @@ _ABSENT = "0" * 40
 
 
 def write_change(
-    file: IO[bytes], path: bytes, old: Entry | None, new: Entry | None, content: Callable[[Entry], bytes]
+    file: IO[bytes], path: bytes, old: TreeEntry | None, new: TreeEntry | None, content: Callable[[TreeEntry], bytes]
 ) -> None:
     """Append one path's change. A change of type is a deletion and a creation, as git has it."""
     if old and new and old.mode & 0o170000 != new.mode & 0o170000:

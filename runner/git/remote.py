@@ -1,8 +1,8 @@
-"""Repositories by URL, reached by the git binary: what a server says of a name, and one commit out of it.
+"""Read repositories by URL with the git binary: resolve a name on a server, fetch one commit.
 
-A server is hostile until git has checked its objects. It gets no credentials but those that the user
-gave for it (ssh keys; a netrc or a token when the settings say so), is left when it redirects, and has bounds in time,
-memory and bytes. Its own words (``remote: ...``) decide nothing. Only what a network does by chance is tried again.
+A server is hostile until git has checked its objects. It gets only the credentials that the user gave for it (ssh
+keys; a netrc or a token when the settings say so), no redirect is followed, and time, memory and bytes are limited.
+Its own messages (``remote: ...``) decide nothing. Only failures of the network are retried.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,10 +33,10 @@ from runner.core.errors import (
 )
 from runner.core.ids import is_branch, is_commit_id
 from runner.core.settings import Settings, Token
-from runner.git._profile import environment
-from runner.git._run import Ended, Limits, limited, run
-from runner.git._secret import lent
-from runner.ports.git import Tip
+from runner.git._profile import fetch_arguments, git_environment
+from runner.git._run import GitResult, ProcessLimits, run, with_limits
+from runner.git._secret import credential_helper
+from runner.ports.git import ResolvedRef
 from runner.spec.checkout import host_of, judge_url
 
 _SSH = (
@@ -50,16 +50,16 @@ _SSH = (
     "ConnectTimeout=20",
     "ServerAliveInterval=10",
 )
-_OWN_WORDS = re.compile(r"^remote:.*(\n|$)", re.MULTILINE)
+_SERVER_MESSAGES = re.compile(r"^remote:.*(\n|$)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """What a server may take. Seconds of ``stall`` are counted below 1 kB/s; a try again waits longer each time."""
+class RemoteLimits:
+    """Limits of a server. ``stall_seconds`` count below 1 kB/s; ``retries`` are the pauses, give or take half."""
 
-    look_seconds: float = 60
-    look_memory_bytes: int = 1 << 30
-    look_bytes: int = 1 << 20
+    resolve_seconds: float = 60
+    resolve_memory_bytes: int = 1 << 30
+    resolve_bytes: int = 1 << 20
     fetch_seconds: float = 3600
     fetch_memory_bytes: int = 8 << 30
     pack_bytes: int = 4 << 30
@@ -67,23 +67,23 @@ class Bounds:
     listing_bytes: int = 256 << 20
     tree_entries: int = 500_000
     stall_seconds: int = 30
-    retries: tuple[float, ...] = (1.0, 3.0)  # seconds before each, give or take half
+    retries: tuple[float, ...] = (1.0, 3.0)  # seconds
 
 
 @dataclass(frozen=True)
-class Reach:
-    """What of this host is used to reach a server: mirrors, ssh, proxies, certificates, a netrc or token if wanted."""
+class RemoteAccess:
+    """Host settings for remote access: mirrors, ssh, proxy, certificates, credentials."""
 
     mirrors: Path
     environment: Mapping[str, str]
     ssh: str | None
     token: Token | None = None
     mirror_limit: int = 10 << 30  # bytes on disk
-    bounds: Bounds = Bounds()
+    limits: RemoteLimits = RemoteLimits()
 
     @classmethod
-    def of(cls, settings: Settings, path: str) -> Reach:
-        """From the settings; ``path`` holds the folders in which ssh is looked for."""
+    def of(cls, settings: Settings, path: str) -> RemoteAccess:
+        """Build it from the settings; ``path`` holds the folders in which ssh is looked for."""
         host = settings.reach
         found = {"PATH": path} | {name: host[name] for name in host.keys() - {"HOME", "SSL_CERT_FILE"}}
         if "SSL_CERT_FILE" in host:
@@ -94,112 +94,103 @@ class Reach:
         return cls(settings.home / "mirrors", found, ssh, settings.git_token, settings.mirror_limit)
 
 
-NOWHERE = Reach(Path(os.devnull), {}, None)  # of an adapter that is for this host's repositories only
+NO_REMOTES = RemoteAccess(Path(os.devnull), {}, None)  # for an adapter of this host's repositories only
 
 
-class Remotes:
-    def __init__(self, program: str, reach: Reach) -> None:
+class RemoteClient:
+    def __init__(self, program: str, access: RemoteAccess) -> None:
         self._program = program
-        self._reach = reach
-        self._bounds = reach.bounds
+        self._access = access
+        self._limits = access.limits
         self._settings = {
             "http.followRedirects": "false",
             "http.lowSpeedLimit": "1000",
-            "http.lowSpeedTime": str(reach.bounds.stall_seconds),
+            "http.lowSpeedTime": str(access.limits.stall_seconds),
             "transfer.bundleURI": "false",
         }
-        self._environment = {"GIT_ALLOW_PROTOCOL": "https:ssh", "GIT_SSH_VARIANT": "ssh", **reach.environment}
-        if reach.ssh is not None:
-            words = [reach.ssh, *(word for option in _SSH for word in ("-o", option))]
+        self._environment = {"GIT_ALLOW_PROTOCOL": "https:ssh", "GIT_SSH_VARIANT": "ssh", **access.environment}
+        if access.ssh is not None:
+            words = [access.ssh, *(word for option in _SSH for word in ("-o", option))]
             self._environment["GIT_SSH_COMMAND"] = shlex.join(words)
 
-    async def look_up(self, url: str, *, branch: str | None, commit: str | None) -> Tip:
-        """See ``Git.look_up``."""
+    async def resolve(self, url: str, *, branch: str | None, commit: str | None) -> ResolvedRef:
+        """See ``Git.resolve_url``."""
         wanted = "HEAD" if branch is None else f"refs/heads/{branch}"
-        bounds = self._bounds
-        with trio.move_on_after(bounds.look_seconds) as scope:
-            ended = await self._asked(
+        limits = self._limits
+        with trio.move_on_after(limits.resolve_seconds) as scope:
+            result = await self._ask(
                 url,
                 ("ls-remote", "--symref", "--end-of-options"),
                 ("HEAD", wanted),
                 git=Path(os.devnull),
-                limits=(bounds.look_memory_bytes, bounds.look_bytes),
+                limits=ProcessLimits(limits.resolve_memory_bytes, limits.resolve_bytes),
             )
         if scope.cancelled_caught:
-            raise RemoteOverLimit(f"`{url}` has not said what it holds within {bounds.look_seconds:g}s")
-        tips, default = _advertised(ended.stdout)
-        if commit is None and wanted not in tips:
+            raise RemoteOverLimit(f"`{url}` did not list its refs within {limits.resolve_seconds:g}s")
+        commits, default = _parse_refs(result.stdout)
+        if commit is None and wanted not in commits:
             raise UnknownCommit(f"`{url}` has no {'commit yet' if branch is None else f'branch `{branch}`'}")
-        return Tip(commit or tips[wanted], branch or default or "work")
+        return ResolvedRef(commit or commits[wanted], branch or default or "work")
 
     async def fetch(self, repository: Path, url: str, commit: str, *, depth: int | None) -> None:
-        """Add a commit and its history to ``depth`` to a bare repository of ours. Raises as ``Git.fetch_url`` says."""
-        bounds = self._bounds
-        options = (
-            "--quiet",
-            "--no-tags",
-            "--no-write-fetch-head",
-            "--no-recurse-submodules",
-            "--no-auto-maintenance",
-            "--update-shallow",
-            *([f"--depth={depth}"] if depth is not None else []),
-            "--end-of-options",
-        )
-        with trio.move_on_after(bounds.fetch_seconds) as scope:
-            await self._asked(
+        """Add a commit and its history to ``depth`` to a private repository. Raises as ``Git.fetch_url`` says."""
+        limits = self._limits
+        with trio.move_on_after(limits.fetch_seconds) as scope:
+            await self._ask(
                 url,
-                ("fetch", *options),
+                fetch_arguments(depth),
                 (f"+{commit}:refs/fetched/{commit}",),  # a ref, so that the next fetch knows what is here
                 git=repository,
-                limits=(bounds.fetch_memory_bytes, bounds.pack_bytes),
+                limits=ProcessLimits(limits.fetch_memory_bytes, limits.pack_bytes),
             )
         if scope.cancelled_caught:
-            raise RemoteOverLimit(f"`{url}` has not sent {commit} within {bounds.fetch_seconds:g}s")
+            raise RemoteOverLimit(f"`{url}` did not send {commit} within {limits.fetch_seconds:g}s")
 
-    async def _asked(
-        self, url: str, before: tuple[str, ...], after: tuple[str, ...], *, git: Path, limits: Limits
-    ) -> Ended:
-        """Ask a server. Some only redirect to the address that ends in ``.git``: that one is tried as well."""
+    async def _ask(
+        self, url: str, before: tuple[str, ...], after: tuple[str, ...], *, git: Path, limits: ProcessLimits
+    ) -> GitResult:
+        """Ask a server. If it redirects, ask the address that ends in ``.git`` too: to it some redirect."""
         if fault := judge_url(url):
             raise fault
-        if not url.startswith("https:") and self._reach.ssh is None:
+        if not url.startswith("https:") and self._access.ssh is None:
             raise UrlUnsupported(f"`{url}` cannot be cloned without ssh", hint="install an ssh client")
         try:
-            return await self._insisting(url, before, after, git=git, limits=limits)
+            return await self._ask_with_retries(url, before, after, git=git, limits=limits)
         except RemoteRedirects:
             if not url.startswith("https:") or url.endswith(".git"):
                 raise
         try:
-            return await self._insisting(f"{url.rstrip('/')}.git", before, after, git=git, limits=limits)
+            return await self._ask_with_retries(f"{url.rstrip('/')}.git", before, after, git=git, limits=limits)
         except (RemoteRedirects, NoRepository):
-            raise _redirects(url) from None
+            raise RemoteRedirects(_REDIRECTS.format(url=url), hint=_REDIRECT_HINT) from None
 
-    async def _insisting(
-        self, url: str, before: tuple[str, ...], after: tuple[str, ...], *, git: Path, limits: Limits
-    ) -> Ended:
-        for pause in (*self._bounds.retries, None):
-            ended = await self._run([*limited(limits, mortal=False), self._program, *before, url, *after], url, git)
-            if ended.code == 0:
+    async def _ask_with_retries(
+        self, url: str, before: tuple[str, ...], after: tuple[str, ...], *, git: Path, limits: ProcessLimits
+    ) -> GitResult:
+        for pause in (*self._limits.retries, None):
+            argv = [*with_limits(limits, die_on_file_size=False), self._program, *before, url, *after]
+            result = await self._run(argv, url, git)
+            if result.code == 0:
                 break
-            error = judge_end(url, ended)
+            error = classify_failure(url, result, limits)
             if not isinstance(error, RemoteUnreachable) or pause is None:
                 raise error
             await trio.sleep(pause * random.uniform(0.5, 1.5))
-        return ended
+        return result
 
-    async def _run(self, argv: Sequence[str], url: str, git: Path) -> Ended:
-        token, host = self._reach.token, host_of(url)
+    async def _run(self, argv: Sequence[str], url: str, git: Path) -> GitResult:
+        token, host = self._access.token, host_of(url)
         env = self._environment | {"GIT_DIR": str(git)}
         if token is None or host is None or token.host.lower() != host.lower():
-            return await run(argv, env=environment(self._settings) | env)
-        with lent(token, host) as (descriptor, helper):
-            own = environment(self._settings | {"credential.helper": helper})
+            return await run(argv, env=git_environment(self._settings) | env)
+        with credential_helper(token, host) as (descriptor, helper):
+            own = git_environment(self._settings | {"credential.helper": helper})
             return await run(argv, env=own | env, inherited=(descriptor,))
 
 
-def _advertised(output: bytes) -> tuple[dict[str, str], str | None]:
-    """Of ``ls-remote --symref`` the commit of each ref, and the default branch if it has a plain name."""
-    tips: dict[str, str] = {}
+def _parse_refs(output: bytes) -> tuple[dict[str, str], str | None]:
+    """Return the commit of each ref that ``ls-remote --symref`` lists, and the default branch if its name is plain."""
+    commits: dict[str, str] = {}
     default = None
     for line in output.decode("utf-8", "replace").splitlines():
         value, _, name = line.partition("\t")
@@ -207,76 +198,77 @@ def _advertised(output: bytes) -> tuple[dict[str, str], str | None]:
             branch = value.removeprefix("ref: refs/heads/")
             default = branch if is_branch(branch) else None
         elif is_commit_id(value):
-            tips.setdefault(name, value)
-    return tips, default
+            commits.setdefault(name, value)
+    return commits, default
 
 
-def _redirects(url: str) -> RemoteRedirects:
-    return RemoteRedirects(f"`{url}` redirects to another address", hint="write the address that it redirects to")
+def classify_failure(url: str, result: GitResult, limits: ProcessLimits | None = None) -> RunnerError:
+    """Return the error for a failed conversation with a server, judged by git's messages and not by the server's."""
+    message = _SERVER_MESSAGES.sub("", result.stderr)
+    if limits is not None and (result.code < 0 or _TOO_MUCH.search(message)):
+        most = f"{limits.file_bytes >> 20:,} MiB, or needs more than {limits.memory_bytes >> 20:,} MiB of memory"
+        return RemoteOverLimit(f"`{url}` sends more than {most}", hint="ask for less history")
+    for pattern, kind, template, hint in _FAILURES:
+        if re.search(pattern, message):
+            return kind(template.format(url=url, message=printable(message), last=_last_line(message)), hint=hint)
+    return GitFailed(f"git could not read `{url}`: {printable(message) or f'it ended with {result.code}'}")
 
 
-def _denied(url: str) -> RemoteDenied:
-    hint = "use an ssh URL and your own keys, or https and RUNNER_GIT_CREDENTIALS"
-    return RemoteDenied(f"`{url}` is not open to us: it wants other credentials", hint=hint)
+def _last_line(message: str) -> str:
+    return printable(message.splitlines()[-1])
 
 
-def judge_end(url: str, ended: Ended) -> RunnerError:
-    """What a failed conversation with a server was, by git's words and not by the server's."""
-    words = _OWN_WORDS.sub("", ended.words)
-    for pattern, make in _WORDS:
-        if re.search(pattern, words):
-            return make(url, words)
-    if ended.code < 0:
-        return RemoteOverLimit(f"`{url}` sends more than is taken from a server")
-    return GitFailed(f"git could not read `{url}`: {printable(words) or f'it ended with {ended.code}'}")
-
-
-_WORDS: tuple[tuple[str, Callable[[str, str], RunnerError]], ...] = (
-    (
-        r"File too large|[Oo]ut of memory|unable to create thread|mmap failed|Cannot allocate memory",
-        lambda url, words: RemoteOverLimit(
-            f"`{url}` sends more than is taken from a server", hint="ask for less history"
-        ),
-    ),
+_TOO_MUCH = re.compile(r"File too large|[Oo]ut of memory|unable to create thread|mmap failed|Cannot allocate memory")
+_REDIRECTS = "`{url}` redirects to another address"
+_REDIRECT_HINT = "write the address that it redirects to"
+_NOT_FOUND = "`{url}` is not a repository, or access to it was denied"
+_FAILURES: tuple[tuple[str, type[RunnerError], str, str | None], ...] = (
     (
         r"Operation too slow|transfer rate",
-        lambda url, words: RemoteOverLimit(f"`{url}` sends next to nothing", hint="apply again when it is well"),
+        RemoteOverLimit,
+        "download from `{url}` stalled: below 1 kB/s for too long",
+        "try again when the server or the network is faster",
     ),
-    (r"fsck error", lambda url, words: HostileTree(f"`{url}` has objects that git refuses: {printable(words)}")),
+    (r"fsck error", HostileTree, "`{url}` has objects that git refuses: {message}", None),
     (
         r"not our ref|unadvertised object|couldn't find remote ref|did not send all necessary objects",
-        lambda url, words: UnknownCommit(f"`{url}` does not give that commit"),
+        UnknownCommit,
+        "`{url}` does not give that commit",
+        None,
     ),
-    (r"returned error: 30\d|redirection|redirect from", lambda url, words: _redirects(url)),
+    (r"returned error: 30\d|redirection|redirect from", RemoteRedirects, _REDIRECTS, _REDIRECT_HINT),
     (
         r"Host key verification failed",
-        lambda url, words: RemoteDenied(
-            f"the host of `{url}` is not among your known hosts", hint="connect to it once with ssh"
-        ),
+        RemoteDenied,
+        "the host of `{url}` is not in the known hosts of ssh",
+        "connect to it once with ssh",
     ),
     (
         r"could not read (Username|Password)|Authentication failed|returned error: 40[13]|Permission denied",
-        lambda url, words: _denied(url),
+        RemoteDenied,
+        "access to `{url}` was denied",
+        "use an ssh URL and your own keys, or https and RUNNER_GIT_CREDENTIALS",
     ),
     (
         r"server certificate|SSL certificate|certificate verif",
-        lambda url, words: RemoteDenied(
-            f"the certificate of `{url}` is not trusted here", hint="name your authority in SSL_CERT_FILE"
-        ),
+        RemoteDenied,
+        "the certificate of `{url}` is not trusted on this host",
+        "name its certificate authority in SSL_CERT_FILE",
     ),
     (
         r"returned error: 404|repository '[^']*' not found|does not appear to be a git repository",
-        lambda url, words: NoRepository(f"`{url}` is no repository, or not one that is shown to us"),
+        NoRepository,
+        _NOT_FOUND,
+        None,
     ),
     (
         r"Could not resolve|Couldn't resolve|[Ff]ailed to connect|Couldn't connect|No route to host"
         r"|Network is unreachable|onnection (refused|reset|timed out|closed)|returned error: (429|5\d\d)|HTTP 5\d\d"
         r"|RPC failed|hung up|early EOF|disconnect|expected flush|Recv failure|Empty reply|TLS connection"
         r"|SSL_ERROR_SYSCALL|Timed? ?out",
-        lambda url, words: RemoteUnreachable(f"`{url}` cannot be reached: {printable(words.splitlines()[-1])}"),
+        RemoteUnreachable,
+        "`{url}` cannot be reached: {last}",
+        None,
     ),
-    (
-        r"Could not read from remote repository",
-        lambda url, words: NoRepository(f"`{url}` is no repository, or not one that is shown to us"),
-    ),
+    (r"Could not read from remote repository", NoRepository, _NOT_FOUND, None),
 )

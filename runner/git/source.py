@@ -1,7 +1,7 @@
 """A user's repository on this host: found, judged and compared without running anything of it.
 
 Its directories are found by looking, and its names read, without asking git, so that neither its configuration nor
-its hooks have a say. Git reads its objects through a ``view``, a git directory of ours. The index is read for its
+its hooks have a say. Git reads its objects through a ``open_view``, a git directory of ours. The index is read for its
 stat data only: what git last saw unchanged is unchanged. What reads one is imported where there is one.
 
 A repository that the user named is followed where it leads: a linked work tree has its objects elsewhere. One that a
@@ -27,19 +27,19 @@ from runner.core.ids import is_commit_id
 from runner.git import disk
 from runner.git.ignore import IgnoreRules
 from runner.git.tree import GITLINK
-from runner.ports.git import Entry
+from runner.ports.git import TreeEntry
 
 if TYPE_CHECKING:
     from dulwich.index import IndexEntry
 
 _SKIP_WORKTREE = 0x4000  # of an index entry's extended flags: not on the disk on purpose
-_SMALL = 1 << 16  # bytes: a .git file, a commondir file, HEAD, a ref
-_SYMBOLIC = 5  # refs that name each other, as many as git follows
-_READ = ("HEAD", "index", "packed-refs", "shallow", "info", "refs", "objects")  # of a repository, here and by git
+_SMALL_BYTES = 1 << 16  # bytes: a .git file, a commondir file, HEAD, a ref
+_MAX_SYMBOLIC = 5  # refs that name each other, as many as git follows
+_READ_NAMES = ("HEAD", "index", "packed-refs", "shallow", "info", "refs", "objects")  # of a repository, here and by git
 
 
 @dataclass(frozen=True)
-class Place:
+class LocalRepository:
     """Where a repository is: its work tree (``None`` when bare), its git directory, the one shared by work trees."""
 
     top: Path
@@ -53,7 +53,7 @@ class Place:
         return (self.common / "reftable").exists()
 
 
-def find(path: Path, within: Path | None = None) -> Place:
+def find_repository(path: Path, within: Path | None = None) -> LocalRepository:
     """The repository that ``path`` is in. Raises ``BadSource`` and ``Untrusted`` as the port's ``inspect`` says."""
     path = Path(os.path.realpath(path))
     if not os.path.exists(path):
@@ -61,39 +61,39 @@ def find(path: Path, within: Path | None = None) -> Place:
     if not path.is_dir():
         raise BadSource(f"`{path}` is not a directory")
     for folder in (path, *path.parents):
-        if place := _at(folder):
+        if local := _repository_at(folder):
             if within is not None:
-                _check_within(place, Path(os.path.realpath(within)))
-            _check(path, place)
-            return place
+                _check_within(local, Path(os.path.realpath(within)))
+            _check_owner_and_files(path, local)
+            return local
     raise BadSource(f"`{path}` is not a git repository", hint="git init there, or use `type: none` for an empty tree")
 
 
-def _at(folder: Path) -> Place | None:
+def _repository_at(folder: Path) -> LocalRepository | None:
     own = folder / ".git"
     if own.is_file():
-        text = _small(own)
+        text = _read_small(own)
         if not text.startswith("gitdir: "):
             raise BadSource(f"`{own}` does not say where its repository is")
         git = Path(os.path.normpath(folder / text.removeprefix("gitdir: ")))
-        return Place(folder, False, git, common(git))
+        return LocalRepository(folder, False, git, common(git))
     for git, bare in ((own, False), (folder, True)):
         if (git / "HEAD").is_file() and (git / "objects").is_dir():
-            return Place(folder, bare, git, common(git))
+            return LocalRepository(folder, bare, git, common(git))
     return None
 
 
-def _check_within(place: Place, within: Path) -> None:
+def _check_within(local: LocalRepository, within: Path) -> None:
     """Refuse a repository that a stranger may have made to lead elsewhere."""
-    if place.bare:  # nobody commits a `.git`, but anybody a bare repository, with a configuration of their own
-        raise _untrusted(f"read `{place.top}`, which is a bare repository")
-    for part in (place.top, place.top / ".git", place.git, place.common):
+    if local.bare:  # nobody commits a `.git`, but anybody a bare repository, with a configuration of their own
+        raise _untrusted(f"read `{local.top}`, which is a bare repository")
+    for part in (local.top, local.top / ".git", local.git, local.common):
         if not (real := Path(os.path.realpath(part))).is_relative_to(within):
             raise _untrusted(f"read `{real}`, which is outside of `{within}`")
-    for link in _links([folder / name for folder in {place.git, place.common} for name in _READ]):
+    for link in _find_links([folder / name for folder in {local.git, local.common} for name in _READ_NAMES]):
         raise _untrusted(f"read a repository through the link `{printable(str(link))}`")
-    if place.has_reftable:
-        raise _untrusted(f"read `{place.top}`, whose refs only git can read")
+    if local.has_reftable:
+        raise _untrusted(f"read `{local.top}`, whose refs only git can read")
 
 
 def _untrusted(what: str) -> Untrusted:
@@ -101,7 +101,7 @@ def _untrusted(what: str) -> Untrusted:
     return Untrusted(f"an untrusted manifest may not {what}", hint=hint)
 
 
-def _links(paths: Sequence[Path]) -> Iterator[Path]:
+def _find_links(paths: Sequence[Path]) -> Iterator[Path]:
     """The links among some paths and what is below them."""
     waiting = list(paths)
     while waiting:
@@ -116,44 +116,44 @@ def _links(paths: Sequence[Path]) -> Iterator[Path]:
 def common(git: Path) -> Path:
     """The directory with the objects and branches of a git directory: another one for a linked work tree."""
     own = git / "commondir"
-    return Path(os.path.normpath(git / _small(own))) if own.is_file() else git
+    return Path(os.path.normpath(git / _read_small(own))) if own.is_file() else git
 
 
-def _small(path: Path) -> str:
+def _read_small(path: Path) -> str:
     with path.open("rb") as file:
-        text = os.fsdecode(file.read(_SMALL)).rstrip("\n")
+        text = os.fsdecode(file.read(_SMALL_BYTES)).rstrip("\n")
     if "\0" in text:
         raise BadSource(f"`{path}` holds a zero byte, so it names nothing")
     return text
 
 
-def _check(path: Path, place: Place) -> None:
-    for part in (path, place.top, place.git, place.common, place.common / "objects"):
+def _check_owner_and_files(path: Path, local: LocalRepository) -> None:
+    for part in (path, local.top, local.git, local.common, local.common / "objects"):
         try:
             owner = part.stat().st_uid
         except OSError as error:
-            raise BadSource(f"`{part}` of the repository at `{place.top}`: {error.strerror}") from error
+            raise BadSource(f"`{part}` of the repository at `{local.top}`: {error.strerror}") from error
         if owner != os.geteuid():
             raise BadSource(f"`{part}` belongs to another user (uid {owner})", hint="make a clone of your own")
-    files = [place.git / name for name in ("HEAD", "index", "commondir")]
-    files += [place.common / name for name in ("config", "packed-refs", "shallow", "info/exclude")]
+    files = [local.git / name for name in ("HEAD", "index", "commondir")]
+    files += [local.common / name for name in ("config", "packed-refs", "shallow", "info/exclude")]
     for file in files:
         if file.exists() and not file.is_file():  # whoever opens a FIFO waits for what is in it
-            raise BadSource(f"`{file}` of the repository at `{place.top}` is not a regular file")
+            raise BadSource(f"`{file}` of the repository at `{local.top}` is not a regular file")
     for name in ("alternates", "http-alternates"):
-        if (place.common / "objects" / "info" / name).exists():
+        if (local.common / "objects" / "info" / name).exists():
             raise BadSource(
-                f"`{place.top}` borrows objects from another repository",
+                f"`{local.top}` borrows objects from another repository",
                 hint="git repack -a -d, then remove objects/info/alternates",
             )
 
 
-def read_ref(place: Place, name: str) -> str | None:
+def read_ref(local: LocalRepository, name: str) -> str | None:
     """The id that ``HEAD`` or a full ref name stands for; ``None`` when there is none. Raises ``BadSource``."""
-    for _ in range(_SYMBOLIC):
-        text = _loose(place, name)
+    for _ in range(_MAX_SYMBOLIC):
+        text = _read_loose_ref(local, name)
         if text is None:
-            return _packed(place, name)
+            return _read_packed_ref(local, name)
         if is_commit_id(text):
             return text
         if not text.startswith("ref:"):
@@ -161,24 +161,24 @@ def read_ref(place: Place, name: str) -> str | None:
         name = text.removeprefix("ref:").strip()
         if not name.startswith("refs/") or not {"", ".", ".."}.isdisjoint(name.split("/")):
             break
-    raise BadSource(f"`{printable(name)}` of `{place.top}` is no name of a commit", hint="git fsck")
+    raise BadSource(f"`{printable(name)}` of `{local.top}` is no name of a commit", hint="git fsck")
 
 
-def read_branch(place: Place) -> str | None:
+def read_branch(local: LocalRepository) -> str | None:
     """The branch that HEAD is on."""
-    text = _loose(place, "HEAD") or ""
+    text = _read_loose_ref(local, "HEAD") or ""
     name = text.removeprefix("ref:").strip()
     return name.removeprefix("refs/heads/") if name != text and name.startswith("refs/heads/") else None
 
 
-def _loose(place: Place, name: str) -> str | None:
+def _read_loose_ref(local: LocalRepository, name: str) -> str | None:
     """What the file of a name says."""
-    path = place.git / name if name == "HEAD" else place.common / name
-    return _small(path).strip() if path.is_file() else None
+    path = local.git / name if name == "HEAD" else local.common / name
+    return _read_small(path).strip() if path.is_file() else None
 
 
-def _packed(place: Place, name: str) -> str | None:
-    path = place.common / "packed-refs"
+def _read_packed_ref(local: LocalRepository, name: str) -> str | None:
+    path = local.common / "packed-refs"
     if not path.is_file():
         return None
     wanted = os.fsencode(f" {name}\n")
@@ -189,7 +189,7 @@ def _packed(place: Place, name: str) -> str | None:
 
 
 @contextmanager
-def view(place: Place, *, like: str, inside: Path | None = None) -> Iterator[Path]:
+def open_view(local: LocalRepository, *, like: str, inside: Path | None = None) -> Iterator[Path]:
     """A git directory of ours that has a repository's objects and where its history is cut, and nothing else of it.
 
     It is made in the directory ``inside``, and gone when the block ends. Raises ``BadSource``.
@@ -197,14 +197,14 @@ def view(place: Place, *, like: str, inside: Path | None = None) -> Iterator[Pat
     with tempfile.TemporaryDirectory(prefix="runner-view-", dir=inside) as folder:
         git = Path(folder)
         try:
-            disk.make_view(git, place.common / "objects", like=like)
-            _copy_cuts(place.common / "shallow", git / "shallow")
+            disk.init_view(git, local.common / "objects", like=like)
+            _copy_shallow(local.common / "shallow", git / "shallow")
         except OSError as error:
             raise GitFailed(str(error)) from error
         yield git
 
 
-def _copy_cuts(listed: Path, to: Path) -> None:
+def _copy_shallow(listed: Path, to: Path) -> None:
     if not listed.is_file():
         return
     lines = listed.read_bytes().splitlines()
@@ -213,19 +213,19 @@ def _copy_cuts(listed: Path, to: Path) -> None:
     to.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
-def uncommitted(place: Place, head: Sequence[Entry]) -> list[bytes]:
-    """The paths whose files differ from HEAD's leaves: changed, deleted, or untracked and not ignored."""
-    if place.bare:
+def uncommitted_paths(local: LocalRepository, head: Sequence[TreeEntry]) -> list[bytes]:
+    """The paths whose files differ from HEAD's entries: changed, deleted, or untracked and not ignored."""
+    if local.bare:
         return []
-    index = read_index(place.git / "index", like=head[0].id if head else "0" * 40)
-    committed = {leaf.path: leaf for leaf in head}
+    index = read_index(local.git / "index", like=head[0].id if head else "0" * 40)
+    committed = {entry.path: entry for entry in head}
     known = index.entries
-    submodules = {leaf.path for leaf in head if leaf.mode == GITLINK}
+    submodules = {entry.path for entry in head if entry.mode == GITLINK}
     submodules |= {path for path, entry in known.items() if entry.mode == GITLINK}
-    with disk.Directories(place.top) as directories:
+    with disk.Directories(local.top) as directories:
         found, _ = disk.walk(
-            place.top,
-            ignores=IgnoreRules(lambda folder: _ignore_file(directories, folder), extra=_exclude_file(place)),
+            local.top,
+            ignores=IgnoreRules(lambda folder: _ignore_file(directories, folder), extra=_exclude_file(local)),
             tracked=committed.keys() | known.keys(),
             exclude=frozenset(submodules),
         )
@@ -235,14 +235,14 @@ def uncommitted(place: Place, head: Sequence[Entry]) -> list[bytes]:
     return sorted(changed)
 
 
-def kept(place: Place, name: str) -> str | None:
-    """Why a directory of a work tree is none that git leaves alone, to be read after its name."""
+def why_not_ignored(local: LocalRepository, name: str) -> str | None:
+    """Why a directory of a work tree is none that git entries alone, to be read after its name."""
     path = os.fsencode(name)
-    known = read_index(place.git / "index", like="0" * 40).entries
+    known = read_index(local.git / "index", like="0" * 40).entries
     if any(entry == path or entry.startswith(path + b"/") for entry in known):
         return "holds files of the repository"
-    with disk.Directories(place.top) as directories:
-        ignores = IgnoreRules(lambda folder: _ignore_file(directories, folder), extra=_exclude_file(place))
+    with disk.Directories(local.top) as directories:
+        ignores = IgnoreRules(lambda folder: _ignore_file(directories, folder), extra=_exclude_file(local))
         above = [path[:at] for at, byte in enumerate(path) if byte == ord("/")]
         if any(ignores(folder, directory=True) for folder in (*above, path)):
             return None
@@ -252,20 +252,20 @@ def kept(place: Place, name: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class SeenIndex:
+class GitIndex:
     """What git saw of a work tree; ``written`` is the index's own time, in nanoseconds."""
 
     entries: Mapping[bytes, IndexEntry]
     written: int
 
-    def vouches(self, found: disk.Found, leaf: Entry) -> bool:
-        """Whether git saw this file when it held the leaf's content, and it has not been touched since.
+    def is_unchanged(self, found: disk.DiskFile, entry: TreeEntry) -> bool:
+        """Whether git saw this file when it held the entry's content, and it has not been touched since.
 
         As in git, a file changed no earlier than the index was written proves nothing.
         """
-        return self.vouched(found) == leaf.id
+        return self.unchanged_id(found) == entry.id
 
-    def vouched(self, found: disk.Found) -> str | None:
+    def unchanged_id(self, found: disk.DiskFile) -> str | None:
         """The id of a file's content, if git saw it and the file has not been touched since."""
         known = self.entries.get(found.path)
         if known is None:
@@ -279,10 +279,10 @@ class SeenIndex:
         return known.sha.decode() if untouched else None
 
 
-def read_index(path: Path, *, like: str) -> SeenIndex:
+def read_index(path: Path, *, like: str) -> GitIndex:
     """An index with ids ``like`` this one; empty when there is none. Raises ``BadSource``."""
     if not path.exists():
-        return SeenIndex({}, 0)
+        return GitIndex({}, 0)
     from dulwich.index import IndexEntry, UnsupportedIndexFormat, read_index_dict
     from dulwich.object_format import SHA1, SHA256
 
@@ -292,7 +292,7 @@ def read_index(path: Path, *, like: str) -> SeenIndex:
             entries, written = read_index_dict(file, object_format=ids), os.fstat(file.fileno()).st_mtime_ns
     except (AssertionError, ValueError, UnsupportedIndexFormat, struct.error) as error:
         raise BadSource(f"the index `{path}` cannot be read: {error}") from error
-    return SeenIndex({path: e for path, e in entries.items() if isinstance(e, IndexEntry)}, written)
+    return GitIndex({path: e for path, e in entries.items() if isinstance(e, IndexEntry)}, written)
 
 
 def _ignore_file(directories: disk.Directories, folder: bytes) -> bytes | None:
@@ -306,20 +306,20 @@ def _ignore_file(directories: disk.Directories, folder: bytes) -> bytes | None:
     return b"".join(disk.read(directories, path))
 
 
-def _exclude_file(place: Place) -> bytes:
-    path = place.common / "info" / "exclude"
+def _exclude_file(local: LocalRepository) -> bytes:
+    path = local.common / "info" / "exclude"
     return path.read_bytes() if path.is_file() else b""
 
 
-def _differs(directories: disk.Directories, found: disk.Found, index: SeenIndex, leaf: Entry | None) -> bool:
-    if leaf is None or leaf.mode != found.mode:
+def _differs(directories: disk.Directories, found: disk.DiskFile, index: GitIndex, entry: TreeEntry | None) -> bool:
+    if entry is None or entry.mode != found.mode:
         return True
-    return not index.vouches(found, leaf) and disk.identify(directories, found, like=leaf.id) != leaf.id
+    return not index.is_unchanged(found, entry) and disk.blob_id_of(directories, found, like=entry.id) != entry.id
 
 
-def copy(place: Place, paths: Sequence[bytes], into: Path) -> None:
+def copy_paths(local: LocalRepository, paths: Sequence[bytes], into: Path) -> None:
     """Make ``into`` have these paths as the work tree has them now, present or not."""
-    with disk.Directories(place.top) as source, disk.Directories(into) as target:
+    with disk.Directories(local.top) as source, disk.Directories(into) as target:
         for path in paths:
             disk.remove(target, path)
         for path in paths:

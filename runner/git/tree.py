@@ -1,7 +1,7 @@
 """What git's trees and names may hold, decided without touching a disk or a repository.
 
-A *leaf* is an ``Entry``; beside the three modes of the port it may have ``GITLINK``, which is never
-written to a disk and never seen outside this room.
+A *entry* is an ``TreeEntry``; beside the three modes of the port it may have ``GITLINK``, which is never
+written to a disk and never content outside this room.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from runner.core.errors import BadRef, HostileTree, UnknownCommit
 from runner.core.ids import BRANCH_HINT, is_branch, is_commit_id
 from runner.policy.names import PATH_BYTES, Kind, collisions, judge_name, parents
-from runner.ports.git import Author, Change, Entry, Snapshotting
+from runner.ports.git import Author, Change, SnapshotOptions, TreeEntry
 
 FILE, EXECUTABLE, LINK, GITLINK = 0o100644, 0o100755, 0o120000, 0o160000
 _DIRECTORY = 0o040000
@@ -31,25 +31,27 @@ def check_branch(name: str) -> None:
         raise BadRef(f"`{name}` is not a branch name", hint=BRANCH_HINT)
 
 
-def check_names(leaves: Iterable[Entry]) -> None:
+def check_names(entries: Iterable[TreeEntry]) -> None:
     """Raise ``HostileTree`` for a tree that could not be written faithfully, or safely, on every disk."""
-    listed = list(leaves)
-    files, above = {leaf.path for leaf in listed}, parents(leaf.path for leaf in listed)
-    modes = {leaf.path: leaf.mode for leaf in listed} | dict.fromkeys(sorted(above), _DIRECTORY)
+    listed = list(entries)
+    files, above = {entry.path for entry in listed}, parents(entry.path for entry in listed)
+    modes = {entry.path: entry.mode for entry in listed} | dict.fromkeys(sorted(above), _DIRECTORY)
     for path, mode in modes.items():
         if len(path) > PATH_BYTES:
-            raise HostileTree(f"`{shown(path[:60])}...` is too long a path: {len(path)} bytes")
+            raise HostileTree(f"`{printable_path(path[:60])}...` is too long a path: {len(path)} bytes")
         name = path.rpartition(b"/")[2].decode("utf-8", "surrogateescape")
         if rule := judge_name(name, _KINDS.get(mode, "directory")):
-            raise HostileTree(f"`{shown(path)}` must never be written to a disk: {rule}")
+            raise HostileTree(f"`{printable_path(path)}` must never be written to a disk: {rule}")
     if len(files) < len(listed) or files & above:
-        counted = Counter([*(leaf.path for leaf in listed), *(files & above)])
-        raise HostileTree(f"`{shown(counted.most_common(1)[0][0])}` is in the tree twice")
+        counted = Counter([*(entry.path for entry in listed), *(files & above)])
+        raise HostileTree(f"`{printable_path(counted.most_common(1)[0][0])}` is in the tree twice")
     for path, other in collisions(files).items():
-        raise HostileTree(f"`{shown(path)}` and `{shown(other)}` cannot both be on a disk that ignores case")
+        raise HostileTree(
+            f"`{printable_path(path)}` and `{printable_path(other)}` cannot both be on a disk that ignores case"
+        )
 
 
-def shown(path: bytes) -> str:
+def printable_path(path: bytes) -> str:
     """A path for a message: printable, one line."""
     return path.decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")
 
@@ -80,37 +82,37 @@ def covers(excluded: frozenset[bytes]) -> Callable[[bytes], bool]:
     return covered
 
 
-def kept(base: Iterable[Entry], found: Iterable[bytes], wanted: Snapshotting) -> list[Entry]:
-    """The leaves of the base that a snapshot takes over without looking at the disk.
+def carried_over(base: Iterable[TreeEntry], found: Iterable[bytes], options: SnapshotOptions) -> list[TreeEntry]:
+    """The entries of the base that a snapshot takes over without looking at the disk.
 
     These are the excluded ones, and submodules unless something was put in their place.
     """
-    covered = covers(wanted.exclude)
+    covered = covers(options.exclude)
     paths = set(found)
     taken = paths | parents(paths)
-    return [leaf for leaf in base if covered(leaf.path) or (leaf.mode == GITLINK and leaf.path not in taken)]
+    return [entry for entry in base if covered(entry.path) or (entry.mode == GITLINK and entry.path not in taken)]
 
 
-def changes(before: Sequence[Entry], after: Sequence[Entry]) -> list[Change]:
-    """What differs between the leaves of two trees, by path."""
-    old = {leaf.path: leaf for leaf in before}
-    found = [Change(path, "D", None) for path in old.keys() - {leaf.path for leaf in after}]
-    for leaf in after:
-        was = old.get(leaf.path)
+def changes(before: Sequence[TreeEntry], after: Sequence[TreeEntry]) -> list[Change]:
+    """What differs between the entries of two trees, by path."""
+    old = {entry.path: entry for entry in before}
+    found = [Change(path, "D", None) for path in old.keys() - {entry.path for entry in after}]
+    for entry in after:
+        was = old.get(entry.path)
         if was is None:
-            found.append(Change(leaf.path, "A", leaf))
-        elif was.mode & 0o170000 != leaf.mode & 0o170000:
-            found.append(Change(leaf.path, "T", leaf))
-        elif (was.mode, was.id) != (leaf.mode, leaf.id):
-            found.append(Change(leaf.path, "M", leaf))
+            found.append(Change(entry.path, "A", entry))
+        elif was.mode & 0o170000 != entry.mode & 0o170000:
+            found.append(Change(entry.path, "T", entry))
+        elif (was.mode, was.id) != (entry.mode, entry.id):
+            found.append(Change(entry.path, "M", entry))
     return sorted(found, key=lambda change: change.path)
 
 
-def commit_object(tree: str, base: str | None, wanted: Snapshotting) -> bytes:
+def commit_object(tree: str, base: str | None, options: SnapshotOptions) -> bytes:
     """The body of a commit object; both adapters store these bytes, so equal input gives an equal id."""
-    who = _ident(wanted.author)
+    who = _ident(options.author)
     parent = f"parent {base}\n" if base else ""
-    message = wanted.message.replace("\0", "").rstrip("\n")
+    message = options.message.replace("\0", "").rstrip("\n")
     return f"tree {tree}\n{parent}author {who}\ncommitter {who}\n\n{message}\n".encode()
 
 

@@ -283,7 +283,7 @@ class Run:
             if kept is not None:
                 await git.fetch(kept.repository, kept.commit, into=self.places.repository, depth=None)
             else:
-                await git.empty(self.places.repository)
+                await git.create_empty(self.places.repository)
             self._repository = True
         return self.places.repository
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from runner.policy.names import parents
-from runner.ports.git import Entry
+from runner.ports.git import TreeEntry
 
 _Stamp = tuple[int, ...]
 
@@ -21,7 +21,7 @@ class Untouched:
     a file, and only what was written to has to be read.
     """
 
-    def __init__(self, tree: int, entries: Iterable[Entry]) -> None:
+    def __init__(self, tree: int, entries: Iterable[TreeEntry]) -> None:
         self._files = [entry.path for entry in entries]
         self._folders = sorted(parents(self._files))
         self.tree = os.dup(tree)  # the sandbox may be ended before it is looked at

@@ -11,7 +11,7 @@ import trio
 from runner.core.model import Outcome, Reason, Violation, failed
 from runner.events import events as ev
 from runner.policy.paths import PathPolicy, compose, printable
-from runner.ports.git import Change, Snapshot, Snapshotting
+from runner.ports.git import Change, Snapshot, SnapshotOptions
 from runner.runtime.context import Run
 from runner.runtime.path_digests import digests
 from runner.runtime.secrets import leaks, output_leaks
@@ -98,7 +98,7 @@ async def commit_tree(
     _, handle = run.require()
     repository = await run.repository()
     foreign = {name.encode() for name in (*run.inputs, *run.placed)}
-    wanted = Snapshotting(message, run.author(), run.offending | foreign)
+    wanted = SnapshotOptions(message, run.author(), run.offending | foreign)
     git = run.ports.git
     snapshot = await git.snapshot(repository, handle.tree, run.base, wanted)
     nothing = run.base is None and not snapshot.entries  # as most triages change, without asking git
@@ -123,7 +123,7 @@ async def judge_usable(run: Run, snapshot: Snapshot, changes: Sequence[Change]) 
     changed = {change.path for change in changes}
     found = [(path, "name-collision", _text(other)) for path, other in snapshot.collisions if path in changed]
     found = found or [(path, "name-collision", _text(other)) for path, other in snapshot.collisions]
-    refused = await run.ports.git.refusals(run.places.repository, changes)
+    refused = await run.ports.git.rejected_files(run.places.repository, changes)
     found += [(path, "git-refuses", words) for path, words in refused.items()]
     return {path: Violation(printable(_text(path)), rule, printable(detail)) for path, rule, detail in found}
 

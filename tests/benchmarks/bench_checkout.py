@@ -21,8 +21,8 @@ from pathlib import Path
 
 import trio
 
-from runner.git.binary import Binary
-from runner.git.dulwich import Dulwich
+from runner.git.binary import GitBinary
+from runner.git.dulwich import GitDulwich
 from tests.benchmarks.sizes import rounds
 
 FILES, FILE_BYTES = 10_000, 10_000
@@ -62,11 +62,11 @@ def main(rounds: int) -> None:
         room = Path(folder)
         commit = make_repository(room / "source", git)
         private = room / "private"
-        trio.run(lambda: Binary(git).fetch(room / "source", commit, into=private, depth=None))
+        trio.run(lambda: GitBinary(git).fetch(room / "source", commit, into=private, depth=None))
         methods: dict[str, Callable[[Path], object]] = {
             "archive | tar": lambda into: archive(git, private, commit, into),
-            "git": lambda into: trio.run(Binary(git).materialise, private, commit, into),
-            "dulwich": lambda into: trio.run(Dulwich().materialise, private, commit, into),
+            "git": lambda into: trio.run(GitBinary(git).materialise, private, commit, into),
+            "dulwich": lambda into: trio.run(GitDulwich().materialise, private, commit, into),
         }
         took: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
         for _ in range(rounds):

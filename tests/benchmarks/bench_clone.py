@@ -21,8 +21,8 @@ from pathlib import Path
 import trio
 
 from runner.core.settings import Settings
-from runner.git.binary import Binary
-from runner.git.remote import Reach
+from runner.git.binary import GitBinary
+from runner.git.remote import RemoteAccess
 from runner.safefs import trees
 from tests.benchmarks.bench_checkout import ENV, cpu, make_repository
 from tests.benchmarks.sizes import rounds
@@ -52,7 +52,7 @@ def clone(git: str, url: str, env: dict[str, str], into: Path, *words: str) -> T
     return since(begun)
 
 
-async def bring(git: Binary, url: str, commit: str, into: Path) -> tuple[Took, Took]:
+async def bring(git: GitBinary, url: str, commit: str, into: Path) -> tuple[Took, Took]:
     """What the objects took, and what these and the files."""
     begun = since()
     await git.fetch_url(url, commit, into=into / "private", depth=1)
@@ -73,7 +73,7 @@ def main(rounds: int) -> None:
         with https(room / "served", room) as server:
             url, home, into = f"{server.url}/source", room / "home", room / "into"
             settings = Settings.from_env({"RUNNER_HOME": str(home), "PATH": os.environ["PATH"], **server.env})
-            adapter = Binary(git, Reach.of(settings, os.environ["PATH"]))
+            adapter = GitBinary(git, RemoteAccess.of(settings, os.environ["PATH"]))
             for number in range(rounds):
                 whole, bare = (clone(git, url, server.env, into / name, *words) for name, words in
                                (("c", ()), ("n", ("--no-checkout",))))  # fmt: skip

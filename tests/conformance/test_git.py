@@ -14,10 +14,10 @@ import pytest
 import trio
 
 from runner.core.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit, Untrusted
-from runner.git.binary import Binary
-from runner.git.dulwich import Dulwich
+from runner.git.binary import GitBinary
+from runner.git.dulwich import GitDulwich
 from runner.policy.paths import PathPolicy
-from runner.ports.git import Author, Entry, Git, Snapshotting
+from runner.ports.git import Author, Git, SnapshotOptions, TreeEntry
 from runner.runtime.tree_scan import scan
 from runner.safefs import trees
 from tests.support.needs import GIT, ROOT
@@ -25,7 +25,7 @@ from tests.support.needs import GIT, ROOT
 PROGRAM = shutil.which("git")
 pytestmark = GIT.mark
 
-WANTED = Snapshotting("work\n\nof an agent", Author("An Agent", "agent@example.org", 1_700_000_000))
+WANTED = SnapshotOptions("work\n\nof an agent", Author("An Agent", "agent@example.org", 1_700_000_000))
 
 
 class User:
@@ -77,7 +77,7 @@ class User:
 @pytest.fixture(params=["git", "dulwich"])
 def git(request: pytest.FixtureRequest) -> Git:
     assert PROGRAM is not None
-    return Binary(PROGRAM) if request.param == "git" else Dulwich()
+    return GitBinary(PROGRAM) if request.param == "git" else GitDulwich()
 
 
 @pytest.fixture
@@ -451,7 +451,7 @@ async def test_a_repository_that_leads_out_of_what_was_named_is_not_read(
         git.resolve(path, branch=None, commit=asked.secret, within=asked.within),
         git.read_file(path, asked.secret, "secret", limit=1000, within=asked.within),
         git.fetch(path, asked.secret, into=into, depth=1, within=asked.within),
-        git.add_dirty(path, into=tmp_path / "tree", within=asked.within),
+        git.copy_uncommitted(path, into=tmp_path / "tree", within=asked.within),
     ):
         with pytest.raises(Untrusted):
             await call
@@ -531,7 +531,7 @@ async def test_the_configuration_of_a_source_is_not_read(git: Git, asked: Asked,
     assert await git.read_file(top, head, "file", limit=100, within=asked.within) == b"public\n"
     await git.fetch(top, head, into=tmp_path / "p", depth=1, within=asked.within)
     await git.check_out(tmp_path / "p", head, into=tree, branch="b")
-    assert await git.add_dirty(top, into=tree, within=asked.within) == 1
+    assert await git.copy_uncommitted(top, into=tree, within=asked.within) == 1
     assert listing(tree) == {b"file": (0o100644, b"changed\n")}
     assert not (tmp_path / "canary").exists()
 
@@ -791,7 +791,7 @@ async def _judged(git: Git, names: Sequence[bytes], folder: bool, place: Path) -
             os.mkdir(tree + b"/" + name)
         with open(tree + b"/" + name + b"/f" * folder, "wb") as file:
             file.write(b"x")
-    await git.empty(place / "private")
+    await git.create_empty(place / "private")
     made = await git.snapshot(place / "private", place / "tree", None, WANTED)
     on_disk = bool(scan(place / "tree", A_FEW).violations or made.collisions)
     refused = []
@@ -871,11 +871,11 @@ async def test_a_file_that_git_reads_is_judged_alike_when_fetched_and_published(
     folder.mkdir(parents=True)
     for one in (name, "harmless"):
         (folder / one).write_bytes(content)
-    await git.empty(tmp_path / "private")
+    await git.create_empty(tmp_path / "private")
     made = await git.snapshot(tmp_path / "private", tmp_path / "tree", None, WANTED)
     changes = await git.changes(tmp_path / "private", None, made.commit)
 
-    refused = await git.refusals(tmp_path / "private", changes)
+    refused = await git.rejected_files(tmp_path / "private", changes)
 
     try:
         await git.fetch(tmp_path / "private", made.commit, into=tmp_path / "into", depth=1)
@@ -1065,7 +1065,7 @@ async def test_configuration_of_a_source_runs_nothing(git: Git, user: User, head
     await git.fetch(user.top, head, into=tmp_path / "p", depth=1)
     await git.check_out(tmp_path / "p", head, into=tree, branch="b")
 
-    assert await git.add_dirty(user.top, into=tree) == 1
+    assert await git.copy_uncommitted(user.top, into=tree) == 1
     assert (tree / "run.sh").read_text() == "changed\n"
     assert not canary.exists()
 
@@ -1166,7 +1166,7 @@ async def test_uncommitted_changes_are_copied(git: Git, user: User, tree: Path) 
     (top / "build" / "out").write_text("ignored\n")
     (top / "new link").symlink_to("/nowhere")
 
-    count = await git.add_dirty(top, into=tree)
+    count = await git.copy_uncommitted(top, into=tree)
 
     assert count == 9
     expected = {path: what for path, what in listing(top).items() if path not in (b"noise.log", b"build/out")}
@@ -1234,7 +1234,7 @@ def _work(tree: Path) -> None:
     (tree / ".gitignore").write_text("*\n")
 
 
-def _content(repository: Path, entry: Entry) -> bytes:
+def _content(repository: Path, entry: TreeEntry) -> bytes:
     assert PROGRAM is not None
     command = [PROGRAM, "--git-dir", str(repository), "cat-file", "blob", entry.id]
     return subprocess.run(command, env={}, capture_output=True, check=True).stdout
@@ -1243,7 +1243,7 @@ def _content(repository: Path, entry: Entry) -> bytes:
 async def test_both_adapters_make_the_same_commit(user: User, head: str, tmp_path: Path) -> None:
     assert PROGRAM is not None
     commits = set()
-    for git in (Binary(PROGRAM), Dulwich()):
+    for git in (GitBinary(PROGRAM), GitDulwich()):
         private, tree = tmp_path / f"{git.name}-p", tmp_path / f"{git.name}-t"
         tree.mkdir()
         await git.fetch(user.top, head, into=private, depth=None)
@@ -1346,7 +1346,7 @@ async def test_excluded_paths_stay_as_the_base_has_them(git: Git, private: Path,
     shutil.rmtree(tree / "src")
     (tree / "mask").write_text("a placeholder")
     (tree / "other").write_text("")
-    wanted = Snapshotting("m", WANTED.author, frozenset({b"run.sh", b"src", b"mask"}))
+    wanted = SnapshotOptions("m", WANTED.author, frozenset({b"run.sh", b"src", b"mask"}))
 
     made = await git.snapshot(private, tree, head, wanted)
 
@@ -1359,7 +1359,7 @@ async def test_a_workspace_that_starts_from_nothing_is_snapshot_whole(git: Git, 
     tree.mkdir()
     (tree / ".gitignore").write_text("*\n")
     (tree / "a").write_text("a")
-    await git.empty(private)
+    await git.create_empty(private)
 
     made = await git.snapshot(private, tree, None, WANTED)
     again = await git.snapshot(private, tree, made.commit, WANTED)
@@ -1447,7 +1447,7 @@ async def test_a_large_file_is_streamed(git: Git, tmp_path: Path) -> None:
     tree.mkdir()
     with (tree / "large").open("wb") as file:
         file.truncate(100_000_000)
-    await git.empty(private)
+    await git.create_empty(private)
 
     made = await git.snapshot(private, tree, None, WANTED)
 
@@ -1632,7 +1632,7 @@ async def test_a_missing_object_is_a_failure(git: Git, private: Path, head: str,
 async def test_a_damaged_object_is_noticed(git: Git, tmp_path: Path, damage: str) -> None:
     private, clean = tmp_path / "p", tmp_path / "clean"
     clean.mkdir()
-    await git.empty(private)
+    await git.create_empty(private)
     own = User(private)
     good, other = own.blob(b"good"), own.blob(b"evil")
     commit = own.commit_tree(own.tree(("100644", good, b"file")))

@@ -88,7 +88,7 @@ async def test_a_token_opens_its_server_and_shows_nowhere(
     env = {"FORGE": TOKEN} if where == "env" else {}
     git = adapter(tmp_path, RUNNER_GIT_CREDENTIALS=f"{host(server)}={place}", **env, **server.env)
 
-    found = await git.look_up(url(server), branch=None, commit=None)
+    found = await git.resolve_url(url(server), branch=None, commit=None)
     await git.fetch_url(url(server), found.commit, into=tmp_path / "p", depth=1)
     file.unlink()
 
@@ -102,7 +102,7 @@ async def test_another_server_gets_nothing_even_when_it_asks(server: Https, tmp_
     git = adapter(tmp_path, RUNNER_GIT_CREDENTIALS="git.example.org=env:FORGE", FORGE=TOKEN, **server.env)
 
     with pytest.raises(RemoteDenied):
-        await git.look_up(url(server), branch=None, commit=None)
+        await git.resolve_url(url(server), branch=None, commit=None)
 
     assert guard(server).asked == [None]
 
@@ -123,7 +123,7 @@ async def test_a_redirect_takes_no_token_along(server: Https, user: User, tmp_pa
         setting = f"{host(server)}=env:FORGE"
         git = adapter(tmp_path, RUNNER_GIT_CREDENTIALS=setting, FORGE=TOKEN, **server.env)
         with pytest.raises(RemoteRedirects):
-            await git.look_up(url(server), branch=None, commit=None)
+            await git.resolve_url(url(server), branch=None, commit=None)
 
     assert guard_.asked[-1] is not None
     assert other.asked == 0
@@ -136,7 +136,7 @@ async def test_a_token_that_is_refused_is_given_once_and_not_repeated_in_the_err
     git = adapter(tmp_path, RUNNER_GIT_CREDENTIALS=f"{host(server)}=env:FORGE", FORGE=TOKEN, **server.env)
 
     with pytest.raises(RemoteDenied) as refused:
-        await git.look_up(url(server), branch=None, commit=None)
+        await git.resolve_url(url(server), branch=None, commit=None)
 
     assert [said is not None for said in guard(server).asked] == [False, True]
     assert TOKEN not in f"{refused.value} {refused.value.hint}"
@@ -154,7 +154,7 @@ async def test_a_secret_that_can_not_be_had_is_said_before_anything_is_asked(
     git = adapter(tmp_path, RUNNER_GIT_CREDENTIALS=setting, **server.env)
 
     with pytest.raises(RemoteDenied, match=reason) as refused:
-        await git.look_up(url(server), branch=None, commit=None)
+        await git.resolve_url(url(server), branch=None, commit=None)
 
     assert TOKEN not in str(refused.value)
     assert server.asked == 0

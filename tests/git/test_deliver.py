@@ -38,8 +38,8 @@ from runner.core.errors import (
 )
 from runner.core.settings import Settings
 from runner.git import atomic_apply, source
-from runner.git.deliver import Applied, Delivery, Pushed, open_delivery
-from runner.ports.git import Author, Snapshotting
+from runner.git.deliver import ApplyResult, Delivery, PushResult, open_delivery
+from runner.ports.git import Author, SnapshotOptions
 from tests.support.folder_contents import everything
 from tests.support.git_servers import Handler, https, sshd
 from tests.support.needs import ROOT, SSHD
@@ -61,7 +61,7 @@ class Work:
     patch: Path
     folder: Path
 
-    async def apply(self, *, into: Path | None = None, check: bool = False) -> Applied:
+    async def apply(self, *, into: Path | None = None, check: bool = False) -> ApplyResult:
         scratch = self.folder / "scratch"
         scratch.mkdir()
         try:
@@ -73,7 +73,7 @@ class Work:
 
     async def push(
         self, url: str, branch: str = "work", *, explicit: bool = True, person: dict[str, str] | None = None
-    ) -> Pushed:
+    ) -> PushResult:
         env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), **(person or {})}
         return await self.delivery.push(
             self.private, self.commit, url=url, branch=branch, explicit=explicit, person=env
@@ -137,7 +137,7 @@ async def work_of(folder: Path, change: Change, depth: int | None = None) -> Wor
     tree.mkdir()
     await delivery.check_out(private, base, into=tree, branch="agent")
     change(tree)
-    wanted = Snapshotting("work", Author("runner", "runner@localhost", 1_700_000_000))
+    wanted = SnapshotOptions("work", Author("runner", "runner@localhost", 1_700_000_000))
     made = await delivery.snapshot(private, tree, base, wanted)
     await delivery.patch(private, base, made.commit, folder / "work.patch")
     return Work(delivery, user, private, base, made.commit, made.tree, folder / "work.patch", folder)
@@ -444,12 +444,12 @@ async def cut_short(work: Work, stop: int) -> bool:
     """Carry the patch out until ``stop``, and leave it there as a kill would; whether that was before the end."""
     scratch = work.folder / "scratch"
     scratch.mkdir()
-    place = source.find(work.user)
-    with atomic_apply.exclusively(place.git, place.top) as folder:
+    place = source.find_repository(work.user)
+    with atomic_apply.locked(place.git, place.top) as folder:
         _, changes = await work.delivery._attempt(work.patch, work.base, place, scratch)
 
         def part() -> bool:
-            walk = atomic_apply.in_steps(place.top, folder, scratch / "tree", changes)
+            walk = atomic_apply.replace_stepwise(place.top, folder, scratch / "tree", changes)
             return sum(1 for _ in islice(walk, stop)) == stop
 
         unfinished = await trio.to_thread.run_sync(part)
@@ -466,7 +466,7 @@ async def test_a_kill_at_any_point_is_undone_by_the_next_apply(work: Work) -> No
         if (work.user / ".git" / atomic_apply.FOLDER / "journal.json").exists():
             with pytest.raises(ApplyInterrupted):
                 await work.apply(check=True)
-        with atomic_apply.exclusively(work.user / ".git", work.user):
+        with atomic_apply.locked(work.user / ".git", work.user):
             pass
         assert everything(work.user) == before, stop
         assert {path: (work.user / path).lstat().st_ino for path in inodes} == inodes
@@ -486,7 +486,7 @@ async def test_undoing_can_be_cut_short_as_well(work: Work) -> None:
     atomic_apply.roll_back(work.user, journal.parent)
     journal.write_bytes(kept)
 
-    with atomic_apply.exclusively(work.user / ".git", work.user):
+    with atomic_apply.locked(work.user / ".git", work.user):
         pass
 
     assert everything(work.user) == before
@@ -498,7 +498,7 @@ async def test_what_somebody_changed_since_is_named_and_kept(work: Work) -> None
     while "changed\n" not in (work.user / "README").read_text():
         assert await cut_short(work, stop)
         if "changed\n" not in (work.user / "README").read_text():
-            with atomic_apply.exclusively(work.user / ".git", work.user):
+            with atomic_apply.locked(work.user / ".git", work.user):
                 pass
         stop += 1
     (work.user / "README").write_text("somebody else\n")
@@ -517,16 +517,16 @@ async def test_what_somebody_changed_since_is_named_and_kept(work: Work) -> None
 
 
 async def test_a_file_changed_after_it_was_looked_at_undoes_everything(work: Work) -> None:
-    place = source.find(work.user)
+    place = source.find_repository(work.user)
     before = everything(work.user)
     scratch = work.folder / "scratch"
     scratch.mkdir()
 
-    with atomic_apply.exclusively(place.git, place.top) as folder:
+    with atomic_apply.locked(place.git, place.top) as folder:
         _, changes = await work.delivery._attempt(work.patch, work.base, place, scratch)
         (work.user / "src" / "tool").write_text("mine\n")
         with pytest.raises(WouldOverwrite):
-            await trio.to_thread.run_sync(atomic_apply.replace, place.top, folder, scratch / "tree", changes)
+            await trio.to_thread.run_sync(atomic_apply.replace_files, place.top, folder, scratch / "tree", changes)
 
     assert (work.user / "src" / "tool").read_text() == "mine\n"
     (work.user / "src" / "tool").write_text("tool\n")
@@ -535,7 +535,7 @@ async def test_a_file_changed_after_it_was_looked_at_undoes_everything(work: Wor
 
 async def test_two_at_once_do_not_mix(work: Work) -> None:
     with (
-        atomic_apply.exclusively(work.user / ".git", work.user),
+        atomic_apply.locked(work.user / ".git", work.user),
         pytest.raises(ApplyInterrupted, match="under way"),
     ):
         await work.apply()

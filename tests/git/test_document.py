@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from runner.core.errors import BadSource, GitFailed
-from runner.git.binary import Binary
-from runner.git.dulwich import Dulwich
-from runner.ports.git import Author, Git, Snapshotting
+from runner.git.binary import GitBinary
+from runner.git.dulwich import GitDulwich
+from runner.ports.git import Author, Git, SnapshotOptions
 from tests.support.folder_contents import everything
 from tests.support.situations import git as run_git
 
@@ -24,7 +24,7 @@ AUTHOR = Author("somebody", "s@example.org", 1_700_000_000)
 
 @pytest.fixture(params=["git", "dulwich"])
 def git(request: pytest.FixtureRequest) -> Git:
-    return Binary(str(shutil.which("git"))) if request.param == "git" else Dulwich()
+    return GitBinary(str(shutil.which("git"))) if request.param == "git" else GitDulwich()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def work(tmp_path: Path) -> Path:
 
 async def commit(git: Git, repository: Path, tree: Path, base: str | None, message: str) -> str:
     """``stageAll`` and ``commit``."""
-    return (await git.snapshot(repository, tree, base, Snapshotting(message, AUTHOR))).commit
+    return (await git.snapshot(repository, tree, base, SnapshotOptions(message, AUTHOR))).commit
 
 
 @pytest.mark.scenario("WSM-07")
@@ -49,7 +49,7 @@ async def test_the_operations_of_the_document_work_one_after_the_other(git: Git,
     assert (found.top, found.head, found.branch, found.dirty) == (work, None, "main", True)  # hasUncommittedChanges
 
     repository = tmp_path / "private.git"
-    await git.empty(repository)
+    await git.create_empty(repository)
     first = await commit(git, repository, work, None, "first")
     (work / "file").write_text("two\n")
     second = await commit(git, repository, work, first, "second")

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from runner.core.errors import GitFailed, GitMissing, HostileTree, RemoteOverLimit, RunnerError
-from runner.git.binary import Binary
-from runner.git.dulwich import Dulwich
+from runner.git.binary import GitBinary
+from runner.git.dulwich import GitDulwich
 from tests.conformance.test_git import User
 from tests.support.needs import GIT
 
 PROGRAM = shutil.which("git") or ""
 pytestmark = GIT.mark
-GIT = Binary(PROGRAM)
+GIT = GitBinary(PROGRAM)
 
 
 class Agent(User):
@@ -203,4 +203,4 @@ async def test_more_commits_than_a_person_would_read_are_too_many(agent: Agent, 
 
 async def test_the_library_takes_no_commits(agent: Agent, tmp_path: Path) -> None:
     with pytest.raises(GitMissing):
-        await Dulwich().quarantine(agent.private, b"", agent.base, into=tmp_path / "q")
+        await GitDulwich().quarantine(agent.private, b"", agent.base, into=tmp_path / "q")

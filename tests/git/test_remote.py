@@ -28,11 +28,11 @@ from runner.core.errors import (
     UrlUnsupported,
 )
 from runner.core.settings import Settings
-from runner.git.binary import Binary
-from runner.git.dulwich import Dulwich
+from runner.git.binary import GitBinary
+from runner.git.dulwich import GitDulwich
 from runner.git.mirror import Mirror
-from runner.git.remote import Bounds, Reach
-from runner.ports.git import Tip
+from runner.git.remote import RemoteAccess, RemoteLimits
+from runner.ports.git import ResolvedRef
 from runner.safefs import trees
 from tests.conformance.test_git import User, listing
 from tests.support.git_servers import Handler, Https, Sshd, https, sshd
@@ -41,7 +41,7 @@ from tests.support.needs import GIT, SSHD
 PROGRAM = shutil.which("git") or ""
 pytestmark = GIT.mark
 
-BOUNDS = Bounds(retries=(0.01, 0.01))
+BOUNDS = RemoteLimits(retries=(0.01, 0.01))
 IMPATIENT = replace(BOUNDS, stall_seconds=1)
 
 
@@ -67,13 +67,13 @@ def server(user: User, tmp_path: Path) -> Iterator[Https]:
         yield server
 
 
-def adapter(home: Path, bounds: Bounds = BOUNDS, **env: str) -> Binary:
+def adapter(home: Path, bounds: RemoteLimits = BOUNDS, **env: str) -> GitBinary:
     env = {"PATH": os.environ["PATH"], "RUNNER_HOME": str(home / "state")} | env
-    return Binary(PROGRAM, replace(Reach.of(Settings.from_env(env), env["PATH"]), bounds=bounds))
+    return GitBinary(PROGRAM, replace(RemoteAccess.of(Settings.from_env(env), env["PATH"]), limits=bounds))
 
 
 @pytest.fixture
-def git(server: Https, tmp_path: Path) -> Binary:
+def git(server: Https, tmp_path: Path) -> GitBinary:
     return adapter(tmp_path, **server.env)
 
 
@@ -95,48 +95,48 @@ def count(repository: Path, commit: str) -> int:
 @pytest.mark.parametrize(
     ("branch", "found"), [(None, "main"), ("feature/auth", "feature/auth")], ids=["default branch", "a branch"]
 )
-async def test_a_name_is_looked_up(server: Https, git: Binary, user: User, branch: str | None, found: str) -> None:
-    assert await git.look_up(url(server), branch=branch, commit=None) == Tip(tip(user, found), found)
+async def test_a_name_is_looked_up(server: Https, git: GitBinary, user: User, branch: str | None, found: str) -> None:
+    assert await git.resolve_url(url(server), branch=branch, commit=None) == ResolvedRef(tip(user, found), found)
 
 
 async def test_a_branch_named_like_the_end_of_another_is_not_taken_for_it(
-    server: Https, git: Binary, user: User
+    server: Https, git: GitBinary, user: User
 ) -> None:
     user("update-ref", "refs/heads/x/refs/heads/gone", tip(user))
 
     with pytest.raises(UnknownCommit, match="no branch `gone`"):
-        await git.look_up(url(server), branch="gone", commit=None)
+        await git.resolve_url(url(server), branch="gone", commit=None)
 
 
 async def test_a_commit_is_taken_at_its_word_and_fetched_by_its_id(
-    server: Https, git: Binary, user: User, tmp_path: Path
+    server: Https, git: GitBinary, user: User, tmp_path: Path
 ) -> None:
     wanted = tip(user, "main~1")
-    assert await git.look_up(url(server), branch="gone", commit=wanted) == Tip(wanted, "gone")
+    assert await git.resolve_url(url(server), branch="gone", commit=wanted) == ResolvedRef(wanted, "gone")
 
     await git.fetch_url(url(server), wanted, into=tmp_path / "p", depth=1)
 
     assert await git.find_commit(tmp_path / "p", wanted) == wanted
 
 
-async def test_an_empty_repository_has_no_commit(server: Https, git: Binary, tmp_path: Path) -> None:
+async def test_an_empty_repository_has_no_commit(server: Https, git: GitBinary, tmp_path: Path) -> None:
     User(tmp_path / "served" / "empty").init()
 
     with pytest.raises(UnknownCommit, match="no commit yet"):
-        await git.look_up(url(server, "empty"), branch=None, commit=None)
+        await git.resolve_url(url(server, "empty"), branch=None, commit=None)
 
 
 @pytest.mark.parametrize("bad", ["--upload-pack=x", "a..b", "x.lock"])
-async def test_a_name_outside_the_grammar_is_not_asked_for(server: Https, git: Binary, bad: str) -> None:
+async def test_a_name_outside_the_grammar_is_not_asked_for(server: Https, git: GitBinary, bad: str) -> None:
     with pytest.raises(BadRef):
-        await git.look_up(url(server), branch=bad, commit=None)
+        await git.resolve_url(url(server), branch=bad, commit=None)
     assert server.asked == 0
 
 
-async def test_a_url_outside_the_grammar_is_not_asked(git: Binary, user: User, tmp_path: Path) -> None:
+async def test_a_url_outside_the_grammar_is_not_asked(git: GitBinary, user: User, tmp_path: Path) -> None:
     for address in (f"file://{user.top}", str(user.top), "http://localhost/x", f"ext::touch {tmp_path}/canary"):
         with pytest.raises(BadUrl):
-            await git.look_up(address, branch=None, commit=None)
+            await git.resolve_url(address, branch=None, commit=None)
         with pytest.raises(BadUrl):
             await git.fetch_url(address, tip(user), into=tmp_path / "p", depth=1)
     assert not (tmp_path / "canary").exists()
@@ -147,7 +147,7 @@ async def test_a_url_outside_the_grammar_is_not_asked(git: Binary, user: User, t
 
 @pytest.mark.parametrize(("depth", "commits"), [(1, 1), (2, 2), (None, 3)])
 async def test_exactly_a_commit_and_its_history_to_a_depth_are_fetched(
-    server: Https, git: Binary, user: User, tmp_path: Path, depth: int | None, commits: int
+    server: Https, git: GitBinary, user: User, tmp_path: Path, depth: int | None, commits: int
 ) -> None:
     commit = tip(user, "feature/auth")
 
@@ -159,7 +159,9 @@ async def test_exactly_a_commit_and_its_history_to_a_depth_are_fetched(
     User(tmp_path / "p")("fsck", "--strict")
 
 
-async def test_what_was_fetched_is_not_asked_for_again(server: Https, git: Binary, user: User, tmp_path: Path) -> None:
+async def test_what_was_fetched_is_not_asked_for_again(
+    server: Https, git: GitBinary, user: User, tmp_path: Path
+) -> None:
     await git.fetch_url(url(server), tip(user), into=tmp_path / "p", depth=1)
     asked = server.asked
 
@@ -171,7 +173,7 @@ async def test_what_was_fetched_is_not_asked_for_again(server: Https, git: Binar
 
 @pytest.mark.parametrize("depth", [1, 2, None])
 async def test_the_next_commit_is_fetched_onto_what_is_there(
-    server: Https, git: Binary, user: User, tmp_path: Path, depth: int | None
+    server: Https, git: GitBinary, user: User, tmp_path: Path, depth: int | None
 ) -> None:
     first = tip(user)
     await git.fetch_url(url(server), first, into=tmp_path / "p", depth=depth)
@@ -186,7 +188,9 @@ async def test_the_next_commit_is_fetched_onto_what_is_there(
     assert await git.find_commit(tmp_path / "r", second) is None
 
 
-async def test_a_private_repository_outlives_its_mirror(server: Https, git: Binary, user: User, tmp_path: Path) -> None:
+async def test_a_private_repository_outlives_its_mirror(
+    server: Https, git: GitBinary, user: User, tmp_path: Path
+) -> None:
     await git.fetch_url(url(server), tip(user), into=tmp_path / "p", depth=1)
     assert not (tmp_path / "p" / "objects" / "info" / "alternates").exists()
 
@@ -196,10 +200,12 @@ async def test_a_private_repository_outlives_its_mirror(server: Https, git: Bina
 
 
 @pytest.mark.parametrize("what", ["ready", "repository", "half made"])
-async def test_a_damaged_mirror_is_made_anew(server: Https, git: Binary, user: User, tmp_path: Path, what: str) -> None:
+async def test_a_damaged_mirror_is_made_anew(
+    server: Https, git: GitBinary, user: User, tmp_path: Path, what: str
+) -> None:
     first = tip(user)
     await git.fetch_url(url(server), first, into=tmp_path / "p", depth=None)
-    mirror = Mirror.of(tmp_path / "state" / "mirrors", url(server), None)
+    mirror = Mirror.for_url(tmp_path / "state" / "mirrors", url(server), None)
     match what:
         case "ready":
             damage(next((mirror.path / "ready" / first / "pack").glob("*.pack")))
@@ -221,7 +227,9 @@ def damage(pack: Path) -> None:
     pack.write_bytes(content)
 
 
-async def test_two_that_fetch_at_once_share_one_fetch(server: Https, git: Binary, user: User, tmp_path: Path) -> None:
+async def test_two_that_fetch_at_once_share_one_fetch(
+    server: Https, git: GitBinary, user: User, tmp_path: Path
+) -> None:
     async with trio.open_nursery() as nursery:
         for name in "abcd":
             fetch = adapter(tmp_path, **server.env).fetch_url
@@ -232,11 +240,11 @@ async def test_two_that_fetch_at_once_share_one_fetch(server: Https, git: Binary
         User(tmp_path / name)("fsck", "--strict")
 
 
-async def test_a_mirror_keeps_few_commits_ready(server: Https, git: Binary, user: User, tmp_path: Path) -> None:
+async def test_a_mirror_keeps_few_commits_ready(server: Https, git: GitBinary, user: User, tmp_path: Path) -> None:
     for number in range(7):
         await git.fetch_url(url(server), user.commit(str(number)), into=tmp_path / str(number), depth=1)
 
-    ready = Mirror.of(tmp_path / "state" / "mirrors", url(server), 1).path / "ready"
+    ready = Mirror.for_url(tmp_path / "state" / "mirrors", url(server), 1).path / "ready"
     assert len(list(ready.iterdir())) == 4
 
 
@@ -247,11 +255,11 @@ async def test_mirrors_that_nobody_holds_go_when_all_are_over_their_limit(
     for other in others:
         shutil.copytree(user.top, other)
     git = adapter(tmp_path, RUNNER_MIRROR_LIMIT="1", **server.env)
-    first, second, third = (Mirror.of(tmp_path / "state" / "mirrors", url(server, f"org/{name}"), 1)
+    first, second, third = (Mirror.for_url(tmp_path / "state" / "mirrors", url(server, f"org/{name}"), 1)
                             for name in ("first", "second", "repo"))  # fmt: skip
 
     await git.fetch_url(url(server, "org/first"), tip(user), into=tmp_path / "p", depth=1)
-    async with first.held():
+    async with first.lock():
         await git.fetch_url(url(server, "org/second"), tip(user), into=tmp_path / "q", depth=1)
     there = [mirror.path.is_dir() for mirror in (first, second)]
     await git.fetch_url(url(server), tip(user), into=tmp_path / "r", depth=1)
@@ -261,7 +269,7 @@ async def test_mirrors_that_nobody_holds_go_when_all_are_over_their_limit(
     User(tmp_path / "p")("fsck", "--strict")
 
 
-async def test_a_checkout_follows_its_origin(server: Https, git: Binary, user: User, tmp_path: Path) -> None:
+async def test_a_checkout_follows_its_origin(server: Https, git: GitBinary, user: User, tmp_path: Path) -> None:
     commit = tip(user, "feature/auth")
     await git.fetch_url(url(server), commit, into=tmp_path / "p", depth=1)
     (tmp_path / "t").mkdir()
@@ -276,7 +284,9 @@ async def test_a_checkout_follows_its_origin(server: Https, git: Binary, user: U
     assert agent("tag") == ""
 
 
-async def test_files_of_another_program_stay_pointers(server: Https, git: Binary, user: User, tmp_path: Path) -> None:
+async def test_files_of_another_program_stay_pointers(
+    server: Https, git: GitBinary, user: User, tmp_path: Path
+) -> None:
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12\n"
     (user.top / ".gitattributes").write_text("*.bin filter=lfs diff=lfs merge=lfs -text\n")
     (user.top / "big.bin").write_bytes(pointer)
@@ -293,7 +303,7 @@ async def test_files_of_another_program_stay_pointers(server: Https, git: Binary
 
 
 async def test_a_server_of_the_old_protocol_gives_its_tips(
-    server: Https, git: Binary, user: User, tmp_path: Path
+    server: Https, git: GitBinary, user: User, tmp_path: Path
 ) -> None:
     server.server.version = 0
 
@@ -305,14 +315,14 @@ async def test_a_server_of_the_old_protocol_gives_its_tips(
 
 
 async def test_a_commit_that_the_server_does_not_have_is_unknown(
-    server: Https, git: Binary, user: User, tmp_path: Path
+    server: Https, git: GitBinary, user: User, tmp_path: Path
 ) -> None:
     with pytest.raises(UnknownCommit, match="does not give that commit"):
         await git.fetch_url(url(server), "a" * 40, into=tmp_path / "p", depth=1)
     assert not (tmp_path / "p").exists()
 
 
-async def test_a_commit_is_not_any_object(server: Https, git: Binary, user: User, tmp_path: Path) -> None:
+async def test_a_commit_is_not_any_object(server: Https, git: GitBinary, user: User, tmp_path: Path) -> None:
     with pytest.raises(RunnerError):
         await git.fetch_url(url(server), tip(user, "main^{tree}"), into=tmp_path / "p", depth=1)
 
@@ -322,13 +332,15 @@ async def test_ssh_uses_the_keys_of_the_user(user: User, tmp_path: Path) -> None
     with sshd(tmp_path / "ssh") as server:
         git = adapter(tmp_path, PATH=f"{server.folder}:{os.environ['PATH']}")
         for address in (f"{server.url}{user.top}",):
-            assert (await git.look_up(address, branch="feature/auth", commit=None)).commit == tip(user, "feature/auth")
+            assert (await git.resolve_url(address, branch="feature/auth", commit=None)).commit == tip(
+                user, "feature/auth"
+            )
             await git.fetch_url(address, tip(user, "feature/auth"), into=tmp_path / "p", depth=1)
         assert count(tmp_path / "p", tip(user, "feature/auth")) == 1
 
         (tmp_path / "ssh" / "known_hosts").write_text("")
         with pytest.raises(RemoteDenied, match="not among your known hosts"):
-            await git.look_up(f"{server.url}{user.top}", branch=None, commit=None)
+            await git.resolve_url(f"{server.url}{user.top}", branch=None, commit=None)
 
 
 @SSHD.mark
@@ -337,27 +349,27 @@ async def test_ssh_that_wants_other_keys_does_not_ask(user: User, tmp_path: Path
         (tmp_path / "ssh" / "user.pub").write_text("")
         git = adapter(tmp_path, PATH=f"{server.folder}:{os.environ['PATH']}")
         with pytest.raises(RemoteDenied, match="wants other credentials"):
-            await git.look_up(f"{server.url}{user.top}", branch=None, commit=None)
+            await git.resolve_url(f"{server.url}{user.top}", branch=None, commit=None)
 
 
 async def test_without_ssh_its_urls_need_it(tmp_path: Path) -> None:
     git = adapter(tmp_path, PATH="/nowhere")
     with pytest.raises(UrlUnsupported, match="without ssh"):
-        await git.look_up("git@git.example.org:org/repo", branch=None, commit=None)
+        await git.resolve_url("git@git.example.org:org/repo", branch=None, commit=None)
 
 
 async def test_the_library_takes_no_urls(tmp_path: Path) -> None:
     with pytest.raises(UrlUnsupported, match="without git"):
-        await Dulwich().look_up("https://git.example.org/org/repo", branch=None, commit=None)
+        await GitDulwich().resolve_url("https://git.example.org/org/repo", branch=None, commit=None)
     with pytest.raises(UrlUnsupported, match="without git"):
-        await Dulwich().fetch_url("https://git.example.org/org/repo", "a" * 40, into=tmp_path / "p", depth=1)
+        await GitDulwich().fetch_url("https://git.example.org/org/repo", "a" * 40, into=tmp_path / "p", depth=1)
 
 
 # --- servers that fail -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("failures", [2, 3], ids=["for a while", "for ever"])
-async def test_a_server_that_fails_is_asked_again(server: Https, git: Binary, user: User, failures: int) -> None:
+async def test_a_server_that_fails_is_asked_again(server: Https, git: GitBinary, user: User, failures: int) -> None:
     def fail(handler: Handler) -> bool:
         if server.asked > failures:
             return False
@@ -367,15 +379,15 @@ async def test_a_server_that_fails_is_asked_again(server: Https, git: Binary, us
     server.server.answer = fail
     if failures == 3:
         with pytest.raises(RemoteUnreachable, match="503"):
-            await git.look_up(url(server), branch=None, commit=None)
+            await git.resolve_url(url(server), branch=None, commit=None)
         assert server.asked == 3
     else:
-        assert (await git.look_up(url(server), branch=None, commit=None)).commit == tip(user)
+        assert (await git.resolve_url(url(server), branch=None, commit=None)).commit == tip(user)
 
 
 @pytest.mark.parametrize(("status", "error"), [(401, RemoteDenied), (403, RemoteDenied), (404, NoRepository)], ids=str)
 async def test_a_refusal_is_final_and_nobody_is_asked_for_a_password(
-    server: Https, git: Binary, status: int, error: type[RunnerError]
+    server: Https, git: GitBinary, status: int, error: type[RunnerError]
 ) -> None:
     def refuse(handler: Handler) -> bool:
         handler.start(status, WWW_Authenticate='Basic realm="x"')
@@ -383,7 +395,7 @@ async def test_a_refusal_is_final_and_nobody_is_asked_for_a_password(
 
     server.server.answer = refuse
     with trio.fail_after(60), pytest.raises(error):
-        await git.look_up(url(server), branch=None, commit=None)
+        await git.resolve_url(url(server), branch=None, commit=None)
     assert server.asked == 1
 
 
@@ -402,9 +414,9 @@ async def test_a_netrc_is_read(server: Https, user: User, tmp_path: Path, wanted
     server.server.answer = guard
     if not wanted:
         with pytest.raises(RemoteDenied):
-            await git.look_up(url(server), branch=None, commit=None)
+            await git.resolve_url(url(server), branch=None, commit=None)
         return
-    assert (await git.look_up(url(server), branch=None, commit=None)).commit == tip(user)
+    assert (await git.resolve_url(url(server), branch=None, commit=None)).commit == tip(user)
     await git.fetch_url(url(server), tip(user), into=tmp_path / "p", depth=1)
     (tmp_path / "t").mkdir()
     await git.check_out(tmp_path / "p", tip(user), into=tmp_path / "t", branch="main", origin=url(server))
@@ -414,19 +426,19 @@ async def test_a_netrc_is_read(server: Https, user: User, tmp_path: Path, wanted
 
 async def test_a_certificate_of_nobody_is_refused(server: Https, tmp_path: Path) -> None:
     with pytest.raises(RemoteDenied, match="certificate"):
-        await adapter(tmp_path).look_up(url(server), branch=None, commit=None)
+        await adapter(tmp_path).resolve_url(url(server), branch=None, commit=None)
 
 
 async def test_a_host_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
     for address in ("https://127.0.0.1:1/a", "https://nowhere.invalid/a"):
         with pytest.raises(RemoteUnreachable):
-            await adapter(tmp_path).look_up(address, branch=None, commit=None)
+            await adapter(tmp_path).resolve_url(address, branch=None, commit=None)
 
 
 async def test_the_proxy_of_the_host_is_used(server: Https, tmp_path: Path) -> None:
     git = adapter(tmp_path, **server.env, https_proxy="http://127.0.0.1:1")
     with pytest.raises(RemoteUnreachable):
-        await git.look_up(url(server), branch=None, commit=None)
+        await git.resolve_url(url(server), branch=None, commit=None)
     assert server.asked == 0
 
 
@@ -437,26 +449,26 @@ async def test_the_git_configuration_of_the_user_is_not_read(
     monkeypatch.setenv("HOME", str(tmp_path))
     git = adapter(tmp_path, HOME=str(tmp_path), RUNNER_GIT_CREDENTIALS="netrc", **server.env)
 
-    assert (await git.look_up(url(server), branch=None, commit=None)).commit == tip(user)
+    assert (await git.resolve_url(url(server), branch=None, commit=None)).commit == tip(user)
 
 
 # --- servers that mean harm ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["file:///etc", "http://127.0.0.1:1/x", "https://127.0.0.1:1/x", "ssh://-oX/x"])
-async def test_a_redirect_is_not_followed(server: Https, git: Binary, target: str) -> None:
+async def test_a_redirect_is_not_followed(server: Https, git: GitBinary, target: str) -> None:
     def redirect(handler: Handler) -> bool:
         handler.start(302, Location=f"{target}/info/refs?service=git-upload-pack")
         return True
 
     server.server.answer = redirect
     with pytest.raises(RemoteRedirects):
-        await git.look_up(url(server), branch=None, commit=None)
+        await git.resolve_url(url(server), branch=None, commit=None)
 
 
 @pytest.mark.parametrize("name", ["http-alternates", "alternates"])
 async def test_objects_that_a_server_has_elsewhere_are_not_fetched(
-    server: Https, git: Binary, user: User, tmp_path: Path, name: str
+    server: Https, git: GitBinary, user: User, tmp_path: Path, name: str
 ) -> None:
     """A server of plain files may name others that lend it objects, such as one that only this host reaches."""
     commit = tip(user, "main")
@@ -481,7 +493,7 @@ async def test_objects_that_a_server_has_elsewhere_are_not_fetched(
 
 
 async def test_an_address_that_ends_in_git_is_tried_when_the_other_redirects(
-    server: Https, git: Binary, user: User, tmp_path: Path
+    server: Https, git: GitBinary, user: User, tmp_path: Path
 ) -> None:
     """As some forges do; a task of their CI names the address without."""
     user.top.rename(user.top.with_name("repo.git"))
@@ -494,7 +506,7 @@ async def test_an_address_that_ends_in_git_is_tried_when_the_other_redirects(
         return True
 
     server.server.answer = redirect
-    assert (await git.look_up(url(server), branch=None, commit=None)).commit == tip(user)
+    assert (await git.resolve_url(url(server), branch=None, commit=None)).commit == tip(user)
     await git.fetch_url(url(server), tip(user), into=tmp_path / "p", depth=1)
 
 
@@ -523,9 +535,9 @@ def stop() -> Iterator[threading.Event]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bounds", [IMPATIENT, Bounds(look_seconds=1.5)], ids=["stalled", "out of time"])
+@pytest.mark.parametrize("bounds", [IMPATIENT, RemoteLimits(resolve_seconds=1.5)], ids=["stalled", "out of time"])
 async def test_a_server_that_drips_is_left(
-    server: Https, tmp_path: Path, stop: threading.Event, bounds: Bounds
+    server: Https, tmp_path: Path, stop: threading.Event, bounds: RemoteLimits
 ) -> None:
     def drip(handler: Handler) -> bool:
         advertise(handler, stop, 0.2, 10_000)
@@ -533,7 +545,7 @@ async def test_a_server_that_drips_is_left(
 
     server.server.answer = drip
     with trio.fail_after(60), pytest.raises(RemoteOverLimit):
-        await adapter(tmp_path, bounds, **server.env).look_up(url(server), branch=None, commit=None)
+        await adapter(tmp_path, bounds, **server.env).resolve_url(url(server), branch=None, commit=None)
 
 
 @pytest.mark.slow
@@ -545,23 +557,23 @@ async def test_a_server_that_names_refs_without_end_is_left(
         return True
 
     server.server.answer = flood
-    git = adapter(tmp_path, replace(BOUNDS, look_memory_bytes=256 << 20), **server.env)
+    git = adapter(tmp_path, replace(BOUNDS, resolve_memory_bytes=256 << 20), **server.env)
     with trio.fail_after(60), pytest.raises(RemoteOverLimit):
-        await git.look_up(url(server), branch=None, commit=None)
+        await git.resolve_url(url(server), branch=None, commit=None)
 
 
-async def test_a_million_refs_are_borne(server: Https, git: Binary, user: User, stop: threading.Event) -> None:
+async def test_a_million_refs_are_borne(server: Https, git: GitBinary, user: User, stop: threading.Event) -> None:
     def many(handler: Handler) -> bool:
         advertise(handler, stop, 0, 1_000_000)
         handler.wfile.write(b"0000")
         return True
 
     server.server.answer = many
-    assert (await git.look_up(url(server), branch="999999", commit=None)).commit == f"{1:040x}"
+    assert (await git.resolve_url(url(server), branch="999999", commit=None)).commit == f"{1:040x}"
 
 
 async def test_a_server_can_not_name_another_commit(
-    server: Https, git: Binary, user: User, tmp_path: Path, stop: threading.Event
+    server: Https, git: GitBinary, user: User, tmp_path: Path, stop: threading.Event
 ) -> None:
     """It says so when asked for the branch, and then does not have it."""
 
@@ -573,7 +585,7 @@ async def test_a_server_can_not_name_another_commit(
         return True
 
     server.server.answer = lie
-    found = await git.look_up(url(server), branch=None, commit=None)
+    found = await git.resolve_url(url(server), branch=None, commit=None)
     with pytest.raises(RunnerError):
         await git.fetch_url(url(server), found.commit, into=tmp_path / "p", depth=1)
     assert not (tmp_path / "p").exists()
@@ -593,7 +605,7 @@ async def test_a_pack_that_is_too_large_is_refused_and_removed(server: Https, us
 
 @pytest.mark.parametrize("bounds", [replace(BOUNDS, tree_bytes=1 << 20), replace(BOUNDS, tree_entries=1)])
 async def test_a_tree_that_unpacks_to_too_much_is_refused(
-    server: Https, user: User, tmp_path: Path, bounds: Bounds
+    server: Https, user: User, tmp_path: Path, bounds: RemoteLimits
 ) -> None:
     (user.top / "zeros").write_bytes(bytes(2 << 20))
     commit = user.commit()
@@ -635,7 +647,7 @@ async def test_a_pack_that_stalls_is_left(server: Https, user: User, tmp_path: P
 
 @pytest.mark.slow
 async def test_cancelling_a_fetch_leaves_a_mirror_that_works(
-    server: Https, git: Binary, user: User, tmp_path: Path
+    server: Https, git: GitBinary, user: User, tmp_path: Path
 ) -> None:
     stop = threading.Event()
 
@@ -658,7 +670,7 @@ async def test_cancelling_a_fetch_leaves_a_mirror_that_works(
     "name", [b".git", b".GIT", b"..", b"git~1", ".g‌it".encode()], ids=["git", "case", "up", "short", "dropped"]
 )
 async def test_a_tree_with_a_hostile_name_is_refused(
-    server: Https, git: Binary, user: User, tmp_path: Path, name: bytes
+    server: Https, git: GitBinary, user: User, tmp_path: Path, name: bytes
 ) -> None:
     inner = user.tree(("100644", user.blob(b"[core]\n"), b"config"))
     commit = user.commit_tree(user.tree(("40000", inner, name)))
@@ -669,7 +681,9 @@ async def test_a_tree_with_a_hostile_name_is_refused(
     assert not (tmp_path / "p").exists()
 
 
-async def test_a_link_in_place_of_gitmodules_is_refused(server: Https, git: Binary, user: User, tmp_path: Path) -> None:
+async def test_a_link_in_place_of_gitmodules_is_refused(
+    server: Https, git: GitBinary, user: User, tmp_path: Path
+) -> None:
     commit = user.commit_tree(user.tree(("120000", user.blob(b"/etc/passwd"), b".gitmodules")))
     user("update-ref", "refs/heads/hostile", commit)
 
@@ -677,7 +691,7 @@ async def test_a_link_in_place_of_gitmodules_is_refused(server: Https, git: Bina
         await git.fetch_url(url(server), commit, into=tmp_path / "p", depth=1)
 
 
-async def test_the_words_of_a_server_decide_nothing(server: Https, git: Binary, user: User, tmp_path: Path) -> None:
+async def test_the_words_of_a_server_decide_nothing(server: Https, git: GitBinary, user: User, tmp_path: Path) -> None:
     def speak(handler: Handler) -> bool:
         if handler.command == "GET":
             return False

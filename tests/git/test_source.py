@@ -11,8 +11,8 @@ from runner.core.errors import GitFailed
 from runner.core.settings import Settings
 from runner.git import open_git
 from runner.git._run import run
-from runner.git.binary import Binary
-from runner.ports.git import Author, Snapshotting
+from runner.git.binary import GitBinary
+from runner.ports.git import Author, SnapshotOptions
 from tests.support.needs import GIT
 
 PROGRAM = shutil.which("git") or ""
@@ -57,7 +57,7 @@ async def test_nothing_of_the_hosts_environment_reaches_git(tmp_path: Path, monk
     folder = script(tmp_path / "bin", f"env > {tmp_path}/env; pwd >> {tmp_path}/env; exit 3")
 
     with pytest.raises(GitFailed, match="ended with 3"):
-        await Binary(str(folder / "git")).leaves(tmp_path, "a" * 40)
+        await GitBinary(str(folder / "git")).tree_entries(tmp_path, "a" * 40)
 
     seen = (tmp_path / "env").read_text().splitlines()
     names = {line.partition("=")[0] for line in seen[:-1]}
@@ -105,7 +105,7 @@ async def test_words_are_bounded_and_output_is_not() -> None:
 
     ended = await run(["/bin/sh", "-c", text], env={"PATH": os.defpath}, stdin=b"in")
 
-    assert (ended.code, len(ended.stdout), ended.stdout[-2:], len(ended.words)) == (7, 300_002, b"in", 4096)
+    assert (ended.code, len(ended.stdout), ended.stdout[-2:], len(ended.stderr)) == (7, 300_002, b"in", 4096)
 
 
 @NEEDS_GIT
@@ -113,12 +113,12 @@ async def test_git_is_started_for_nothing_that_needs_no_git(tmp_path: Path) -> N
     """Most triages change nothing in their workspace, and each process costs milliseconds."""
     log = tmp_path / "log"
     counting = script(tmp_path / "bin", f'echo "$1" >> {log}; exec {PROGRAM} "$@"')
-    git = Binary(str(counting / "git"))
+    git = GitBinary(str(counting / "git"))
     tree, repository = tmp_path / "tree", tmp_path / "repository"
     tree.mkdir()
 
-    await git.empty(repository)
-    snapshot = await git.snapshot(repository, tree, None, Snapshotting("nothing", Author("a", "a@b", 1)))
+    await git.create_empty(repository)
+    snapshot = await git.snapshot(repository, tree, None, SnapshotOptions("nothing", Author("a", "a@b", 1)))
     assert not log.exists()
     assert await git.changes(repository, None, snapshot.commit) == []
     shown = await run([PROGRAM, "cat-file", "commit", snapshot.commit], env={"GIT_DIR": str(repository)})
@@ -126,5 +126,5 @@ async def test_git_is_started_for_nothing_that_needs_no_git(tmp_path: Path) -> N
 
     (tree / "new").write_text("x")
     log.write_text("")
-    await git.snapshot(repository, tree, snapshot.commit, Snapshotting("more", Author("a", "a@b", 2)))
+    await git.snapshot(repository, tree, snapshot.commit, SnapshotOptions("more", Author("a", "a@b", 2)))
     assert log.read_text().split() == ["rev-parse", "ls-tree", "update-index", "write-tree"]

@@ -8,19 +8,19 @@ from runner.git.tree import (
     FILE,
     GITLINK,
     LINK,
+    carried_over,
     changes,
     check_branch,
     check_commit_id,
     check_names,
     commit_object,
     covers,
-    kept,
 )
-from runner.ports.git import Author, Change, Entry, Snapshotting
+from runner.ports.git import Author, Change, SnapshotOptions, TreeEntry
 
 
-def leaf(path: str | bytes, mode: int = FILE, id: str = "a" * 40) -> Entry:
-    return Entry(path.encode() if isinstance(path, str) else path, mode, id, 1)
+def leaf(path: str | bytes, mode: int = FILE, id: str = "a" * 40) -> TreeEntry:
+    return TreeEntry(path.encode() if isinstance(path, str) else path, mode, id, 1)
 
 
 @pytest.mark.parametrize(
@@ -103,15 +103,15 @@ def test_a_folder_covers_what_is_below_it_and_no_namesake() -> None:
 
 def test_submodules_are_kept_unless_replaced() -> None:
     base = [leaf("kept", GITLINK), leaf("now a file", GITLINK), leaf("now a folder", GITLINK), leaf("file")]
-    wanted = Snapshotting("m", Author("n", "e", 0))
+    wanted = SnapshotOptions("m", Author("n", "e", 0))
 
-    assert kept(base, [b"now a file", b"now a folder/x"], wanted) == base[:1]
+    assert carried_over(base, [b"now a file", b"now a folder/x"], wanted) == base[:1]
 
 
 def test_identity_cannot_add_lines_to_a_commit() -> None:
     author = Author("Eve <e@x>\nparent 0", "e@x>\n", 5)
 
-    text = commit_object("t" * 40, None, Snapshotting("m\0\n\n", author)).decode()
+    text = commit_object("t" * 40, None, SnapshotOptions("m\0\n\n", author)).decode()
 
     who = "Eve e@xparent 0 <e@x> 5 +0000"
     assert text == f"tree {'t' * 40}\nauthor {who}\ncommitter {who}\n\nm\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.ports.git import Entry
+from runner.ports.git import TreeEntry
 from runner.runtime.file_states import Untouched
 
 
@@ -35,7 +35,7 @@ def test_what_was_written_is_told_from_what_is_beside(
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a").write_text("one")
     tree = os.open(tmp_path, os.O_PATH)
-    with Untouched(tree, [Entry(b"src/a", 0o100644, "", 3)]) as own:
+    with Untouched(tree, [TreeEntry(b"src/a", 0o100644, "", 3)]) as own:
         os.close(tree)
         assert not own.written()
         time.sleep(0.02)  # the kernel's stamps are some milliseconds apart; a sandbox takes longer to start

@@ -16,7 +16,7 @@ from runner.core.errors import GitFailed, HostileTree
 from runner.core.settings import Settings
 from runner.git import open_git
 from runner.policy.paths import PathPolicy
-from runner.ports.git import Author, Snapshotting
+from runner.ports.git import Author, SnapshotOptions
 from runner.runtime.tree_scan import scan
 from runner.safefs import trees
 from runner.safefs.beneath import read_beneath
@@ -125,9 +125,9 @@ def try_snapshot(path: str) -> Try:
     async def snapshot(root: Path, scratch: Path) -> int:
         repository = scratch / "private"
         if not repository.exists():
-            await git.empty(repository)
+            await git.create_empty(repository)
         with suppress(GitFailed, HostileTree):  # a tree that changes under it may be refused
-            await git.snapshot(repository, root, None, Snapshotting("work", Author("A", "a@example.org", 0)))
+            await git.snapshot(repository, root, None, SnapshotOptions("work", Author("A", "a@example.org", 0)))
         assert not (repository / "objects" / leaked[:2] / leaked[2:]).exists()
         return 2 * NAMES
 

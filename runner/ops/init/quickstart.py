@@ -16,7 +16,7 @@ from pathlib import Path
 from runner.core.errors import FileExists, FileNotWritten, UsageError, shown
 from runner.core.settings import Settings, shipped
 from runner.git import open_git
-from runner.ports.git import Author, Snapshotting
+from runner.ports.git import Author, SnapshotOptions
 
 REPOSITORY = "repository"
 _SELFTEST = "selftest.runner.yaml"
@@ -54,9 +54,9 @@ async def copy_quickstart(to: Path, settings: Settings) -> None:
 async def _commit(tree: Path, private: Path, repository: Path, settings: Settings) -> None:
     """Make the repository of what is in ``tree``; ``private`` is what it is made of."""
     git = open_git(settings)
-    await git.empty(private)
+    await git.create_empty(private)
     author = Author("runner", "runner@localhost", 0)
-    snapshot = await git.snapshot(private, tree, None, Snapshotting("The sub-runners", author))
+    snapshot = await git.snapshot(private, tree, None, SnapshotOptions("The sub-runners", author))
     await git.check_out(private, snapshot.commit, into=repository, branch="main")
 
 

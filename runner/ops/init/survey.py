@@ -250,7 +250,7 @@ def _c_ways(top: Path) -> Iterator[Way]:
 
 def find_dependencies(top: Path) -> Iterator[str]:
     """The directories that package managers have filled and git ignores: of the repository, and of packages in it."""
-    place = source.find(top)
+    place = source.find_repository(top)
     names = [name for name in _ENVIRONMENTS if (top / name / "pyvenv.cfg").is_file()][:1]
     names += [name for name in _FOLDERS if (top / name).is_dir() and not _links(top, name)]
     names += _nested(top)
@@ -265,9 +265,9 @@ def _links(top: Path, name: str) -> bool:
     return os.path.realpath(top / name) != os.path.join(os.path.realpath(top), name)
 
 
-def _ignored(place: source.Place, name: str) -> bool:
+def _ignored(place: source.LocalRepository, name: str) -> bool:
     try:
-        return source.kept(place, name) is None
+        return source.why_not_ignored(place, name) is None
     except (RunnerError, OSError):
         return False
 

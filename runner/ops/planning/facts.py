@@ -311,7 +311,7 @@ async def _commit_of_url(checkout: Checkout, git: Git, known: CommitFact | None)
     if known is not None:
         return known
     assert checkout.url is not None
-    tip = await git.look_up(checkout.url, branch=checkout.branch, commit=checkout.commit)
+    tip = await git.resolve_url(checkout.url, branch=checkout.branch, commit=checkout.commit)
     return CommitFact(tip.commit, tip.branch, dirty=False)
 
 

@@ -43,7 +43,7 @@ def lend_dependencies(dependencies: Sequence[str], checkout: Checkout, lent: Len
     """
     if not dependencies or checkout.path is None:
         return lent
-    place = source.find(checkout.path, within=checkout.within)
+    place = source.find_repository(checkout.path, within=checkout.within)
     mounts: list[Mount] = []
     linked: list[str] = []
     for name in (name.rstrip("/") for name in dependencies):
@@ -51,7 +51,7 @@ def lend_dependencies(dependencies: Sequence[str], checkout: Checkout, lent: Len
         if absent([os.path.realpath(place.top) + "/" + name]):
             hint = "install what the repository needs there" if not path.exists() else "links do not count"
             raise BadValue(f"`{name}` is not a directory of `{place.top}`", hint=hint)
-        if why := source.kept(place, name):
+        if why := source.why_not_ignored(place, name):
             hint = "name directories that git ignores, such as .venv or node_modules"
             raise BadValue(f"`{name}` {why}", hint=hint)
         mounts.append(Mount(Path(os.path.realpath(path)), name))

@@ -37,8 +37,8 @@ from runner.core.settings import Settings
 from runner.events.events import SnapshotPublished
 from runner.events.record import RunRecord
 from runner.git.common import in_thread
-from runner.git.deliver import Applied, Branched, Pushed, open_delivery
-from runner.git.source import find
+from runner.git.deliver import ApplyResult, DeliveredBranch, PushResult, open_delivery
+from runner.git.source import find_repository
 from runner.ops.runs.history import Past, patch_of
 from runner.ops.runs.secret_values import redactor_of
 from runner.report import markdown
@@ -50,7 +50,7 @@ PUSH_SECONDS = 300.0
 
 async def make_branch(
     past: Past, settings: Settings, *, into: Path | None, name: str | None, unverified: bool, commits: bool = False
-) -> Branched:
+) -> DeliveredBranch:
     """See ``Delivery.branch``; by default in the repository that the run was cloned from, under the run's own name.
 
     With ``commits`` it is made of the agent's own. Raises ``CommitsDiffer`` when they are not all of the work.
@@ -62,13 +62,15 @@ async def make_branch(
     return await delivery.branch(repository, commit, into=place, name=name or branch_of(past, snapshot))
 
 
-async def apply_patch(past: Past, settings: Settings, *, into: Path | None, check: bool, unverified: bool) -> Applied:
+async def apply_patch(
+    past: Past, settings: Settings, *, into: Path | None, check: bool, unverified: bool
+) -> ApplyResult:
     """See ``Delivery.apply``. Raises ``PatchChanged`` when the patch is not the one that the run wrote."""
     snapshot, _ = _published(past, settings, unverified=unverified)
     delivery = open_delivery(settings)
     place = into or _source_or_refuse(past)
     if not snapshot.changed:
-        return Applied(place, (), present=True)
+        return ApplyResult(place, (), present=True)
     patch = patch_of(past)
     await in_thread(_check_patch, past, patch)
     with _scratch(settings, past) as scratch:
@@ -83,7 +85,7 @@ async def push(
     branch: str | None,
     unverified: bool,
     seconds: float = PUSH_SECONDS,
-) -> Pushed:
+) -> PushResult:
     """See ``Delivery.push``; bounded by ``seconds``, after which it raises ``PushTimedOut``."""
     snapshot, repository = _published(past, settings, unverified=unverified)
     delivery = open_delivery(settings)
@@ -144,7 +146,7 @@ def source_of(past: Past) -> Path | None:
         return None
     path = Path(body["path"])
     if (within := body.get("within")) is not None:
-        find(path, Path(within))
+        find_repository(path, Path(within))
     return path
 
 

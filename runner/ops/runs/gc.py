@@ -150,7 +150,7 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
     found += [kept("run", p, p.name, _touched([p])) for p in sorted(home.glob("runs/*")) if p.is_dir()]
     found += [kept("manifest", p, None, _touched([p])) for p in sorted(home.glob("triage/*.runner.yaml"))]
     mirrors = [p for p in sorted(home.glob("mirrors/*")) if p.is_dir()]
-    return found + [kept("mirror", p, None, mirror.used_at(p)) for p in mirrors]
+    return found + [kept("mirror", p, None, mirror.last_used(p)) for p in mirrors]
 
 
 def _signs(home: Path, handle: Handle) -> list[Path]:
@@ -192,4 +192,4 @@ def _lock(kept: Kept, home: Path) -> int | None:
     if kept.kind != "mirror":
         directory = home / "runs" / str(kept.run)
         return take(directory) if directory.is_dir() else os.open(home, os.O_RDONLY | os.O_DIRECTORY)
-    return mirror.hold(kept.path)
+    return mirror.try_lock(kept.path)

@@ -43,7 +43,7 @@ from runner.ops.workspaces.create_checks import adoptable, choose_provider, limi
 from runner.ops.workspaces.leases import LeaseState, ask_to_end, states_of
 from runner.ops.workspaces.workspace_lease import Premises, Tenancy, occupy
 from runner.policy.paths import PathPolicy
-from runner.ports.git import Author, Snapshot, Snapshotting, Tip
+from runner.ports.git import Author, ResolvedRef, Snapshot, SnapshotOptions
 from runner.ports.provider import Provider, WorkspaceRequest
 from runner.ports.store import ProjectRow, Store, WorkspaceRow
 from runner.runtime.agents_file import replace_in_project
@@ -165,7 +165,7 @@ async def create(premises: Premises, wish: Wish) -> WorkspaceRow:
     project = await premises.store.project(wish.project) if wish.project is not None else None
     chosen = await choose_provider(premises, wish.provider, wish.image, adopting=path is not None)
     git = premises.ports.git
-    tip = await git.look_up(wish.url, branch=wish.branch, commit=None) if wish.url is not None else None
+    tip = await git.resolve_url(wish.url, branch=wish.branch, commit=None) if wish.url is not None else None
     on_shared_disk = path is not None or (project is not None and not project.workspace_isolation)
     limits, not_enforced = limits_of(settings, chosen.probe.on_shared_disk() if on_shared_disk else chosen.probe)
     requested = ev.WorkspaceRequested(
@@ -195,7 +195,7 @@ async def create(premises: Premises, wish: Wish) -> WorkspaceRow:
     return await premises.store.workspace(id)
 
 
-async def _make(tenancy: Tenancy, provider: Provider, project: ProjectRow | None, tip: Tip | None) -> None:
+async def _make(tenancy: Tenancy, provider: Provider, project: ProjectRow | None, tip: ResolvedRef | None) -> None:
     row, premises = tenancy.row, tenancy.premises
     shared = project is not None and not project.workspace_isolation and row.path is None
     request = WorkspaceRequest(
@@ -222,7 +222,7 @@ async def _make(tenancy: Tenancy, provider: Provider, project: ProjectRow | None
     await tenancy.write(ev.WorkspaceBecame(S.READY))
 
 
-async def _fill(tenancy: Tenancy, handle: Handle, tip: Tip | None) -> str | None:
+async def _fill(tenancy: Tenancy, handle: Handle, tip: ResolvedRef | None) -> str | None:
     """Bring the tree to what the workspace starts with; the commit that its work is compared with."""
     row, git, repository = tenancy.row, tenancy.premises.ports.git, tenancy.premises.repository(tenancy.row.id)
     if row.url is not None and tip is not None:
@@ -232,7 +232,7 @@ async def _fill(tenancy: Tenancy, handle: Handle, tip: Tip | None) -> str | None
     if not _has(handle.tree, ".git"):
         await git.initialise(handle.tree, branch=BRANCH)
     if not handle.adopted:
-        await git.empty(repository)
+        await git.create_empty(repository)
         return None
     try:
         return await git.resolve(handle.tree, branch=None, commit=None)
@@ -442,7 +442,7 @@ async def _work_of(tenancy: Tenancy, handle: Handle) -> _Work:
     git, repository = premises.ports.git, premises.repository(row.id)
     author = Author("runner", "runner@localhost", premises.ports.now() // 1_000_000)
     left_out = found.offending | {name.encode() for name in placed}
-    wanted = Snapshotting(f"unsaved work of workspace {row.id}", author, left_out)
+    wanted = SnapshotOptions(f"unsaved work of workspace {row.id}", author, left_out)
     snapshot = await git.snapshot(repository, handle.tree, row.base, wanted)
     changes = await git.changes(repository, row.base, snapshot.commit)
     return _Work(snapshot, len(changes), found.violations)

@@ -17,7 +17,7 @@ from runner.core.errors import HostileTree, PlatformError, PolicyError, RemoteOv
 from runner.core.model import Violation
 from runner.events import events as ev
 from runner.policy.paths import PathPolicy
-from runner.ports.git import Authored
+from runner.ports.git import AgentCommit
 from runner.ports.provider import SandboxSpec
 from runner.runtime.context import Run
 from runner.runtime.mount_plan import Shape
@@ -118,7 +118,7 @@ async def _bundle(run: Run, shape: Shape, base: str) -> bytes | None:
     return result.stdout
 
 
-def _judge(authored: Sequence[Authored], policy: PathPolicy, shape: Shape) -> tuple[Violation, ...]:
+def _judge(authored: Sequence[AgentCommit], policy: PathPolicy, shape: Shape) -> tuple[Violation, ...]:
     """What of any commit breaks policy, also when a later one takes it back."""
     found: list[Violation] = []
     protected = [name.rstrip("/") for name in shape.protected]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.core.model import Outcome, succeeded
 from runner.events import events as ev
-from runner.ports.git import Snapshotting
+from runner.ports.git import SnapshotOptions
 from runner.runtime.agents_file import place_in_tree
 from runner.runtime.context import Run
 from runner.runtime.policy_scan import broken, judge_usable, scan_checkout
@@ -29,12 +29,12 @@ async def perform(body: Body, run: Run) -> Outcome:
     message = f"{body.commit[:12]} on {body.branch}"
     count = 0
     if body.include_dirty and body.path is not None:
-        count = await git.add_dirty(body.path, into=handle.tree, within=body.within)
+        count = await git.copy_uncommitted(body.path, into=handle.tree, within=body.within)
     if violations := await scan_checkout(run, STEP, body.policies):
         return broken(violations, " before anything ran")
     if body.include_dirty:
         # What was uncommitted before the agent came is not the agent's work, so it belongs to the base.
-        wanted = Snapshotting("uncommitted files", run.author())
+        wanted = SnapshotOptions("uncommitted files", run.author())
         made = await git.snapshot(repository, handle.tree, body.commit, wanted)
         changes = await git.changes(repository, body.commit, made.commit)
         if unusable := tuple((await judge_usable(run, made, changes)).values()):

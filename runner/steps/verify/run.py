@@ -15,7 +15,7 @@ from runner.core.model import Check, CheckKind, Mount, Outcome, Reason, failed, 
 from runner.core.settings import limit
 from runner.events import events as ev
 from runner.policy.paths import PathPolicy, matcher, printable
-from runner.ports.git import Entry
+from runner.ports.git import TreeEntry
 from runner.ports.provider import Workspace
 from runner.runtime.context import Run
 from runner.runtime.exec import LogFile, blame, open_logs, run_command, written
@@ -125,7 +125,7 @@ async def _check_tree(body: Body, run: Run, results: Results) -> None:
     await discard_checkout(run, STEP)
 
 
-def check_files(verify: VerifySpec, entries: Sequence[Entry], results: Results) -> None:
+def check_files(verify: VerifySpec, entries: Sequence[TreeEntry], results: Results) -> None:
     """Required patterns each match something in the clean checkout, forbidden ones nothing."""
     paths = [entry.path.decode("utf-8", "surrogateescape") for entry in entries]
     for pattern in verify.required:

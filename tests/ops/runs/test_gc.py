@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from runner.artifacts.run_lock import claim
-from runner.git.mirror import hold
+from runner.git.mirror import try_lock
 from runner.ops.runs.gc import Verdict, judge
 from runner.ports.provider import WorkspaceRequest
 from runner.providers.process import OnHost
@@ -189,7 +189,7 @@ def test_the_longest_unused_mirrors_go_when_all_are_over_their_limit(project: Pr
         set_age(mirrors / name / "ready" / "commit", days)
         set_age(mirrors / name, days)
     project.env["RUNNER_MIRROR_LIMIT"] = "2600K"
-    lock = hold(mirrors / "held")
+    lock = try_lock(mirrors / "held")
     assert lock is not None
 
     foreseen = found(project, "--dry-run")
