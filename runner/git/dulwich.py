@@ -120,7 +120,7 @@ def _quarantine_needs_git() -> GitMissing:
 
 
 def _url_needs_git(url: str) -> UrlUnsupported:
-    return UrlUnsupported(f"`{url}` can not be cloned without git", hint="install git")
+    return UrlUnsupported(f"`{url}` cannot be cloned without git", hint="install git")
 
 
 @contextmanager
