@@ -17,10 +17,10 @@ from urllib.parse import parse_qs
 import trio
 
 from runner.core.nurseries import open_services
-from runner.fake_model.apis._api import NoTool, Said, Voice, said_of
+from runner.fake_model.api import NoTool, Said, Voice, said_of
 from runner.fake_model.script import Turn
-from runner.gateway.apis._api import Api as ApiModule
-from runner.gateway.apis._api import Call, Kind, read_body
+from runner.gateway.api import Api as ApiModule
+from runner.gateway.api import Call, Kind, read_body
 from runner.gateway.gateway import check_prices, open_session
 from runner.network.http import LARGE_PLACES, Headers, Reply, Request, serve_http
 from runner.network.upstream import Answer, UpstreamFailed

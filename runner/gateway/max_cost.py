@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.gateway.apis._api import Counts, inner
+from runner.gateway.api import Counts, inner
 from runner.gateway.prices import cost_usd
 
 UNSAID = 128_000  # tokens of an answer to a request that sets no limit: no model of the table gives longer ones

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from runner.gateway.apis._api import Api, Counts, End
+from runner.gateway.api import Api, Counts, End
 
 MAX_EVENT = 4 << 20  # bytes of one event, or of one answer that is no stream; nothing is read in a longer one
 _SENT_BYTES = 4  # for an estimated token; prompts are a little below

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from runner.gateway.apis._api import Counts, admits
+from runner.gateway.api import Counts, admits
 
 _TABLE = Path(__file__).with_name("prices.json")
 _MILLION = 1_000_000

@@ -20,7 +20,7 @@ import trio
 from runner.core.errors import UnfitSecret, printable
 from runner.core.model import Outcome, Reason, Usage, failed
 from runner.core.redact import Redactor
-from runner.gateway.apis._api import (
+from runner.gateway.api import (
     MAX_MODEL,
     Api,
     BadBody,

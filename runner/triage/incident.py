@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from runner.triage._json import read_object, written
+from runner.triage.strict_json import read_object, written
 
 FILE = "incident.json"
 

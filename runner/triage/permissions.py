@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from runner.core.errors import shown
-from runner.triage._json import read_object, written
+from runner.triage.strict_json import read_object, written
 
 FILE = "incident_cluster_permissions.json"
 MINIMUM = ("pods", "logs", "events")  # without any of them an investigation is guesswork

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from runner.gateway.apis._api import Counts, admits
+from runner.gateway.api import Counts, admits
 from runner.gateway.meter import MAX_EVENT, Meter
 from runner.gateway.prices import cost_usd
 

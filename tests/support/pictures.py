@@ -21,8 +21,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import runner.agents
-from runner.agents._version import pin_of
 from runner.core import plugins
+from runner.core.npm_package import pin_of
 from tests.support import components
 
 ROOT = Path(__file__).parents[2]

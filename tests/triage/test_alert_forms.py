@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runner.triage._json import read_object, written
 from runner.triage.alert import Made, incident_of, misnamed
+from runner.triage.strict_json import read_object, written
 
 MADE = Made("an-id", "2026-11-21T03:00:00Z")
 POD = {"apiVersion": "v1", "kind": "Pod", "name": "checkout-7c9d-8wm2t", "namespace": "payments"}

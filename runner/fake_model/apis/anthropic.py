@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.fake_model.apis._api import Said, Tools, Voice, event, pieces
-from runner.gateway.apis._api import inner, objects
+from runner.fake_model.api import Said, Tools, Voice, event, pieces
+from runner.gateway.api import inner, objects
 
 
 class Anthropic:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.core.model import Reason
-from runner.gateway.apis._api import Api, Call, Counts, End, Kind, ended, failure, inner, objects, reason_of, whole
+from runner.gateway.api import Api, Call, Counts, End, Kind, ended, failure, inner, objects, reason_of, whole
 from runner.ports.gateway import Refusal
 
 _TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 502: "api_error"}

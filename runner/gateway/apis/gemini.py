@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.core.model import Reason
-from runner.gateway.apis._api import (
+from runner.gateway.api import (
     MAX_MODEL,
     Api,
     Call,

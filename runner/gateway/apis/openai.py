@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runner.core.model import Reason
-from runner.gateway.apis._api import Api, Call, Counts, End, Kind, ended, failure, inner, objects, reason_of, whole
+from runner.gateway.api import Api, Call, Counts, End, Kind, ended, failure, inner, objects, reason_of, whole
 from runner.ports.gateway import Refusal
 
 _CODES = {

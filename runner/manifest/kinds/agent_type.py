@@ -9,7 +9,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
 from runner.core.errors import nearest
-from runner.manifest.kinds._cli_tools import CLI_TOOLS
+from runner.manifest.cli_tools import CLI_TOOLS
 from runner.manifest.kinds._fields import (
     Body,
     Command,

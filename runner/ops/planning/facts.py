@@ -242,7 +242,7 @@ async def _cli_version(
     if want.agent is None:
         return {}
     import runner.agents  # most runs have no model
-    from runner.agents._version import pin_of, program_at, version_of
+    from runner.core.npm_package import pin_of, program_at, version_of
     from runner.ports.provider import PATH, Images, program_directory
 
     agent = plugins.load(runner.agents, want.agent).agent

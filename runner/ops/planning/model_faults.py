@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from runner.core import plugins
 from runner.core.errors import BadValue, NoWriter, RunnerError, Unpriced
-from runner.manifest.kinds._cli_tools import WRITERS
+from runner.manifest.cli_tools import WRITERS
 from runner.spec.model import RunSpec
 from runner.spec.select import Selected
 

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from typing import NamedTuple
 
 import runner.agents
-from runner.agents._version import pin_of, program_at
 from runner.cluster.clusters import Clusters
 from runner.core import plugins
 from runner.core.errors import CliMissing, Rejected, RunnerError, distinct, shown
+from runner.core.npm_package import pin_of, program_at
 from runner.core.redact import Redactor
 from runner.core.settings import Settings
 from runner.gateway.gateway import ModelGateway, usable

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import trio
 
 import runner.agents
-from runner.agents._version import pin_of, version_of
 from runner.cluster.clusters import Clusters
 from runner.core import plugins
 from runner.core.errors import ImageMissing, ProviderUnavailable, Rejected, RunnerError, nearest
+from runner.core.npm_package import pin_of, version_of
 from runner.core.nurseries import stoppable
 from runner.core.settings import Settings
 from runner.gateway.gateway import usable
@@ -147,7 +147,7 @@ async def _key(triage: Triage, settings: Settings) -> list[Checked]:
 
 def _model(triage: Triage, body: bytes, host: str) -> list[Checked]:
     """What a list of models says of the one that is asked for; nothing when it is none, or not all of it."""
-    from runner.gateway.apis._api import admits, inner, json_of, objects
+    from runner.gateway.api import admits, inner, json_of, objects
 
     found = inner(json_of(body))
     if found.get("has_more") or found.get("nextPageToken"):

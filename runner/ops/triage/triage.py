@@ -20,7 +20,6 @@ from shutil import which
 from typing import Any
 
 import runner.agents
-from runner.agents._version import program_at
 from runner.core import plugins
 from runner.core.errors import (
     BadKubeconfig,
@@ -38,6 +37,7 @@ from runner.core.errors import (
     nearest,
     shown,
 )
+from runner.core.npm_package import program_at
 from runner.core.settings import Settings, parse_duration, parse_size
 from runner.manifest.emit import Value, emit
 from runner.ops.planning.agent_programs import ON_THIS_HOST, docker_answers, find_agent, install_hint, is_open
@@ -46,10 +46,10 @@ from runner.ops.planning.make_plan import Planned, Request, make_plan
 from runner.ports.agent import ModelAgent
 from runner.ports.provider import PATH, program_directory
 from runner.spec.template import is_template
-from runner.triage._json import read_object, written
 from runner.triage.alert import SERVICES, Made, incident_of, incident_of_words, misnamed, same_incident
 from runner.triage.reader_account import reader_manifest
 from runner.triage.sections import HEADINGS, SECTIONS
+from runner.triage.strict_json import read_object, written
 
 NAME = "triage"
 NOWHERE = Path(os.devnull)  # in place of an incident's directory

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import runner.agents
-from runner.agents._version import pin_of, program_at, version_of
 from runner.core import plugins
+from runner.core.npm_package import pin_of, program_at, version_of
 from runner.ops.host.image import pins
 
 CLIS = ("claude", "codex", "gemini", "goose")

@@ -10,7 +10,7 @@ from posixpath import dirname
 from typing import Any, Protocol
 
 from runner.fake_model.script import Turn
-from runner.gateway.apis._api import Counts
+from runner.gateway.api import Counts
 
 PIECE = 24  # characters of text in one event of a stream
 
