@@ -1,4 +1,4 @@
-"""Which version of a CLI is installed, by the package that its program lies in: to ask the program takes seconds."""
+"""npm packages that programs on this host belong to, and their versions, without running the program."""
 
 from __future__ import annotations
 
