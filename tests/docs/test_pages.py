@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import shlex
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ import pytest
 from runner.manifest.load import load
 from runner.report.diagnostics import render
 from runner.safefs import trees
-from tests.support.page import Answer, Command, Page, read_page, rewritten, run_page
+from tests.support.page import HOME, Answer, Command, Page, read_page, rewritten, run_page
 from tests.support.page_situations import ROOT, SITUATIONS, programs, require
 from tests.support.situations import leftovers
 
@@ -43,7 +44,7 @@ def test_commands_of_a_page_print_what_it_shows(name: str, tmp_path: Path, reque
 
 def session(page: Page, folder: Path) -> list[tuple[Command, Answer]]:
     """Run a page where its comments say, in a home of its own, and leave nothing of it on the host."""
-    home, needed = folder / "home", page.chosen("needs")
+    home, needed = make_home(), page.chosen("needs")
     work, state = home / "work", home / ".local" / "state" / "runner"
     for made in (work, state, folder / "bin"):
         made.mkdir(parents=True)
@@ -51,20 +52,31 @@ def session(page: Page, folder: Path) -> list[tuple[Command, Answer]]:
     (home / ".gitconfig").write_text("[user]\nname = You\nemail = you@example.org\n[init]\ndefaultBranch = main\n")
     env = {"LANG": "C.UTF-8", "PYTHONPATH": str(ROOT), "GIT_CONFIG_NOSYSTEM": "1"}
     env["PATH"] = os.pathsep.join([str(folder / "bin"), *programs(needed), os.environ["PATH"]])
-    with ExitStack() as stack:
-        for part in needed:
-            env |= require(part)
-        for situation in page.chosen("given"):
-            env |= stack.enter_context(SITUATIONS[situation](work))
-        command = folder / "bin" / "runner"
-        words = f'PYTHONPATH={shlex.quote(env.pop("PYTHONPATH"))} exec {shlex.quote(sys.executable)} -m runner "$@"'
-        command.write_text(f"#!/bin/sh\n{words}\n")
-        command.chmod(0o755)
-        answers = run_page(page, home, env, TIMEOUT)
-    left = leftovers(home)
-    trees.remove(home)
+    try:
+        with ExitStack() as stack:
+            for part in needed:
+                env |= require(part)
+            for situation in page.chosen("given"):
+                env |= stack.enter_context(SITUATIONS[situation](work))
+            command = folder / "bin" / "runner"
+            words = f'PYTHONPATH={shlex.quote(env.pop("PYTHONPATH"))} exec {shlex.quote(sys.executable)} -m runner "$@"'
+            command.write_text(f"#!/bin/sh\n{words}\n")
+            command.chmod(0o755)
+            answers = run_page(page, home, env, TIMEOUT)
+        left = leftovers(home)
+    finally:
+        trees.remove(home)
     assert left == []
     return answers
+
+
+def make_home() -> Path:
+    """A new directory whose name is as long as the one that pages show, so that tables are as wide."""
+    while True:
+        home = Path("/tmp", "".join(random.choices("ghjkmnpqrstvwxyz", k=len(HOME) - len("/tmp/"))))
+        with suppress(FileExistsError):
+            home.mkdir(mode=0o700)
+            return home
 
 
 def differences(name: str, answers: list[tuple[Command, Answer]]) -> str:

@@ -25,7 +25,7 @@ _CODE = re.compile(r"(`+).+?\1")
 _LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 _EXIT = re.compile(r"\[exit (\d+)\]")
 _END = "=====runner-page====="
-_HOME = "/home/you"  # as pages write it
+HOME = "/home/you"  # as pages write it
 _VOLATILE = (  # what differs between two runs of one command
     (
         r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?|\b\d\d:\d\d:\d\d(?:\.\d+)?",
@@ -193,7 +193,7 @@ def run_page(page: Page, home: Path, env: Mapping[str, str], timeout: float) -> 
                 os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()
         output.seek(0)
-        text = output.read().decode(errors="replace").replace(str(home), _HOME)
+        text = output.read().decode(errors="replace").replace(str(home), HOME)
     *ended, rest = re.split(rf"\n{_END} (\d+)\n", text)
     answers = [Answer(out, int(status)) for out, status in zip(ended[::2], ended[1::2], strict=True)]
     missing = [Answer(rest, None)] * (len(commands) - len(answers))
