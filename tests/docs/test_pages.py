@@ -38,8 +38,8 @@ def test_commands_of_a_page_print_what_it_shows(name: str, tmp_path: Path, reque
 
     if request.config.option.update_cases:
         page.path.write_text(rewritten(page, answers))
-    else:
-        assert differences(name, answers) == ""
+    elif found := differences(name, answers):
+        pytest.fail(found, pytrace=False)
 
 
 def session(page: Page, folder: Path) -> list[tuple[Command, Answer]]:
