@@ -14,7 +14,7 @@ from typing import Any
 
 from runner.agents._lines import last_line, tail
 from runner.core.errors import printable
-from runner.core.model import Command, Exit, Fate, Outcome, Reason, Status, Usage, failed, succeeded
+from runner.core.model import Command, CommandStatus, Exit, Outcome, Reason, Status, Usage, failed, succeeded
 from runner.ports.agent import Access, Ended, Preparation
 from runner.ports.gateway import Api
 
@@ -48,13 +48,13 @@ class Calls:
     _asked: dict[str, Command] = field(default_factory=dict)
 
     def ask(self, id: str, text: str) -> None:
-        self._asked.setdefault(id, Command(text, fate=Fate.CUT))
+        self._asked.setdefault(id, Command(text, status=CommandStatus.CUT))
 
-    def end(self, id: str, exit: object = None, fate: Fate = Fate.EXECUTED) -> None:
+    def end(self, id: str, exit: object = None, status: CommandStatus = CommandStatus.EXECUTED) -> None:
         """``exit`` is what a stream has in its place, which counts if it is a status."""
         if id in self._asked:
-            status = exit if isinstance(exit, int) and not isinstance(exit, bool) else None
-            self._asked[id] = Command(self._asked[id].text, status, fate)
+            code = exit if isinstance(exit, int) and not isinstance(exit, bool) else None
+            self._asked[id] = Command(self._asked[id].text, code, status)
 
     def all(self) -> tuple[Command, ...]:
         return tuple(self._asked.values())

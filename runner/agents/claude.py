@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from runner.agents._cli import Calls, Cli, Line, Turn, at, count, items, reason_of_status, text
 from runner.agents._stream_text import EXIT_OF_CLAUDE, of_claude
-from runner.core.model import Command, Fate, Reason, Usage
+from runner.core.model import Command, CommandStatus, Reason, Usage
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
 
@@ -85,14 +85,14 @@ def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
                     _end(calls, line, result)
                     killed += [text(result, "tool_use_id")] if _said(result).startswith(_KILLED) else []
     for id in killed:
-        calls.end(id, fate=Fate.CUT)
+        calls.end(id, status=CommandStatus.CUT)
     return calls.all()
 
 
 def _end(calls: Calls, line: Line, result: Line) -> None:
     id = text(result, "tool_use_id")
     if _denied(result) or _said(result).startswith(_UNDONE):
-        calls.end(id, fate=Fate.DENIED)
+        calls.end(id, status=CommandStatus.DENIED)
     elif at(result, "is_error") is True:
         told = EXIT_OF_CLAUDE.match(_said(result))
         calls.end(id, int(told[1]) if told else None)

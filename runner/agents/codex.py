@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from runner.agents._cli import Calls, Cli, Line, Turn, at, count, reason_of, text
 from runner.agents._stream_text import of_codex, script_of
-from runner.core.model import Command, Fate, Usage
+from runner.core.model import Command, CommandStatus, Usage
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
 
@@ -71,7 +71,9 @@ def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
         calls.ask(text(item, "id"), script_of(text(item, "command")))
         if line.get("type") == "item.completed":
             denied = text(item, "status") == _DECLINED
-            calls.end(text(item, "id"), at(item, "exit_code"), Fate.DENIED if denied else Fate.EXECUTED)
+            calls.end(
+                text(item, "id"), at(item, "exit_code"), CommandStatus.DENIED if denied else CommandStatus.EXECUTED
+            )
     return calls.all()
 
 

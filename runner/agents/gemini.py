@@ -16,7 +16,7 @@ from posixpath import relpath
 
 from runner.agents._cli import Calls, Cli, Line, Turn, at, count, reason_of, text
 from runner.agents._stream_text import EXIT_OF_GEMINI, of_gemini
-from runner.core.model import Command, Fate, Reason, Usage
+from runner.core.model import Command, CommandStatus, Reason, Usage
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
 
@@ -126,7 +126,9 @@ def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
             case "tool_result":
                 told = EXIT_OF_GEMINI.match(text(line, "output"))
                 exit = int(told[1]) if told else None  # of commands that printed something it does not say
-                calls.end(text(line, "tool_id"), exit, Fate.DENIED if _denied(line) else Fate.EXECUTED)
+                calls.end(
+                    text(line, "tool_id"), exit, CommandStatus.DENIED if _denied(line) else CommandStatus.EXECUTED
+                )
     return calls.all()
 
 

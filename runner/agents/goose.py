@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from runner.agents._cli import Calls, Cli, Line, Turn, at, count, items, reason_of, text
 from runner.agents._stream_text import of_goose
-from runner.core.model import Command, Fate, Reason, Usage
+from runner.core.model import Command, CommandStatus, Reason, Usage
 from runner.core.settings import shipped
 from runner.ports.agent import Access, Preparation
 from runner.ports.gateway import Api
@@ -81,7 +81,7 @@ def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
             elif at(part, "type") == "toolResponse":
                 denied = text(answer, "status") == "error"
                 exit = at(answer, "value", "structuredContent", "exit_code")
-                calls.end(text(part, "id"), exit, Fate.DENIED if denied else Fate.EXECUTED)
+                calls.end(text(part, "id"), exit, CommandStatus.DENIED if denied else CommandStatus.EXECUTED)
     return calls.all()
 
 

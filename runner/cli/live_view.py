@@ -260,7 +260,7 @@ def found_of(record: RunRecord, scene: Scene, directory: Path) -> Found:
 
     kept, report, place = directory / "output", None, None
     if scene.report:
-        delivered = record.receipt.outputs if record.receipt is not None else ()
+        delivered = record.saved_work.outputs if record.saved_work is not None else ()
         place = next((Path(path) for path in delivered if path.endswith(f"/{scene.report}")), kept / scene.report)
         try:
             report = read_beneath(kept, scene.report, _REPORT).decode(errors="replace")

@@ -124,7 +124,7 @@ class SlotState(StrEnum):
     DRAINING = "draining"
 
 
-class Miss(StrEnum):
+class PoolMissReason(StrEnum):
     """Why a workspace was made cold though workspaces are kept warm: what differs, or what failed."""
 
     NO_KEEPER = "no keeper"
@@ -194,7 +194,7 @@ class Reason(StrEnum):
     CUT_OFF = "cut-off"
 
 
-class Rung(StrEnum):
+class StopStage(StrEnum):
     """What was done to a command's processes to end them; ``SANDBOX`` is the whole sandbox."""
 
     TERM = "term"
@@ -286,7 +286,7 @@ class Usage:
         )
 
 
-class Fate(StrEnum):
+class CommandStatus(StrEnum):
     """What became of a command that an agent asked for; ``CUT`` is one whose end its CLI did not tell."""
 
     EXECUTED = "executed"
@@ -300,7 +300,7 @@ class Command:
 
     text: str
     exit: int | None = None
-    fate: Fate = Fate.EXECUTED
+    status: CommandStatus = CommandStatus.EXECUTED
 
 
 class CheckKind(StrEnum):
@@ -428,7 +428,7 @@ class Fence:
 
 
 @dataclass(frozen=True)
-class Anchor:
+class ClockReference:
     """How this host's wall clock stands to its time since boot: ``offset`` is their difference in microseconds."""
 
     boot: str
@@ -436,7 +436,7 @@ class Anchor:
 
 
 @dataclass(frozen=True)
-class Receipt:
+class SavedWork:
     """Proof that work was saved before teardown. ``patch`` is relative to the run's directory.
 
     ``withheld`` means that policy was broken: the patch leaves out the offending files and nothing

@@ -15,7 +15,7 @@ from typing import cast
 import trio
 
 from runner.core.errors import RunnerError, WorkspaceLost
-from runner.core.model import Handle, Miss, SlotKey, SlotState
+from runner.core.model import Handle, PoolMissReason, SlotKey, SlotState
 from runner.lifecycle.pool import PREFIX, Failures, decide, name_of, why_missed
 from runner.ports.provider import Provider, SandboxHandoff, Slot, WarmSlots, WorkspaceRequest
 from runner.ports.store import SlotRow, Store
@@ -155,7 +155,7 @@ class Keeper:
         finally:
             self._woken.set()
 
-    async def claim(self, key: SlotKey, request: WorkspaceRequest, deliver: Deliver) -> Miss | None:
+    async def claim(self, key: SlotKey, request: WorkspaceRequest, deliver: Deliver) -> PoolMissReason | None:
         """Let a slot be the workspace that is asked for, or say why none can be.
 
         ``deliver`` brings the sandbox to whoever asks, once nobody else has it, and says whether it has arrived; if
@@ -166,7 +166,7 @@ class Keeper:
             if await self._is_given(kept, request, deliver):
                 return None
             died = True
-        return Miss.DEAD if died else why_missed(key, self._keys.values())
+        return PoolMissReason.DEAD if died else why_missed(key, self._keys.values())
 
     def _take(self, pool: str) -> _Kept | None:
         """A slot that nobody else gets any more."""

@@ -110,7 +110,7 @@ def _policy(written: Mapping[str, Any]) -> PolicySpec:
 
 def has_work(record: RunRecord) -> bool:
     """Whether there may be work that nobody has saved: the agent's tree was complete, so steps may have run in it."""
-    if record.receipt is not None:
+    if record.saved_work is not None:
         return False
     kinds = {step.kind: step.status for step in record.steps.values()}
     return kinds.get("clone", kinds.get("provision")) is Status.SUCCEEDED
@@ -119,7 +119,7 @@ def has_work(record: RunRecord) -> bool:
 def belongings(record: RunRecord, places: Places) -> list[Path]:
     """What of a run is removed with it, as far as it is there: temporary directories, and a repository without work."""
     found = [*places.home.glob(f"tmp/{record.id}-*"), *places.home.glob(f"sandboxes/.{record.id}-*.part")]
-    kept = record.snapshot is not None or (record.receipt is not None and record.receipt.commit is not None)
+    kept = record.snapshot is not None or (record.saved_work is not None and record.saved_work.commit is not None)
     if kept:
         found += places.repository.glob("tmp*")  # an index that git was using
     elif not unsaved(record):
@@ -194,8 +194,8 @@ class _Ending:
                 fold(self._record, recorded)
 
     def result(self) -> Recovered:
-        record, receipt = self._record, self._record.receipt
-        saved = None if receipt is None else receipt.patch or "no change"
+        record, saved_work = self._record, self._record.saved_work
+        saved = None if saved_work is None else saved_work.patch or "no change"
         return Recovered(
             record.id,
             record.name,
@@ -204,7 +204,7 @@ class _Ending:
             tuple(self._removed),
             tuple(self._kept),
             tuple(self._left),
-            receipt.outputs if receipt is not None else (),
+            saved_work.outputs if saved_work is not None else (),
         )
 
     async def temporary(self) -> None:
@@ -232,7 +232,7 @@ class _Ending:
                 fold(self._record, recorded)
 
         async def warn(message: str) -> None:
-            await write(ev.Warned("lease.refresh-failed", message))
+            await write(ev.WarningIssued("lease.refresh-failed", message))
 
         await keep(self.tenure, write, margin=0, warn=warn)
 
@@ -255,16 +255,16 @@ class _Ending:
             await provider.evict(handle)
             if has_work(self._record) and name == self._record.workspace:
                 outcome = await self._step("save", partial(self._save, provider, handle))
-                if self._record.receipt is None:
+                if self._record.saved_work is None:
                     self._kept.append(f"{self._places.name_of(handle)}: {outcome.message}")
                     return
-            await self.emit(ev.EffectEnding("", "workspace", name))
+            await self.emit(ev.ResourceRemovalStarted("", "workspace", name))
             outcome = await self._step("teardown", partial(_tear_down, provider, handle))
             if not outcome.ok:
                 self._left.append(f"workspace {name} {place}: {outcome.message}")
                 return
             self._removed.append(f"workspace {name} {place}")
-        await self.emit(ev.EffectGone("", "workspace", name))
+        await self.emit(ev.ResourceRemoved("", "workspace", name))
 
     async def _step(self, kind: str, perform: Callable[[], Awaitable[Outcome]]) -> Outcome:
         """Perform the run's step of a kind once more. A failure is an outcome, as it is in a run."""
@@ -330,7 +330,7 @@ class _Ending:
                 self._removed.append(str(path))
         for kind, name in list(self._record.effects):
             if kind == "checkout" and not (self._places.checkout.parent / name).exists():
-                await self.emit(ev.EffectGone("", kind, name))
+                await self.emit(ev.ResourceRemoved("", kind, name))
 
 
 async def _tear_down(provider: Provider, handle: Handle) -> Outcome:

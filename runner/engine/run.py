@@ -25,7 +25,7 @@ from runner.core.errors import (
     WorkspaceLost,
     leaf,
 )
-from runner.core.model import Fence, Outcome, Reason, Rung, Status, StopReason, failed, succeeded
+from runner.core.model import Fence, Outcome, Reason, Status, StopReason, StopStage, failed, succeeded
 from runner.core.redact import Secret
 from runner.core.settings import limit
 from runner.engine.execute import execute
@@ -133,7 +133,7 @@ async def carry_out(
             rehearsal=ports.gateway.rehearsal,
             manifests=manifests,
         ),
-        *(ev.Warned(warning.code, warning.message) for warning in warnings),
+        *(ev.WarningIssued(warning.code, warning.message) for warning in warnings),
     )
     reused = resumption.reused if resumption is not None else {}
     last: list[ev.Event] = []
@@ -164,7 +164,7 @@ async def carry_out(
         last += (ev.StepEnded(name, _LOST) for name in record.unfinished())
     outcome = _verdict(record, control)
     text = "what was written before secret {} was known may show it"
-    last += (ev.Warned("secret.late", text.format(name)) for name in ports.redact.late)
+    last += (ev.WarningIssued("secret.late", text.format(name)) for name in ports.redact.late)
     left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
     await journal.write(*last, ev.RunEnded(outcome, exit_code(outcome), left))
     return record
@@ -212,13 +212,13 @@ class _Journal:
                 self.control.lose()
                 self.control.sandboxes.cancel()
                 if await self.tenure.regain(fence, self.write):
-                    events = (ev.Warned(refusal.code, refusal.message), *events)
+                    events = (ev.WarningIssued(refusal.code, refusal.message), *events)
                 await self.write(*events, fence=self.tenure.fence)
 
 
 async def _keep_lease(journal: _Journal, stop_budget_seconds: float) -> None:
     async def warn(message: str) -> None:
-        await journal.emit(ev.Warned("lease.refresh-failed", message))
+        await journal.emit(ev.WarningIssued("lease.refresh-failed", message))
 
     # Of a stop budget longer than that, what is left after the lease cannot be used; but the run can begin.
     margin = min(stop_budget_seconds + KILL_GRACE, TTL / 4)
@@ -264,7 +264,7 @@ async def _work(stage: _Stage) -> None:
     with control.work as work:
         work.deadline = stage.deadline = trio.current_time() + stage.plan.deadline_seconds
         control.bound(work.deadline)
-        stage.run.news.append(ev.PhaseEntered("work"))
+        stage.run.news.append(ev.PhaseStarted("work"))
         await stage.perform(stage.plan.phase("work"))
 
 
@@ -279,7 +279,7 @@ async def _settle(stage: _Stage) -> None:
             await stage.run.emit(ev.CancelRequested("lease"))
         elif control.work.cancel_called:
             await stage.run.emit(ev.CancelRequested("deadline"))
-        stage.run.news.append(ev.PhaseEntered("settle"))
+        stage.run.news.append(ev.PhaseStarted("settle"))
         # The agent ran, but work ended before its hooks: they come first now, while there are sandboxes.
         stage.deadline = control.sandboxes.deadline
         if late := _late(plan, record):
@@ -383,7 +383,7 @@ class _Stage:
         except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
             outcome = _broken(group, end_unknown=underway.end_unknown)
             if isinstance(error := leaf(group), Escaped):
-                await self.run.emit(ev.Overdue(step.id, error.message))
+                await self.run.emit(ev.ProcessEscaped(step.id, error.message))
         finally:
             if step.secrets:
                 self.run.retire()  # no later step may find what was in this one's sandbox
@@ -434,16 +434,18 @@ class _Stops:
     over_at: float | None = None  # when the workspace was seen to be larger than its limit
     overfull: str = ""  # in words
 
-    def explain(self, rung: Rung, command: float) -> ev.RungReached:
-        """The event of a rung of ending this step's command, whose own deadline is ``command``."""
+    def explain(self, stage: StopStage, command: float) -> ev.StopStageReached:
+        """The event of a stage of ending this step's command, whose own deadline is ``command``."""
         sandboxes = self.control.sandboxes
-        if rung is Rung.TERM:
+        if stage is StopStage.TERM:
             grace = min(STOP_GRACE, max(0.0, sandboxes.deadline - trio.current_time()))
-            return ev.RungReached(self.step.id, rung, self._reason(command), grace)
+            return ev.StopStageReached(self.step.id, stage, self._reason(command), grace)
         if not sandboxes.cancel_called:  # the grace has passed
-            return ev.RungReached(self.step.id, rung, self._reason(command))
+            return ev.StopStageReached(self.step.id, stage, self._reason(command))
         insisted = _moment(self.control.insisted_at) <= sandboxes.deadline
-        return ev.RungReached(self.step.id, rung, StopReason.SECOND_SIGNAL if insisted else StopReason.STOP_BUDGET)
+        return ev.StopStageReached(
+            self.step.id, stage, StopReason.SECOND_SIGNAL if insisted else StopReason.STOP_BUDGET
+        )
 
     def outcome(self, awaited: str = "") -> Outcome:
         """Of the step, once it was stopped; ``awaited`` says what it was waiting for then."""

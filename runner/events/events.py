@@ -20,13 +20,13 @@ from runner.core.model import (
     Isolation,
     IsolationClass,
     Limits,
-    Miss,
     Outcome,
+    PoolMissReason,
     Reason,
-    Receipt,
-    Rung,
+    SavedWork,
     Status,
     StopReason,
+    StopStage,
     Usage,
     Violation,
     WorkspaceStatus,
@@ -61,7 +61,7 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True)
-class PhaseEntered(Event):
+class PhaseStarted(Event):
     """``work`` or ``settle``; settling begins after work has ended, for whatever reason."""
 
     phase: str
@@ -97,7 +97,7 @@ class CommandFailed(Event):
 
 
 @dataclass(frozen=True)
-class EffectIntended(Event):
+class ResourceIntended(Event):
     """Durable before anything outside the store is made; ``name`` finds it again after a crash."""
 
     step: str
@@ -107,14 +107,14 @@ class EffectIntended(Event):
 
 
 @dataclass(frozen=True)
-class EffectDone(Event):
+class ResourceCreated(Event):
     step: str
     kind: str
     name: str
 
 
 @dataclass(frozen=True)
-class EffectEnding(Event):
+class ResourceRemovalStarted(Event):
     """Durable before the effect is removed: from now on nothing begins with it."""
 
     step: str
@@ -123,7 +123,7 @@ class EffectEnding(Event):
 
 
 @dataclass(frozen=True)
-class EffectGone(Event):
+class ResourceRemoved(Event):
     """The effect was removed, and its absence was checked."""
 
     step: str
@@ -159,14 +159,14 @@ class LeaseReleased(Event):
 
 
 @dataclass(frozen=True)
-class BaseTaken(Event):
+class BaseCommitRecorded(Event):
     """The checkout is there: ``commit`` is what the work will be compared with."""
 
     commit: str
 
 
 @dataclass(frozen=True)
-class FilePlaced(Event):
+class FileInjected(Event):
     """The runner is about to put a file of its own into the tree: no work of the agent's, whatever becomes of it."""
 
     path: str
@@ -174,7 +174,7 @@ class FilePlaced(Event):
 
 
 @dataclass(frozen=True)
-class ProtectedSeen(Event):
+class ProtectedPathsHashed(Event):
     """What is at each protected path before the first command can reach it, as a digest; empty for nothing."""
 
     content: dict[str, str]
@@ -187,7 +187,7 @@ class ProviderChosen(Event):
 
 
 @dataclass(frozen=True)
-class ProviderRefused(Event):
+class ProviderRejected(Event):
     """One hop of the provider chain, with its reason."""
 
     provider: str
@@ -195,7 +195,7 @@ class ProviderRefused(Event):
 
 
 @dataclass(frozen=True)
-class FellBack(Event):
+class FallbackStarted(Event):
     """``step`` failed with ``provider`` for the ``reason``, and nothing that is done only once has begun.
 
     The steps ``again`` begin anew, in the workspace of the next ``attempt`` and with a provider further down the chain.
@@ -209,7 +209,7 @@ class FellBack(Event):
 
 
 @dataclass(frozen=True)
-class Retried(Event):
+class RetryScheduled(Event):
     """What a step asked of the platform failed in a way that may pass, and is asked again after ``pause_seconds``."""
 
     step: str
@@ -228,11 +228,11 @@ class SlotClaimed(Event):
 
 
 @dataclass(frozen=True)
-class SlotMissed(Event):
+class PoolMissed(Event):
     """The workspace is made cold, though workspaces are kept warm."""
 
     workspace: str
-    reason: Miss
+    reason: PoolMissReason
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class ContextPreloaded(Event):
 
 
 @dataclass(frozen=True)
-class ModelAsked(Event):
+class ModelRequestFinished(Event):
     """One request of a step's agent through the model gateway, without its contents, once it has ended.
 
     ``refusal`` says why it was answered by the gateway itself; ``estimated`` that the answer was cut off before it said
@@ -299,7 +299,7 @@ class AgentStarted(Event):
 
 
 @dataclass(frozen=True)
-class CommandsSeen(Event):
+class CommandsReportedByAgent(Event):
     """How many shell commands a step's agent asked for, by what became of them, as its CLI tells it."""
 
     step: str
@@ -309,7 +309,7 @@ class CommandsSeen(Event):
 
 
 @dataclass(frozen=True)
-class UsageClaimed(Event):
+class UsageReportedByAgent(Event):
     """What an agent that had the key of its model itself says that it used; nobody has counted."""
 
     step: str
@@ -317,7 +317,7 @@ class UsageClaimed(Event):
 
 
 @dataclass(frozen=True)
-class ClusterOpened(Event):
+class ClusterAccessOpened(Event):
     """Commands of a step can read a cluster, through the runner and without its credential."""
 
     step: str
@@ -327,7 +327,7 @@ class ClusterOpened(Event):
 
 
 @dataclass(frozen=True)
-class ClusterAsked(Event):
+class ClusterRequestFinished(Event):
     """One request of a step's commands to the cluster, without its contents, once it has ended.
 
     Beyond the first thousand of a step, ``count`` alike ones together, with no ``resource``. ``refusal`` says why it
@@ -345,7 +345,7 @@ class ClusterAsked(Event):
 
 
 @dataclass(frozen=True)
-class Warned(Event):
+class WarningIssued(Event):
     code: str
     message: str
     step: str = ""
@@ -359,14 +359,14 @@ class CancelRequested(Event):
 
 
 @dataclass(frozen=True)
-class RungReached(Event):
-    """One rung of ending a step's command: TERM, KILL, the whole sandbox.
+class StopStageReached(Event):
+    """One stage of ending a step's command: TERM, KILL, the whole sandbox.
 
     After TERM it has ``grace_seconds`` at most to end by itself; after the others it has none.
     """
 
     step: str
-    rung: Rung
+    stage: StopStage
     reason: StopReason
     grace_seconds: float = 0.0
 
@@ -380,7 +380,7 @@ class OomKilled(Event):
 
 
 @dataclass(frozen=True)
-class Overdue(Event):
+class ProcessEscaped(Event):
     """Something escaped: it did not end though it was killed. ``detail`` names it."""
 
     step: str
@@ -394,7 +394,7 @@ class ViolationsFound(Event):
 
 
 @dataclass(frozen=True)
-class ChecksDone(Event):
+class ChecksFinished(Event):
     """All that a step has verified, in order, whether it was so or not."""
 
     step: str
@@ -413,7 +413,7 @@ class SnapshotPublished(Event):
 
 
 @dataclass(frozen=True)
-class CommitsTaken(Event):
+class AgentCommitsImported(Event):
     """What the agent committed itself, ``count`` commits from the base to ``commit``, and the ``bundle`` that has them.
 
     ``withheld`` says why there is none; ``violations`` are those of any of the commits.
@@ -431,7 +431,7 @@ class CommitsTaken(Event):
 
 @dataclass(frozen=True)
 class WorkSaved(Event):
-    receipt: Receipt
+    saved_work: SavedWork
 
 
 @dataclass(frozen=True)
@@ -466,7 +466,7 @@ class WorkspaceRequested(Event):
 
 
 @dataclass(frozen=True)
-class WorkspaceBecame(Event):
+class WorkspaceStatusChanged(Event):
     status: WorkspaceStatus
     reason: str = ""
 
@@ -481,13 +481,13 @@ class WorkspaceUsed(Event):
 
 @dataclass(frozen=True)
 class WorkspaceSaved(Event):
-    """What was unsaved in a workspace is kept; the receipt's patch is relative to where that is."""
+    """What was unsaved in a workspace is kept; the patch of ``saved_work`` is relative to where that is."""
 
-    receipt: Receipt
+    saved_work: SavedWork
 
 
 @dataclass(frozen=True)
-class WorkspaceDiscarded(Event):
+class UnsavedWorkDiscarded(Event):
     """Its user gave up what is unsaved in a workspace."""
 
 
@@ -501,8 +501,8 @@ class Recorded(NamedTuple):
 
 
 _TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasses__()}
-_VALUES = (Check, Outcome, Isolation, Limits, Receipt, Usage, Violation)
-_ENUMS = (CheckKind, Status, Reason, Rung, StopReason, IsolationClass, WorkspaceStatus, Miss)
+_VALUES = (Check, Outcome, Isolation, Limits, SavedWork, Usage, Violation)
+_ENUMS = (CheckKind, Status, Reason, StopStage, StopReason, IsolationClass, WorkspaceStatus, PoolMissReason)
 
 
 def with_texts(value: T, change: Callable[[str], str]) -> T:

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from runner.core.model import Check, Isolation, IsolationClass, Miss, Outcome, Receipt, Status, Usage, Violation
+from runner.core.model import (
+    Check,
+    Isolation,
+    IsolationClass,
+    Outcome,
+    PoolMissReason,
+    SavedWork,
+    Status,
+    Usage,
+    Violation,
+)
 from runner.events import events as ev
 
 
 @dataclass
 class StepRecord:
-    """``rungs`` says what had to be done to end the step's commands, each with its time.
+    """``stop_stages`` says what had to be done to end the step's commands, each with its time.
 
     ``reused`` is the run in which the step was performed, when this one only took its result over. ``failure`` says
     where the first command that failed it printed.
@@ -22,7 +32,7 @@ class StepRecord:
     outcome: Outcome | None = None
     started: int | None = None
     ended: int | None = None
-    rungs: list[tuple[int, ev.RungReached]] = field(default_factory=list)
+    stop_stages: list[tuple[int, ev.StopStageReached]] = field(default_factory=list)
     reused: str | None = None
     failure: ev.CommandFailed | None = None
 
@@ -78,7 +88,7 @@ class RunRecord:
     claimed: Usage | None = None
     argv: tuple[str, ...] = ()
     version: str = ""
-    commands: ev.CommandsSeen | None = None
+    commands: ev.CommandsReportedByAgent | None = None
     log: str | None = None
     preloaded: ev.ContextPreloaded | None = None
     cluster: ClusterUse | None = None
@@ -90,10 +100,10 @@ class RunRecord:
     protected: dict[str, str] = field(default_factory=dict)
     base: str | None = None
     snapshot: ev.SnapshotPublished | None = None
-    commits: ev.CommitsTaken | None = None
+    commits: ev.AgentCommitsImported | None = None
     slot: str | None = None
-    missed: Miss | None = None
-    receipt: Receipt | None = None
+    missed: PoolMissReason | None = None
+    saved_work: SavedWork | None = None
     effects: dict[tuple[str, str], str] = field(default_factory=dict)
     cancelled_by: str | None = None
     outcome: Outcome | None = None
@@ -123,7 +133,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.deadline_seconds = started.deadline_seconds
             record.status, record.started = Status.RUNNING, recorded.at
             record.steps = {step: StepRecord(kind) for step, kind in started.steps.items()}
-        case ev.PhaseEntered(phase=phase):
+        case ev.PhaseStarted(phase=phase):
             record.phase = phase
         case ev.StepStarted(step=step):
             record.steps[step].status = Status.RUNNING
@@ -136,9 +146,9 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.warnings += (("step.warning", f"{step}: {text}") for text in outcome.warnings)
         case ev.CommandFailed(step=step) as failure:
             record.steps[step].failure = record.steps[step].failure or failure
-        case ev.EffectIntended(kind=kind, name=name, place=place):
+        case ev.ResourceIntended(kind=kind, name=name, place=place):
             record.effects[kind, name] = place
-        case ev.EffectGone(kind=kind, name=name):
+        case ev.ResourceRemoved(kind=kind, name=name):
             record.effects.pop((kind, name), None)
             record.left = tuple(what for what in record.left if not f"{what} ".startswith(f"{kind} {name} "))
         case ev.LeaseAcquired(workspace=workspace, lease=lease):
@@ -146,28 +156,28 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.LeaseReleased(workspace=workspace):
             record.effects.pop(("lease", workspace), None)
             record.left = tuple(what for what in record.left if not f"{what} ".startswith(f"lease {workspace} "))
-        case ev.FilePlaced(path=path, sha256=sha256):
+        case ev.FileInjected(path=path, sha256=sha256):
             record.placed[path] = sha256
-        case ev.ProtectedSeen(content=content):
+        case ev.ProtectedPathsHashed(content=content):
             record.protected = content
-        case ev.BaseTaken(commit=commit):
+        case ev.BaseCommitRecorded(commit=commit):
             record.base = commit
         case ev.ProviderChosen(provider=provider, isolation=isolation):
             record.provider, record.isolation = provider, isolation
-        case ev.ProviderRefused(provider=provider, reason=reason):
+        case ev.ProviderRejected(provider=provider, reason=reason):
             record.refused.append((provider, reason))
-        case ev.FellBack(step=step, provider=provider, reason=reason, attempt=attempt, again=again):
+        case ev.FallbackStarted(step=step, provider=provider, reason=reason, attempt=attempt, again=again):
             record.refused.append((provider, f"{step}: {reason}"))
             record.attempt = attempt
             record.steps |= {name: StepRecord(record.steps[name].kind) for name in again}
             record.provider = record.isolation = record.observed = record.base = None
             record.placed, record.protected = {}, {}
             record.slot = record.missed = record.preloaded = None
-        case ev.Retried(step=step, what=what, code=code, reason=reason):
+        case ev.RetryScheduled(step=step, what=what, code=code, reason=reason):
             record.warnings.append((code, f"{step}: {what} failed and was tried again: {reason}"))
         case ev.SlotClaimed(slot=slot):
             record.slot, record.missed = slot, None
-        case ev.SlotMissed(reason=reason):
+        case ev.PoolMissed(reason=reason):
             record.slot, record.missed = None, reason
         case ev.IsolationObserved(isolation=observed):
             record.observed = observed
@@ -175,47 +185,49 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.log = path
         case ev.ContextPreloaded() as preloaded:
             record.preloaded = preloaded
-        case ev.ModelAsked(model=model, usage=usage):
+        case ev.ModelRequestFinished(model=model, usage=usage):
             if model:
                 record.models[model] = record.models.get(model, Usage()) + usage
-        case ev.ClusterOpened(context=context, server=server, namespace=namespace):
+        case ev.ClusterAccessOpened(context=context, server=server, namespace=namespace):
             record.cluster = record.cluster or ClusterUse(context, server, namespace)
-        case ev.ClusterAsked(verb=verb, resource=resource, refusal=refusal, count=count) if record.cluster is not None:
+        case ev.ClusterRequestFinished(verb=verb, resource=resource, refusal=refusal, count=count) if (
+            record.cluster is not None
+        ):
             used = record.cluster
             counts = used.asked if refusal is None else used.failed if refusal == "cluster" else used.refused
             what = f"{verb} {resource}".rstrip()
             counts[what] = counts.get(what, 0) + count
         case ev.AgentStarted(argv=argv, version=version):
             record.argv, record.version = argv, version
-        case ev.CommandsSeen() as seen:
+        case ev.CommandsReportedByAgent() as seen:
             record.commands = seen
-        case ev.UsageClaimed(usage=usage):
+        case ev.UsageReportedByAgent(usage=usage):
             record.claimed = usage
-        case ev.Warned(code=code, message=message):
+        case ev.WarningIssued(code=code, message=message):
             record.warnings.append((code, message))
         case ev.CancelRequested(reason=reason):
             record.cancelled_by = reason
         case ev.ViolationsFound(violations=violations):
             record.violations += violations
-        case ev.ChecksDone(step=step, checks=checks):
+        case ev.ChecksFinished(step=step, checks=checks):
             record.checks[step] = checks
         case ev.SnapshotPublished() as snapshot:
             record.snapshot = snapshot
-        case ev.CommitsTaken() as commits:
+        case ev.AgentCommitsImported() as commits:
             record.commits = commits
-        case ev.WorkSaved(receipt=receipt):
-            record.receipt = receipt
+        case ev.WorkSaved(saved_work=saved_work):
+            record.saved_work = saved_work
         case ev.RunEnded(outcome=outcome, exit_code=exit_code, left=left):
             record.status, record.outcome, record.exit_code = outcome.status, outcome, exit_code
             record.ended, record.left = recorded.at, left
-        case ev.RungReached(step=step) as reached:
-            record.steps[step].rungs.append((recorded.at, reached))
+        case ev.StopStageReached(step=step) as reached:
+            record.steps[step].stop_stages.append((recorded.at, reached))
         case ev.OomKilled(step=step, count=count):
             killed = "a process" if count == 1 else f"{count} processes"
             record.warnings.append(("step.oom", f"{step}: out of memory, the kernel killed {killed}"))
-        case ev.Overdue(step=step, detail=detail):
+        case ev.ProcessEscaped(step=step, detail=detail):
             record.warnings.append(("provider.escaped", f"{step}: {detail}"))
-        case ev.EffectDone() | ev.EffectEnding() | ev.LeaseRefreshed():
+        case ev.ResourceCreated() | ev.ResourceRemovalStarted() | ev.LeaseRefreshed():
             pass
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import trio
 
 from runner.core.errors import Escaped, ProviderFailed, WorkspaceLost, printable
-from runner.core.model import Rung
+from runner.core.model import StopStage
 from runner.guest import framing
 from runner.guest._channels import Asked, Command, Listener, Relayed
 from runner.guest._link import Link
@@ -95,7 +95,7 @@ class Guest:
 
     @asynccontextmanager
     async def exec(
-        self, request: Request, *, grace: float, on_rung: Callable[[Rung], None] | None = None
+        self, request: Request, *, grace: float, on_stop: Callable[[StopStage], None] | None = None
     ) -> AsyncIterator[Command]:
         """Have a command started, and own its process tree for the length of the block.
 
@@ -103,7 +103,7 @@ class Guest:
 
         What is left of the tree when the block ends, or is cancelled, is ended: TERM and ``grace`` seconds when the
         main process still runs (one second for the others once it has obeyed), KILL, and after ``KILL_GRACE`` the
-        whole sandbox. ``on_rung`` is told of each that is needed, as it begins. Raises ``ProviderFailed`` for what
+        whole sandbox. ``on_stop`` is told of each that is needed, as it begins. Raises ``ProviderFailed`` for what
         cannot be asked for, ``WorkspaceLost``, and ``Escaped`` when even the sandbox does not end.
         """
         id = self.link.new_id()
@@ -118,7 +118,7 @@ class Guest:
         try:
             yield command
         finally:
-            await self._end(command, grace, on_rung)
+            await self._end(command, grace, on_stop)
 
     @asynccontextmanager
     async def listen(self, port: int, serve: Callable[[Relayed], Awaitable[None]]) -> AsyncIterator[Listener]:
@@ -141,19 +141,19 @@ class Guest:
                 for scope in listener.scopes:  # there are no new ones now
                     scope.cancel()
 
-    async def _end(self, asked: Asked, grace: float, on_rung: Callable[[Rung], None] | None) -> None:
+    async def _end(self, asked: Asked, grace: float, on_stop: Callable[[StopStage], None] | None) -> None:
         asked.cancel()
         if not asked.quiet:
             with trio.CancelScope(shield=True):
-                await self._stop(asked, grace, on_rung or (lambda rung: None))
+                await self._stop(asked, grace, on_stop or (lambda stage: None))
                 with trio.move_on_after(KILL_GRACE):
                     for stream in asked.outputs:
                         await stream.complete()
         self.link.drop(asked, *asked.farewell())
 
-    async def _stop(self, asked: Asked, grace: float, tell: Callable[[Rung], None]) -> None:
+    async def _stop(self, asked: Asked, grace: float, tell: Callable[[StopStage], None]) -> None:
         if asked.runs:
-            tell(Rung.TERM)
+            tell(StopStage.TERM)
             asked.send_signal(signal.SIGTERM)
             with trio.move_on_after(0 if self._hurried else grace) as scope:
                 self._graces.add(scope)
@@ -163,12 +163,12 @@ class Guest:
                     await _over(asked)
             self._graces.discard(scope)
         if not asked.over:
-            tell(Rung.KILL)
+            tell(StopStage.KILL)
             asked.send_signal(signal.SIGKILL)
             with trio.move_on_after(KILL_GRACE):
                 await _over(asked)
         if not asked.over:
-            tell(Rung.SANDBOX)
+            tell(StopStage.SANDBOX)
             self.link.kill_sandbox()
             with trio.move_on_after(KILL_GRACE):
                 await _over(asked)

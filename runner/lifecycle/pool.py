@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.core.model import Limits, Miss, SlotKey, SlotState
+from runner.core.model import Limits, PoolMissReason, SlotKey, SlotState
 from runner.plan.model import canonical, digest
 from runner.ports.store import SlotRow
 
@@ -27,13 +27,13 @@ NEXT: Mapping[SlotState, frozenset[SlotState]] = {
 
 # In the order in which a difference is told: a slot of another image is further away than one of other limits.
 _DIFFERENCES = (
-    ("provider", Miss.PROVIDER),
-    ("image", Miss.IMAGE),
-    ("limits", Miss.LIMITS),
-    ("network", Miss.NETWORK),
-    ("shared", Miss.SHAPE),
-    ("toolchains", Miss.SHAPE),
-    ("policy", Miss.POLICY),
+    ("provider", PoolMissReason.PROVIDER),
+    ("image", PoolMissReason.IMAGE),
+    ("limits", PoolMissReason.LIMITS),
+    ("network", PoolMissReason.NETWORK),
+    ("shared", PoolMissReason.SHAPE),
+    ("toolchains", PoolMissReason.SHAPE),
+    ("policy", PoolMissReason.POLICY),
 )
 
 
@@ -48,13 +48,13 @@ def read_key(found: Mapping[str, Any]) -> SlotKey:
     return SlotKey(**{**found, "limits": limits, "toolchains": toolchains})
 
 
-def why_missed(wanted: SlotKey, pools: Iterable[SlotKey]) -> Miss:
+def why_missed(wanted: SlotKey, pools: Iterable[SlotKey]) -> PoolMissReason:
     """Why none of these pools has a slot for a workspace: the first difference to the nearest of them."""
     first = [_difference(wanted, key) for key in pools]
     if not first:
-        return Miss.EMPTY
+        return PoolMissReason.EMPTY
     nearest = max(first)
-    return _DIFFERENCES[nearest][1] if nearest < len(_DIFFERENCES) else Miss.EMPTY
+    return _DIFFERENCES[nearest][1] if nearest < len(_DIFFERENCES) else PoolMissReason.EMPTY
 
 
 def _difference(wanted: SlotKey, key: SlotKey) -> int:

@@ -5,7 +5,7 @@ Times are microseconds since the epoch by the store's clock.
 
 from __future__ import annotations
 
-from runner.core.model import Anchor
+from runner.core.model import ClockReference
 
 STEADY = 300.0  # seconds that a wall clock may move against the time since boot
 
@@ -20,7 +20,7 @@ def expired(expires: int | None, now: int) -> bool:
     return expires is not None and expires <= now
 
 
-def why_unsteady(before: Anchor | None, seen: Anchor, *, newest: int, now: int) -> str | None:
+def why_unsteady(before: ClockReference | None, seen: ClockReference, *, newest: int, now: int) -> str | None:
     """Why nothing may be removed for its age now; ``None`` when the clock has been steady.
 
     ``before`` is what was seen the last time. ``newest`` is the time of the newest event.

@@ -12,32 +12,32 @@ from runner.core.errors import WorkspaceLimit, WorkspaceState
 from runner.core.model import Limits
 from runner.core.model import WorkspaceStatus as S
 from runner.events.events import (
-    BaseTaken,
-    EffectDone,
-    EffectEnding,
-    EffectGone,
-    EffectIntended,
+    BaseCommitRecorded,
     Event,
+    ResourceCreated,
+    ResourceIntended,
+    ResourceRemovalStarted,
+    ResourceRemoved,
     SlotClaimed,
-    WorkspaceBecame,
     WorkspaceRequested,
     WorkspaceSaved,
+    WorkspaceStatusChanged,
     WorkspaceUsed,
 )
 from runner.lifecycle.ttl import expiry
 from runner.ports.store import WorkspaceRow
 
 WorkspaceEvent = (  # only these change a row
-    EffectIntended
-    | EffectDone
-    | EffectEnding
-    | EffectGone
+    ResourceIntended
+    | ResourceCreated
+    | ResourceRemovalStarted
+    | ResourceRemoved
     | SlotClaimed
     | WorkspaceRequested
-    | WorkspaceBecame
+    | WorkspaceStatusChanged
     | WorkspaceUsed
     | WorkspaceSaved
-    | BaseTaken
+    | BaseCommitRecorded
 )
 
 _IDLE = 3  # workspaces that an error names
@@ -107,28 +107,28 @@ def fold(row: WorkspaceRow | None, owner: str, at: int, event: Event) -> Workspa
     match event:
         case WorkspaceRequested():
             return _requested(owner, at, event)
-        case EffectIntended(kind="workspace", name=name, place=provider):
+        case ResourceIntended(kind="workspace", name=name, place=provider):
             row = row or WorkspaceRow(name, provider, S.CREATING, at, at, run=owner)
             return replace(row, provider=provider, status=S.CREATING)
-        case EffectGone(kind="workspace"):
+        case ResourceRemoved(kind="workspace"):
             return None
     return row and _changed(row, at, event)
 
 
 def _changed(row: WorkspaceRow, at: int, event: Event) -> WorkspaceRow | None:
     match event:
-        case EffectDone(kind="workspace"):
+        case ResourceCreated(kind="workspace"):
             return replace(row, status=S.READY, used=at)
-        case EffectEnding(kind="workspace"):
+        case ResourceRemovalStarted(kind="workspace"):
             return replace(row, status=S.DESTROYING)
-        case WorkspaceBecame(status=to):
+        case WorkspaceStatusChanged(status=to):
             return None if advance(row.id, row.status, to) is S.DESTROYED else replace(row, status=to)
         case WorkspaceUsed(ttl_seconds=ttl, max_age_seconds=most):
             expires = None if row.persistent else expiry(row.created, at, ttl_seconds=ttl, max_age_seconds=most)
             return replace(row, used=at, expires=expires)
-        case WorkspaceSaved(receipt=receipt):
-            return replace(row, snapshot=receipt.commit)
-        case BaseTaken(commit=commit):
+        case WorkspaceSaved(saved_work=saved_work):
+            return replace(row, snapshot=saved_work.commit)
+        case BaseCommitRecorded(commit=commit):
             return replace(row, base=commit)
         case SlotClaimed(slot=slot):
             return replace(row, slot=slot)
@@ -138,15 +138,15 @@ def _changed(row: WorkspaceRow, at: int, event: Event) -> WorkspaceRow | None:
 def named(owner: str, event: Event) -> str | None:
     """The workspace that an event of somebody's journal is about, if it changes a row."""
     match event:
-        case EffectIntended(kind="workspace", name=name) | EffectDone(kind="workspace", name=name):
+        case ResourceIntended(kind="workspace", name=name) | ResourceCreated(kind="workspace", name=name):
             return name
-        case EffectEnding(kind="workspace", name=name) | EffectGone(kind="workspace", name=name):
+        case ResourceRemovalStarted(kind="workspace", name=name) | ResourceRemoved(kind="workspace", name=name):
             return name
         case SlotClaimed(workspace=workspace):
             return workspace
-        case WorkspaceRequested() | WorkspaceBecame() | WorkspaceUsed() | WorkspaceSaved():
+        case WorkspaceRequested() | WorkspaceStatusChanged() | WorkspaceUsed() | WorkspaceSaved():
             return owner
-        case BaseTaken():
+        case BaseCommitRecorded():
             return owner  # of a run's journal there is no workspace of that name
     return None
 

@@ -15,7 +15,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from runner.core.model import DEFAULT_PROJECT, Exit, Feature, Handle, Isolation, IsolationClass, Limits, Mount, Rung
+from runner.core.model import (
+    DEFAULT_PROJECT,
+    Exit,
+    Feature,
+    Handle,
+    Isolation,
+    IsolationClass,
+    Limits,
+    Mount,
+    StopStage,
+)
 
 if TYPE_CHECKING:
     import trio
@@ -197,7 +207,7 @@ class Workspace(Protocol):
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        on_rung: Callable[[Rung], None] | None = None,
+        on_stop: Callable[[StopStage], None] | None = None,
     ) -> AbstractAsyncContextManager[Process]:
         """Start a command and own its whole process tree for the length of the block.
 
@@ -208,7 +218,7 @@ class Workspace(Protocol):
         ``Escaped`` with their pids, and the control group where there is one. Descendants that a command leaves behind
         when it ends by itself are killed at once.
 
-        ``on_rung`` is called synchronously as each rung begins, at most once a rung, and not for a rung that finds
+        ``on_stop`` is called synchronously as each stage begins, at most once a stage, and not for a stage that finds
         nothing alive. ``env`` is added to the sandbox's. No terminal, no descriptors but 0, 1 and 2.
         """
 

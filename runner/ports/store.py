@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from runner.core.model import DEFAULT_PROJECT, Anchor, Fence, Lease, Limits, SlotKey, SlotState, WorkspaceStatus
+from runner.core.model import DEFAULT_PROJECT, ClockReference, Fence, Lease, Limits, SlotKey, SlotState, WorkspaceStatus
 from runner.events.events import Event, Recorded
 
 
@@ -139,10 +139,10 @@ class Store(Protocol):
     async def workspace(self, id: str) -> WorkspaceRow:
         """The workspace whose id starts with ``id``. Raises ``UnknownWorkspace``."""
 
-    async def anchor(self) -> Anchor | None:
+    async def anchor(self) -> ClockReference | None:
         """How this host's clock was seen the last time, if it was."""
 
-    async def set_anchor(self, anchor: Anchor) -> None: ...
+    async def set_anchor(self, anchor: ClockReference) -> None: ...
 
     async def newest(self) -> int:
         """When the newest event of any journal was written; 0 when there is none."""

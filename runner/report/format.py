@@ -7,9 +7,9 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from runner.core.model import Isolation, Limits, Rung, Status, Usage
+from runner.core.model import Isolation, Limits, Status, StopStage, Usage
 from runner.core.settings import limit
-from runner.events.events import CommandsSeen, RungReached
+from runner.events.events import CommandsReportedByAgent, StopStageReached
 
 MARKS = {
     Status.PENDING: "·",
@@ -25,7 +25,7 @@ MARKS = {
 _COMMAND = re.compile(r"`(?:env )?((?:[A-Za-z_]\w*=(?:'[^']*'|[^\s'])* )*)([^`]+)`")
 _LONG = 80  # columns of a command in a sentence
 
-_RUNGS = {Rung.TERM: "TERM", Rung.KILL: "KILL", Rung.SANDBOX: "sandbox killed"}
+_STOP_STAGES = {StopStage.TERM: "TERM", StopStage.KILL: "KILL", StopStage.SANDBOX: "sandbox killed"}
 
 
 def brief(text: str) -> str:
@@ -52,7 +52,7 @@ def age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f}s"
 
 
-def commands(seen: CommandsSeen) -> str:
+def commands(seen: CommandsReportedByAgent) -> str:
     """``17 commands, 1 of them cut, 2 refused``: 17 ran; what there is none of is left out."""
     ran = seen.executed + seen.cut
     return f"{ran} command{'s' * (ran != 1)}{others(seen.denied, seen.cut)}"
@@ -127,10 +127,10 @@ def count(number: int) -> str:
     return f"{number / 1000:.3g}k" if number < 999_500 else f"{number / 1e6:.3g}M"
 
 
-def rung(reached: RungReached, left: float = 0.0) -> str:
+def stop_stage(reached: StopStageReached, left: float = 0.0) -> str:
     """What was done to end a command, which has ``left`` seconds of its grace."""
     until = f", {math.ceil(left)}s until KILL" if left > 0 else ""
-    return f"{_RUNGS[reached.rung]} ({reached.reason.value}){until}"
+    return f"{_STOP_STAGES[reached.stage]} ({reached.reason.value}){until}"
 
 
 def columns(text: str) -> int:

@@ -49,7 +49,8 @@ def record_document(record: RunRecord) -> Json:
                 "ended": step.ended,
                 "outcome": plain(step.outcome),
                 "stopped": [
-                    {"at": at, "rung": reached.rung.value, "reason": reached.reason.value} for at, reached in step.rungs
+                    {"at": at, "stage": reached.stage.value, "reason": reached.reason.value}
+                    for at, reached in step.stop_stages
                 ],
             }
             for name, step in record.steps.items()
@@ -60,6 +61,6 @@ def record_document(record: RunRecord) -> Json:
         "checks": {step: plain(checks) for step, checks in record.checks.items()},
         "snapshot": plain(snapshot),
         "commits": plain(record.commits),
-        "receipt": plain(record.receipt),
+        "saved_work": plain(record.saved_work),
         "left": list(record.left),
     }

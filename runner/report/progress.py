@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from runner.core.model import Reason, Status, StopReason
 from runner.events import events as ev
 from runner.events.record import RunRecord, StepRecord
-from runner.report.format import MARKS, brief, commands, cost, count, duration, rung, sandbox
+from runner.report.format import MARKS, brief, commands, cost, count, duration, sandbox, stop_stage
 from runner.report.run_files import Account, blamed, used
 from runner.report.symptoms import symptom
 from runner.report.text import class_line, cluster_line, status_word
@@ -54,11 +54,11 @@ def news(  # noqa: C901, PLR0912  # one arm an event type
             yield f"  sandbox     {class_line(record)}, {sandbox(seen)}"
         case ev.LogOpened(path=path):
             yield f"  log         {path}"
-        case ev.ProviderRefused(provider=provider, reason=reason):
+        case ev.ProviderRejected(provider=provider, reason=reason):
             yield f"  ! provider {provider} refused: {reason}"
-        case ev.FellBack(step=name, provider=provider, reason=reason):
+        case ev.FallbackStarted(step=name, provider=provider, reason=reason):
             yield f"  ! falling back from {provider}: {name}: {reason}"
-        case ev.Retried(step=name, what=what, reason=reason, pause_seconds=pause):
+        case ev.RetryScheduled(step=name, what=what, reason=reason, pause_seconds=pause):
             yield f"  ! {name}: {what} failed, trying again in {duration(pause)}: {reason}"
         case ev.StepEnded(step=name, outcome=outcome):
             if not ((outcome.ok and record.steps[name].kind in _HOUSEKEEPING) or outcome.status is Status.SKIPPED):
@@ -67,12 +67,12 @@ def news(  # noqa: C901, PLR0912  # one arm an event type
             if record.preloaded is not None and record.preloaded.step == name and record.preloaded.headline:
                 yield f"      baseline: {record.preloaded.headline}"
             yield from (f"      ! {text}" for text in outcome.warnings)
-        case ev.Warned(message=message):
+        case ev.WarningIssued(message=message):
             yield f"  ! {message}"
         case ev.OomKilled():
             yield f"  ! {record.warnings[-1][1]}"
-        case ev.RungReached(step=name):
-            yield f"  ! {name}: {rung(event, event.grace_seconds)}"
+        case ev.StopStageReached(step=name):
+            yield f"  ! {name}: {stop_stage(event, event.grace_seconds)}"
         case ev.CancelRequested(reason=reason):
             yield f"  ! stopping: {reason}; saving and cleaning up, a second Ctrl-C gives that up"
         case _:
@@ -117,13 +117,13 @@ def live_line(record: RunRecord, scene: Scene, now: int, doing: str = "") -> str
 
 def stopping(step: StepRecord, now: int) -> str:
     """What is being done to end a running step's command. When only a command was ended, the step goes on."""
-    if not step.rungs:
+    if not step.stop_stages:
         return ""
-    at, reached = step.rungs[-1]
+    at, reached = step.stop_stages[-1]
     since = (now - at) / 1e6
     if reached.reason not in (StopReason.COMMAND_DEADLINE, StopReason.LEFT_RUNNING):
-        return rung(reached, reached.grace_seconds - since)
-    return rung(reached) if since < NEWS else ""
+        return stop_stage(reached, reached.grace_seconds - since)
+    return stop_stage(reached) if since < NEWS else ""
 
 
 def why(account: Account, name: str, tail: Sequence[str], *, seen: bool) -> Iterator[str]:
@@ -168,7 +168,9 @@ def ending(account: Account, *, several: bool = False) -> Iterator[str]:
     yield from (f"  LEFT BEHIND  {left}" for left in record.left)
     if record.left:
         yield f"  clean up   runner recover {record.id}"
-    yield from (f"  output     {path}" for path in (record.receipt.outputs[:10] if record.receipt is not None else ()))
+    yield from (
+        f"  output     {path}" for path in (record.saved_work.outputs[:10] if record.saved_work is not None else ())
+    )
     yield from _next(record, several)
 
 
@@ -184,11 +186,11 @@ def _headline(record: RunRecord) -> Iterator[str]:
 
 
 def _work(record: RunRecord) -> str:
-    receipt = record.receipt
-    if receipt is None or receipt.patch is None:
-        return "nothing changed" if receipt is not None and record.snapshot is not None else ""
-    files = f"{receipt.changed} file{'s' * (receipt.changed != 1)}"
-    if receipt.withheld:
+    saved_work = record.saved_work
+    if saved_work is None or saved_work.patch is None:
+        return "nothing changed" if saved_work is not None and record.snapshot is not None else ""
+    files = f"{saved_work.changed} file{'s' * (saved_work.changed != 1)}"
+    if saved_work.withheld:
         return f"{files} changed, the work is WITHHELD"
     return f"{files} changed" if record.status is Status.SUCCEEDED else f"its work is kept: {files}"
 
@@ -219,7 +221,7 @@ def _next(record: RunRecord, several: bool) -> Iterator[str]:
         yield from _again(record)
         yield from (f"  evidence          {words}" for words in show)
         return
-    if record.receipt is None or record.receipt.patch is None:
+    if record.saved_work is None or record.saved_work.patch is None:
         yield from (f"  evidence   {words}" for words in show)
         return
     yield "     evidence  ".join([f"  look       runner runs patch {id}", *show])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from runner.core.errors import printable
 from runner.core.model import IsolationClass, Reason, Status
-from runner.events.events import CommitsTaken
+from runner.events.events import AgentCommitsImported
 from runner.events.record import ClusterUse, RunRecord, StepRecord
-from runner.report.format import MARKS, brief, commands, duration, isolation, rung, usage
+from runner.report.format import MARKS, brief, commands, duration, isolation, stop_stage, usage
 from runner.report.run_files import blamed
 from runner.triage.budget import sizes
 
@@ -114,8 +114,8 @@ def _step(name: str, step: StepRecord, told: str) -> Iterator[str]:
     said = message in told or (step.outcome is not None and step.outcome.reason is Reason.POLICY)
     message = "" if said else brief(message)
     yield f"  {MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {message}".rstrip()
-    if step.rungs:
-        yield f"      {', '.join(dict.fromkeys(rung(reached) for _, reached in step.rungs))}"
+    if step.stop_stages:
+        yield f"      {', '.join(dict.fromkeys(stop_stage(reached) for _, reached in step.stop_stages))}"
     if step.outcome is not None and not step.outcome.ok:
         details = [brief(detail) for detail in step.outcome.details if detail not in told]
         yield from (f"      {detail}" for detail in details[:20])
@@ -138,18 +138,18 @@ def _places(record: RunRecord, directory: Path) -> Iterator[str]:
         yield f"  snapshot   {record.snapshot.commit[:12]}{named}"
     if record.commits is not None:
         yield f"  commits    {_commits(record.commits, directory)}"
-    receipt = record.receipt
-    if receipt is not None and receipt.patch is not None:
-        held = " (WITHHELD: policy was broken)" if receipt.withheld else ""
-        yield f"  patch      {directory / receipt.patch}{held}"
-    if receipt is not None:
-        yield from (f"  output     {path}" for path in receipt.outputs[:10])
+    saved_work = record.saved_work
+    if saved_work is not None and saved_work.patch is not None:
+        held = " (WITHHELD: policy was broken)" if saved_work.withheld else ""
+        yield f"  patch      {directory / saved_work.patch}{held}"
+    if saved_work is not None:
+        yield from (f"  output     {path}" for path in saved_work.outputs[:10])
     if record.log is not None:
         yield f"  log        {record.log}"
     yield f"  evidence   {directory}"
 
 
-def _commits(commits: CommitsTaken, directory: Path) -> str:
+def _commits(commits: AgentCommitsImported, directory: Path) -> str:
     if commits.bundle is None:
         return f"the agent's own are WITHHELD: {commits.withheld}"
     return f"{commits.count} of the agent's own: {directory / commits.bundle}"

@@ -115,11 +115,11 @@ def news(record: RunRecord, event: ev.Event) -> Iterator[str]:
     match event:
         case ev.IsolationObserved():
             yield f"   isolation  {isolation_line(record)}"
-        case ev.ProviderRefused(provider=provider, reason=reason):
+        case ev.ProviderRejected(provider=provider, reason=reason):
             yield f" ! provider {provider} refused: {reason}"
-        case ev.FellBack(step=name, provider=provider, reason=reason):
+        case ev.FallbackStarted(step=name, provider=provider, reason=reason):
             yield f" ! falling back from {provider}: {name}: {reason}"
-        case ev.Retried(step=name, what=what, reason=reason, pause_seconds=pause):
+        case ev.RetryScheduled(step=name, what=what, reason=reason, pause_seconds=pause):
             yield f" ! {name}: {what} failed, trying again in {duration(pause)}: {reason}"
         case ev.StepEnded(step=name, outcome=outcome):
             if name not in _HOUSEKEEPING or not outcome.ok:
@@ -127,7 +127,7 @@ def news(record: RunRecord, event: ev.Event) -> Iterator[str]:
             if record.preloaded is not None and record.preloaded.step == name and record.preloaded.headline:
                 yield f"     baseline: {record.preloaded.headline}"
             yield from (f"     ! {text}" for text in outcome.warnings)
-        case ev.Warned(message=message):
+        case ev.WarningIssued(message=message):
             yield f" ! {message}"
         case ev.OomKilled():
             yield f" ! {record.warnings[-1][1]}"

@@ -27,7 +27,7 @@ async def place_in_tree(run: Run, wanted: ContextFile | None) -> None:
     if wanted is None or await trio.to_thread.run_sync(os.path.lexists, path):
         return
     content = await trio.to_thread.run_sync(read_input, wanted)
-    await run.emit(ev.FilePlaced(AGENTS_FILE, wanted.sha256))
+    await run.emit(ev.FileInjected(AGENTS_FILE, wanted.sha256))
     run.placed = {AGENTS_FILE: wanted.sha256}
     await trio.to_thread.run_sync(write_new, path, content, 0o644)
 

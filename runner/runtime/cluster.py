@@ -48,7 +48,7 @@ async def open_cluster(
         with send:
             opened = run.ports.cluster.open(grant_of(cluster), tell)
             async with opened as session, workspace.listen(session.serve) as port:
-                await run.emit(ev.ClusterOpened(step, cluster.context, cluster.server, cluster.namespace))
+                await run.emit(ev.ClusterAccessOpened(step, cluster.context, cluster.server, cluster.namespace))
                 file.unlink(missing_ok=True)
                 write_new(file, kubeconfig(cluster.context, cluster.namespace, port), 0o644)
                 try:
@@ -56,7 +56,7 @@ async def open_cluster(
                 finally:
                     file.unlink(missing_ok=True)
                     for message, code in session.complaints.items():
-                        send.send_nowait(ev.Warned(code, message, step))
+                        send.send_nowait(ev.WarningIssued(code, message, step))
 
 
 def kubeconfig(context: str, namespace: str, port: int) -> bytes:
@@ -72,8 +72,8 @@ def kubeconfig(context: str, namespace: str, port: int) -> bytes:
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
-def _asked(request: ClusterRequest, step: str) -> ev.ClusterAsked:
-    return ev.ClusterAsked(
+def _asked(request: ClusterRequest, step: str) -> ev.ClusterRequestFinished:
+    return ev.ClusterRequestFinished(
         step,
         request.verb,
         request.resource,

@@ -17,7 +17,7 @@ from typing import TypeVar
 import trio
 
 from runner.core.errors import InputChanged, PlatformError, WorkspaceLost
-from runner.core.model import Feature, Handle, Lease, Miss, Receipt, Rung, SlotKey
+from runner.core.model import Feature, Handle, Lease, PoolMissReason, SavedWork, SlotKey, StopStage
 from runner.core.redact import Redactor, Secret
 from runner.events import events as ev
 from runner.lifecycle.backoff import SLOW, pauses
@@ -38,7 +38,7 @@ from runner.triage.prompt import Attempt
 
 _T = TypeVar("_T")
 
-Explain = Callable[[Rung, float], ev.RungReached]
+Explain = Callable[[StopStage, float], ev.StopStageReached]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Places:
         return name if name.is_symlink() else handle.tree
 
 
-async def no_pool(provider: Provider, key: SlotKey, request: WorkspaceRequest) -> Handle | Miss | None:
+async def no_pool(provider: Provider, key: SlotKey, request: WorkspaceRequest) -> Handle | PoolMissReason | None:
     await trio.lowlevel.checkpoint()
     return None
 
@@ -116,7 +116,7 @@ class Ports(Outside):
     now: Callable[[], int]  # microseconds since the epoch
     chance: Callable[[], float]  # between 0 and 1
     redact: Redactor = field(default_factory=Redactor)  # of all that is shown or kept
-    warm: Callable[[Provider, SlotKey, WorkspaceRequest], Awaitable[Handle | Miss | None]] = no_pool
+    warm: Callable[[Provider, SlotKey, WorkspaceRequest], Awaitable[Handle | PoolMissReason | None]] = no_pool
     room: Callable[[str], Awaitable[None]] = boundless
     seen: Callable[[str], Probe | None] = never
     random_hex: Callable[[int], str] = token_hex  # of so many bytes; nobody can guess it
@@ -134,7 +134,7 @@ class Kept:
     base: str | None
     directory: Path
     snapshot: ev.SnapshotPublished | None
-    commits: ev.CommitsTaken | None
+    commits: ev.AgentCommitsImported | None
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Resumption:
 class Underway:
     """The step that is being performed.
 
-    ``explain`` says why a rung of ending its command was reached, given the command's own deadline (trio time).
+    ``explain`` says why a stage of ending its command was reached, given the command's own deadline (trio time).
     ``end_unknown``: the sandbox was lost while a command ran, so nobody knows what that did. ``awaited`` says in words
     what it was waiting for when it was stopped, if that is known.
     """
@@ -211,7 +211,7 @@ class Run:
         self.provider: Provider | None = None
         self.probe: Probe | None = None
         self.handle: Handle | None = None
-        self.missed: Miss | None = None  # why the workspace was not had warm, if it should have been
+        self.missed: PoolMissReason | None = None  # why the workspace was not had warm, if it should have been
         self.chosen: str | None = None  # of the chain of providers
         self.refused: dict[str, str] = {}  # those that were tried, or could not be, with the reason
         self.abandoned: dict[str, Provider] = {}  # workspaces that were fallen back from and are still there
@@ -226,7 +226,7 @@ class Run:
         self.context = b""  # of the incident, for the agent's prompt
         self.unchecked: tuple[str, ...] = ()  # secrets whose values are not known here any more, to look for them
         self.snapshot: Snapshot | None = None
-        self.receipt: Receipt | None = None
+        self.saved_work: SavedWork | None = None
         self._repository = False
         self._sandbox: Sandbox | None = None
 
@@ -268,7 +268,7 @@ class Run:
             except PlatformError as error:
                 if not error.passes or trio.current_time() - began > SLOW:
                     raise
-                await self.emit(ev.Retried(step, what, error.code, error.message, pause))
+                await self.emit(ev.RetryScheduled(step, what, error.code, error.message, pause))
             await trio.sleep(pause)
         return await act()
 
@@ -305,7 +305,7 @@ class Run:
         if shape.protected and not self.protected:
             look = partial(digests, handle.tree, shape.protected, checkpoint=trio.from_thread.check_cancelled)
             self.protected = await trio.to_thread.run_sync(look)
-            await self.emit(ev.ProtectedSeen(self.protected))
+            await self.emit(ev.ProtectedPathsHashed(self.protected))
         for shown, name in ((shape.incident, "incident"), (shape.cluster, "kube")):
             if shown:  # an incident may have no files, and a kubeconfig comes later
                 (handle.private / name).mkdir(mode=0o755, exist_ok=True)
@@ -372,7 +372,7 @@ class Run:
         await sandbox.closed.wait()
         self._sandbox = None
         if isinstance(sandbox.failure, WorkspaceLost):
-            await self.emit(ev.Warned(sandbox.failure.code, sandbox.failure.message))
+            await self.emit(ev.WarningIssued(sandbox.failure.code, sandbox.failure.message))
         elif sandbox.failure is not None:
             raise sandbox.failure
 

@@ -15,7 +15,7 @@ from typing import BinaryIO, Protocol
 import trio
 
 from runner.core.errors import WorkspaceLost
-from runner.core.model import Exit, Rung, StopReason
+from runner.core.model import Exit, StopReason, StopStage
 from runner.core.redact import Redactor, Stream
 from runner.events import events as ev
 from runner.ports.provider import Process, Reader, Workspace, Writer
@@ -125,7 +125,7 @@ async def run_command(
 ) -> Exit:
     """``run_logged`` for the step under way of a run.
 
-    Every rung of ending it is an event by the time this call ends, and the ladder does not wait for the journal.
+    Every stage of ending it is an event by the time this call ends, and the ladder does not wait for the journal.
     Raises ``trio.TooSlowError`` when it was stopped after ``seconds``.
     """
     underway = run.underway
@@ -133,10 +133,10 @@ async def run_command(
     deadline = trio.current_time() + seconds
     send, receive = trio.open_memory_channel[ev.Event](math.inf)
 
-    def on_rung(rung: Rung, ended: bool) -> None:
-        reached = underway.explain(rung, deadline)
+    def on_stop(stage: StopStage, ended: bool) -> None:
+        reached = underway.explain(stage, deadline)
         send.send_nowait(replace(reached, reason=StopReason.LEFT_RUNNING) if ended else reached)
-        if rung is Rung.SANDBOX:
+        if stage is StopStage.SANDBOX:
             run.retire()
 
     def on_oom(count: int) -> None:
@@ -152,7 +152,7 @@ async def run_command(
                     logs,
                     env={**(env or {}), **await secret_variables(run, workspace)},
                     stdin=stdin,
-                    on_rung=on_rung,
+                    on_stop=on_stop,
                     on_oom=on_oom,
                     redactor=run.ports.redact,
                 )
@@ -177,13 +177,13 @@ async def run_logged(
     *,
     env: Mapping[str, str] | None = None,
     stdin: bytes = b"",
-    on_rung: Callable[[Rung, bool], None] = lambda rung, ended: None,
+    on_stop: Callable[[StopStage, bool], None] = lambda stage, ended: None,
     on_oom: Callable[[int], None] = lambda count: None,
     redactor: Redactor = _NOTHING,
 ) -> Exit:
     """Run a command to its end. Cancelling stops its whole tree and keeps what it prints, also while it is stopped.
 
-    ``on_rung`` is told each rung of ending it, and whether the command itself had ended by then; ``on_oom`` at the end
+    ``on_stop`` is told each stage of ending it, and whether the command itself had ended by then; ``on_oom`` at the end
     how many processes the kernel killed for want of memory, if any. The logs get what ``redactor`` lets pass. Raises
     ``WorkspaceLost`` in a group.
     """
@@ -192,7 +192,7 @@ async def run_logged(
     try:
         async with trio.open_nursery() as nursery:
             copied = trio.Event(), trio.Event()
-            async with workspace.exec(argv, env=env, on_rung=lambda rung: on_rung(rung, exit is not None)) as process:
+            async with workspace.exec(argv, env=env, on_stop=lambda stage: on_stop(stage, exit is not None)) as process:
                 nursery.start_soon(_copy, process.stdout, logs[0], redactor.stream(), copied[0])
                 nursery.start_soon(_copy, process.stderr, logs[1], redactor.stream(), copied[1])
                 if stdin:

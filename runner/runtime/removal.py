@@ -16,13 +16,13 @@ from runner.safefs import trees
 
 async def remove(run: Run, step: str, provider: Provider, workspace: str) -> None:
     """Remove a workspace of the run, asking again where that may help. Raises what the provider raises."""
-    await run.emit(ev.EffectEnding(step, "workspace", workspace))
+    await run.emit(ev.ResourceRemovalStarted(step, "workspace", workspace))
     # Asked of the provider, not remembered: making it may have been cancelled half-way.
     for handle in await provider.list_owned(run.ports.nonce):
         if handle.id == workspace:
             run.tenure.require()
             await run.persist("removing the workspace", partial(provider.destroy, handle))
-    await run.emit(ev.EffectGone(step, "workspace", workspace))
+    await run.emit(ev.ResourceRemoved(step, "workspace", workspace))
 
 
 async def fall_back(run: Run, step: str, outcome: Outcome, attempt: int, again: tuple[str, ...]) -> None:
@@ -39,7 +39,7 @@ async def fall_back(run: Run, step: str, outcome: Outcome, attempt: int, again: 
         run.abandoned[left] = provider
     await trio.to_thread.run_sync(trees.remove, run.places.repository)
     run.refused[name] = f"{step}: {outcome.message}"
-    fallen = ev.FellBack(step, name, outcome.message, attempt, again)
+    fallen = ev.FallbackStarted(step, name, outcome.message, attempt, again)
     await run.tenure.move(f"{run.id}-{attempt}", run.emit, fallen)
     run.vacate()
 
@@ -56,6 +56,6 @@ async def _is_removed(run: Run, step: str, provider: Provider, workspace: str) -
         await remove(run, step, provider, workspace)
     except (PlatformError, OSError) as failure:
         error = HostRefused.of(failure) if isinstance(failure, OSError) else failure
-        await run.emit(ev.Warned(error.code, f"workspace {workspace} remains: {error.message}", step))
+        await run.emit(ev.WarningIssued(error.code, f"workspace {workspace} remains: {error.message}", step))
         return False
     return True

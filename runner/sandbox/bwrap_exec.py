@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import trio
 
 from runner.core.errors import ProviderFailed
-from runner.core.model import Exit, Isolation, IsolationClass, Rung
+from runner.core.model import Exit, Isolation, IsolationClass, StopStage
 from runner.ports.provider import KILL_GRACE, Connection, ExecResult, Paths
 from runner.sandbox import bwrap, cgroup, child_process, processes, readback
 from runner.sandbox.bwrap_process import Enclosure, Shell, enclose
@@ -45,18 +45,18 @@ class Sandbox:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        on_rung: Callable[[Rung], None] | None = None,
+        on_stop: Callable[[StopStage], None] | None = None,
     ) -> AbstractAsyncContextManager[Confined]:
         where = posixpath.join(self.paths.workspace, cwd) if cwd else self.paths.workspace
-        return self._exec(argv, env or {}, where, on_rung or (lambda rung: None))
+        return self._exec(argv, env or {}, where, on_stop or (lambda stage: None))
 
     @asynccontextmanager
     async def _exec(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, on_rung: Callable[[Rung], None]
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, on_stop: Callable[[StopStage], None]
     ) -> AsyncIterator[Confined]:
         await trio.lowlevel.checkpoint_if_cancelled()
         enclosure = enclose(self._shell, self._recipe, self._group, argv, env=env, cwd=cwd)
-        process = Confined(enclosure, self._group, on_rung)
+        process = Confined(enclosure, self._group, on_stop)
         async with self._running.own(process):
             with trio.move_on_after(KILL_GRACE, shield=True):  # milliseconds, unless the host hangs
                 await enclosure.begin()
@@ -94,10 +94,10 @@ class Sandbox:
 class Confined:
     """A command in a sandbox of its own."""
 
-    def __init__(self, enclosure: Enclosure, group: cgroup.Group, on_rung: Callable[[Rung], None]) -> None:
+    def __init__(self, enclosure: Enclosure, group: cgroup.Group, on_stop: Callable[[StopStage], None]) -> None:
         self._enclosure = enclosure
         self._group = group
-        self._on_rung = on_rung
+        self._on_stop = on_stop
         self._oom_kills_before = group.oom_kills()
         self.oom_kills = 0
         self._exit: Exit | None = None
@@ -136,7 +136,7 @@ class Confined:
         """TERM to everything inside, ``grace`` seconds, KILL; then nothing of it lives, or ``Escaped`` is raised."""
         enclosure = self._enclosure
         if not enclosure.child.ended and enclosure.init is not None and not enclosure.killed:
-            self._on_rung(Rung.TERM)
+            self._on_stop(StopStage.TERM)
             self._terminate(enclosure.init)
             with trio.move_on_after(grace):
                 await enclosure.child.wait()
@@ -146,7 +146,7 @@ class Confined:
 
     def kill(self) -> None:
         if not self._enclosure.child.ended and not self._enclosure.killed:
-            self._on_rung(Rung.KILL)
+            self._on_stop(StopStage.KILL)
             self._enclosure.kill()
 
     def _count(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from runner.core.errors import WorkspaceLost
-from runner.core.model import Exit, Isolation, IsolationClass, Limits, Rung
+from runner.core.model import Exit, Isolation, IsolationClass, Limits, StopStage
 from runner.guest.client import Command, Guest, open_guest
 from runner.guest.framing import KEEP, Request, Shield
 from runner.ports.provider import KILL_GRACE, Connection, ExecResult, Paths, Reader, Writer
@@ -125,18 +125,18 @@ class GuestWorkspace:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        on_rung: Callable[[Rung], None] | None = None,
+        on_stop: Callable[[StopStage], None] | None = None,
     ) -> AbstractAsyncContextManager[Counted]:
         around = self._around
         place = posixpath.join(around.paths.workspace, cwd) if cwd else around.paths.workspace
         words = {**around.env, **(env or {}), "PWD": place}
-        return self._exec(around.request(argv, words, place), on_rung)
+        return self._exec(around.request(argv, words, place), on_stop)
 
     @asynccontextmanager
-    async def _exec(self, request: Request, on_rung: Callable[[Rung], None] | None) -> AsyncIterator[Counted]:
+    async def _exec(self, request: Request, on_stop: Callable[[StopStage], None] | None) -> AsyncIterator[Counted]:
         counted = Counted(self._around.group)
         try:
-            async with self._guest.exec(request, grace=self._around.grace, on_rung=on_rung) as counted.command:
+            async with self._guest.exec(request, grace=self._around.grace, on_stop=on_stop) as counted.command:
                 try:
                     yield counted
                 finally:

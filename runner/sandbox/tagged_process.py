@@ -18,7 +18,7 @@ from pathlib import Path
 import trio
 
 from runner.core.errors import Escaped, ProviderFailed
-from runner.core.model import Exit, Isolation, IsolationClass, Rung
+from runner.core.model import Exit, Isolation, IsolationClass, StopStage
 from runner.ports.provider import KILL_GRACE, Connection, ExecResult
 from runner.safefs import trees
 from runner.sandbox import cgroup, child_process, processes, readback
@@ -54,19 +54,19 @@ class Unconfined:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        on_rung: Callable[[Rung], None] | None = None,
+        on_stop: Callable[[StopStage], None] | None = None,
     ) -> AbstractAsyncContextManager[Marked]:
         where = os.path.join(self.paths.workspace, cwd) if cwd else self.paths.workspace
-        return self._exec(argv, env or {}, where, on_rung or (lambda rung: None))
+        return self._exec(argv, env or {}, where, on_stop or (lambda stage: None))
 
     @asynccontextmanager
     async def _exec(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, on_rung: Callable[[Rung], None]
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, on_stop: Callable[[StopStage], None]
     ) -> AsyncIterator[Marked]:
         await trio.lowlevel.checkpoint_if_cancelled()
         with _marking() as mark:
             child = self._spawn(argv, {**self._env, **env, "PWD": cwd}, cwd)
-        process = Marked(child, mark, os.geteuid() if self._uid is None else self._uid, self._group, on_rung)
+        process = Marked(child, mark, os.geteuid() if self._uid is None else self._uid, self._group, on_stop)
         async with self._running.own(process):
             await process.begin()
             yield process
@@ -114,13 +114,13 @@ class Marked:
     """A command, and every process that carries its mark."""
 
     def __init__(
-        self, child: child_process.Child, mark: int, uid: int, group: cgroup.Group, on_rung: Callable[[Rung], None]
+        self, child: child_process.Child, mark: int, uid: int, group: cgroup.Group, on_stop: Callable[[StopStage], None]
     ) -> None:
         self._child = child
         self._mark = mark
         self._uid = uid
         self._group = group
-        self._on_rung = on_rung
+        self._on_stop = on_stop
         self._killed = False
         self._oom_kills_before = group.oom_kills()
         self._in_group = ""
@@ -145,7 +145,7 @@ class Marked:
     async def end(self, grace: float) -> None:
         """TERM to all that carry the mark, ``grace`` seconds, KILL. Raises ``Escaped``."""
         if not self._child.ended and not self._killed:
-            self._on_rung(Rung.TERM)
+            self._on_stop(StopStage.TERM)
             processes.signal_where(processes.processes(), signal.SIGTERM, self._belongs)
             with trio.move_on_after(grace):
                 await self._child.wait()
@@ -174,7 +174,7 @@ class Marked:
     def _begin_killing(self) -> None:
         if not self._killed:
             self._killed = True
-            self._on_rung(Rung.KILL)
+            self._on_stop(StopStage.KILL)
 
     def _count(self) -> None:
         self.oom_kills = self._group.oom_kills() - self._oom_kills_before

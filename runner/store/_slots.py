@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from runner.core.model import SlotState
-from runner.events.events import Event, SlotClaimed, SlotMissed
+from runner.events.events import Event, PoolMissed, SlotClaimed
 from runner.lifecycle.pool import NEXT, read_key
 from runner.plan.model import canonical
 from runner.ports.store import PoolRow, SlotRow
@@ -23,7 +23,7 @@ def counted(event: Event) -> str | None:
     match event:
         case SlotClaimed():
             return HIT
-        case SlotMissed(reason=reason):
+        case PoolMissed(reason=reason):
             return reason.value
     return None
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from runner.core.errors import UnknownWorkspace, shown
-from runner.core.model import DEFAULT_PROJECT, Anchor, Limits, WorkspaceStatus
+from runner.core.model import DEFAULT_PROJECT, ClockReference, Limits, WorkspaceStatus
 from runner.events.events import Event
 from runner.lifecycle.workspace import fold, named
 from runner.ports.store import WorkspaceRow
@@ -102,12 +102,12 @@ def _row(values: Sequence[Any]) -> WorkspaceRow:
     )
 
 
-def read_anchor(connection: sqlite3.Connection) -> Anchor | None:
+def read_anchor(connection: sqlite3.Connection) -> ClockReference | None:
     row = connection.execute("SELECT boot, difference FROM clock").fetchone()
-    return None if row is None else Anchor(*row)
+    return None if row is None else ClockReference(*row)
 
 
-def write_anchor(connection: sqlite3.Connection, anchor: Anchor) -> None:
+def write_anchor(connection: sqlite3.Connection, anchor: ClockReference) -> None:
     connection.execute("INSERT OR REPLACE INTO clock VALUES (1, ?, ?)", (anchor.boot, anchor.offset))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 
 from runner.core.errors import RunOver, StoreFailed
-from runner.core.model import Anchor, Fence, Lease, SlotState, Status
+from runner.core.model import ClockReference, Fence, Lease, SlotState, Status
 from runner.events.events import Event, Recorded, RunEnded, RunStarted, decode, encode
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 from runner.lifecycle.pool import NEXT
@@ -32,7 +32,7 @@ class MemoryStore:
         self._leases: dict[str, Lease] = {}
         self._of_workspaces: dict[str, list[Recorded]] = {}
         self._workspaces: dict[str, WorkspaceRow] = {}
-        self._anchor: Anchor | None = None
+        self._anchor: ClockReference | None = None
         self._pools: dict[str, PoolRow] = {}
         self._slots: dict[str, SlotRow] = {}
         self._counts: Counter[str] = Counter()
@@ -100,10 +100,10 @@ class MemoryStore:
     async def workspace(self, id: str) -> WorkspaceRow:
         return find_workspace(await self.workspaces(), id)
 
-    async def anchor(self) -> Anchor | None:
+    async def anchor(self) -> ClockReference | None:
         return self._anchor
 
-    async def set_anchor(self, anchor: Anchor) -> None:
+    async def set_anchor(self, anchor: ClockReference) -> None:
         self._anchor = anchor
 
     async def newest(self) -> int:

@@ -34,16 +34,16 @@ from runner.core.errors import (
     StoreTooNew,
     WorkspaceState,
 )
-from runner.core.model import Anchor, Fence, Lease, SlotState, Status
+from runner.core.model import ClockReference, Fence, Lease, SlotState, Status
 from runner.events.events import (
     Event,
     LeaseAcquired,
     LeaseRefreshed,
     LeaseReleased,
+    PoolMissed,
     Recorded,
     RunEnded,
     RunStarted,
-    SlotMissed,
     SnapshotPublished,
     UnknownEvent,
     decode,
@@ -99,7 +99,7 @@ _HINTS: dict[type[RunnerError], str] = {
 }
 
 _PROJECTED = frozenset[type[Event]](
-    (*get_args(WorkspaceEvent), *get_args(LeaseEvent), SlotMissed, RunStarted, RunEnded, SnapshotPublished)
+    (*get_args(WorkspaceEvent), *get_args(LeaseEvent), PoolMissed, RunStarted, RunEnded, SnapshotPublished)
 )
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class Reader:
     async def workspace(self, id: str) -> WorkspaceRow:
         return find_workspace(await self.workspaces(), id)
 
-    async def anchor(self) -> Anchor | None:
+    async def anchor(self) -> ClockReference | None:
         return await self._in_thread(lambda: read_anchor(self._connection))
 
     async def newest(self) -> int:
@@ -260,7 +260,7 @@ class SqliteStore(Reader):
     ) -> list[Recorded]:
         return await self._append(_OF_WORKSPACES, workspace, events, fence)
 
-    async def set_anchor(self, anchor: Anchor) -> None:
+    async def set_anchor(self, anchor: ClockReference) -> None:
         await self._in_thread(lambda: write_anchor(self._connection, anchor))
 
     async def put_pools(self, pools: Sequence[PoolRow]) -> None:

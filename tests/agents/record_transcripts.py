@@ -133,7 +133,7 @@ def verdict_of(agent: Cli, name: str, case: str, exit: Exit) -> dict[str, Any]:
         "reason": outcome.reason.value if outcome.reason else None,
         "message": outcome.message,
         "warnings": list(outcome.warnings),
-        "commands": [[command.fate.value, command.exit, command.text] for command in agent.commands(ended)],
+        "commands": [[command.status.value, command.exit, command.text] for command in agent.commands(ended)],
         "tokens": usage.tokens if usage is not None else None,
     }
 

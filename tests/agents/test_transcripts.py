@@ -16,7 +16,7 @@ import pytest
 import runner.agents
 from runner.agents._cli import Cli
 from runner.core import plugins
-from runner.core.model import Exit, Fate, Reason, Status, Usage
+from runner.core.model import CommandStatus, Exit, Reason, Status, Usage
 from runner.ports.agent import Ended
 from tests.agents.record_transcripts import CASES as RECORDED
 from tests.agents.record_transcripts import TRANSCRIPTS, verdict_of
@@ -70,10 +70,10 @@ def test_a_command_is_executed_refused_or_cut_off(name: str) -> None:
     """As the golden data has it, where a reviewer may pass over it."""
     found = {case: value["commands"] for cli, case, value in EXPECTED if cli == name}
 
-    assert [fate for fate, _, _ in found["stopped"]] == ["executed", "cut"]
+    assert [status for status, _, _ in found["stopped"]] == ["executed", "cut"]
     assert [text for _, _, text in found["failing-command"]] == ["exit 3", "cat > x <<'EOF'\nline\nEOF\nfalse"]
     assert [exit for _, exit, _ in found["failing-command"]] == [3, 1]
-    assert "executed" not in [fate for fate, _, _ in found["denied"]]
+    assert "executed" not in [status for status, _, _ in found["denied"]]
 
 
 @pytest.mark.parametrize("name", CLIS)
@@ -84,7 +84,7 @@ def test_commands_of_a_stream_that_was_cut_anywhere_are_a_beginning_of_all(name:
         found = cli_of(name).commands(ended(_written(tmp_path, stream[:at]), TERMED))
 
         assert [command.text for command in found] == everything[: len(found)]
-        assert all(command.fate is not Fate.DENIED for command in found)
+        assert all(command.status is not CommandStatus.DENIED for command in found)
 
 
 def _written(folder: Path, stream: bytes) -> Path:

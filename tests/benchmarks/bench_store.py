@@ -18,13 +18,13 @@ from pathlib import Path
 
 import trio
 
-from runner.events.events import RunStarted, StepStarted, Warned, encode
+from runner.events.events import RunStarted, StepStarted, WarningIssued, encode
 from runner.store.sqlite import open_store, scripts
 from tests.benchmarks.sizes import rounds
 
 ROUNDS = rounds(5)
 STARTED = RunStarted("bench", "sha256:0", "0", {}, 1.0)
-EVENT = Warned("bench.event", "x" * 280, "agent")  # about 343 bytes as JSON
+EVENT = WarningIssued("bench.event", "x" * 280, "agent")  # about 343 bytes as JSON
 
 
 def bare(folder: Path, batches: int, size: int, *, encoding: bool) -> Callable[[], None]:

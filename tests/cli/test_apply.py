@@ -93,7 +93,7 @@ def test_setup_that_fails_ends_the_run_by_default(project: Project) -> None:
     assert done.code == 1
     assert record["outcome"]["reason"] == "setup"
     assert step(record, "agent")["status"] == "skipped"
-    assert record["receipt"] is not None
+    assert record["saved_work"] is not None
 
 
 @pytest.mark.scenario("CFG-16")
@@ -117,8 +117,8 @@ def test_a_slow_setup_command_is_killed_with_a_warning_and_logged(project: Proje
     assert record["warnings"] == [{"code": "step.warning", "message": message}]
     assert message.partition(": ")[2] in done.out
     events = [json.loads(line) for line in (project.directory(record) / "events.jsonl").read_text().splitlines()]
-    rungs = [(e["step"], e["rung"], e["reason"]) for e in events if e["type"] == "RungReached"]
-    assert rungs[0] == ("setup", "term", "command deadline")
+    stop_stages = [(e["step"], e["stage"], e["reason"]) for e in events if e["type"] == "StopStageReached"]
+    assert stop_stages[0] == ("setup", "term", "command deadline")
     assert project.logs("agent") == "ran\n"
 
 
@@ -206,7 +206,7 @@ def test_a_missing_protected_path_is_no_error_and_can_not_be_created(project: Pr
 
     assert done.code == 0, done.out + done.err
     assert project.logs("agent") == "refused\n"
-    assert record["receipt"]["patch"] is None
+    assert record["saved_work"]["patch"] is None
 
 
 @pytest.mark.scenario("BEY-05", only="local")
@@ -512,8 +512,8 @@ def test_a_violation_withholds_the_work_without_the_offending_file(project: Proj
     assert done.code == 3
     assert record["outcome"]["reason"] == "policy"
     assert record["snapshot"] is None
-    assert record["receipt"]["withheld"]
-    assert record["receipt"]["left_out"] == ["src/.env"]
+    assert record["saved_work"]["withheld"]
+    assert record["saved_work"]["left_out"] == ["src/.env"]
     patch = (project.directory(record) / "withheld.patch").read_text()
     assert "+good" in patch
     assert "TOKEN" not in patch

@@ -203,7 +203,7 @@ async def test_what_was_used_is_in_the_record_and_the_report(project: Project, t
     assert line in render_run(record, project.home).splitlines()
     assert record_document(record)["models"]["gpt-4.1"]["output_tokens"] == 40
     events = [json.loads(line) for line in (directory(project, record) / "events.jsonl").read_text().splitlines()]
-    asked = [event for event in events if event["type"] == "ModelAsked"]
+    asked = [event for event in events if event["type"] == "ModelRequestFinished"]
     assert [(event["step"], event["status"], event["model"]) for event in asked] == [("agent", 200, "gpt-4.1")] * 2
 
 
@@ -246,7 +246,7 @@ async def test_a_model_that_is_busy_is_waited_for_and_that_is_told(project: Proj
     reason = "agent: asking the model failed and was tried again: it answered 429, slow down"
     assert record.warnings == [(MODEL_BUSY, reason)]
     events = [json.loads(line) for line in (directory(project, record) / "events.jsonl").read_text().splitlines()]
-    (waited,) = (event for event in events if event["type"] == "Retried")
+    (waited,) = (event for event in events if event["type"] == "RetryScheduled")
     assert (waited["step"], waited["pause_seconds"]) == ("agent", 1)
 
 

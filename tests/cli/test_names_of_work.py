@@ -49,9 +49,9 @@ def test_work_that_no_next_run_could_start_from_is_withheld(
 
     assert done.code == 3, done.out + done.err
     assert record["snapshot"] is None
-    assert record["receipt"]["left_out"] == left_out
+    assert record["saved_work"]["left_out"] == left_out
     assert said in (done.out + done.err).replace("\n", " "), done.out
-    withheld = (project.directory(record) / record["receipt"]["patch"]).read_text()
+    withheld = (project.directory(record) / record["saved_work"]["patch"]).read_text()
     assert "+++ b/good" in withheld
     assert withheld.count("diff --git") == 1
 

@@ -19,7 +19,7 @@ import pytest
 
 from runner.cli.live_view import Screen
 from runner.cli.output import Output
-from runner.core.model import Rung, StopReason
+from runner.core.model import StopReason, StopStage
 from runner.core.output_style import Manners, manners
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold
@@ -34,10 +34,10 @@ STARTED = (
     ev.RunStarted("work", "sha256:0", "1", {"agent": "agent"}, 60.0),
     ev.StepStarted("agent"),
 )
-TERM = ev.RungReached("agent", Rung.TERM, StopReason.STEP_DEADLINE, 10.0)
-KILL = ev.RungReached("agent", Rung.KILL, StopReason.SECOND_SIGNAL)
-SANDBOX = ev.RungReached("agent", Rung.SANDBOX, StopReason.STOP_BUDGET)
-LEFT = ev.RungReached("agent", Rung.KILL, StopReason.LEFT_RUNNING)
+TERM = ev.StopStageReached("agent", StopStage.TERM, StopReason.STEP_DEADLINE, 10.0)
+KILL = ev.StopStageReached("agent", StopStage.KILL, StopReason.SECOND_SIGNAL)
+SANDBOX = ev.StopStageReached("agent", StopStage.SANDBOX, StopReason.STOP_BUDGET)
+LEFT = ev.StopStageReached("agent", StopStage.KILL, StopReason.LEFT_RUNNING)
 SECOND = 1_000_000
 
 
@@ -75,7 +75,7 @@ def feed(sink: Sink, events: Sequence[ev.Event], run: str = "r") -> None:
     ],
     ids=["TERM", "KILL", "sandbox", "left running", "a kill for memory", "kills for memory"],
 )
-def test_each_rung_and_each_kill_for_memory_is_a_line(event: ev.Event, line: str) -> None:
+def test_each_stop_stage_and_each_kill_for_memory_is_a_line(event: ev.Event, line: str) -> None:
     out = io.StringIO()
     feed(screen_on(out), [*STARTED, event])
 

@@ -183,7 +183,7 @@ def test_a_repository_may_permit_env_files_to_its_agents(project: Project, repos
     planned = say(project, "plan", "all.runner.yaml")
 
     assert done.code == 0, done.out + done.err
-    assert "+TOKEN=1" in (project.directory(record) / record["receipt"]["patch"]).read_text()
+    assert "+TOKEN=1" in (project.directory(record) / record["saved_work"]["patch"]).read_text()
     commit = git(repository, "rev-parse", "HEAD")[:12]
     assert f"policy repository ({OWN} at {commit})" in " ".join(planned.out.split())
     assert f"{OWN}:1" in next(line for line in planned.out.splitlines() if line.startswith("  scan"))
@@ -267,7 +267,7 @@ def test_of_an_untrusted_run_it_only_tightens(project: Project, repository: Path
     done, record = project.apply("--untrusted")
 
     assert done.code == 3, done.out + done.err
-    assert sorted(record["receipt"]["left_out"]) == [".env", "a.bak"]
+    assert sorted(record["saved_work"]["left_out"]) == [".env", "a.bak"]
 
 
 @pytest.mark.scenario("WSM-20")
@@ -287,7 +287,7 @@ def test_a_checkout_that_breaks_policy_stops_the_run_before_anything_runs(projec
     )
     assert {step(record, s)["status"] for s in ("setup", "agent", "scan", "snapshot")} == {"skipped"}
     assert step(record, "teardown")["status"] == "succeeded"
-    assert record["receipt"]["patch"] is None
+    assert record["saved_work"]["patch"] is None
 
 
 @pytest.mark.scenario("WSM-20")
@@ -307,7 +307,7 @@ def test_what_the_agent_leaves_is_scanned_and_blocks_the_snapshot(project: Proje
     project.script("echo good > good; echo TOKEN=1 > .env; mkfifo pipe; exit 1", workspace=LOCAL)
 
     failed, record = project.apply()
-    left_out = record["receipt"]["left_out"]
+    left_out = record["saved_work"]["left_out"]
     project.script("echo good > good; echo TOKEN=1 > .env; mkfifo pipe", workspace=LOCAL)
     done, blocked = project.apply()
 

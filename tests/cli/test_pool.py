@@ -20,7 +20,7 @@ import pytest
 import trio
 
 from runner.core.errors import NoPool, Rejected, RunnerError, UnknownPool, UsageError
-from runner.core.model import Limits, Miss, SlotKey
+from runner.core.model import Limits, PoolMissReason, SlotKey
 from runner.core.settings import Settings
 from runner.events.record import RunRecord
 from runner.ops.planning.make_plan import make_plan
@@ -124,7 +124,7 @@ async def test_a_run_has_its_workspace_from_the_pool_or_says_why_not(docked: Pro
     assert message(warm) == "docker, isolation namespaces, kept warm"
     assert message(cold) == "docker, isolation namespaces, made cold: empty"
     assert (str(warm.slot).partition("-")[0], warm.missed) == ("slot", None)
-    assert (cold.slot, cold.missed) == (None, Miss.EMPTY)
+    assert (cold.slot, cold.missed) == (None, PoolMissReason.EMPTY)
     assert warm.observed is not None
     assert cold.observed is not None
     assert warm.observed.read_only == ("/workspace/README",)
@@ -173,7 +173,7 @@ def test_a_warm_workspace_is_ready_within_150_ms_and_there_is_another_for_the_ne
             done, record = docked.apply()
             assert done.code == 0, done.out + done.err
             assert record["warm"]["slot"].startswith("slot-")
-            took.append(seconds_until(docked, record, "EffectDone"))
+            took.append(seconds_until(docked, record, "ResourceCreated"))
             used.append(seconds_until(docked, record, "IsolationObserved"))
         settled(docked, 1)
     _, cold = docked.apply()
@@ -187,7 +187,7 @@ def seconds_until(project: Project, record: dict[str, Any], type: str) -> float:
     """From the intent to have a workspace until an event of it, by the run's journal."""
     events = map(json.loads, (project.directory(record) / "events.jsonl").read_text().splitlines())
     at = {event["type"]: event["at"] for event in events if event.get("kind", "workspace") == "workspace"}
-    return float(at[type] - at["EffectIntended"]) / 1e6
+    return float(at[type] - at["ResourceIntended"]) / 1e6
 
 
 def message(record: RunRecord) -> str:

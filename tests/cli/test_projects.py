@@ -252,7 +252,7 @@ def test_the_project_s_agents_file_is_in_an_isolated_workspace_and_never_in_its_
 
     assert done.code == 0, done.out + done.err
     assert project.logs("agent") == OWN
-    assert (record["receipt"]["changed"], "made" in patch(project), "AGENTS" in patch(project)) == (1, True, False)
+    assert (record["saved_work"]["changed"], "made" in patch(project), "AGENTS" in patch(project)) == (1, True, False)
     assert record["warnings"] == []
 
 
@@ -269,7 +269,7 @@ def test_an_agents_file_that_an_agent_changed_is_said_and_left_out(
     done, record = project.apply()
 
     assert done.code == 0, done.out + done.err
-    assert (record["receipt"]["changed"], "AGENTS" in patch(project)) == (1, False)
+    assert (record["saved_work"]["changed"], "AGENTS" in patch(project)) == (1, False)
     assert [w["message"] for w in record["warnings"]] == [
         "save: `AGENTS.md` was changed; it is a copy of the project's, and no part of the work"
     ]
@@ -303,7 +303,7 @@ def test_a_workspace_s_own_agents_file_stays(project: Project, repository: Path,
     _, record = project.apply()
 
     assert project.logs("agent") == ("hello\n" if own == "link" else "the workspace's\n")
-    assert record["receipt"]["changed"] == 2, "its own is work like any other"
+    assert record["saved_work"]["changed"] == 2, "its own is work like any other"
 
 
 def test_an_agents_file_that_is_a_link_is_refused_at_the_project(project: Project) -> None:
@@ -340,7 +340,7 @@ def test_without_isolation_the_agents_file_is_in_the_project_s_directory(project
     assert done.code == 0, done.out + done.err
     assert project.logs("agent").splitlines() == [".git", "README", "src", OWN.strip()]
     assert placed.read_text() == f"{OWN}more\n"
-    assert record["receipt"]["changed"] == 0
+    assert record["saved_work"]["changed"] == 0
 
 
 # --- protected paths ---
@@ -447,7 +447,7 @@ def test_a_killed_run_is_recovered_without_the_copy_and_with_its_violation(proje
 
     assert recovered.code == 0, recovered.out + recovered.err
     assert [(v["path"], v["rule"]) for v in record["violations"]] == [("src", "protected-changed")]
-    assert record["receipt"]["withheld"] is True
+    assert record["saved_work"]["withheld"] is True
     assert ("made" in patch(project), "AGENTS" in patch(project)) == (True, False)
 
 

@@ -38,7 +38,7 @@ class Past:
         code = {Status.SUCCEEDED: 0, Status.CANCELLED: 130}.get(outcome.status, 1)
         code = 124 if outcome.reason is Reason.TIMEOUT else code
         manifests = str((at or self.here) / ".runner")
-        asked = ev.ModelAsked("agent", "c1", "sonnet", 200, 1, 1, 0.1, 0.2, usage=SPENT)
+        asked = ev.ModelRequestFinished("agent", "c1", "sonnet", 200, 1, 1, 0.1, 0.2, usage=SPENT)
 
         async def write() -> None:
             now = next(moments)

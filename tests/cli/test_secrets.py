@@ -130,8 +130,8 @@ def test_work_that_shows_a_secret_is_not_published_and_kept_without_the_files_th
     (named,) = [line for line in done.out.splitlines() if line.startswith("  2 violations of policy: ")]
     assert all(path in named for path in ("link", "src/config.txt"))
     assert record["snapshot"] is None
-    assert record["receipt"]["withheld"]
-    patch = (secretive.directory(record) / record["receipt"]["patch"]).read_text()
+    assert record["saved_work"]["withheld"]
+    patch = (secretive.directory(record) / record["saved_work"]["patch"]).read_text()
     assert "good.txt" in patch
     assert "config.txt" not in patch
     assert TOKEN not in done.out + done.err + journal(secretive.home)
@@ -280,6 +280,6 @@ def test_what_is_saved_after_a_killed_runner_is_withheld_for_nobody_knows_its_se
 
     assert recovered.code == 0, recovered.out + recovered.err
     assert secretive.logs("agent") == "[redacted:NPM_TOKEN]\nbegun.\n"
-    assert told["receipt"]["withheld"]
+    assert told["saved_work"]["withheld"]
     assert any("nobody could look for secrets" in warning["message"] for warning in told["warnings"])
     assert secretive.runner("runs", "apply", "last").code == 3

@@ -164,7 +164,7 @@ KILL_BUDGET = "KILL (stop budget)"
 @pytest.mark.scenario("BEY-06")
 @pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize(
-    ("agent", "timeouts", "run", "message", "rungs"),
+    ("agent", "timeouts", "run", "message", "stop_stages"),
     [
         pytest.param(OBEDIENT, "", "timeout: 5s", AT_RUN, ["TERM (run deadline)"], id="run"),
         pytest.param(
@@ -197,7 +197,7 @@ KILL_BUDGET = "KILL (stop budget)"
     ],
 )
 def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
-    project: Project, agent: str, timeouts: str, run: str, message: str, rungs: list[str]
+    project: Project, agent: str, timeouts: str, run: str, message: str, stop_stages: list[str]
 ) -> None:
     project.script(f"{WORK}; {agent}", workspace=REPOSITORY, agent=timeouts, run=run)
 
@@ -205,7 +205,7 @@ def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
 
     assert code == 124, text
     assert (record["outcome"]["reason"], record["outcome"]["message"]) == ("timeout", message)
-    assert said(text, "agent")[: len(rungs)] == rungs  # a daemon may have needed more than its command
+    assert said(text, "agent")[: len(stop_stages)] == stop_stages  # a daemon may have needed more than its command
     assert processes_of(project.home) == []
     assert saved(project, record)
     assert record["left"] == []
@@ -259,7 +259,7 @@ def test_what_a_command_leaves_running_is_killed_and_said(project: Project, prov
     assert code == 0, text
     assert said(text, "agent") == ["KILL (left running)"]
     (stopped,) = step(record, "agent")["stopped"]
-    assert (stopped["rung"], stopped["reason"]) == ("kill", "left running")
+    assert (stopped["stage"], stopped["reason"]) == ("kill", "left running")
     shown = project.runner("runs", "show", "last").out.splitlines()
     assert shown[[line.split()[1] for line in shown].index("agent") + 1] == "      KILL (left running)"
     assert processes_of(project.home) == []

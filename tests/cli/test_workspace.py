@@ -186,7 +186,7 @@ def test_the_life_of_a_workspace_in_containers(project: Project, docked: Run) ->
     assert docked("workspace", "delete", id).code == 2, "there is unsaved work"
     docked("workspace", "stop", id)
     removed = shown(docked, "workspace", "destroy", id)
-    assert removed["receipt"]["changed"] == 1
+    assert removed["saved_work"]["changed"] == 1
     patch = project.home / "state" / "saved" / id / "work.patch"
     assert (removed["saved"], "+work" in patch.read_text()) == (str(patch.parent), True)
     assert shown(docked, "workspace", "list") == []
@@ -219,7 +219,7 @@ def test_the_life_of_a_workspace_with_a_kernel_of_its_own(
     assert shown(docked, "workspace", "resume", id)["status"] == "ready"
     assert docked("workspace", "exec", id, "--", "cat", "made").out == "work\n"
 
-    assert shown(docked, "workspace", "destroy", id)["receipt"]["changed"] == 1
+    assert shown(docked, "workspace", "destroy", id)["saved_work"]["changed"] == 1
     assert (shown(docked, "workspace", "list"), dockerd.containers(id)) == ([], [])
     assert docked("workspace", "destroy", id).code == 6
 
@@ -417,7 +417,7 @@ def test_each_git_operation_of_the_document_is_had_in_a_workspace(project: Proje
     again = "git clone -q . /tmp/clone && git init -q /tmp/new && git -C /tmp/clone rev-parse HEAD"
     assert run("sh", "-c", again) == first  # cloneRepo, initRepo
     removed = shown(runner, "workspace", "destroy", id)
-    assert removed["receipt"]["changed"] == 1
+    assert removed["saved_work"]["changed"] == 1
 
 
 @MEMORY.mark

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from runner.core.model import Rung
+from runner.core.model import StopStage
 from runner.ports.provider import Workspace
 from tests.support.providers import (
     GRACE,
@@ -54,40 +54,42 @@ async def test_a_command_that_ignores_term_is_killed_after_the_grace(place: Plac
 
 
 @pytest.mark.parametrize(
-    ("script", "rungs"),
+    ("script", "stop_stages"),
     [
-        ("echo ready; exec sleep 60", [Rung.TERM]),
-        (STUBBORN, [Rung.TERM, Rung.KILL]),
+        ("echo ready; exec sleep 60", [StopStage.TERM]),
+        (STUBBORN, [StopStage.TERM, StopStage.KILL]),
     ],
     ids=["obedient", "ignoring TERM"],
 )
-async def test_each_rung_of_ending_a_command_is_told(place: Place, script: str, rungs: list[Rung]) -> None:
-    told: list[Rung] = []
-    async with place.open() if Rung.KILL in rungs else place.open_patiently() as workspace:
-        async with workspace.exec(["sh", "-c", script], on_rung=told.append) as process:
+async def test_each_stop_stage_of_ending_a_command_is_told(
+    place: Place, script: str, stop_stages: list[StopStage]
+) -> None:
+    told: list[StopStage] = []
+    async with place.open() if StopStage.KILL in stop_stages else place.open_patiently() as workspace:
+        async with workspace.exec(["sh", "-c", script], on_stop=told.append) as process:
             await read_until(process, b"ready")
-        assert told == rungs
-        async with workspace.exec(["true"], on_rung=told.append) as process:
+        assert told == stop_stages
+        async with workspace.exec(["true"], on_stop=told.append) as process:
             await process.wait()
-        assert told == rungs
+        assert told == stop_stages
 
 
 async def test_what_a_command_leaves_running_is_killed_and_told(place: Place) -> None:
-    told: list[Rung] = []
+    told: list[StopStage] = []
     async with place.open() as workspace:
-        async with workspace.exec(["sh", "-c", LEAVES], on_rung=told.append) as process:
+        async with workspace.exec(["sh", "-c", LEAVES], on_stop=told.append) as process:
             await process.wait()
-        assert told == [Rung.KILL]
+        assert told == [StopStage.KILL]
 
 
 async def test_a_command_that_is_being_stopped_is_killed_when_its_sandbox_closes(place: Place) -> None:
     script = STUBBORN
     stopping, over = trio.CancelScope(), trio.Event()
-    told: list[Rung] = []
+    told: list[StopStage] = []
 
     async def command(workspace: Workspace, task_status: trio.TaskStatus[None]) -> None:
         with stopping:
-            async with workspace.exec(["sh", "-c", script], on_rung=told.append) as process:
+            async with workspace.exec(["sh", "-c", script], on_stop=told.append) as process:
                 await read_until(process, b"ready")
                 task_status.started()
                 await trio.sleep_forever()
@@ -100,7 +102,7 @@ async def test_a_command_that_is_being_stopped_is_killed_when_its_sandbox_closes
             await trio.sleep(0.2)
             assert not over.is_set()
         await over.wait()
-    assert told == [Rung.TERM, Rung.KILL]
+    assert told == [StopStage.TERM, StopStage.KILL]
 
 
 async def test_term_reaches_the_whole_tree(place: Place) -> None:

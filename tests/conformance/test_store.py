@@ -14,23 +14,23 @@ import trio
 from runner.core.errors import LeaseHeld, LeaseLost, RunExists, RunnerError, RunOver, StoreFailed, UnknownRun
 from runner.core.model import Fence, IsolationClass, Lease, Reason, Violation, failed, succeeded
 from runner.events.events import (
-    EffectDone,
-    EffectGone,
-    EffectIntended,
     Event,
     LeaseAcquired,
     LeaseRefreshed,
     LeaseReleased,
-    PhaseEntered,
+    PhaseStarted,
     ProviderChosen,
     Recorded,
+    ResourceCreated,
+    ResourceIntended,
+    ResourceRemoved,
     RunEnded,
     RunStarted,
     SnapshotPublished,
     StepEnded,
     StepStarted,
     ViolationsFound,
-    Warned,
+    WarningIssued,
 )
 from runner.ports.store import RunRow, Store
 from runner.store.memory import MemoryStore
@@ -58,9 +58,9 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def test_events_come_back_equal_numbered_from_one_and_dated(store: Store) -> None:
     events: list[Event] = [
         STARTED,
-        PhaseEntered("work"),
-        EffectIntended("provision", "workspace", "runner-a-1", "local"),
-        EffectDone("provision", "workspace", "runner-a-1"),
+        PhaseStarted("work"),
+        ResourceIntended("provision", "workspace", "runner-a-1", "local"),
+        ResourceCreated("provision", "workspace", "runner-a-1"),
         ProviderChosen("local", IsolationClass.NAMESPACES),
         StepEnded("agent", failed(Reason.EXIT, "exited 1", details=("x",))),
         ViolationsFound("scan", (Violation("a\\xff", "forbidden:*"),)),
@@ -90,7 +90,7 @@ async def test_concurrent_appends_all_get_their_own_numbers(store: Store) -> Non
     answers: list[list[Recorded]] = []
 
     async def one(number: int) -> None:
-        answers.append(await store.append("a", [Warned("x.y", str(number)), Warned("x.y", str(number))]))
+        answers.append(await store.append("a", [WarningIssued("x.y", str(number)), WarningIssued("x.y", str(number))]))
 
     async with trio.open_nursery() as nursery:
         for number in range(50):
@@ -281,7 +281,7 @@ async def test_a_second_acquisition_is_refused_while_the_lease_is_live(leasing: 
     with pytest.raises(LeaseHeld, match="`w` is in use by run a"):
         await leasing.acquire(2, "run b")
     with pytest.raises(LeaseHeld):
-        await leasing.store.append("a", [Warned("x.y", "not alone"), leasing.acquiring(2)])
+        await leasing.store.append("a", [WarningIssued("x.y", "not alone"), leasing.acquiring(2)])
 
     assert await leasing.everything() == before
 
@@ -355,7 +355,7 @@ async def release_to_another(leasing: Leasing) -> None:
 GUARDED: dict[str, Event] = {
     "record": StepEnded("agent", succeeded()),
     "snapshot": SnapshotPublished("c" * 40, "t" * 40, None, None, 1, 0, 1),
-    "teardown": EffectGone("teardown", "workspace", "w"),
+    "teardown": ResourceRemoved("teardown", "workspace", "w"),
     "refresh": LeaseRefreshed("w", "w.1", TTL),
     "end": ENDED,
 }
@@ -368,16 +368,16 @@ async def test_who_has_lost_its_lease_writes_nothing(
     leasing: Leasing, ending: Callable[[Leasing], Awaitable[None]], event: Event
 ) -> None:
     store = leasing.store
-    await store.append("a", [EffectIntended("provision", "workspace", "w", "local")])
+    await store.append("a", [ResourceIntended("provision", "workspace", "w", "local")])
     fence = await leasing.acquire(1)
     await store.append("a", [StepStarted("agent")], fence=fence)
     await ending(leasing)
     before = await leasing.everything()
 
     with pytest.raises(LeaseLost):
-        await store.append("a", [Warned("x.y", "not alone"), event], fence=fence)
+        await store.append("a", [WarningIssued("x.y", "not alone"), event], fence=fence)
     with pytest.raises(LeaseLost):
-        await store.append_to_workspace("w", [Warned("x.y", "not alone"), event], fence=fence)
+        await store.append_to_workspace("w", [WarningIssued("x.y", "not alone"), event], fence=fence)
 
     assert await leasing.everything() == before
 
@@ -407,13 +407,13 @@ async def test_a_refused_holder_harms_none_that_write_with_it(leasing: Leasing) 
             outcomes.append(error.code)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(one, [Warned("x.y", "first")], live)
-        nursery.start_soon(one, [Warned("x.y", "old")], stale)
+        nursery.start_soon(one, [WarningIssued("x.y", "first")], live)
+        nursery.start_soon(one, [WarningIssued("x.y", "old")], stale)
         nursery.start_soon(one, [leasing.acquiring(3, "run c")], None)
-        nursery.start_soon(one, [Warned("x.y", "last"), LeaseRefreshed("w", "w.2", TTL)], live)
+        nursery.start_soon(one, [WarningIssued("x.y", "last"), LeaseRefreshed("w", "w.2", TTL)], live)
 
     assert sorted(outcomes) == ["1 written", "2 written", "lease.held", "lease.lost"]
-    texts = [r.event.message for r in await store.events("a") if isinstance(r.event, Warned)]
+    texts = [r.event.message for r in await store.events("a") if isinstance(r.event, WarningIssued)]
     assert sorted(texts) == ["first", "last"]
 
 
@@ -458,10 +458,10 @@ async def test_a_workspace_has_a_journal_of_its_own(leasing: Leasing) -> None:
     store = leasing.store
     fence = await leasing.acquire(1)
 
-    (second,) = await store.append_to_workspace("w", [Warned("x.y", "text")], fence=fence)
-    (other,) = await store.append_to_workspace("v", [Warned("x.y", "text")])
+    (second,) = await store.append_to_workspace("w", [WarningIssued("x.y", "text")], fence=fence)
+    (other,) = await store.append_to_workspace("v", [WarningIssued("x.y", "text")])
 
     assert (second.run, second.seq, other.seq) == ("w", 2, 1)
     assert await store.workspace_events("w", after=1) == [second]
-    assert [type(r.event) for r in await store.workspace_events("w")] == [LeaseAcquired, Warned]
+    assert [type(r.event) for r in await store.workspace_events("w")] == [LeaseAcquired, WarningIssued]
     assert await store.events("w") == []

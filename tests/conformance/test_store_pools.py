@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.core.model import Limits, Miss, SlotKey, SlotState
+from runner.core.model import Limits, PoolMissReason, SlotKey, SlotState
 from runner.events import events as ev
 from runner.lifecycle.pool import name_of
 from runner.ports.store import PoolRow, SlotRow, Store
@@ -86,8 +86,8 @@ async def test_of_many_claims_at_once_one_succeeds(store: Store) -> None:
 @pytest.mark.scenario("LIF-04")
 async def test_hits_and_misses_of_all_journals_are_counted_by_reason(store: Store) -> None:
     assert await store.pool_counts() == {}
-    await store.append("r", [ev.RunStarted("r", "p", "0", {}, 60.0), ev.SlotMissed("r-1", Miss.EMPTY)])
-    await store.append("r", [ev.SlotMissed("r-2", Miss.EMPTY), ev.SlotMissed("r-3", Miss.LIMITS)])
+    await store.append("r", [ev.RunStarted("r", "p", "0", {}, 60.0), ev.PoolMissed("r-1", PoolMissReason.EMPTY)])
+    await store.append("r", [ev.PoolMissed("r-2", PoolMissReason.EMPTY), ev.PoolMissed("r-3", PoolMissReason.LIMITS)])
     await store.append_to_workspace("w", [ev.SlotClaimed("w", "slot-1")])
 
     assert await store.pool_counts() == {"empty": 2, "hit": 1, "limits": 1}
@@ -95,7 +95,7 @@ async def test_hits_and_misses_of_all_journals_are_counted_by_reason(store: Stor
 
 async def test_the_row_of_a_workspace_that_was_a_slot_names_it(store: Store) -> None:
     await store.append("r", [ev.RunStarted("r", "p", "0", {}, 60.0)])
-    await store.append("r", [ev.EffectIntended("p", "workspace", "r-1", "fake")])
-    await store.append("r", [ev.SlotClaimed("r-1", "slot-1"), ev.EffectDone("p", "workspace", "r-1")])
+    await store.append("r", [ev.ResourceIntended("p", "workspace", "r-1", "fake")])
+    await store.append("r", [ev.SlotClaimed("r-1", "slot-1"), ev.ResourceCreated("p", "workspace", "r-1")])
 
     assert (await store.workspace("r-1")).slot == "slot-1"

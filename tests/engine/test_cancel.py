@@ -50,7 +50,7 @@ async def test_a_cancel_at_any_event_leaves_nothing_and_saves_the_work(machine: 
         history = await machine.store.events(record.id)
         assert [type(r.event) for r in history].count(ev.RunEnded) == 1
         if record.steps["provision"].status is Status.SUCCEEDED:
-            assert record.receipt is not None, stop_at
+            assert record.saved_work is not None, stop_at
 
 
 async def test_a_process_that_will_not_die_is_named_in_the_record(machine: Machine) -> None:

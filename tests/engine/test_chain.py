@@ -112,11 +112,11 @@ class Chain:
 
     @property
     def fallen(self) -> list[tuple[str, str]]:
-        return [(event.step, event.reason) for event in self.events if isinstance(event, ev.FellBack)]
+        return [(event.step, event.reason) for event in self.events if isinstance(event, ev.FallbackStarted)]
 
     @property
     def retried(self) -> list[tuple[str, str, float]]:
-        return [(e.step, e.what, e.pause_seconds) for e in self.events if isinstance(e, ev.Retried)]
+        return [(e.step, e.what, e.pause_seconds) for e in self.events if isinstance(e, ev.RetryScheduled)]
 
 
 def with_floor(plan: RunPlan, floor: IsolationClass) -> RunPlan:
@@ -159,9 +159,9 @@ async def test_a_failed_setup_begins_again_in_a_fresh_workspace_of_the_next_prov
     assert chain.fallen == [("setup", "setup command 1 of 1 exited 3")]
     assert record.refused == [("local", "setup: setup command 1 of 1 exited 3")]
     assert (record.provider, record.attempt, record.left) == ("process", 2, ())
-    intended = [(event.name, event.place) for event in chain.events if isinstance(event, ev.EffectIntended)]
+    intended = [(event.name, event.place) for event in chain.events if isinstance(event, ev.ResourceIntended)]
     assert intended == [(f"{record.id}-1", "local"), (f"{record.id}-2", "process")]
-    gone = [event.name for event in chain.events if isinstance(event, ev.EffectGone)]
+    gone = [event.name for event in chain.events if isinstance(event, ev.ResourceRemoved)]
     assert gone == [f"{record.id}-1", f"{record.id}-2"]
     assert leftovers(chain.project.home) == []
 
@@ -319,7 +319,7 @@ async def test_a_signal_during_setup_ends_the_run_and_not_the_place(chain: Chain
 
 async def test_a_signal_while_a_workspace_is_left_ends_the_run_with_nothing_of_it(chain: Chain) -> None:
     chain.play("local", {"prepare": FAILS})
-    for last in (ev.EffectEnding, ev.EffectGone, ev.FellBack):
+    for last in (ev.ResourceRemovalStarted, ev.ResourceRemoved, ev.FallbackStarted):
 
         def stop(recorded: ev.Recorded, control: Control, last: type[ev.Event] = last) -> None:
             if isinstance(recorded.event, last) and control.requested_at is None:

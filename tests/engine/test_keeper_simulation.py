@@ -20,7 +20,7 @@ import trio
 from trio.testing import MockClock
 
 from runner.core.errors import ProviderFailed, RunnerError
-from runner.core.model import Handle, Limits, Miss, SlotKey
+from runner.core.model import Handle, Limits, PoolMissReason, SlotKey
 from runner.engine.pool import Keeper, clear
 from runner.lifecycle.pool import BACK_OFF, name_of
 from runner.ops.pool.handoff import discard
@@ -177,7 +177,7 @@ class World:
         try:
             missed = await self.keeper.claim(KEY, request, deliver)
         except Died:
-            missed = Miss.NO_KEEPER
+            missed = PoolMissReason.NO_KEEPER
             process.gate()
             await discard(self.provider, request)
         self.seen[missed.value if missed else "hit"] += 1

@@ -47,7 +47,7 @@ async def hold(store: Store, seconds: float = math.inf) -> tuple[Tenure, list[tu
 
     async def warn(message: str) -> None:
         warnings.append((trio.current_time(), message))
-        await store.emit(ev.Warned("lease.refresh-failed", message))
+        await store.emit(ev.WarningIssued("lease.refresh-failed", message))
 
     with trio.move_on_after(seconds):
         await tenure.acquire(store.emit)

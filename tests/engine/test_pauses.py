@@ -99,7 +99,7 @@ async def take_over(store: SqliteStore, provider: Provider, workspace: str, nonc
     assert before.holder.startswith("run ")
     for handle in await provider.list_owned(nonce):
         await provider.evict(handle)
-    await emit(ev.Warned("x.other", "is here now"))
+    await emit(ev.WarningIssued("x.other", "is here now"))
     await tenure.release(emit)
 
 
@@ -163,7 +163,7 @@ STRIDES = [
 async def test_who_was_away_too_long_writes_nothing_more(project: Project, provider: str, stride: int) -> None:
     planned = await planned_on(project, provider)
     kinds = await guarded_writes(project, provider, planned)
-    assert {"StepEnded", "SnapshotPublished", "WorkSaved", "EffectEnding", "EffectGone"} <= {*kinds}
+    assert {"StepEnded", "SnapshotPublished", "WorkSaved", "ResourceRemovalStarted", "ResourceRemoved"} <= {*kinds}
 
     for at in range(1, len(kinds) + 1, stride):
         async with host_in(project.home / f"taken-{at}", provider) as host:
@@ -203,8 +203,8 @@ async def test_a_lease_that_ended_while_nobody_came_is_had_again_to_save_the_wor
             assert await host.store.leases() == []
             assert leftovers(host.home) == [], where
             agent = record.steps["agent"]
-            if agent.started is not None and record.receipt is not None and agent.outcome and agent.outcome.ok:
-                patch = host.settings.home / "runs" / record.id / str(record.receipt.patch)
+            if agent.started is not None and record.saved_work is not None and agent.outcome and agent.outcome.ok:
+                patch = host.settings.home / "runs" / record.id / str(record.saved_work.patch)
                 assert "+work" in patch.read_text(), where
 
 

@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from runner.core.errors import ProviderFailed, RunnerError, WorkspaceLost
-from runner.core.model import Handle, Limits, Miss, SlotKey, SlotState
+from runner.core.model import Handle, Limits, PoolMissReason, SlotKey, SlotState
 from runner.engine.pool import LOOK, Keeper, clear
 from runner.lifecycle.pool import BACK_OFF, MAX_AGE, name_of
 from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
@@ -62,7 +62,7 @@ class Scene:
             yield
             nursery.cancel_scope.cancel()
 
-    async def claim(self, workspace: str, key: SlotKey = KEY) -> Miss | None:
+    async def claim(self, workspace: str, key: SlotKey = KEY) -> PoolMissReason | None:
         async def deliver(handle: Handle, handoff: SandboxHandoff) -> bool:
             self.provider.receive(handle, handoff)
             self.arrived.append(handle)
@@ -124,7 +124,7 @@ async def test_a_slot_that_was_given_away_is_replaced(scene: Scene, autojump_clo
 
 
 async def test_of_twenty_at_once_three_get_a_slot_and_none_the_same(scene: Scene, autojump_clock: MockClock) -> None:
-    results: list[Miss | None] = []
+    results: list[PoolMissReason | None] = []
 
     async def one(workspace: str) -> None:
         results.append(await scene.claim(workspace))
@@ -133,7 +133,7 @@ async def test_of_twenty_at_once_three_get_a_slot_and_none_the_same(scene: Scene
         for number in range(20):
             nursery.start_soon(one, f"run-{number}")
 
-    assert sorted(results, key=str) == [None] * 3 + [Miss.EMPTY] * 17
+    assert sorted(results, key=str) == [None] * 3 + [PoolMissReason.EMPTY] * 17
     assert len({handle.slot for handle in scene.arrived}) == 3
 
 
@@ -155,7 +155,7 @@ async def test_a_change_of_size_takes_effect_within_a_minute_and_leaves_what_is_
 async def test_a_slot_that_does_not_answer_is_a_miss_and_is_replaced(scene: Scene, autojump_clock: MockClock) -> None:
     async with scene.kept(1):
         scene.faults["ping"] = ProviderFailed("it is dead")
-        assert await scene.claim("run-1") is Miss.DEAD
+        assert await scene.claim("run-1") is PoolMissReason.DEAD
         del scene.faults["ping"]
         await trio.sleep(LOOK)
         assert await scene.claim("run-1") is None
@@ -204,7 +204,7 @@ async def test_what_does_not_arrive_is_removed(scene: Scene, autojump_clock: Moc
 async def test_a_workspace_that_is_there_already_is_not_taken_over(scene: Scene, autojump_clock: MockClock) -> None:
     other = await scene.provider.create(scene.request("run-1"))
     async with scene.kept(1):
-        assert await scene.claim("run-1") is Miss.DEAD
+        assert await scene.claim("run-1") is PoolMissReason.DEAD
 
         assert other in await scene.provider.list_owned(scene.store.nonce)
     assert await scene.provider.list_owned(scene.store.nonce) == [other]
@@ -212,8 +212,8 @@ async def test_a_workspace_that_is_there_already_is_not_taken_over(scene: Scene,
 
 async def test_a_slot_of_another_kind_is_given_to_nobody(scene: Scene, autojump_clock: MockClock) -> None:
     async with scene.kept(1):
-        assert await scene.claim("run-1", SlotKey("fake", None, Limits(pids=7))) is Miss.LIMITS
-        assert await scene.claim("run-1", SlotKey("fake", None, Limits(), policy="strict")) is Miss.POLICY
+        assert await scene.claim("run-1", SlotKey("fake", None, Limits(pids=7))) is PoolMissReason.LIMITS
+        assert await scene.claim("run-1", SlotKey("fake", None, Limits(), policy="strict")) is PoolMissReason.POLICY
 
         assert await scene.states() == ["ready"]
 

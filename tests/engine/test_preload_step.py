@@ -217,7 +217,7 @@ async def test_a_flood_is_cut_and_costs_neither_memory_nor_disk(machine: Machine
     seen: list[int] = []
 
     def watch(recorded: ev.Recorded, control: object) -> None:
-        if isinstance(recorded.event, ev.ClusterOpened) and not seen:
+        if isinstance(recorded.event, ev.ClusterAccessOpened) and not seen:
             Path("/proc/self/clear_refs").write_text("5")
             seen.append(memory("VmRSS"))
         elif isinstance(recorded.event, ev.ContextPreloaded):

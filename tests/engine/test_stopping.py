@@ -1,4 +1,4 @@
-"""Every rung of ending a command is an event with the true reason, at the exact time. On the fake and its clock."""
+"""Every stage of ending a command is an event with the true reason, at the exact time. On the fake and its clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock
 
 from runner.core.errors import OutOfMemory, WorkspaceLost
-from runner.core.model import Exit, Fence, Handle, Outcome, Reason, Rung, Status, StopReason
+from runner.core.model import Exit, Fence, Handle, Outcome, Reason, Status, StopReason, StopStage
 from runner.engine.run import Control
 from runner.events import events as ev
 from runner.events.record import RunRecord
@@ -26,7 +26,7 @@ from tests.support.fake_provider import Fake, Played, Scripted, Stage
 from tests.support.situations import Project
 from tests.support.state_machine import Machine
 
-TERM, KILL, SANDBOX = Rung
+TERM, KILL, SANDBOX = StopStage
 STEP, RUN = StopReason.STEP_DEADLINE, StopReason.RUN_DEADLINE
 SIGNAL, SECOND = StopReason.SIGNAL, StopReason.SECOND_SIGNAL
 
@@ -39,7 +39,7 @@ LOST = Scripted(seconds=50, fault=WorkspaceLost("the guest has ended"))
 
 LATE: dict[str, Any] = {"workspace": "setup_commands: [wait]", "others": {"wait": Scripted(seconds=5)}}
 
-Reached = tuple[str, Rung, StopReason, float, float]
+Reached = tuple[str, StopStage, StopReason, float, float]
 
 
 class Clock:
@@ -61,12 +61,12 @@ class Clock:
 
 
 class Timed(Fake):
-    """A fake that notes when its rungs begin, and how often it was opened. A command goes by its last word."""
+    """A fake that notes when its stop stages begin, and how often it was opened. A command goes by its last word."""
 
     def __init__(self, home: Path, clock: Clock, agent: Scripted, others: Mapping[str, Scripted]) -> None:
         super().__init__(home, lambda argv: others.get(argv[-1], agent))
         self.clock = clock
-        self.begun: list[tuple[Rung, float]] = []
+        self.begun: list[tuple[StopStage, float]] = []
         self.openings = 0
 
     @asynccontextmanager
@@ -84,26 +84,26 @@ class TimedStage:
 
     @asynccontextmanager
     async def exec(
-        self, argv: Sequence[str], *, env: Mapping[str, str], on_rung: Callable[[Rung], None]
+        self, argv: Sequence[str], *, env: Mapping[str, str], on_stop: Callable[[StopStage], None]
     ) -> AsyncIterator[Played]:
-        def noted(rung: Rung) -> None:
-            self._provider.begun.append((rung, trio.current_time()))
-            on_rung(rung)
+        def noted(stage: StopStage) -> None:
+            self._provider.begun.append((stage, trio.current_time()))
+            on_stop(stage)
 
         with self._provider.clock.jumping():
-            async with self._stage.exec(argv, on_rung=noted) as process:
+            async with self._stage.exec(argv, on_stop=noted) as process:
                 yield process
 
 
 class SlowJournal(MemoryStore):
-    """It takes half a minute to write a rung down."""
+    """It takes half a minute to write a stage down."""
 
     def __init__(self, now: Callable[[], int], clock: Clock) -> None:
         super().__init__(now)
         self._clock = clock
 
     async def append(self, run: str, events: Sequence[ev.Event], *, fence: Fence | None = None) -> list[ev.Recorded]:
-        if isinstance(events[0], ev.RungReached):
+        if isinstance(events[0], ev.StopStageReached):
             with self._clock.jumping():
                 await trio.sleep(30)
         return await super().append(run, events, fence=fence)
@@ -111,11 +111,11 @@ class SlowJournal(MemoryStore):
 
 @dataclass
 class Ended:
-    """``rungs`` of all steps: the step, what was done, why, how long after the agent's start, and the grace it left."""
+    """``stop_stages`` of all steps: the step, stage, reason, how long after the start, and the grace it left."""
 
     record: RunRecord
-    rungs: list[Reached]
-    begun: list[tuple[Rung, float]]  # as the provider did them, in seconds after the agent's start
+    stop_stages: list[Reached]
+    begun: list[tuple[StopStage, float]]  # as the provider did them, in seconds after the agent's start
     events: list[ev.Event]
     openings: int
     history: list[ev.Recorded]
@@ -167,11 +167,11 @@ class Stopping:
             record = await self.machine.run(watch)
             nursery.cancel_scope.cancel()
         history = await self.machine.store.events(record.id)
-        rungs = [(r.event, r.at / 1e6 - start) for r in history if isinstance(r.event, ev.RungReached)]
+        stop_stages = [(r.event, r.at / 1e6 - start) for r in history if isinstance(r.event, ev.StopStageReached)]
         return Ended(
             record,
-            [(event.step, event.rung, event.reason, at, event.grace_seconds) for event, at in rungs],
-            [(rung, at - start) for rung, at in fake.begun],
+            [(event.step, event.stage, event.reason, at, event.grace_seconds) for event, at in stop_stages],
+            [(stage, at - start) for stage, at in fake.begun],
             [recorded.event for recorded in history],
             fake.openings,
             list(history),
@@ -188,7 +188,7 @@ def stopping(project: Project, mock_clock: MockClock) -> Stopping:
 
 
 @pytest.mark.parametrize(
-    ("agent", "settings", "rungs", "code"),
+    ("agent", "settings", "stop_stages", "code"),
     [
         pytest.param(
             OBEDIENT, {"type": "timeouts: {agent: 100s}"}, [("agent", TERM, STEP, 100, 10)], 124, id="step deadline"
@@ -260,29 +260,29 @@ def stopping(project: Project, mock_clock: MockClock) -> Stopping:
         pytest.param(LOST, {}, [], 4, id="lost"),
     ],
 )
-async def test_each_rung_has_its_time_and_its_reason(
+async def test_each_stop_stage_has_its_time_and_its_reason(
     stopping: Stopping,
     mock_clock: MockClock,
     agent: Scripted,
     settings: dict[str, Any],
-    rungs: list[Reached],
+    stop_stages: list[Reached],
     code: int,
 ) -> None:
     ended = await stopping.run(agent, **settings)
 
-    assert ended.rungs == rungs
+    assert ended.stop_stages == stop_stages
     assert ended.record.exit_code == code
     kinds = [type(event) for event in ended.events]
-    last = max((i for i, kind in enumerate(kinds) if kind is ev.RungReached), default=0)
+    last = max((i for i, kind in enumerate(kinds) if kind is ev.StopStageReached), default=0)
     assert last < ended.events.index(ev.StepEnded("agent", ended.outcome("agent") or Outcome(Status.UNKNOWN)))
-    assert ended.record.receipt is not None
+    assert ended.record.saved_work is not None
     assert kinds.count(ev.RunEnded) == 1
 
 
 async def test_a_second_signal_takes_what_is_left_of_the_grace(stopping: Stopping, mock_clock: MockClock) -> None:
     ended = await stopping.run(STUBBORN, signals=[20, 23])
 
-    assert ended.rungs == [("agent", TERM, SIGNAL, 20, 10), ("agent", KILL, SECOND, 23, 0)]
+    assert ended.stop_stages == [("agent", TERM, SIGNAL, 20, 10), ("agent", KILL, SECOND, 23, 0)]
     assert ended.record.exit_code == 130
     assert [left.split()[0] for left in ended.record.left] == ["lease", "workspace"]
     trees.remove(stopping.project.home / "state")
@@ -291,8 +291,8 @@ async def test_a_second_signal_takes_what_is_left_of_the_grace(stopping: Stoppin
 async def test_what_is_left_when_everything_was_tried_is_named(stopping: Stopping, mock_clock: MockClock) -> None:
     ended = await stopping.run(IMMORTAL, type="timeouts: {agent: 100s}")
 
-    (overdue,) = [event for event in ended.events if isinstance(event, ev.Overdue)]
-    assert overdue == ev.Overdue("agent", "killed processes of the command still live in cgroup `/fake`: 4711")
+    (overdue,) = [event for event in ended.events if isinstance(event, ev.ProcessEscaped)]
+    assert overdue == ev.ProcessEscaped("agent", "killed processes of the command still live in cgroup `/fake`: 4711")
     assert ended.record.warnings == [("provider.escaped", f"agent: {overdue.detail}")]
 
 
@@ -303,7 +303,7 @@ async def test_a_command_s_own_deadline_is_told_from_its_step_s(stopping: Stoppi
         others={"hang": STUBBORN},
     )
 
-    reasons = [(step, rung, reason) for step, rung, reason, _, _ in ended.rungs]
+    reasons = [(step, stage, reason) for step, stage, reason, _, _ in ended.stop_stages]
     assert reasons == [("setup", TERM, StopReason.COMMAND_DEADLINE), ("setup", KILL, StopReason.COMMAND_DEADLINE)]
     assert ended.begun[1][1] - ended.begun[0][1] == 10
     assert ended.record.status is Status.SUCCEEDED
@@ -319,10 +319,10 @@ async def test_a_setup_command_is_killed_after_five_minutes_when_no_time_is_writ
     )
 
     began = ended.record.steps["setup"].started
-    (killed,) = [recorded.at for recorded in ended.history if isinstance(recorded.event, ev.RungReached)]
+    (killed,) = [recorded.at for recorded in ended.history if isinstance(recorded.event, ev.StopStageReached)]
     assert began is not None
     assert (killed - began) / 1e6 == 300
-    assert [event.reason for event in ended.events if isinstance(event, ev.RungReached)] == [
+    assert [event.reason for event in ended.events if isinstance(event, ev.StopStageReached)] == [
         StopReason.COMMAND_DEADLINE
     ]
     message = "setup: setup command 1 of 2 timed out after 5m; the rest were skipped"
@@ -337,7 +337,7 @@ async def test_a_hook_that_settling_has_no_time_for_is_killed_for_the_stop_budge
         OBEDIENT, type="post_hooks: [hang]\nstop_budget: 20s", signals=[20], others={"hang": STUBBORN}
     )
 
-    (agent, *hook) = ended.rungs
+    (agent, *hook) = ended.stop_stages
     assert agent == ("agent", TERM, SIGNAL, 20, 10)
     # Its step and its sandbox end at one moment, so TERM is without grace, or not even sent.
     assert hook[-1] == ("post_hook", KILL, StopReason.STOP_BUDGET, 30, 0)
@@ -345,7 +345,7 @@ async def test_a_hook_that_settling_has_no_time_for_is_killed_for_the_stop_budge
     assert ended.outcome("post_hook") == Outcome(
         Status.FAILED, Reason.TIMEOUT, "stopped when the stop budget was used up"
     )
-    assert ended.record.receipt is not None
+    assert ended.record.saved_work is not None
 
 
 async def test_a_log_that_can_not_be_written_stops_the_command_as_a_failure(
@@ -356,17 +356,17 @@ async def test_a_log_that_can_not_be_written_stops_the_command_as_a_failure(
     outcome = ended.outcome("agent")
     assert (outcome.status, outcome.reason) == (Status.FAILED, Reason.PLATFORM)
     assert re.fullmatch(r"host\.refused: No space left on device: `/.+/logs/agent\.stdout`", outcome.message)
-    assert ended.rungs == [("agent", TERM, StopReason.FAILURE, 0, 10)]
+    assert ended.stop_stages == [("agent", TERM, StopReason.FAILURE, 0, 10)]
 
 
-async def test_a_slow_journal_delays_no_rung_and_loses_none(stopping: Stopping, mock_clock: MockClock) -> None:
+async def test_a_slow_journal_delays_no_stop_stage_and_loses_none(stopping: Stopping, mock_clock: MockClock) -> None:
     stopping.machine.store = SlowJournal(now, stopping.clock)
 
     ended = await stopping.run(STUBBORN, type="timeouts: {agent: 100s}")
 
     assert ended.begun == [(TERM, 100), (KILL, 110)]
-    assert ended.rungs == [("agent", TERM, STEP, 130, 10), ("agent", KILL, STEP, 160, 0)]
-    assert ended.record.steps["agent"].ended == ended.record.steps["agent"].rungs[-1][0]
+    assert ended.stop_stages == [("agent", TERM, STEP, 130, 10), ("agent", KILL, STEP, 160, 0)]
+    assert ended.record.steps["agent"].ended == ended.record.steps["agent"].stop_stages[-1][0]
 
 
 @pytest.mark.parametrize("lost", ["agent", "setup", "post_hook", "verify"])
@@ -387,7 +387,7 @@ async def test_a_sandbox_lost_under_a_command_leaves_its_outcome_unknown_and_its
     assert (outcome.status, outcome.reason) == (Status.UNKNOWN, Reason.UNKNOWN)
     assert outcome.message == "the sandbox was lost while a command ran in it: the guest has ended"
     assert (ended.record.status, ended.record.exit_code) == (Status.UNKNOWN, 4)
-    assert ended.record.receipt is not None
+    assert ended.record.saved_work is not None
     assert ended.record.effects == {}
 
 
@@ -436,7 +436,7 @@ async def test_a_workspace_that_can_not_be_opened_is_the_platform_s_failure(
     record = await stopping.machine.run()
 
     assert record.outcome == Outcome(Status.FAILED, Reason.PLATFORM, "agent: provider.workspace-lost: it is gone")
-    assert record.receipt is not None
+    assert record.saved_work is not None
 
 
 async def test_a_kill_for_memory_is_an_event_whatever_the_exit_status_says(

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from runner.core.model import Reason
-from runner.events.events import Event, Warned
+from runner.events.events import Event, WarningIssued
 from runner.gateway.meter import MAX_EVENT
 from runner.ports.gateway import Api, Refusal
 from runner.steps.agent.model import tell_silence
@@ -301,7 +301,7 @@ async def test_a_model_that_is_silent_is_told_and_not_again_and_again(mock_clock
     told: list[tuple[float, str]] = []
 
     def tell(event: Event) -> None:
-        assert isinstance(event, Warned)
+        assert isinstance(event, WarningIssued)
         told.append((trio.current_time(), event.message))
 
     with trio.move_on_at(400):

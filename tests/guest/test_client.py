@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runner.core.errors import Escaped, ProviderFailed, WorkspaceLost
-from runner.core.model import Exit, Rung
+from runner.core.model import Exit, StopStage
 from runner.guest import framing
 from runner.guest.client import Command, Guest, Relayed, open_guest
 from runner.guest.framing import (
@@ -59,7 +59,7 @@ class Place:
 
     def __init__(self, wirings: Sequence[Wiring]) -> None:
         self.wirings = list(wirings)
-        self.rungs: list[tuple[Rung, float]] = []
+        self.stop_stages: list[tuple[StopStage, float]] = []
         self.kills = 0
         self.link: trio.abc.Stream
 
@@ -68,10 +68,10 @@ class Place:
         """A command that the guest has taken up."""
         start = trio.current_time()
 
-        def on_rung(rung: Rung) -> None:
-            self.rungs.append((rung, trio.current_time() - start))
+        def on_stop(stage: StopStage) -> None:
+            self.stop_stages.append((stage, trio.current_time() - start))
 
-        async with self.client.exec(REQUEST, grace=grace, on_rung=on_rung) as command:
+        async with self.client.exec(REQUEST, grace=grace, on_stop=on_stop) as command:
             await command.started()
             yield command
 
@@ -357,7 +357,7 @@ async def test_a_program_that_cannot_be_run_ends_as_a_shell_would(number: int, e
 
         assert (await read_all(command.stdout), await read_all(command.stderr)) == (b"", line)
         await place.client.ping()
-        assert (place.rungs, place.guest.commands) == ([], {})
+        assert (place.stop_stages, place.guest.commands) == ([], {})
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ async def test_a_command_that_is_not_started_is_a_failure_of_the_provider(
             async with place.exec() as command:
                 await command.wait()
         await place.client.ping()
-        assert (place.rungs, place.guest.commands) == ([], {})
+        assert (place.stop_stages, place.guest.commands) == ([], {})
 
 
 async def test_a_request_that_cannot_be_sent_is_a_failure_of_the_provider() -> None:
@@ -394,20 +394,31 @@ async def test_a_request_that_cannot_be_sent_is_a_failure_of_the_provider() -> N
 # --- the ladder -------------------------------------------------------------------------------------
 
 LADDER = [
-    pytest.param(obeys, [(Rung.TERM, 0)], 0, Exit(signal=15), id="obeys"),
-    pytest.param(ignores_term, [(Rung.TERM, 0), (Rung.KILL, GRACE)], GRACE, Exit(signal=9), id="ignores TERM"),
+    pytest.param(obeys, [(StopStage.TERM, 0)], 0, Exit(signal=15), id="obeys"),
     pytest.param(
-        obeys_but_leaves_a_daemon, [(Rung.TERM, 0), (Rung.KILL, 1)], 1, Exit(signal=15), id="obeys but leaves a daemon"
+        ignores_term, [(StopStage.TERM, 0), (StopStage.KILL, GRACE)], GRACE, Exit(signal=9), id="ignores TERM"
     ),
-    pytest.param(leaves_a_daemon, [(Rung.KILL, 0)], 0, Exit(code=0), id="leaves a daemon"),
+    pytest.param(
+        obeys_but_leaves_a_daemon,
+        [(StopStage.TERM, 0), (StopStage.KILL, 1)],
+        1,
+        Exit(signal=15),
+        id="obeys but leaves a daemon",
+    ),
+    pytest.param(leaves_a_daemon, [(StopStage.KILL, 0)], 0, Exit(code=0), id="leaves a daemon"),
     pytest.param(ends, [], 0, Exit(code=0), id="has ended"),
 ]
 
 
 @pytest.mark.parametrize("how", ["left", "cancelled"])
-@pytest.mark.parametrize(("play", "rungs", "seconds", "exit"), LADDER)
+@pytest.mark.parametrize(("play", "stop_stages", "seconds", "exit"), LADDER)
 async def test_the_end_of_the_block_ends_the_tree(
-    autojump_clock: MockClock, how: str, play: Script, rungs: list[tuple[Rung, float]], seconds: float, exit: Exit
+    autojump_clock: MockClock,
+    how: str,
+    play: Script,
+    stop_stages: list[tuple[StopStage, float]],
+    seconds: float,
+    exit: Exit,
 ) -> None:
     async with opened_place(play) as place:
         start = trio.current_time()
@@ -418,7 +429,7 @@ async def test_the_end_of_the_block_ends_the_tree(
                     scope.cancel()
                     await trio.sleep_forever()
 
-        assert (place.rungs, trio.current_time() - start) == (rungs, seconds)
+        assert (place.stop_stages, trio.current_time() - start) == (stop_stages, seconds)
         assert await command.wait() == exit
         await place.client.ping()
         assert (place.guest.commands, place.kills) == ({}, 0)
@@ -429,7 +440,11 @@ async def test_what_cannot_be_killed_costs_the_sandbox(autojump_clock: MockClock
         async with place.exec() as command:
             pass
 
-        assert place.rungs == [(Rung.TERM, 0), (Rung.KILL, GRACE), (Rung.SANDBOX, GRACE + KILL_GRACE)]
+        assert place.stop_stages == [
+            (StopStage.TERM, 0),
+            (StopStage.KILL, GRACE),
+            (StopStage.SANDBOX, GRACE + KILL_GRACE),
+        ]
         assert (trio.current_time(), place.kills) == (GRACE + KILL_GRACE, 1)
         with pytest.raises(WorkspaceLost, match="the guest of workspace `w` has ended"):
             await command.wait()
@@ -457,7 +472,7 @@ async def test_hurry_ends_the_grace(autojump_clock: MockClock, at: float) -> Non
         async with place.exec():
             pass
 
-        assert place.rungs == [(Rung.TERM, 0), (Rung.KILL, at)]
+        assert place.stop_stages == [(StopStage.TERM, 0), (StopStage.KILL, at)]
 
 
 async def test_nothing_waits_for_the_start() -> None:
@@ -537,7 +552,7 @@ async def test_a_lost_guest_is_raised_where_somebody_waits(waiting: Callable[...
                 await trio.sleep(0)
             place.lose()
         assert await read_all(command.stdout) == b"before"
-        assert place.rungs == []
+        assert place.stop_stages == []
         with pytest.raises(WorkspaceLost):
             async with place.exec():
                 pass
@@ -562,7 +577,7 @@ async def test_a_command_that_is_being_stopped_ends_with_the_guest(autojump_cloc
         async with place.exec():
             pass
 
-        assert (place.rungs, trio.current_time()) == ([(Rung.TERM, 0)], 4)
+        assert (place.stop_stages, trio.current_time()) == ([(StopStage.TERM, 0)], 4)
 
 
 async def test_closing_ends_what_is_awaited_elsewhere() -> None:
@@ -1062,7 +1077,7 @@ async def one_command(first: Wires, *, late: bool) -> None:
 
         assert await read_all(command.stdout) == (b"ABCDEFGbye" if late else b"BCDEFGbye")
         assert await command.wait() == Exit(code=7)
-        assert [rung for rung, _ in place.rungs] == [Rung.TERM]
+        assert [stage for stage, _ in place.stop_stages] == [StopStage.TERM]
         assert ([command.signals for command in played], place.guest.commands) == ([[signal.SIGTERM]], {})
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.model import Limits, Miss, SlotKey, SlotState
+from runner.core.model import Limits, PoolMissReason, SlotKey, SlotState
 from runner.lifecycle.pool import BACK_OFF, MAX_AGE, NEXT, Failures, decide, name_of, read_key, why_missed
 from runner.plan.model import plain
 from runner.ports.store import SlotRow
@@ -25,25 +25,25 @@ def slot(id: str, state: SlotState = S.READY, *, pool: str = "a", age: float = 0
 @pytest.mark.parametrize(
     ("difference", "reason"),
     [
-        pytest.param({}, Miss.EMPTY, id="none: nobody is in it"),
-        pytest.param({"provider": "gvisor", "image": "sha256:2"}, Miss.PROVIDER, id="provider"),
-        pytest.param({"image": "sha256:2", "limits": Limits()}, Miss.IMAGE, id="image"),
-        pytest.param({"limits": Limits(2, 1 << 30, 1 << 30, 512)}, Miss.LIMITS, id="one of the limits"),
-        pytest.param({"network": "open"}, Miss.NETWORK, id="network"),
-        pytest.param({"shared": True}, Miss.SHAPE, id="the whole project is seen"),
-        pytest.param({"toolchains": ("/opt/node",)}, Miss.SHAPE, id="toolchains"),
-        pytest.param({"policy": "q"}, Miss.POLICY, id="policy"),
+        pytest.param({}, PoolMissReason.EMPTY, id="none: nobody is in it"),
+        pytest.param({"provider": "gvisor", "image": "sha256:2"}, PoolMissReason.PROVIDER, id="provider"),
+        pytest.param({"image": "sha256:2", "limits": Limits()}, PoolMissReason.IMAGE, id="image"),
+        pytest.param({"limits": Limits(2, 1 << 30, 1 << 30, 512)}, PoolMissReason.LIMITS, id="one of the limits"),
+        pytest.param({"network": "open"}, PoolMissReason.NETWORK, id="network"),
+        pytest.param({"shared": True}, PoolMissReason.SHAPE, id="the whole project is seen"),
+        pytest.param({"toolchains": ("/opt/node",)}, PoolMissReason.SHAPE, id="toolchains"),
+        pytest.param({"policy": "q"}, PoolMissReason.POLICY, id="policy"),
     ],
 )
-def test_a_miss_names_the_first_difference(difference: dict[str, object], reason: Miss) -> None:
+def test_a_miss_names_the_first_difference(difference: dict[str, object], reason: PoolMissReason) -> None:
     assert why_missed(replace(KEY, **difference), [KEY]) is reason  # type: ignore[arg-type]
 
 
 def test_of_several_pools_the_nearest_one_decides() -> None:
     far, near = replace(KEY, image="sha256:2"), replace(KEY, policy="q")
 
-    assert why_missed(KEY, [far, near]) is why_missed(KEY, [near, far]) is Miss.POLICY
-    assert why_missed(KEY, []) is Miss.EMPTY
+    assert why_missed(KEY, [far, near]) is why_missed(KEY, [near, far]) is PoolMissReason.POLICY
+    assert why_missed(KEY, []) is PoolMissReason.EMPTY
 
 
 def test_two_keys_have_one_pool_only_when_they_are_equal() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.core.model import Anchor
+from runner.core.model import ClockReference
 from runner.lifecycle.ttl import expired, expiry, why_unsteady
 
 SECOND = 1_000_000
@@ -35,13 +35,13 @@ def test_what_ends_now_is_over(expires: int | None, over: bool) -> None:
     ],
 )
 def test_a_clock_that_was_set_is_not_believed(before: int | None, seen: int, newest: int, why: str | None) -> None:
-    anchor = None if before is None else Anchor("boot", before * SECOND)
+    anchor = None if before is None else ClockReference("boot", before * SECOND)
 
-    found = why_unsteady(anchor, Anchor("boot", seen * SECOND), newest=newest * SECOND, now=1_000 * SECOND)
+    found = why_unsteady(anchor, ClockReference("boot", seen * SECOND), newest=newest * SECOND, now=1_000 * SECOND)
 
     assert (found is None) == (why is None)
     assert why is None or why in str(found)
 
 
 def test_another_boot_tells_nothing_about_the_clock() -> None:
-    assert why_unsteady(Anchor("one", 0), Anchor("two", 10**12), newest=0, now=0) is None
+    assert why_unsteady(ClockReference("one", 0), ClockReference("two", 10**12), newest=0, now=0) is None

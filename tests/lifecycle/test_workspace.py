@@ -7,19 +7,19 @@ from itertools import pairwise, product
 import pytest
 
 from runner.core.errors import WorkspaceState
-from runner.core.model import Limits, Receipt
+from runner.core.model import Limits, SavedWork
 from runner.core.model import WorkspaceStatus as S
 from runner.events.events import (
-    BaseTaken,
-    EffectDone,
-    EffectEnding,
-    EffectGone,
-    EffectIntended,
+    BaseCommitRecorded,
     Event,
+    ResourceCreated,
+    ResourceIntended,
+    ResourceRemovalStarted,
+    ResourceRemoved,
     StepStarted,
-    WorkspaceBecame,
     WorkspaceRequested,
     WorkspaceSaved,
+    WorkspaceStatusChanged,
     WorkspaceUsed,
 )
 from runner.lifecycle.workspace import NEXT, advance, fold, hint, named
@@ -100,14 +100,14 @@ def test_using_a_workspace_moves_its_end(persistent: bool, most: float | None, e
 
 
 def test_what_is_known_later_comes_to_the_row() -> None:
-    found = row(REQUESTED, BaseTaken("b" * 40), WorkspaceSaved(Receipt("c" * 40, None, None, 0, 0)))
+    found = row(REQUESTED, BaseCommitRecorded("b" * 40), WorkspaceSaved(SavedWork("c" * 40, None, None, 0, 0)))
 
     assert found is not None
     assert (found.base, found.snapshot) == ("b" * 40, "c" * 40)
 
 
 def test_a_destroyed_workspace_has_no_row() -> None:
-    steps = [WorkspaceBecame(status) for status in (S.PROVISIONING, S.READY, S.DESTROYING, S.DESTROYED)]
+    steps = [WorkspaceStatusChanged(status) for status in (S.PROVISIONING, S.READY, S.DESTROYING, S.DESTROYED)]
 
     assert row(REQUESTED, *steps) is None
     assert row(REQUESTED, *steps, WorkspaceUsed(1.0)) is None
@@ -115,22 +115,22 @@ def test_a_destroyed_workspace_has_no_row() -> None:
 
 def test_a_workspace_of_a_run_follows_its_effects() -> None:
     intended, done = (
-        EffectIntended("provision", "workspace", "r-1", "local"),
-        EffectDone("provision", "workspace", "r-1"),
+        ResourceIntended("provision", "workspace", "r-1", "local"),
+        ResourceCreated("provision", "workspace", "r-1"),
     )
     found = fold(fold(None, "r", 0, intended), "r", 1, done)
     assert found == WorkspaceRow("r-1", "local", S.READY, 0, 1, run="r")
-    found = fold(found, "r", 2, EffectIntended("provision", "workspace", "r-1", "process"))
+    found = fold(found, "r", 2, ResourceIntended("provision", "workspace", "r-1", "process"))
     assert found is not None
     assert (found.provider, found.status) == ("process", S.CREATING)
-    found = fold(found, "r", 3, EffectEnding("teardown", "workspace", "r-1"))
+    found = fold(found, "r", 3, ResourceRemovalStarted("teardown", "workspace", "r-1"))
     assert found is not None
     assert found.status is S.DESTROYING
-    assert fold(found, "r", 4, EffectGone("teardown", "workspace", "r-1")) is None
+    assert fold(found, "r", 4, ResourceRemoved("teardown", "workspace", "r-1")) is None
 
 
 def test_events_about_nothing_that_is_there_change_nothing() -> None:
-    assert fold(None, "r", 0, BaseTaken("b" * 40)) is None
+    assert fold(None, "r", 0, BaseCommitRecorded("b" * 40)) is None
     kept = row(REQUESTED)
     assert fold(kept, "w", 0, StepStarted("agent")) == kept
 
@@ -138,13 +138,13 @@ def test_events_about_nothing_that_is_there_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("event", "id"),
     [
-        (EffectIntended("p", "workspace", "r-1"), "r-1"),
-        (EffectIntended("p", "checkout", "r-1"), None),
-        (EffectDone("p", "workspace", "r-1"), "r-1"),
-        (EffectEnding("p", "workspace", "r-1"), "r-1"),
-        (EffectGone("p", "workspace", "r-1"), "r-1"),
+        (ResourceIntended("p", "workspace", "r-1"), "r-1"),
+        (ResourceIntended("p", "checkout", "r-1"), None),
+        (ResourceCreated("p", "workspace", "r-1"), "r-1"),
+        (ResourceRemovalStarted("p", "workspace", "r-1"), "r-1"),
+        (ResourceRemoved("p", "workspace", "r-1"), "r-1"),
         (WorkspaceUsed(1.0), "w"),
-        (BaseTaken("b"), "w"),
+        (BaseCommitRecorded("b"), "w"),
         (StepStarted("agent"), None),
     ],
 )

@@ -82,8 +82,8 @@ def test_only_what_has_several_members_is_compared() -> None:
 
 
 def test_commands_that_were_refused_are_none_that_ran_and_a_small_price_is_not_nothing() -> None:
-    asked = ev.ModelAsked("agent", "1", "sonnet", 200, 1, 1, 0.1, 1.0, Usage(1, 40, 0, 0, 8, 0, 0.004))
-    one = account([asked, ev.CommandsSeen("agent", 0, 2, 0), *bad()])
+    asked = ev.ModelRequestFinished("agent", "1", "sonnet", 200, 1, 1, 0.1, 1.0, Usage(1, 40, 0, 0, 8, 0, 0.004))
+    one = account([asked, ev.CommandsReportedByAgent("agent", 0, 2, 0), *bad()])
 
     cells = [cell.strip() for cell in compare.text([compare.row_of(one)]).splitlines()[1].split("  ") if cell.strip()]
 

@@ -138,7 +138,7 @@ def test_a_failed_check_has_the_end_of_the_output_and_its_step_has_failed() -> N
     """The step was shown as skipped, as one that never ran."""
     end = [
         ev.StepEnded("agent", succeeded("turn completed")),
-        ev.ChecksDone("verify", CHECKS),
+        ev.ChecksFinished("verify", CHECKS),
         ev.StepEnded("verify", failed(Reason.VERIFY, "2 of 4 checks failed: report section `Fix`")),
         ev.RunEnded(Outcome(Status.FAILED, Reason.VERIFY, "verify: 2 of 4 checks failed"), 1),
     ]

@@ -63,7 +63,7 @@ More of it.
 """
 START = ev.RunStarted("triage", "sha256:0", "1", {"provision": "provision", "agent": "agent"}, 600.0)
 USED = Usage(9, 40_000, 0, 0, 8_000, 0, 0.31)
-ASKED = ev.ModelAsked("agent", "messages", "sonnet", 200, 1, 1, 0.1, 0.2, USED)
+ASKED = ev.ModelRequestFinished("agent", "messages", "sonnet", 200, 1, 1, 0.1, 0.2, USED)
 SECOND = 1_000_000
 
 
@@ -151,7 +151,7 @@ def test_a_failure_says_why_and_that_there_is_no_report() -> None:
 def test_a_report_that_cannot_be_shown_says_where_it_is_or_what_it_is() -> None:
     """It was told as `none was written` while the file lay there."""
     missing = Check(CheckKind.REPORT, "report investigation.md", ok=False, found="is a link")
-    record = ended(failed(Reason.NO_EVIDENCE, "no report"), 1, ev.ChecksDone("verify", (missing,)))
+    record = ended(failed(Reason.NO_EVIDENCE, "no report"), 1, ev.ChecksFinished("verify", (missing,)))
     large = Found(None, Path("/w/INC-4821/x.md"), here=Path("/w"))
 
     assert "  Report      is a link" in closing(record, SCENE, Found(here=Path("/w")))
@@ -197,7 +197,9 @@ def test_a_rehearsal_is_said_first_and_is_not_continued() -> None:
 
 def test_the_last_block_of_a_rehearsal_is_not_taken_for_an_investigation() -> None:
     start = ev.RunStarted("triage", "sha256:0", "1", {"agent": "agent"}, 600.0, rehearsal="a.turns.yaml")
-    asked = ev.ModelAsked("agent", "messages", "sonnet", 200, 1, 1, 0.1, 0.2, Usage(1, 900, 0, 0, 100, 0, 0.02))
+    asked = ev.ModelRequestFinished(
+        "agent", "messages", "sonnet", 200, 1, 1, 0.1, 0.2, Usage(1, 900, 0, 0, 100, 0, 0.02)
+    )
     record = told(start, asked, ev.RunEnded(succeeded("fine"), 0))
 
     lines = list(closing(record, SCENE, Found(REPORT)))

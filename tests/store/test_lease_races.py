@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.events.events import EffectIntended, LeaseAcquired, LeaseReleased, RunStarted, Warned
+from runner.events.events import LeaseAcquired, LeaseReleased, ResourceIntended, RunStarted, WarningIssued
 from runner.store.sqlite import open_store
 
 PROCESSES = 50
@@ -25,7 +25,7 @@ STARTED = RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
 async def test_of_fifty_processes_one_has_the_workspace_each_time(tmp_path: Path, rounds: int) -> None:
     path = tmp_path / "state.db"
     async with open_store(path, now=lambda: 0, entropy=os.urandom) as store:
-        await store.append("a", [STARTED, EffectIntended("provision", "workspace", "w", "local")])
+        await store.append("a", [STARTED, ResourceIntended("provision", "workspace", "w", "local")])
     command = [sys.executable, "-m", "tests.support.store_race", str(path), str(rounds), str(PROCESSES)]
 
     done = await trio.run_process(command, capture_stdout=True, cwd=Path(__file__).parents[2], stderr=subprocess.STDOUT)
@@ -44,5 +44,5 @@ async def test_of_fifty_processes_one_has_the_workspace_each_time(tmp_path: Path
         history = [recorded.event for recorded in await store.workspace_events("w")]
     taken = [event.fence for event in history if isinstance(event, LeaseAcquired)]
     assert all(before < after for before, after in itertools.pairwise(taken))
-    assert [event.code for event in history if isinstance(event, Warned)] == ["x.owner"] * rounds
+    assert [event.code for event in history if isinstance(event, WarningIssued)] == ["x.owner"] * rounds
     assert sum(isinstance(event, LeaseReleased) for event in history) == rounds // 2

@@ -24,16 +24,16 @@ from runner import __version__
 from runner.core.errors import RunnerError, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew, UnknownRun
 from runner.core.model import succeeded
 from runner.events.events import (
-    EffectDone,
-    EffectGone,
-    EffectIntended,
     Event,
     LeaseAcquired,
+    ResourceCreated,
+    ResourceIntended,
+    ResourceRemoved,
     RunEnded,
     RunStarted,
     SnapshotPublished,
     StepStarted,
-    Warned,
+    WarningIssued,
 )
 from runner.store.sqlite import _PROJECTED, SqliteStore, _project, migrate, open_reader, open_store, scripts
 from tests.support.needs import ROOT
@@ -77,9 +77,9 @@ async def test_a_workspace_row_lives_from_intent_to_absence(tmp_path: Path) -> N
     seen = []
     async with store_in(tmp_path) as store:
         for event in (
-            EffectIntended("provision", "workspace", "ws-1", "local"),
-            EffectDone("provision", "workspace", "ws-1"),
-            EffectGone("teardown", "workspace", "ws-1"),
+            ResourceIntended("provision", "workspace", "ws-1", "local"),
+            ResourceCreated("provision", "workspace", "ws-1"),
+            ResourceRemoved("teardown", "workspace", "ws-1"),
         ):
             await store.append("a", [STARTED, event])
             seen.append(rows(tmp_path / "state.db", query))
@@ -91,7 +91,7 @@ async def test_a_workspace_row_lives_from_intent_to_absence(tmp_path: Path) -> N
 
 async def test_other_effects_make_no_workspace_row(tmp_path: Path) -> None:
     async with store_in(tmp_path) as store:
-        await store.append("a", [STARTED, EffectIntended("verify", "checkout", "c", "/x")])
+        await store.append("a", [STARTED, ResourceIntended("verify", "checkout", "c", "/x")])
 
     assert rows(tmp_path / "state.db", "SELECT * FROM agent_workspaces") == []
 
@@ -109,7 +109,7 @@ async def test_appends_that_wait_share_one_commit(tmp_path: Path) -> None:
         await store.append("a", [STARTED])
         async with trio.open_nursery() as nursery:
             for number in range(100):
-                nursery.start_soon(store.append, "a", [Warned("x.y", str(number))])
+                nursery.start_soon(store.append, "a", [WarningIssued("x.y", str(number))])
 
     assert len(points) <= 9, "the first, then at most one alone and the rest together"
     assert points[:3] == ["before", "torn", "after"]
@@ -139,7 +139,7 @@ async def test_a_cancelled_append_leaves_the_others_whole(tmp_path: Path) -> Non
         await store.append("a", [STARTED])
         async with trio.open_nursery() as nursery:
             for number in range(10):
-                nursery.start_soon(store.append, "a", [Warned("x.y", str(number))] * 2)
+                nursery.start_soon(store.append, "a", [WarningIssued("x.y", str(number))] * 2)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
 
@@ -154,8 +154,8 @@ async def test_two_open_stores_on_one_file_do_not_collide(tmp_path: Path) -> Non
     async with store_in(tmp_path) as one, store_in(tmp_path) as other, trio.open_nursery() as nursery:
         await one.append("a", [STARTED])
         for number in range(20):
-            nursery.start_soon(one.append, "a", [Warned("x.y", str(number))])
-            nursery.start_soon(other.append, "a", [Warned("x.y", str(number))])
+            nursery.start_soon(one.append, "a", [WarningIssued("x.y", str(number))])
+            nursery.start_soon(other.append, "a", [WarningIssued("x.y", str(number))])
 
     assert rows(tmp_path / "state.db", "SELECT count(*), max(seq) FROM events") == [(41, 41)]
 
@@ -335,7 +335,7 @@ async def test_a_value_of_another_type_is_damage(tmp_path: Path, change: str) ->
 APPENDING = """
 import itertools, os, signal, sys, trio
 from pathlib import Path
-from runner.events.events import RunStarted, Warned
+from runner.events.events import RunStarted, WarningIssued
 from runner.store.sqlite import open_store
 
 point, at = sys.argv[2], int(sys.argv[3])
@@ -349,7 +349,7 @@ async def main():
     async with open_store(Path(sys.argv[1]), now=lambda: 1, entropy=os.urandom, hook=hook) as store:
         await store.append("a", [RunStarted("n", "p", "0", {}, 1.0)])
         for number in range(5):
-            recorded = await store.append("a", [Warned("x.y", str(number)), Warned("x.y", str(number))])
+            recorded = await store.append("a", [WarningIssued("x.y", str(number)), WarningIssued("x.y", str(number))])
             print(recorded[-1].seq, flush=True)
 
 trio.run(main)
@@ -379,7 +379,7 @@ async def fill(store: SqliteStore) -> RunnerError:
     """Append until it is refused, which must happen."""
     for _ in range(500):
         try:
-            await store.append("a", [Warned("x.y", "z" * 4_000)])
+            await store.append("a", [WarningIssued("x.y", "z" * 4_000)])
         except RunnerError as error:
             return error
     raise AssertionError("the limit was never met")

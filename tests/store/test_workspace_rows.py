@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from runner.core.errors import UnknownWorkspace, WorkspaceState
-from runner.core.model import Anchor, Limits
+from runner.core.model import ClockReference, Limits
 from runner.core.model import WorkspaceStatus as S
 from runner.events.events import (
-    BaseTaken,
-    EffectDone,
-    EffectIntended,
+    BaseCommitRecorded,
+    ResourceCreated,
+    ResourceIntended,
     RunStarted,
-    Warned,
-    WorkspaceBecame,
+    WarningIssued,
     WorkspaceRequested,
+    WorkspaceStatusChanged,
     WorkspaceUsed,
 )
 from runner.ports.store import Store, WorkspaceRow
@@ -40,7 +40,9 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_a_row_comes_back_as_its_events_say(store: Store) -> None:
-    await store.append_to_workspace("w", [REQUESTED, BaseTaken("b" * 40), WorkspaceBecame(S.PROVISIONING)])
+    await store.append_to_workspace(
+        "w", [REQUESTED, BaseCommitRecorded("b" * 40), WorkspaceStatusChanged(S.PROVISIONING)]
+    )
     await store.append_to_workspace("w", [WorkspaceUsed(2.0)])
 
     assert await store.workspaces() == [
@@ -65,7 +67,7 @@ async def test_a_row_comes_back_as_its_events_say(store: Store) -> None:
 async def test_workspaces_of_runs_are_listed_as_well_and_the_newest_first(store: Store) -> None:
     await store.append_to_workspace("w", [REQUESTED])
     started = RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
-    intended, done = EffectIntended("p", "workspace", "a-1", "local"), EffectDone("p", "workspace", "a-1")
+    intended, done = ResourceIntended("p", "workspace", "a-1", "local"), ResourceCreated("p", "workspace", "a-1")
     await store.append("a", [started, intended, done])
 
     assert [(row.id, row.run, row.status) for row in await store.workspaces()] == [
@@ -78,14 +80,16 @@ async def test_a_change_that_there_is_not_is_refused_with_all_that_came_with_it(
     await store.append_to_workspace("w", [REQUESTED])
 
     with pytest.raises(WorkspaceState, match="is creating, and cannot become stopped"):
-        await store.append_to_workspace("w", [Warned("x.y", "z"), WorkspaceBecame(S.STOPPED)])
+        await store.append_to_workspace("w", [WarningIssued("x.y", "z"), WorkspaceStatusChanged(S.STOPPED)])
 
     assert len(await store.workspace_events("w")) == 1
     assert (await store.workspace("w")).status is S.CREATING
 
 
 async def test_a_destroyed_workspace_keeps_its_journal_and_no_row(store: Store) -> None:
-    await store.append_to_workspace("w", [REQUESTED, WorkspaceBecame(S.DESTROYING), WorkspaceBecame(S.DESTROYED)])
+    await store.append_to_workspace(
+        "w", [REQUESTED, WorkspaceStatusChanged(S.DESTROYING), WorkspaceStatusChanged(S.DESTROYED)]
+    )
 
     assert await store.workspaces() == []
     assert len(await store.workspace_events("w")) == 3
@@ -107,7 +111,7 @@ async def test_a_workspace_is_found_by_a_prefix_that_only_it_has(store: Store) -
 async def test_the_clock_is_remembered_as_it_was_seen_last(store: Store) -> None:
     assert (await store.anchor(), await store.newest()) == (None, 0)
     for offset in (1, 2):
-        await store.set_anchor(Anchor("boot", offset))
+        await store.set_anchor(ClockReference("boot", offset))
     await store.append_to_workspace("w", [REQUESTED])
 
-    assert (await store.anchor(), await store.newest()) == (Anchor("boot", 2), 1_000)
+    assert (await store.anchor(), await store.newest()) == (ClockReference("boot", 2), 1_000)

@@ -16,7 +16,7 @@ from pathlib import Path
 import trio
 
 from runner.core.errors import Escaped, ProviderFailed, RunnerError, WorkspaceLost
-from runner.core.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, Rung
+from runner.core.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, StopStage
 from runner.core.nurseries import open_services
 from runner.core.settings import Settings
 from runner.ports.provider import (
@@ -41,7 +41,7 @@ _PORTS = count(40_000)
 class Scripted:
     """How a command goes.
 
-    ``yields_to`` is the rung that ends it; nothing ends one with ``None``, which escapes. ``leaves`` processes behind
+    ``yields_to`` is the stage that ends it; nothing ends one with ``None``, which escapes. ``leaves`` processes behind
     that have to be killed. ``fault`` is raised by ``wait`` when its time has passed.
     """
 
@@ -49,7 +49,7 @@ class Scripted:
     stdout: bytes = b""
     stderr: bytes = b""
     seconds: float = 0.0
-    yields_to: Rung | None = Rung.TERM
+    yields_to: StopStage | None = StopStage.TERM
     leaves: bool = False
     oom_kills: int = 0
     fault: RunnerError | None = None
@@ -162,9 +162,9 @@ class Fake:
         self.listening[port](trio.SocketStream(far))
         return trio.SocketStream(near)
 
-    def play(self, argv: Sequence[str], on_rung: Callable[[Rung], None]) -> Played:
+    def play(self, argv: Sequence[str], on_stop: Callable[[StopStage], None]) -> Played:
         self.asked.append(tuple(argv))
-        return Played(self._script(argv), self._grace, on_rung)
+        return Played(self._script(argv), self._grace, on_stop)
 
     async def _reach(self, method: str) -> None:
         await trio.lowlevel.checkpoint()
@@ -202,22 +202,22 @@ class Stage:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        on_rung: Callable[[Rung], None] | None = None,
+        on_stop: Callable[[StopStage], None] | None = None,
     ) -> AbstractAsyncContextManager[Played]:
-        return self._exec(argv, on_rung or (lambda rung: None))
+        return self._exec(argv, on_stop or (lambda stage: None))
 
     @asynccontextmanager
-    async def _exec(self, argv: Sequence[str], on_rung: Callable[[Rung], None]) -> AsyncIterator[Played]:
+    async def _exec(self, argv: Sequence[str], on_stop: Callable[[StopStage], None]) -> AsyncIterator[Played]:
         if self._lost:
             raise WorkspaceLost("the fake's sandbox was killed")
-        process = self._provider.play(argv, on_rung)
+        process = self._provider.play(argv, on_stop)
         self._running.add(process)
         try:
             yield process
         finally:
             with trio.CancelScope(shield=True):
                 try:
-                    if await process.end() is Rung.SANDBOX:
+                    if await process.end() is StopStage.SANDBOX:
                         self._lost = True
                 finally:
                     self._running.remove(process)
@@ -279,7 +279,7 @@ async def _serve(serve: Callable[[Connection], Awaitable[None]], stream: trio.So
 class Played:
     """A scripted command. Its output is there at once; it ends when its time has passed."""
 
-    def __init__(self, scripted: Scripted, grace: float, on_rung: Callable[[Rung], None]) -> None:
+    def __init__(self, scripted: Scripted, grace: float, on_stop: Callable[[StopStage], None]) -> None:
         self.scripted = scripted
         self.stdin = Sunk()
         self.stdout = Printed(scripted.stdout)
@@ -287,8 +287,8 @@ class Played:
         self.oom_kills = scripted.oom_kills
         self.hurried = trio.Event()  # set when the sandbox closes
         self.over = trio.Event()  # set when the block around the command has ended
-        self._on_rung = on_rung
-        self._waits = {Rung.TERM: grace, Rung.KILL: KILL_GRACE, Rung.SANDBOX: KILL_GRACE}
+        self._on_stop = on_stop
+        self._waits = {StopStage.TERM: grace, StopStage.KILL: KILL_GRACE, StopStage.SANDBOX: KILL_GRACE}
         self._ends = trio.current_time() + scripted.seconds
         self._killed: Exit | None = None
 
@@ -298,24 +298,24 @@ class Played:
             raise self.scripted.fault
         return self._killed or self.scripted.exit
 
-    async def end(self) -> Rung | None:
-        """Go up the ladder to the rung that the script yields to, and return that. Raises ``Escaped``."""
+    async def end(self) -> StopStage | None:
+        """Go up the ladder to the stage that the script yields to, and return that. Raises ``Escaped``."""
         if self._ends <= trio.current_time():
             if self.scripted.leaves:
-                self._on_rung(Rung.KILL)
+                self._on_stop(StopStage.KILL)
             return None
-        for rung, seconds in self._waits.items():
-            if rung is Rung.TERM and self.hurried.is_set():
+        for stage, seconds in self._waits.items():
+            if stage is StopStage.TERM and self.hurried.is_set():
                 continue
-            self._on_rung(rung)
-            if rung is self.scripted.yields_to:
-                self._killed = Exit(signal=15 if rung is Rung.TERM else 9)
+            self._on_stop(stage)
+            if stage is self.scripted.yields_to:
+                self._killed = Exit(signal=15 if stage is StopStage.TERM else 9)
                 self._ends = trio.current_time()
-                return rung
+                return stage
             with trio.move_on_after(min(seconds, self._ends - trio.current_time())):
-                await (self.hurried if rung is Rung.TERM else trio.Event()).wait()
+                await (self.hurried if stage is StopStage.TERM else trio.Event()).wait()
             if self._ends <= trio.current_time():
-                return rung
+                return stage
         raise Escaped("killed processes of the command still live in cgroup `/fake`: 4711")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 
-from runner.core.model import Exit, Handle, Rung
+from runner.core.model import Exit, Handle, StopStage
 from runner.ports.provider import Process, Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers.docker import RUNC, Docker
 from runner.providers.gvisor import RUNSC
@@ -74,7 +74,7 @@ def _scripted(argv: Sequence[str]) -> Scripted:
         ("sh", "-c", "kill -9 $$"): Scripted(Exit(signal=9)),
         ("sh", "-c", "echo out; echo err >&2"): Scripted(stdout=b"out\n", stderr=b"err\n"),
         ("sh", "-c", "echo ready; exec sleep 60"): Scripted(stdout=b"ready\n", seconds=60),
-        ("sh", "-c", STUBBORN): Scripted(stdout=b"ready\n", seconds=60, yields_to=Rung.KILL),
+        ("sh", "-c", STUBBORN): Scripted(stdout=b"ready\n", seconds=60, yields_to=StopStage.KILL),
     }
     return known[tuple(argv)]
 

@@ -45,11 +45,11 @@ def begin(name: str, run: str) -> list[ev.Event]:
 
 def good(checks: Sequence[Check] = CHECKS[:2]) -> list[ev.Event]:
     return [
-        ev.ModelAsked("agent", "1", "sonnet", 200, 1, 1, 0.1, 1.0, Usage(1, 40_000, 0, 0, 8_000, 0, 0.31)),
-        ev.CommandsSeen("agent", 17, 1, 2),
+        ev.ModelRequestFinished("agent", "1", "sonnet", 200, 1, 1, 0.1, 1.0, Usage(1, 40_000, 0, 0, 8_000, 0, 0.31)),
+        ev.CommandsReportedByAgent("agent", 17, 1, 2),
         ev.StepEnded("agent", succeeded("turn completed")),
         ev.StepStarted("verify"),
-        ev.ChecksDone("verify", tuple(checks)),
+        ev.ChecksFinished("verify", tuple(checks)),
         ev.StepEnded("verify", succeeded("2 of 2 checks")),
         ev.StepStarted("save"),
         ev.StepEnded("save", succeeded("no change")),
@@ -61,7 +61,7 @@ def bad(message: str = "exited 3", details: tuple[str, ...] = ()) -> list[ev.Eve
     return [
         ev.StepEnded("agent", failed(Reason.EXIT, message, details=details)),
         ev.StepEnded("verify", Outcome(Status.SKIPPED, message="agent failed")),
-        ev.Warned("lease.refresh-failed", message),
+        ev.WarningIssued("lease.refresh-failed", message),
         ev.ViolationsFound("scan", (Violation("src/.env", "forbidden:**/.env"),)),
         ev.RunEnded(Outcome(Status.FAILED, Reason.EXIT, f"agent: {message}"), 1),
     ]

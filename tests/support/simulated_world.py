@@ -20,7 +20,7 @@ from typing import Any, cast
 import trio
 
 from runner.core.errors import LeaseHeld, ProviderFailed, RunnerError, StoreBusy, StoreFailed
-from runner.core.model import Fence, Handle, IsolationClass, Lease, Limits, Outcome, Receipt, succeeded
+from runner.core.model import Fence, Handle, IsolationClass, Lease, Limits, Outcome, SavedWork, succeeded
 from runner.engine.recover import recover
 from runner.engine.run import Control, carry_out
 from runner.events import events as ev
@@ -286,7 +286,7 @@ class World:
 
     async def _keep(self, tenure: Tenure, emit: Any, work: trio.CancelScope) -> None:
         async def warn(message: str) -> None:
-            await emit(ev.Warned("lease.refresh-failed", message))
+            await emit(ev.WarningIssued("lease.refresh-failed", message))
 
         await keep(tenure, emit, margin=KILL_GRACE, warn=warn)
         work.cancel()
@@ -298,7 +298,7 @@ class World:
             sandbox = self.start(process, tenure.workspace)
             try:
                 await self.work(process)
-                await emit(ev.Warned("x.work", str(number)))
+                await emit(ev.WarningIssued("x.work", str(number)))
             finally:
                 with trio.CancelScope(shield=True):
                     await self.end(sandbox, tenure.workspace)
@@ -543,10 +543,10 @@ def _handle(id: str) -> Handle:
 
 async def making(body: Body, run: Run) -> Outcome:
     place = Place(body.world, body.process)
-    await run.emit(ev.EffectIntended("making", "workspace", run.workspace_id, place.name))
+    await run.emit(ev.ResourceIntended("making", "workspace", run.workspace_id, place.name))
     handle = await place.create(run.workspace_id)
     run.attach(cast(Any, place), Probe(place.name, True, IsolationClass.NONE), handle)
-    await run.emit(ev.EffectDone("making", "workspace", run.workspace_id))
+    await run.emit(ev.ResourceCreated("making", "workspace", run.workspace_id))
     return succeeded()
 
 
@@ -555,15 +555,15 @@ async def working(body: Body, run: Run) -> Outcome:
     for number in range(world.luck.randint(1, 5)):
         await run.open_as(SandboxSpec(), number)
         await world.work(body.process)
-        await run.emit(ev.Warned("x.work", str(number)))
+        await run.emit(ev.WarningIssued("x.work", str(number)))
     return succeeded()
 
 
 async def saving(body: Body, run: Run) -> Outcome:
     if run.handle is not None:
         await run.close()
-        run.receipt = Receipt(None, None, None, 0, 0)
-        await run.emit(ev.WorkSaved(run.receipt))
+        run.saved_work = SavedWork(None, None, None, 0, 0)
+        await run.emit(ev.WorkSaved(run.saved_work))
     return succeeded()
 
 

@@ -17,7 +17,7 @@ import trio
 
 from runner.core.errors import LeaseHeld, LeaseLost
 from runner.core.model import Fence
-from runner.events.events import Event, Warned
+from runner.events.events import Event, WarningIssued
 from runner.lifecycle.lease import TTL
 from runner.runtime.lease_holder import Emit, Tenure
 from runner.store.sqlite import SqliteStore, open_store
@@ -45,13 +45,13 @@ async def run(store: SqliteStore, tenure: Tenure, last: Fence | None) -> str:
     try:
         await tenure.acquire(emitting(store, None))
         assert tenure.fence is not None
-        await emitting(store, tenure.fence)(Warned("x.owner", f"{tenure.fence.number}"))
+        await emitting(store, tenure.fence)(WarningIssued("x.owner", f"{tenure.fence.number}"))
         answer = "owner"
     except LeaseHeld:
         answer = "held"
     if last is not None:
         try:
-            await emitting(store, last)(Warned("x.late", f"{last.number}"))
+            await emitting(store, last)(WarningIssued("x.late", f"{last.number}"))
         except LeaseLost:
             answer += " refused"
         else:

@@ -185,8 +185,8 @@ def _remove(args: Namespace, settings: Settings, out: Output) -> None:
 def _told(removed: Removed) -> list[str]:
     kept = f", and {removed.tree} stays as it is" if removed.tree else ""
     lines = [f"workspace {removed.workspace} is gone{kept}"]
-    if removed.saved is not None and removed.receipt is not None:
-        count = removed.receipt.changed
+    if removed.saved is not None and removed.saved_work is not None:
+        count = removed.saved_work.changed
         lines.append(f"saved: {count} changed file{'s' * (count != 1)} in {removed.saved}, as a patch and a commit")
     if removed.ignored:
         lines.append(f"not saved: {removed.ignored} that its ignore files name")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runner.artifacts.history import FILE, was_started
 from runner.core.errors import StoreFailed
-from runner.core.model import Anchor
+from runner.core.model import ClockReference
 from runner.core.settings import Settings
 from runner.store.sqlite import Reader, SqliteStore, is_read_only, open_reader, open_store
 
@@ -21,10 +21,10 @@ def now_microseconds() -> int:
     return time.time_ns() // 1000
 
 
-def see_clock(now: int) -> Anchor:
+def see_clock(now: int) -> ClockReference:
     """How a wall clock that shows ``now`` stands to the time since boot, sleep included."""
     since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
-    return Anchor(_BOOT.read_text().strip(), now - since_boot)
+    return ClockReference(_BOOT.read_text().strip(), now - since_boot)
 
 
 def state_file(settings: Settings) -> Path:

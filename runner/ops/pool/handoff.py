@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import trio
 
-from runner.core.model import Handle, Limits, Miss, SlotKey
+from runner.core.model import Handle, Limits, PoolMissReason, SlotKey
 from runner.engine.pool import Keeper
 from runner.lifecycle.pool import read_key
 from runner.plan.model import plain
@@ -88,10 +88,12 @@ async def _deliver(connection: trio.socket.SocketType, handle: Handle, handoff: 
         return False
 
 
-async def warm(home: Path, provider: Provider, key: SlotKey, request: WorkspaceRequest) -> Handle | Miss | None:
+async def warm(
+    home: Path, provider: Provider, key: SlotKey, request: WorkspaceRequest
+) -> Handle | PoolMissReason | None:
     """``Ports.warm``, of a ``RUNNER_HOME``."""
     found = await ask(home, key, request, cast("WarmSlots", provider).receive)
-    if found is Miss.NO_KEEPER:
+    if found is PoolMissReason.NO_KEEPER:
         await discard(provider, request)
     return found
 
@@ -105,20 +107,20 @@ async def discard(provider: Provider, request: WorkspaceRequest) -> None:
 
 async def ask(
     home: Path, key: SlotKey, request: WorkspaceRequest, receive: Callable[[Handle, SandboxHandoff], None]
-) -> Handle | Miss | None:
+) -> Handle | PoolMissReason | None:
     """Have a workspace from a warm pool: ``receive`` gets it at once. ``None`` when nobody keeps any.
 
     A keeper that does not answer is a miss as well, but may have made the workspace already. When this is cancelled, it
     removes that.
     """
-    lost: Miss | None = None
+    lost: PoolMissReason | None = None
     wish = {"key": plain(key), "workspace": request.id, "run": request.run, "project": request.project}
     try:
         with reaching(home) as path, trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             await connection.connect(path)
             if not _is_ours(connection):
                 return None
-            lost = Miss.NO_KEEPER
+            lost = PoolMissReason.NO_KEEPER
             with trio.move_on_after(_PATIENCE):
                 await connection.send(json.dumps(wish).encode())
                 space = socket.CMSG_SPACE(array("i").itemsize * _DESCRIPTORS)
@@ -135,18 +137,18 @@ def _received(
     rights: list[tuple[int, int, bytes]],
     connection: int,
     receive: Callable[[Handle, SandboxHandoff], None],
-) -> Handle | Miss:
+) -> Handle | PoolMissReason:
     handoff = SandboxHandoff({}, tuple(fd for _, _, part in rights for fd in array("i", part)))
     try:
         found = json.loads(packet)
         if "miss" in found:
-            return Miss(found["miss"])
+            return PoolMissReason(found["miss"])
         handle, handoff = _handle(found["handle"]), SandboxHandoff(found["state"], handoff.descriptors)
         os.write(connection, _ARRIVED)
         receive(handle, handoff)
     except (OSError, ValueError, KeyError, TypeError):  # it has died, or is of another version
         handoff.close()
-        return Miss.NO_KEEPER
+        return PoolMissReason.NO_KEEPER
     return handle
 
 

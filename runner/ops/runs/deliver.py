@@ -167,7 +167,7 @@ def _published(past: Past, settings: Settings, *, unverified: bool) -> tuple[Sna
         lost = record.status is Status.LOST
         hint = "its runner has died: run `runner recover`" if lost else "wait for its end"
         raise RunUnfinished(f"run `{record.id}` has not ended", hint=hint)
-    if record.violations or (record.receipt is not None and record.receipt.withheld):
+    if record.violations or (record.saved_work is not None and record.saved_work.withheld):
         raise _withheld(past)
     repository = settings.home / "snapshots" / f"{record.id}.git"
     if record.snapshot is None:
@@ -208,8 +208,12 @@ def _withheld(past: Past) -> Withheld:
     record = past.record
     named = "; ".join(str(violation) for violation in record.violations[:5])
     more = len(record.violations) - 5
-    receipt = record.receipt
-    rest = f"the work without them: {past.directory / receipt.patch}" if receipt is not None and receipt.patch else None
+    saved_work = record.saved_work
+    rest = (
+        f"the work without them: {past.directory / saved_work.patch}"
+        if saved_work is not None and saved_work.patch
+        else None
+    )
     return Withheld(
         f"run `{record.id}` broke policy, so nothing of it is delivered: {named}" + (f"; {more} more" * (more > 0)),
         hint=rest or f"runner runs show {record.id}",
@@ -217,9 +221,9 @@ def _withheld(past: Past) -> Withheld:
 
 
 def _check_patch(past: Past, patch: Path) -> None:
-    assert past.record.receipt is not None  # or there was no patch
+    assert past.record.saved_work is not None  # or there was no patch
     with patch.open("rb") as file:
-        if file_digest(file, "sha256").hexdigest() != past.record.receipt.patch_sha256:
+        if file_digest(file, "sha256").hexdigest() != past.record.saved_work.patch_sha256:
             raise PatchChanged(f"`{patch}` is not the patch that the run wrote", hint="take the work as a branch")
 
 

@@ -173,7 +173,7 @@ async def _collected(kept: Kept, settings: Settings, handles: Sequence[Handle], 
         if kept.kind == "workspace":
             (handle,) = [handle for handle in handles if handle.tree == kept.path]
             await ports.provider(handle.provider).destroy(handle)
-            await store.append(str(kept.run), [ev.EffectGone("", "workspace", handle.id)])
+            await store.append(str(kept.run), [ev.ResourceRemoved("", "workspace", handle.id)])
             return kept
         left = await trio.to_thread.run_sync(remove, kept.path)
         return _failing(kept, left) if left else kept

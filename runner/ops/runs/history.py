@@ -144,10 +144,10 @@ def logs_of(past: Past, step: str | None) -> list[Path]:
 
 def patch_of(past: Past) -> Path:
     """The patch with the run's work. Raises ``UnknownRun`` when it changed nothing."""
-    receipt = past.record.receipt
-    if receipt is None or receipt.patch is None:
+    saved_work = past.record.saved_work
+    if saved_work is None or saved_work.patch is None:
         raise UnknownRun(f"run `{past.record.id}` left no patch", hint=f"runner runs show {past.record.id}")
-    path = past.directory / receipt.patch
+    path = past.directory / saved_work.patch
     if not path.is_file():
         raise UnknownRun(f"the patch of run `{past.record.id}` is not there any more: `{path}`")
     return path

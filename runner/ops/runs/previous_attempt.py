@@ -8,7 +8,7 @@ from pathlib import Path
 import runner.agents
 from runner.core import plugins
 from runner.core.errors import UnknownRun
-from runner.core.model import Command, Exit, Fate
+from runner.core.model import Command, CommandStatus, Exit
 from runner.core.settings import Settings
 from runner.ops.runs.history import Past, find_run
 from runner.ops.runs.watch import planned
@@ -19,7 +19,7 @@ from runner.triage.baseline import cleaned
 from runner.triage.prompt import Attempt
 
 _READ = 1 << 24  # bytes of a draft that are looked at
-_ENDS = {Fate.DENIED: "refused", Fate.CUT: "cut off"}
+_ENDS = {CommandStatus.DENIED: "refused", CommandStatus.CUT: "cut off"}
 
 
 def last_words(agent: str, directory: Path) -> str:
@@ -68,5 +68,5 @@ def _ended(name: str, directory: Path) -> tuple[ModelAgent, Ended] | None:
 
 
 def _told(command: Command) -> str:
-    end = _ENDS.get(command.fate) or (f"exit {command.exit}" if command.exit is not None else "ran")
+    end = _ENDS.get(command.status) or (f"exit {command.exit}" if command.exit is not None else "ran")
     return f"$ {cleaned(command.text.encode(errors='replace'))}   [{end}]"

@@ -152,7 +152,7 @@ async def _recover(
     if dry_run:
         return [_foreseen(record, places)]
     if lacking := [handle for handle in own if ("workspace", handle.id) not in record.effects]:
-        intents = [ev.EffectIntended("", "workspace", handle.id, handle.provider) for handle in lacking]
+        intents = [ev.ResourceIntended("", "workspace", handle.id, handle.provider) for handle in lacking]
         for recorded in await store.append(row.id, intents):
             history.append(recorded)
             fold(record, recorded)

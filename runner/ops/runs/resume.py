@@ -241,13 +241,13 @@ def _has_work(record: RunRecord) -> bool:
 
 def _lacking(record: RunRecord) -> str | None:
     """Why the work of a run cannot be gone on with."""
-    receipt = record.receipt
-    if receipt is None or receipt.commit is None:
+    saved_work = record.saved_work
+    if saved_work is None or saved_work.commit is None:
         return "its work was not saved"
-    if receipt.withheld and not receipt.left_out:
+    if saved_work.withheld and not saved_work.left_out:
         return "what was saved may show secrets"
-    if receipt.withheld:
-        return f"what was saved lacks {len(receipt.left_out)} files that broke policy"
+    if saved_work.withheld:
+        return f"what was saved lacks {len(saved_work.left_out)} files that broke policy"
     return None
 
 
@@ -308,11 +308,11 @@ def _check_needs(plan: RunPlan, basis: Basis) -> None:
 async def _kept(source: Past, resuming: Resuming, settings: Settings) -> Kept:
     """What is gone on with, once it is known to be there. Raises ``WorkMissing``."""
     record = source.record
-    assert record.receipt is not None  # or nothing would be reused
-    assert record.receipt.commit is not None
+    assert record.saved_work is not None  # or nothing would be reused
+    assert record.saved_work.commit is not None
     repository = Places(settings.home, record.id).repository
     snapshot = record.snapshot if "snapshot" in resuming.resumption.reused else None
-    kept = Kept(repository, record.receipt.commit, record.base, source.directory, snapshot, record.commits)
+    kept = Kept(repository, record.saved_work.commit, record.base, source.directory, snapshot, record.commits)
     _check_kept(kept)
     try:
         await open_git(settings).entries(repository, kept.commit)

@@ -14,7 +14,7 @@ from runner.artifacts.run_lock import is_held
 from runner.core.errors import LeaseHeld, LeaseTakenOver, UsageError, WorkspaceState
 from runner.core.model import Lease
 from runner.core.settings import Settings
-from runner.events.events import Warned
+from runner.events.events import WarningIssued
 from runner.lifecycle.lease import held
 from runner.ops.workspaces.workspace_lease import BREAK, Premises, Tenancy, is_locked_by, lock_of, occupy, replace_lock
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
@@ -88,7 +88,7 @@ async def break_lease(premises: Premises, text: str, *, sure: bool) -> str:
     with trio.CancelScope(shield=True):
         await tenancy.tenure.acquire(tenancy.write, forced=True)
         advice = LeaseTakenOver(f"the lease of workspace `{row.id}` was broken, which `{lease.holder}` had")
-        await tenancy.write(Warned(advice.code, advice.message))
+        await tenancy.write(WarningIssued(advice.code, advice.message))
         provider, handle = await premises.find(row)
         if handle is not None:
             await provider.evict(handle)

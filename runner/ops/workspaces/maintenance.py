@@ -16,7 +16,7 @@ from runner.artifacts.run_lock import is_held
 from runner.core.errors import LeaseError, RunnerError, WorkspaceExpired
 from runner.core.model import WorkspaceStatus
 from runner.core.nurseries import open_services
-from runner.events.events import WorkspaceDiscarded
+from runner.events.events import UnsavedWorkDiscarded
 from runner.lifecycle.ttl import expired, why_unsteady
 from runner.lifecycle.workspace import UNFINISHED
 from runner.ops.host.state import see_clock
@@ -168,7 +168,7 @@ async def _as_begun(tenancy: Tenancy) -> Removed | None:
             return await finish_destroy(tenancy, discard=True, reason="whoever made it has died")
         case S.DESTROYING:
             history = await tenancy.premises.store.workspace_events(tenancy.row.id)
-            discard = any(isinstance(recorded.event, WorkspaceDiscarded) for recorded in history)
+            discard = any(isinstance(recorded.event, UnsavedWorkDiscarded) for recorded in history)
             return await finish_destroy(tenancy, discard=discard)
         case S.STOPPING:
             await finish_stop(tenancy)

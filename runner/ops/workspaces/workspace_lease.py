@@ -27,7 +27,7 @@ from runner.core.errors import LeaseHeld, LeaseLost, LeaseTakenOver, WorkspaceLo
 from runner.core.model import Fence, Handle, Lease
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
-from runner.events.events import Event, LeaseAcquired, LeaseRefreshed, Warned
+from runner.events.events import Event, LeaseAcquired, LeaseRefreshed, WarningIssued
 from runner.lifecycle.lease import TTL, held
 from runner.ops.host.state import make_home, open_state
 from runner.ops.runs.dependencies import Advise, dependencies_of, ignore
@@ -248,7 +248,7 @@ async def _take_over(tenancy: Tenancy, before: Lease, *, stubborn: bool) -> None
     if stubborn:
         why = "which did not end when it was asked to"
     advice = LeaseTakenOver(f"the lease of workspace `{tenancy.row.id}` was taken over from `{before.holder}`, {why}")
-    await tenancy.write(Warned(advice.code, advice.message))
+    await tenancy.write(WarningIssued(advice.code, advice.message))
     provider, handle = await tenancy.premises.find(tenancy.row)
     if handle is not None:
         await provider.evict(handle)
@@ -262,7 +262,7 @@ async def _kept(tenancy: Tenancy) -> AsyncIterator[None]:
     why: str | None = None
 
     async def warn(message: str) -> None:
-        await tenancy.write(Warned("lease.refresh-failed", message))
+        await tenancy.write(WarningIssued("lease.refresh-failed", message))
 
     async def watch() -> None:
         nonlocal why

@@ -31,7 +31,7 @@ from runner.core.errors import (
     WorkspaceState,
     printable,
 )
-from runner.core.model import DEFAULT_PROJECT, Handle, Limits, Receipt, Violation, WorkspaceStatus
+from runner.core.model import DEFAULT_PROJECT, Handle, Limits, SavedWork, Violation, WorkspaceStatus
 from runner.core.settings import Settings
 from runner.events import events as ev
 from runner.lifecycle.workspace import check_limit, hint
@@ -80,11 +80,11 @@ class Wish:
 
 @dataclass(frozen=True)
 class Removed:
-    """What became of a workspace: ``receipt`` says what was kept in ``saved``. An adopted ``tree`` stays."""
+    """What became of a workspace: ``saved_work`` says what was kept in ``saved``. An adopted ``tree`` stays."""
 
     workspace: str
     saved: Path | None = None
-    receipt: Receipt | None = None
+    saved_work: SavedWork | None = None
     ignored: int = 0
     tree: str | None = None
 
@@ -209,17 +209,17 @@ async def _make(tenancy: Tenancy, provider: Provider, project: ProjectRow | None
         row.image,
     )
     handle = await provider.create(request)
-    await tenancy.write(ev.WorkspaceBecame(S.PROVISIONING))
+    await tenancy.write(ev.WorkspaceStatusChanged(S.PROVISIONING))
     base = await _fill(tenancy, handle, tip)
     if base is not None:
-        await tenancy.write(ev.BaseTaken(base))
+        await tenancy.write(ev.BaseCommitRecorded(base))
         tenancy.row = replace(row, base=base)
     if row.path is None:
         await validate(tenancy.premises, tenancy.row, handle)
         if project is not None:
             await _place_agents_file(tenancy, handle, Path(project.root))
         await provider.chown_to_workspace_user(handle)
-    await tenancy.write(ev.WorkspaceBecame(S.READY))
+    await tenancy.write(ev.WorkspaceStatusChanged(S.READY))
 
 
 async def _fill(tenancy: Tenancy, handle: Handle, tip: ResolvedRef | None) -> str | None:
@@ -252,7 +252,7 @@ async def _place_agents_file(tenancy: Tenancy, handle: Handle, root: Path) -> No
     if handle.project_tree is not None:
         await trio.to_thread.run_sync(replace_in_project, handle.project_tree, content, handle.uid)
     elif not _has(handle.tree, AGENTS_FILE):
-        await tenancy.write(ev.FilePlaced(AGENTS_FILE, wanted.sha256))
+        await tenancy.write(ev.FileInjected(AGENTS_FILE, wanted.sha256))
         await trio.to_thread.run_sync(write_new, handle.tree / AGENTS_FILE, content, 0o644)
 
 
@@ -329,9 +329,9 @@ async def finish_stop(tenancy: Tenancy) -> None:
     """End what runs in a workspace, also one whose stopping was cut off."""
     provider, handle = await tenancy.handle()
     if tenancy.row.status is not S.STOPPING:
-        await tenancy.write(ev.WorkspaceBecame(S.STOPPING))
+        await tenancy.write(ev.WorkspaceStatusChanged(S.STOPPING))
     await provider.evict(handle)
-    await tenancy.write(ev.WorkspaceBecame(S.STOPPED), use_of(tenancy.premises.settings))
+    await tenancy.write(ev.WorkspaceStatusChanged(S.STOPPED), use_of(tenancy.premises.settings))
 
 
 async def resume(premises: Premises, text: str) -> WorkspaceRow:
@@ -341,7 +341,7 @@ async def resume(premises: Premises, text: str) -> WorkspaceRow:
         return row
     async with occupy(premises, row, "resume") as tenancy:
         await tenancy.handle()
-        await tenancy.write(ev.WorkspaceBecame(S.READY), use_of(premises.settings))
+        await tenancy.write(ev.WorkspaceStatusChanged(S.READY), use_of(premises.settings))
     return await premises.store.workspace(row.id)
 
 
@@ -388,27 +388,27 @@ async def finish_destroy(tenancy: Tenancy, *, discard: bool, reason: str = "") -
     """``destroy`` for who has the workspace."""
     premises, row = tenancy.premises, tenancy.row
     history = [recorded.event for recorded in await premises.store.workspace_events(row.id)]
-    settled = any(isinstance(event, ev.WorkspaceSaved | ev.WorkspaceDiscarded) for event in history)
+    settled = any(isinstance(event, ev.WorkspaceSaved | ev.UnsavedWorkDiscarded) for event in history)
     provider, handle = await premises.find(row)
     removed = Removed(row.id, tree=row.path)
     begun = row.status is S.DESTROYING
     if handle is not None and not handle.adopted and not (begun and settled):
         if discard:
-            await tenancy.write(ev.WorkspaceDiscarded())
+            await tenancy.write(ev.UnsavedWorkDiscarded())
         else:
             work = await _work_of(tenancy, handle)
             if work.lost:
                 hint = f"remove it, or give all of it up: runner workspace destroy --discard {row.id}"
                 raise UnsavedWork(f"workspace `{row.id}` has {work}", hint=hint)
             if not begun:
-                await tenancy.write(ev.WorkspaceBecame(S.DESTROYING, reason))
+                await tenancy.write(ev.WorkspaceStatusChanged(S.DESTROYING, reason))
                 begun = True
             removed = await _save(tenancy, work)
     if not begun:
-        await tenancy.write(ev.WorkspaceBecame(S.DESTROYING, reason))
+        await tenancy.write(ev.WorkspaceStatusChanged(S.DESTROYING, reason))
     if handle is not None:
         await provider.destroy(handle)
-    await tenancy.end(ev.WorkspaceBecame(S.DESTROYED))
+    await tenancy.end(ev.WorkspaceStatusChanged(S.DESTROYED))
     await trio.to_thread.run_sync(trees.remove, premises.folder(row.id))
     return removed
 
@@ -437,7 +437,7 @@ async def _work_of(tenancy: Tenancy, handle: Handle) -> _Work:
     """Nothing may run in the workspace."""
     premises, row = tenancy.premises, tenancy.row
     history = await premises.store.workspace_events(row.id)
-    placed = [recorded.event.path for recorded in history if isinstance(recorded.event, ev.FilePlaced)]
+    placed = [recorded.event.path for recorded in history if isinstance(recorded.event, ev.FileInjected)]
     found = await look_through(handle, await policy_for(premises, row), without=placed)
     git, repository = premises.ports.git, premises.repository(row.id)
     author = Author("runner", "runner@localhost", premises.ports.now() // 1_000_000)
@@ -449,13 +449,13 @@ async def _work_of(tenancy: Tenancy, handle: Handle) -> _Work:
 
 
 async def _save(tenancy: Tenancy, work: _Work) -> Removed:
-    """Keep a snapshot, its repository and its patch, and say so durably; without a change there is only a receipt."""
+    """Keep a snapshot, its repository and its patch, and say so durably; without a change there is only the event."""
     premises, row = tenancy.premises, tenancy.row
     commit = work.snapshot.commit
     if not work.changed:
-        receipt = Receipt(commit, None, None, 0, 0)
-        await tenancy.write(ev.WorkspaceSaved(receipt))
-        return Removed(row.id, None, receipt, work.snapshot.ignored)
+        saved_work = SavedWork(commit, None, None, 0, 0)
+        await tenancy.write(ev.WorkspaceSaved(saved_work))
+        return Removed(row.id, None, saved_work, work.snapshot.ignored)
     to = premises.settings.home / "saved" / row.id
     repository = premises.repository(row.id)
     await trio.to_thread.run_sync(partial(to.mkdir, mode=0o700, parents=True, exist_ok=True))
@@ -463,9 +463,9 @@ async def _save(tenancy: Tenancy, work: _Work) -> Removed:
     size = await premises.ports.git.patch(repository, row.base, commit, to / PATCH)
     digest = await trio.to_thread.run_sync(_sha256, to / PATCH)
     await trio.to_thread.run_sync(_copy_repository, repository, to / repository.name)
-    receipt = Receipt(commit, PATCH, digest, size, work.changed)
-    await tenancy.write(ev.WorkspaceSaved(receipt))
-    return Removed(row.id, to, receipt, work.snapshot.ignored)
+    saved_work = SavedWork(commit, PATCH, digest, size, work.changed)
+    await tenancy.write(ev.WorkspaceSaved(saved_work))
+    return Removed(row.id, to, saved_work, work.snapshot.ignored)
 
 
 def _copy_repository(source: Path, to: Path) -> None:

@@ -49,17 +49,19 @@ async def take_commits(run: Run, shape: Shape, policy: PathPolicy) -> str:
     if run.base is None or not await trio.to_thread.run_sync(_moved, handle.tree, run.base):
         return ""
     if run.secrets or _had_key(run):  # in what a later commit takes back, or in a message, one could be
-        await run.emit(ev.CommitsTaken(withheld="the commits of a run with secrets are not looked through for them"))
+        await run.emit(
+            ev.AgentCommitsImported(withheld="the commits of a run with secrets are not looked through for them")
+        )
         return ", commits of the agent withheld"
     now = trio.current_time()
     until = min(now + SECONDS, now + (trio.current_effective_deadline() - now) / 2)
-    taken: ev.CommitsTaken | None = ev.CommitsTaken(withheld="they took too long")
+    taken: ev.AgentCommitsImported | None = ev.AgentCommitsImported(withheld="they took too long")
     quarantine = run.places.quarantine
     try:
         with trio.move_on_at(until):
             taken = await _taken(run, shape, policy, quarantine)
     except* (PolicyError, PlatformError, RemoteOverLimit, OSError) as group:
-        taken = ev.CommitsTaken(withheld=printable(str(leaf(group)), 500))
+        taken = ev.AgentCommitsImported(withheld=printable(str(leaf(group)), 500))
     finally:
         trees.remove(quarantine)
     if taken is None:
@@ -85,7 +87,7 @@ def _moved(tree: Path, base: str) -> bool:
     return head != base
 
 
-async def _taken(run: Run, shape: Shape, policy: PathPolicy, quarantine: Path) -> ev.CommitsTaken | None:
+async def _taken(run: Run, shape: Shape, policy: PathPolicy, quarantine: Path) -> ev.AgentCommitsImported | None:
     assert run.base is not None
     git, repository = run.ports.git, await run.repository()
     bundle = await _bundle(run, shape, run.base)
@@ -95,11 +97,11 @@ async def _taken(run: Run, shape: Shape, policy: PathPolicy, quarantine: Path) -
     tip = authored[-1].commit
     if violations := _judge(authored, policy, shape):
         text = f"{len(violations)} violation{'s' * (len(violations) != 1)}: {violations[0]}"
-        return ev.CommitsTaken(len(authored), tip, withheld=text, violations=violations[:_NAMED])
+        return ev.AgentCommitsImported(len(authored), tip, withheld=text, violations=violations[:_NAMED])
     kept = run.places.directory / BUNDLE
     tree = await git.accept(repository, quarantine, run.base, tip, to=kept)
     content = await trio.to_thread.run_sync(kept.read_bytes)
-    return ev.CommitsTaken(len(authored), tip, tree, BUNDLE, sha256(content).hexdigest(), len(content))
+    return ev.AgentCommitsImported(len(authored), tip, tree, BUNDLE, sha256(content).hexdigest(), len(content))
 
 
 async def _bundle(run: Run, shape: Shape, base: str) -> bytes | None:

@@ -71,7 +71,7 @@ class Way:
         outcome = self._in_our_words(self.agent.judge(ended))
         if self.session is None:
             if claimed := self.agent.usage(ended):
-                await run.emit(ev.UsageClaimed(step, claimed))
+                await run.emit(ev.UsageReportedByAgent(step, claimed))
             return outcome
         if verdict := self.session.verdict:
             said = outcome.details if outcome.reason is Reason.TURNS else (f"the agent: {outcome.message}",)
@@ -99,7 +99,7 @@ async def open_way(
         others=(paths.output, *incident, *((paths.skills,) if skills else ())),
     )
     if _has_key(model, run.ports):
-        await run.emit(ev.Warned(KeyInside.code, f"the key of `{model.name}` was given to the agent", step))
+        await run.emit(ev.WarningIssued(KeyInside.code, f"the key of `{model.name}` was given to the agent", step))
         yield Way(agent, access(run.ports.model_key(agent.api), run.ports.model_url(agent.api)), None)
         return
     send, receive = trio.open_memory_channel[ev.Event](math.inf)
@@ -108,7 +108,7 @@ async def open_way(
         send.send_nowait(_asked(exchange, step))
         if exchange.again_seconds is not None:
             pause = exchange.again_seconds
-            send.send_nowait(ev.Retried(step, "asking the model", MODEL_BUSY, exchange.why, pause))
+            send.send_nowait(ev.RetryScheduled(step, "asking the model", MODEL_BUSY, exchange.why, pause))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(emit_all, receive, run.emit)
@@ -134,13 +134,13 @@ async def tell_silence(session: Session, step: str, tell: Callable[[ev.Event], N
         if silent < SILENCE:
             worth = SILENCE
         elif silent >= worth:
-            tell(ev.Warned(MODEL_SILENT, f"the model has not answered for {silent:.0f}s", step))
+            tell(ev.WarningIssued(MODEL_SILENT, f"the model has not answered for {silent:.0f}s", step))
             worth *= 2
 
 
-def _asked(exchange: Exchange, step: str) -> ev.ModelAsked:
+def _asked(exchange: Exchange, step: str) -> ev.ModelRequestFinished:
     refusal = exchange.refusal.value if exchange.refusal is not None else None
-    return ev.ModelAsked(
+    return ev.ModelRequestFinished(
         step,
         exchange.call,
         exchange.model,

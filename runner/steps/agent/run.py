@@ -14,7 +14,7 @@ from pathlib import Path
 import trio
 
 from runner.core.errors import IsolationMismatch
-from runner.core.model import Exit, Fate, Feature, Isolation, IsolationClass, Limits, Outcome
+from runner.core.model import CommandStatus, Exit, Feature, Isolation, IsolationClass, Limits, Outcome
 from runner.events import events as ev
 from runner.ports.agent import Agent, Ended, ModelAgent, Preparation
 from runner.ports.provider import Workspace, program_directory
@@ -92,7 +92,7 @@ class _Work:
                 await _tell_obeyed(run.ports.agent(body.agent), run)
                 if (cli := body.cli) is not None and not cli.is_tested:
                     text = f"{argv[0]} {cli.found} is not the version that this runner is tested with, {cli.tested}"
-                    await run.emit(ev.Warned(UNTESTED, text, STEP))
+                    await run.emit(ev.WarningIssued(UNTESTED, text, STEP))
                 await run.emit(ev.AgentStarted(STEP, tuple(argv), cli.found if cli is not None else ""))
                 async with self._heard(logs) as heard:
                     exit = await run_command(run, workspace, argv, heard, env=env, stdin=self.prompt)
@@ -118,8 +118,12 @@ def _tell_commands(agent: Agent, run: Run) -> None:
     """What an agent has asked for is told of one that was stopped, too."""
     out, err = (run.places.logs / f"{STEP}.{stream}" for stream in ("stdout", "stderr"))
     if isinstance(agent, ModelAgent) and out.exists():
-        fates = Counter(command.fate for command in agent.commands(Ended(Exit(), out, err)))
-        run.news.append(ev.CommandsSeen(STEP, fates[Fate.EXECUTED], fates[Fate.DENIED], fates[Fate.CUT]))
+        statuses = Counter(command.status for command in agent.commands(Ended(Exit(), out, err)))
+        run.news.append(
+            ev.CommandsReportedByAgent(
+                STEP, statuses[CommandStatus.EXECUTED], statuses[CommandStatus.DENIED], statuses[CommandStatus.CUT]
+            )
+        )
 
 
 async def _tell_obeyed(agent: Agent, run: Run) -> None:
@@ -129,7 +133,7 @@ async def _tell_obeyed(agent: Agent, run: Run) -> None:
     for place in agent.obeys:
         if (handle.tree / place).exists():
             text = f"`{agent.program}` runs by itself what the repository has in `{place}`"
-            await run.emit(ev.Warned("agent.repository-hooks", text, STEP))
+            await run.emit(ev.WarningIssued("agent.repository-hooks", text, STEP))
 
 
 async def take_over(body: Body, run: Run) -> None:

@@ -45,7 +45,7 @@ async def perform(body: Body, run: Run) -> Outcome:
     await place_in_tree(run, body.agents_file)
     await provider.chown_to_workspace_user(handle)
     assert run.base is not None
-    await run.emit(ev.BaseTaken(run.base))
+    await run.emit(ev.BaseCommitRecorded(run.base))
     return succeeded(message)
 
 
@@ -56,4 +56,4 @@ async def take_over(body: Body, run: Run) -> None:
     assert run.kept is not None
     assert run.kept.base is not None  # work on a clone has one
     run.cloned(run.kept.base)
-    await run.emit(ev.BaseTaken(run.kept.base))
+    await run.emit(ev.BaseCommitRecorded(run.kept.base))

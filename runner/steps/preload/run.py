@@ -93,7 +93,7 @@ async def _content(file: ContextFile) -> bytes:
 
 
 async def _warn(run: Run, code: str, message: str) -> None:
-    await run.emit(ev.Warned(code, message, STEP))
+    await run.emit(ev.WarningIssued(code, message, STEP))
 
 
 async def _stated(run: Run, content: bytes) -> str:

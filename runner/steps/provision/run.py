@@ -20,7 +20,7 @@ from runner.core.errors import (
     WorkspaceLimit,
     shown,
 )
-from runner.core.model import Feature, Handle, Limits, Miss, Outcome, SlotKey, succeeded
+from runner.core.model import Feature, Handle, Limits, Outcome, PoolMissReason, SlotKey, succeeded
 from runner.events import events as ev
 from runner.ports.provider import Probe, Provider, WorkspaceRequest
 from runner.runtime.agents_file import place_in_project, place_in_tree
@@ -44,7 +44,7 @@ async def perform(body: Body, run: Run) -> Outcome:
             await _fill(body, run)
             if body.unprotected:
                 message = f"project `{body.project}` is not isolated, so {', '.join(body.unprotected)} can be written"
-                await run.emit(ev.Warned(ProtectedIgnored.code, message))
+                await run.emit(ev.WarningIssued(ProtectedIgnored.code, message))
             return succeeded(f"{name}, isolation {probe.isolation.word}{_warmth(run)}")
         await _refuse(run, name, reason)
     refused = "; ".join(f"`{name}`: {reason}" for name, reason in run.refused.items())
@@ -86,7 +86,7 @@ async def _ask(body: Body, run: Run, provider: Provider) -> Probe:
 
 async def _refuse(run: Run, name: str, reason: str) -> None:
     run.refused[name] = reason
-    await run.emit(ev.ProviderRefused(name, reason))
+    await run.emit(ev.ProviderRejected(name, reason))
 
 
 def _unfit(body: Body, probe: Probe) -> str | None:
@@ -102,19 +102,19 @@ async def _create(body: Body, run: Run, provider: Provider, probe: Probe) -> str
     limits = enforceable(body.limits, probe)
     request = WorkspaceRequest(name, run.id, run.ports.nonce, limits, body.project, body.shared, image=body.image)
     run.attach(provider, probe, None)
-    await run.emit(ev.EffectIntended(STEP, "workspace", name, provider.name))
+    await run.emit(ev.ResourceIntended(STEP, "workspace", name, provider.name))
     try:
         await run.ports.room(name)
         handle = await _warm(body, run, provider, probe, request)
         handle = handle or await run.persist("making the workspace", partial(provider.create, request))
     except (PlatformError, WorkspaceLimit) as error:
-        await run.emit(ev.EffectGone(STEP, "workspace", name))
+        await run.emit(ev.ResourceRemoved(STEP, "workspace", name))
         run.vacate()
         if isinstance(error, WorkspaceLimit):
             raise
         return f"{error.message}; {error.hint}" if error.hint else error.message
     run.attach(provider, probe, handle)
-    await run.emit(ev.EffectDone(STEP, "workspace", name), ev.ProviderChosen(provider.name, probe.isolation))
+    await run.emit(ev.ResourceCreated(STEP, "workspace", name), ev.ProviderChosen(provider.name, probe.isolation))
     return None
 
 
@@ -127,8 +127,8 @@ async def _warm(body: Body, run: Run, provider: Provider, probe: Probe, request:
         await run.emit(ev.SlotClaimed(request.id, str(found.slot)))
         return found
     if found is not None or body.warm.size:
-        run.missed = found or Miss.NO_KEEPER
-        await run.emit(ev.SlotMissed(request.id, run.missed))
+        run.missed = found or PoolMissReason.NO_KEEPER
+        await run.emit(ev.PoolMissed(request.id, run.missed))
     return None
 
 
@@ -152,7 +152,7 @@ async def _fill(body: Body, run: Run) -> None:
     provider, handle = run.require()
     lost = await trio.to_thread.run_sync(_write_inputs, body, run, handle)
     for code, message in (*body.advice, *((one.code, one.message) for one in map(left_out, lost))):
-        await run.emit(ev.Warned(code, message))
+        await run.emit(ev.WarningIssued(code, message))
     if body.inputs_in_tree:
         run.inputs = tuple(name for name, file in body.incident if file.whole)
     if body.shared:

@@ -1,4 +1,4 @@
-"""Keep the work before anything is torn down: a receipt, a patch and the snapshot's name."""
+"""Keep the work before anything is torn down: the patch and the snapshot's name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="save",
         kind="save",
-        what="receipt and patch",
+        what="patch and outputs",
         phase="settle",
         needs=needs,
         deadline_seconds=spec.stop_budget_seconds,

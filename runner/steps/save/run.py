@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 
 from runner.core.errors import PlatformError
-from runner.core.model import Outcome, Reason, Receipt, failed, succeeded
+from runner.core.model import Outcome, Reason, SavedWork, failed, succeeded
 from runner.events import events as ev
 from runner.ports.git import Change, Snapshot
 from runner.runtime.agents_file import changed
@@ -22,7 +22,7 @@ from runner.safefs import trees
 from runner.steps.save.plan import Body
 
 STEP = "save"
-MAX_NAMED = 100  # files that a receipt names
+MAX_NAMED = 100  # files that a `SavedWork` names
 
 
 async def perform(body: Body, run: Run) -> Outcome:
@@ -40,17 +40,17 @@ async def perform(body: Body, run: Run) -> Outcome:
     else:
         snapshot = run.snapshot
         changes = await run.ports.git.changes(run.places.repository, run.base, snapshot.commit)
-    receipt = replace(await _receipt(run, snapshot, changes), outputs=outputs)
+    saved_work = replace(await _saved_work(run, snapshot, changes), outputs=outputs)
     if run.unchecked:
         warnings += (f"nobody could look for secrets in what was saved: {', '.join(run.unchecked)}",)
-    if receipt.patch is not None:
-        shown = await shown_by(run.ports.redact, run.places.directory, receipt.patch)
-        warnings += tuple(f"{receipt.patch} shows secret {name}, which the repository had before" for name in shown)
-    run.receipt = receipt
-    await run.emit(ev.WorkSaved(receipt))
-    what = f"{receipt.changed} changed, patch {receipt.patch_bytes} bytes" if receipt.patch else "no change"
-    if receipt.withheld:
-        what += f"; withheld without {len(receipt.left_out)} offending"
+    if saved_work.patch is not None:
+        shown = await shown_by(run.ports.redact, run.places.directory, saved_work.patch)
+        warnings += tuple(f"{saved_work.patch} shows secret {name}, which the repository had before" for name in shown)
+    run.saved_work = saved_work
+    await run.emit(ev.WorkSaved(saved_work))
+    what = f"{saved_work.changed} changed, patch {saved_work.patch_bytes} bytes" if saved_work.patch else "no change"
+    if saved_work.withheld:
+        what += f"; withheld without {len(saved_work.left_out)} offending"
     return succeeded(what, warnings=warnings)
 
 
@@ -63,12 +63,12 @@ async def _unpublished(body: Body, run: Run) -> tuple[Snapshot, Sequence[Change]
     return snapshot, changes
 
 
-async def _receipt(run: Run, snapshot: Snapshot, changes: Sequence[Change]) -> Receipt:
+async def _saved_work(run: Run, snapshot: Snapshot, changes: Sequence[Change]) -> SavedWork:
     git, repository = run.ports.git, run.places.repository
     withheld = bool(run.offending) or (run.snapshot is None and bool(run.unchecked))
     left_out = tuple(sorted(path.decode("utf-8", "backslashreplace") for path in run.offending))[:100]
     if not changes:
-        return Receipt(snapshot.commit, None, None, 0, 0, withheld, left_out)
+        return SavedWork(snapshot.commit, None, None, 0, 0, withheld, left_out)
     name = "withheld.patch" if withheld else "work.patch"
     path = run.places.directory / name
     path.unlink(missing_ok=True)
@@ -78,7 +78,7 @@ async def _receipt(run: Run, snapshot: Snapshot, changes: Sequence[Change]) -> R
         path.unlink(missing_ok=True)  # half of it is worth nothing, and the disk may be full
         raise
     sha256 = await trio.to_thread.run_sync(_sha256, path)
-    return Receipt(snapshot.commit, name, sha256, size, len(changes), withheld, left_out)
+    return SavedWork(snapshot.commit, name, sha256, size, len(changes), withheld, left_out)
 
 
 def _sha256(path: Path) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 import trio
 
 from runner.core.errors import ProviderFailed, RunnerError, WorkspaceLost, escaped, leaf
-from runner.core.model import Command, Exit, Fate, Outcome, succeeded
+from runner.core.model import Command, CommandStatus, Exit, Outcome, succeeded
 from runner.core.settings import shipped
 from runner.ports.agent import Ended, ModelAgent
 from runner.runtime.context import Run, write_new
@@ -36,7 +36,7 @@ _PRINTED = 1 << 20  # bytes of the hook's output that are kept
 _NAMED = 100  # files
 _FILE = 16 << 20  # bytes
 _ALL = 64 << 20
-_MARKS = {Fate.EXECUTED: "", Fate.DENIED: "  # refused", Fate.CUT: "  # cut off"}
+_MARKS = {CommandStatus.EXECUTED: "", CommandStatus.DENIED: "  # refused", CommandStatus.CUT: "  # cut off"}
 
 
 @dataclass
@@ -159,14 +159,15 @@ def _packed(files: dict[str, bytes]) -> bytes:
 
 
 def _listing(body: Body, run: Run, commands: Sequence[Command]) -> str:
-    fates = Counter(command.fate for command in commands)
+    statuses = Counter(command.status for command in commands)
     time = datetime.fromtimestamp(run.ports.now() / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     head = [
         f"# Agent: {body.agent}",
         f"# Time: {time}",
         f"# Incident: {incident_id(run)}",
         f"# Session: {session_id(run)}",
-        f"# Commands: {len(commands)}, of which {fates[Fate.DENIED]} refused and {fates[Fate.CUT]} cut off",
+        f"# Commands: {len(commands)}, of which {statuses[CommandStatus.DENIED]} refused"
+        f" and {statuses[CommandStatus.CUT]} cut off",
     ]
     return "\n".join([*head, "", *(_line(command) for command in commands)]) + "\n"
 
@@ -174,5 +175,5 @@ def _listing(body: Body, run: Run, commands: Sequence[Command]) -> str:
 def _line(command: Command) -> str:
     """As a terminal would have it, where further lines of a command begin with ``>``; nothing in it is obeyed."""
     first, *more = [escaped(line) for line in command.text.split("\n")]
-    mark = f"  # exit {command.exit}" if command.exit else _MARKS[command.fate]
+    mark = f"  # exit {command.exit}" if command.exit else _MARKS[command.status]
     return "\n".join([f"$ {first}", *(f"> {line}" for line in more)]) + mark

@@ -40,7 +40,7 @@ async def perform(body: Body, run: Run) -> Outcome:
     if body.commits is not None and run.kept is None:
         commits = await take_commits(run, body.commits, policy_of(body.policies))
     elif run.kept is not None and run.kept.commits is not None:
-        await run.emit(ev.CommitsTaken(withheld="this snapshot was made again, of what they came to"))
+        await run.emit(ev.AgentCommitsImported(withheld="this snapshot was made again, of what they came to"))
     left_out = f", {snapshot.ignored} ignored" if snapshot.ignored else ""
     touched = any(change.path == repository.FILE.encode() for change in changes)
     warnings = (f"the work changes `{repository.FILE}`, which holds only once it is committed where runs start",)

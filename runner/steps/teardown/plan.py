@@ -1,4 +1,4 @@
-"""Remove the workspace and everything that ran in it; needs the receipt."""
+"""Remove the workspace and everything that ran in it; needs saved work."""
 
 from __future__ import annotations
 

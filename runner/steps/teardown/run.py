@@ -18,7 +18,7 @@ async def perform(body: Body, run: Run) -> Outcome:
     if run.provider is None:
         return succeeded("nothing left")
     await run.close()
-    if run.handle is not None and run.receipt is None:
+    if run.handle is not None and run.saved_work is None:
         return failed(Reason.PLATFORM, f"the work was not saved, so `{run.places.name_of(run.handle)}` is kept")
     await remove(run, STEP, run.provider, run.workspace_id)
     return succeeded("nothing left")

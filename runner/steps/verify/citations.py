@@ -16,7 +16,7 @@ from pathlib import Path
 import trio
 
 from runner.core.errors import ClaimNotRun, printable
-from runner.core.model import Check, CheckKind, Exit, Fate, Handle
+from runner.core.model import Check, CheckKind, CommandStatus, Exit, Handle
 from runner.events import events as ev
 from runner.ports.agent import Ended, ModelAgent
 from runner.runtime.context import Run
@@ -59,12 +59,12 @@ async def _tell_claims(report: str, evidence: Evidence, run: Run) -> None:
         return
     commands = await trio.to_thread.run_sync(agent.commands, Ended(Exit(), out, err))
     shown = evidence.texts("/output/triage/baseline.txt")
-    ran = [command.text for command in commands if command.fate is not Fate.DENIED]
+    ran = [command.text for command in commands if command.status is not CommandStatus.DENIED]
     missing = not_run(claims, ran, (shown or [""])[0] or "")
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         text = f"the report claims a command that its agent did not run: `{missing[0]}`{more}"
-        await run.emit(ev.Warned(ClaimNotRun.code, printable(text, _WIDEST), "verify"))
+        await run.emit(ev.WarningIssued(ClaimNotRun.code, printable(text, _WIDEST), "verify"))
 
 
 class Evidence:

@@ -65,7 +65,7 @@ async def perform(body: Body, run: Run) -> Outcome:
         if verify.needs_tree:
             await _check_tree(body, run, results)
     finally:
-        run.news.append(ev.ChecksDone(STEP, tuple(results.checks)))
+        run.news.append(ev.ChecksFinished(STEP, tuple(results.checks)))
     return results.outcome()
 
 
@@ -102,7 +102,7 @@ async def _check_tree(body: Body, run: Run, results: Results) -> None:
     assert run.snapshot is not None  # the snapshot step is a need
     places, git = run.places, run.ports.git
     name = places.checkout.name
-    await run.emit(ev.EffectIntended(STEP, "checkout", name, str(places.checkout)))
+    await run.emit(ev.ResourceIntended(STEP, "checkout", name, str(places.checkout)))
     places.checkout.mkdir(parents=True)
     entries = await git.materialise(places.repository, run.snapshot.commit, places.checkout)
     if trees.can_chown():
@@ -196,4 +196,4 @@ async def discard_checkout(run: Run, step: str) -> None:
     left = await trio.to_thread.run_sync(trees.remove, path)
     if left:
         raise CleanUpIncomplete(f"the clean checkout is not gone: {left[0]}", hint=f"remove `{path}` yourself")
-    await run.emit(ev.EffectGone(step, "checkout", path.name))
+    await run.emit(ev.ResourceRemoved(step, "checkout", path.name))

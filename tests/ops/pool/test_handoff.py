@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from runner.core.errors import PoolKept
-from runner.core.model import Handle, Limits, Miss, SlotKey
+from runner.core.model import Handle, Limits, PoolMissReason, SlotKey
 from runner.core.settings import Settings
 from runner.engine.pool import Keeper
 from runner.lifecycle.pool import name_of
@@ -97,10 +97,10 @@ async def test_a_miss_says_why(tmp_path: Path) -> None:
     async with kept(tmp_path) as pool:
         other = replace(KEY, limits=Limits(pids=3))
 
-        assert await warm(tmp_path, pool.provider, other, pool.request("run-1")) is Miss.LIMITS
+        assert await warm(tmp_path, pool.provider, other, pool.request("run-1")) is PoolMissReason.LIMITS
         await pool.store.resize_pools({NAME: 0})
         await pool.ready()
-        assert await warm(tmp_path, pool.provider, KEY, pool.request("run-1")) is Miss.EMPTY
+        assert await warm(tmp_path, pool.provider, KEY, pool.request("run-1")) is PoolMissReason.EMPTY
 
 
 async def test_where_nobody_keeps_a_pool_there_is_no_answer(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ async def test_what_a_keeper_has_made_before_it_died_is_removed(tmp_path: Path) 
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(die)
-            assert await warm(tmp_path, provider, KEY, request) is Miss.NO_KEEPER
+            assert await warm(tmp_path, provider, KEY, request) is PoolMissReason.NO_KEEPER
 
     assert await provider.list_owned("n") == []
 

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from runner.engine.pool import clear
-from runner.events.events import EffectIntended, RunStarted, SlotClaimed
+from runner.events.events import ResourceIntended, RunStarted, SlotClaimed
 from runner.ops.host.state import now_microseconds
 from runner.ports.provider import WorkspaceRequest
 from runner.store.memory import MemoryStore
@@ -144,7 +144,7 @@ async def test_a_keeper_that_begins_clears_no_slot_that_a_workspace_was_claimed_
     store, provider = MemoryStore(now_microseconds), Fake(tmp_path)
     for id in ("slot-1", "slot-2"):
         await provider.create(WorkspaceRequest(id, "", store.nonce))
-    await store.append("r", [RunStarted("work", "", "", {}, 1.0), EffectIntended("", "workspace", "r-1", "fake")])
+    await store.append("r", [RunStarted("work", "", "", {}, 1.0), ResourceIntended("", "workspace", "r-1", "fake")])
     await store.append("r", [SlotClaimed("r-1", "slot-1")])
 
     assert await clear(store, [provider]) == {"slot-2": None}
@@ -217,7 +217,7 @@ def test_an_event_that_can_not_be_read_is_named_and_the_other_runs_are_recovered
     _, record = project.apply()
     (project.directory(record) / "events.jsonl").unlink()  # else it would know better than the store
     with closing(sqlite3.connect(project.home / "state" / "state.db")) as store, store:
-        store.execute("UPDATE events SET body = '{' WHERE type = 'PhaseEntered'")
+        store.execute("UPDATE events SET body = '{' WHERE type = 'PhaseStarted'")
         store.execute("DELETE FROM events WHERE type = 'RunEnded'")
         store.execute("UPDATE runs SET ended = NULL")
 

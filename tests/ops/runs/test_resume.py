@@ -166,7 +166,7 @@ def test_work_without_a_repository_is_gone_on_with_too(here: Here) -> None:
 
     assert (failed.code, done.code) == (1, 0), done.out + done.err
     assert step(record, "agent")["reused"] == step(record, "scan")["reused"] == first["id"]
-    assert record["receipt"]["changed"] == first["receipt"]["changed"] == 2
+    assert record["saved_work"]["changed"] == first["saved_work"]["changed"] == 2
     patches = [(here.directory(run) / "work.patch").read_bytes() for run in (first, record)]
     assert patches[0] == patches[1]
 

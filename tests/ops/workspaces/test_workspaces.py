@@ -37,10 +37,10 @@ from runner.core.settings import Settings
 from runner.events.events import (
     Event,
     LeaseRefreshed,
-    WorkspaceBecame,
-    WorkspaceDiscarded,
+    UnsavedWorkDiscarded,
     WorkspaceRequested,
     WorkspaceSaved,
+    WorkspaceStatusChanged,
     WorkspaceUsed,
 )
 from runner.lifecycle.lease import REFRESH
@@ -119,7 +119,7 @@ async def events(premises: Premises, row: WorkspaceRow) -> list[Event]:
 
 
 def statuses(history: Sequence[Event]) -> list[S]:
-    return [event.status for event in history if isinstance(event, WorkspaceBecame)]
+    return [event.status for event in history if isinstance(event, WorkspaceStatusChanged)]
 
 
 # --- making ---
@@ -259,7 +259,7 @@ async def test_a_workspace_of_an_isolated_project_gets_its_agents_file_and_prote
     assert said.count(b"Read-only file system") == 2, said
     assert b"workspaces" not in said
     removed = await ws.destroy(premises, row.id)
-    assert (removed.saved, removed.receipt and removed.receipt.changed) == (None, 0), "the copy is nobody's work"
+    assert (removed.saved, removed.saved_work and removed.saved_work.changed) == (None, 0), "the copy is nobody's work"
 
 
 async def test_a_workspace_of_a_shared_project_sees_the_project(premises: Premises, house: House) -> None:
@@ -484,7 +484,7 @@ async def test_releasing_ends_a_dead_lease_and_breaking_a_live_one(premises: Pre
             assert await lease_of(premises, row.id) is None
             async with occupy(premises, row, "another"):
                 pass
-            await tenancy.write(WorkspaceBecame(S.STOPPING))
+            await tenancy.write(WorkspaceStatusChanged(S.STOPPING))
 
     with pytest.raises(LeaseLost):
         await broken()
@@ -581,15 +581,15 @@ async def test_work_is_saved_before_a_workspace_is_destroyed(premises: Premises,
     removed = await ws.destroy(premises, row.id)
 
     assert removed.saved == premises.settings.home / "saved" / row.id
-    assert removed.receipt is not None
-    assert removed.receipt.changed == 3
+    assert removed.saved_work is not None
+    assert removed.saved_work.changed == 3
     again = premises.settings.home.parent / "again"
     again.mkdir()
     git(again, "init", "-q")
     git(again, "apply", str(removed.saved / "work.patch"))
     assert (again / "made").read_text() == "work\n"
     assert (again / "binary").read_bytes() == b"\xff\0"
-    names = git(removed.saved / "snapshot.git", "ls-tree", "-r", "--name-only", str(removed.receipt.commit)).split()
+    names = git(removed.saved / "snapshot.git", "ls-tree", "-r", "--name-only", str(removed.saved_work.commit)).split()
     assert names == ["a/b/link", "binary", "made"]
     history = await events(premises, row)
     kinds = [type(event) if isinstance(event, WorkspaceSaved) else getattr(event, "status", None) for event in history]
@@ -610,8 +610,8 @@ async def test_work_that_cannot_be_saved_is_not_destroyed(premises: Premises) ->
 
     removed = await ws.destroy(premises, row.id, discard=True)
 
-    assert (removed.saved, removed.receipt) == (None, None)
-    assert WorkspaceDiscarded() in await events(premises, row)
+    assert (removed.saved, removed.saved_work) == (None, None)
+    assert UnsavedWorkDiscarded() in await events(premises, row)
     assert not (premises.settings.home / "saved").exists()
 
 
@@ -637,12 +637,12 @@ async def test_destroying_finishes_what_was_cut_off(premises: Premises) -> None:
     await shell(premises, row, "echo work > made")
     dead = Tenancy(premises, row, "destroy 1")
     await dead.tenure.acquire(dead.write)
-    await dead.write(WorkspaceBecame(S.DESTROYING))
+    await dead.write(WorkspaceStatusChanged(S.DESTROYING))
 
     removed = await ws.destroy(premises, row.id)
 
-    assert removed.receipt is not None
-    assert removed.receipt.changed == 1
+    assert removed.saved_work is not None
+    assert removed.saved_work.changed == 1
 
 
 async def test_recovering_finishes_what_the_dead_have_begun(premises: Premises, house: House) -> None:
@@ -656,7 +656,7 @@ async def test_recovering_finishes_what_the_dead_have_begun(premises: Premises, 
     for row, status in ((stopping, S.STOPPING), (destroying, S.DESTROYING)):
         dead = Tenancy(premises, row, "died 1")
         await dead.tenure.acquire(dead.write)
-        await dead.write(WorkspaceBecame(status))
+        await dead.write(WorkspaceStatusChanged(status))
     dead = Tenancy(premises, used, "exec 1")
     await dead.tenure.acquire(dead.write)
     (premises.settings.home / "workspaces" / "of-nobody").mkdir()
@@ -718,7 +718,7 @@ async def test_expired_workspaces_are_saved_and_removed_and_those_in_use_are_not
     assert reaped[used.id].in_use
     assert {row.id for row in await premises.store.workspaces()} == {used.id, forever.id}
     assert (house.theirs / "kept").exists()
-    assert WorkspaceBecame(S.DESTROYING, "its time was over") in await events(premises, idle)
+    assert WorkspaceStatusChanged(S.DESTROYING, "its time was over") in await events(premises, idle)
 
 
 @pytest.mark.scenario("LIF-13")
