@@ -317,3 +317,25 @@ def test_what_the_agent_leaves_is_scanned_and_blocks_the_snapshot(project: Proje
     assert step(blocked, "scan")["status"] == "failed"
     assert step(blocked, "snapshot")["status"] == "skipped"
     assert "TOKEN" not in (project.directory(blocked) / "withheld.patch").read_text()
+
+
+@pytest.mark.scenario("BEY-08")
+def test_a_workspace_whose_work_cannot_be_saved_is_kept(project: Project) -> None:
+    """There are more violations than a scan lists, so nothing of the tree can be let out."""
+    project.script("for n in $(seq 1100); do : > $n.pem; done; echo work > made")
+
+    done, record = project.apply()
+
+    assert done.code == 3, done.out + done.err
+    assert record["receipt"] is None
+    assert {name: step(record, name)["status"] for name in ("save", "teardown")} == dict.fromkeys(
+        ("save", "teardown"), "failed"
+    )
+    assert "the work was not saved, so `" in step(record, "teardown")["outcome"]["message"]
+    (made,) = project.home.glob("state/projects/default/workspaces/*/made")
+    assert made.read_text() == "work\n"
+    for secret in made.parent.glob("*.pem"):
+        secret.unlink()
+    recovered = project.runner("recover", "last")
+    assert recovered.code == 0, recovered.out + recovered.err
+    assert not made.exists()
