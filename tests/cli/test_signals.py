@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from runner.ops.signals import FATAL
+from tests.support import dockerd
 from tests.support.guest_driver import descendants
 from tests.support.situations import Project, processes_of, step
 
@@ -206,6 +207,34 @@ def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
     assert code == 124, text
     assert (record["outcome"]["reason"], record["outcome"]["message"]) == ("timeout", message)
     assert said(text, "agent")[: len(stop_stages)] == stop_stages  # a daemon may have needed more than its command
+    assert processes_of(project.home) == []
+    assert saved(project, record)
+    assert record["left"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-06")
+@pytest.mark.usefixtures("repository")
+@pytest.mark.parametrize("where", ["setup", "agent", "verify"])
+@pytest.mark.parametrize("provider", ["local", "docker"])
+def test_each_step_has_a_deadline_at_which_all_that_it_started_is_gone(
+    project: Project, where: str, provider: str
+) -> None:
+    commands = {**dict.fromkeys(("setup", "agent", "verify"), "true"), where: "sleep 300 & sleep 300"}
+    project.env["DOCKER_HOST"] = dockerd.host() if provider == "docker" else ""
+    image = f"\nbase_image: {dockerd.IMAGE}" if provider == "docker" else ""
+    project.script(
+        commands["agent"],
+        provider=provider,
+        workspace=f"{REPOSITORY}{image}\nsetup_commands: {json.dumps([WORK, commands['setup']])}",
+        agent=f"timeouts: {{{where}: 2s}}",
+        run=f"verify: {{commands: [{{run: {json.dumps(commands['verify'])}}}]}}",
+    )
+
+    code, record, text = ended(project, project.start("apply", str(project.folder)))
+
+    assert code == 124, text
+    assert record["outcome"]["message"] == f"{where}: stopped at its deadline of 2s"
     assert processes_of(project.home) == []
     assert saved(project, record)
     assert record["left"] == []

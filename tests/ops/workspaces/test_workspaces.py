@@ -262,6 +262,19 @@ async def test_a_workspace_of_an_isolated_project_gets_its_agents_file_and_prote
     assert (removed.saved, removed.saved_work and removed.saved_work.changed) == (None, 0), "the copy is nobody's work"
 
 
+@pytest.mark.scenario("ISO-08")
+async def test_a_workspace_that_begins_with_an_agents_file_keeps_it(premises: Premises, house: House) -> None:
+    (house.theirs / "AGENTS.md").write_text("be kind\n")
+    await premises.store.put_project(ProjectRow("shop", str(house.theirs), True, ()))
+    own = house.theirs / "own"
+    own.mkdir()
+    (own / "AGENTS.md").write_text("be quick\n")
+
+    row = await ws.create(premises, Wish(path=own, project="shop"))
+
+    assert await shell(premises, row, "cat AGENTS.md") == (0, b"be quick\n")
+
+
 async def test_a_workspace_of_a_shared_project_sees_the_project(premises: Premises, house: House) -> None:
     (house.theirs / "AGENTS.md").write_text("be kind\n")
     await premises.store.put_project(ProjectRow("shop", str(house.theirs), False, ("AGENTS.md",)))
