@@ -78,6 +78,11 @@ class Selected:
         return document.spec
 
     @property
+    def shares_project(self) -> bool:
+        """Tell whether its workspaces see the whole project."""
+        return self.project_spec is not None and not self.project_spec.workspace_isolation
+
+    @property
     def documents(self) -> tuple[Document, ...]:
         return (self.run, self.agent_type, *self.policies, *((self.project,) if self.project else ()))
 

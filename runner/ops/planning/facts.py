@@ -24,8 +24,8 @@ from runner.core.model import Checkout
 from runner.core.settings import Settings
 from runner.manifest import repository
 from runner.ops.planning.files import agents_file, context_file, incident_document, incident_files, skill_files
+from runner.spec.facts_request import FactsRequest
 from runner.spec.model import AGENTS_FILE, CliVersion, ClusterFact, CommitFact, ContextFile, Facts, Lent, PolicyFile
-from runner.spec.resolve import Wanted
 from runner.spec.select import BYTES
 from runner.triage.incident import FILE as INCIDENT_FILE
 
@@ -52,7 +52,7 @@ def open_provider(name: str, settings: Settings) -> Provider:
 
 
 async def gather(
-    wanted: Sequence[Wanted], settings: Settings, git: Git, *, pinned: Facts | None = None, offline: bool = False
+    wanted: Sequence[FactsRequest], settings: Settings, git: Git, *, pinned: Facts | None = None, offline: bool = False
 ) -> Facts:
     """The Facts of some runs. With ``pinned`` its commits, images and probes are kept, as long as they still hold.
 
@@ -147,7 +147,7 @@ class _Beside:
             message = f"the {INCIDENT_FILE} of all runs together have more than {BYTES >> 20} MiB"
             raise OverBudget(message, hint="keep logs in files of their own, or plan fewer runs at once")
 
-    def read(self, wanted: Sequence[Wanted]) -> None:
+    def read(self, wanted: Sequence[FactsRequest]) -> None:
         for want in wanted:
             if want.script is not None:
                 with _noting(self.missing, f"{want.run}/script", want.script_name):
@@ -169,7 +169,7 @@ class _Beside:
                     self.files[f"{want.run}/agents"] = agents_file(want.project)
 
 
-def _cluster(want: Wanted, settings: Settings, *, offline: bool) -> dict[str, ClusterFact]:
+def _cluster(want: FactsRequest, settings: Settings, *, offline: bool) -> dict[str, ClusterFact]:
     """What a run's kubeconfig leads to, by the run."""
     if want.cluster is None or offline:
         return {}
@@ -199,13 +199,13 @@ def _noting(missing: dict[str, RunnerError], key: str, file: str = "") -> Iterat
         missing[key] = BadValue(f"`{file}` cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
-def _same_host_parts(one: Wanted, other: Wanted) -> bool:
+def _same_host_parts(one: FactsRequest, other: FactsRequest) -> bool:
     """Whether two runs, such as members of a matrix, are to see the same of this machine."""
     parts = ((want.toolchains, want.dependencies, want.checkout) for want in (one, other))
     return next(parts) == next(parts)
 
 
-async def _lent(want: Wanted, settings: Settings, missing: dict[str, RunnerError]) -> Lent:
+async def _lent(want: FactsRequest, settings: Settings, missing: dict[str, RunnerError]) -> Lent:
     """What of this machine a run's commands see."""
     from runner.ops.planning.host_paths import lend_dependencies, lend_toolchains  # which most runs do without
 
@@ -217,7 +217,9 @@ async def _lent(want: Wanted, settings: Settings, missing: dict[str, RunnerError
     return found
 
 
-async def _image(want: Wanted, settings: Settings, probes: Mapping[str, Probe], pinned: Facts | None) -> dict[str, str]:
+async def _image(
+    want: FactsRequest, settings: Settings, probes: Mapping[str, Probe], pinned: Facts | None
+) -> dict[str, str]:
     """The id of a run's image, by the run; empty when no provider of the run that is there has images."""
     from runner.ports.provider import Images
 
@@ -236,7 +238,7 @@ async def _image(want: Wanted, settings: Settings, probes: Mapping[str, Probe], 
 
 
 async def _cli_version(
-    want: Wanted, settings: Settings, toolchains: Sequence[str], image: str | None, probes: Mapping[str, Probe]
+    want: FactsRequest, settings: Settings, toolchains: Sequence[str], image: str | None, probes: Mapping[str, Probe]
 ) -> dict[str, CliVersion]:
     """The version of a run's CLI, by the run: of its toolchain, else of its image or of this host."""
     if want.agent is None:

@@ -21,8 +21,10 @@ from runner.ops.planning.model_faults import model_faults
 from runner.ops.planning.stored_projects import recorded_projects
 from runner.plan.model import Plan
 from runner.spec.cost import bounded, share_out
+from runner.spec.facts_request import facts_request, untrusted_faults
 from runner.spec.model import Facts, RunSpec, SecretSpec
-from runner.spec.resolve import dropped_defaults, outputs_of, resolve, untrusted_faults, wanted
+from runner.spec.policies import dropped_defaults
+from runner.spec.resolve import outputs_of, resolve
 from runner.spec.select import Selected, select
 from runner.spec.select import only as only_run
 
@@ -98,7 +100,7 @@ async def draft_plan(
     _reject(findings)
     wants = []
     for selected in chosen:
-        want, complaints = wanted(selected, settings, untrusted=request.untrusted)
+        want, complaints = facts_request(selected, settings, untrusted=request.untrusted)
         complaints += untrusted_faults(selected, want) if request.untrusted else []
         wants.append(want)
         findings += complaints

@@ -17,9 +17,10 @@ from runner.manifest.load import DEFAULTS, Document, defaults, load
 from runner.ops.planning.facts import gather, policy_file
 from runner.policy.paths import PathPolicy, compose, printable
 from runner.runtime.tree_scan import ScanResult, scan
+from runner.spec.facts_request import facts_request
 from runner.spec.model import PolicyFile, PolicySpec
+from runner.spec.policies import policies_of
 from runner.spec.repository import NAME, OwnPolicy
-from runner.spec.resolve import policies_of, wanted
 from runner.spec.select import Selected, repository_root, select
 
 BUILT_IN = "built-in"
@@ -124,7 +125,7 @@ async def _of_run(source: Source, settings: Settings) -> tuple[Sequence[Document
     chosen, unresolved = select(documents, defaults())
     _reject(findings + unresolved)
     selected = _chosen(chosen, source.run or "")
-    want, faults = wanted(selected, settings)
+    want, faults = facts_request(selected, settings)
     _reject(faults)
     if want.checkout is None:
         return selected.policies, None

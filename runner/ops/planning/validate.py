@@ -32,8 +32,11 @@ from runner.manifest.load import Document, defaults, survey
 from runner.ops.planning.facts import OF_IMAGES, provider_names
 from runner.ops.planning.files import context_file, skill_files
 from runner.ops.planning.model_faults import model_faults
+from runner.spec.document_faults import document_faults
+from runner.spec.facts_request import FactsRequest, facts_request
 from runner.spec.model import Facts, RunSpec, no_image
-from runner.spec.resolve import Wanted, complaints, dropped_defaults, outputs_of, resolve, wanted
+from runner.spec.policies import dropped_defaults
+from runner.spec.resolve import outputs_of, resolve
 from runner.spec.select import Selected, select
 
 _NO_DOCUMENT = (BadEncoding, BadSyntax, OverBudget, PathEscape, UnreadableManifest)  # that it could be known by name
@@ -69,7 +72,7 @@ def validate(path: Path, settings: Settings) -> tuple[list[Document], list[Runne
         return documents, in_order(distinct(found))
     reached = {id(document) for selected in chosen for document in selected.documents}
     for document in documents:
-        found += complaints(document) if id(document) not in reached else []
+        found += document_faults(document) if id(document) not in reached else []
     found += _resolved(chosen, settings)
     return documents, in_order(distinct(found))
 
@@ -78,7 +81,7 @@ def _resolved(chosen: Sequence[Selected], settings: Settings) -> list[RunnerErro
     found: list[RunnerError] = []
     missing: dict[str, RunnerError] = {}
     for selected in chosen:
-        want, outside = wanted(selected, settings)
+        want, outside = facts_request(selected, settings)
         found += outside
         missing |= _missing(want)
     facts = Facts({}, incidents={selected.name: _Anything() for selected in chosen}, missing=missing)
@@ -96,7 +99,7 @@ def _imageless(spec: RunSpec) -> list[RunnerError]:
     return [no_image(spec, name) for name in spec.providers if name in OF_IMAGES and spec.base_image is None]
 
 
-def _missing(want: Wanted) -> dict[str, RunnerError]:
+def _missing(want: FactsRequest) -> dict[str, RunnerError]:
     missing: dict[str, RunnerError] = {}
     for name in want.providers:
         if name not in provider_names():

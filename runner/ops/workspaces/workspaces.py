@@ -52,7 +52,7 @@ from runner.runtime.policy_scan import policy_of
 from runner.runtime.tree_scan import ScanResult, scan
 from runner.safefs import trees
 from runner.spec.model import AGENTS_FILE, PolicyFile
-from runner.spec.resolve import policies_of
+from runner.spec.policies import policies_of
 
 BRANCH = "main"  # of a repository that the runner makes
 PATCH = "work.patch"

@@ -1,0 +1,125 @@
+"""Demands of a run on its provider: limits, network, protected paths, warm pool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+
+from runner.core.model import Feature, Limits
+from runner.core.settings import Settings
+from runner.policy.protected import unite
+from runner.spec.cluster import cluster_demands
+from runner.spec.model import Demand, PolicySpec, Warm
+from runner.spec.secrets import secret_demands
+from runner.spec.select import Selected
+
+
+def protected_paths_of(selected: Selected) -> dict[str, str]:
+    """The project's and the agent type's together, since both hold; each with the manifest line that asks for it."""
+    if selected.shares_project:
+        return {}
+    project, types = selected.project_spec, selected.agent_type
+    lines: dict[str, str] = {}
+    if selected.project and project:
+        lines |= dict.fromkeys(project.protected_paths, selected.project.origin("protected_paths"))
+    lines |= dict.fromkeys(selected.agent.workspace.protected_paths, types.origin("workspace", "protected_paths"))
+    return {path: lines[path] for path in unite(lines)}
+
+
+def limits_of(selected: Selected, settings: Settings) -> Limits:
+    written = selected.agent.workspace.resource_limits
+    return Limits(
+        written.cpu if written.cpu is not None else settings.default_cpus,
+        written.memory if written.memory is not None else settings.default_memory,
+        written.disk if written.disk is not None else settings.default_disk,
+        written.pids,
+    )
+
+
+_LIMIT_KEYS = {"cpu": Feature.CPU, "memory": Feature.MEMORY, "disk": Feature.DISK, "pids": Feature.PIDS}
+
+
+def warm_of(
+    selected: Selected, settings: Settings, policies: Sequence[PolicySpec], toolchains: tuple[str, ...]
+) -> Warm:
+    workspace = selected.agent.workspace
+    judged = [(*policy.ceilings, policy.providers, policy.min_isolation) for policy in policies]
+    return Warm(
+        _warm_size(selected, settings),
+        workspace.network,
+        toolchains,
+        sha256(json.dumps([workspace.isolation, judged]).encode()).hexdigest()[:12],
+    )
+
+
+def _warm_size(selected: Selected, settings: Settings) -> int:
+    """The agent type's own, or the server's, which is for those that take the server's providers."""
+    if (pool := selected.agent.workspace.warm_pool) is not None:
+        return pool.size
+    return 0 if selected.agent_type.wrote("workspace", "providers") else settings.warm_pool_size
+
+
+def demands_of(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
+    """Everything that some provider here might not be able to enforce."""
+    types, agent, workspace = selected.agent_type, selected.agent, selected.agent.workspace
+    limits = limits_of(selected, settings)
+    words = {
+        "cpu": f"{limits.cpus:g} CPU",
+        "memory": f"memory {size_words(limits.memory_bytes)}",
+        "disk": f"disk {size_words(limits.disk_bytes)}",
+        "pids": f"{limits.pids} pids",
+    }
+    demands = [
+        Demand(
+            feature,
+            words[key],
+            types.place("workspace", "resource_limits", key),
+            types.wrote("workspace", "resource_limits", key),
+        )
+        for key, feature in _LIMIT_KEYS.items()
+    ]
+    network = Demand(
+        Feature.NETWORK_NONE,
+        "network none",
+        types.place("workspace", "network"),
+        types.wrote("workspace", "network"),
+    )
+    demands.append(network)
+    demands += secret_demands(selected)
+    demands += cluster_demands(selected)
+    if agent.model is not None and agent.credentials == "gateway":
+        demands.append(Demand(Feature.RELAY, "the way to the model gateway", types.place("agent"), True))
+    if size := _warm_size(selected, settings):
+        at, written = types.place("workspace", "warm_pool"), workspace.warm_pool is not None
+        demands.append(Demand(Feature.WARM_POOL, f"a warm pool of {size}", at, written))
+    project = selected.project if not workspace.protected_paths else None
+    for key, feature, values, at in (
+        (
+            "protected_paths",
+            Feature.PROTECTED_PATHS,
+            protected_paths_of(selected),
+            project.place("protected_paths") if project else types.place("workspace", "protected_paths"),
+        ),
+        ("toolchains", Feature.TOOLCHAINS, workspace.toolchains, types.place("workspace", "toolchains")),
+        ("dependencies", Feature.DEPENDENCIES, workspace.dependencies, types.place("workspace", "dependencies")),
+        (
+            "base image",
+            Feature.BASE_IMAGE,
+            [workspace.base_image] if workspace.base_image else [],
+            types.place("workspace", "base_image"),
+        ),
+    ):
+        if values:
+            demands.append(Demand(feature, f"{key} {', '.join(values)}", at, True))
+    return tuple(demands)
+
+
+def size_words(count: int | None) -> str:
+    """``4G``, ``512M``: the largest unit that divides without a rest."""
+    number, unit = count or 0, ""
+    for larger in "KMGT":
+        if number % 1024 or not number:
+            break
+        number, unit = number // 1024, larger
+    return f"{number}{unit}"

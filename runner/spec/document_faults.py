@@ -1,0 +1,122 @@
+"""Faults of values whose form another room decides, of templates, and of facts that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pydantic import BaseModel
+
+from runner.core.errors import BadRef, BadValue, RunnerError, shown
+from runner.core.ids import BRANCH_HINT, is_branch
+from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
+from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
+from runner.manifest.kinds.policy import Spec as PolicyKindSpec
+from runner.manifest.kinds.project import Spec as ProjectSpec
+from runner.manifest.load import Document
+from runner.policy.paths import check_pattern
+from runner.policy.protected import check_protected
+from runner.policy.toolchains import check_toolchain
+from runner.spec import template
+from runner.spec.cluster import keys_of
+from runner.spec.facts_request import source_place
+from runner.spec.model import Facts, RunSpec
+from runner.spec.select import Selected
+
+Outputs = Mapping[str, tuple[tuple[str, ...], bool]]
+
+
+def template_faults(
+    selected: Selected, spec: RunSpec, incident: Mapping[str, object], outputs: Outputs
+) -> list[RunnerError]:
+    """Try every templatable field with stand-in values, so that a wrong name is an error before anything starts."""
+    stand_in = {"id": "0" * 12, "name": spec.name}
+    values: dict[str, object] = {
+        "run": stand_in,
+        "task": {key: value for key, value in vars(spec.task).items() if value is not None},
+        "outputs": {run: {name: ["0"] if many else "0" for name in names} for run, (names, many) in outputs.items()},
+    }
+    if spec.incident is not None:
+        values["incident"] = incident
+    with_prompt = {**values, "run": {**stand_in, "prompt": ""}}
+    findings: list[RunnerError] = []
+    for document in (selected.run, selected.agent_type):
+        for keys, text in _templated(document.spec):
+            known = with_prompt if document is selected.agent_type and keys[0] == "prompt" else values
+            if template.check(text):
+                continue  # among the document's document_faults
+            at = document.place(*keys)
+            try:
+                filled = template.render(text, known, at=at)
+            except RunnerError as error:
+                findings.append(error)
+            else:
+                if text and keys == ("snapshot", "branch") and not is_branch(filled):
+                    findings.append(BadRef(f"`{shown(filled)}` is not a branch name", at=at, hint=BRANCH_HINT))
+    return findings
+
+
+def missing_faults(selected: Selected, facts: Facts) -> list[RunnerError]:
+    """Facts that could not be had, said at the manifest line that wants them. Keys as ``app`` gathers them."""
+    name = selected.name
+    agent, run = selected.agent_type, selected.run
+    places: dict[str, tuple[Document, tuple[str | int, ...]]] = {
+        f"{name}/providers": (agent, ("workspace", "providers")),
+        f"{name}/script": (agent, ("script",)),
+        f"{name}/incident": (run, selected.incident_keys),
+        f"{name}/cluster": (run, keys_of(selected, facts.missing.get(f"{name}/cluster"))),
+        f"{name}/toolchain": (agent, ("workspace", "toolchains")),
+        f"{name}/dependencies": (agent, ("workspace", "dependencies")),
+        f"{name}/image": (agent, ("workspace", "base_image")),
+        **{f"{name}/skills/{skill}": (agent, ("skills", i)) for i, skill in enumerate(selected.agent.skills)},
+    }
+    found = {key: document.place(*keys) for key, (document, keys) in places.items() if key in facts.missing}
+    if f"{name}/agents" in facts.missing and selected.project is not None:
+        found[f"{name}/agents"] = selected.project.place("root")
+    if f"{name}/checkout" in facts.missing:
+        found[f"{name}/checkout"] = source_place(selected)
+    return [type(error := facts.missing[key])(error.message, at=at, hint=error.hint) for key, at in found.items()]
+
+
+def document_faults(document: Document) -> list[RunnerError]:
+    """Values of a document whose form only another room can judge, and templates that are malformed."""
+    found: list[RunnerError] = [
+        BadValue(f"`{text[:60]}` {complaint}", at=document.place(*keys, position))
+        for keys, texts, check in _checked(document.spec)
+        for position, text in enumerate(texts)
+        if (complaint := check(text))
+    ]
+    malformed = (template.check(text, at=document.place(*keys)) for keys, text in _templated(document.spec))
+    return found + [error for error in malformed if error]
+
+
+Checked = tuple[tuple[str, ...], Sequence[str], Callable[[str], str | None]]
+
+
+def _checked(spec: BaseModel) -> Iterator[Checked]:
+    """Lists of values with where they are written and who judges one of them."""
+    match spec:
+        case AgentTypeSpec():
+            yield ("workspace", "protected_paths"), spec.workspace.protected_paths, check_protected
+            yield ("workspace", "toolchains"), spec.workspace.toolchains, check_toolchain
+            yield ("workspace", "dependencies"), spec.workspace.dependencies, check_protected
+        case ProjectSpec():
+            yield ("protected_paths",), spec.protected_paths, check_protected
+        case PolicyKindSpec():
+            yield ("allowed_paths",), spec.allowed_paths, check_pattern
+            yield ("forbidden_patterns",), spec.forbidden_patterns, check_pattern
+        case IncidentRunSpec() if spec.verify is not None and spec.verify.files is not None:
+            yield ("verify", "files", "required"), spec.verify.files.required, check_pattern
+            yield ("verify", "files", "forbidden"), spec.verify.files.forbidden, check_pattern
+
+
+def _templated(spec: BaseModel) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The templates of a document with where they are written."""
+    match spec:
+        case AgentTypeSpec():
+            yield ("prompt", "system"), spec.prompt.system
+            yield ("prompt", "user"), spec.prompt.user
+            yield from ((("env", name), value) for name, value in spec.env.items())
+        case IncidentRunSpec():
+            yield ("prompt",), spec.prompt
+            yield ("snapshot", "message"), (spec.snapshot and spec.snapshot.message) or ""
+            yield ("snapshot", "branch"), (spec.snapshot and spec.snapshot.branch) or ""

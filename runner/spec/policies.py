@@ -1,0 +1,70 @@
+"""Policies of a run, composed with the one of its repository."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from runner.core.errors import ProviderForbidden, RunnerError
+from runner.core.model import IsolationClass
+from runner.manifest.kinds.policy import Spec as PolicyKindSpec
+from runner.manifest.load import Document
+from runner.spec.model import PolicyFile, PolicySpec
+from runner.spec.repository import OwnPolicy, dropped, read_own, with_own
+from runner.spec.select import Selected
+
+
+def policies_of(
+    documents: Sequence[Document], file: PolicyFile | None, *, untrusted: bool
+) -> tuple[tuple[PolicySpec, ...], OwnPolicy | None, list[RunnerError]]:
+    """Compose policies with the repository's own, if any, and return that one too."""
+    policies = tuple(_policy(document) for document in documents)
+    if file is None:
+        return policies, None, []
+    own, found = read_own(file)
+    if own is None:
+        return policies, None, found
+    policies, more = with_own(policies, own, untrusted=untrusted)
+    return policies, own, found + more
+
+
+def _policy(document: Document) -> PolicySpec:
+    spec = document.spec
+    assert isinstance(spec, PolicyKindSpec)
+    return PolicySpec(
+        document.name,
+        document.origin(),
+        tuple(spec.allowed_paths),
+        tuple(spec.forbidden_patterns),
+        spec.max_file_size,
+        tuple(spec.providers) if spec.providers is not None else None,
+        IsolationClass[spec.min_isolation.upper()],
+        tuple(spec.secrets) if spec.secrets is not None else None,
+    )
+
+
+def provider_faults(selected: Selected, providers: Sequence[str], policies: Sequence[PolicySpec]) -> list[RunnerError]:
+    findings: list[RunnerError] = []
+    for spec in policies:
+        if spec.providers is None:
+            continue
+        for provider in providers:
+            if provider not in spec.providers:
+                findings.append(
+                    ProviderForbidden(
+                        f"policy `{spec.name}` does not allow provider `{provider}`",
+                        at=selected.agent_type.place("workspace", "providers"),
+                        hint=f"allowed: {', '.join(spec.providers)}   {spec.origin}",
+                    )
+                )
+    return findings
+
+
+def dropped_defaults(selected: Selected, defaults: Mapping[str, Document]) -> list[RunnerError]:
+    """Policies whose list of forbidden patterns replaces the built-in one and leaves some of it out."""
+    built_in = selected.policy(defaults["Policy"]).forbidden_patterns
+    findings: list[RunnerError] = []
+    for document in selected.policies:
+        gone = [p for p in built_in if p not in selected.policy(document).forbidden_patterns]
+        if gone and document.wrote("forbidden_patterns"):
+            findings.append(dropped(gone, at=document.place("forbidden_patterns")))
+    return findings
