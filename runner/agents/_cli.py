@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.agents._lines import last_line, tail
-from runner.core.errors import printable
 from runner.core.model import Command, CommandStatus, Exit, Outcome, Reason, Status, Usage, failed, succeeded
+from runner.core.sanitize import sanitize
 from runner.ports.agent import Access, Ended, Preparation
 from runner.ports.gateway import Api
 
@@ -118,7 +118,7 @@ class Cli:
         turn = self.read(lines(ended.stdout))
         if turn.finished and exit.ok:
             return _finished(turn)
-        said = printable(turn.said) or self._complaint(ended.stderr)
+        said = sanitize(turn.said) or self._complaint(ended.stderr)
         reason = turn.reason or self.exits.get(exit.code or 0)
         if reason is not None:
             return failed(reason, said)
@@ -138,7 +138,7 @@ def _finished(turn: Turn) -> Outcome:
     refused = f"{turn.denied} tool call{'s' * (turn.denied != 1)} refused by the CLI's own rules"
     if turn.denied and not turn.used:
         return failed(Reason.DENIED, f"{refused}, and none let through")
-    return succeeded(printable(turn.said), warnings=(refused,) if turn.denied else ())
+    return succeeded(sanitize(turn.said), warnings=(refused,) if turn.denied else ())
 
 
 def _unfinished(turn: Turn, exit: Exit, said: str) -> Outcome:

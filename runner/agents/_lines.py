@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from runner.core.errors import printable
+from runner.core.sanitize import sanitize
 
 _TAIL = 8 << 10  # bytes
 
@@ -13,7 +13,7 @@ _TAIL = 8 << 10  # bytes
 def last_line(output: bytes) -> str:
     """The last line that is not blank, escaped and cut; empty when there is none."""
     lines = output.decode(errors="replace").strip().splitlines()
-    return printable(lines[-1].strip()) if lines else ""
+    return sanitize(lines[-1].strip()) if lines else ""
 
 
 def tail(path: Path) -> bytes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-from runner.core.errors import SubRunnerContract, printable
+from runner.core.errors import SubRunnerContract
+from runner.core.sanitize import sanitize
 
 _TOKEN = re.compile(
     r"""
@@ -62,7 +63,7 @@ def split(line: str) -> list[str]:
     while at < len(line):
         token = _TOKEN.match(line, at)
         if token is None:
-            raise _refused(at, f"`{printable(line[at])}` is {_meaning(line[at])}")
+            raise _refused(at, f"`{sanitize(line[at])}` is {_meaning(line[at])}")
         if token.lastgroup == "blank":
             if word is not None:
                 words.append(_text(word, start))
@@ -111,7 +112,7 @@ def _unescape(token: re.Match[str]) -> bytes:
     while at < end:
         part = _ANSI_PART.match(token.string, at, end)
         if part is None:
-            raise _refused(at, f"`{printable(token.string[at : at + 2])}` is not an escape that `printf %q` writes")
+            raise _refused(at, f"`{sanitize(token.string[at : at + 2])}` is not an escape that `printf %q` writes")
         found += _value(part)
         at = part.end()
     return bytes(found)

@@ -27,8 +27,9 @@ from typing import IO
 
 from trio.from_thread import check_cancelled
 
-from runner.core.errors import HostRefused, TargetExists, UsageError, escaped
+from runner.core.errors import HostRefused, TargetExists, UsageError
 from runner.core.redact import GZIP, Redactor
+from runner.core.sanitize import escape_unprintable
 from runner.plan.model import Json
 from runner.safefs import trees
 from runner.safefs.beneath import open_beneath
@@ -91,7 +92,7 @@ def export(
             f"`{to.name}` cannot be written as its name says", hint="a name that ends in .tar.gz, or a folder"
         )
     sources, left_out = _listed(directory)
-    contents = _Contents(redactor, [LeftOut(redactor.text(escaped(one.name)), one.why) for one in left_out])
+    contents = _Contents(redactor, [LeftOut(redactor.text(escape_unprintable(one.name)), one.why) for one in left_out])
     sources |= {name: opener for name, opener in added.items() if name not in sources}
     target = _archive(to, name, at) if is_archive else _folder(to)
     try:
@@ -141,7 +142,7 @@ class _Contents:
 
     def take(self, source: str, opener: Opener, put: Put) -> None:
         """Put a file, or note why not."""
-        shown = self._redactor.text(escaped(source))
+        shown = self._redactor.text(escape_unprintable(source))
         with opener() as file, SpooledTemporaryFile(max_size=_MEMORY) as clean:
             size = _size(file)  # what a run under way adds after this is not in it
             if why := self._refused(source, file, size):

@@ -20,9 +20,9 @@ import trio
 
 from runner.artifacts.run_files import account_of
 from runner.cli.output import Output
-from runner.core.errors import printable
 from runner.core.model import Status
 from runner.core.nurseries import open_services
+from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold
 from runner.ops.runs.step_output import Printed, Say, say_of, tail_of
@@ -185,7 +185,7 @@ class Screen:
                 lines.append(self._named(watched, line))
         if len(lines) >= high:
             lines = [*lines[: high - 2], f"  and {len(lines) - high + 2} more"]
-        return (_clipped(printable(line, triage.WIDEST), room - 1) for line in lines)
+        return (_clipped(sanitize(line, triage.WIDEST), room - 1) for line in lines)
 
     def _take(self, watched: Watched, lines: Iterable[str]) -> None:
         taken = list(lines)
@@ -204,7 +204,7 @@ class Screen:
     def _flush(self, *, all: bool = False) -> None:
         """Write what is waiting, as long as it is taken at once."""
         while self._waiting and (all or self._out.ready):
-            line = printable(self._waiting.popleft(), triage.WIDEST)
+            line = sanitize(self._waiting.popleft(), triage.WIDEST)
             self._out.line(_MARK.sub(_tinted, line) if self._out.redraws and self._out.manners.colour else line)
 
     def finish(self, record: RunRecord) -> None:

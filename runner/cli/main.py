@@ -15,7 +15,8 @@ from runner import __version__
 from runner.cli.output import Output, standard, to_nowhere
 from runner.cli.parser import meant, parser_of
 from runner.core import plugins
-from runner.core.errors import HostRefused, Rejected, RunnerError, UsageError, nearest, shown
+from runner.core.errors import HostRefused, Rejected, RunnerError, UsageError, nearest
+from runner.core.sanitize import excerpt
 
 BUG = 70
 _HELP = (("--help",), ("-h",))
@@ -30,7 +31,7 @@ def _meant(arguments: Sequence[str]) -> Sequence[str]:
         return known
     if arguments[0] not in known:
         hint = meant(arguments[0], known) or nearest(arguments[0], known)
-        raise UsageError(f"`{shown(arguments[0])}` is not a verb", hint=hint)
+        raise UsageError(f"`{excerpt(arguments[0])}` is not a verb", hint=hint)
     return arguments[:1]
 
 
@@ -48,7 +49,7 @@ def _enter(arguments: Sequence[str]) -> Sequence[str]:
         try:
             os.chdir(directory)
         except OSError as error:
-            raise UsageError(f"`-C {shown(directory)}`: {(error.strerror or '').lower()}") from error
+            raise UsageError(f"`-C {excerpt(directory)}`: {(error.strerror or '').lower()}") from error
     return arguments
 
 

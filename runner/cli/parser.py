@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import runner.cli.verbs
 from runner import __version__
 from runner.core import plugins
-from runner.core.errors import UsageError, nearest, shown
+from runner.core.errors import UsageError, nearest
+from runner.core.sanitize import excerpt
 
 GROUPS = {  # with the verbs that come first there
     "start here": ("init", "plan", "apply"),
@@ -68,7 +69,7 @@ class Parser(ArgumentParser):
     def _refuse(self, word: str) -> NoReturn:
         name = word.partition("=")[0]
         if not name.startswith("-"):
-            raise UsageError(f"`{shown(word)}` is one argument too many for `{self.prog}`", hint=self._see)
+            raise UsageError(f"`{excerpt(word)}` is one argument too many for `{self.prog}`", hint=self._see)
         actions = [action for action in self._actions if action.help != SUPPRESS]
         hint = meant(name, [option for action in actions for option in action.option_strings])
         if any(action.dest == name.lstrip("-") for action in actions if not action.option_strings):
@@ -76,7 +77,7 @@ class Parser(ArgumentParser):
             hint = f"it is written without `{name}`: {self.prog} {usage}"
         if name.startswith("-C"):
             hint = f"it comes first: runner -C DIR {self.prog.removeprefix('runner ')}"
-        raise UsageError(f"`{shown(name)}` is not an option of `{self.prog}`", hint=hint or self._see)
+        raise UsageError(f"`{excerpt(name)}` is not an option of `{self.prog}`", hint=hint or self._see)
 
     def _check_value(self, action: Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
@@ -84,11 +85,11 @@ class Parser(ArgumentParser):
         choices = [str(choice) for choice in action.choices]
         if isinstance(action, _SubParsersAction):
             raise UsageError(
-                f"`{shown(value)}` is not a verb of `{self.prog}`",
+                f"`{excerpt(value)}` is not a verb of `{self.prog}`",
                 hint=meant(value, choices) or nearest(value, choices),
             )
         name = "/".join(action.option_strings) or str(action.metavar)
-        raise UsageError(f"`{shown(str(value))}` is no value of {name}", hint=nearest(str(value), choices))
+        raise UsageError(f"`{excerpt(str(value))}` is no value of {name}", hint=nearest(str(value), choices))
 
     def error(self, message: str) -> NoReturn:
         for pattern, ours in _WORDS:

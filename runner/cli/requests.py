@@ -82,7 +82,8 @@ def request_of(args: Namespace, settings: Settings, *, offline: bool = False) ->
 
 def _dollars(text: str | None) -> float | None:
     """Raises ``UsageError`` for what is no sum of money."""
-    from runner.core.errors import UsageError, shown
+    from runner.core.errors import UsageError
+    from runner.core.sanitize import excerpt
 
     if text is None:
         return None
@@ -91,5 +92,5 @@ def _dollars(text: str | None) -> float | None:
     except ValueError:
         found = 0.0
     if not 0 < found < math.inf:
-        raise UsageError(f"--max-cost: `{shown(text)}` is not a sum in dollars", hint="write one such as 10 or 0.50")
+        raise UsageError(f"--max-cost: `{excerpt(text)}` is not a sum in dollars", hint="write one such as 10 or 0.50")
     return found

@@ -22,16 +22,8 @@ from typing import Any
 import trio
 
 from runner.core.capture import Captured, capture
-from runner.core.errors import (
-    BadEncoding,
-    BadKubeconfig,
-    CredentialFailed,
-    KubeconfigRefused,
-    OverBudget,
-    RunnerError,
-    printable,
-    shown,
-)
+from runner.core.errors import BadEncoding, BadKubeconfig, CredentialFailed, KubeconfigRefused, OverBudget, RunnerError
+from runner.core.sanitize import excerpt, sanitize
 from runner.manifest.text import parse
 
 SECONDS = 60.0  # a person may have to log in with a browser
@@ -62,7 +54,7 @@ class PlugIn:
 
     @property
     def name(self) -> str:
-        return shown(self.written)
+        return excerpt(self.written)
 
     @property
     def sha256(self) -> str:
@@ -73,12 +65,12 @@ class PlugIn:
         """Where it is, found as kubectl does. Raises ``CredentialFailed`` with the hint of the kubeconfig."""
         found = shutil.which(self.command, path=env.get("PATH", ""))
         if found is None or not os.path.isabs(found):
-            hint = printable(" ".join(self.hint.split()), _SAID) or "install it, or name another `--kubeconfig`"
+            hint = sanitize(" ".join(self.hint.split()), _SAID) or "install it, or name another `--kubeconfig`"
             raise CredentialFailed(f"{self} is not there, or is no program", hint=hint)
         return found
 
     def __str__(self) -> str:
-        return f"credential plug-in `{self.name}` of user `{shown(self.user)}`"
+        return f"credential plug-in `{self.name}` of user `{excerpt(self.user)}`"
 
 
 @dataclass(frozen=True)
@@ -108,15 +100,15 @@ def read_plug_in(entry: Any, user: str, folder: os.PathLike[str], cluster: Mappi
     version, written = _text(entry, "apiVersion", user), _text(entry, "command", user)
     if version not in _VERSIONS:
         hint = f"`apiVersion` is {_VERSIONS[0]} or {_VERSIONS[1]}; a newer version of the program writes it"
-        raise _bad(user, f"has the apiVersion `{shown(version)}`", hint)
+        raise _bad(user, f"has the apiVersion `{excerpt(version)}`", hint)
     if not written:
         raise _bad(user, "has no `command`")
     mode = _text(entry, "interactiveMode", user) or ("" if version == _VERSIONS[0] else "IfAvailable")
     if mode not in _MODES:
-        said = f"has the interactiveMode `{shown(mode)}`" if mode else "has no `interactiveMode`"
+        said = f"has the interactiveMode `{excerpt(mode)}`" if mode else "has no `interactiveMode`"
         raise _bad(user, said, f"it takes {', '.join(_MODES)}")
     if mode == "Always":
-        message = f"the credential plug-in `{shown(written)}` of user `{shown(user)}` must ask a person"
+        message = f"the credential plug-in `{excerpt(written)}` of user `{excerpt(user)}` must ask a person"
         hint = "write `interactiveMode: IfAvailable` and log in before, or use a token: `kubectl create token`"
         raise KubeconfigRefused(f"{message}, and has no terminal here", hint=hint)
     args = entry.get("args") or []
@@ -199,7 +191,7 @@ class Credentials:
 
 def _read_answer(done: Captured, plug_in: PlugIn) -> Credential:
     """The credential that a program printed; nothing of it is repeated in an error."""
-    last = printable(" ".join(done.err.decode(errors="replace").split())[-_SAID:], _SAID)
+    last = sanitize(" ".join(done.err.decode(errors="replace").split())[-_SAID:], _SAID)
     if len(done.out) > MOST:
         raise CredentialFailed(f"{plug_in} printed more than {MOST >> 20} MiB")
     if done.code != 0:
@@ -210,7 +202,7 @@ def _read_answer(done: Captured, plug_in: PlugIn) -> Credential:
     if answer is None:
         raise CredentialFailed(f"{plug_in} printed no ExecCredential{f', and said: {last}' if last else ''}", hint=_RUN)
     if answer.get("apiVersion") != plug_in.version or answer.get("kind") != "ExecCredential":
-        found = shown(f"{answer.get('kind')} of {answer.get('apiVersion')}")
+        found = excerpt(f"{answer.get('kind')} of {answer.get('apiVersion')}")
         raise CredentialFailed(f"{plug_in} printed `{found}`, and the kubeconfig says {plug_in.version}", hint=_RUN)
     status = answer.get("status")
     if not isinstance(status, dict):
@@ -288,4 +280,4 @@ def _text(entry: Mapping[str, Any], key: str, user: str) -> str:
 
 
 def _bad(user: str, what: str, hint: str | None = None) -> BadKubeconfig:
-    return BadKubeconfig(f"`exec` of user `{shown(user)}` {what}", hint=hint)
+    return BadKubeconfig(f"`exec` of user `{excerpt(user)}` {what}", hint=hint)

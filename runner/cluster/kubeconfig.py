@@ -31,9 +31,8 @@ from runner.core.errors import (
     RunnerError,
     UnknownContext,
     nearest,
-    printable,
-    shown,
 )
+from runner.core.sanitize import excerpt, sanitize
 from runner.manifest.text import parse
 
 MAX_FILE = 1 << 20  # bytes of a kubeconfig, and of each file that it names
@@ -145,12 +144,12 @@ def read_target(
     name = context or merged.current
     if not name:
         names = sorted(merged.of("contexts"))
-        known = ", ".join([*map(shown, names[:_MOST_KNOWN]), *["..."] * (len(names) > _MOST_KNOWN)]) or "none"
+        known = ", ".join([*map(excerpt, names[:_MOST_KNOWN]), *["..."] * (len(names) > _MOST_KNOWN)]) or "none"
         raise UnknownContext(
-            f"`{shown(files, _PATH)}` has no current context", hint=f"name one of its contexts: {known}"
+            f"`{excerpt(files, _PATH)}` has no current context", hint=f"name one of its contexts: {known}"
         )
     if len(name) > _MAX_NAME:
-        raise BadKubeconfig(f"the name of context `{shown(name)}` has more than {_MAX_NAME} characters")
+        raise BadKubeconfig(f"the name of context `{excerpt(name)}` has more than {_MAX_NAME} characters")
     chosen, _ = merged.entry("context", name)
     cluster, cluster_folder = merged.entry("cluster", _text(chosen, "cluster"))
     user_name = _text(chosen, "user")
@@ -160,7 +159,7 @@ def read_target(
     authorities = _material(cluster, "certificate-authority", cluster_folder)
     where = namespace or _text(chosen, "namespace") or "default"
     if not _NAMESPACE.fullmatch(where):
-        raise UnknownContext(f"`{shown(where)}` is not the name of a namespace")
+        raise UnknownContext(f"`{excerpt(where)}` is not the name of a namespace")
     is_plain = server.startswith("http:")
     target = Target(
         name,
@@ -199,7 +198,7 @@ class _Merged:
             try:
                 document = self._read(path)
             except FileNotFoundError:
-                missing = missing or BadKubeconfig(f"`{shown(path, _PATH)}` is not there", hint=_MISSING)
+                missing = missing or BadKubeconfig(f"`{excerpt(path, _PATH)}` is not there", hint=_MISSING)
                 continue
             found += 1
             folder = self._folders[path] = Path(os.path.realpath(path)).parent
@@ -218,8 +217,8 @@ class _Merged:
     def entry(self, kind: str, name: str) -> tuple[dict[str, Any], Path]:
         known = self._entries[dict(_KINDS)[kind]]
         if name not in known:
-            message = f"`{shown(self._files, _PATH)}` has no {kind} `{shown(name)}`"
-            raise UnknownContext(message, hint=nearest(name, (printable(each) for each in known)))
+            message = f"`{excerpt(self._files, _PATH)}` has no {kind} `{excerpt(name)}`"
+            raise UnknownContext(message, hint=nearest(name, (sanitize(each) for each in known)))
         return known[name]
 
     def refuse_programs(self, user: str, foreign: Mapping[Path, str]) -> None:
@@ -227,7 +226,7 @@ class _Merged:
         for path, folder in self._folders.items():
             around = [root for root in foreign if folder.is_relative_to(root)]
             if around and (what := foreign[max(around, key=lambda root: len(root.parts))]):
-                message = f"user `{shown(user)}` runs a program, and `{shown(path, _PATH)}` is {what}"
+                message = f"user `{excerpt(user)}` runs a program, and `{excerpt(path, _PATH)}` is {what}"
                 raise KubeconfigRefused(f"{message}: none is run from there", hint=_OWN)
 
     def _read(self, path: str) -> dict[str, Any]:
@@ -235,24 +234,24 @@ class _Merged:
         if os.path.islink(path):
             real = os.path.realpath(path)
             raise BadKubeconfig(
-                f"`{shown(path, _PATH)}` is a symbolic link", hint=f"name the file itself: {shown(real, _PATH)}"
+                f"`{excerpt(path, _PATH)}` is a symbolic link", hint=f"name the file itself: {excerpt(real, _PATH)}"
             )
         raw, mode = _regular(path)
         if mode & 0o002:
             raise KubeconfigRefused(
-                f"`{shown(path, _PATH)}` can be changed by anybody", hint=f"chmod 600 {shown(path, _PATH)}"
+                f"`{excerpt(path, _PATH)}` can be changed by anybody", hint=f"chmod 600 {excerpt(path, _PATH)}"
             )
         if mode & 0o024 and not self.exposed:
             what = "changed by its group" if mode & 0o020 else "read by others"
-            self.exposed = f"`{shown(path, _PATH)}` can be {what}"
+            self.exposed = f"`{excerpt(path, _PATH)}` can be {what}"
         try:
             trees, findings = parse(path, raw)
         except (BadEncoding, OverBudget) as error:
-            raise BadKubeconfig(f"`{shown(path, _PATH)}` is not a kubeconfig: {error.message}") from error
+            raise BadKubeconfig(f"`{excerpt(path, _PATH)}` is not a kubeconfig: {error.message}") from error
         if findings or len(trees) != 1 or not isinstance(trees[0].data, dict):
             at = next((f", line {finding.at.line}" for finding in findings if finding.at), "")
             raise BadKubeconfig(
-                f"`{shown(path, _PATH)}` is not a kubeconfig{at}", hint="`kubectl config view` should show it"
+                f"`{excerpt(path, _PATH)}` is not a kubeconfig{at}", hint="`kubectl config view` should show it"
             )
         return trees[0].data
 
@@ -267,64 +266,64 @@ def _regular(path: str) -> tuple[bytes, int]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise BadKubeconfig(f"`{shown(path, _PATH)}` cannot be read: {(error.strerror or '').lower()}") from error
+        raise BadKubeconfig(f"`{excerpt(path, _PATH)}` cannot be read: {(error.strerror or '').lower()}") from error
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             hint = "name the file in it, such as `~/.kube/config`"
-            raise BadKubeconfig(f"`{shown(path, _PATH)}` is a directory", hint=hint)
+            raise BadKubeconfig(f"`{excerpt(path, _PATH)}` is a directory", hint=hint)
         if not stat.S_ISREG(status.st_mode):
-            raise BadKubeconfig(f"`{shown(path, _PATH)}` is not a regular file")
+            raise BadKubeconfig(f"`{excerpt(path, _PATH)}` is not a regular file")
         if status.st_uid not in (os.geteuid(), 0):
             hint = "use a copy of your own"
-            raise KubeconfigRefused(f"`{shown(path, _PATH)}` belongs to another user", hint=hint)
+            raise KubeconfigRefused(f"`{excerpt(path, _PATH)}` belongs to another user", hint=hint)
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             raw = file.read(MAX_FILE + 1)
     finally:
         os.close(descriptor)
     if len(raw) > MAX_FILE:
-        raise BadKubeconfig(f"`{shown(path, _PATH)}` is larger than {MAX_FILE >> 20} MiB")
+        raise BadKubeconfig(f"`{excerpt(path, _PATH)}` is larger than {MAX_FILE >> 20} MiB")
     return raw, status.st_mode
 
 
 def _refuse_user(user: Mapping[str, Any], name: str) -> None:
     if user.get("auth-provider"):
-        raise KubeconfigRefused(f"user `{shown(name)}` has an `auth-provider`, which is of the past", hint=_STATIC)
+        raise KubeconfigRefused(f"user `{excerpt(name)}` has an `auth-provider`, which is of the past", hint=_STATIC)
     for key in ("as", "as-uid", "as-groups", "as-user-extra"):
         if user.get(key):
             hint = "use a kubeconfig of that account"
-            raise KubeconfigRefused(f"user `{shown(name)}` acts as somebody else (`{key}`)", hint=hint)
+            raise KubeconfigRefused(f"user `{excerpt(name)}` acts as somebody else (`{key}`)", hint=hint)
 
 
 def _server(cluster: Mapping[str, Any], context: str, reach: Mapping[str, str]) -> str:
     text = _text(cluster, "server")
     if cluster.get("insecure-skip-tls-verify"):
         hint = "write `certificate-authority` or `tls-server-name`"
-        message = f"the cluster of context `{shown(context)}` is not verified (`insecure-skip-tls-verify`)"
+        message = f"the cluster of context `{excerpt(context)}` is not verified (`insecure-skip-tls-verify`)"
         raise KubeconfigRefused(message, hint=hint)
     given = _text(cluster, "proxy-url")
     if given and given not in (reach.get("HTTPS_PROXY"), reach.get("https_proxy")):
         hint = "set HTTPS_PROXY where runner is started"
-        raise KubeconfigRefused(f"the cluster of context `{shown(context)}` has a proxy of its own", hint=hint)
+        raise KubeconfigRefused(f"the cluster of context `{excerpt(context)}` has a proxy of its own", hint=hint)
     try:
         parts = urlsplit(text)
         _ = parts.port
     except ValueError as error:
-        raise BadKubeconfig(f"the server of context `{shown(context)}` is no URL") from error
+        raise BadKubeconfig(f"the server of context `{excerpt(context)}` is no URL") from error
     if set(text) & set("@?#") or not _is_host(parts.hostname or "") or not _PREFIX.fullmatch(parts.path):
-        raise BadKubeconfig(f"the server of context `{shown(context)}` is no URL of a cluster")
+        raise BadKubeconfig(f"the server of context `{excerpt(context)}` is no URL of a cluster")
     if parts.scheme != "https" and (parts.scheme != "http" or parts.hostname not in _LOOPBACK):
-        message = f"the server of context `{shown(context)}` is not reached by https"
+        message = f"the server of context `{excerpt(context)}` is not reached by https"
         raise KubeconfigRefused(message, hint="only a server on this host may be http")
     if not text.isascii() or not text.isprintable() or " " in text or len(text) > _MAX_SERVER:
-        raise BadKubeconfig(f"the server of context `{shown(context)}` is no plain URL")
+        raise BadKubeconfig(f"the server of context `{excerpt(context)}` is no plain URL")
     return text.rstrip("/")
 
 
 def _server_name(cluster: Mapping[str, Any], context: str) -> str | None:
     name = _text(cluster, "tls-server-name")
     if name and not _is_host(name):
-        raise BadKubeconfig(f"`tls-server-name` of context `{shown(context)}` is no name of a host")
+        raise BadKubeconfig(f"`tls-server-name` of context `{excerpt(context)}` is no name of a host")
     return name or None
 
 
@@ -361,7 +360,7 @@ def _material(entry: Mapping[str, Any], name: str, folder: Path) -> bytes | None
 def _open_reference(name: str, beside: Path, *, is_sent: bool) -> int:
     """A descriptor of a file that a kubeconfig may refer to; see the module's rules."""
     real = Path(os.path.realpath(beside / name))
-    said = shown(name, _PATH)
+    said = excerpt(name, _PATH)
     near = real.is_relative_to(beside) or (is_sent and real.is_relative_to(os.path.realpath(_SERVICE_ACCOUNT)))
     try:
         if not near and (is_sent or real.parent.stat().st_uid != os.geteuid()):
@@ -390,14 +389,14 @@ def _show(context: ssl.SSLContext, certificate: bytes, name: str) -> None:
         os.write(descriptor, certificate)
         context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=lambda: b"-")  # so that nobody is asked for one
     except ssl.SSLError as error:
-        raise BadKubeconfig(f"the client certificate of context `{shown(name)}` or its key is none") from error
+        raise BadKubeconfig(f"the client certificate of context `{excerpt(name)}` or its key is none") from error
     finally:
         os.close(descriptor)
 
 
 def _token(text: str, name: str) -> str:
     if not text or not is_token(text):
-        raise BadKubeconfig(f"`{shown(name)}` holds no token: one word on one line")
+        raise BadKubeconfig(f"`{excerpt(name)}` holds no token: one word on one line")
     return text
 
 
@@ -413,5 +412,5 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
 def _list(document: Mapping[str, Any], key: str, path: str) -> list[dict[str, Any]]:
     found = document.get(key) or []
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise BadKubeconfig(f"`{key}` of `{shown(path, _PATH)}` is no list of entries")
+        raise BadKubeconfig(f"`{key}` of `{excerpt(path, _PATH)}` is no list of entries")
     return found

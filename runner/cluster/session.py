@@ -17,7 +17,8 @@ import trio
 from runner.cluster.access_review import object_of, review_of
 from runner.cluster.kubeconfig import Target
 from runner.cluster.requests import Asked, Refusal, judge, refusal_of
-from runner.core.errors import RunnerError, printable
+from runner.core.errors import RunnerError
+from runner.core.sanitize import sanitize
 from runner.network.http import Headers, Reply, Request, serve_http
 from runner.network.upstream import Answer, Upstream, UpstreamFailed
 from runner.ports.cluster import MOST_TOLD, ClusterRequest, Rights
@@ -114,7 +115,7 @@ class ReadSession:
             if isinstance(allowed, bool):
                 answers[field] = allowed
             elif status is None:
-                unknown[printable(words)].append(field)
+                unknown[sanitize(words)].append(field)
             else:
                 unknown[f"the cluster answered {status}" + " without saying it" * (status == 201)].append(field)
 
@@ -184,7 +185,7 @@ class ReadSession:
         if reply.status:
             reply.cut()
         else:
-            await _refuse(reply, Refusal.CLUSTER, f"runner: the cluster cannot be reached: {printable(failure)}")
+            await _refuse(reply, Refusal.CLUSTER, f"runner: the cluster cannot be reached: {sanitize(failure)}")
         return Refusal.CLUSTER
 
     async def _pass_on(self, asked: Asked, request: Request, reply: Reply, waiting: trio.CancelScope) -> None:

@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterable
 from typing import ClassVar, Literal, NamedTuple
 
+from runner.core.sanitize import excerpt
+
 
 class Place(NamedTuple):
     """Where a value stands: 1-based line and column, ``width`` columns long, ``text`` its source line."""
@@ -72,12 +74,6 @@ class Rejected(RunnerError):
         self.exit_code = min((e.exit_code for e in errors), default=2)
 
 
-def printable(text: str, limit: int = 200) -> str:
-    """Foreign text fit for a terminal line: controls, separators and direction marks escaped, cut at ``limit``."""
-    shown = escaped(text[: limit + 1])
-    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
-
-
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Hint text for a word that is not among ``choices``: the near miss first, else all of them."""
     from difflib import get_close_matches
@@ -87,19 +83,6 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     if close:
         return f"did you mean `{close[0]}`?"
     return f"valid choices: {', '.join(known)}" if known else "there are none here"
-
-
-def shown(text: str, limit: int = 60) -> str:
-    """``text`` as it is safe to print: cut to ``limit`` characters, whatever a terminal could obey escaped."""
-    cut = text if len(text) <= limit else f"{text[: limit - 3]}..."
-    return escaped(cut)
-
-
-def escaped(text: str) -> str:
-    """``text`` with every character that a terminal could obey, or not show, written as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def leaf(error: BaseException) -> BaseException:
@@ -418,7 +401,7 @@ class HostRefused(PlatformError):
     @classmethod
     def of(cls, error: OSError) -> HostRefused:
         """What this host would not do, such as write to a full disk."""
-        where = f": `{shown(os.fsdecode(error.filename), 200)}`" if isinstance(error.filename, str | bytes) else ""
+        where = f": `{excerpt(os.fsdecode(error.filename), 200)}`" if isinstance(error.filename, str | bytes) else ""
         hint = "raise the limit: `ulimit -n 1024`" if error.errno == errno.EMFILE else None
         return cls(f"{error.strerror}{where}", hint=hint)
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from runner.core.errors import UsageError, printable
+from runner.core.errors import UsageError
+from runner.core.sanitize import sanitize
 
 # Compiled at their first use: most commands are started without any of them.
 _SIZE = r"(\d{1,15})([KMGT]?)(i?[bB]?)"
@@ -261,7 +262,7 @@ def _docker_context(read: _Reader) -> str | None:
         return None
     if not isinstance(host, str) or not host:
         return None
-    read.otherwise["DOCKER_HOST"] = f"docker context {printable(name, 40)}"
+    read.otherwise["DOCKER_HOST"] = f"docker context {sanitize(name, 40)}"
     return host
 
 

@@ -17,9 +17,10 @@ from urllib.parse import parse_qsl, urlencode
 
 import trio
 
-from runner.core.errors import UnfitSecret, printable
+from runner.core.errors import UnfitSecret
 from runner.core.model import Outcome, Reason, Usage, failed
 from runner.core.redact import Redactor
+from runner.core.sanitize import sanitize
 from runner.gateway.api import (
     MAX_MODEL,
     Api,
@@ -312,7 +313,7 @@ class GrantedSession:
             raise Refused(Refusal.PATH, "web pages are not answered", status=403)
         note.call = call = self._api.route(request.method, request.path)
         if call is None:
-            raise Refused(Refusal.PATH, f"`{printable(request.method)} {printable(request.path)}` is not let through")
+            raise Refused(Refusal.PATH, f"`{sanitize(request.method)} {sanitize(request.path)}` is not let through")
         if call.kind is Kind.LIST:
             return b""
         try:
@@ -334,7 +335,7 @@ class GrantedSession:
         if note.answers and self._broken >= MOST_BROKEN:
             raise Refused(Refusal.GATEWAY, f"{self._broken} answers in a row have broken off")
         if note.answers and (found := self._api.reach(body)):
-            why = f"{printable(found)} is not granted: it leaves the conversation"
+            why = f"{sanitize(found)} is not granted: it leaves the conversation"
             raise Refused(Refusal.REQUEST, why, reason=Reason.DENIED)
         if note.answers and self._grant.budget.strict:
             note.most = self._most(model, body, len(request.body))
@@ -373,7 +374,7 @@ class GrantedSession:
                     status, why = answer.status, f"it answered {answer.status}, {_message(text)}"
             except UpstreamFailed as error:
                 note.asked = False
-                status, why = 0, printable(str(error))
+                status, why = 0, sanitize(str(error))
                 if reply.status:
                     self._cut(reply, note, f"the provider broke off: {why}")
                     return
@@ -416,7 +417,7 @@ class GrantedSession:
             raise Refused(Refusal.GATEWAY, note.fault.said)
         if kind and not _KINDS.match(kind):
             page = f": {_message(await self._read_error(answer))}" if kind.startswith(b"text/") else ""
-            what = printable(kind.decode(errors="replace"))
+            what = sanitize(kind.decode(errors="replace"))
             said = f"what answers is not the provider's API: it sent `{what}`{page}"
             note.fault = _Fault(Reason.GATEWAY, said, is_foreign=True)
             raise Refused(Refusal.GATEWAY, said)
@@ -436,10 +437,10 @@ class GrantedSession:
         """Remember what is wrong with an answer that has come to its end."""
         if end.reason in (None, Reason.CUT_OFF):
             self._broken = 0
-            note.fault = _Fault(end.reason, f"the model did not finish: {printable(end.said)}") if end.reason else None
+            note.fault = _Fault(end.reason, f"the model did not finish: {sanitize(end.said)}") if end.reason else None
         else:
             self._broken += 1
-            note.fault = _Fault(end.reason, f"the provider {_WORDS[end.reason]}: {printable(end.said)}")
+            note.fault = _Fault(end.reason, f"the provider {_WORDS[end.reason]}: {sanitize(end.said)}")
 
     def _cut(self, reply: Reply, note: _Note, why: str) -> None:
         note.fault = _Fault(Reason.GATEWAY, why)
@@ -506,7 +507,7 @@ class GrantedSession:
 
     def _tell(self, request: Request, note: _Note, *, status: int, **more: Any) -> None:
         exchange = Exchange(
-            call=note.call.name if note.call else printable(request.path),
+            call=note.call.name if note.call else sanitize(request.path),
             model=note.model,
             status=status,
             sent_bytes=note.sent_bytes,
@@ -552,7 +553,7 @@ def _message(text: bytes) -> str:
     said = inner(json_of(text), "error").get("message")
     page = _TITLE.search(text) if text.lstrip().startswith(b"<") else None
     words = (page[1].strip() if page else text).decode(errors="replace")
-    return printable(str(said or (f"a page, `{words}`" if page else words))) or "without a word"
+    return sanitize(str(said or (f"a page, `{words}`" if page else words))) or "without a word"
 
 
 def _passed(headers: Headers, own: frozenset[bytes]) -> Headers:

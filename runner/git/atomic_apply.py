@@ -27,8 +27,9 @@ from pathlib import Path
 from trio.from_thread import check_cancelled
 
 from runner.core.errors import ApplyInterrupted, PatchConflict, UnsafePath, WouldOverwrite
+from runner.core.sanitize import printable_path
 from runner.git import disk
-from runner.git.tree import EXECUTABLE, LINK, printable_path
+from runner.git.tree import EXECUTABLE, LINK
 from runner.policy.names import judge_name, parents
 from runner.ports.git import TreeEntry
 from runner.safefs import trees

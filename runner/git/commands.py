@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO
 
 from runner.core.errors import GitFailed, RemoteOverLimit
+from runner.core.sanitize import printable_path
 from runner.git._profile import git_environment
 from runner.git._run import GitResult, ProcessLimits, run, with_limits
-from runner.git.tree import printable_path
 from runner.ports.git import TreeEntry
 
 _ENVIRONMENT = git_environment({})

@@ -13,18 +13,10 @@ import trio
 
 from runner.core.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
 from runner.core.ids import is_commit_id
+from runner.core.sanitize import printable_path
 from runner.git import disk, source
 from runner.git.ignore import IgnoreRules
-from runner.git.tree import (
-    EXECUTABLE,
-    FILE,
-    GITLINK,
-    carried_over,
-    changes,
-    check_branch,
-    check_commit_id,
-    printable_path,
-)
+from runner.git.tree import EXECUTABLE, FILE, GITLINK, carried_over, changes, check_branch, check_commit_id
 from runner.policy.names import collisions, parents
 from runner.ports.git import Change, Snapshot, SnapshotOptions, SourceRepository, TreeEntry
 

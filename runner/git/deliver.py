@@ -28,8 +28,8 @@ from runner.core.errors import (
     RemoteDenied,
     RunnerError,
     WouldOverwrite,
-    printable,
 )
+from runner.core.sanitize import printable_path, sanitize
 from runner.core.settings import Settings
 from runner.git import atomic_apply, disk, open_git, source
 from runner.git._run import GitResult, run
@@ -37,7 +37,7 @@ from runner.git.binary import GitBinary
 from runner.git.commands import check_exit
 from runner.git.common import in_thread
 from runner.git.remote import classify_failure
-from runner.git.tree import check_branch, printable_path
+from runner.git.tree import check_branch
 from runner.ports.git import TreeEntry
 from runner.spec.checkout import judge_url
 
@@ -351,9 +351,9 @@ def _branch_error(top: Path, name: str, ended: GitResult) -> RunnerError:
     if "shallow" in why:
         return BaseMissing(f"`{top}` lacks the history that the work is built on", hint="git fetch --unshallow there")
     if "unpacker" in why:
-        return HostileTree(f"git refuses the objects of the work: {printable(ended.stderr)}")
+        return HostileTree(f"git refuses the objects of the work: {sanitize(ended.stderr)}")
     if why:
-        return _branch_taken(f"`{top}` does not take a branch `{name}`: {printable(why)}")
+        return _branch_taken(f"`{top}` does not take a branch `{name}`: {sanitize(why)}")
     return GitFailed(f"`git push` ended with {ended.code}: {ended.stderr}")
 
 
@@ -364,7 +364,7 @@ def _push_error(url: str, branch: str, ended: GitResult) -> RunnerError:
     if why:
         said = _server_message(ended.stderr)
         return PushRejected(
-            f"`{url}` does not take `{branch}`: {printable(why)}", hint=f"it said: {said}" if said else None
+            f"`{url}` does not take `{branch}`: {sanitize(why)}", hint=f"it said: {said}" if said else None
         )
     return _remote_error(url, ended)
 
@@ -372,7 +372,7 @@ def _push_error(url: str, branch: str, ended: GitResult) -> RunnerError:
 def _server_message(words: str) -> str:
     """What the server printed."""
     lines = [line.removeprefix("remote:").strip() for line in words.splitlines() if line.startswith("remote:")]
-    return printable("; ".join(line for line in lines if line))
+    return sanitize("; ".join(line for line in lines if line))
 
 
 def _remote_error(url: str, ended: GitResult) -> RunnerError:
@@ -386,7 +386,7 @@ def _remote_error(url: str, ended: GitResult) -> RunnerError:
 def _conflicts(words: str) -> str:
     lines = [line.removeprefix("error: ") for line in words.splitlines() if line.startswith("error: ")]
     named = [line for line in lines if not line.startswith("patch failed: ")] or lines
-    return printable("; ".join(named[:5])) or printable(words)
+    return sanitize("; ".join(named[:5])) or sanitize(words)
 
 
 def _count(paths: Sequence[bytes]) -> str:

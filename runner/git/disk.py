@@ -23,7 +23,8 @@ from typing import Protocol, Self
 from trio.from_thread import check_cancelled
 
 from runner.core.errors import GitFailed, HostileTree
-from runner.git.tree import EXECUTABLE, FILE, LINK, blob_id, covers, hasher, printable_path
+from runner.core.sanitize import printable_path
+from runner.git.tree import EXECUTABLE, FILE, LINK, blob_id, covers, hasher
 from runner.policy.names import PATH_BYTES, Kind, judge_name, parents
 from runner.ports.git import TreeEntry
 from runner.safefs import trees

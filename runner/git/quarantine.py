@@ -13,10 +13,11 @@ from pathlib import Path
 
 from runner.core.errors import HostileTree, RemoteOverLimit
 from runner.core.ids import is_commit_id
+from runner.core.sanitize import printable_path
 from runner.git._run import ProcessLimits
 from runner.git.commands import GitCommands
 from runner.git.common import in_thread
-from runner.git.tree import GITLINK, LINK, changes, check_names, printable_path
+from runner.git.tree import GITLINK, LINK, changes, check_names
 from runner.ports.git import AgentCommit, Change, TreeEntry
 
 MAX_COMMITS = 500

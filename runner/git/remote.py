@@ -29,9 +29,9 @@ from runner.core.errors import (
     RunnerError,
     UnknownCommit,
     UrlUnsupported,
-    printable,
 )
 from runner.core.ids import is_branch, is_commit_id
+from runner.core.sanitize import sanitize
 from runner.core.settings import Settings, Token
 from runner.git._profile import fetch_arguments, git_environment
 from runner.git._run import GitResult, ProcessLimits, run, with_limits
@@ -210,12 +210,12 @@ def classify_failure(url: str, result: GitResult, limits: ProcessLimits | None =
         return RemoteOverLimit(f"`{url}` sends more than {most}", hint="ask for less history")
     for pattern, kind, template, hint in _FAILURES:
         if re.search(pattern, message):
-            return kind(template.format(url=url, message=printable(message), last=_last_line(message)), hint=hint)
-    return GitFailed(f"git could not read `{url}`: {printable(message) or f'it ended with {result.code}'}")
+            return kind(template.format(url=url, message=sanitize(message), last=_last_line(message)), hint=hint)
+    return GitFailed(f"git could not read `{url}`: {sanitize(message) or f'it ended with {result.code}'}")
 
 
 def _last_line(message: str) -> str:
-    return printable(message.splitlines()[-1])
+    return sanitize(message.splitlines()[-1])
 
 
 _TOO_MUCH = re.compile(r"File too large|[Oo]ut of memory|unable to create thread|mmap failed|Cannot allocate memory")

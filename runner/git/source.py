@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.core.errors import BadSource, GitFailed, Untrusted, printable
+from runner.core.errors import BadSource, GitFailed, Untrusted
 from runner.core.ids import is_commit_id
+from runner.core.sanitize import sanitize
 from runner.git import disk
 from runner.git.ignore import IgnoreRules
 from runner.git.tree import GITLINK
@@ -91,7 +92,7 @@ def _check_within(local: LocalRepository, within: Path) -> None:
         if not (real := Path(os.path.realpath(part))).is_relative_to(within):
             raise _untrusted(f"read `{real}`, which is outside of `{within}`")
     for link in _find_links([folder / name for folder in {local.git, local.common} for name in _READ_NAMES]):
-        raise _untrusted(f"read a repository through the link `{printable(str(link))}`")
+        raise _untrusted(f"read a repository through the link `{sanitize(str(link))}`")
     if local.has_reftable:
         raise _untrusted(f"read `{local.top}`, whose refs only git can read")
 
@@ -161,7 +162,7 @@ def read_ref(local: LocalRepository, name: str) -> str | None:
         name = text.removeprefix("ref:").strip()
         if not name.startswith("refs/") or not {"", ".", ".."}.isdisjoint(name.split("/")):
             break
-    raise BadSource(f"`{printable(name)}` of `{local.top}` is no name of a commit", hint="git fsck")
+    raise BadSource(f"`{sanitize(name)}` of `{local.top}` is no name of a commit", hint="git fsck")
 
 
 def read_branch(local: LocalRepository) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from runner.core.errors import BadRef, HostileTree, UnknownCommit
 from runner.core.ids import BRANCH_HINT, is_branch, is_commit_id
+from runner.core.sanitize import printable_path
 from runner.policy.names import PATH_BYTES, Kind, collisions, judge_name, parents
 from runner.ports.git import Author, Change, SnapshotOptions, TreeEntry
 
@@ -49,11 +50,6 @@ def check_names(entries: Iterable[TreeEntry]) -> None:
         raise HostileTree(
             f"`{printable_path(path)}` and `{printable_path(other)}` cannot both be on a disk that ignores case"
         )
-
-
-def printable_path(path: bytes) -> str:
-    """A path for a message: printable, one line."""
-    return path.decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")
 
 
 def blob_id(content: bytes, *, like: str) -> str:

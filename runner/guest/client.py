@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager, suppress
 
 import trio
 
-from runner.core.errors import Escaped, ProviderFailed, WorkspaceLost, printable
+from runner.core.errors import Escaped, ProviderFailed, WorkspaceLost
 from runner.core.model import StopStage
+from runner.core.sanitize import sanitize
 from runner.guest import framing
 from runner.guest._channels import Asked, Command, Listener, Relayed
 from runner.guest._link import Link
@@ -108,7 +109,7 @@ class Guest:
         """
         id = self.link.new_id()
         word = request.argv[0]
-        name = f"`{printable(word)}` in `{printable(request.cwd)}` of {self._what}"
+        name = f"`{sanitize(word)}` in `{sanitize(request.cwd)}` of {self._what}"
         try:
             asking = framing.execute(id, request)
         except ValueError as error:

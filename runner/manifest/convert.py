@@ -15,7 +15,8 @@ from secrets import token_hex
 from types import ModuleType
 
 from runner.core import plugins
-from runner.core.errors import NotConvertible, RunnerError, UnreadableManifest, UnwritableManifest, in_order, shown
+from runner.core.errors import NotConvertible, RunnerError, UnreadableManifest, UnwritableManifest, in_order
+from runner.core.sanitize import excerpt
 from runner.manifest import text
 from runner.manifest import upgrade as upgrades
 from runner.manifest.load import files, judge
@@ -50,7 +51,7 @@ def convert(path: Path) -> tuple[list[Conversion], list[RunnerError]]:
     try:
         paths = files(path)
     except OSError as error:
-        return [], [UnreadableManifest(f"`{shown(str(path))}` cannot be read: {(error.strerror or '').lower()}")]
+        return [], [UnreadableManifest(f"`{excerpt(str(path))}` cannot be read: {(error.strerror or '').lower()}")]
     conversions, found = [], []
     for file in paths:
         try:
@@ -82,7 +83,7 @@ def write(conversions: Sequence[Conversion]) -> None:
     except OSError as error:
         for half, _ in halves:
             half.unlink(missing_ok=True)
-        message = f"`{shown(str(target), 1000)}` cannot be written: {(error.strerror or '').lower()}"
+        message = f"`{excerpt(str(target), 1000)}` cannot be written: {(error.strerror or '').lower()}"
         raise UnwritableManifest(message) from error
 
 

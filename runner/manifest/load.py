@@ -35,9 +35,9 @@ from runner.core.errors import (
     UnreadableManifest,
     in_order,
     nearest,
-    shown,
 )
 from runner.core.ids import is_name
+from runner.core.sanitize import excerpt
 from runner.core.settings import shipped
 from runner.manifest import kinds as kinds_room
 from runner.manifest import text, upgrade
@@ -155,19 +155,19 @@ def survey(path: Path) -> tuple[list[Draft], list[RunnerError]]:
     try:
         paths = files(path)
     except OSError as error:
-        return [], [UnreadableManifest(f"`{shown(str(path))}` cannot be read: {(error.strerror or '').lower()}")]
+        return [], [UnreadableManifest(f"`{excerpt(str(path))}` cannot be read: {(error.strerror or '').lower()}")]
     inside = os.path.realpath(path) if os.path.isdir(path) else None
     for file in paths:
         more, errors = _load_file(file, inside)
         if inside is not None and not more and not errors:
-            message = f"`{shown(str(file))}` holds no document: nothing, or only comments"
+            message = f"`{excerpt(str(file))}` holds no document: nothing, or only comments"
             found.append(EmptyManifest(message, hint="write one, or remove the file"))
         drafts += more
         found += errors
     found += _duplicates(drafts)
     if not drafts and all(finding.severity == "warning" for finding in found):
         hint = "manifests are files named `*.runner.yaml`, or in a folder named `.runner`"
-        found.append(NothingToRun(f"`{shown(str(path))}` holds no manifests", hint=hint))
+        found.append(NothingToRun(f"`{excerpt(str(path))}` holds no manifests", hint=hint))
     unique = {(f.code, f.at, f.message): f for f in found}  # one fault, used through several aliases
     return drafts, in_order(unique.values())
 
@@ -202,7 +202,7 @@ def _load_file(path: Path, inside: str | None) -> tuple[list[Draft], list[Runner
     file = str(path)
     try:
         if inside is not None and not Path(os.path.realpath(path)).is_relative_to(inside):
-            raise PathEscape(f"`{shown(file)}` leads out of its folder", hint="a manifest lies where it is found")
+            raise PathEscape(f"`{excerpt(file)}` leads out of its folder", hint="a manifest lies where it is found")
         trees, found = text.parse(file, text.read(path, file))
     except RunnerError as error:
         return [], [error]
@@ -215,7 +215,7 @@ def _load_file(path: Path, inside: str | None) -> tuple[list[Draft], list[Runner
         drafts.append(draft)
         found += [error for error in errors if error.at not in seen]
     if len(found) > FINDINGS:
-        found[FINDINGS:] = [OverBudget(f"`{shown(file)}` has more than {FINDINGS} errors; the rest is not shown")]
+        found[FINDINGS:] = [OverBudget(f"`{excerpt(file)}` has more than {FINDINGS} errors; the rest is not shown")]
     return drafts, found
 
 
@@ -255,7 +255,7 @@ def _kind(tree: Tree, data: dict[str, Any], found: list[RunnerError]) -> str | N
     if not isinstance(kind, str) or kind in kinds():
         return kind if isinstance(kind, str) else None
     at = tree.place("kind")
-    found.append(UnknownKind(f"`{shown(kind)}` is not a known kind", at=at, hint=nearest(kind[:60], kinds())))
+    found.append(UnknownKind(f"`{excerpt(kind)}` is not a known kind", at=at, hint=nearest(kind[:60], kinds())))
     return None
 
 
@@ -265,7 +265,7 @@ def _name(tree: Tree, data: dict[str, Any], found: list[RunnerError]) -> str | N
     if not isinstance(name, str) or is_name(name):
         return name if isinstance(name, str) else None
     hint = "up to 63 of a-z, 0-9 and `-`, with a letter or digit at both ends"
-    found.append(BadName(f"`{shown(name)}` is not a name", at=tree.place("metadata", "name"), hint=hint))
+    found.append(BadName(f"`{excerpt(name)}` is not a name", at=tree.place("metadata", "name"), hint=hint))
     return None
 
 
@@ -358,7 +358,7 @@ def load_tree(model: type[Model], name: str, raw: bytes) -> tuple[Model | None, 
     """Load like ``load_value``, from a tree that knows the place of each value."""
     trees, found = text.parse(name, raw)
     if found or len(trees) != 1 or not isinstance(trees[0].data, dict):
-        return None, None, found or [BadValue(f"`{shown(name)}` does not hold one mapping")]
+        return None, None, found or [BadValue(f"`{excerpt(name)}` does not hold one mapping")]
     value, found = _validated(model, trees[0].data, trees[0], ())
     return cast("Model | None", value), trees[0], found
 
@@ -391,7 +391,7 @@ def _findings(detail: Any, model: type[BaseModel], tree: Tree, prefix: Keys) -> 
             at = tree.key_place(*keys[:-1])
             yield MissingField(f"`{own[-1]}` is missing in {_name_of(keys[:-1])}", at=at, hint=hint)
         case "extra_forbidden":
-            name = shown(str(own[-1]))
+            name = excerpt(str(own[-1]))
             message = f"`{name}` is not a field of {_name_of(keys[:-1])}"
             yield UnknownField(message, at=tree.key_place(*keys), hint=_hint(name, model, own[:-1]))
         case "value_error" if isinstance(context["error"], Faults):
@@ -419,7 +419,7 @@ def _of_another_kind(value: object, wanted: str) -> str | None:
     """The hint for a value that differs from what is wanted in how it is written only."""
     match value:
         case [str(item)] if wanted == "string_type":
-            return f"write it without brackets: {shown(item)}"
+            return f"write it without brackets: {excerpt(item)}"
         case list() | dict() if wanted == "string_type":
             return "write one value"
         case str() if wanted == "bool_type" and value in ("true", "false"):

@@ -39,8 +39,8 @@ from runner.core.errors import (
     Place,
     RunnerError,
     UnreadableManifest,
-    shown,
 )
+from runner.core.sanitize import excerpt
 from runner.manifest import STDIN
 
 FILE_BYTES = 8 << 20
@@ -183,7 +183,7 @@ class Tree:
             case SequenceNode():
                 return "a list"
             case _:
-                return f"`{shown(node.value)}`" if node.value or node.ctag is _QUOTED else "an empty value"
+                return f"`{excerpt(node.value)}`" if node.value or node.ctag is _QUOTED else "an empty value"
 
     def node(self, *keys: str | int) -> Node:
         """The node of a value that is written."""
@@ -247,14 +247,14 @@ def read(path: Path, shown_as: str) -> bytes:
         file = os.dup(0) if given else os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with open(file, "rb") as stream:
             if not given and not stat.S_ISREG(os.fstat(file).st_mode):
-                raise UnreadableManifest(f"`{shown(shown_as)}` is not a regular file")
+                raise UnreadableManifest(f"`{excerpt(shown_as)}` is not a regular file")
             raw = stream.read(FILE_BYTES + 1)
     except OSError as error:
         reason = "its links go round in a circle" if error.errno == errno.ELOOP else (error.strerror or "").lower()
         hint = "`runner init` writes it" if error.errno == errno.ENOENT and path.name == ".runner" else None
-        raise UnreadableManifest(f"`{shown(shown_as)}` cannot be read: {reason}", hint=hint) from error
+        raise UnreadableManifest(f"`{excerpt(shown_as)}` cannot be read: {reason}", hint=hint) from error
     if len(raw) > FILE_BYTES:
-        raise OverBudget(f"`{shown(shown_as)}` is over {FILE_BYTES >> 20} MiB", hint="split it into several files")
+        raise OverBudget(f"`{excerpt(shown_as)}` is over {FILE_BYTES >> 20} MiB", hint="split it into several files")
     return raw
 
 
@@ -383,8 +383,8 @@ def _indentation(source: Source, at: Place) -> str | None:
         return None
     wanted = sorted(indent for indent in above if abs(indent - len(own[1])) == near)
     columns = " or ".join(str(indent + 1) for indent in wanted)
-    names = " and ".join(f"`{shown(above[indent])}`" for indent in wanted)
-    return f"begin `{shown(own[2])}` in column {columns}, as {names} above"
+    names = " and ".join(f"`{excerpt(above[indent])}`" for indent in wanted)
+    return f"begin `{excerpt(own[2])}` in column {columns}, as {names} above"
 
 
 @dataclass
@@ -485,7 +485,7 @@ class _Builder:
         if node.ctag is not _PLAIN and node.ctag is not _QUOTED:
             tag = str(node.ctag.suffix).replace("tag:yaml.org,2002:", "!!")
             hint = "leave the tag out; quotes make a value text"
-            return self._bad(CustomTag(f"`{shown(tag)}`: a manifest has no tags", at=self._place(node), hint=hint))
+            return self._bad(CustomTag(f"`{excerpt(tag)}`: a manifest has no tags", at=self._place(node), hint=hint))
         if isinstance(node, ScalarNode):
             if self._source.swappable and not node.value.isascii():
                 node.value = node.value.translate(_SWAP_BACK)
@@ -525,7 +525,7 @@ class _Builder:
             if name in built:
                 self._bad(
                     DuplicateKey(
-                        f"the key `{shown(name)}` is written twice",
+                        f"the key `{excerpt(name)}` is written twice",
                         at=self._place(key),
                         hint="remove one of the two",
                         also=(self._place(keys[name]),),
@@ -546,7 +546,7 @@ class _Builder:
         if len(self.found) > before:
             return None
         if isinstance(node, ScalarNode):
-            key = f"the key `{shown(node.value)}`" if node.value else "an empty key"
+            key = f"the key `{excerpt(node.value)}`" if node.value else "an empty key"
             self._bad(BadValue(f"{key} is not text", at=at(node), hint="put the key in quotes"))
         else:
             self._bad(BadValue("a list or mapping is not a key", at=at(node), hint=_QUOTE))
@@ -579,7 +579,7 @@ class _Builder:
                 return whole
         elif (real := float(text)) not in (float("inf"), float("-inf")):
             return real
-        return self._bad(BadValue(f"`{shown(text)}` {problem}", at=self._place(node), hint=hint))
+        return self._bad(BadValue(f"`{excerpt(text)}` {problem}", at=self._place(node), hint=hint))
 
     def _bad(self, finding: RunnerError) -> object:
         self.found.append(finding)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from runner.core.errors import shown
 from runner.core.ids import is_commit_id
+from runner.core.sanitize import excerpt
 from runner.plan.model import Step, canonical, digest
 
 Parts = Mapping[str, str]
@@ -51,5 +51,5 @@ def differences(old: Parts, new: Parts) -> Iterator[str]:
 def _word(part: str) -> str:
     value = json.loads(part)
     if isinstance(value, str):
-        return value[:12] if is_commit_id(value) else shown(value)
+        return value[:12] if is_commit_id(value) else excerpt(value)
     return part

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 
-from runner.core.errors import escaped
 from runner.core.model import Verdict, Violation
+from runner.core.sanitize import printable_path
 
 _PATTERN_BYTES = 1024
 _MOST_STARS = 3  # in one name: a regular expression tries every division among them
@@ -78,7 +78,7 @@ class PathPolicy:
             if size is None and verdict.rule.startswith("forbidden:"):
                 verdict = self._judge_allowed(_names(path) or ())
             if not verdict.allowed:
-                violations.append(Violation(printable(path), verdict.rule))
+                violations.append(Violation(printable_path(path), verdict.rule))
             if size is not None and size > self.max_file_size:
                 violations.append(oversized(path, size, self.max_file_size))
         return tuple(violations)
@@ -230,14 +230,8 @@ def _visible(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFC", _IGNORABLE.sub("", text))
 
 
-def printable(path: str) -> str:
-    """A path as people can be shown it: bytes that are no text and control characters as escapes."""
-    text = path.encode(errors="surrogateescape").decode(errors="backslashreplace")
-    return escaped(text)
-
-
 def oversized(path: str, size: int, limit: int) -> Violation:
-    return Violation(printable(path), "max-file-size", f"{size} bytes, at most {limit}")
+    return Violation(printable_path(path), "max-file-size", f"{size} bytes, at most {limit}")
 
 
 @cache

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.core.errors import printable
 from runner.core.model import Status
+from runner.core.sanitize import sanitize
 from runner.plan.model import Json, plain_fields
 from runner.report.format import MARKS, columns, cost, count, duration, others, size
 from runner.report.run_files import Account, report_bytes, sections, used
@@ -82,7 +82,7 @@ def document(rows: Sequence[Row]) -> Json:
 
 def text(rows: Sequence[Row]) -> str:
     """A table for a terminal; ends without a line break. A column that is empty for all is left out."""
-    cells = [[printable(cell, WIDEST) for cell in line] for line in _table(rows)]
+    cells = [[sanitize(cell, WIDEST) for cell in line] for line in _table(rows)]
     widths = [max(columns(line[at]) for line in cells) for at in range(len(cells[0]))]
     return "\n".join(
         "  ".join(cell + " " * (width - columns(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()

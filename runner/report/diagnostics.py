@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from runner.core.errors import Place, RunnerError, in_order, shown
+from runner.core.errors import Place, RunnerError, in_order
+from runner.core.sanitize import excerpt
 from runner.report.format import columns
 
 COLUMNS = 160  # of a shown source line, gutter and all
@@ -32,26 +33,26 @@ def as_json(finding: RunnerError) -> dict[str, object]:
     return {
         "severity": finding.severity,
         "code": finding.code,
-        "message": shown(finding.message, MESSAGE),
+        "message": excerpt(finding.message, MESSAGE),
         "at": _place(finding.at) if finding.at else None,
         "also": [_place(place) for place in finding.also],
-        "hint": shown(finding.hint, MESSAGE) if finding.hint else None,
+        "hint": excerpt(finding.hint, MESSAGE) if finding.hint else None,
     }
 
 
 def _place(place: Place) -> dict[str, object]:
-    return {"file": shown(place.file, MESSAGE), "line": place.line, "column": place.column, "width": place.width}
+    return {"file": excerpt(place.file, MESSAGE), "line": place.line, "column": place.column, "width": place.width}
 
 
 def _finding(finding: RunnerError, colour: bool) -> str:
     mark = _RED if finding.severity == "error" else _YELLOW
     paint = _painted if colour else _plain
     title = paint(f"{finding.severity}[{finding.code}]", mark)
-    lines = [f"{title}: {paint(shown(finding.message, MESSAGE), _BOLD)}"]
+    lines = [f"{title}: {paint(excerpt(finding.message, MESSAGE), _BOLD)}"]
     places = [finding.at, *finding.also] if finding.at else []
     gutter = " " * max((len(str(place.line)) for place in places), default=1)
     for place in places:
-        at = f"{shown(place.file, MESSAGE)}:{place.line}:{place.column}"
+        at = f"{excerpt(place.file, MESSAGE)}:{place.line}:{place.column}"
         lines.append(f"{gutter}{paint('-->', _BLUE)} {at}")
         if place.text:
             place = place._replace(text=_USERINFO.sub(lambda found: "*" * len(found[0]), place.text))
@@ -60,7 +61,7 @@ def _finding(finding: RunnerError, colour: bool) -> str:
             lines.append(f"{paint(f'{place.line:>{len(gutter)}} |', _BLUE)} {source}".rstrip())
             lines.append(f"{gutter} {paint('|', _BLUE)} {indent}{paint(carets, mark)}")
     if finding.hint:
-        lines.append(f"{gutter} {paint('=', _BLUE)} hint: {shown(finding.hint, MESSAGE)}")
+        lines.append(f"{gutter} {paint('=', _BLUE)} hint: {excerpt(finding.hint, MESSAGE)}")
     return "\n".join(lines)
 
 
@@ -95,4 +96,4 @@ def _snippet(place: Place, room: int) -> tuple[str, str, str]:
 
 
 def _cell(character: str) -> str:
-    return " " * TAB if character == "\t" else shown(character)
+    return " " * TAB if character == "\t" else excerpt(character)

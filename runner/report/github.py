@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.core.errors import Place, RunnerError, in_order, shown
+from runner.core.errors import Place, RunnerError, in_order
 from runner.core.model import Status
+from runner.core.sanitize import excerpt
 from runner.report.diagnostics import MESSAGE
 from runner.report.run_files import Account, blamed
 
@@ -47,14 +48,14 @@ def listed(notes: Sequence[Note], rest: str) -> Iterator[str]:
 
 
 def note_of(finding: RunnerError) -> Note:
-    text = shown(finding.message, MESSAGE) + (f"\nhint: {shown(finding.hint, MESSAGE)}" if finding.hint else "")
+    text = excerpt(finding.message, MESSAGE) + (f"\nhint: {excerpt(finding.hint, MESSAGE)}" if finding.hint else "")
     return Note(finding.severity, finding.code, text, finding.at)
 
 
 def violations_of(account: Account) -> Iterator[Note]:
     """What of a run's work broke policy, at the file of the repository."""
     for violation in account.record.violations:
-        yield Note("error", f"policy: {violation.rule}", shown(str(violation), MESSAGE), Place(violation.path, 1, 1))
+        yield Note("error", f"policy: {violation.rule}", excerpt(str(violation), MESSAGE), Place(violation.path, 1, 1))
 
 
 def notes_of(account: Account) -> Iterator[Note]:
@@ -67,10 +68,10 @@ def notes_of(account: Account) -> Iterator[Note]:
         lines = [outcome.message if outcome is not None else record.status.value]
         lines += record.steps[step].outcome.details[:20] if step is not None else ()  # type: ignore[union-attr]
         severity: Literal["error", "warning"] = "warning" if record.status is Status.CANCELLED else "error"
-        text = "\n".join(shown(line, MESSAGE) for line in [*lines, f"runner runs show {record.id}"])
+        text = "\n".join(excerpt(line, MESSAGE) for line in [*lines, f"runner runs show {record.id}"])
         yield Note(severity, f"run {record.name}: {reason}", text, _place(account, step or ""))
     for code, message in record.warnings:
-        yield Note("warning", f"run {record.name}: {code}", shown(message, MESSAGE))
+        yield Note("warning", f"run {record.name}: {code}", excerpt(message, MESSAGE))
 
 
 def harmless(text: str) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from xml.sax.saxutils import escape, quoteattr
 
-from runner.core.errors import Rejected, RunnerError, escaped
+from runner.core.errors import Rejected, RunnerError
 from runner.core.model import Check, Outcome, Reason, Status
+from runner.core.sanitize import escape_unprintable
 from runner.events.record import RunRecord, StepRecord
 from runner.report.format import commands
 from runner.report.run_files import Account, blamed, used
@@ -78,7 +79,7 @@ def _properties(account: Account) -> Iterator[tuple[str, str]]:
         "snapshot": record.snapshot.commit if record.snapshot is not None else None,
         "exit_code": record.exit_code,
     }
-    yield from ((name, escaped(str(value))) for name, value in values.items() if value not in (None, ""))
+    yield from ((name, escape_unprintable(str(value))) for name, value in values.items() if value not in (None, ""))
 
 
 def _cases(account: Account) -> Iterator[tuple[str, str]]:
@@ -159,7 +160,7 @@ def _element(tag: str, attributes: dict[str, str], content: str = "") -> str:
 
 
 def _line(text: str) -> str:
-    return escaped(text[:_MOST])
+    return escape_unprintable(text[:_MOST])
 
 
 def _lines(lines: Sequence[str]) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from runner.core.errors import Rejected, RunnerError, escaped, in_order, printable
+from runner.core.errors import Rejected, RunnerError, in_order
 from runner.core.model import Check, Status
+from runner.core.sanitize import escape_unprintable, sanitize
 from runner.report import compare
 from runner.report.format import MARKS, commands, duration
 from runner.report.run_files import Account
@@ -38,7 +39,7 @@ def render(accounts: Sequence[Account], failure: RunnerError | None = None, *, r
 
 def code(text: str) -> str:
     """Foreign text as a code span."""
-    shown = printable(text, _WIDEST).strip() or " "
+    shown = sanitize(text, _WIDEST).strip() or " "
     ticks = "`" * (1 + max(map(len, _TICKS.findall(shown)), default=0))
     padding = " " if "`" in shown else ""
     return f"{ticks}{padding}{shown}{padding}{ticks}"
@@ -106,7 +107,7 @@ def _list(title: str, items: Sequence[str]) -> str:
 
 def fence(lines: Sequence[str]) -> str:
     """Foreign lines as a fenced block, ending with a line break."""
-    shown = [escaped(line.expandtabs()[:_WIDEST]) for line in lines]
+    shown = [escape_unprintable(line.expandtabs()[:_WIDEST]) for line in lines]
     longest = max((len(ticks) for line in shown for ticks in _TICKS.findall(line)), default=0)
     ticks = "`" * max(3, longest + 1)
     return f"{ticks}text\n" + "".join(f"{line}\n" for line in shown) + f"{ticks}\n"

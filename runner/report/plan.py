@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 
-from runner.core.errors import NotEnforced, shown
+from runner.core.errors import NotEnforced
 from runner.core.model import Feature, Limits
+from runner.core.sanitize import excerpt
 from runner.plan.diff import Change
 from runner.plan.model import BUILT_IN, DEFAULTS, Given, Plan, PlannedCluster, RunPlan, Step
 from runner.report.format import columns, duration, limits, wrapped
@@ -262,7 +263,7 @@ def _lines(old: str, new: str) -> Iterator[str]:
     found = list(unified_diff(lefts[window], rights[window], n=1, lineterm=""))[2:]
     for line in found[:_MOST_LINES]:
         hunk = _HUNK.match(line)
-        yield f"    {shown(line, _WIDEST)}" if hunk is None else f"    @@ line {start + int(hunk[1])} @@"
+        yield f"    {excerpt(line, _WIDEST)}" if hunk is None else f"    @@ line {start + int(hunk[1])} @@"
     if len(found) > _MOST_LINES:
         yield f"    and {len(found) - _MOST_LINES} lines more"
 
@@ -279,7 +280,7 @@ def _value(change: Change, value: object) -> str:
         value = f"{value[:19]}.."
     if isinstance(value, (int, float)) and change.where.endswith("_seconds"):
         return duration(value)
-    return "" if value is None else shown(json.dumps(value, ensure_ascii=False), _WIDEST)
+    return "" if value is None else excerpt(json.dumps(value, ensure_ascii=False), _WIDEST)
 
 
 def _closing(plan: Plan, missing: int) -> str:
@@ -316,4 +317,4 @@ def _s(items: Sequence[object]) -> str:
 
 
 def _safe(text: str) -> str:
-    return shown(text, _WHOLE)
+    return excerpt(text, _WHOLE)

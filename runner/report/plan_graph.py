@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.core.errors import shown
+from runner.core.sanitize import excerpt
 from runner.plan.model import Plan, RunPlan
 from runner.report.format import duration
 
@@ -70,9 +70,9 @@ def _run_edges(plan: Plan) -> Iterator[tuple[int, int]]:
 
 def _mermaid(text: str) -> str:
     """Letters, digits and harmless signs as they are, the rest as Mermaid's character codes."""
-    return "".join(c if c.isalnum() or c in " .,:/_-+=" else f"#{ord(c)};" for c in shown(text, _CUT))
+    return "".join(c if c.isalnum() or c in " .,:/_-+=" else f"#{ord(c)};" for c in excerpt(text, _CUT))
 
 
 def _dot(text: str) -> str:
     r"""For a quoted DOT string, where a backslash begins ``\N`` and the like, and ``&`` an HTML entity."""
-    return shown(text, _CUT).replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
+    return excerpt(text, _CUT).replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")

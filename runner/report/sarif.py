@@ -7,7 +7,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from runner import __version__
-from runner.core.errors import Place, RunnerError, in_order, shown
+from runner.core.errors import Place, RunnerError, in_order
+from runner.core.sanitize import excerpt
 from runner.report.diagnostics import MESSAGE
 from runner.report.rules import rules
 
@@ -32,7 +33,7 @@ def as_sarif(findings: Sequence[RunnerError], path: str) -> dict[str, object]:
 
 
 def _result(finding: RunnerError, rule: int, path: str) -> dict[str, object]:
-    text = shown(finding.message, MESSAGE) + (f"\nhint: {shown(finding.hint, MESSAGE)}" if finding.hint else "")
+    text = excerpt(finding.message, MESSAGE) + (f"\nhint: {excerpt(finding.hint, MESSAGE)}" if finding.hint else "")
     at = _location(finding.at) if finding.at else {"physicalLocation": {"artifactLocation": {"uri": _uri(path)}}}
     related = [_location(place) for place in finding.also]
     return {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from runner.core.errors import printable
 from runner.core.model import IsolationClass, Reason, Status
+from runner.core.sanitize import sanitize
 from runner.events.events import AgentCommitsImported
 from runner.events.record import ClusterUse, RunRecord, StepRecord
 from runner.report.format import MARKS, brief, commands, duration, isolation, stop_stage, usage
@@ -19,7 +19,7 @@ _NAMED = 4  # kinds of refused requests, and late violations, that are named
 
 def render_run(record: RunRecord, directory: Path) -> str:
     """The report of one run, with what a terminal could obey escaped; ends without a line break."""
-    return "\n".join(printable(line, WIDEST) for line in _lines(record, directory))
+    return "\n".join(sanitize(line, WIDEST) for line in _lines(record, directory))
 
 
 def _lines(record: RunRecord, directory: Path) -> Iterator[str]:

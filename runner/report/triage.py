@@ -15,8 +15,8 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from runner.core.errors import printable
 from runner.core.model import CheckKind, Reason, Status
+from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.events.record import RunRecord, StepRecord
 from runner.report.format import MARKS, commands, cost, count, duration, wrapped
@@ -156,7 +156,7 @@ def live_line(record: RunRecord, scene: Scene, now: int, doing: str = "") -> str
         spent = used(record)
         of = f"/{scene.turns}" if scene.turns is not None else ""
         line += f"  turn {spent.requests}{of}{_used(record)}"
-    return printable(f"{line}   {doing}".rstrip(), WIDEST)
+    return sanitize(f"{line}   {doing}".rstrip(), WIDEST)
 
 
 def closing(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
@@ -210,7 +210,7 @@ def _hints(record: RunRecord) -> Iterator[str]:
     """What to do about the step that decided."""
     at = blamed(record)
     outcome = record.steps[at].outcome if at else None
-    return (printable(line, WIDEST) for line in (outcome.details if outcome else ()) if line.startswith("hint: "))
+    return (sanitize(line, WIDEST) for line in (outcome.details if outcome else ()) if line.startswith("hint: "))
 
 
 def _lacking(record: RunRecord, found: Found) -> str:
@@ -253,7 +253,7 @@ def _conclusions(found: Found) -> Iterator[str]:
 
 
 def _labelled(label: str, text: str) -> Iterator[str]:
-    lines = list(wrapped(printable(text, WIDEST), _WIDTH)) if text else []
+    lines = list(wrapped(sanitize(text, WIDEST), _WIDTH)) if text else []
     if len(lines) > _SAID:
         lines = [*lines[: _SAID - 1], lines[_SAID - 1] + " ..."]
     for number, line in enumerate(lines):
@@ -270,4 +270,4 @@ def paragraph(text: str) -> str:
 def shown_path(path: Path, here: Path) -> str:
     """A path as it can be typed from ``here``, if that is shorter."""
     relative = os.path.relpath(path, here)
-    return printable(relative if not relative.startswith("../..") else str(path), WIDEST)
+    return sanitize(relative if not relative.startswith("../..") else str(path), WIDEST)

@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from runner.core.errors import HostRefused, printable
+from runner.core.errors import HostRefused
+from runner.core.sanitize import sanitize
 from runner.runtime.exec import LogFile
 from runner.safefs import trees
 from runner.safefs.beneath import opened
@@ -80,7 +81,7 @@ def keep_earlier(there: Path, new: Path) -> list[str]:
 def mark_rehearsed(report: Path, script: str) -> None:
     """Let a report begin with what it is: nobody is to take it for an investigation. Blocking."""
     if report.is_file():
-        first = f"> REHEARSAL: no model was asked, {printable(script)} stood for it. This is no investigation.\n\n"
+        first = f"> REHEARSAL: no model was asked, {sanitize(script)} stood for it. This is no investigation.\n\n"
         report.write_bytes(first.encode() + report.read_bytes())
 
 

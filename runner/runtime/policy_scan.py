@@ -9,8 +9,9 @@ from functools import partial
 import trio
 
 from runner.core.model import Outcome, Reason, Violation, failed
+from runner.core.sanitize import printable_path
 from runner.events import events as ev
-from runner.policy.paths import PathPolicy, compose, printable
+from runner.policy.paths import PathPolicy, compose
 from runner.ports.git import Change, Snapshot, SnapshotOptions
 from runner.runtime.context import Run
 from runner.runtime.path_digests import digests
@@ -107,7 +108,7 @@ async def commit_tree(
     violations = policy_of(specs).judge_changes(sizes) + await leaks(run.ports.redact, handle.tree, changes)
     unusable = await judge_usable(run, snapshot, changes)
     if violations or unusable:
-        named = {printable(_text(change.path)): change.path for change in changes}
+        named = {printable_path(_text(change.path)): change.path for change in changes}
         run.offending |= {named[violation.path] for violation in violations} | unusable.keys()
         violations += tuple(unusable.values())
         await run.emit(ev.ViolationsFound(step, violations))
@@ -125,7 +126,7 @@ async def judge_usable(run: Run, snapshot: Snapshot, changes: Sequence[Change]) 
     found = found or [(path, "name-collision", _text(other)) for path, other in snapshot.collisions]
     refused = await run.ports.git.rejected_files(run.places.repository, changes)
     found += [(path, "git-refuses", words) for path, words in refused.items()]
-    return {path: Violation(printable(_text(path)), rule, printable(detail)) for path, rule, detail in found}
+    return {path: Violation(printable_path(_text(path)), rule, printable_path(detail)) for path, rule, detail in found}
 
 
 def _text(path: bytes) -> str:

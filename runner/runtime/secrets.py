@@ -19,8 +19,8 @@ import trio
 from runner.core.errors import ProviderFailed
 from runner.core.model import Violation
 from runner.core.redact import GZIP, Redactor
+from runner.core.sanitize import printable_path
 from runner.plan.model import Given
-from runner.policy.paths import printable
 from runner.ports.git import Change
 from runner.ports.provider import Workspace
 from runner.runtime.context import Run
@@ -73,7 +73,7 @@ def _leaks(redactor: Redactor, tree: Path, changes: Iterable[Change]) -> tuple[V
 
 def _judged(redactor: Redactor, root: Path, path: str, prefix: str) -> Iterator[Violation]:
     """What an entry shows by its name or content; one that cannot be looked at might show everything."""
-    shown = f"{prefix}{printable(path)}"
+    shown = f"{prefix}{printable_path(path)}"
     try:
         names = redactor.names_in(os.fsencode(path)) | _shown(redactor, root, path)
     except OSError as error:
@@ -148,7 +148,7 @@ def redact_files(redactor: Redactor, folder: Path) -> list[str]:
         cleaned = os.fsdecode(redactor.clean(relative))
         if why := _refused(redactor, path):
             path.unlink()
-            said.append(f"output {printable(cleaned)} is left out: an archive {why}")
+            said.append(f"output {printable_path(cleaned)} is left out: an archive {why}")
             continue
         stream = redactor.stream()
         half = path.with_name(f".{os.urandom(4).hex()}")
@@ -190,4 +190,4 @@ def _refused(redactor: Redactor, path: Path) -> str | None:
 
 
 def _said(cleaned: str, found: Iterable[str]) -> list[str]:
-    return [f"output {printable(cleaned)} showed secret {name}; it was taken out" for name in sorted(found)]
+    return [f"output {printable_path(cleaned)} showed secret {name}; it was taken out" for name in sorted(found)]

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.core.model import Violation
+from runner.core.sanitize import printable_path
 from runner.policy.names import NAME_BYTES, PATH_BYTES, Kind, judge_name, may_offend
-from runner.policy.paths import PathPolicy, State, fold, matcher, oversized, printable
+from runner.policy.paths import PathPolicy, State, fold, matcher, oversized
 from runner.safefs import beneath, listing
 from runner.safefs.listing import SETID, Chunk, Lister, Odd
 
@@ -184,7 +185,7 @@ class _Walk:
             kind = stat.filemode(odd.mode)[0]
             self._add(path, "special-file", _SPECIAL.get(kind, "changed during the scan"))
         elif leaves_tree(path.count("/"), odd.target):
-            self._add(path, "link-outside", printable(odd.target))
+            self._add(path, "link-outside", printable_path(odd.target))
         self._judge_name(place, odd.name, "file" if stat.S_ISREG(odd.mode) else "link")
 
     def _odd_file(self, path: str, odd: Odd) -> None:
@@ -199,7 +200,7 @@ class _Walk:
             self._add(path, "mount")
 
     def _add(self, path: str, rule: str, detail: str = "") -> None:
-        self.violations.append(Violation(printable(path), rule, detail))
+        self.violations.append(Violation(printable_path(path), rule, detail))
         self.offending.add(os.fsencode(path))
         if len(self.violations) >= self._limit_violations:
             raise _Stopped(f"{self._limit_violations} violations, and perhaps more")

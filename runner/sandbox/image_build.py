@@ -26,8 +26,8 @@ from runner.core.errors import (
     ProviderFailed,
     RunnerError,
     UsageError,
-    printable,
 )
+from runner.core.sanitize import sanitize
 from runner.sandbox.docker_api import Engine, unreachable
 
 _READ_BYTES = 1 << 16
@@ -98,11 +98,11 @@ async def build_image(engine: Engine, build: Build, say: Callable[[str], None]) 
 def why(error: str, said: list[str], step: str) -> RunnerError:
     """What a build failed of, by what was said last in ``step``."""
     text = "\n".join(said)
-    words = printable(error.strip())
+    words = sanitize(error.strip())
     if " : FROM " in step:
         base = step.partition(" : FROM ")[2].split(" ")[0]
         return BaseImageMissing(
-            f"the base image `{printable(base)}` is not to be had: {words}",
+            f"the base image `{sanitize(base)}` is not to be had: {words}",
             hint="docker pull it, or name one that is here: --base IMAGE",
         )
     if _ALTERED.search(text):
@@ -125,7 +125,7 @@ def why(error: str, said: list[str], step: str) -> RunnerError:
 
 
 def _telling(pattern: re.Pattern[str], said: list[str]) -> str:
-    return printable(max((line.strip() for line in said if pattern.search(line)), key=len))
+    return sanitize(max((line.strip() for line in said if pattern.search(line)), key=len))
 
 
 async def _answers(engine: Engine, build: Build) -> AsyncGenerator[Mapping[str, Any]]:
@@ -165,7 +165,7 @@ async def _body(engine: Engine, build: Build) -> AsyncGenerator[bytes]:
         except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
             raise ProviderFailed(f"the docker daemon at `{engine.host}` has broken off the build: {error}") from error
     if status != 200:
-        words = printable(refused.decode(errors="replace").strip().removeprefix('{"message":"').removesuffix('"}'))
+        words = sanitize(refused.decode(errors="replace").strip().removeprefix('{"message":"').removesuffix('"}'))
         raise UsageError(f"docker refuses: {words}") if status == 400 else ProviderFailed(f"docker refuses: {words}")
 
 

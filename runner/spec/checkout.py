@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from runner.core.errors import BadUrl, shown
+from runner.core.errors import BadUrl
 from runner.core.model import Checkout
+from runner.core.sanitize import excerpt
 from runner.core.settings import without_secrets
 
 URL_DEPTH = 1  # commits of history from a URL, unless a manifest says how many
@@ -88,7 +89,7 @@ def judge_url(url: str) -> BadUrl | None:
     parts = url.split("://")[-1].replace(":", "/").split("/")
     if len(url) > _URL_CHARACTERS or ".." in parts or "." in parts or not _URL.fullmatch(url):
         return BadUrl(
-            f"`{shown(without_secrets(url))}` is not a URL that is cloned",
+            f"`{excerpt(without_secrets(url))}` is not a URL that is cloned",
             hint="https://HOST/PATH, ssh://USER@HOST/PATH or USER@HOST:PATH; a directory is `type: local` and `path`",
         )
     return None

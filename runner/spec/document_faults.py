@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pydantic import BaseModel
 
-from runner.core.errors import BadRef, BadValue, RunnerError, shown
+from runner.core.errors import BadRef, BadValue, RunnerError
 from runner.core.ids import BRANCH_HINT, is_branch
+from runner.core.sanitize import excerpt
 from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
@@ -51,7 +52,7 @@ def template_faults(
                 findings.append(error)
             else:
                 if text and keys == ("snapshot", "branch") and not is_branch(filled):
-                    findings.append(BadRef(f"`{shown(filled)}` is not a branch name", at=at, hint=BRANCH_HINT))
+                    findings.append(BadRef(f"`{excerpt(filled)}` is not a branch name", at=at, hint=BRANCH_HINT))
     return findings
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.core.errors import IncidentLarge, IncidentLeftOut, Place, RunnerError, shown
+from runner.core.errors import IncidentLarge, IncidentLeftOut, Place, RunnerError
+from runner.core.sanitize import excerpt
 from runner.spec.model import Facts
 
 _READ = "content counts up to 16 MiB a file and 256 MiB, 1,000 files and 100 entries at the top"
@@ -16,7 +17,7 @@ def incident_advice(run: str, facts: Facts, at: Place | None = None) -> Iterator
     large = [name for name, file in facts.files.get(f"{run}/incident", {}).items() if not file.whole]
     if large:
         more = f" and {len(large) - 1} more are" if len(large) > 1 else " is"
-        message = f"the incident's `{shown(large[0])}`{more} in /incident only, planned by size and time, not content"
+        message = f"the incident's `{excerpt(large[0])}`{more} in /incident only, planned by size and time, not content"
         yield IncidentLarge(message, at=at, hint=_READ)
     if words := facts.left_out.get(run):
         yield left_out(words, at)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from runner.core.errors import BadValue, DefaultsDropped, NetworkIgnored, Place, RunnerError, shown
+from runner.core.errors import BadValue, DefaultsDropped, NetworkIgnored, Place, RunnerError
 from runner.core.model import IsolationClass
+from runner.core.sanitize import excerpt
 from runner.manifest import repository
 from runner.manifest.load import DEFAULTS
 from runner.manifest.repository import RepositoryPolicy
@@ -42,7 +43,7 @@ def read_own(file: PolicyFile) -> tuple[OwnPolicy | None, list[RunnerError]]:
     ):
         for position, pattern in enumerate(patterns or ()):
             if complaint := check_pattern(pattern):
-                found.append(BadValue(f"`{shown(pattern)}` {complaint}", at=tree.place(key, position)))
+                found.append(BadValue(f"`{excerpt(pattern)}` {complaint}", at=tree.place(key, position)))
     if found:
         return None, found
     if written.allowNetwork:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from runner.core.errors import BadTemplate, Place, nearest, shown
+from runner.core.errors import BadTemplate, Place, nearest
+from runner.core.sanitize import excerpt
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -112,7 +113,7 @@ def _generated(text: str, values: Mapping[str, object], at: Place | None) -> Ite
     except UndefinedError as error:
         name, known = _lacking(text, values)
         reason = f"the template cannot be filled: {error.message}"
-        message = f"`{shown(name)}` is not known to the template" if name else reason
+        message = f"`{excerpt(name)}` is not known to the template" if name else reason
         of_others = "name the run in `needs`: outputs are those of runs that this one needs"
         hint = of_others if name.startswith("outputs.") and not known else nearest(name.rpartition(".")[2], known)
         raise BadTemplate(message, at=at, hint=hint) from None

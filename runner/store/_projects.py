@@ -7,7 +7,8 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 
-from runner.core.errors import ProjectOwned, UnknownProject, nearest, shown
+from runner.core.errors import ProjectOwned, UnknownProject, nearest
+from runner.core.sanitize import excerpt
 from runner.ports.store import ProjectRow
 
 _COLUMNS = "name, root, workspace_isolation, protected_paths, manifest, updated"
@@ -50,7 +51,7 @@ def find_project(rows: Sequence[ProjectRow], name: str) -> ProjectRow:
     for row in rows:
         if row.name == name:
             return row
-    raise UnknownProject(f"there is no project `{shown(name)}`", hint=nearest(name, [row.name for row in rows]))
+    raise UnknownProject(f"there is no project `{excerpt(name)}`", hint=nearest(name, [row.name for row in rows]))
 
 
 def _text(path: str) -> str:

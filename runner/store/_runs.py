@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.core.errors import RunExists, UnknownRun, shown
+from runner.core.errors import RunExists, UnknownRun
+from runner.core.sanitize import excerpt
 from runner.events.events import RunStarted
 from runner.ports.store import RunRow
 
@@ -22,11 +23,11 @@ def find_run(rows: Sequence[RunRow], text: str) -> RunRow:
     if text and len(found) == 1:
         return found[0]
     if not found:
-        raise UnknownRun(f"there is no run `{shown(text)}`", hint="`runner runs list` shows all")
+        raise UnknownRun(f"there is no run `{excerpt(text)}`", hint="`runner runs list` shows all")
     candidates = ", ".join(f"{row.id} ({row.name})" for row in found[:_CANDIDATES])
     more = f", and {len(found) - _CANDIDATES} more" if len(found) > _CANDIDATES else ""
-    raise UnknownRun(f"`{shown(text)}` may be any of {len(found)} runs", hint=f"one of: {candidates}{more}")
+    raise UnknownRun(f"`{excerpt(text)}` may be any of {len(found)} runs", hint=f"one of: {candidates}{more}")
 
 
 def run_exists(run: str, started: RunStarted) -> RunExists:
-    return RunExists(f"run `{run}` has the name `{started.name}` and the key `{shown(started.key or '')}`", run=run)
+    return RunExists(f"run `{run}` has the name `{started.name}` and the key `{excerpt(started.key or '')}`", run=run)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from runner.core.errors import UnknownWorkspace, shown
+from runner.core.errors import UnknownWorkspace
 from runner.core.model import DEFAULT_PROJECT, ClockReference, Limits, WorkspaceStatus
+from runner.core.sanitize import excerpt
 from runner.events.events import Event
 from runner.lifecycle.workspace import fold, named
 from runner.ports.store import WorkspaceRow
@@ -35,10 +36,12 @@ def find_workspace(rows: Sequence[WorkspaceRow], text: str) -> WorkspaceRow:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise UnknownWorkspace(f"there is no workspace `{shown(text)}`", hint="`runner workspace list` shows all")
+        raise UnknownWorkspace(f"there is no workspace `{excerpt(text)}`", hint="`runner workspace list` shows all")
     candidates = ", ".join(row.id for row in found[:_CANDIDATES])
     more = f", and {len(found) - _CANDIDATES} more" if len(found) > _CANDIDATES else ""
-    raise UnknownWorkspace(f"`{shown(text)}` may be any of {len(found)} workspaces", hint=f"one of: {candidates}{more}")
+    raise UnknownWorkspace(
+        f"`{excerpt(text)}` may be any of {len(found)} workspaces", hint=f"one of: {candidates}{more}"
+    )
 
 
 def read_workspaces(connection: sqlite3.Connection) -> list[WorkspaceRow]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.core.errors import shown
 from runner.core.ids import is_name, is_object_name
+from runner.core.sanitize import excerpt
 from runner.triage.alert_forms import SERVICES as SERVICES
 from runner.triage.alert_forms import alert_of, text
 
@@ -102,7 +102,7 @@ def misnamed(incident: Mapping[str, Any]) -> str | None:
         ("name", name, is_object_name),
     ):
         if word and not fits(word):
-            return f"`{shown(word)}` is no {what} of Kubernetes"
+            return f"`{excerpt(word)}` is no {what} of Kubernetes"
     return None
 
 

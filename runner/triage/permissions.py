@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from runner.core.errors import shown
+from runner.core.sanitize import excerpt
 from runner.triage.strict_json import read_object, written
 
 FILE = "incident_cluster_permissions.json"
@@ -94,7 +94,7 @@ def differences(stated: Permissions, written: Mapping[str, object], probed: Perm
 
 
 def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"`{shown(str(value))}`"
+    return str(value).lower() if isinstance(value, bool) else f"`{excerpt(str(value))}`"
 
 
 def both_texts(probed: str, stated: str, differing: Sequence[str]) -> str:

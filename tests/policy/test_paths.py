@@ -9,7 +9,8 @@ import time
 import pytest
 
 from runner.core.model import Verdict, Violation
-from runner.policy.paths import PathPolicy, check_pattern, compose, fold, matcher, printable
+from runner.core.sanitize import printable_path
+from runner.policy.paths import PathPolicy, check_pattern, compose, fold, matcher
 
 DOCUMENTED = (
     "**/.env",
@@ -325,4 +326,4 @@ def _plainly(pattern: str) -> re.Pattern[str]:
     ids=ascii,
 )
 def test_a_path_is_shown_in_characters_that_do_nothing(path: str, shown: str) -> None:
-    assert printable(path) == shown
+    assert printable_path(path) == shown

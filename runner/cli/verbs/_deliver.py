@@ -38,7 +38,7 @@ def add_arguments(add: Callable[[str, str], ArgumentParser]) -> None:
 
 
 def deliver(past: Past, args: Namespace, settings: Settings, out: Output) -> None:
-    from runner.core.errors import printable
+    from runner.core.sanitize import sanitize
     from runner.ops.signals import run_cancellable
     from runner.plan.model import plain_fields
 
@@ -47,7 +47,7 @@ def deliver(past: Past, args: Namespace, settings: Settings, out: Output) -> Non
     if args.output == "json":
         out.json({"run": past.record.id, "status": past.record.status.value, **plain_fields(value)})
         return
-    out.line(printable(text, 1000))
+    out.line(sanitize(text, 1000))
     if past.record.exit_code:
         out.line(f"note: the run itself ended {past.record.status.value}")
 

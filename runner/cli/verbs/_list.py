@@ -37,13 +37,14 @@ def show(args: Namespace, settings: Settings, out: Output) -> None:
     import trio
 
     from runner.cli.requests import repository_of_here
-    from runner.core.errors import UsageError, nearest, shown
+    from runner.core.errors import UsageError, nearest
+    from runner.core.sanitize import excerpt
     from runner.ops.host.state import now_microseconds
     from runner.ops.runs.history import STATES, Wanted, listing_of
 
     now = now_microseconds()
     if args.status is not None and args.status not in STATES:
-        raise UsageError(f"`{shown(args.status)}` is no status of a run", hint=nearest(args.status, STATES))
+        raise UsageError(f"`{excerpt(args.status)}` is no status of a run", hint=nearest(args.status, STATES))
     if args.limit is not None and args.limit < 1:
         raise UsageError(f"`--limit` is {args.limit}", hint="leave it out, or write 1 or more")
     limit = args.limit or (LINES if args.output == "text" else None)
@@ -60,7 +61,8 @@ def _moment(text: str, now: int) -> int:
     """Microseconds since the epoch. Raises ``UsageError``."""
     from datetime import UTC, datetime
 
-    from runner.core.errors import UsageError, shown
+    from runner.core.errors import UsageError
+    from runner.core.sanitize import excerpt
     from runner.core.settings import parse_duration
 
     try:
@@ -71,7 +73,7 @@ def _moment(text: str, now: int) -> int:
         at = datetime.fromisoformat(text)
     except ValueError:
         hint = "it takes how long ago, such as 90m or 2d, or a day or moment such as 2026-11-30T08:00Z"
-        raise UsageError(f"`--since` is `{shown(text)}`", hint=hint) from None
+        raise UsageError(f"`--since` is `{excerpt(text)}`", hint=hint) from None
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1e6)
 
 
@@ -95,7 +97,7 @@ def _plain(listed: Listed) -> dict[str, object]:
 def _print(listing: Listing, now: int, out: Output) -> None:
     from shutil import get_terminal_size
 
-    from runner.core.errors import printable
+    from runner.core.sanitize import sanitize
     from runner.report.text import WIDEST
 
     rows = [_HEADER, *(_cells(listed, now) for listed in listing.runs)]
@@ -104,7 +106,7 @@ def _print(listing: Listing, now: int, out: Output) -> None:
         widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
         for row in rows:
             cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
-            out.line(printable("  ".join([*cells, row[-1]]).rstrip(), room))
+            out.line(sanitize("  ".join([*cells, row[-1]]).rstrip(), room))
     for line in _below(listing):
         out.line(line)
 

@@ -27,7 +27,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def show(past: Past, args: Namespace, settings: Settings, out: Output) -> None:
-    from runner.core.errors import UsageError, printable
+    from runner.core.errors import UsageError
+    from runner.core.sanitize import sanitize
     from runner.ops.runs.history import logs_of
     from runner.ops.runs.secret_values import redactor_of
     from runner.ops.runs.step_output import say_of, words_of
@@ -48,14 +49,14 @@ def show(past: Past, args: Namespace, settings: Settings, out: Output) -> None:
         kind = past.record.steps[file.stem].kind
         if say is not None and kind == "agent" and file.suffix == ".stdout":
             for line in words_of(file, say):
-                out.line(printable(line, _WIDEST))
+                out.line(sanitize(line, _WIDEST))
         else:
             print_file(file, out, log=True)
 
 
 def print_file(file: Path, out: Output, *, log: bool = False) -> None:
     """Raw bytes into a file or pipe; on a terminal, or of a log where a CI obeys it, what commands is escaped."""
-    from runner.core.errors import printable
+    from runner.core.sanitize import sanitize
 
     with file.open("rb") as stream:
         if not out.live and not (log and out.manners.obeyed):
@@ -63,7 +64,7 @@ def print_file(file: Path, out: Output, *, log: bool = False) -> None:
                 out.raw(chunk)
             return
         for line in stream:
-            out.line(printable(line.decode(errors="replace").rstrip("\r\n"), _WIDEST))
+            out.line(sanitize(line.decode(errors="replace").rstrip("\r\n"), _WIDEST))
 
 
 class _Follower:
@@ -95,13 +96,13 @@ class _Follower:
             self._tell(self._printed.lines())
 
     def _tell(self, lines: Iterable[str]) -> None:
-        from runner.core.errors import printable
+        from runner.core.sanitize import sanitize
 
         for line in lines:
             if self._heading:
                 self._out.line(self._heading)
                 self._heading = ""
-            self._out.line(printable(line, _WIDEST))
+            self._out.line(sanitize(line, _WIDEST))
 
 
 def _follow(past: Past, step: str | None, say: Say | None, settings: Settings, *, out: Output) -> None:

@@ -30,13 +30,13 @@ def show(past: Past, form: str, out: Output) -> None:
 
             out.line(markdown.render([_account(past)]).rstrip("\n"))
         case _:
-            from runner.core.errors import printable
+            from runner.core.sanitize import sanitize
             from runner.report.progress import after
             from runner.report.text import WIDEST, render_run
 
             out.line(render_run(past.record, past.directory))
             for line in after(_account(past), _tail(past)):
-                out.line(printable(line, WIDEST))
+                out.line(sanitize(line, WIDEST))
 
 
 def _tail(past: Past) -> Sequence[str]:

@@ -33,6 +33,6 @@ def moment(microseconds: int) -> str:
 
 def line(out: Output, text: str) -> None:
     """Paths and names are others' words: a terminal must not obey them."""
-    from runner.core.errors import escaped
+    from runner.core.sanitize import escape_unprintable
 
-    out.line(escaped(text))
+    out.line(escape_unprintable(text))

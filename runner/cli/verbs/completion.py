@@ -115,14 +115,15 @@ def _asked(kind: str) -> dict[str, object]:
 def _names(kind: str, out: Output) -> int:
     """Print the names of a kind, one a line; none when they cannot be read, for nobody could be told why."""
     from runner.cli.completion_names import KINDS
-    from runner.core.errors import RunnerError, UsageError, nearest, printable
+    from runner.core.errors import RunnerError, UsageError, nearest
+    from runner.core.sanitize import sanitize
     from runner.core.settings import current
 
     if kind not in KINDS:
-        raise UsageError(f"`{printable(kind)}` is nothing that is completed", hint=nearest(kind, KINDS))
+        raise UsageError(f"`{sanitize(kind)}` is nothing that is completed", hint=nearest(kind, KINDS))
     try:
         for name in KINDS[kind](current()):
-            out.line(printable(name))
+            out.line(sanitize(name))
     except (OSError, RunnerError):
         return 1
     return 0

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from runner import DISTRIBUTION
 from runner.cli.output import Output
-from runner.core.errors import UsageError, printable
+from runner.core.errors import UsageError
+from runner.core.sanitize import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +76,7 @@ def main(args: Namespace, out: Output) -> int:
         out.json({**_object(plain(health)), "able": health.able, "answered": plain(answered)})
     else:
         for line in (*_lines(health), *map(_answered, answered)):
-            out.line(printable(line, _WIDEST))
+            out.line(sanitize(line, _WIDEST))
     if not health.able:
         return NOTHING
     return 0 if all(one.problem is None for one in answered) else 4
@@ -105,7 +106,7 @@ def _examined(one: Examined) -> Iterator[str]:
         yield f"    not probed: {one.skipped}"
     if one.hint is not None:
         yield f"    = hint: {one.hint}"
-    yield from (printable(line, _WIDEST) for tried in one.tried for line in _tried(tried))
+    yield from (sanitize(line, _WIDEST) for tried in one.tried for line in _tried(tried))
 
 
 def _tried(tried: Tried) -> Iterator[str]:

@@ -29,7 +29,8 @@ def main(args: Namespace, out: Output) -> int:
 
     import trio
 
-    from runner.core.errors import ClockJumped, StoreDamaged, printable
+    from runner.core.errors import ClockJumped, StoreDamaged
+    from runner.core.sanitize import sanitize
     from runner.core.settings import current
     from runner.ops.runs.gc import collect
     from runner.plan.model import plain_fields
@@ -47,7 +48,7 @@ def main(args: Namespace, out: Output) -> int:
         )
     else:
         for line in _lines(collection):
-            out.line(printable(line, 1_000))
+            out.line(sanitize(line, 1_000))
     if collection.clock is not None:
         out.findings([ClockJumped(f"nothing is removed: {collection.clock}", hint=AGAIN)])
     if collection.unknown:

@@ -47,7 +47,7 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _build(args: Namespace, settings: Settings, out: Output) -> int:
-    from runner.core.errors import printable
+    from runner.core.sanitize import sanitize
     from runner.ops.host import image
     from runner.ops.signals import run_cancellable
 
@@ -57,7 +57,7 @@ def _build(args: Namespace, settings: Settings, out: Output) -> int:
         out.line(f"{args.save_context}: build it with `-f {image.DOCKERFILE}`")
         return 0
     show = out.complain if args.output == "json" else out.line
-    id = run_cancellable(lambda: image.build(settings, recipe, lambda line: show(printable(line, 1_000))))
+    id = run_cancellable(lambda: image.build(settings, recipe, lambda line: show(sanitize(line, 1_000))))
     if args.output == "json":
         out.json({"image": id, "tag": args.tag})
     else:
@@ -79,9 +79,9 @@ def _check(args: Namespace, settings: Settings, out: Output) -> int:
 
 
 def _print(name: str, checked: Checked, out: Output) -> None:
-    from runner.core.errors import printable
+    from runner.core.sanitize import sanitize
 
-    out.line(f"{printable(name)}  {checked.image}  {checked.size_bytes / 1e9:.2f} GB, user {printable(checked.user)}")
+    out.line(f"{sanitize(name)}  {checked.image}  {checked.size_bytes / 1e9:.2f} GB, user {sanitize(checked.user)}")
     for found in checked.found:
         out.line(f"{'✓' if found.is_right else '✗'} {found.what:<32} {found.told}")
     if not checked.is_right:

@@ -110,9 +110,9 @@ def _show_scan(found: ScanResult, layers: Sequence[Layer], form: str, out: Outpu
 
 def _line(out: Output, text: str) -> None:
     """Patterns and names are others' words: a terminal must not obey them."""
-    from runner.core.errors import escaped
+    from runner.core.sanitize import escape_unprintable
 
-    out.line(escaped(text))
+    out.line(escape_unprintable(text))
 
 
 def _mark(ruling: Ruling) -> str:

@@ -60,9 +60,9 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _line(row: ProjectRow) -> str:
-    from runner.core.errors import printable
+    from runner.core.sanitize import sanitize
 
     parts = ["isolated" if row.workspace_isolation else "shared", row.root]
     parts += [f"protected {', '.join(row.protected_paths)}"] if row.protected_paths else []
     parts += [f"from {row.manifest}"] if row.manifest else []
-    return printable(f"{row.name}  {'  '.join(parts)}", 1_000)
+    return sanitize(f"{row.name}  {'  '.join(parts)}", 1_000)

@@ -31,7 +31,8 @@ def main(args: Namespace, out: Output) -> int:
 
     import trio
 
-    from runner.core.errors import StoreDamaged, printable
+    from runner.core.errors import StoreDamaged
+    from runner.core.sanitize import sanitize
     from runner.core.settings import current
     from runner.ops.runs.recover import recover_store
     from runner.plan.model import plain_fields
@@ -42,7 +43,7 @@ def main(args: Namespace, out: Output) -> int:
         out.json({**plain_fields(recovery), "clean": recovery.clean})
     else:
         for line in _lines(recovery):
-            out.line(printable(line, 1_000))
+            out.line(sanitize(line, 1_000))
     if recovery.damage is not None:
         out.findings([StoreDamaged(f"nothing is recovered: {recovery.damage}", hint=REBUILD)])
     elif behind := [one for one in recovery.unknown if one.directory is not None]:

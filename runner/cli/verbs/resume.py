@@ -35,8 +35,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
-    from runner.core.errors import printable
     from runner.core.model import Status
+    from runner.core.sanitize import sanitize
     from runner.core.settings import current
     from runner.ops.runs.history import find_run
     from runner.ops.runs.output_copy import hand_out
@@ -60,7 +60,7 @@ def main(args: Namespace, out: Output) -> int:
             return 0
         record = await _carry_on(resuming, args.output, settings, reports, out=out, redactor=redactor)
         for left in hand_out(settings.home / "runs" / record.id, record):
-            out.complain(printable(f"not copied: {left}", 1_000))
+            out.complain(sanitize(f"not copied: {left}", 1_000))
         return record.exit_code or 0
 
     with open_reports(args, out, settings) as reports:
@@ -68,7 +68,8 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _seconds(text: str) -> float:
-    from runner.core.errors import UsageError, shown
+    from runner.core.errors import UsageError
+    from runner.core.sanitize import excerpt
     from runner.core.settings import parse_duration
 
     try:
@@ -77,7 +78,7 @@ def _seconds(text: str) -> float:
         seconds = 0.0
     if not 0 < seconds <= MOST:
         hint = "it takes a duration such as 900, 15m or 1h30m, from 1s to 30d"
-        raise UsageError(f"`--timeout` is `{shown(text)}`", hint=hint)
+        raise UsageError(f"`--timeout` is `{excerpt(text)}`", hint=hint)
     return seconds
 
 
@@ -144,8 +145,8 @@ def _lines(resuming: Resuming) -> Iterator[str]:
 
 
 def _print(lines: Iterable[str], out: Output) -> None:
-    from runner.core.errors import printable
+    from runner.core.sanitize import sanitize
     from runner.report.text import WIDEST
 
     for line in lines:
-        out.line(printable(line, WIDEST))
+        out.line(sanitize(line, WIDEST))

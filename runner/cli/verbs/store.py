@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
-    from runner.core.errors import printable
+    from runner.core.sanitize import sanitize
     from runner.core.settings import current
     from runner.ops.host.rebuild_store import rebuild_store
     from runner.plan.model import plain_fields
@@ -38,7 +38,7 @@ def main(args: Namespace, out: Output) -> int:
         out.json(plain_fields(rebuilt))
     else:
         for line in _lines(rebuilt):
-            out.line(printable(line, 1_000))
+            out.line(sanitize(line, 1_000))
     return UNREAD if rebuilt.unread else 0
 
 

@@ -9,7 +9,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, NoReturn
 
 from runner.cli.output import Output
-from runner.core.errors import Rejected, UsageError, shown
+from runner.core.errors import Rejected, UsageError
+from runner.core.sanitize import excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -105,7 +106,9 @@ def main(args: Namespace, out: Output) -> int:
     settings = current()
     if args.workspace is None and len(args.prompt) == 1 and Path(args.prompt[0]).is_dir():
         (word,) = args.prompt
-        raise UsageError(f"`{shown(word)}` is a directory, and no `-w` says so", hint=f"did you mean -w {quote(word)}?")
+        raise UsageError(
+            f"`{excerpt(word)}` is a directory, and no `-w` says so", hint=f"did you mean -w {quote(word)}?"
+        )
     triage = triage_of(vars(args), settings, sys.stdin.buffer.read, now=now_microseconds())
     triage = trio.run(settle_place, triage, settings)
     text = manifest_of(triage)
@@ -120,18 +123,18 @@ def main(args: Namespace, out: Output) -> int:
     with written_incident(triage) as wrote:
         record = _carry_out(triage, keep_manifest(text, settings), args, settings, out, wrote=wrote)
     if triage.output_dir is not None or triage.output_file is not None:
-        from runner.core.errors import printable
+        from runner.core.sanitize import sanitize
         from runner.ops.runs.output_copy import hand_out
 
         for left in hand_out(settings.home / "runs" / record.id, record):
-            out.complain(printable(f"not copied: {left}", 1_000))
+            out.complain(sanitize(f"not copied: {left}", 1_000))
     return record.exit_code or 0
 
 
 def _check(triage: Triage, settings: Settings, out: Output) -> int:
     import trio
 
-    from runner.core.errors import printable
+    from runner.core.sanitize import sanitize
     from runner.ops.runs.secret_values import redactor_of
     from runner.ops.triage.preflight import preflight
     from runner.plan.model import plain
@@ -141,9 +144,9 @@ def _check(triage: Triage, settings: Settings, out: Output) -> int:
     if triage.form == "text":
         for one in found:
             mark = {True: "✓", False: "✗", None: "!"}[one.good]
-            out.line(printable(f"{mark} {one.what:<9} {one.text}", 1_000))
+            out.line(sanitize(f"{mark} {one.what:<9} {one.text}", 1_000))
             if one.hint and not one.good:
-                out.line(printable(f"    = hint: {one.hint}", 1_000))
+                out.line(sanitize(f"    = hint: {one.hint}", 1_000))
     else:
         out.json(plain(found))
     return 3 if any(one.good is False for one in found) else 0

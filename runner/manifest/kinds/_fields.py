@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
-from runner.core.errors import shown
 from runner.core.ids import IMAGE, is_image
+from runner.core.sanitize import excerpt
 from runner.core.settings import parse_cpus, parse_disk, parse_duration, parse_memory, parse_size
 
 
@@ -120,7 +120,7 @@ def no_repeats(items: list[str]) -> list[str]:
     first = {item: position for position, item in reversed([*enumerate(items)])}
     repeated = [position for position, item in enumerate(items) if first[item] != position]
     if repeated:
-        raise Faults(*(Fault((i,), f"`{shown(items[i])}` is in this list already", "remove it") for i in repeated))
+        raise Faults(*(Fault((i,), f"`{excerpt(items[i])}` is in this list already", "remove it") for i in repeated))
     return items
 
 
@@ -128,7 +128,7 @@ def _variables(env: dict[str, str]) -> dict[str, str]:
     wrong = [name for name in env if not _VARIABLE.fullmatch(name)]
     if wrong:
         hint = "letters, digits and `_`, not starting with a digit or `RUNNER_`"
-        raise Faults(*(Fault((name,), f"`{shown(name)}` cannot name a variable", hint) for name in wrong))
+        raise Faults(*(Fault((name,), f"`{excerpt(name)}` cannot name a variable", hint) for name in wrong))
     return env
 
 

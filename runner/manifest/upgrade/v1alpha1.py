@@ -29,7 +29,8 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from runner.core.errors import BadValue, NotConvertible, RunnerError, UnknownField, UnknownKind, nearest, shown
+from runner.core.errors import BadValue, NotConvertible, RunnerError, UnknownField, UnknownKind, nearest
+from runner.core.sanitize import excerpt
 from runner.manifest.text import Tree
 from runner.manifest.upgrade._rewrite import Line, Rewrite, aliased
 
@@ -93,7 +94,7 @@ def _misplaced(tree: Tree, spec: Mapping[str, Any], block: Mapping[str, Any]) ->
     for keys, written, known in ((("spec",), spec, _SPEC), (("spec", "workspace"), block, _WORKSPACE)):
         for name in written:
             if name not in known:
-                message = f"`{shown(name)}` is not a field of `{'.'.join(keys)}` in `runner/v1alpha1`"
+                message = f"`{excerpt(name)}` is not a field of `{'.'.join(keys)}` in `runner/v1alpha1`"
                 yield UnknownField(message, at=tree.key_place(*keys, name), hint=nearest(name[:60], known))
     for name in spec.keys() & block.keys() & set(_WORKSPACE):
         yield BadValue(

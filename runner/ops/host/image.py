@@ -20,8 +20,9 @@ from typing import Any
 
 import trio
 
-from runner.core.errors import ContextNotWritten, ImageBuildFailed, ImageMissing, ProviderFailed, UsageError, printable
+from runner.core.errors import ContextNotWritten, ImageBuildFailed, ImageMissing, ProviderFailed, UsageError
 from runner.core.ids import IMAGE_HINT, is_image
+from runner.core.sanitize import sanitize
 from runner.core.settings import Settings, shipped
 from runner.ops.host.probe import TTL, open_scratch
 from runner.ops.planning.files import read_file
@@ -170,9 +171,9 @@ def save_context(recipe: Recipe, path: Path) -> None:
             path.unlink()  # half of it is worth nothing
             raise
     except FileExistsError as error:
-        raise ContextNotWritten(f"`{printable(str(path))}` is there already", hint="name a new file") from error
+        raise ContextNotWritten(f"`{sanitize(str(path))}` is there already", hint="name a new file") from error
     except OSError as error:
-        raise ContextNotWritten(f"`{printable(str(path))}` cannot be written: {error.strerror}") from error
+        raise ContextNotWritten(f"`{sanitize(str(path))}` cannot be written: {error.strerror}") from error
 
 
 def _of_host(recipe: Recipe) -> Iterator[tuple[str, bytes]]:
@@ -183,7 +184,7 @@ def _of_host(recipe: Recipe) -> Iterator[tuple[str, bytes]]:
         try:
             text = read_file(path, MAX_HOST_FILE)
         except OSError as error:
-            raise UsageError(f"`{printable(str(path))}` cannot be read: {error.strerror}") from error
+            raise UsageError(f"`{sanitize(str(path))}` cannot be read: {error.strerror}") from error
         kind = (".sources" if b"Types:" in text else ".list") if name == "apt" else ""
         yield name + kind, text
 
@@ -223,7 +224,7 @@ async def build(settings: Settings, recipe: Recipe, say: Callable[[str], None]) 
 
 def _require_name(image: str) -> None:
     if not is_image(image):
-        raise UsageError(f"`{printable(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
+        raise UsageError(f"`{sanitize(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
 
 
 # --- checking --------------------------------------------------------------------------------------
@@ -272,7 +273,7 @@ async def _tools(workspace: Workspace) -> list[Found]:
             version = _VERSION.search(ended.stdout)
             if not ended.exit.ok or version is None:
                 words = ended.stderr.decode(errors="replace").strip()
-                found[tool] = Found(tool, False, printable(f"{ended.exit}: {words}"))
+                found[tool] = Found(tool, False, sanitize(f"{ended.exit}: {words}"))
             else:
                 found[tool] = judge(tool, version[0].decode(), pinned.get(tool))
 
@@ -310,7 +311,7 @@ def compare(wanted: Mapping[str, str], there: Mapping[str, str]) -> Found:
     differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
     if differing:
         others = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-        return Found(what, False, printable(f"not those of this runner: {differing[0]}{others}"))
+        return Found(what, False, sanitize(f"not those of this runner: {differing[0]}{others}"))
     return Found(what, True, f"{len(wanted)} files, as this runner has them")
 
 
@@ -320,7 +321,7 @@ async def _ordinary(workspace: Workspace) -> Found:
     ended = await workspace.run(["bash", "-c", script])
     told = ended.stderr.decode(errors="replace").strip() or str(ended.exit)
     return Found(
-        "places", ended.exit.ok, "home, workspace and output are writable" if ended.exit.ok else printable(told)
+        "places", ended.exit.ok, "home, workspace and output are writable" if ended.exit.ok else sanitize(told)
     )
 
 

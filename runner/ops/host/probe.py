@@ -12,10 +12,11 @@ from enum import StrEnum
 
 import trio
 
-from runner.core.errors import PlatformError, RunnerError, UsageError, printable
+from runner.core.errors import PlatformError, RunnerError, UsageError
 from runner.core.ids import IMAGE_HINT, is_image
 from runner.core.model import Handle, IsolationClass
 from runner.core.nurseries import stoppable
+from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.ops.planning.facts import open_provider
 from runner.ops.workspaces.workspace_lease import Premises, occupy, open_premises
@@ -69,7 +70,7 @@ async def examine_all(settings: Settings, names: Sequence[str], image: str | Non
     Bounded in time, and nothing is left, also after a signal; then ``KeyboardInterrupt`` is raised.
     """
     if image is not None and not is_image(image):
-        raise UsageError(f"`{printable(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
+        raise UsageError(f"`{sanitize(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
     async with stoppable(), open_premises(replace(settings, workspace_ttl=TTL)) as premises:
         return [await _examine(premises, name, image) for name in names]
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner.core.errors import FileExists, FileNotWritten, UsageError, shown
+from runner.core.errors import FileExists, FileNotWritten, UsageError
+from runner.core.sanitize import excerpt
 from runner.core.settings import Settings, shipped
 from runner.git import open_git
 from runner.ports.git import Author, SnapshotOptions
@@ -47,7 +48,7 @@ async def copy_quickstart(to: Path, settings: Settings) -> None:
             for name in os.listdir(copy):
                 os.rename(copy / name, place / name)
     except OSError as error:
-        message = f"`{shown(str(to), 200)}` cannot be written: {error.strerror}"
+        message = f"`{excerpt(str(to), 200)}` cannot be written: {error.strerror}"
         raise FileNotWritten(message, hint="nothing was written") from error
 
 
@@ -68,7 +69,7 @@ def _empty(to: Path) -> Iterator[Path]:
     to.mkdir(parents=True, exist_ok=True)
     if os.listdir(to):
         hint = "nothing was written; name a directory that is not there yet"
-        raise FileExists(f"`{shown(str(to), 200)}` is not empty", hint=hint)
+        raise FileExists(f"`{excerpt(str(to), 200)}` is not empty", hint=hint)
     try:
         yield to
     except BaseException:
@@ -103,5 +104,5 @@ def refuse_installed(path: Path) -> None:
     """Raise ``UsageError`` for manifests of an installed package: a run writes beside its manifests."""
     package = os.path.realpath(shipped("manifests"))
     if "_files" in Path(package).parts and Path(os.path.realpath(path)).is_relative_to(package):
-        message = f"`{shown(str(path), 200)}` belongs to the installed runner, and a run would write there"
+        message = f"`{excerpt(str(path), 200)}` belongs to the installed runner, and a run would write there"
         raise UsageError(message, hint="`runner init --quickstart DIR` copies it to where it can be run")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import trio
 
-from runner.core.errors import InputError, PlatformError, ProviderUnavailable, printable
+from runner.core.errors import InputError, PlatformError, ProviderUnavailable
 from runner.core.model import Checkout, Exit, Handle, Mount
 from runner.core.nurseries import stoppable
+from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.git import open_git
 from runner.ops.host.probe import make_scratch
@@ -155,7 +156,7 @@ async def _run(way: Way, lent: Lent, workspace: Workspace) -> Tried:
     for argv in (*(("sh", "-c", line) for line in way.setup), command):
         ended = await workspace.run(argv, keep_bytes=_MOST)
         lines = (ended.stdout + b"\n" + ended.stderr).decode(errors="replace").splitlines()
-        tail = tuple(printable(line.expandtabs(4), 200) for line in lines if line.strip())[-TAIL:]
+        tail = tuple(sanitize(line.expandtabs(4), 200) for line in lines if line.strip())[-TAIL:]
         tried = replace(tried, exit=ended.exit, seconds=trio.current_time() - began, tail=tail)
         if not ended.exit.ok:
             break
@@ -175,7 +176,7 @@ def explain(tried: Tried, top: Path) -> tuple[str, str]:
         return "it wants the network, and a workspace has none", hint
     if absent := _ABSENT.search(text):
         name = next(group for group in absent.groups() if group)
-        return f"`{printable(name)}` is not installed in what a workspace sees", hint
+        return f"`{sanitize(name)}` is not installed in what a workspace sees", hint
     if "Read-only file system" in text:
         return "it writes into what is shown read-only", "name a command that does not: runner init --test COMMAND"
     return f"it {tried.exit}", "make it pass at HEAD, or name another command: runner init --test COMMAND"

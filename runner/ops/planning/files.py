@@ -16,7 +16,8 @@ from hashlib import sha256
 from heapq import nsmallest
 from pathlib import Path
 
-from runner.core.errors import UnknownReference, nearest, shown
+from runner.core.errors import UnknownReference, nearest
+from runner.core.sanitize import excerpt
 from runner.core.settings import shipped
 from runner.safefs.beneath import read_beneath
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts
@@ -133,7 +134,7 @@ class _Look:
             self._leave(folder, error)
             return []
         if len(inner) > room:
-            self._left.append(f"`{shown(folder + inner.pop().name)}` and what follows (beyond {MOST_FILES} files)")
+            self._left.append(f"`{excerpt(folder + inner.pop().name)}` and what follows (beyond {MOST_FILES} files)")
         self._seen += len(inner)
         folders = []
         for entry in inner:
@@ -150,7 +151,7 @@ class _Look:
     def _leave(self, name: str, error: OSError) -> None:
         if name == INCIDENT_FILE:
             raise ValueError(f"its `{name}`: {error.strerror}") from error
-        self._left.append(f"`{shown(name)}` ({error.strerror})")
+        self._left.append(f"`{excerpt(name)}` ({error.strerror})")
 
     def _file(self, name: str) -> ContextFile:
         """A file as it is taken. Raises ``OSError`` with why it is not."""

@@ -11,11 +11,12 @@ import trio
 
 from runner.core.errors import Rejected, RunnerError, UnknownCommit, UnknownReference, UsageError, nearest
 from runner.core.model import Checkout, Violation
+from runner.core.sanitize import printable_path
 from runner.core.settings import Settings
 from runner.git import open_git
 from runner.manifest.load import DEFAULTS, Document, defaults, load
 from runner.ops.planning.facts import gather, policy_file
-from runner.policy.paths import PathPolicy, compose, printable
+from runner.policy.paths import PathPolicy, compose
 from runner.runtime.tree_scan import ScanResult, scan
 from runner.spec.facts_request import facts_request
 from runner.spec.model import PolicyFile, PolicySpec
@@ -110,7 +111,7 @@ async def scan_directory(directory: Path, layers: Sequence[Layer]) -> ScanResult
     try:
         return await trio.to_thread.run_sync(look)
     except OSError as error:
-        raise UsageError(f"`{printable(str(directory))}` cannot be scanned: {error.strerror}") from error
+        raise UsageError(f"`{printable_path(str(directory))}` cannot be scanned: {error.strerror}") from error
 
 
 def origin_of(violation: Violation, layers: Sequence[Layer]) -> str:
@@ -139,10 +140,12 @@ def _chosen(chosen: Sequence[Selected], name: str) -> Selected:
     """The run, or a member of the matrix that has that name when all of them have the same policies."""
     members = [selected for selected in chosen if name in (selected.name, selected.group)]
     if not members:
-        raise UnknownReference(f"there is no run `{printable(name)}`", hint=nearest(name, [s.name for s in chosen]))
+        raise UnknownReference(
+            f"there is no run `{printable_path(name)}`", hint=nearest(name, [s.name for s in chosen])
+        )
     if any(member.policies != members[0].policies for member in members):
         names = ", ".join(member.name for member in members)
-        raise UsageError(f"the members of `{printable(name)}` have different policies", hint=f"name one: {names}")
+        raise UsageError(f"the members of `{printable_path(name)}` have different policies", hint=f"name one: {names}")
     return members[0]
 
 
@@ -153,7 +156,7 @@ async def _of_folder(source: Source, settings: Settings) -> tuple[Sequence[Docum
         _reject(findings)
         known = {document.name: document for document in documents if document.kind == "Policy"}
         if source.policy not in known:
-            name = printable(source.policy)
+            name = printable_path(source.policy)
             raise UnknownReference(f"there is no policy `{name}`", hint=nearest(source.policy, known))
         document = known[source.policy]
     return (document,), await _own_file(source.directory, settings)
@@ -195,4 +198,6 @@ def _layer(spec: PolicySpec, own: OwnPolicy | None, documents: Mapping[str, Docu
 
 def _ruling(path: str, layer: Layer) -> Ruling:
     verdict = layer.policy.judge(path)
-    return Ruling(printable(path), verdict.allowed, verdict.rule, layer.name, layer.lines.get(verdict.rule, BUILT_IN))
+    return Ruling(
+        printable_path(path), verdict.allowed, verdict.rule, layer.name, layer.lines.get(verdict.rule, BUILT_IN)
+    )

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from runner.core.errors import UsageError, shown
+from runner.core.errors import UsageError
+from runner.core.sanitize import excerpt
 from runner.policy.toolchains import check_toolchain
 from runner.ports.provider import PATH, PROGRAM_DIRECTORIES
 
@@ -103,7 +104,7 @@ def linked_directories(program: Path, folders: Sequence[str], home: Path) -> tup
             near = [str(hop.parent) for hop in hops]
             interpreter = Path(word) if "/" in word else find_program(word, [*near, *folders], home)
             if interpreter is None:
-                message = f"`{shown(word)}`, which runs `{shown(str(program))}`, is not on this host"
+                message = f"`{excerpt(word)}`, which runs `{excerpt(str(program))}`, is not on this host"
                 raise UsageError(message, hint="install it, or name with --toolchain a DIR that has both in DIR/bin")
             waiting.append(interpreter)
             named |= {interpreter.parent} if "/" not in word else set()

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import runner.agents
 from runner.cluster.clusters import Clusters
 from runner.core import plugins
-from runner.core.errors import CliMissing, Rejected, RunnerError, distinct, shown
+from runner.core.errors import CliMissing, Rejected, RunnerError, distinct
 from runner.core.npm_package import pin_of, program_at
 from runner.core.redact import Redactor
+from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.gateway.gateway import ModelGateway, usable
 from runner.ops.planning.clusters import check_clusters
@@ -129,7 +130,7 @@ async def _lacks(one: _Sought, settings: Settings) -> list[CliMissing]:
         labels = await provider.labels(one.image) if one.image is not None else {}
         if cli_label(agent.program) in labels or not any(label.startswith(cli_label("")) for label in labels):
             return []
-        message = f"`{agent.program}` is not in image `{shown(one.called)}`"
+        message = f"`{agent.program}` is not in image `{excerpt(one.called)}`"
         return [CliMissing(message, hint=f"`runner image build` makes one with {package}")]
     if program_at(PATH.split(":"), agent.program) is not None:
         return []

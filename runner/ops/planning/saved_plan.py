@@ -11,8 +11,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from runner.core.errors import BadPlanFile, OpenPlan, Place, StalePlan, shown
+from runner.core.errors import BadPlanFile, OpenPlan, Place, StalePlan
 from runner.core.model import Feature, IsolationClass
+from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.ops.planning.files import read_file, texts_of
 from runner.ops.planning.make_plan import Planned, Request, make_plan
@@ -85,7 +86,7 @@ async def make_saved_plan(file: Path, settings: Settings) -> Planned:
     places = {str(place) for place in _host_paths(planned.plan.runs)}
     for path, said, true in _mistold(content["runs"], planned.plan.document()["runs"], places):
         raise StalePlan(
-            f"`{file}` tells what would not be done: {shown(path)} is {_value(true)}, not {_value(said)}",
+            f"`{file}` tells what would not be done: {excerpt(path)} is {_value(true)}, not {_value(said)}",
             hint="it was changed, or made by another version: plan again, and look at that",
         )
     return planned
@@ -122,7 +123,7 @@ def read_document(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_file(file, MAX_BYTES).decode())  # bytes alone might be taken for UTF-16
         if content["format"] != FORMAT:
-            found = shown(str(content["format"]))
+            found = excerpt(str(content["format"]))
             raise BadPlanFile(f"`{file}` has format `{found}`", hint=f"this version reads {FORMAT}")
         if not isinstance(content["digest"], str) or not all(run["name"] and run["steps"] for run in content["runs"]):
             raise _no_plan(file)
@@ -219,4 +220,4 @@ def _files(inputs: Mapping[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def _value(value: object) -> str:
-    return "nothing" if value is None else shown(json.dumps(value, ensure_ascii=False))
+    return "nothing" if value is None else excerpt(json.dumps(value, ensure_ascii=False))

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.core.errors import Rejected, UsageError, nearest, shown
+from runner.core.errors import Rejected, UsageError, nearest
+from runner.core.sanitize import excerpt
 from runner.core.settings import Settings, without_secrets
 from runner.manifest import text
 from runner.manifest.kinds.incident_run import Task
@@ -39,9 +40,11 @@ def read_task(
 def _field(flag: str) -> tuple[str, object]:
     key, equals, value = flag.partition("=")
     if not equals:
-        raise UsageError(f"`{shown(without_secrets(flag))}` is not a field of the task", hint="write --task key=value")
+        raise UsageError(
+            f"`{excerpt(without_secrets(flag))}` is not a field of the task", hint="write --task key=value"
+        )
     if key not in Task.model_fields:
-        raise UsageError(f"`{shown(key)}` is not a field of the task", hint=nearest(key, Task.model_fields))
+        raise UsageError(f"`{excerpt(key)}` is not a field of the task", hint=nearest(key, Task.model_fields))
     number = Task.model_fields[key].annotation == int | None and value.isascii() and value.isdigit()
     return key, int(value[:20]) if number else value
 
@@ -90,7 +93,7 @@ def _event(env: Mapping[str, str]) -> Mapping[str, Any]:
     try:
         event = json.loads(text.read(Path(path), path))
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"`{shown(path)}` is not the JSON of an event", hint="see GITHUB_EVENT_PATH") from error
+        raise UsageError(f"`{excerpt(path)}` is not the JSON of an event", hint="see GITHUB_EVENT_PATH") from error
     return event if isinstance(event, dict) else {}
 
 

@@ -16,9 +16,10 @@ from functools import partial
 import trio
 
 from runner.artifacts.run_lock import is_held, take
-from runner.core.errors import NoPool, PoolKept, RunnerError, UnknownPool, UsageError, nearest, shown
+from runner.core.errors import NoPool, PoolKept, RunnerError, UnknownPool, UsageError, nearest
 from runner.core.model import Feature, SlotKey, SlotState
 from runner.core.nurseries import open_services
+from runner.core.sanitize import excerpt
 from runner.engine.pool import Keeper, clear
 from runner.lifecycle.pool import name_of
 from runner.ops.planning.facts import provider_names
@@ -169,6 +170,6 @@ async def resize(premises: Premises, size: int, name: str | None) -> PoolStatus:
     if not pools:
         raise UnknownPool("there is no warm pool", hint="`runner pool warm` keeps those of a folder of manifests")
     if name is not None and len(found) != 1:
-        raise UnknownPool(f"`{shown(name)}` is not one of the pools", hint=nearest(name, pools))
+        raise UnknownPool(f"`{excerpt(name)}` is not one of the pools", hint=nearest(name, pools))
     await premises.store.resize_pools(dict.fromkeys(found, size))
     return await status(premises)

@@ -35,9 +35,9 @@ from runner.core.errors import (
     UnknownContext,
     UsageError,
     nearest,
-    shown,
 )
 from runner.core.npm_package import program_at
+from runner.core.sanitize import excerpt
 from runner.core.settings import Settings, parse_duration, parse_size
 from runner.manifest.emit import Value, emit
 from runner.ops.planning.agent_programs import ON_THIS_HOST, docker_answers, find_agent, install_hint, is_open
@@ -244,7 +244,7 @@ def _at_the_incident(triage: Triage) -> Triage:
     """The cluster and the namespace of the incident, where no others are named. Raises ``UsageError``."""
     if triage.kubeconfig is None:
         if triage.context is not None:
-            message = f"`{triage.said['context']}` is `{shown(triage.context)}`, and there is no kubeconfig"
+            message = f"`{triage.said['context']}` is `{excerpt(triage.context)}`, and there is no kubeconfig"
             raise UsageError(message, hint="--kubeconfig FILE, KUBECONFIG, or ~/.kube/config")
         return triage
     incident = _known(triage.directory) if triage.about is None else triage.about
@@ -367,7 +367,7 @@ def written_incident(triage: Triage) -> Iterator[bool]:
     except OSError as error:
         _take_away(made)
         hint = "-w takes a directory that you can write, or a new one in such"
-        raise NoIncident(f"`{shown(str(known), 400)}` cannot be written: {error.strerror}", hint=hint) from error
+        raise NoIncident(f"`{excerpt(str(known), 400)}` cannot be written: {error.strerror}", hint=hint) from error
     before = os.listdir(output)
     try:
         yield True
@@ -402,7 +402,7 @@ async def plan_triage(triage: Triage, manifest: Path, settings: Settings) -> Pla
     for warning in planned.warnings:
         _say_how(warning, triage)
     if triage.providers[0] in ON_THIS_HOST and program_of(triage) is None:
-        raise UsageError(f"`{shown(triage.agent)}` is not on this host", hint=install_hint(triage.agent))
+        raise UsageError(f"`{excerpt(triage.agent)}` is not on this host", hint=install_hint(triage.agent))
     return planned
 
 
@@ -417,7 +417,7 @@ def _say_how(finding: RunnerError, triage: Triage) -> None:
         finding.message, finding.at = f"{triage.said.get(option, option)}: {finding.message}", None
     if isinstance(finding, ImageMissing):
         own = (triage.image or "").partition(":")[0] == IMAGE
-        get = "runner image build" if own else f"docker pull {shown(triage.image or '')}"
+        get = "runner image build" if own else f"docker pull {excerpt(triage.image or '')}"
         finding.hint = f"{get}, or --provider local with the CLIs of this host"
     elif isinstance(finding, ProviderUnavailable) and triage.providers[0] not in ON_THIS_HOST:
         finding.hint = f"{finding.hint or 'see `runner doctor`'}; or --provider local with the CLIs of this host"
@@ -503,7 +503,7 @@ def _directory(text: str | None, settings: Settings) -> Path:
         )
     directory = Path(os.path.realpath(text))
     if (whose := _whose(directory, settings)) is not None:
-        raise ForbiddenIncident(f"`{shown(text)}` is {whose}", hint="name a directory of the incident's own")
+        raise ForbiddenIncident(f"`{excerpt(text)}` is {whose}", hint="name a directory of the incident's own")
     return directory
 
 
@@ -532,18 +532,18 @@ def _output_dir(text: str | None, directory: Path, said: Mapping[str, str], sett
     there = next(above for above in (place, *place.parents) if os.path.lexists(above))
     why = _whose(place, settings)
     if why is None and not os.path.isdir(there):
-        why = f"below `{shown(str(there))}`, which is no directory" if there != place else "no directory"
+        why = f"below `{excerpt(str(there))}`, which is no directory" if there != place else "no directory"
     if why is None and not os.access(there, os.W_OK | os.X_OK):
         why = "nowhere that you can write"
     if why is not None:
-        message = f"`{said['output_dir']}` is `{shown(text)}`, {why}"
+        message = f"`{said['output_dir']}` is `{excerpt(text)}`, {why}"
         raise UsageError(message, hint="name a directory of its own, a new one or one that you can write")
     return place
 
 
 def _check_log(place: Path, said: Mapping[str, str]) -> None:
     if place.is_symlink() or (os.path.exists(place) and not os.path.isfile(place)):
-        message = f"`{said['output_file']}` is `{shown(place.name)}`, which is there and no file"
+        message = f"`{said['output_file']}` is `{excerpt(place.name)}`, which is there and no file"
         raise UsageError(message, hint="name another; a file of that name would be kept under its time")
 
 
@@ -551,27 +551,27 @@ def _check_directory(triage: Triage, wrote: str, *, must_be: bool) -> None:
     """Whether the incident can be had from there, or be written there; with ``must_be`` it is one of the two."""
     directory = triage.directory
     if os.path.exists(directory) and not os.path.isdir(directory):
-        raise NoIncident(f"`{shown(wrote)}` is not a directory", hint="-w takes the incident's directory")
+        raise NoIncident(f"`{excerpt(wrote)}` is not a directory", hint="-w takes the incident's directory")
     if not os.path.exists(directory) and triage.about is None and must_be:
         raise NoIncident(
-            f"the incident directory `{shown(wrote)}` does not exist",
+            f"the incident directory `{excerpt(wrote)}` does not exist",
             hint="add --namespace NAMESPACE --resource KIND/NAME, or --alert FILE, and it is written",
         )
     if not os.path.isdir(directory.parent) and os.path.dirname(wrote) != PLACES:
-        raise NoIncident(f"`{shown(str(directory.parent))}` is not a directory", hint="make it first")
+        raise NoIncident(f"`{excerpt(str(directory.parent))}` is not a directory", hint="make it first")
     for place in (directory, directory / "output"):
         own = os.path.isdir(place) and not place.is_symlink()
         if os.path.lexists(place) and not (own and os.access(place, os.W_OK | os.X_OK)):
-            message = f"`{shown(str(place), 400)}` is no directory that you can write"
+            message = f"`{excerpt(str(place), 400)}` is no directory that you can write"
             raise NoIncident(message, hint="report and log go to `output` in -w, through no link")
     there = _known(directory)
     if not there:
         return
     if triage.about is not None and not _agree(triage, there):
         hint = "name another directory, or leave out what describes a new incident"
-        raise NoIncident(f"`{shown(wrote)}` has an incident.json already, of another incident", hint=hint)
+        raise NoIncident(f"`{excerpt(wrote)}` has an incident.json already, of another incident", hint=hint)
     if triage.incident_id is not None and there.get("incidentId") not in (None, "", triage.incident_id):
-        message = f"`INCIDENT_ID` is `{shown(triage.incident_id)}`, and incident.json says another"
+        message = f"`INCIDENT_ID` is `{excerpt(triage.incident_id)}`, and incident.json says another"
         raise NoIncident(message, hint="unset INCIDENT_ID, or name that incident's directory")
 
 
@@ -604,7 +604,7 @@ def _about(asked: Mapping[str, Any], made: Made, read: Callable[[], bytes]) -> M
     try:
         return incident_of_words(resource, asked["namespace"], made)
     except ValueError as error:
-        raise UsageError(f"`--resource` is `{shown(resource)}`", hint=f"it takes {error}") from None
+        raise UsageError(f"`--resource` is `{excerpt(resource)}`", hint=f"it takes {error}") from None
 
 
 def _check_names(option: str, incident: Mapping[str, Any]) -> None:
@@ -639,13 +639,13 @@ def _read_text(name: str, read: Callable[[], bytes], option: str) -> str:
 
 
 def _source(name: str, option: str) -> str:
-    return f"{option} from standard input" if name == "-" else f"`{option} {shown(name)}`"
+    return f"{option} from standard input" if name == "-" else f"`{option} {excerpt(name)}`"
 
 
 def _agent(name: str) -> str:
     known = plugins.names(runner.agents)
     if name not in known or not _has_model(name):
-        raise UsageError(f"`{shown(name)}` is not an agent", hint=nearest(name, filter(_has_model, known)))
+        raise UsageError(f"`{excerpt(name)}` is not an agent", hint=nearest(name, filter(_has_model, known)))
     return name
 
 
@@ -695,7 +695,7 @@ def _seconds(text: str, said: Mapping[str, str]) -> str:
         parse_duration(text)
     except ValueError as error:
         raise UsageError(
-            f"`{said['timeout']}` is `{shown(text)}`", hint=f"it takes {error}, and at most 999999999s"
+            f"`{said['timeout']}` is `{excerpt(text)}`", hint=f"it takes {error}, and at most 999999999s"
         ) from None
     return text
 
@@ -704,13 +704,13 @@ def _turns(text: object, said: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not str(text).isascii() or not str(text).isdigit() or int(str(text)) < 1:
-        raise UsageError(f"`{said['max_turns']}` is `{shown(str(text))}`", hint="a whole number above 0")
+        raise UsageError(f"`{said['max_turns']}` is `{excerpt(str(text))}`", hint="a whole number above 0")
     return int(str(text))
 
 
 def _file_name(text: str | None, said: Mapping[str, str]) -> str | None:
     if text is not None and (text in (".", "..") or "/" in text or not text.isprintable()):
-        raise UsageError(f"`{said['output_file']}` is `{shown(text)}`", hint="a file's name; --output-dir says where")
+        raise UsageError(f"`{said['output_file']}` is `{excerpt(text)}`", hint="a file's name; --output-dir says where")
     if text == REPORT:
         raise UsageError(f"`{said['output_file']}` is `{REPORT}`, the report's own name", hint="name another")
     return text
@@ -718,7 +718,7 @@ def _file_name(text: str | None, said: Mapping[str, str]) -> str | None:
 
 def _form(text: str, said: Mapping[str, str]) -> str:
     if text not in FORMS:
-        raise UsageError(f"`{said['format']}` is `{shown(text)}`", hint=nearest(text, FORMS))
+        raise UsageError(f"`{said['format']}` is `{excerpt(text)}`", hint=nearest(text, FORMS))
     return FORMS[text]
 
 
@@ -738,7 +738,7 @@ def _place(given: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]
     if provider in ("docker", "gvisor"):
         return {**place, "image": image or IMAGE}
     if given.get("image"):
-        raise UsageError(f"`{shown(provider)}` has no images", hint="leave out --image, or --provider docker")
+        raise UsageError(f"`{excerpt(provider)}` has no images", hint="leave out --image, or --provider docker")
     return {**place, "image": None}
 
 

@@ -8,9 +8,10 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.core.errors import BadDirectory, ProviderUnavailable, UnknownPlugin, UsageError, nearest, printable
+from runner.core.errors import BadDirectory, ProviderUnavailable, UnknownPlugin, UsageError, nearest
 from runner.core.ids import IMAGE_HINT, is_image
 from runner.core.model import Feature, Limits
+from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.manifest.load import defaults
 from runner.ops.planning.facts import provider_names
@@ -42,12 +43,12 @@ async def choose_provider(premises: Premises, name: str | None, image: str | Non
     """The provider ``name``, or the first of the chain that can do it. Raises ``ProviderUnavailable``, and
     ``ImageMissing`` when the one that could do it has no such image."""
     if image is not None and not is_image(image):
-        raise UsageError(f"`{printable(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
+        raise UsageError(f"`{sanitize(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
     names = [name] if name else premises.settings.providers or _shipped("providers")
     refused, hints = [], []
     for each in names:
         if each not in provider_names():
-            raise UnknownPlugin(f"`{printable(each)}` is not a provider", hint=nearest(each, provider_names()))
+            raise UnknownPlugin(f"`{sanitize(each)}` is not a provider", hint=nearest(each, provider_names()))
         provider = premises.ports.provider(each)
         probe = await provider.probe()
         why = _unfit(probe, image, adopting=adopting)
@@ -78,7 +79,7 @@ def _shipped(field: str) -> Any:
 
 def adoptable(settings: Settings, path: Path, rows: Sequence[WorkspaceRow]) -> Path:
     """The real path of a directory that may become a workspace in place. Raises ``BadDirectory``."""
-    real, told, home = Path(os.path.realpath(path)), printable(str(path)), Path(os.path.realpath(settings.home))
+    real, told, home = Path(os.path.realpath(path)), sanitize(str(path)), Path(os.path.realpath(settings.home))
     if not os.path.isdir(real):
         what = "is not a directory" if os.path.exists(real) else "does not exist"
         raise BadDirectory(f"`{told}` {what}", hint="name a directory; without one, the workspace starts empty")

@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.core.errors import BadName, ProtectedIgnored, RunnerError, UsageError, shown
+from runner.core.errors import BadName, ProtectedIgnored, RunnerError, UsageError
 from runner.core.ids import is_name
+from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.ops.host.state import make_home, open_state, read_state
 from runner.policy.protected import check_protected, unite
@@ -46,12 +47,12 @@ def new_project(
     Raises ``BadName``, and ``UsageError`` for a root that is no directory and paths that cannot be protected.
     """
     if not is_name(name):
-        raise BadName(f"`{shown(name)}` cannot name a project", hint="small letters, digits, `-` and `.`")
+        raise BadName(f"`{excerpt(name)}` cannot name a project", hint="small letters, digits, `-` and `.`")
     if not os.path.isdir(root):
-        raise UsageError(f"`{shown(str(root))}` is not a directory")
+        raise UsageError(f"`{excerpt(str(root))}` is not a directory")
     for path in protected:
         if complaint := check_protected(path):
-            raise UsageError(f"--protected: `{shown(path)}` {complaint}")
+            raise UsageError(f"--protected: `{excerpt(path)}` {complaint}")
     advice: list[RunnerError] = []
     if protected and not isolated:
         message = f"project `{name}` is not isolated, so {', '.join(protected)} can be written"

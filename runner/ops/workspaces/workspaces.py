@@ -29,9 +29,9 @@ from runner.core.errors import (
     UnsavedWork,
     UsageError,
     WorkspaceState,
-    printable,
 )
 from runner.core.model import DEFAULT_PROJECT, Handle, Limits, SavedWork, Violation, WorkspaceStatus
+from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.events import events as ev
 from runner.lifecycle.workspace import check_limit, hint
@@ -113,7 +113,7 @@ async def find_by_path(settings: Settings, path: Path) -> Listed:
     listed = {one.row.id: one for one in await list_workspaces(settings)}
     if row := _around(settings, [one.row for one in listed.values()], path):
         return listed[row.id]
-    raise UnknownWorkspace(f"`{printable(str(path))}` is in no workspace", hint="`runner workspace list` shows all")
+    raise UnknownWorkspace(f"`{sanitize(str(path))}` is in no workspace", hint="`runner workspace list` shows all")
 
 
 def _around(settings: Settings, rows: Sequence[WorkspaceRow], path: Path) -> WorkspaceRow | None:

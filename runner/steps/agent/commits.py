@@ -13,8 +13,9 @@ from pathlib import Path
 
 import trio
 
-from runner.core.errors import HostileTree, PlatformError, PolicyError, RemoteOverLimit, leaf, printable
+from runner.core.errors import HostileTree, PlatformError, PolicyError, RemoteOverLimit, leaf
 from runner.core.model import Violation
+from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.policy.paths import PathPolicy
 from runner.ports.git import AgentCommit
@@ -61,7 +62,7 @@ async def take_commits(run: Run, shape: Shape, policy: PathPolicy) -> str:
         with trio.move_on_at(until):
             taken = await _taken(run, shape, policy, quarantine)
     except* (PolicyError, PlatformError, RemoteOverLimit, OSError) as group:
-        taken = ev.AgentCommitsImported(withheld=printable(str(leaf(group)), 500))
+        taken = ev.AgentCommitsImported(withheld=sanitize(str(leaf(group)), 500))
     finally:
         trees.remove(quarantine)
     if taken is None:
@@ -116,7 +117,7 @@ async def _bundle(run: Run, shape: Shape, base: str) -> bytes | None:
     if result.cut:
         raise RemoteOverLimit(f"they have more than {MOST >> 20} MiB")
     if not result.exit.ok:
-        raise HostileTree(f"git inside {result.exit}: {printable(result.stderr.decode(errors='replace').strip())}")
+        raise HostileTree(f"git inside {result.exit}: {sanitize(result.stderr.decode(errors='replace').strip())}")
     return result.stdout
 
 
@@ -128,10 +129,10 @@ def _judge(authored: Sequence[AgentCommit], policy: PathPolicy, shape: Shape) ->
         sizes = [(_text(change.path), change.entry.size if change.entry else None) for change in each.changes]
         bad = [*policy.judge_changes(sizes)]
         for path, _ in sizes:
-            bad += [Violation(printable(path), "protected") for name in protected if f"{path}/".startswith(f"{name}/")]
+            bad += [Violation(sanitize(path), "protected") for name in protected if f"{path}/".startswith(f"{name}/")]
         for link, target in each.links:
             if leaves_tree(link.count(b"/"), _text(target)):
-                bad.append(Violation(printable(_text(link)), "link-outside", printable(_text(target))))
+                bad.append(Violation(sanitize(_text(link)), "link-outside", sanitize(_text(target))))
         found += [replace(one, detail=f"{one.detail} in {each.commit[:12]}".strip()) for one in bad]
     return tuple(found)
 

@@ -8,17 +8,10 @@ from datetime import UTC, datetime
 
 import trio
 
-from runner.core.errors import (
-    BaselineFailed,
-    ContextLarge,
-    FewRights,
-    PreloadMissing,
-    RightsDiffer,
-    WorkspaceLost,
-    shown,
-)
+from runner.core.errors import BaselineFailed, ContextLarge, FewRights, PreloadMissing, RightsDiffer, WorkspaceLost
 from runner.core.ids import is_name
 from runner.core.model import Outcome, succeeded
+from runner.core.sanitize import excerpt
 from runner.events import events as ev
 from runner.ports.cluster import ClusterSession
 from runner.ports.provider import Workspace
@@ -145,7 +138,7 @@ async def _baseline(body: Body, run: Run, workspace: Workspace) -> tuple[str, st
         *_options(body, run.plan.values.get("incident")),
     )
     if body.namespace is not None and not is_name(body.namespace):
-        message = f"`{shown(body.namespace)}` is no namespace, so the triage script is not told one"
+        message = f"`{excerpt(body.namespace)}` is no namespace, so the triage script is not told one"
         await _warn(run, BaselineFailed.code, message)
     output, error, end = await _printed(body, run, workspace, argv)
     text = cleaned(output)

@@ -18,9 +18,9 @@ from runner.core.errors import (
     ProviderFailed,
     ProviderUnavailable,
     WorkspaceLimit,
-    shown,
 )
 from runner.core.model import Feature, Handle, Limits, Outcome, PoolMissReason, SlotKey, succeeded
+from runner.core.sanitize import excerpt
 from runner.events import events as ev
 from runner.ports.provider import Probe, Provider, WorkspaceRequest
 from runner.runtime.agents_file import place_in_project, place_in_tree
@@ -201,7 +201,7 @@ def _copy(name: str, wanted: ContextFile, to: Path) -> list[str]:
                 trio.from_thread.check_cancelled()
     except OSError as error:
         to.unlink(missing_ok=True)
-        return [f"`{shown(name)}` ({error.strerror})"]
+        return [f"`{excerpt(name)}` ({error.strerror})"]
     return []
 
 

@@ -18,8 +18,9 @@ from pathlib import Path, PurePath
 
 import trio
 
-from runner.core.errors import ProviderFailed, RunnerError, WorkspaceLost, escaped, leaf
+from runner.core.errors import ProviderFailed, RunnerError, WorkspaceLost, leaf
 from runner.core.model import Command, CommandStatus, Exit, Outcome, succeeded
+from runner.core.sanitize import escape_unprintable
 from runner.core.settings import shipped
 from runner.ports.agent import Ended, ModelAgent
 from runner.runtime.context import Run, write_new
@@ -174,6 +175,6 @@ def _listing(body: Body, run: Run, commands: Sequence[Command]) -> str:
 
 def _line(command: Command) -> str:
     """As a terminal would have it, where further lines of a command begin with ``>``; nothing in it is obeyed."""
-    first, *more = [escaped(line) for line in command.text.split("\n")]
+    first, *more = [escape_unprintable(line) for line in command.text.split("\n")]
     mark = f"  # exit {command.exit}" if command.exit else _MARKS[command.status]
     return "\n".join([f"$ {first}", *(f"> {line}" for line in more)]) + mark

@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from runner.core.errors import BadRef, printable, shown
+from runner.core.errors import BadRef
 from runner.core.ids import BRANCH_HINT, is_branch
 from runner.core.model import Outcome, Reason, failed, succeeded
+from runner.core.sanitize import excerpt, sanitize
 from runner.events import events as ev
 from runner.manifest import repository
 from runner.ports.git import Snapshot
@@ -63,7 +64,7 @@ def _message(body: Body, run: Run) -> str:
     trailers = {"Runner-Run": run.id, "Runner-Plan": run.digest}
     task = run.plan.values.get("task")
     if isinstance(task, Mapping) and task:
-        trailers["Runner-Task"] = printable(" ".join(f"{key}={value}" for key, value in task.items()), 1000)
+        trailers["Runner-Task"] = sanitize(" ".join(f"{key}={value}" for key, value in task.items()), 1000)
     gap = "\n" if _TRAILERS.search(text) else "\n\n"
     return text + gap + "".join(f"{name}: {value}\n" for name, value in trailers.items())
 
@@ -71,5 +72,5 @@ def _message(body: Body, run: Run) -> str:
 def _branch(body: Body, run: Run) -> str | None:
     branch = run.fill(body.branch) if body.branch else None
     if branch is not None and not is_branch(branch):
-        raise BadRef(f"`{shown(branch)}` is not a branch name", hint=BRANCH_HINT)
+        raise BadRef(f"`{excerpt(branch)}` is not a branch name", hint=BRANCH_HINT)
     return branch

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import trio
 
-from runner.core.errors import ClaimNotRun, printable
+from runner.core.errors import ClaimNotRun
 from runner.core.model import Check, CheckKind, CommandStatus, Exit, Handle
+from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.ports.agent import Ended, ModelAgent
 from runner.runtime.context import Run
@@ -47,7 +48,7 @@ async def check_citations(path: str, run: Run) -> list[Check]:
     if wrong:
         found = f"{len(wrong)} of {len(cited)} are wrong: {'; '.join(wrong[:_NAMED])}"
         found += f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-    return [Check(CheckKind.REFERENCE, "report references", not wrong, printable(found, _WIDEST))]
+    return [Check(CheckKind.REFERENCE, "report references", not wrong, sanitize(found, _WIDEST))]
 
 
 async def _tell_claims(report: str, evidence: Evidence, run: Run) -> None:
@@ -64,7 +65,7 @@ async def _tell_claims(report: str, evidence: Evidence, run: Run) -> None:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         text = f"the report claims a command that its agent did not run: `{missing[0]}`{more}"
-        await run.emit(ev.WarningIssued(ClaimNotRun.code, printable(text, _WIDEST), "verify"))
+        await run.emit(ev.WarningIssued(ClaimNotRun.code, sanitize(text, _WIDEST), "verify"))
 
 
 class Evidence:

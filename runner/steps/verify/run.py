@@ -12,9 +12,10 @@ import trio
 
 from runner.core.errors import CheckoutDiffers, CleanUpIncomplete, RunnerError
 from runner.core.model import Check, CheckKind, Mount, Outcome, Reason, failed, succeeded
+from runner.core.sanitize import printable_path
 from runner.core.settings import limit
 from runner.events import events as ev
-from runner.policy.paths import PathPolicy, matcher, printable
+from runner.policy.paths import PathPolicy, matcher
 from runner.ports.git import TreeEntry
 from runner.ports.provider import Workspace
 from runner.runtime.context import Run
@@ -134,7 +135,7 @@ def check_files(verify: VerifySpec, entries: Sequence[TreeEntry], results: Resul
     for pattern in verify.forbidden:
         anyhow = matcher((pattern,))
         hit = next((p for p in paths if anyhow.match(p, directory=False)), None)
-        results.add(CheckKind.FORBIDDEN, f"forbidden file `{pattern}`", hit is None, printable(hit) if hit else "")
+        results.add(CheckKind.FORBIDDEN, f"forbidden file `{pattern}`", hit is None, printable_path(hit) if hit else "")
 
 
 async def _run_commands(
@@ -185,7 +186,7 @@ async def _changed(run: Run, own: Untouched) -> str:
     if not await trio.to_thread.run_sync(own.written):
         return ""
     found = await run.ports.git.compare(run.places.repository, run.snapshot.commit, own.tree)
-    paths = [printable(path.decode("utf-8", "surrogateescape")) for path, how in found.items() if how != "extra"]
+    paths = [printable_path(path.decode("utf-8", "surrogateescape")) for path, how in found.items() if how != "extra"]
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return f"changed {', '.join(paths[:_NAMED])}{more} of the clean checkout" if paths else ""
 
