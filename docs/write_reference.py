@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from inspect import cleandoc
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,10 @@ def pages() -> dict[Path, str]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+    """A table without the columns in which nothing stands."""
+    lines = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
+    filled = [any(column) for column in zip(*lines, strict=True)]
+    return "".join("| " + " | ".join(compress(line, filled)) + " |\n" for line in (head, ["---"] * len(head), *lines))
 
 
 def page(title: str, *parts: str) -> str:
