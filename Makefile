@@ -16,13 +16,14 @@ LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version
 UNIT := compiler lifecycle manifest plan policy report spec
 SUITE := $(BIN)/pytest --dist worksteal
 
-.PHONY: help quickstart setup unit test nightly bench docs lock schemas wheels
+.PHONY: help quickstart setup unit test nightly mutants bench docs lock schemas wheels
 
 help:
 	@echo 'make quickstart   triage a recorded incident, and change this repository in a private clone'
 	@echo 'make unit         the tests of pure code, in a minute: no root, network or docker'
 	@echo 'make test         what the CI runs; as root, or with sudo, it installs what the tests need first'
 	@echo 'make nightly      the tests that take too long for make test, and the measurements that were promised'
+	@echo 'make mutants      breaks the product on purpose, and sees that the tests notice; MUTANT=WSM-16 for one'
 	@echo 'make bench        measurements'
 	@echo 'make docs         write docs/reference/ anew, and build docs/ into docs/_build'
 	@echo 'make schemas      write schemas/ anew from the manifest models'
@@ -68,6 +69,10 @@ nightly:
 	@$(PYTHON) tests/support/components.py --nightly
 	@$(MAKE) --no-print-directory .venv/tests
 	$(SUITE) -n 2 -m nightly --timeout 3600 --check-scenarios marks
+	@$(MAKE) --no-print-directory mutants
+
+mutants: .venv/tests
+	$(BIN)/python tests/mutants/run.py $(MUTANT)
 
 bench: .venv/tests
 	set -e; for bench in tests/benchmarks/bench_*.py; do $(BIN)/python "$$bench"; done
