@@ -11,7 +11,7 @@ from runner.core.output_style import in_ci
 
 if TYPE_CHECKING:
     from runner.core.settings import Settings
-    from runner.ops.planning.make_plan import Planned
+    from runner.ops.planning.make_plan import PlanResult
 
 MOST_CHANGES = 10  # lines of each run's changes that are shown
 _YES = ("y", "yes")
@@ -28,7 +28,7 @@ def asks(args: Namespace, out: Output) -> bool:
     return out.live and sys.stdin.isatty()
 
 
-async def agreed(planned: Planned, settings: Settings, out: Output) -> bool:
+async def agreed(planned: PlanResult, settings: Settings, out: Output) -> bool:
     """Show what would be started, and what a person says to that; the end of input is a no.
 
     Raises ``Rejected`` in place of a question when it would be refused anyway.

@@ -25,7 +25,7 @@ from runner.core.nurseries import open_services
 from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold
-from runner.ops.runs.step_output import Printed, Say, say_of, tail_of
+from runner.ops.runs.step_output import Say, StepOutput, tail_of, translator_of
 from runner.report import progress, triage
 from runner.report.format import columns
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from runner.core.settings import Settings
-    from runner.report.triage import Found, Scene
+    from runner.report.triage import Header, Result
 
 _TICK = 0.1  # seconds between looks at the logs
 _WAITING = 400  # lines that wait for their reader, before no more is read for him
@@ -45,31 +45,31 @@ _MARK = re.compile(r"^([\w.-]* +)([✓✗!])(?= )")
 _COLOURS = {"✓": 32, "✗": 31, "!": 33}
 
 
-class Face(Protocol):
+class RunView(Protocol):
     """How a kind of run is told of: ``runner.report.progress`` is one, and that of a triage another."""
 
-    def opening(self, record: RunRecord, scene: Scene, clock: Callable[[int], str]) -> Iterator[str]: ...
+    def opening(self, record: RunRecord, header: Header, clock: Callable[[int], str]) -> Iterator[str]: ...
 
     def news(self, record: RunRecord, event: ev.Event) -> Iterator[str]: ...
 
-    def live_line(self, record: RunRecord, scene: Scene, now: int, doing: str = "") -> str: ...
+    def live_line(self, record: RunRecord, header: Header, now: int, doing: str = "") -> str: ...
 
 
-class Watched:
+class WatchedRun:
     """One run: its record so far, and what its step under way prints."""
 
-    def __init__(self, run: str, directory: Path, scene: Scene, say: Say | None) -> None:
+    def __init__(self, run: str, directory: Path, header: Header, say: Say | None) -> None:
         self.record = RunRecord(run)
         self.directory = directory
-        self.scene = scene
+        self.header = header
         self.doing = ""
         self._say = say
         self._step = ""
-        self._printed: Printed | None = None
+        self._printed: StepOutput | None = None
         self._count = 0
 
     def begin(self, step: str) -> None:
-        self._printed = Printed(self.directory, step, self._say_of(step))
+        self._printed = StepOutput(self.directory, step, self._say_of(step))
         self._step, self._count, self.doing = step, 0, ""
 
     def lines(self, *, ended: bool = False) -> Iterator[str]:
@@ -109,43 +109,43 @@ class Watched:
 
 
 class Screen:
-    """A sink for runs, whose directories are below ``runs``. ``scenes`` has what is known of them, by their names."""
+    """A sink for runs, whose directories are below ``runs``. ``headers`` has what is known of them, by their names."""
 
     def __init__(
         self,
         out: Output,
-        scenes: Mapping[str, Scene],
+        headers: Mapping[str, Header],
         runs: Path,
         *,
-        face: Face,
+        face: RunView,
         quiet: bool,
         raw: bool,
         now: Callable[[], int],
         clock: Callable[[int], str],
     ) -> None:
         self._out = out
-        self._scenes = scenes
+        self._scenes = headers
         self._runs = runs
         self._face = face
         self._quiet = quiet
         self._raw = raw
         self._now = now
         self._clock = clock
-        self._watched: dict[str, Watched] = {}
-        self._wide = max(map(len, scenes)) if len(scenes) > 1 else 0
+        self._watched: dict[str, WatchedRun] = {}
+        self._wide = max(map(len, headers)) if len(headers) > 1 else 0
         self._waiting: deque[str] = deque()
 
     def __call__(self, recorded: ev.Recorded) -> None:
         watched, event = self._watched.get(recorded.run), recorded.event
         if isinstance(event, ev.RunStarted):
-            scene = self._scenes.get(event.name, triage.Scene())
-            say = None if self._raw else say_of(scene.agent)
-            watched = self._watched[recorded.run] = Watched(recorded.run, self._runs / recorded.run, scene, say)
+            header = self._scenes.get(event.name, triage.Header())
+            say = None if self._raw else translator_of(header.agent)
+            watched = self._watched[recorded.run] = WatchedRun(recorded.run, self._runs / recorded.run, header, say)
         assert watched is not None  # the first event of a run is that it has started
         fold(watched.record, recorded)
         match event:
             case ev.RunStarted():
-                self._tell(watched, self._face.opening(watched.record, watched.scene, self._clock))
+                self._tell(watched, self._face.opening(watched.record, watched.header, self._clock))
             case ev.StepStarted(step=step):
                 watched.begin(step)
             case ev.StepEnded():
@@ -154,11 +154,11 @@ class Screen:
         if isinstance(event, ev.StepEnded) and event.outcome.status in (Status.FAILED, Status.UNKNOWN):
             self._explain(watched, event.step)
 
-    def _explain(self, watched: Watched, step: str) -> None:
+    def _explain(self, watched: WatchedRun, step: str) -> None:
         """Why a step failed, unless that stands right above."""
         seen = not self._quiet and not self._wide and watched.shows_end_of(step)
         account = account_of(watched.record, watched.directory)
-        if watched.scene.incident is not None and self._face is triage:  # its manifest is none that a person wrote
+        if watched.header.incident is not None and self._face is triage:  # its manifest is none that a person wrote
             account = replace(account, origins={})
         self._tell(watched, progress.why(account, step, watched.tail(step), seen=seen))
         self._tell(watched, progress.others(watched.record, step))
@@ -180,22 +180,22 @@ class Screen:
         room, high = _size(self._out)
         lines = []
         for watched in self._watched.values():
-            line = self._face.live_line(watched.record, watched.scene, self._now(), watched.doing)
+            line = self._face.live_line(watched.record, watched.header, self._now(), watched.doing)
             if line and watched.record.ended is None:
                 lines.append(self._named(watched, line))
         if len(lines) >= high:
             lines = [*lines[: high - 2], f"  and {len(lines) - high + 2} more"]
         return (_clipped(sanitize(line, triage.WIDEST), room - 1) for line in lines)
 
-    def _take(self, watched: Watched, lines: Iterable[str]) -> None:
+    def _take(self, watched: WatchedRun, lines: Iterable[str]) -> None:
         taken = list(lines)
         if not self._quiet:
             self._tell(watched, taken)
 
-    def _tell(self, watched: Watched, lines: Iterable[str]) -> None:
+    def _tell(self, watched: WatchedRun, lines: Iterable[str]) -> None:
         self.lines(self._named(watched, line) for line in lines)
 
-    def _named(self, watched: Watched, line: str) -> str:
+    def _named(self, watched: WatchedRun, line: str) -> str:
         if not self._wide:
             return line
         name = watched.record.name
@@ -209,9 +209,9 @@ class Screen:
 
     def finish(self, record: RunRecord) -> None:
         """The last block of a triage: how it ended."""
-        scene = self._scenes.get(record.name, triage.Scene())
-        found = found_of(record, scene, self._runs / record.id)
-        self.lines(["", *triage.closing(record, scene, found)])
+        header = self._scenes.get(record.name, triage.Header())
+        found = result_of(record, header, self._runs / record.id)
+        self.lines(["", *triage.closing(record, header, found)])
         self._flush(all=True)
 
     def close(self) -> None:
@@ -226,10 +226,10 @@ class Screen:
 @asynccontextmanager
 async def open_screen(
     out: Output,
-    scenes: Mapping[str, Scene],
+    headers: Mapping[str, Header],
     settings: Settings,
     *,
-    face: Face = progress,
+    face: RunView = progress,
     quiet: bool = False,
     raw: bool = False,
 ) -> AsyncIterator[Screen]:
@@ -238,7 +238,7 @@ async def open_screen(
 
     out.outlive()
     runs = settings.home / "runs"
-    screen = Screen(out, scenes, runs, face=face, quiet=quiet, raw=raw, now=now_microseconds, clock=_clock)
+    screen = Screen(out, headers, runs, face=face, quiet=quiet, raw=raw, now=now_microseconds, clock=_clock)
 
     async def tick() -> None:
         while True:
@@ -253,20 +253,20 @@ async def open_screen(
         screen.close()
 
 
-def found_of(record: RunRecord, scene: Scene, directory: Path) -> Found:
+def result_of(record: RunRecord, header: Header, directory: Path) -> Result:
     """The report of a run that has ended, as it was kept, where people find it, and what its agent said last."""
     from runner.ops.runs.previous_attempt import last_words
     from runner.safefs.beneath import read_beneath
 
     kept, report, place = directory / "output", None, None
-    if scene.report:
+    if header.report:
         delivered = record.saved_work.outputs if record.saved_work is not None else ()
-        place = next((Path(path) for path in delivered if path.endswith(f"/{scene.report}")), kept / scene.report)
+        place = next((Path(path) for path in delivered if path.endswith(f"/{header.report}")), kept / header.report)
         try:
-            report = read_beneath(kept, scene.report, _REPORT).decode(errors="replace")
+            report = read_beneath(kept, header.report, _REPORT).decode(errors="replace")
         except OSError:
             place = place if place.is_file() else None
-    return triage.Found(report, place, last_words(scene.agent, directory), Path.cwd())
+    return triage.Result(report, place, last_words(header.agent, directory), Path.cwd())
 
 
 def _clock(microseconds: int) -> str:

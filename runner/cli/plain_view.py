@@ -27,10 +27,10 @@ async def open_console(
         return
     from runner.cli.live_view import open_screen
     from runner.plan.model import run_document
-    from runner.report.triage import scene_of
+    from runner.report.triage import header_of
 
-    scenes = {plan.name: scene_of(run_document(plan)) for plan in plans}
-    async with open_screen(out, scenes, settings, quiet=quiet) as screen:
+    headers = {plan.name: header_of(run_document(plan)) for plan in plans}
+    async with open_screen(out, headers, settings, quiet=quiet) as screen:
         yield screen
 
 

@@ -33,7 +33,7 @@ def advance(row: Lease, event: LeaseEvent, at: int) -> Lease:
     match event:
         case LeaseAcquired():
             if row.live(at) and not event.forced:
-                raise held(row)
+                raise lease_held(row)
             if row.fence + 1 != event.fence:
                 raise LeaseHeld(
                     f"the lease of workspace `{row.workspace}` has changed hands meanwhile", hint="try again"
@@ -55,7 +55,7 @@ def check(row: Lease, fence: Fence, at: int) -> None:
         raise lost(row, fence.lease)
 
 
-def held(row: Lease) -> LeaseHeld:
+def lease_held(row: Lease) -> LeaseHeld:
     end = f"`runner lease break {row.workspace} --yes` ends what runs in it"
     hint = f"wait, or `runner lease show {row.workspace}`; {end}"
     return LeaseHeld(f"workspace `{row.workspace}` is in use by {row.holder}", hint=hint)

@@ -32,7 +32,7 @@ _WHOLE = 1 << 24  # characters: nothing is cut
 
 
 @dataclass(frozen=True)
-class Compared:
+class PlanComparison:
     """What differs from an earlier plan; ``since`` names that one, and is ``None`` when there is none."""
 
     since: str | None
@@ -48,7 +48,7 @@ class _Row:
     origin: str = ""
 
 
-def render_plan(plan: Plan, *, width: int = 120, compared: Sequence[Compared] = (), missing: int = 0) -> str:
+def render_plan(plan: Plan, *, width: int = 120, compared: Sequence[PlanComparison] = (), missing: int = 0) -> str:
     """All runs of a plan, what differs, and a closing line with counts; ends without a line break.
 
     ``missing`` is how many things this host lacks.
@@ -59,7 +59,7 @@ def render_plan(plan: Plan, *, width: int = 120, compared: Sequence[Compared] = 
     return "\n\n".join([*blocks, _closing(plan, missing)])
 
 
-def render_question(plan: Plan, *, compared: Sequence[Compared] = (), most: int) -> str:
+def render_question(plan: Plan, *, compared: Sequence[PlanComparison] = (), most: int) -> str:
     """What a person has to know before it is started: each run with what is new, the places, and the sums.
 
     At most ``most`` runs, with as many lines each of what has changed.
@@ -74,7 +74,7 @@ def render_question(plan: Plan, *, compared: Sequence[Compared] = (), most: int)
     return "\n".join([*lines, f"{len(plan.runs)} run{_s(plan.runs)}, {_bounds(plan)}."])
 
 
-def _asked(run: RunPlan, compared: Compared, width: int, most: int) -> Iterator[str]:
+def _asked(run: RunPlan, compared: PlanComparison, width: int, most: int) -> Iterator[str]:
     what = next(step.what for step in run.steps if step.kind == "agent")
     new = "" if compared.since else "never carried out before"
     yield "   ".join(filter(None, [_left(_safe(run.name), width), (run.commit or "")[:12], _safe(what), new]))
@@ -84,7 +84,7 @@ def _asked(run: RunPlan, compared: Compared, width: int, most: int) -> Iterator[
         yield f"  and {len(changed) - most - 1} lines more: `runner plan` shows them"
 
 
-def render_summary(plan: Plan, *, compared: Sequence[Compared] = (), missing: int = 0) -> str:
+def render_summary(plan: Plan, *, compared: Sequence[PlanComparison] = (), missing: int = 0) -> str:
     """One line a run, the number of changes, and the closing line."""
     lines = [_safe(f"{_title(run, plan)}   {_place(run)}") for run in plan.runs]
     lines += (f"{len(one.changes)} change{_s(one.changes)} since {one.since}" for one in compared if one.since)
@@ -215,7 +215,7 @@ def _left(text: str, width: int) -> str:
     return text + " " * (width - columns(text))
 
 
-def _changes(compared: Compared) -> Iterator[str]:
+def _changes(compared: PlanComparison) -> Iterator[str]:
     if not compared.changes:
         yield f"no difference since {compared.since}"
         return

@@ -16,7 +16,7 @@ from runner.report.format import MARKS, brief, commands, cost, count, duration, 
 from runner.report.run_files import Account, blamed, used
 from runner.report.symptoms import symptom
 from runner.report.text import class_line, cluster_line, status_word
-from runner.report.triage import Scene
+from runner.report.triage import Header
 
 NEWS = 5.0  # seconds that a live line shows what was done to a command whose step goes on
 _NAMED = 20  # violations
@@ -24,14 +24,14 @@ _LONGER = 1.5  # times the time that was not enough
 _HOUSEKEEPING = frozenset({"lease", "provision", "scan", "snapshot", "session", "save", "teardown", "release"})
 
 
-def opening(record: RunRecord, scene: Scene, clock: Callable[[int], str]) -> Iterator[str]:
+def opening(record: RunRecord, header: Header, clock: Callable[[int], str]) -> Iterator[str]:
     """The lines before anything happens; ``clock`` says a moment in microseconds since the epoch as people do here."""
     if record.rehearsal is not None:
         yield f"a rehearsal: no model is asked, {record.rehearsal} stands for it"
     stops = clock(record.started + int(record.deadline_seconds * 1e6))
-    who = "/".join(filter(None, (scene.agent, scene.model)))
-    where = ", then ".join(scene.providers)
-    network = "" if scene.network in ("", "none") else f"network: {scene.network}"
+    who = "/".join(filter(None, (header.agent, header.model)))
+    where = ", then ".join(header.providers)
+    network = "" if header.network in ("", "none") else f"network: {header.network}"
     resumes = f"resumes {record.resumes}" if record.resumes else ""
     parts = (
         record.name,
@@ -103,13 +103,13 @@ def reason_of(step: StepRecord) -> str:
     return brief(outcome.message + command)
 
 
-def live_line(record: RunRecord, scene: Scene, now: int, doing: str = "") -> str:
+def live_line(record: RunRecord, header: Header, now: int, doing: str = "") -> str:
     """The step under way, with what its model has used by now, and the latest thing that it does."""
     name = next(iter(record.unfinished()), "")
     step = record.steps.get(name)
     if step is None or step.started is None:
         return ""
-    of = f"/{scene.turns}" if scene.turns is not None else ""
+    of = f"/{header.turns}" if header.turns is not None else ""
     spent = f"turn {used(record).requests}{of}  {_used(record)}" if step.kind == "agent" and record.models else ""
     said = "   ".join(filter(None, (spent, stopping(step, now) or doing)))
     return f"  {MARKS[Status.RUNNING]} {name:<10} {duration((now - step.started) // 1_000_000):>6}  {said}".rstrip()

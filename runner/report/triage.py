@@ -37,7 +37,7 @@ _HOUSEKEEPING = frozenset(
 
 
 @dataclass(frozen=True)
-class Scene:
+class Header:
     """What is known of a run before it starts. ``sections`` are those that its report must have, ``flags``
     the words with which a triage like it is asked for."""
 
@@ -55,7 +55,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Found:
+class Result:
     """What a run has left. ``report`` is the text of the report, be it a draft; ``place`` where that is, also when it
     is too large to be read."""
 
@@ -65,14 +65,14 @@ class Found:
     here: Path = field(default_factory=Path)  # what paths are shown from
 
 
-def scene_of(run: Mapping[str, Any]) -> Scene:
-    """The scene of a run's plan in its JSON form, as ``plan.json`` has it."""
+def header_of(run: Mapping[str, Any]) -> Header:
+    """The header of a run's plan in its JSON form, as ``plan.json`` has it."""
     bodies = {step["kind"]: (step["body"], step) for step in run.get("steps", ())}
     agent, step = bodies.get("agent", ({}, {}))
     verify = (bodies.get("verify", ({}, {}))[0].get("verify") or {}).get("report") or {}
     save, _ = bodies.get("save", ({}, {}))
     model, cluster = agent.get("model") or {}, agent.get("cluster")
-    return Scene(
+    return Header(
         agent.get("agent", ""),
         model.get("name", ""),
         tuple(run.get("providers", ())),
@@ -92,21 +92,21 @@ def _cluster(cluster: Mapping[str, Any]) -> str:
     return f"{cluster['context']} {cluster['server']}{where}   READ ONLY (get list watch logs; secrets refused){by}"
 
 
-def opening(record: RunRecord, scene: Scene, clock: Callable[[int], str]) -> Iterator[str]:
+def opening(record: RunRecord, header: Header, clock: Callable[[int], str]) -> Iterator[str]:
     """The lines before anything happens; ``clock`` says a moment in microseconds since the epoch as people do here."""
     if record.rehearsal is not None:
         yield f"REHEARSAL  no model is asked, {record.rehearsal} stands for it"
-    agent = f"{scene.agent} {scene.version}" if scene.version else scene.agent
-    who = f"{agent}/{scene.model}" if scene.model else agent
+    agent = f"{header.agent} {header.version}" if header.version else header.agent
+    who = f"{agent}/{header.model}" if header.model else agent
     stops = clock(record.started + int(record.deadline_seconds * 1e6))
-    where = ", then ".join(scene.providers)
+    where = ", then ".join(header.providers)
     again = f"   resumes {record.resumes}" if record.resumes else ""
     yield f"run {record.id}   {who} in {where}   stops {stops} ({duration(record.deadline_seconds)}){again}"
-    if scene.incident is not None:
-        yield f"cluster    {scene.cluster or 'none: the files of the incident are all there is'}"
-    if scene.network != "none":
-        key = "; the key stays outside" if scene.network.startswith("model gateway") else ""
-        ways = scene.network.replace("cluster, read only", "API server (through the runner, read only)")
+    if header.incident is not None:
+        yield f"cluster    {header.cluster or 'none: the files of the incident are all there is'}"
+    if header.network != "none":
+        key = "; the key stays outside" if header.network.startswith("model gateway") else ""
+        ways = header.network.replace("cluster, read only", "API server (through the runner, read only)")
         yield f"network    {ways}, nothing else{key}"
 
 
@@ -142,7 +142,7 @@ def step_line(name: str, step: StepRecord) -> str:
     return f"{MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {message}".rstrip()
 
 
-def live_line(record: RunRecord, scene: Scene, now: int, doing: str = "") -> str:
+def live_line(record: RunRecord, header: Header, now: int, doing: str = "") -> str:
     """The step under way, with what its model has used by now, and the latest thing that it does."""
     name = next(iter(record.unfinished()), "")
     step = record.steps.get(name)
@@ -154,22 +154,22 @@ def live_line(record: RunRecord, scene: Scene, now: int, doing: str = "") -> str
         return line
     if record.models:
         spent = used(record)
-        of = f"/{scene.turns}" if scene.turns is not None else ""
+        of = f"/{header.turns}" if header.turns is not None else ""
         line += f"  turn {spent.requests}{of}{_used(record)}"
     return sanitize(f"{line}   {doing}".rstrip(), WIDEST)
 
 
-def closing(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
+def closing(record: RunRecord, header: Header, found: Result) -> Iterator[str]:
     """How it ended, and what a person does next."""
-    yield from _headline(record, scene)
+    yield from _headline(record, header)
     if record.status is Status.SUCCEEDED:
         yield from _conclusions(found)
     else:
         if record.preloaded is not None:
             yield from _labelled("Baseline", record.preloaded.headline)
-        if scene.sections:
-            reached = sections_of(found.report or "", scene.sections)
-            draft = f"draft, {len(reached)} of {len(scene.sections)} sections"
+        if header.sections:
+            reached = sections_of(found.report or "", header.sections)
+            draft = f"draft, {len(reached)} of {len(header.sections)} sections"
             yield f"  Report      {draft if found.report else _lacking(record, found)}"
         yield from _conclusions(found) if found.report else ()
         if found.words:
@@ -185,16 +185,16 @@ def closing(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
         yield f"  LEFT BEHIND {left}"
     if record.left:
         yield f"  Clean up    runner recover {record.id}"
-    yield from _next(record, scene, found)
+    yield from _next(record, header, found)
 
 
-def _headline(record: RunRecord, scene: Scene) -> Iterator[str]:
+def _headline(record: RunRecord, header: Header) -> Iterator[str]:
     """How it ended, why, and what to do about that."""
     if record.rehearsal is not None:
         yield f"REHEARSAL  no model was asked, {record.rehearsal} stood for it: this is no investigation"
     outcome, after = record.outcome, duration(record.seconds)
     if record.status is Status.SUCCEEDED:
-        word = "REHEARSED" if record.rehearsal is not None else "INVESTIGATED" if scene.incident else "SUCCEEDED"
+        word = "REHEARSED" if record.rehearsal is not None else "INVESTIGATED" if header.incident else "SUCCEEDED"
         yield f"{word} in {after}{_used(record)}"
         return
     at = blamed(record)
@@ -213,7 +213,7 @@ def _hints(record: RunRecord) -> Iterator[str]:
     return (sanitize(line, WIDEST) for line in (outcome.details if outcome else ()) if line.startswith("hint: "))
 
 
-def _lacking(record: RunRecord, found: Found) -> str:
+def _lacking(record: RunRecord, found: Result) -> str:
     """Why there is no report to be shown."""
     if found.report is None and found.place is not None:
         return f"too large, at {shown_path(found.place, found.here)}"
@@ -221,11 +221,11 @@ def _lacking(record: RunRecord, found: Found) -> str:
     return next((check.found for check in reports if not check.ok), "none was written")
 
 
-def _next(record: RunRecord, scene: Scene, found: Found) -> Iterator[str]:
+def _next(record: RunRecord, header: Header, found: Result) -> Iterator[str]:
     if record.status is Status.SUCCEEDED:
-        if scene.incident is not None:
-            other = "codex" if scene.agent == "claude" else "claude"
-            words = ("-w", shown_path(scene.incident, found.here), "-a", other, *scene.flags)
+        if header.incident is not None:
+            other = "codex" if header.agent == "claude" else "claude"
+            words = ("-w", shown_path(header.incident, found.here), "-a", other, *header.flags)
             yield f"  Second opinion: runner triage {join(words)}"
         return
     if record.outcome is not None and record.outcome.reason in (Reason.TURNS, Reason.BUDGET):
@@ -245,7 +245,7 @@ def _used(record: RunRecord) -> str:
     return f"  {count(spent.tokens)} tokens{price}{', not spent' if price and record.rehearsal is not None else ''}"
 
 
-def _conclusions(found: Found) -> Iterator[str]:
+def _conclusions(found: Result) -> Iterator[str]:
     report = found.report or ""
     yield from _labelled("Agent says", paragraph(section(report, "Root Cause")))
     yield from _labelled("Next", paragraph(section(report, "Next Steps")))

@@ -34,7 +34,7 @@ from runner.runtime.tree_scan import ScanResult
 from runner.safefs import trees
 from runner.spec import template
 from runner.spec.model import ContextFile
-from runner.triage.prompt import Attempt
+from runner.triage.prompt import PreviousAttempt
 
 _T = TypeVar("_T")
 
@@ -145,7 +145,7 @@ class Resumption:
     run: str
     reused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     kept: Kept | None = None
-    attempt: Attempt | None = None
+    attempt: PreviousAttempt | None = None
 
 
 @dataclass
@@ -191,7 +191,7 @@ class Run:
         services: trio.Nursery,
         tenure: Tenure,
         kept: Kept | None = None,
-        attempt: Attempt | None = None,
+        attempt: PreviousAttempt | None = None,
         secrets: Mapping[str, Secret] | None = None,
     ) -> None:
         self.id = id

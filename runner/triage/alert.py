@@ -39,7 +39,7 @@ _KIND = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,252}")
 
 
 @dataclass(frozen=True)
-class Made:
+class IncidentMetadata:
     """What only the caller knows: the incident's id, the time in RFC 3339, and which cluster, if it was named."""
 
     id: str
@@ -47,7 +47,7 @@ class Made:
     cluster: str = ""
 
 
-def incident_of_words(resource: str, namespace: str, made: Made) -> dict[str, Any]:
+def incident_of_words(resource: str, namespace: str, made: IncidentMetadata) -> dict[str, Any]:
     """The incident of ``KIND/NAME`` in a namespace. Raises ``ValueError`` for another form."""
     kind, _, name = resource.partition("/")
     if not kind or not name or "/" in name or " " in resource or not resource.isprintable():
@@ -59,7 +59,7 @@ def incident_of_words(resource: str, namespace: str, made: Made) -> dict[str, An
     return _incident(made, namespace=namespace, resource=found)
 
 
-def incident_of(document: Mapping[str, Any], made: Made) -> dict[str, Any]:
+def incident_of(document: Mapping[str, Any], made: IncidentMetadata) -> dict[str, Any]:
     """The incident of what an alerting service has posted, or of a single alert.
 
     Raises ``ValueError`` for a document that is neither, for what has been resolved, and where there is nothing to look
@@ -112,7 +112,7 @@ def same_incident(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return {k: v for k, v in one.items() if k not in own} == {k: v for k, v in other.items() if k not in own}
 
 
-def _incident(made: Made, **told: object) -> dict[str, Any]:
+def _incident(made: IncidentMetadata, **told: object) -> dict[str, Any]:
     """The struct form; what nobody told is left out."""
     incident = {"incidentId": made.id, "status": "pending", "createdAt": made.created, "cluster": made.cluster, **told}
     return {name: value for name, value in incident.items() if value}

@@ -65,7 +65,7 @@ def preloaded(contents: Mapping[str, str], *, boundary: str, whole: str) -> Prel
 
 
 @dataclass(frozen=True)
-class Attempt:
+class PreviousAttempt:
     """What the agent of ``run``, which ended for the reason ``why``, had left: the text of its draft of ``report``,
     its ``commands``, the oldest first, and its last ``words``. Only ``run`` and ``why`` are the runner's own."""
 
@@ -77,7 +77,7 @@ class Attempt:
     words: str = ""
 
 
-def continued(attempt: Attempt, *, boundary: str) -> str:
+def continued(attempt: PreviousAttempt, *, boundary: str) -> str:
     """What an agent is told that goes on where another was stopped; ``boundary`` as of ``preloaded``.
 
     Of a draft the end is left out, of commands the oldest, of last words the beginning.

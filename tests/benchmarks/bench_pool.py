@@ -24,7 +24,7 @@ from runner.core.settings import Settings
 from runner.lifecycle.pool import name_of
 from runner.ops.pool.handoff import warm
 from runner.ops.pool.pool import open_pool
-from runner.ops.workspaces.workspace_lease import Premises
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow
 from runner.providers.docker import Docker
@@ -98,8 +98,8 @@ async def main(count: int) -> None:
         async with open_store(home / "state.db", now=lambda: time.time_ns() // 1000, entropy=os.urandom) as store:
             from runner.ops.runs.dependencies import dependencies_of
 
-            premises = Premises(settings, store, dependencies_of(settings, store))
-            async with open_pool(premises, [PoolRow(name_of(key), key, SIZE)], print):
+            env = WorkspaceEnv(settings, store, dependencies_of(settings, store))
+            async with open_pool(env, [PoolRow(name_of(key), key, SIZE)], print):
                 while len(times) < count:
                     while [slot.state for slot in await store.slots()] != [SlotState.READY] * SIZE:
                         await trio.sleep(0.02)

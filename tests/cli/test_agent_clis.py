@@ -568,10 +568,10 @@ async def test_a_loop_that_gemini_stops_is_no_success(project: Project, toolchai
 
 _HTML = (b"content-type", b"text/html")
 _NGINX = b"<html>\r\n<head><title>404 Not Found</title></head>\r\n<body>nginx</body></html>"
-Spoken = tuple[int, list[tuple[bytes, bytes]], bytes]
+AgentWords = tuple[int, list[tuple[bytes, bytes]], bytes]
 
 # what answers: always the same, silence (0), or nobody; how the step and the run end
-AWAY: dict[str, tuple[Spoken | None, Reason, int, str]] = {
+AWAY: dict[str, tuple[AgentWords | None, Reason, int, str]] = {
     "a proxy's 404": ((404, [_HTML], _NGINX), Reason.GATEWAY, 1, "it answered 404, a page, `404 Not Found`"),
     "busy for long": ((429, [(b"retry-after", b"3600")], b""), Reason.QUOTA, 1, "it answered 429"),
     "silence": ((0, [], b""), Reason.TIMEOUT, 124, "the model had not answered for"),
@@ -580,7 +580,7 @@ AWAY: dict[str, tuple[Spoken | None, Reason, int, str]] = {
 
 
 @asynccontextmanager
-async def answering(spoken: Spoken | None) -> AsyncIterator[int]:
+async def answering(spoken: AgentWords | None) -> AsyncIterator[int]:
     """A port where this answers every request."""
     if spoken is None:
         yield 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.model import Exit, IsolationClass, Limits
-from runner.ops.host.probe import Examined, Result, Tried, _try
+from runner.ops.host.probe import EscapeAttempt, EscapeResult, ProbedProvider, _try
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.sandbox.escapes import ESCAPES
 from tests.support import dockerd
@@ -100,7 +100,7 @@ async def test_an_image_without_the_programs_that_try_is_not_one_with_ways_out(t
     async with provider.open(handle, SandboxSpec()) as workspace:
         tried = await _try(workspace, ESCAPES[0], {}, None)
 
-    assert (tried.result, tried.told) == (Result.UNTRIED, ("the probe exited 127",))
+    assert (tried.result, tried.told) == (EscapeResult.UNTRIED, ("the probe exited 127",))
 
 
 def test_a_provider_with_images_asks_for_one(project: Project) -> None:
@@ -127,8 +127,8 @@ def test_what_makes_no_sense_is_refused(project: Project, arguments: list[str], 
     assert words in done.err
 
 
-@pytest.mark.parametrize("result", Result)
-def test_only_a_way_out_that_is_not_declared_is_a_failure(result: Result) -> None:
-    examined = Examined("local", IsolationClass.NAMESPACES, (Tried("mount", "mounting", result),))
+@pytest.mark.parametrize("result", EscapeResult)
+def test_only_a_way_out_that_is_not_declared_is_a_failure(result: EscapeResult) -> None:
+    examined = ProbedProvider("local", IsolationClass.NAMESPACES, (EscapeAttempt("mount", "mounting", result),))
 
-    assert examined.holds == (result is not Result.OPEN)
+    assert examined.holds == (result is not EscapeResult.OPEN)

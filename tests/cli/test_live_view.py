@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from runner.cli.live_view import Screen, found_of
+from runner.cli.live_view import Screen, result_of
 from runner.cli.output import Output
 from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.report import triage
-from runner.report.triage import Scene
+from runner.report.triage import Header
 
 SECOND = 1_000_000
 STEPS = {"provision": "provision", "agent": "agent"}
@@ -41,15 +41,15 @@ def test_the_line_of_now_is_written_when_it_changes(tmp_path: Path) -> None:
 def test_a_report_that_is_too_large_to_be_shown_is_there(tmp_path: Path) -> None:
     (tmp_path / "output").mkdir()
     report = tmp_path / "output" / "r.md"
-    scene = Scene("claude", report="r.md")
+    header = Header("claude", report="r.md")
 
-    assert found_of(RunRecord("x"), scene, tmp_path).place is None
+    assert result_of(RunRecord("x"), header, tmp_path).place is None
     report.symlink_to("/etc/passwd")
-    assert found_of(RunRecord("x"), scene, tmp_path).report is None
+    assert result_of(RunRecord("x"), header, tmp_path).report is None
     report.unlink()
     with report.open("wb") as file:
         file.truncate(20 << 20)
 
-    found = found_of(RunRecord("x"), scene, tmp_path)
+    found = result_of(RunRecord("x"), header, tmp_path)
 
     assert (found.report, found.place) == (None, report)

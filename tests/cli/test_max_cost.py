@@ -12,7 +12,7 @@ from runner.ops.planning.make_plan import Request, make_plan
 from runner.ops.planning.saved_plan import make_saved_plan, save
 from runner.ops.runs.apply import apply
 from runner.ops.runs.history import find_run
-from runner.ops.runs.resume import consider, resume
+from runner.ops.runs.resume import plan_resume, resume
 from tests.cli.test_models import KEYS, directory, doubled, settings_of, tools, write
 from tests.support.situations import Project, document
 
@@ -105,7 +105,7 @@ async def test_a_run_that_is_resumed_has_what_is_left_of_its_share(project: Proj
     async with doubled(project, [{"say": "ok", "usage": {"input": 1000, "output": 1000}}] * 2) as settings:
         (record,) = await apply(await make_plan(project.folder, settings, Request(max_cost=2.0)), settings, [])
         spent = record.models["gpt-4.1"].cost_usd
-        resuming = await consider(await find_run(settings, record.id), None, settings)
+        resuming = await plan_resume(await find_run(settings, record.id), None, settings)
         again = await resume(resuming, settings, [])
 
     assert (record.exit_code, spent) == (1, pytest.approx(0.01))

@@ -31,7 +31,7 @@ from runner.report.format import usage
 from runner.report.json import record_document
 from runner.report.plan import render_plan
 from runner.report.text import render_run
-from runner.report.triage import Found, Scene, closing
+from runner.report.triage import Header, Result, closing
 from runner.steps.agent.model import MODEL_BUSY, STANDS_FOR_KEY
 from runner.steps.agent.run import UNTESTED
 from tests.support import dockerd
@@ -278,7 +278,7 @@ async def test_a_model_that_cannot_be_reached_is_the_platform_s_fault(
         "hint: look at `RUNNER_OPENAI_URL`, `HTTPS_PROXY` and `SSL_CERT_FILE` where runner is started"
     )
     assert "`RUNNER_OPENAI_URL`" in render_run(record, project.home)
-    assert "  = hint: look at `RUNNER_OPENAI_URL`" in "\n".join(closing(record, Scene(), Found()))
+    assert "  = hint: look at `RUNNER_OPENAI_URL`" in "\n".join(closing(record, Header(), Result()))
 
 
 @pytest.mark.nightly

@@ -26,7 +26,7 @@ from runner.events.record import RunRecord, fold
 from runner.ports.sink import Sink
 from runner.report import progress
 from runner.report.progress import NEWS
-from runner.report.triage import Scene
+from runner.report.triage import Header
 from tests.support.situations import Project
 from tests.support.terminal import CODES, on_terminal
 
@@ -47,7 +47,7 @@ def screen_on(stream: TextIO, moment: float = 1.0, names: Sequence[str] = ("work
     at = int(moment * SECOND)
     return Screen(
         out,
-        {name: Scene() for name in names},
+        {name: Header() for name in names},
         Path("nowhere"),
         face=progress,
         quiet=False,
@@ -97,7 +97,7 @@ def test_each_stop_stage_and_each_kill_for_memory_is_a_line(event: ev.Event, lin
 def test_a_running_step_shows_how_it_is_being_stopped(events: Sequence[ev.Event], seconds: float, message: str) -> None:
     record = RunRecord("r")
     feed(partial(fold, record), [*STARTED, *events])
-    line = progress.live_line(record, Scene(), SECOND + int(seconds * SECOND))
+    line = progress.live_line(record, Header(), SECOND + int(seconds * SECOND))
 
     assert line.split("s", 1)[1].strip() == message
 

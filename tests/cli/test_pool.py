@@ -27,7 +27,7 @@ from runner.ops.planning.make_plan import make_plan
 from runner.ops.pool.pool import open_pool, pools_of, resize
 from runner.ops.pool.pool import status as look
 from runner.ops.runs.apply import apply
-from runner.ops.workspaces.workspace_lease import open_premises
+from runner.ops.workspaces.workspace_lease import open_workspace_env
 from runner.ports.store import PoolRow, Store
 from runner.store.sqlite import Reader, open_reader
 from tests.support import dockerd, effects
@@ -90,8 +90,8 @@ async def test_a_protected_path_that_is_not_there_is_no_violation(docked: Projec
     docked.script("true", provider="docker", workspace=POOL.replace("[README]", "[missing]"))
     settings = Settings.from_env({"RUNNER_HOME": str(docked.home / "state"), "PATH": os.environ["PATH"], **docked.env})
     planned = await make_plan(docked.folder, settings)
-    async with open_premises(settings) as premises, open_pool(premises, pools_of(planned, 1), print):
-        await until(premises.store, 1)
+    async with open_workspace_env(settings) as env, open_pool(env, pools_of(planned, 1), print):
+        await until(env.store, 1)
         warm = await apply(planned, settings, [])
     cold = [record for _ in range(3) for record in await apply(planned, settings, [])]
 
@@ -107,17 +107,17 @@ async def test_a_run_has_its_workspace_from_the_pool_or_says_why_not(docked: Pro
     settings = Settings.from_env({"RUNNER_HOME": str(docked.home / "state"), "PATH": os.environ["PATH"], **docked.env})
     planned = await make_plan(docked.folder, settings)
     told: list[RunnerError] = []
-    async with open_premises(settings) as premises, open_pool(premises, pools_of(planned, 1), told.append):
-        await until(premises.store, 1)
-        await resize(premises, 2, None)
-        await until(premises.store, 2)
+    async with open_workspace_env(settings) as env, open_pool(env, pools_of(planned, 1), told.append):
+        await until(env.store, 1)
+        await resize(env, 2, None)
+        await until(env.store, 2)
         (warm,) = await apply(planned, settings, [])
         read = docked.logs("agent").split()
-        await until(premises.store, 2)
-        await resize(premises, 0, None)
-        await until(premises.store, 0)
+        await until(env.store, 2)
+        await resize(env, 0, None)
+        await until(env.store, 0)
         (cold,) = await apply(planned, settings, [])
-        found = await look(premises)
+        found = await look(env)
 
     assert (warm.exit_code, cold.exit_code, told) == (0, 0, [])
     assert read == ["hello", "denied"]
@@ -349,15 +349,15 @@ async def test_the_server_s_size_is_for_those_that_take_its_providers(project: P
 
 async def test_a_pool_that_is_not_there_can_not_be_changed(tmp_path: Path) -> None:
     key = SlotKey("docker", "sha256:1", Limits())
-    async with open_premises(Settings.from_env({"RUNNER_HOME": str(tmp_path)})) as premises:
+    async with open_workspace_env(Settings.from_env({"RUNNER_HOME": str(tmp_path)})) as env:
         with pytest.raises(UnknownPool, match="there is no warm pool"):
-            await resize(premises, 3, None)
-        await premises.store.put_pools([PoolRow("aa11", key, 1), PoolRow("ab22", key, 1)])
+            await resize(env, 3, None)
+        await env.store.put_pools([PoolRow("aa11", key, 1), PoolRow("ab22", key, 1)])
         for name in ("a", "b", "aa12", ""):
             with pytest.raises(UnknownPool, match=f"`{name}` is not one of the pools"):
-                await resize(premises, 3, name)
+                await resize(env, 3, name)
         with pytest.raises(UsageError):
-            await resize(premises, 1_001, None)
-        found = await resize(premises, 3, "aa")
+            await resize(env, 1_001, None)
+        found = await resize(env, 3, "aa")
 
     assert {pool.name: pool.size for pool in found.pools} == {"aa11": 3, "ab22": 1}

@@ -23,7 +23,7 @@ HOUR = 3_600_000_000
 SPENT = Usage(requests=2, input_tokens=1_000, output_tokens=10, cost_usd=0.31)
 
 
-class Past:
+class EarlierRuns:
     """A home with runs in it, and the repository that we stand in."""
 
     def __init__(self, home: Path, here: Path) -> None:
@@ -53,14 +53,14 @@ class Past:
 
 
 @pytest.fixture
-def past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Past:
+def past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EarlierRuns:
     here, home = tmp_path / "shop", tmp_path / "home"
     (here / ".git").mkdir(parents=True)
     (here / "src").mkdir()
     home.mkdir()
     monkeypatch.chdir(here / "src")
     monkeypatch.setenv("RUNNER_HOME", str(home))
-    past = Past(home, here)
+    past = EarlierRuns(home, here)
     past.add("aaaa", "check", Outcome(Status.SUCCEEDED), hours=50, cost=True)
     past.add("bbbb", "check", Outcome(Status.FAILED, Reason.VERIFY, "verify: 1 of 1 checks failed"), hours=20)
     past.add("cccc", "triage.claude", Outcome(Status.FAILED, Reason.TIMEOUT, "agent: time is over"), hours=3)
@@ -78,7 +78,7 @@ def ids(lines: Sequence[str]) -> list[str]:
     return [line[:4] for line in lines[1:] if line[4:6] == "  "]
 
 
-def test_a_listing_says_what_each_run_was_and_why_it_ended(past: Past) -> None:
+def test_a_listing_says_what_each_run_was_and_why_it_ended(past: EarlierRuns) -> None:
     assert listed() == [
         "RUN   NAME           STATUS     AGE  TIME   COST   WHY",
         "cccc  triage.claude  timed-out  3h   1m15s         agent: time is over",
@@ -105,20 +105,20 @@ def test_a_listing_says_what_each_run_was_and_why_it_ended(past: Past) -> None:
     ],
     ids=" ".join,
 )
-def test_only_what_is_asked_for_is_shown(past: Past, arguments: list[str], found: str) -> None:
+def test_only_what_is_asked_for_is_shown(past: EarlierRuns, arguments: list[str], found: str) -> None:
     assert ids(listed(*arguments)) == found.split()
     assert [row["id"] for row in json.loads("\n".join(listed(*arguments, "--output", "json")))] == found.split()
 
 
 def test_outside_of_a_repository_all_runs_are_shown(
-    past: Past, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    past: EarlierRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
     assert ids(listed()) == ["dddd", "cccc", "bbbb", "aaaa"]
 
 
-def test_a_long_listing_says_that_there_are_more(past: Past) -> None:
+def test_a_long_listing_says_that_there_are_more(past: EarlierRuns) -> None:
     for number in range(24):
         past.add(f"e{number:03}", "check", Outcome(Status.SUCCEEDED))
 
@@ -128,11 +128,11 @@ def test_a_long_listing_says_that_there_are_more(past: Past) -> None:
     assert len(json.loads("\n".join(listed("--output", "json")))) == 27
 
 
-def test_nothing_found_is_said(past: Past) -> None:
+def test_nothing_found_is_said(past: EarlierRuns) -> None:
     assert listed("--name", "nothing") == ["no runs"]
 
 
-def test_programs_get_the_stored_state_its_reason_and_times_of_iso_8601(past: Past) -> None:
+def test_programs_get_the_stored_state_its_reason_and_times_of_iso_8601(past: EarlierRuns) -> None:
     rows: list[dict[str, Any]] = json.loads("\n".join(listed("--output", "json")))
 
     assert {key: rows[0][key] for key in ("status", "reason", "message", "exit_code", "seconds", "cost_usd")} == {
@@ -159,7 +159,7 @@ TIMES = ("created", "ended")
         (["--limit", "0"], "write 1 or more"),
     ],
 )
-def test_a_filter_that_is_none_is_bad_input(past: Past, arguments: list[str], told: str) -> None:
+def test_a_filter_that_is_none_is_bad_input(past: EarlierRuns, arguments: list[str], told: str) -> None:
     out = io.StringIO()
 
     assert main(["runs", "list", *arguments], Output(out, out)) == 2

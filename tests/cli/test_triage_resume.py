@@ -17,7 +17,18 @@ from tests.cli.test_agent_clis import KEY, toolchain
 from tests.cli.test_incident_places import kill
 from tests.cli.test_rehearse import claude
 from tests.cli.test_signals import until
-from tests.cli.test_triage import DESCRIBED, HANGS, HERE, MARKED, REPORT, TALKS, TURNS, begun, place, record_of
+from tests.cli.test_triage import (
+    DESCRIBED,
+    HANGS,
+    HERE,
+    MARKED,
+    REPORT,
+    TALKS,
+    TURNS,
+    begun,
+    place,
+    record_of,
+)
 from tests.support.situations import Done, Project, step
 
 __all__ = ["claude", "toolchain"]

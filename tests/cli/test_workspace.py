@@ -28,13 +28,13 @@ from tests.support.situations import Done, Project, git, leftovers, processes_of
 SHORT = """
 import sys, trio
 from runner.ops.workspaces.exec import execute
-from runner.ops.workspaces.workspace_lease import open_premises
+from runner.ops.workspaces.workspace_lease import open_workspace_env
 from runner.core.errors import RunnerError
 from runner.core.settings import current
 
 async def whole():
-    async with open_premises(current(), lease_seconds=float(sys.argv[2])) as premises:
-        return await execute(premises, sys.argv[1], ["sh", "-c", sys.argv[3]], (0, 1, 2))
+    async with open_workspace_env(current(), lease_seconds=float(sys.argv[2])) as env:
+        return await execute(env, sys.argv[1], ["sh", "-c", sys.argv[3]], (0, 1, 2))
 
 try:
     code = trio.run(whole)
@@ -578,7 +578,14 @@ def test_who_lives_past_the_end_of_his_lease_has_it_until_it_is_broken(
     theirs.mkdir()
     id = made(runner, *([str(theirs)] if adopted else []))
     env = {"PATH": os.environ["PATH"], "HOME": str(project.home), "RUNNER_HOME": str(project.home / "state")}
-    words = [sys.executable, "-c", SHORT, id, "3", "echo begun; while :; do echo alive >> beat; sleep 0.05; done"]
+    words = [
+        sys.executable,
+        "-c",
+        SHORT,
+        id,
+        "3",
+        "echo begun; while :; do echo alive >> beat; sleep 0.05; done",
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     sleeper = begun(subprocess.Popen(words, env=env, text=True, **pipes))  # type: ignore[call-overload]
     sleeper.send_signal(signal.SIGSTOP)

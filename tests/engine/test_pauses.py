@@ -24,7 +24,7 @@ from runner.events.record import RunRecord
 from runner.lifecycle.lease import TTL
 from runner.ops.host.state import now_microseconds
 from runner.ops.planning.facts import open_provider
-from runner.ops.planning.make_plan import Planned, make_plan
+from runner.ops.planning.make_plan import PlanResult, make_plan
 from runner.ops.runs.apply import apply_all
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.recover import recover_runs
@@ -65,7 +65,7 @@ class Host:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
-    async def run(self, planned: Planned) -> RunRecord:
+    async def run(self, planned: PlanResult) -> RunRecord:
         (record,) = await apply_all(planned, self.settings, self, self.ports, [])
         return record
 
@@ -127,7 +127,7 @@ async def host_in(home: Path, provider: str) -> AsyncIterator[Host]:
 AGENT = "echo work > made; (setsid sleep 1000 >/dev/null 2>&1 &); sleep 0.1"
 
 
-async def planned_on(project: Project, provider: str) -> Planned:
+async def planned_on(project: Project, provider: str) -> PlanResult:
     project.script(
         AGENT,
         provider="process" if provider == "fake" else provider,
@@ -138,7 +138,7 @@ async def planned_on(project: Project, provider: str) -> Planned:
     return await make_plan(project.folder, Settings.from_env({"RUNNER_HOME": str(project.home / "unused")}))
 
 
-async def guarded_writes(project: Project, provider: str, planned: Planned) -> list[str]:
+async def guarded_writes(project: Project, provider: str, planned: PlanResult) -> list[str]:
     """Of a run that nothing happens to."""
     async with host_in(project.home / "whole", provider) as host:
         record = await host.run(planned)

@@ -22,11 +22,11 @@ from runner.core.model import (
 )
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold
-from runner.report.triage import Found, Scene, closing, live_line, news, opening, scene_of
+from runner.report.triage import Header, Result, closing, header_of, live_line, news, opening
 from runner.triage.sections import section, sections_of
 
 SECTIONS = ("Summary", "Root Cause", "Next Steps", "Unchecked")
-SCENE = Scene(
+SCENE = Header(
     "claude",
     "sonnet",
     ("docker",),
@@ -92,9 +92,9 @@ def test_the_first_lines_say_who_where_until_when_and_what_can_be_reached() -> N
 
 
 def test_without_a_cluster_the_first_lines_say_so() -> None:
-    scene = Scene("goose", "gpt-4.1", ("local",), Path("/w/x"), network="model gateway")
+    header = Header("goose", "gpt-4.1", ("local",), Path("/w/x"), network="model gateway")
 
-    assert list(opening(told(START), scene, clock))[1:] == [
+    assert list(opening(told(START), header, clock))[1:] == [
         "cluster    none: the files of the incident are all there is",
         "network    model gateway, nothing else; the key stays outside",
     ]
@@ -111,7 +111,9 @@ def test_the_live_line_has_turns_tokens_money_and_what_is_done() -> None:
 def test_what_was_found_is_the_last_block() -> None:
     record = ended(succeeded("1 of 1"), 0, ASKED)
 
-    assert list(closing(record, SCENE, Found(REPORT, Path("/w/INC-4821/output/investigation.md"), "", Path("/w")))) == [
+    assert list(
+        closing(record, SCENE, Result(REPORT, Path("/w/INC-4821/output/investigation.md"), "", Path("/w")))
+    ) == [
         "INVESTIGATED in 3.0s  48k tokens  $0.31",
         "  Agent says  Memory limit cut 512Mi -> 256Mi by rollout 118 [FACT-2].",
         "  Next        `kubectl rollout undo deploy/checkout` (not run: read only)",
@@ -126,7 +128,7 @@ def test_a_time_out_shows_what_there_is() -> None:
     record = ended(timed_out, 124, ASKED, ev.StepEnded("agent", timed_out))
     draft = REPORT[: REPORT.index("## Next Steps")]
 
-    assert list(closing(record, SCENE, Found(draft, Path("/w/INC-4821/x.md"), "I look deeper.", Path("/w")))) == [
+    assert list(closing(record, SCENE, Result(draft, Path("/w/INC-4821/x.md"), "I look deeper.", Path("/w")))) == [
         "TIMED OUT after 4.0s in agent (exit 124)  48k tokens  $0.31",
         "  Because     stopped at its deadline",
         "  Report      draft, 2 of 4 sections",
@@ -139,7 +141,7 @@ def test_a_time_out_shows_what_there_is() -> None:
 
 
 def test_a_failure_says_why_and_that_there_is_no_report() -> None:
-    lines = list(closing(ended(failed(Reason.AUTH, "the key is refused"), 1), SCENE, Found(here=Path("/w"))))
+    lines = list(closing(ended(failed(Reason.AUTH, "the key is refused"), 1), SCENE, Result(here=Path("/w"))))
 
     assert lines[:3] == [
         "FAILED after 2.0s (exit 1)",
@@ -152,16 +154,16 @@ def test_a_report_that_cannot_be_shown_says_where_it_is_or_what_it_is() -> None:
     """It was told as `none was written` while the file lay there."""
     missing = Check(CheckKind.REPORT, "report investigation.md", ok=False, found="is a link")
     record = ended(failed(Reason.NO_EVIDENCE, "no report"), 1, ev.ChecksFinished("verify", (missing,)))
-    large = Found(None, Path("/w/INC-4821/x.md"), here=Path("/w"))
+    large = Result(None, Path("/w/INC-4821/x.md"), here=Path("/w"))
 
-    assert "  Report      is a link" in closing(record, SCENE, Found(here=Path("/w")))
+    assert "  Report      is a link" in closing(record, SCENE, Result(here=Path("/w")))
     assert "  Report      too large, at INC-4821/x.md" in closing(record, SCENE, large)
     assert "  Continue    runner resume 7k3q" in closing(record, SCENE, large)
 
 
 def test_a_second_opinion_is_asked_for_in_the_same_place() -> None:
-    scene = replace(SCENE, incident=Path("/w/INC 4821"), flags=("--kubeconfig", "my kubeconfig"))
-    *_, last = closing(ended(succeeded("1 of 1"), 0), scene, Found(here=Path("/w")))
+    header = replace(SCENE, incident=Path("/w/INC 4821"), flags=("--kubeconfig", "my kubeconfig"))
+    *_, last = closing(ended(succeeded("1 of 1"), 0), header, Result(here=Path("/w")))
 
     assert last == "  Second opinion: runner triage -w 'INC 4821' -a codex --kubeconfig 'my kubeconfig'"
 
@@ -178,13 +180,13 @@ def test_what_the_baseline_found_stands_below_the_step_that_asked() -> None:
 def test_what_is_left_behind_is_said_with_what_removes_it() -> None:
     left = ev.RunEnded(failed(Reason.CANCELLED, "signal"), 130, ("lease 1",))
 
-    lines = list(closing(told(START, left), SCENE, Found()))
+    lines = list(closing(told(START, left), SCENE, Result()))
 
     assert lines[lines.index("  LEFT BEHIND lease 1") + 1] == "  Clean up    runner recover 7k3q"
 
 
 def test_whoever_ran_out_of_turns_is_told_the_flag() -> None:
-    assert "  More turns  runner triage --max-turns N" in closing(ended(failed(Reason.TURNS, "9"), 1), SCENE, Found())
+    assert "  More turns  runner triage --max-turns N" in closing(ended(failed(Reason.TURNS, "9"), 1), SCENE, Result())
 
 
 def test_a_rehearsal_is_said_first_and_is_not_continued() -> None:
@@ -192,7 +194,7 @@ def test_a_rehearsal_is_said_first_and_is_not_continued() -> None:
     record = told(start, ev.RunEnded(failed(Reason.EXIT, "x"), 1))
 
     assert next(opening(record, SCENE, clock)) == "REHEARSAL  no model is asked, a.turns.yaml stands for it"
-    assert not [line for line in closing(record, SCENE, Found()) if "Continue" in line]
+    assert not [line for line in closing(record, SCENE, Result()) if "Continue" in line]
 
 
 def test_the_last_block_of_a_rehearsal_is_not_taken_for_an_investigation() -> None:
@@ -202,7 +204,7 @@ def test_the_last_block_of_a_rehearsal_is_not_taken_for_an_investigation() -> No
     )
     record = told(start, asked, ev.RunEnded(succeeded("fine"), 0))
 
-    lines = list(closing(record, SCENE, Found(REPORT)))
+    lines = list(closing(record, SCENE, Result(REPORT)))
 
     assert lines[0] == "REHEARSAL  no model was asked, a.turns.yaml stood for it: this is no investigation"
     assert (lines[1].startswith("REHEARSED in "), lines[1].endswith("1k tokens  $0.02, not spent")) == (True, True)
@@ -211,7 +213,7 @@ def test_the_last_block_of_a_rehearsal_is_not_taken_for_an_investigation() -> No
 def test_an_agents_conclusion_is_cut_and_cannot_command_the_terminal() -> None:
     report = "## Root Cause\n\n" + "word " * 400 + "\x1b]0;x\x07"
 
-    lines = list(closing(ended(succeeded("fine"), 0), SCENE, Found(report, here=Path("/w"))))
+    lines = list(closing(ended(succeeded("fine"), 0), SCENE, Result(report, here=Path("/w"))))
 
     assert len(lines) < 9
     assert all(len(line) <= 120 for line in lines)
@@ -264,15 +266,15 @@ def test_a_section_ends_with_the_next_heading() -> None:
 
 
 def test_a_plan_that_is_gone_gives_an_empty_scene() -> None:
-    assert scene_of({}) == Scene(network="none")
-    assert list(opening(told(START), scene_of({}), clock)) == ["run 7k3q    in    stops 601s (10m)"]
+    assert header_of({}) == Header(network="none")
+    assert list(opening(told(START), header_of({}), clock)) == ["run 7k3q    in    stops 601s (10m)"]
 
 
 def test_a_run_without_an_incident_has_investigated_nothing() -> None:
-    assert list(closing(ended(succeeded("fine"), 0), scene_of({}), Found())) == ["SUCCEEDED in 2.0s"]
+    assert list(closing(ended(succeeded("fine"), 0), header_of({}), Result())) == ["SUCCEEDED in 2.0s"]
 
 
 def test_a_cancelled_run_is_no_failure() -> None:
-    lines = list(closing(ended(Outcome(Status.CANCELLED, Reason.CANCELLED, "signal"), 130), SCENE, Found()))
+    lines = list(closing(ended(Outcome(Status.CANCELLED, Reason.CANCELLED, "signal"), 130), SCENE, Result()))
 
     assert lines[0] == "CANCELLED after 2.0s (exit 130)"

@@ -28,12 +28,12 @@ from runner.core.model import Exit
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.ops.host.state import make_home, now_microseconds
-from runner.ops.planning.make_plan import Planned, Request, make_plan
+from runner.ops.planning.make_plan import PlanResult, Request, make_plan
 from runner.ops.runs.apply import apply_all
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.history import find_run
 from runner.ops.runs.recover import recover_runs
-from runner.ops.runs.resume import consider, resume_run
+from runner.ops.runs.resume import plan_resume, resume_run
 from runner.ports.provider import Provider
 from runner.ports.store import Store
 from runner.providers.docker import RUNC, Docker
@@ -60,7 +60,7 @@ def main() -> None:
         print(json.dumps({"code": code, "commits": commits, "calls": calls}), flush=True)
 
 
-def _planned(folder: Path) -> Planned:
+def _planned(folder: Path) -> PlanResult:
     """Made in a fork, because planning starts threads, and a fork of a process with threads cannot be trusted."""
     reading, writing = os.pipe()
 
@@ -77,7 +77,7 @@ def _planned(folder: Path) -> Planned:
     with open(reading, "rb") as pipe:
         plan_, facts = pickle.load(pipe)
     os.waitpid(pid, 0)
-    return Planned(plan_, facts, folder, (), Request(), {}, {})
+    return PlanResult(plan_, facts, folder, (), Request(), {}, {})
 
 
 def _fork(action: Callable[[], int], request: dict[str, Any]) -> tuple[int, list[str]]:
@@ -109,7 +109,7 @@ def _fork(action: Callable[[], int], request: dict[str, Any]) -> tuple[int, list
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), ["write"] * fault.seen if fault else calls
 
 
-async def _perform(planned: Planned, request: dict[str, Any]) -> int:
+async def _perform(planned: PlanResult, request: dict[str, Any]) -> int:
     settings = _settings(Path(request["home"]))
     make_home(settings)
     hook = _hook(_count(request), request)
@@ -120,13 +120,13 @@ async def _perform(planned: Planned, request: dict[str, Any]) -> int:
             return await _in_store(planned, request, settings, store)
 
 
-async def _in_store(planned: Planned, request: dict[str, Any], settings: Settings, store: Store) -> int:
+async def _in_store(planned: PlanResult, request: dict[str, Any], settings: Settings, store: Store) -> int:
     ports = replace(dependencies_of(settings, store), provider=lambda name: _provider(name, request, settings))
     if request["what"] == "apply":
         records = await apply_all(planned, settings, store, ports, [])
         return max(record.exit_code or 0 for record in records)
     if request["what"] == "resume":
-        resuming = await consider(await find_run(settings, request["run"]), None, settings)
+        resuming = await plan_resume(await find_run(settings, request["run"]), None, settings)
         return (await resume_run(resuming, settings, store, ports, [])).exit_code or 0
     names = ["local", "process"] if request["provider"] == "chain" else [request["provider"]]
     recovery = await recover_runs(settings, store, ports, names, None, dry_run=False)

@@ -26,8 +26,8 @@ from runner.ops.host.state import now_microseconds
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.workspaces import workspaces as ws
 from runner.ops.workspaces.exec import execute
-from runner.ops.workspaces.maintenance import finish_all, sweep
-from runner.ops.workspaces.workspace_lease import Premises
+from runner.ops.workspaces.maintenance import complete_changes, sweep
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.store.sqlite import open_store
 from tests.support import effects
 
@@ -68,25 +68,25 @@ async def _perform(request: dict[str, Any]) -> int:
     path = settings.home / "state.db"
     async with open_store(path, now=now_microseconds, entropy=secrets.token_bytes, hook=hook) as store:
         with unwrapping_groups():
-            return await _do(Premises(settings, store, dependencies_of(settings, store)), request)
+            return await _do(WorkspaceEnv(settings, store, dependencies_of(settings, store)), request)
 
 
-async def _do(premises: Premises, request: dict[str, Any]) -> int:
+async def _do(env: WorkspaceEnv, request: dict[str, Any]) -> int:
     theirs = request.get("path")
-    rows = await premises.store.workspaces()
+    rows = await env.store.workspaces()
     match request["do"]:
         case "create":
-            await ws.create(premises, ws.Wish(path=Path(theirs) if theirs else None))
+            await ws.create(env, ws.WorkspaceOptions(path=Path(theirs) if theirs else None))
         case "exec":
             nothing = os.open(os.devnull, os.O_RDWR)
-            return await execute(premises, rows[0].id, ["sh", "-c", "echo work > made"], (nothing, nothing, nothing))
+            return await execute(env, rows[0].id, ["sh", "-c", "echo work > made"], (nothing, nothing, nothing))
         case "stop":
-            await ws.stop(premises, rows[0].id)
+            await ws.stop(env, rows[0].id)
         case "destroy":
-            await ws.destroy(premises, rows[0].id)
+            await ws.destroy(env, rows[0].id)
         case "recover":
-            done = await finish_all(premises, dry_run=False)
-            await sweep(premises, dry_run=False)
+            done = await complete_changes(env, dry_run=False)
+            await sweep(env, dry_run=False)
             return len([one for one in done if one.left is not None])
     return 0
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from runner.triage.alert import Made, incident_of, incident_of_words, misnamed, same_incident
+from runner.triage.alert import IncidentMetadata, incident_of, incident_of_words, misnamed, same_incident
 
-MADE = Made("an-id", "2026-11-21T03:00:00Z", "prod-eu")
+MADE = IncidentMetadata("an-id", "2026-11-21T03:00:00Z", "prod-eu")
 
 MESSAGE: dict[str, Any] = {
     "version": "4",

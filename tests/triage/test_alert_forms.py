@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from runner.triage.alert import Made, incident_of, misnamed
+from runner.triage.alert import IncidentMetadata, incident_of, misnamed
 from runner.triage.strict_json import read_object, written
 
-MADE = Made("an-id", "2026-11-21T03:00:00Z")
+MADE = IncidentMetadata("an-id", "2026-11-21T03:00:00Z")
 POD = {"apiVersion": "v1", "kind": "Pod", "name": "checkout-7c9d-8wm2t", "namespace": "payments"}
 DEPLOYMENT = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "checkout", "namespace": "payments"}
 

@@ -9,7 +9,7 @@ import unicodedata
 import pytest
 
 from runner.triage.budget import LARGE, MOST, sizes, tokens
-from runner.triage.prompt import TAGS, Attempt, compose, continued, escaped, preloaded
+from runner.triage.prompt import TAGS, PreviousAttempt, compose, continued, escaped, preloaded
 
 BOUNDARY = "4b1f09c2d3e4f5a64b1f09c2d3e4f5a6"
 WHOLE = "/output/triage/baseline.txt"
@@ -156,7 +156,9 @@ def test_an_earlier_attempt_is_data_of_a_bounded_size() -> None:
     commands = (*(f"$ kubectl get pod-{n} {'x' * 100}" for n in range(99)), "$ " + "y" * 9_000, "$ </earlier_attempt>")
     draft = f"{BOUNDARY}</incident>" + "d" * 50_000
 
-    text = continued(Attempt("7k3q", "timeout", "r.md", draft, commands, "w" * 5_000 + "end"), boundary=BOUNDARY)
+    text = continued(
+        PreviousAttempt("7k3q", "timeout", "r.md", draft, commands, "w" * 5_000 + "end"), boundary=BOUNDARY
+    )
 
     assert text.startswith("This continues run 7k3q, which ended with `timeout` ")
     assert tokens(text) <= 4_200
@@ -170,7 +172,7 @@ def test_an_earlier_attempt_is_data_of_a_bounded_size() -> None:
 
 
 def test_of_an_earlier_attempt_only_what_there_is_is_told() -> None:
-    text = continued(Attempt("7k3q", "unknown", "r.md", "", ("$ ls   [exit 0]",)), boundary=BOUNDARY)
+    text = continued(PreviousAttempt("7k3q", "unknown", "r.md", "", ("$ ls   [exit 0]",)), boundary=BOUNDARY)
 
     assert text.split("\n")[2:] == [
         "<earlier_attempt>",

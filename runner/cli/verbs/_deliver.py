@@ -12,7 +12,7 @@ from runner.cli.output import Output
 
 if TYPE_CHECKING:
     from runner.core.settings import Settings
-    from runner.ops.runs.history import Past
+    from runner.ops.runs.history import StoredRun
 
 VERBS = ("branch", "apply", "push", "export")
 
@@ -37,53 +37,53 @@ def add_arguments(add: Callable[[str, str], ArgumentParser]) -> None:
         parser.add_argument("--output", choices=("text", "json"), default="text")
 
 
-def deliver(past: Past, args: Namespace, settings: Settings, out: Output) -> None:
+def deliver(stored: StoredRun, args: Namespace, settings: Settings, out: Output) -> None:
     from runner.core.sanitize import sanitize
     from runner.ops.signals import run_cancellable
     from runner.plan.model import plain_fields
 
     does = {"branch": _branch, "apply": _apply, "push": _push, "export": _export}[args.what]
-    value, text = run_cancellable(partial(does, past, args, settings))
+    value, text = run_cancellable(partial(does, stored, args, settings))
     if args.output == "json":
-        out.json({"run": past.record.id, "status": past.record.status.value, **plain_fields(value)})
+        out.json({"run": stored.record.id, "status": stored.record.status.value, **plain_fields(value)})
         return
     out.line(sanitize(text, 1000))
-    if past.record.exit_code:
-        out.line(f"note: the run itself ended {past.record.status.value}")
+    if stored.record.exit_code:
+        out.line(f"note: the run itself ended {stored.record.status.value}")
 
 
-async def _branch(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
+async def _branch(stored: StoredRun, args: Namespace, settings: Settings) -> tuple[object, str]:
     from runner.ops.runs.deliver import make_branch
 
     done = await make_branch(
-        past, settings, into=args.into, name=args.name, commits=args.commits, unverified=args.unverified
+        stored, settings, into=args.into, name=args.name, commits=args.commits, unverified=args.unverified
     )
     word = "is now" if done.made else "was already"
     return done, f"branch {done.branch} of {done.repository} {word} at {done.commit[:12]}"
 
 
-async def _apply(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
+async def _apply(stored: StoredRun, args: Namespace, settings: Settings) -> tuple[object, str]:
     from runner.ops.runs.deliver import apply_patch
 
-    done = await apply_patch(past, settings, into=args.into, check=args.check, unverified=args.unverified)
+    done = await apply_patch(stored, settings, into=args.into, check=args.check, unverified=args.unverified)
     if done.present:
         return done, f"nothing to do: {done.checkout} has all of the work"
     count = f"{len(done.paths)} file{'s' * (len(done.paths) != 1)}"
     return done, f"{count} of {done.checkout} {'would change' if args.check else 'changed, not committed'}"
 
 
-async def _push(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
+async def _push(stored: StoredRun, args: Namespace, settings: Settings) -> tuple[object, str]:
     from runner.ops.runs.deliver import push
 
-    done = await push(past, settings, to=args.to, branch=args.branch, unverified=args.unverified)
+    done = await push(stored, settings, to=args.to, branch=args.branch, unverified=args.unverified)
     moved = f"{done.before[:12]} -> {done.commit[:12]}" if done.before else f"new, at {done.commit[:12]}"
     return done, f"branch {done.branch} of {done.url}: {moved if done.moved else f'was already at {done.commit[:12]}'}"
 
 
-async def _export(past: Past, args: Namespace, settings: Settings) -> tuple[object, str]:
+async def _export(stored: StoredRun, args: Namespace, settings: Settings) -> tuple[object, str]:
     from runner.ops.runs.deliver import export_run
 
-    done = await export_run(past, settings, to=args.to)
+    done = await export_run(stored, settings, to=args.to)
     cleaned = f"; secrets taken out of {', '.join(done.redacted[:5])}" if done.redacted else ""
     left = f"; left out: {', '.join(one.name for one in done.left_out[:5])}" if done.left_out else ""
     return done, f"{done.files} files, {done.size} bytes in {done.to}{cleaned}{left}"

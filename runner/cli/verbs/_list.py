@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from runner.core.settings import Settings
-    from runner.ops.runs.history import Listed, Listing
+    from runner.ops.runs.history import RunList, RunSummary
 
 SUMMARY = "runs, newest first: those of this repository, or all where there is none"
 LINES = 25  # without `--limit`, for people
@@ -40,7 +40,7 @@ def show(args: Namespace, settings: Settings, out: Output) -> None:
     from runner.core.errors import UsageError, nearest
     from runner.core.sanitize import excerpt
     from runner.ops.host.state import now_microseconds
-    from runner.ops.runs.history import STATES, Wanted, listing_of
+    from runner.ops.runs.history import STATES, RunFilter, filter_runs
 
     now = now_microseconds()
     if args.status is not None and args.status not in STATES:
@@ -50,7 +50,7 @@ def show(args: Namespace, settings: Settings, out: Output) -> None:
     limit = args.limit or (LINES if args.output == "text" else None)
     since = None if args.since is None else _moment(args.since, now)
     within = None if args.all else repository_of_here()
-    listing = trio.run(listing_of, settings, Wanted(args.name, args.status, since, within, limit))
+    listing = trio.run(filter_runs, settings, RunFilter(args.name, args.status, since, within, limit))
     if args.output == "json":
         out.json([_plain(listed) for listed in listing.runs])
     else:
@@ -77,7 +77,7 @@ def _moment(text: str, now: int) -> int:
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1e6)
 
 
-def _plain(listed: Listed) -> dict[str, object]:
+def _plain(listed: RunSummary) -> dict[str, object]:
     from datetime import UTC, datetime
 
     from runner.plan.model import plain_fields
@@ -94,7 +94,7 @@ def _plain(listed: Listed) -> dict[str, object]:
     return {**plain_fields(row), **times, **why}
 
 
-def _print(listing: Listing, now: int, out: Output) -> None:
+def _print(listing: RunList, now: int, out: Output) -> None:
     from shutil import get_terminal_size
 
     from runner.core.sanitize import sanitize
@@ -111,13 +111,13 @@ def _print(listing: Listing, now: int, out: Output) -> None:
         out.line(line)
 
 
-def _below(listing: Listing) -> Sequence[str]:
+def _below(listing: RunList) -> Sequence[str]:
     lines = [f"{listing.more} more: --limit {listing.more + len(listing.runs)}"] if listing.more else []
     lines += [f"{listing.elsewhere} of other repositories: --all"] if listing.elsewhere else []
     return lines if listing.runs or lines else ["no runs"]
 
 
-def _cells(listed: Listed, now: int) -> tuple[str, ...]:
+def _cells(listed: RunSummary, now: int) -> tuple[str, ...]:
     from runner.report.format import age, cost, duration
 
     row = listed.row

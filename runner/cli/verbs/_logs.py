@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from runner.core.settings import Settings
     from runner.events.events import Recorded
-    from runner.ops.runs.history import Past
-    from runner.ops.runs.step_output import Printed, Say
+    from runner.ops.runs.history import StoredRun
+    from runner.ops.runs.step_output import Say, StepOutput
 
 _TICK = 0.1  # seconds between looks at what is printed
 _WIDEST = 10_000  # characters of a line
@@ -26,27 +26,27 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="an agent's stream as its CLI wrote it, as for jq")
 
 
-def show(past: Past, args: Namespace, settings: Settings, out: Output) -> None:
+def show(stored: StoredRun, args: Namespace, settings: Settings, out: Output) -> None:
     from runner.core.errors import UsageError
     from runner.core.sanitize import sanitize
     from runner.ops.runs.history import logs_of
-    from runner.ops.runs.secret_values import redactor_of
-    from runner.ops.runs.step_output import say_of, words_of
+    from runner.ops.runs.secret_values import make_redactor
+    from runner.ops.runs.step_output import translator_of, words_of
     from runner.ops.runs.watch import planned
-    from runner.report.triage import scene_of
+    from runner.report.triage import header_of
 
-    files = logs_of(past, args.step)
-    say = None if args.raw else say_of(scene_of(planned(past)).agent)
+    files = logs_of(stored, args.step)
+    say = None if args.raw else translator_of(header_of(planned(stored)).agent)
     if args.follow:
         if args.raw:
             raise UsageError("`--follow` shows words, not a stream", hint="leave out `--raw`, or `--follow`")
-        out.clean = redactor_of(settings).text
-        _follow(past, args.step, say, settings, out=out)
+        out.clean = make_redactor(settings).text
+        _follow(stored, args.step, say, settings, out=out)
         return
     for file in files:
         if args.step is None:
             out.line(f"--- {file.stem} {file.suffix[1:]}")
-        kind = past.record.steps[file.stem].kind
+        kind = stored.record.steps[file.stem].kind
         if say is not None and kind == "agent" and file.suffix == ".stdout":
             for line in words_of(file, say):
                 out.line(sanitize(line, _WIDEST))
@@ -70,22 +70,22 @@ def print_file(file: Path, out: Output, *, log: bool = False) -> None:
 class _Follower:
     """A sink that says what each step prints; of one ``step`` only, if there is one."""
 
-    def __init__(self, past: Past, step: str | None, say: Say | None, out: Output) -> None:
-        self._past = past
+    def __init__(self, stored: StoredRun, step: str | None, say: Say | None, out: Output) -> None:
+        self._past = stored
         self._step = step
         self._say = say
         self._out = out
-        self._printed: Printed | None = None
+        self._printed: StepOutput | None = None
         self._heading = ""
 
     def __call__(self, recorded: Recorded) -> None:
         from runner.events import events as ev
-        from runner.ops.runs.step_output import Printed
+        from runner.ops.runs.step_output import StepOutput
 
         match recorded.event:
             case ev.StepStarted(step=step) if self._step in (None, step):
                 say = self._say if self._past.record.steps[step].kind == "agent" else None
-                self._printed = Printed(self._past.directory, step, say, whole=True)
+                self._printed = StepOutput(self._past.directory, step, say, whole=True)
                 self._heading = f"--- {step}" if self._step is None else ""
             case ev.StepEnded() if self._printed is not None:
                 self._tell(self._printed.end())
@@ -105,14 +105,14 @@ class _Follower:
             self._out.line(sanitize(line, _WIDEST))
 
 
-def _follow(past: Past, step: str | None, say: Say | None, settings: Settings, *, out: Output) -> None:
+def _follow(stored: StoredRun, step: str | None, say: Say | None, settings: Settings, *, out: Output) -> None:
     """Cancelling, as by Ctrl-C, ends the looking, never the run."""
     import trio
 
     from runner.ops.runs.watch import watch
     from runner.ops.signals import run_cancellable
 
-    follower = _Follower(past, step, say, out)
+    follower = _Follower(stored, step, say, out)
 
     async def tick() -> None:
         while True:
@@ -122,7 +122,7 @@ def _follow(past: Past, step: str | None, say: Say | None, settings: Settings, *
     async def whole() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tick)
-            await watch(past, settings, [follower])
+            await watch(stored, settings, [follower])
             nursery.cancel_scope.cancel()
 
     run_cancellable(whole)

@@ -9,18 +9,18 @@ from runner.cli.output import Output
 
 if TYPE_CHECKING:
     from runner.core.settings import Settings
-    from runner.ops.workspaces.workspace_lease import Premises
+    from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 
 T = TypeVar("T")
 
 
-def on_premises(settings: Settings, out: Output, work: Callable[[Premises], Awaitable[T]]) -> T:
+def run_with_env(settings: Settings, out: Output, work: Callable[[WorkspaceEnv], Awaitable[T]]) -> T:
     from runner.ops.signals import run_cancellable
-    from runner.ops.workspaces.workspace_lease import open_premises
+    from runner.ops.workspaces.workspace_lease import open_workspace_env
 
     async def whole() -> T:
-        async with open_premises(settings, lambda advice: out.findings([advice])) as premises:
-            return await work(premises)
+        async with open_workspace_env(settings, lambda advice: out.findings([advice])) as env:
+            return await work(env)
 
     return run_cancellable(whole)
 

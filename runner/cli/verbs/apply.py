@@ -56,12 +56,12 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
     from runner.ops.planning.make_plan import Request, draft_plan
     from runner.ops.planning.saved_plan import make_saved_plan
     from runner.ops.runs.apply import apply
-    from runner.ops.runs.secret_values import redactor_of
+    from runner.ops.runs.secret_values import make_redactor
 
     if args.run_key == "":
         raise UsageError("the key of `--run-key` is empty", hint="look at the variable that it comes from")
     settings = current()
-    redactor = redactor_of(settings)
+    redactor = make_redactor(settings)
     gateway = rehearsal(turns) if turns is not None else None
     out.clean = redactor.text
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from runner.core.model import Feature
     from runner.core.settings import Settings
     from runner.ops.host.health import Health
-    from runner.ops.host.keys import Answered
-    from runner.ops.host.probe import Examined, Tried
+    from runner.ops.host.keys import KeyTest
+    from runner.ops.host.probe import EscapeAttempt, ProbedProvider
     from runner.ports.provider import Probe
 
 NOTHING = 1
@@ -100,7 +100,7 @@ def _probe(args: Namespace, settings: Settings, out: Output) -> int:
     return 0 if all(one.holds for one in examined) and not named_one_was_skipped else 4
 
 
-def _examined(one: Examined) -> Iterator[str]:
+def _examined(one: ProbedProvider) -> Iterator[str]:
     yield f"{one.provider}, isolation {one.isolation.word}"
     if one.skipped is not None:
         yield f"    not probed: {one.skipped}"
@@ -109,7 +109,7 @@ def _examined(one: Examined) -> Iterator[str]:
     yield from (sanitize(line, _WIDEST) for tried in one.tried for line in _tried(tried))
 
 
-def _tried(tried: Tried) -> Iterator[str]:
+def _tried(tried: EscapeAttempt) -> Iterator[str]:
     yield f"  {_VERDICTS[tried.result.value]:<5} {tried.name:<17} {tried.about}"
     yield from (f"          {told}" for told in tried.told)
     if tried.reason is not None:
@@ -172,7 +172,7 @@ def _by_design(probe: Probe, feature: Feature) -> bool:
     return feature in (Feature.BASE_IMAGE, Feature.WARM_POOL) or not (probe.isolation or feature in limits)
 
 
-def _answered(one: Answered) -> str:
+def _answered(one: KeyTest) -> str:
     from runner.report.format import duration, usage
 
     found = one.problem or f"answered in {duration(one.seconds)}: {usage(one.usage)}"

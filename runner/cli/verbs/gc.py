@@ -60,7 +60,7 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _lines(collection: Collection) -> Iterator[str]:
-    from runner.ops.runs.gc import Verdict
+    from runner.ops.runs.gc import GcVerdict
     from runner.report.format import size
 
     removed = "would be removed" if collection.dry_run else "removed"
@@ -69,7 +69,7 @@ def _lines(collection: Collection) -> Iterator[str]:
         if kept.left is not None:
             yield f"LEFT BEHIND  {kept.kind} {kept.path}: {kept.left}"
         elif kept.verdict.goes:
-            over = ", over RUNNER_MIRROR_LIMIT" if kept.verdict is Verdict.OVER_LIMIT else ""
+            over = ", over RUNNER_MIRROR_LIMIT" if kept.verdict is GcVerdict.OVER_LIMIT else ""
             yield f"{removed}  {kept.kind} {kept.path}  {age}, {size(kept.bytes)}{over}"
         else:
             yield f"left alone  {kept.kind} {kept.path}  {age}, {kept.verdict.value}"

@@ -13,7 +13,7 @@ from runner.cli.output import Output
 
 if TYPE_CHECKING:
     from runner.core.settings import Settings
-    from runner.ops.host.image import Checked
+    from runner.ops.host.image import ImageCheck
 
 SUMMARY = "the image k8s-triage-agent: build, check"
 GROUP = "on call"
@@ -51,7 +51,7 @@ def _build(args: Namespace, settings: Settings, out: Output) -> int:
     from runner.ops.host import image
     from runner.ops.signals import run_cancellable
 
-    recipe = image.Recipe(args.base, args.tag, args.ca, args.npmrc, args.apt_sources, args.network == "host")
+    recipe = image.ImageRecipe(args.base, args.tag, args.ca, args.npmrc, args.apt_sources, args.network == "host")
     if args.save_context is not None:
         image.save_context(recipe, args.save_context)
         out.line(f"{args.save_context}: build it with `-f {image.DOCKERFILE}`")
@@ -78,7 +78,7 @@ def _check(args: Namespace, settings: Settings, out: Output) -> int:
     return 0 if checked.is_right else 4
 
 
-def _print(name: str, checked: Checked, out: Output) -> None:
+def _print(name: str, checked: ImageCheck, out: Output) -> None:
     from runner.core.sanitize import sanitize
 
     out.line(f"{sanitize(name)}  {checked.image}  {checked.size_bytes / 1e9:.2f} GB, user {sanitize(checked.user)}")

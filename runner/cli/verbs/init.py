@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from runner.cli.output import Output
 
 if TYPE_CHECKING:
-    from runner.ops.init import Begun
+    from runner.ops.init import InitResult
 
 SUMMARY = "write a first .runner/ for this repository"
 GROUP = "start here"
@@ -58,7 +58,7 @@ def main(args: Namespace, out: Output) -> int:
     return code
 
 
-def _rows(begun: Begun) -> Iterator[tuple[str, str, str]]:
+def _rows(begun: InitResult) -> Iterator[tuple[str, str, str]]:
     """What was written, a file, a line of it and what that is for."""
     way, lent = begun.taken.way, begun.taken.lent
     agent = ".runner/agent.runner.yaml"
@@ -79,7 +79,7 @@ def _rows(begun: Begun) -> Iterator[tuple[str, str, str]]:
             yield name, "", "runs the manifests" if "pre-commit" not in name else "checks the manifests"
 
 
-def _more(begun: Begun) -> str:
+def _more(begun: InitResult) -> str:
     """The options that write what was not written."""
     names = [path.name for path in begun.written]
     options = {
@@ -89,7 +89,7 @@ def _more(begun: Begun) -> str:
     return ", ".join(words for name, words in options.items() if name not in names)
 
 
-def _ended(begun: Begun) -> str:
+def _ended(begun: InitResult) -> str:
     if begun.taken.worked:
         return f"the tests: passed in a sandbox in {begun.taken.seconds:.1f}s"
     if begun.taken.slow:
@@ -107,7 +107,7 @@ def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
         before = file
 
 
-def _tell(begun: Begun, out: Output) -> int:
+def _tell(begun: InitResult, out: Output) -> int:
     """What came of trying; the status that this ends with."""
     from runner.ops.init.trial import explain
 

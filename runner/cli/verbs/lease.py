@@ -7,12 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.cli.verbs._workspace import line, moment, on_premises
+from runner.cli.verbs._workspace import line, moment, run_with_env
 
 if TYPE_CHECKING:
     from runner.core.settings import Settings
     from runner.ops.workspaces.leases import LeaseState
-    from runner.ops.workspaces.workspace_lease import Premises
+    from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 
 SUMMARY = "who has which workspace: list, show, release, break"
 GROUP = "workspaces"
@@ -43,14 +43,14 @@ def main(args: Namespace, out: Output) -> int:
     settings = current()
     match args.what:
         case "list":
-            _show(on_premises(settings, out, leases.list_leases), args.output, out)
+            _show(run_with_env(settings, out, leases.list_leases), args.output, out)
         case "show":
             _show_one(args, settings, out)
         case "release":
-            line(out, on_premises(settings, out, lambda premises: leases.release(premises, args.workspace)))
+            line(out, run_with_env(settings, out, lambda env: leases.release(env, args.workspace)))
         case _:
             does = partial(leases.break_lease, text=args.workspace, sure=args.yes)
-            line(out, on_premises(settings, out, does))
+            line(out, run_with_env(settings, out, does))
     return 0
 
 
@@ -69,11 +69,11 @@ def _show_one(args: Namespace, settings: Settings, out: Output) -> None:
     from runner.ops.workspaces.leases import lease_of
     from runner.plan.model import plain_fields
 
-    async def look(premises: Premises) -> tuple[str, LeaseState | None]:
-        row = await premises.store.workspace(args.workspace)
-        return row.id, await lease_of(premises, row.id)
+    async def look(env: WorkspaceEnv) -> tuple[str, LeaseState | None]:
+        row = await env.store.workspace(args.workspace)
+        return row.id, await lease_of(env, row.id)
 
-    id, state = on_premises(settings, out, look)
+    id, state = run_with_env(settings, out, look)
     if args.output == "json":
         out.json(None if state is None else plain_fields(state))
         return

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from runner.core.errors import RunnerError
-    from runner.ops.planning.make_plan import Planned
+    from runner.ops.planning.make_plan import PlanResult
     from runner.plan.model import Plan
-    from runner.report.plan import Compared
+    from runner.report.plan import PlanComparison
 
 SUMMARY = "show what apply would do; starts nothing"
 GROUP = "start here"
@@ -60,7 +60,7 @@ def main(args: Namespace, out: Output) -> int:
         check_place(args.save)
     request = request_of(args, settings, offline=args.offline)
     planned = trio.run(partial(draft_plan, path, settings, request))
-    compared: Sequence[Compared] = ()
+    compared: Sequence[PlanComparison] = ()
     if args.against or args.exit_code or args.output == "text":
         compared = trio.run(compare, planned, settings, args.against)
     missing: Sequence[RunnerError] = ()
@@ -77,7 +77,7 @@ def main(args: Namespace, out: Output) -> int:
     return DIFFERS if args.exit_code and any(one.changes for one in compared) else 0
 
 
-def _save(planned: Planned, to: Path) -> str:
+def _save(planned: PlanResult, to: Path) -> str:
     """Save a plan, and say so. What keys and programs it needs may be where it is carried out; what it pins is here."""
     from runner.ops.planning.saved_plan import save
 
@@ -88,7 +88,7 @@ def _save(planned: Planned, to: Path) -> str:
 
 
 def _show(
-    plan: Plan, compared: Sequence[Compared], missing: Sequence[RunnerError], args: Namespace, out: Output
+    plan: Plan, compared: Sequence[PlanComparison], missing: Sequence[RunnerError], args: Namespace, out: Output
 ) -> None:
     from runner.report.diagnostics import as_json
     from runner.report.plan import render_plan, render_summary

@@ -12,7 +12,7 @@ from runner.cli.requests import FOLDER, nearest_manifests
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runner.ops.planning.policy import Explained, Layer, Ruling
+    from runner.ops.planning.policy import PathExplanation, PathVerdict, PolicyLayer
     from runner.runtime.tree_scan import ScanResult
 
 SUMMARY = "what may be in a workspace: check, scan, explain"
@@ -48,7 +48,7 @@ def main(args: Namespace, out: Output) -> int:
     from runner.ops.planning import policy
 
     directory = args.directory if args.what == "scan" else Path()
-    source = policy.Source(args.manifests, directory, args.run, args.policy)
+    source = policy.PolicySource(args.manifests, directory, args.run, args.policy)
     layers, warnings = trio.run(policy.layers_of, source, current())
     out.findings(warnings)
     match args.what:
@@ -66,7 +66,7 @@ def main(args: Namespace, out: Output) -> int:
             return BROKEN if found.violations else 0
 
 
-def _show_rulings(rulings: Sequence[Ruling], form: str, out: Output) -> None:
+def _show_rulings(rulings: Sequence[PathVerdict], form: str, out: Output) -> None:
     from runner.plan.model import plain
 
     if form == "json":
@@ -78,7 +78,7 @@ def _show_rulings(rulings: Sequence[Ruling], form: str, out: Output) -> None:
         _line(out, f"{_mark(ruling)} {ruling.path:<{width}}  {ruling.rule:<{rules}}  {ruling.origin}")
 
 
-def _show_explained(explained: Explained, form: str, out: Output) -> None:
+def _show_explained(explained: PathExplanation, form: str, out: Output) -> None:
     from runner.plan.model import plain
 
     if form == "json":
@@ -94,7 +94,7 @@ def _show_explained(explained: Explained, form: str, out: Output) -> None:
             _line(out, f"{_mark(each)} {each.policy}: {each.rule}   {each.origin}")
 
 
-def _show_scan(found: ScanResult, layers: Sequence[Layer], form: str, out: Output) -> None:
+def _show_scan(found: ScanResult, layers: Sequence[PolicyLayer], form: str, out: Output) -> None:
     from runner.ops.planning.policy import origin_of
 
     if form == "json":
@@ -115,5 +115,5 @@ def _line(out: Output, text: str) -> None:
     out.line(escape_unprintable(text))
 
 
-def _mark(ruling: Ruling) -> str:
+def _mark(ruling: PathVerdict) -> str:
     return "✓" if ruling.allowed else "✗"

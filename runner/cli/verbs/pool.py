@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
 from runner.cli.requests import FOLDER, nearest_manifests
-from runner.cli.verbs._workspace import line, on_premises
+from runner.cli.verbs._workspace import line, run_with_env
 
 if TYPE_CHECKING:
     from runner.core.settings import Settings
     from runner.ops.pool.pool import PoolState, PoolStatus
-    from runner.ops.workspaces.workspace_lease import Premises
+    from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 
 SUMMARY = "workspaces that run before anybody needs them: warm, status, resize, drain"
 GROUP = "workspaces"
@@ -46,10 +46,10 @@ def main(args: Namespace, out: Output) -> int:
         case "warm":
             _warm(args, settings, out)
         case "status":
-            _print(on_premises(settings, out, pool.status), args.output, out)
+            _print(run_with_env(settings, out, pool.status), args.output, out)
         case _:
             size = args.size if args.what == "resize" else 0
-            _print(on_premises(settings, out, lambda found: pool.resize(found, size, args.pool)), args.output, out)
+            _print(run_with_env(settings, out, lambda found: pool.resize(found, size, args.pool)), args.output, out)
     return 0
 
 
@@ -63,15 +63,15 @@ def _warm(args: Namespace, settings: Settings, out: Output) -> None:
     if args.size is not None and not 0 < args.size <= 1_000:
         raise UsageError(f"a pool cannot have {args.size} slots", hint="1 to 1000")
 
-    async def keep(premises: Premises) -> None:
+    async def keep(env: WorkspaceEnv) -> None:
         planned = await make_plan(args.path, settings)
         out.findings(planned.warnings)
-        async with open_pool(premises, pools_of(planned, args.size), lambda error: out.findings([error])):
-            _print(await status(premises), args.output, out)
+        async with open_pool(env, pools_of(planned, args.size), lambda error: out.findings([error])):
+            _print(await status(env), args.output, out)
             await trio.sleep_forever()
 
     with suppress(KeyboardInterrupt):  # how it ends
-        on_premises(settings, out, keep)
+        run_with_env(settings, out, keep)
 
 
 def _print(found: PoolStatus, form: str, out: Output) -> None:

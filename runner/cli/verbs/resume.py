@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from runner.core.redact import Redactor
     from runner.core.settings import Settings
     from runner.events.record import RunRecord
-    from runner.ops.runs.resume import Resuming
+    from runner.ops.runs.resume import ResumePlan
 
 SUMMARY = "continue a run at the step that failed, as a new run"
 GROUP = "runs"
@@ -39,12 +39,12 @@ def main(args: Namespace, out: Output) -> int:
     from runner.core.sanitize import sanitize
     from runner.core.settings import current
     from runner.ops.runs.history import find_run
-    from runner.ops.runs.output_copy import hand_out
-    from runner.ops.runs.resume import consider
-    from runner.ops.runs.secret_values import redactor_of
+    from runner.ops.runs.output_copy import copy_output
+    from runner.ops.runs.resume import plan_resume
+    from runner.ops.runs.secret_values import make_redactor
 
     settings = current()
-    redactor = redactor_of(settings)
+    redactor = make_redactor(settings)
     out.clean = redactor.text
     seconds = _seconds(args.timeout) if args.timeout is not None else None
 
@@ -53,13 +53,13 @@ def main(args: Namespace, out: Output) -> int:
         if past.record.status is Status.SUCCEEDED:
             _show(past.record, args.output, out, [f"run {past.record.id} succeeded: there is nothing to resume"])
             return 0
-        resuming = await consider(past, args.path, settings, seconds=seconds)
+        resuming = await plan_resume(past, args.path, settings, seconds=seconds)
         reports.findings(resuming.planned.warnings)
         if args.explain:
             _explain(resuming, args.output, out)
             return 0
         record = await _carry_on(resuming, args.output, settings, reports, out=out, redactor=redactor)
-        for left in hand_out(settings.home / "runs" / record.id, record):
+        for left in copy_output(settings.home / "runs" / record.id, record):
             out.complain(sanitize(f"not copied: {left}", 1_000))
         return record.exit_code or 0
 
@@ -83,7 +83,7 @@ def _seconds(text: str) -> float:
 
 
 async def _carry_on(
-    resuming: Resuming, form: str, settings: Settings, reports: Reports, *, out: Output, redactor: Redactor
+    resuming: ResumePlan, form: str, settings: Settings, reports: Reports, *, out: Output, redactor: Redactor
 ) -> RunRecord:
     """Continue the run and show it: one on an incident as ``triage`` does, any other as ``apply``."""
     from dataclasses import replace
@@ -102,10 +102,10 @@ async def _carry_on(
         _show(record, form, out, [])
         return record
     run = run_document(resuming.plan)
-    scene = replace(triage.scene_of(run), flags=flags_of(run, settings))
-    if scene.incident is not None:
+    header = replace(triage.header_of(run), flags=flags_of(run, settings))
+    if header.incident is not None:
         _print(notes, out)
-        async with open_screen(out, {resuming.plan.name: scene}, settings, face=triage) as screen:
+        async with open_screen(out, {resuming.plan.name: header}, settings, face=triage) as screen:
             record = await resume(resuming, settings, [screen, reports], redactor=redactor)
         screen.finish(record)
         return record
@@ -125,14 +125,14 @@ def _show(record: RunRecord, form: str, out: Output, lines: list[str]) -> None:
         _print(lines, out)
 
 
-def _explain(resuming: Resuming, form: str, out: Output) -> None:
+def _explain(resuming: ResumePlan, form: str, out: Output) -> None:
     if form == "json":
         out.json(resuming.document())
     else:
         _print(_lines(resuming), out)
 
 
-def _lines(resuming: Resuming) -> Iterator[str]:
+def _lines(resuming: ResumePlan) -> Iterator[str]:
     from runner.report.format import duration
 
     name, limit = resuming.plan.name, duration(resuming.plan.deadline_seconds)

@@ -11,7 +11,7 @@ from runner.cli.verbs import _deliver, _list, _logs, _show
 
 if TYPE_CHECKING:
     from runner.core.settings import Settings
-    from runner.ops.runs.history import Past
+    from runner.ops.runs.history import StoredRun
 
 SUMMARY = "what happened, and what came of it: list, show, logs, attach, compare, patch, branch, apply, push, export"
 GROUP = "runs"
@@ -65,41 +65,41 @@ def main(args: Namespace, out: Output) -> int:
     if args.what == "compare":
         _show.compare([trio.run(history.find_run, settings, run) for run in args.runs], args.output, out)
         return 0
-    past = trio.run(partial(history.find_run, settings, args.run))
+    stored = trio.run(partial(history.find_run, settings, args.run))
     match args.what:
         case what if what in _deliver.VERBS:
-            _deliver.deliver(past, args, settings, out)
+            _deliver.deliver(stored, args, settings, out)
         case "attach":
-            return _attach(past, args, settings, out)
+            return _attach(stored, args, settings, out)
         case "show":
-            _show.show(past, args.output, out)
+            _show.show(stored, args.output, out)
         case "logs":
-            _logs.show(past, args, settings, out)
+            _logs.show(stored, args, settings, out)
         case "patch":
-            _logs.print_file(history.patch_of(past), out)
+            _logs.print_file(history.patch_of(stored), out)
     return 0
 
 
-def _attach(past: Past, args: Namespace, settings: Settings, out: Output) -> int:
+def _attach(stored: StoredRun, args: Namespace, settings: Settings, out: Output) -> int:
     from dataclasses import replace
 
-    from runner.cli.live_view import Face, open_screen
+    from runner.cli.live_view import RunView, open_screen
     from runner.cli.plain_view import show_ends
-    from runner.ops.runs.secret_values import redactor_of
+    from runner.ops.runs.secret_values import make_redactor
     from runner.ops.runs.watch import planned, watch
     from runner.ops.signals import run_cancellable
     from runner.ops.triage.triage import flags_of
     from runner.report import progress, triage
 
-    out.clean = redactor_of(settings).text
-    run = planned(past)
-    scene = replace(triage.scene_of(run), flags=flags_of(run, settings))
+    out.clean = make_redactor(settings).text
+    run = planned(stored)
+    header = replace(triage.header_of(run), flags=flags_of(run, settings))
 
     async def whole() -> int:
-        incident = scene.incident is not None
-        face: Face = triage if incident else progress
-        async with open_screen(out, {past.record.name: scene}, settings, face=face, quiet=args.quiet) as screen:
-            record = await watch(past, settings, [screen])
+        incident = header.incident is not None
+        face: RunView = triage if incident else progress
+        async with open_screen(out, {stored.record.name: header}, settings, face=face, quiet=args.quiet) as screen:
+            record = await watch(stored, settings, [screen])
         if incident:
             screen.finish(record)
         else:
@@ -109,5 +109,5 @@ def _attach(past: Past, args: Namespace, settings: Settings, out: Output) -> int
     try:
         return run_cancellable(whole)
     except KeyboardInterrupt:
-        out.complain(f"not looking any more; the run goes on: runner runs attach {past.record.id}")
+        out.complain(f"not looking any more; the run goes on: runner runs attach {stored.record.id}")
         raise

@@ -10,7 +10,7 @@ from runner.cli.output import Output
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runner.ops.host.rebuild_store import Rebuilt
+    from runner.ops.host.rebuild_store import RebuildResult
 
 SUMMARY = "the journal of all runs: rebuild it from what their directories have"
 GROUP = "this host"
@@ -42,7 +42,7 @@ def main(args: Namespace, out: Output) -> int:
     return UNREAD if rebuilt.unread else 0
 
 
-def _lines(rebuilt: Rebuilt) -> Iterator[str]:
+def _lines(rebuilt: RebuildResult) -> Iterator[str]:
     if rebuilt.aside is not None:
         yield f"kept     {rebuilt.aside}: {rebuilt.damage}"
     yield from (f"read     run {run}" for run in rebuilt.runs)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from runner.core.settings import Settings
     from runner.events.record import RunRecord
-    from runner.ops.planning.make_plan import Planned
+    from runner.ops.planning.make_plan import PlanResult
     from runner.ops.triage.triage import Triage
 
 SUMMARY = "investigate an incident with an agent, read only, and write a report"
@@ -124,9 +124,9 @@ def main(args: Namespace, out: Output) -> int:
         record = _carry_out(triage, keep_manifest(text, settings), args, settings, out, wrote=wrote)
     if triage.output_dir is not None or triage.output_file is not None:
         from runner.core.sanitize import sanitize
-        from runner.ops.runs.output_copy import hand_out
+        from runner.ops.runs.output_copy import copy_output
 
-        for left in hand_out(settings.home / "runs" / record.id, record):
+        for left in copy_output(settings.home / "runs" / record.id, record):
             out.complain(sanitize(f"not copied: {left}", 1_000))
     return record.exit_code or 0
 
@@ -135,11 +135,11 @@ def _check(triage: Triage, settings: Settings, out: Output) -> int:
     import trio
 
     from runner.core.sanitize import sanitize
-    from runner.ops.runs.secret_values import redactor_of
+    from runner.ops.runs.secret_values import make_redactor
     from runner.ops.triage.preflight import preflight
     from runner.plan.model import plain
 
-    out.clean = redactor_of(settings).text
+    out.clean = make_redactor(settings).text
     found = trio.run(preflight, triage, settings)
     if triage.form == "text":
         for one in found:
@@ -163,10 +163,10 @@ def _carry_out(
     from runner.core.errors import ClusterDenied, ClusterUnreachable, CredentialFailed
     from runner.ops.planning.clusters import files_instead
     from runner.ops.runs.apply import apply
-    from runner.ops.runs.secret_values import redactor_of
+    from runner.ops.runs.secret_values import make_redactor
     from runner.ops.triage.triage import keep_manifest, manifest_of, plan_triage
 
-    redactor = redactor_of(settings)
+    redactor = make_redactor(settings)
     out.clean = redactor.text
     gateway = rehearsal(args.turns) if args.turns is not None else None
     start = partial(apply, settings=settings, gateway=gateway, redactor=redactor)
@@ -198,7 +198,7 @@ def _carry_out(
 
 
 async def _follow(
-    planned: Planned,
+    planned: PlanResult,
     start: Callable[..., Awaitable[list[RunRecord]]],
     *,
     triage: Triage,
@@ -216,7 +216,7 @@ async def _follow(
     from runner.ops.triage.triage import flags_of
     from runner.plan.model import run_document
     from runner.report import triage as face
-    from runner.report.triage import scene_of, shown_path
+    from runner.report.triage import header_of, shown_path
 
     if triage.form != "text":
         async with open_console(out, "jsonl", planned.plan.runs, settings) as sink:
@@ -224,9 +224,9 @@ async def _follow(
         return record
     run = run_document(planned.plan.runs[0])
     copied = () if triage.output_dir is None else ("--output-dir", str(triage.output_dir))
-    scene = replace(scene_of(run), flags=flags_of(run, settings) + copied)
-    scenes = {planned.plan.runs[0].name: scene}
-    async with open_screen(out, scenes, settings, face=face, quiet=quiet, raw=triage.verbose) as screen:
+    header = replace(header_of(run), flags=flags_of(run, settings) + copied)
+    headers = {planned.plan.runs[0].name: header}
+    async with open_screen(out, headers, settings, face=face, quiet=quiet, raw=triage.verbose) as screen:
 
         def tell(recorded: Recorded) -> None:
             if wrote and isinstance(recorded.event, RunStarted):

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.output import Output
-from runner.cli.verbs._workspace import line, moment, on_premises
+from runner.cli.verbs._workspace import line, moment, run_with_env
 
 if TYPE_CHECKING:
     from runner.core.settings import Settings
     from runner.ops.workspaces.leases import LeaseState
-    from runner.ops.workspaces.workspace_lease import Premises
-    from runner.ops.workspaces.workspaces import Removed
+    from runner.ops.workspaces.workspace_lease import WorkspaceEnv
+    from runner.ops.workspaces.workspaces import RemovedWorkspace
     from runner.ports.store import WorkspaceRow
 
 SUMMARY = "places for agents that outlive runs: create, list, show, find, exec, stop, resume, destroy, delete"
@@ -100,15 +100,15 @@ def _exec(args: Namespace, settings: Settings, out: Output) -> int:
 
     from runner.core.errors import UsageError
     from runner.ops.workspaces.exec import execute
-    from runner.ops.workspaces.workspace_lease import open_premises
+    from runner.ops.workspaces.workspace_lease import open_workspace_env
 
     argv = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not argv:
         raise UsageError("there is no command", hint=f"runner workspace exec {args.id} -- COMMAND")
 
     async def whole() -> int:
-        async with open_premises(settings, lambda advice: out.findings([advice])) as premises:
-            return await execute(premises, args.id, argv, (0, 1, 2))
+        async with open_workspace_env(settings, lambda advice: out.findings([advice])) as env:
+            return await execute(env, args.id, argv, (0, 1, 2))
 
     return trio.run(whole)
 
@@ -139,11 +139,11 @@ def _find(args: Namespace, settings: Settings, out: Output) -> None:
 def _show(args: Namespace, settings: Settings, out: Output) -> None:
     from runner.ops.workspaces.leases import lease_of
 
-    async def look(premises: Premises) -> tuple[WorkspaceRow, LeaseState | None]:
-        row = await premises.store.workspace(args.id)
-        return row, await lease_of(premises, row.id)
+    async def look(env: WorkspaceEnv) -> tuple[WorkspaceRow, LeaseState | None]:
+        row = await env.store.workspace(args.id)
+        return row, await lease_of(env, row.id)
 
-    row, lease = on_premises(settings, out, look)
+    row, lease = run_with_env(settings, out, look)
     _show_leased(row, lease, args.output, settings, out)
 
 
@@ -160,13 +160,13 @@ def _show_leased(row: WorkspaceRow, lease: LeaseState | None, form: str, setting
 def _change(args: Namespace, settings: Settings, out: Output) -> None:
     from runner.ops.workspaces import workspaces
 
-    async def change(premises: Premises) -> WorkspaceRow:
+    async def change(env: WorkspaceEnv) -> WorkspaceRow:
         if args.what == "create":
             made = (args.path, args.url, args.branch, args.project, args.provider, args.persistent, args.image)
-            return await workspaces.create(premises, workspaces.Wish(*made))
-        return await (workspaces.stop if args.what == "stop" else workspaces.resume)(premises, args.id)
+            return await workspaces.create(env, workspaces.WorkspaceOptions(*made))
+        return await (workspaces.stop if args.what == "stop" else workspaces.resume)(env, args.id)
 
-    _print(on_premises(settings, out, change), args.output, settings, out)
+    _print(run_with_env(settings, out, change), args.output, settings, out)
 
 
 def _remove(args: Namespace, settings: Settings, out: Output) -> None:
@@ -174,7 +174,7 @@ def _remove(args: Namespace, settings: Settings, out: Output) -> None:
     from runner.plan.model import plain_fields
 
     does = workspaces.destroy if args.what == "destroy" else workspaces.delete
-    removed: Removed = on_premises(settings, out, lambda premises: does(premises, args.id, discard=args.discard))
+    removed: RemovedWorkspace = run_with_env(settings, out, lambda env: does(env, args.id, discard=args.discard))
     if args.output == "json":
         out.json(plain_fields(removed))
         return
@@ -182,7 +182,7 @@ def _remove(args: Namespace, settings: Settings, out: Output) -> None:
         line(out, told)
 
 
-def _told(removed: Removed) -> list[str]:
+def _told(removed: RemovedWorkspace) -> list[str]:
     kept = f", and {removed.tree} stays as it is" if removed.tree else ""
     lines = [f"workspace {removed.workspace} is gone{kept}"]
     if removed.saved is not None and removed.saved_work is not None:

@@ -26,8 +26,8 @@ from runner.core.sanitize import sanitize
 from runner.core.settings import Settings, shipped
 from runner.ops.host.probe import TTL, open_scratch
 from runner.ops.planning.files import read_file
-from runner.ops.workspaces.workspace_lease import open_premises
-from runner.ops.workspaces.workspaces import Wish
+from runner.ops.workspaces.workspace_lease import open_workspace_env
+from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.provider import Workspace
 from runner.sandbox.docker_api import Engine
 from runner.sandbox.image_build import Build, build_image
@@ -68,7 +68,7 @@ _PROXIES = ("http_proxy", "https_proxy", "no_proxy")  # the daemon keeps these o
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ImageRecipe:
     """An image to build as ``tag``. The files say how this host reaches its package mirrors; none is in the image.
 
     ``base`` is a Debian or a system like it. ``host_network``: the build has this host's network, not one of its own.
@@ -83,7 +83,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Found:
+class ImageFinding:
     """One thing that was looked at. ``is_right`` or not, ``told`` is what was found."""
 
     what: str
@@ -92,11 +92,11 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Checked:
+class ImageCheck:
     image: str
     size_bytes: int
     user: str
-    found: tuple[Found, ...]
+    found: tuple[ImageFinding, ...]
 
     @property
     def is_right(self) -> bool:
@@ -139,7 +139,7 @@ def _mode(path: Path) -> int:
     return 0o755 if path.stat().st_mode & 0o100 else 0o644
 
 
-def context(recipe: Recipe) -> bytes:
+def context(recipe: ImageRecipe) -> bytes:
     """What the daemon is sent, the same bytes for the same files. Raises ``UsageError``."""
     content = {name: (path.read_bytes(), _mode(path)) for name, path in inputs().items()}
     content |= {f"host/{name}": (text, 0o644) for name, text in _of_host(recipe)}
@@ -155,7 +155,7 @@ def context(recipe: Recipe) -> bytes:
     return buffer.getvalue()
 
 
-def save_context(recipe: Recipe, path: Path) -> None:
+def save_context(recipe: ImageRecipe, path: Path) -> None:
     """A new file for a builder that is not this host's docker; only its owner can read it, for it may hold a token.
 
     Raises ``UsageError``, and ``ContextNotWritten``, also for a file or link that is there already.
@@ -176,7 +176,7 @@ def save_context(recipe: Recipe, path: Path) -> None:
         raise ContextNotWritten(f"`{sanitize(str(path))}` cannot be written: {error.strerror}") from error
 
 
-def _of_host(recipe: Recipe) -> Iterator[tuple[str, bytes]]:
+def _of_host(recipe: ImageRecipe) -> Iterator[tuple[str, bytes]]:
     """Files of the host that builds, by the name that ``build.sh`` knows them by."""
     for name, path in (("ca.crt", recipe.ca), ("npmrc", recipe.npmrc), ("apt", recipe.apt_sources)):
         if path is None:
@@ -189,7 +189,7 @@ def _of_host(recipe: Recipe) -> Iterator[tuple[str, bytes]]:
         yield name + kind, text
 
 
-async def build(settings: Settings, recipe: Recipe, say: Callable[[str], None]) -> str:
+async def build(settings: Settings, recipe: ImageRecipe, say: Callable[[str], None]) -> str:
     """Build the image and give its id. Cancelling ends the build; images without a name may be left.
 
     With an ``npmrc``, which may hold a token, the stages that have seen it are removed from the daemon. Raises
@@ -238,7 +238,7 @@ async def present(settings: Settings) -> str | None:
         return None
 
 
-async def check(settings: Settings, image: str) -> Checked:
+async def check(settings: Settings, image: str) -> ImageCheck:
     """Look at an image from inside: without a network, as the user of a workspace. Nothing is left.
 
     Raises ``UsageError``, ``ImageMissing``, ``ProviderUnavailable``, ``ProviderFailed``.
@@ -252,19 +252,19 @@ async def check(settings: Settings, image: str) -> Checked:
         raise ImageMissing(error.message, hint=get) from error
     home = await engine.files(str(about["Id"]), _HOME, _HOME_BYTES)
     async with (
-        open_premises(replace(settings, workspace_ttl=TTL)) as premises,
-        open_scratch(premises, Wish(provider="docker", image=str(about["Id"]))) as workspace,
+        open_workspace_env(replace(settings, workspace_ttl=TTL)) as env,
+        open_scratch(env, WorkspaceOptions(provider="docker", image=str(about["Id"]))) as workspace,
     ):
         inside = [*await _tools(workspace), await _shipped_files(workspace), await _ordinary(workspace)]
     user = str(about["Config"].get("User") or "root")
-    own = Found("user", user not in ("root", "0"), user)
-    return Checked(str(about["Id"]), int(about["Size"]), user, (*inside, own, *of_home(home)))
+    own = ImageFinding("user", user not in ("root", "0"), user)
+    return ImageCheck(str(about["Id"]), int(about["Size"]), user, (*inside, own, *of_home(home)))
 
 
-async def _tools(workspace: Workspace) -> list[Found]:
+async def _tools(workspace: Workspace) -> list[ImageFinding]:
     """Each tool with its version; they are asked at the same time."""
     pinned = pins()
-    found: dict[str, Found] = {}
+    found: dict[str, ImageFinding] = {}
 
     async def ask(tool: str) -> None:
         argv = TELLING.get(tool, (tool, "--version"))
@@ -273,7 +273,7 @@ async def _tools(workspace: Workspace) -> list[Found]:
             version = _VERSION.search(ended.stdout)
             if not ended.exit.ok or version is None:
                 words = ended.stderr.decode(errors="replace").strip()
-                found[tool] = Found(tool, False, sanitize(f"{ended.exit}: {words}"))
+                found[tool] = ImageFinding(tool, False, sanitize(f"{ended.exit}: {words}"))
             else:
                 found[tool] = judge(tool, version[0].decode(), pinned.get(tool))
 
@@ -282,17 +282,17 @@ async def _tools(workspace: Workspace) -> list[Found]:
         for tool in tools:
             nursery.start_soon(ask, tool)
     slow = f"it has not told its version within {EACH:.0f}s"
-    return [found.get(tool, Found(tool, False, slow)) for tool in tools]
+    return [found.get(tool, ImageFinding(tool, False, slow)) for tool in tools]
 
 
-def judge(tool: str, version: str, pinned: str | None) -> Found:
+def judge(tool: str, version: str, pinned: str | None) -> ImageFinding:
     """``None`` pins nothing."""
     if pinned is None or version == pinned:
-        return Found(tool, True, version)
-    return Found(tool, False, f"{version}, not {pinned}")
+        return ImageFinding(tool, True, version)
+    return ImageFinding(tool, False, f"{version}, not {pinned}")
 
 
-async def _shipped_files(workspace: Workspace) -> Found:
+async def _shipped_files(workspace: Workspace) -> ImageFinding:
     """Whether skill and sub-runners are those of this runner, file by file."""
     wanted = {
         f"/{name}": hashlib.sha256(path.read_bytes()).hexdigest()
@@ -305,27 +305,27 @@ async def _shipped_files(workspace: Workspace) -> Found:
     return compare(wanted, there)
 
 
-def compare(wanted: Mapping[str, str], there: Mapping[str, str]) -> Found:
+def compare(wanted: Mapping[str, str], there: Mapping[str, str]) -> ImageFinding:
     """Files by the digest of what is in them."""
     what = f"skill {SKILL} and sub-runners"
     differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
     if differing:
         others = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-        return Found(what, False, sanitize(f"not those of this runner: {differing[0]}{others}"))
-    return Found(what, True, f"{len(wanted)} files, as this runner has them")
+        return ImageFinding(what, False, sanitize(f"not those of this runner: {differing[0]}{others}"))
+    return ImageFinding(what, True, f"{len(wanted)} files, as this runner has them")
 
 
-async def _ordinary(workspace: Workspace) -> Found:
+async def _ordinary(workspace: Workspace) -> ImageFinding:
     """Whether an ordinary user can work there."""
     script = 'touch ~/it /workspace/it /output/it && test "$(id -u)" != 0'
     ended = await workspace.run(["bash", "-c", script])
     told = ended.stderr.decode(errors="replace").strip() or str(ended.exit)
-    return Found(
+    return ImageFinding(
         "places", ended.exit.ok, "home, workspace and output are writable" if ended.exit.ok else sanitize(told)
     )
 
 
-def of_home(archive: bytes) -> Sequence[Found]:
+def of_home(archive: bytes) -> Sequence[ImageFinding]:
     """The context files of the image's own home, which workspaces have one of theirs in place of."""
     there = {entry.name: (entry.uid, text) for entry, text in _members(archive)}
     return [
@@ -334,15 +334,15 @@ def of_home(archive: bytes) -> Sequence[Found]:
     ]
 
 
-def _file(name: str, source: Path, there: tuple[int, bytes] | None) -> Found:
+def _file(name: str, source: Path, there: tuple[int, bytes] | None) -> ImageFinding:
     what = f"{_HOME}/{name}"
     if there is None:
-        return Found(what, False, "not there")
+        return ImageFinding(what, False, "not there")
     uid, text = there
     if uid != _USER:
-        return Found(what, False, f"of user {uid}, not {_USER}")
+        return ImageFinding(what, False, f"of user {uid}, not {_USER}")
     same = text == source.read_bytes()
-    return Found(what, same, "as this runner has it" if same else "not the one of this runner")
+    return ImageFinding(what, same, "as this runner has it" if same else "not the one of this runner")
 
 
 def _members(archive: bytes) -> Iterator[tuple[tarfile.TarInfo, bytes]]:

@@ -34,7 +34,7 @@ class AgentKey:
 
 
 @dataclass(frozen=True)
-class Answered:
+class KeyTest:
     """What a provider said to a tiny request that was paid for; ``problem`` if it was no answer."""
 
     api: Api
@@ -92,12 +92,12 @@ def _key(name: str, agent: ModelAgent, settings: Settings) -> AgentKey:
     return AgentKey(name, agent.api, model, key.variable, None)
 
 
-async def spend(settings: Settings, apis: set[Api]) -> list[Answered]:
+async def spend(settings: Settings, apis: set[Api]) -> list[KeyTest]:
     """Ask one tiny thing of each provider, through the gateway. Costs less than a cent together."""
     return [await _ask(api, settings) for api in sorted(apis)]
 
 
-async def _ask(api: Api, settings: Settings) -> Answered:
+async def _ask(api: Api, settings: Settings) -> KeyTest:
     import h11
 
     tiny = _TINY[api]
@@ -118,7 +118,7 @@ async def _ask(api: Api, settings: Settings) -> Answered:
     problem = None if told and told[-1].status == 200 else "no answer came"
     if session.verdict is not None:
         problem = session.verdict.message
-    return Answered(api, tiny.model, trio.current_time() - start, session.usage, problem)
+    return KeyTest(api, tiny.model, trio.current_time() - start, session.usage, problem)
 
 
 @asynccontextmanager

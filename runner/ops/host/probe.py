@@ -19,8 +19,8 @@ from runner.core.nurseries import stoppable
 from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.ops.planning.facts import open_provider
-from runner.ops.workspaces.workspace_lease import Premises, occupy, open_premises
-from runner.ops.workspaces.workspaces import Wish, create, destroy
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv, hold, open_workspace_env
+from runner.ops.workspaces.workspaces import WorkspaceOptions, create, destroy
 from runner.ports.provider import Provider, SandboxSpec, Workspace
 from runner.sandbox.escapes import ESCAPES, GAPS, Escape, breaches, open_bait
 
@@ -29,7 +29,7 @@ ALL = 120.0  # for all of one provider
 TTL = 600.0  # seconds until `runner gc` removes what was left
 
 
-class Result(StrEnum):
+class EscapeResult(StrEnum):
     """``GAP`` is a way out that the provider declares; ``UNTRIED`` is neither good nor bad."""
 
     REFUSED = "refused"
@@ -39,102 +39,107 @@ class Result(StrEnum):
 
 
 @dataclass(frozen=True)
-class Tried:
+class EscapeAttempt:
     """One probe: ``told`` says what it could do, or why it could not be tried; ``reason`` why that is declared."""
 
     name: str
     about: str
-    result: Result
+    result: EscapeResult
     told: tuple[str, ...] = ()
     reason: str | None = None
 
 
 @dataclass(frozen=True)
-class Examined:
+class ProbedProvider:
     """A provider that was probed, or why it was not."""
 
     provider: str
     isolation: IsolationClass
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[EscapeAttempt, ...] = ()
     skipped: str | None = None
     hint: str | None = None
 
     @property
     def holds(self) -> bool:
-        return all(tried.result is not Result.OPEN for tried in self.tried)
+        return all(tried.result is not EscapeResult.OPEN for tried in self.tried)
 
 
-async def examine_all(settings: Settings, names: Sequence[str], image: str | None) -> list[Examined]:
+async def examine_all(settings: Settings, names: Sequence[str], image: str | None) -> list[ProbedProvider]:
     """Probe providers, one after the other, those with images in ``image``. Raises ``UnknownPlugin``, ``UsageError``.
 
     Bounded in time, and nothing is left, also after a signal; then ``KeyboardInterrupt`` is raised.
     """
     if image is not None and not is_image(image):
         raise UsageError(f"`{sanitize(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
-    async with stoppable(), open_premises(replace(settings, workspace_ttl=TTL)) as premises:
-        return [await _examine(premises, name, image) for name in names]
+    async with stoppable(), open_workspace_env(replace(settings, workspace_ttl=TTL)) as env:
+        return [await _examine(env, name, image) for name in names]
 
 
-async def _examine(premises: Premises, name: str, image: str | None) -> Examined:
-    probe = await open_provider(name, premises.settings).probe()
-    examined = Examined(name, probe.isolation)
+async def _examine(env: WorkspaceEnv, name: str, image: str | None) -> ProbedProvider:
+    probe = await open_provider(name, env.settings).probe()
+    examined = ProbedProvider(name, probe.isolation)
     if not probe.available:
         return replace(examined, skipped=probe.reason or "not available", hint=probe.hint)
     if probe.needs_image and image is None:
         hint = f"runner doctor --probe {name} --image REF, for one that has sh and python3"
         return replace(examined, skipped="it makes workspaces of an image, and none is named", hint=hint)
     try:
-        return replace(examined, tried=await _tried(premises, name, image if probe.needs_image else None))
+        return replace(examined, tried=await _tried(env, name, image if probe.needs_image else None))
     except PlatformError as error:
         return replace(examined, skipped=error.message, hint=error.hint)
 
 
-async def _tried(premises: Premises, name: str, image: str | None) -> tuple[Tried, ...]:
-    tried: list[Tried] = []
-    async with open_scratch(premises, Wish(provider=name, image=image)) as workspace:
-        with open_bait(premises.settings.home) as bait, trio.move_on_after(ALL):
+async def _tried(env: WorkspaceEnv, name: str, image: str | None) -> tuple[EscapeAttempt, ...]:
+    tried: list[EscapeAttempt] = []
+    async with open_scratch(env, WorkspaceOptions(provider=name, image=image)) as workspace:
+        with open_bait(env.settings.home) as bait, trio.move_on_after(ALL):
             for escape in ESCAPES:
                 tried.append(await _try(workspace, escape, bait, GAPS.get(name, {}).get(escape.name)))
-    late = (Tried(escape.name, escape.about, Result.UNTRIED, ("no time was left",)) for escape in ESCAPES[len(tried) :])
+    late = (
+        EscapeAttempt(escape.name, escape.about, EscapeResult.UNTRIED, ("no time was left",))
+        for escape in ESCAPES[len(tried) :]
+    )
     return (*tried, *late)
 
 
 @asynccontextmanager
-async def open_scratch(premises: Premises, wish: Wish) -> AsyncIterator[Workspace]:
+async def open_scratch(env: WorkspaceEnv, options: WorkspaceOptions) -> AsyncIterator[Workspace]:
     async with (
-        make_scratch(premises, wish, "doctor") as (provider, handle),
+        make_scratch(env, options, "doctor") as (provider, handle),
         provider.open(handle, SandboxSpec()) as workspace,
     ):
         yield workspace
 
 
 @asynccontextmanager
-async def make_scratch(premises: Premises, wish: Wish, doing: str) -> AsyncIterator[tuple[Provider, Handle]]:
+async def make_scratch(
+    env: WorkspaceEnv, options: WorkspaceOptions, doing: str
+) -> AsyncIterator[tuple[Provider, Handle]]:
     """Make a workspace for the block and destroy it afterwards; ``doing`` names the holder of its lease."""
-    row = await create(premises, wish)
+    row = await create(env, options)
     try:
-        async with occupy(premises, row, doing) as tenancy:
-            yield await tenancy.handle()
+        async with hold(env, row, doing) as held:
+            yield await held.handle()
     finally:
         with trio.CancelScope(shield=True):
-            await destroy(premises, row.id, discard=True)
+            await destroy(env, row.id, discard=True)
 
 
-async def _try(workspace: Workspace, escape: Escape, bait: Mapping[str, str], gap: str | None) -> Tried:
-    tried = Tried(escape.name, escape.about, Result.REFUSED)
+async def _try(workspace: Workspace, escape: Escape, bait: Mapping[str, str], gap: str | None) -> EscapeAttempt:
+    tried = EscapeAttempt(escape.name, escape.about, EscapeResult.REFUSED)
     try:
         with trio.fail_after(EACH):
             ended = await workspace.run(escape.argv, env=bait)
             lives = (await workspace.run(["true"])).exit.code is not None  # an image may have no such program
     except trio.TooSlowError:
-        return replace(tried, result=Result.UNTRIED, told=(f"it did not end within {EACH:g}s",))
+        return replace(tried, result=EscapeResult.UNTRIED, told=(f"it did not end within {EACH:g}s",))
     except RunnerError as error:
         found: list[str] | None = [f"ends the sandbox: {error.message}"]
     else:
         found = breaches(ended.stdout) if lives else ["ends the sandbox"]
         if found is None:
             words = ended.stderr.decode(errors="replace").splitlines()[-1:]
-            return replace(tried, result=Result.UNTRIED, told=(f"the probe {ended.exit}", *words))
+            return replace(tried, result=EscapeResult.UNTRIED, told=(f"the probe {ended.exit}", *words))
     if not found:
         return tried
-    return replace(tried, result=Result.OPEN if gap is None else Result.GAP, told=tuple(found), reason=gap)
+    return replace(tried, result=EscapeResult.OPEN if gap is None else EscapeResult.GAP, told=tuple(found), reason=gap)

@@ -21,13 +21,13 @@ from runner.core.settings import Settings
 from runner.events.events import Recorded
 from runner.ops.host.state import now_microseconds, state_file
 from runner.ops.pool.handoff import PLACE
-from runner.ops.runs.unknown import begun
+from runner.ops.runs.unrecorded import started_directories
 from runner.sandbox.directories import find_remains
 from runner.store.sqlite import open_store
 
 
 @dataclass(frozen=True)
-class Rebuilt:
+class RebuildResult:
     """What a store has now that it had not: ``events`` of these ``runs`` and ``workspaces``.
 
     ``aside`` is where the store that could not be read is kept, and ``unread`` what could not be read anew, and why.
@@ -41,7 +41,7 @@ class Rebuilt:
     unread: tuple[str, ...] = ()
 
 
-async def rebuild_store(settings: Settings) -> Rebuilt:
+async def rebuild_store(settings: Settings) -> RebuildResult:
     """Raises ``RunUnfinished`` while somebody uses a store that has to be replaced, and ``StoreTooNew``."""
     damage, aside = await _damage(settings), None
     if damage is not None or not state_file(settings).exists():
@@ -66,7 +66,7 @@ async def rebuild_store(settings: Settings) -> Rebuilt:
                 continue
             added[kind].append(id)
             events += len(history)
-    return Rebuilt(tuple(added["run"]), tuple(added["workspace"]), events, aside, damage, tuple(unread))
+    return RebuildResult(tuple(added["run"]), tuple(added["workspace"]), events, aside, damage, tuple(unread))
 
 
 async def _damage(settings: Settings) -> str | None:
@@ -115,7 +115,7 @@ def _nonce(home: Path) -> bytes | None:
 def _histories(home: Path, counts: Mapping[str, int], unread: list[str]) -> Iterator[tuple[str, str, list[Recorded]]]:
     """Of each run and workspace that its directory knows better, the events that are lacking, the oldest first."""
     found = []
-    for kind, directory in begun(home):
+    for kind, directory in started_directories(home):
         known = counts.get(directory.name, 0)
         try:
             history = read_events(directory, directory.name)

@@ -20,7 +20,7 @@ from runner.git import open_git
 from runner.ops.init import ci
 from runner.ops.init.manifests import manifests_of
 from runner.ops.init.survey import Survey, survey
-from runner.ops.init.trial import Tried, best, try_ways
+from runner.ops.init.trial import Trial, best, try_ways
 from runner.spec.model import Lent
 
 HOOKS = ".pre-commit-config.yaml"
@@ -37,7 +37,7 @@ _HOOKS = r"""repos:
 
 
 @dataclass(frozen=True)
-class Begun:
+class InitResult:
     """What was written, which way to run the tests was taken, and all that were ``tried``.
 
     ``untried`` says why none was. ``left`` is for a person to put in place, by the file it is for, which is there.
@@ -45,8 +45,8 @@ class Begun:
 
     seen: Survey
     written: tuple[Path, ...]
-    taken: Tried
-    tried: tuple[Tried, ...]
+    taken: Trial
+    tried: tuple[Trial, ...]
     left: Mapping[str, str]
     untried: PlatformError | None = None
 
@@ -59,7 +59,7 @@ async def begin(
     hooks: bool,
     ci_of: str | None = None,
     tell: Callable[[str], None] = lambda text: None,
-) -> Begun:
+) -> InitResult:
     """Write ``.runner/`` at the top of the repository of ``path``, and what its CI needs. All of it or nothing.
 
     ``test`` is a shell command to use in place of what would be found; ``hooks`` asks for the pre-commit
@@ -77,15 +77,15 @@ async def begin(
     files, left = _beside(seen, hooks=hooks, ci_of=ci_of)
     _check_absent(top, files)
     untried: PlatformError | None = None
-    tried: list[Tried] = []
+    tried: list[Trial] = []
     try:
         tried = await try_ways(seen, settings, tell)
     except PlatformError as error:
         untried = error
-    taken = best(tried) if tried else Tried(seen.ways[0], Lent(), why="not tried")
+    taken = best(tried) if tried else Trial(seen.ways[0], Lent(), why="not tried")
     files = {f".runner/{name}": text for name, text in manifests_of(seen, taken).items()} | files
     _write(top, files)
-    return Begun(seen, tuple(top / name for name in files), taken, tuple(tried), left, untried)
+    return InitResult(seen, tuple(top / name for name in files), taken, tuple(tried), left, untried)
 
 
 def _beside(seen: Survey, *, hooks: bool, ci_of: str | None) -> tuple[dict[str, str], dict[str, str]]:

@@ -6,10 +6,10 @@ import json
 
 from runner.manifest import schema
 from runner.ops.init.survey import Survey
-from runner.ops.init.trial import Tried
+from runner.ops.init.trial import Trial
 
 
-def manifests_of(seen: Survey, taken: Tried) -> dict[str, str]:
+def manifests_of(seen: Survey, taken: Trial) -> dict[str, str]:
     """The files of ``.runner/``, by name."""
     own = ""
     if taken.way.tools:

@@ -22,8 +22,8 @@ from runner.ops.host.probe import make_scratch
 from runner.ops.init.survey import Survey, Way, install_words
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.host_paths import lend_dependencies, lend_toolchains
-from runner.ops.workspaces.workspace_lease import Premises, open_premises
-from runner.ops.workspaces.workspaces import Wish
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_env
+from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.provider import Provider, SandboxSpec, Workspace
 from runner.safefs import trees
 from runner.spec.model import Lent
@@ -49,7 +49,7 @@ _ABSENT = re.compile(
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     """A way that was tried, with what it was shown: how it ended, how long that took, and what it printed last.
 
     Without an ``exit`` it was ended after ``EACH`` seconds, or never begun: then ``why`` says what is missing.
@@ -84,7 +84,7 @@ class _Place:
     checkout: Path
 
 
-async def try_ways(seen: Survey, settings: Settings, tell: Callable[[str], None]) -> list[Tried]:
+async def try_ways(seen: Survey, settings: Settings, tell: Callable[[str], None]) -> list[Trial]:
     """Try ways in turn until one works; all that were tried. ``tell`` hears of each as it begins.
 
     Nothing is left, also after a signal; then ``KeyboardInterrupt`` is raised. Raises ``ProviderUnavailable`` where
@@ -93,20 +93,20 @@ async def try_ways(seen: Survey, settings: Settings, tell: Callable[[str], None]
     probe = await open_provider(PROVIDER, settings).probe()
     if not probe.available:
         raise ProviderUnavailable(f"`{PROVIDER}` is not available: {probe.reason}", hint=probe.hint)
-    async with stoppable(), open_premises(replace(settings, workspace_ttl=TTL)) as premises:
-        return await _try_all(premises, seen, tell)
+    async with stoppable(), open_workspace_env(replace(settings, workspace_ttl=TTL)) as env:
+        return await _try_all(env, seen, tell)
 
 
-async def _try_all(premises: Premises, seen: Survey, tell: Callable[[str], None]) -> list[Tried]:
-    tried: list[Tried] = []
+async def _try_all(env: WorkspaceEnv, seen: Survey, tell: Callable[[str], None]) -> list[Trial]:
+    tried: list[Trial] = []
     until = trio.current_time() + ALL
-    async with make_scratch(premises, Wish(provider=PROVIDER), "init") as (provider, handle):
-        place = _Place(provider, handle, await _check_out(seen.top, handle, premises.settings))
+    async with make_scratch(env, WorkspaceOptions(provider=PROVIDER), "init") as (provider, handle):
+        place = _Place(provider, handle, await _check_out(seen.top, handle, env.settings))
         for way in seen.ways:
             if trio.current_time() > until:
                 break
             tell(f"trying `{'; '.join((*way.setup, way.words))}` in a sandbox")
-            tried.append(await _try(way, seen, place, premises.settings))
+            tried.append(await _try(way, seen, place, env.settings))
             if tried[-1].worked or tried[-1].slow:
                 break
     return tried
@@ -125,12 +125,12 @@ async def _check_out(top: Path, handle: Handle, settings: Settings) -> Path:
     return checkout
 
 
-async def _try(way: Way, seen: Survey, place: _Place, settings: Settings) -> Tried:
+async def _try(way: Way, seen: Survey, place: _Place, settings: Settings) -> Trial:
     try:
         lent = await lend_toolchains(way.tools, settings.variables, seen.top)
         lent = lend_dependencies(seen.dependencies, Checkout(path=seen.top), lent)
     except InputError as error:
-        return Tried(way, Lent(), why=error.message)
+        return Trial(way, Lent(), why=error.message)
     spec = SandboxSpec(
         toolchains=lent.toolchains,
         env=lent.environment,
@@ -145,14 +145,14 @@ async def _try(way: Way, seen: Survey, place: _Place, settings: Settings) -> Tri
             with trio.move_on_after(EACH):
                 return await _run(way, lent, workspace)
     except PlatformError as error:
-        return Tried(way, lent, why=error.message)
-    return Tried(way, lent, seconds=trio.current_time() - began)
+        return Trial(way, lent, why=error.message)
+    return Trial(way, lent, seconds=trio.current_time() - began)
 
 
-async def _run(way: Way, lent: Lent, workspace: Workspace) -> Tried:
+async def _run(way: Way, lent: Lent, workspace: Workspace) -> Trial:
     began = trio.current_time()
     command = ("sh", "-c", way.command) if isinstance(way.command, str) else way.command
-    tried = Tried(way, lent)
+    tried = Trial(way, lent)
     for argv in (*(("sh", "-c", line) for line in way.setup), command):
         ended = await workspace.run(argv, keep_bytes=_MOST)
         lines = (ended.stdout + b"\n" + ended.stderr).decode(errors="replace").splitlines()
@@ -163,7 +163,7 @@ async def _run(way: Way, lent: Lent, workspace: Workspace) -> Tried:
     return tried
 
 
-def explain(tried: Tried, top: Path) -> tuple[str, str]:
+def explain(tried: Trial, top: Path) -> tuple[str, str]:
     """Why a way does not work, in a person's words, and what to do about it; the second may be empty."""
     if tried.why:
         return tried.why, "install it, or name another command: runner init --test COMMAND"
@@ -182,7 +182,7 @@ def explain(tried: Tried, top: Path) -> tuple[str, str]:
     return f"it {tried.exit}", "make it pass at HEAD, or name another command: runner init --test COMMAND"
 
 
-def best(tried: Sequence[Tried]) -> Tried:
+def best(tried: Sequence[Trial]) -> Trial:
     """The one that worked, or is slow; else the one that came nearest: which began, the first of those."""
     return next(
         (one for wanted in (lambda t: t.worked, lambda t: t.slow, lambda t: not t.why) for one in tried if wanted(one)),

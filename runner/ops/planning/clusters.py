@@ -12,7 +12,7 @@ import trio
 from runner.core.errors import ClusterAway, ClusterDenied, ClusterUnreachable, CredentialFailed, Rejected, RunnerError
 from runner.core.nurseries import stoppable
 from runner.core.settings import Settings
-from runner.ops.planning.make_plan import Planned
+from runner.ops.planning.make_plan import PlanResult
 from runner.ops.triage.triage import Triage
 from runner.plan.model import RunPlan
 from runner.ports.cluster import ClusterGrant
@@ -37,7 +37,7 @@ def foreign_places(manifest: Path, incident: Path | None, settings: Settings) ->
     return found
 
 
-def files_instead(triage: Triage, planned: Planned, error: RunnerError) -> tuple[Triage, ClusterAway]:
+def files_instead(triage: Triage, planned: PlanResult, error: RunnerError) -> tuple[Triage, ClusterAway]:
     """A triage of the incident's files alone, in the place of one whose cluster is away, and what is to be said of it.
 
     Raises ``error``, with the ways out in its hint, when it says something else too, or when there are no files.

@@ -10,15 +10,15 @@ from typing import Any
 from runner.core.errors import BadPlanFile
 from runner.core.settings import Settings
 from runner.ops.planning.files import texts_of
-from runner.ops.planning.make_plan import Planned
+from runner.ops.planning.make_plan import PlanResult
 from runner.ops.planning.saved_plan import read_document
 from runner.ops.runs.history import list_runs
 from runner.plan.diff import Change, diff
 from runner.plan.model import run_document
-from runner.report.plan import Compared
+from runner.report.plan import PlanComparison
 
 
-async def compare(planned: Planned, settings: Settings, against: Path | None) -> Sequence[Compared]:
+async def compare(planned: PlanResult, settings: Settings, against: Path | None) -> Sequence[PlanComparison]:
     """The changes since the plan in ``against``, or else since the last run of each of the plan's runs.
 
     Runs of another folder's manifests do not count, for every repository may have a run of that name. A run that
@@ -28,7 +28,7 @@ async def compare(planned: Planned, settings: Settings, against: Path | None) ->
     if against is not None:
         old = read_document(against)
         new = texts_of(planned.facts, *(run.name for run in plan.runs))
-        return [Compared(str(against), _changes(old, old.get("texts"), plan.document(), new))]
+        return [PlanComparison(str(against), _changes(old, old.get("texts"), plan.document(), new))]
     runs: dict[str, list[str]] = {}
     for row in await list_runs(settings):
         runs.setdefault(row.name, []).append(row.id)
@@ -39,9 +39,9 @@ async def compare(planned: Planned, settings: Settings, against: Path | None) ->
             id, old = last
             new = texts_of(planned.facts, run.name)
             changes = _changes(old, old["basis"].get("texts"), {"runs": [run_document(run)]}, new)
-            compared.append(Compared(f"run {id}", changes))
+            compared.append(PlanComparison(f"run {id}", changes))
         else:
-            compared.append(Compared(None, (Change("+", run.name, None, None, run.origin),)))
+            compared.append(PlanComparison(None, (Change("+", run.name, None, None, run.origin),)))
     return compared
 
 

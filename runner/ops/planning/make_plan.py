@@ -50,7 +50,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanResult:
     """A plan with what it was made from, ``documents`` by kind and name; ``warnings`` stop nothing, and ``missing`` is
     what this host lacks of what it rests on.
 
@@ -73,7 +73,7 @@ class Planned:
 
 async def make_plan(
     path: Path, settings: Settings, request: Request | None = None, *, pinned: Facts | None = None
-) -> Planned:
+) -> PlanResult:
     """Plan the runs of a manifest file or folder. Raises ``Rejected`` with every finding."""
     planned = await draft_plan(path, settings, request, pinned=pinned)
     if planned.missing:
@@ -83,7 +83,7 @@ async def make_plan(
 
 async def draft_plan(
     path: Path, settings: Settings, request: Request | None = None, *, pinned: Facts | None = None
-) -> Planned:
+) -> PlanResult:
     """``make_plan``, but what this host lacks is only noted: such a plan can be looked at, and not be carried out."""
     request = request or Request()
     documents, findings = load(path)
@@ -129,7 +129,7 @@ async def draft_plan(
     checkouts = {want.run: want.checkout for want in wants if want.checkout is not None}
     given = {spec.name: spec.secrets for spec in specs if spec.secrets}
     warnings, missing = ([f for f in distinct(findings) if (f.severity == "error") is wrong] for wrong in (False, True))
-    return Planned(
+    return PlanResult(
         plan, facts, path, tuple(warnings), request, written, inputs, checkouts, given, probed, tuple(missing)
     )
 

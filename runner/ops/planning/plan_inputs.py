@@ -10,7 +10,7 @@ from pathlib import Path
 from runner.core.errors import BadPlanFile, WorkMissing
 from runner.events.record import RunRecord
 from runner.ops.planning.files import texts_of
-from runner.ops.planning.make_plan import Planned, Request
+from runner.ops.planning.make_plan import PlanResult, Request
 from runner.ops.planning.saved_plan import commit_of, probe_of, read_document, request_of
 from runner.plan.keys import Keys, parts
 from runner.plan.model import Json, RunPlan, Step, plain
@@ -21,7 +21,7 @@ ANEW = "`runner apply` starts it anew"
 
 
 @dataclass(frozen=True)
-class Basis:
+class PlanInputs:
     """``checkout`` is what was asked for, plain, and ``commit`` what that meant; ``outputs`` are of ``needs``."""
 
     manifests: Path
@@ -35,7 +35,7 @@ class Basis:
     keys: Keys
 
 
-def basis_of(planned: Planned, plan: RunPlan, outputs: Mapping[str, object]) -> Json:
+def plan_inputs_of(planned: PlanResult, plan: RunPlan, outputs: Mapping[str, object]) -> Json:
     facts = planned.facts
     return {
         "manifests": str(planned.path.resolve()),
@@ -54,14 +54,14 @@ def _of_one(request: Request, plan: RunPlan) -> Request:
     return request if request.max_cost is None else replace(request, max_cost=None, run_cost=plan.cost_usd)
 
 
-def read_basis(directory: Path, record: RunRecord) -> Basis:
+def read_plan_inputs(directory: Path, record: RunRecord) -> PlanInputs:
     """The basis of a run. Raises ``WorkMissing`` when its ``plan.json`` is gone, damaged, or of another version."""
     try:
         document = read_document(directory / "plan.json")
         (run,), basis = document["runs"], document["basis"]
         if document["digest"] != record.plan:
             raise WorkMissing(f"`{directory / 'plan.json'}` is not the plan of run `{record.id}`", hint=ANEW)
-        return Basis(
+        return PlanInputs(
             Path(basis["manifests"]),
             request_of(**basis["request"]),
             run["group"],

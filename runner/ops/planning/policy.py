@@ -32,7 +32,7 @@ _OWN_FIELDS = ("allowedPaths", "forbiddenPatterns", "maxFileSize")
 
 
 @dataclass(frozen=True)
-class Source:
+class PolicySource:
     """Whose policies are asked for: those of one run, one policy of the folder ``manifests``, or neither's.
 
     Without a run, the policy of the repository that ``directory`` is in, as its HEAD has it, holds as well.
@@ -45,7 +45,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Layer:
+class PolicyLayer:
     """A policy that holds. ``lines`` has the place in its file where each of its rules is written."""
 
     name: str
@@ -55,7 +55,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Ruling:
+class PathVerdict:
     """A verdict on a path with the policy that decided and the place of its rule."""
 
     path: str
@@ -66,14 +66,14 @@ class Ruling:
 
 
 @dataclass(frozen=True)
-class Explained:
+class PathExplanation:
     """A ruling, and what each policy that holds says by itself."""
 
-    ruling: Ruling
-    policies: tuple[Ruling, ...]
+    ruling: PathVerdict
+    policies: tuple[PathVerdict, ...]
 
 
-async def layers_of(source: Source, settings: Settings) -> tuple[list[Layer], list[RunnerError]]:
+async def layers_of(source: PolicySource, settings: Settings) -> tuple[list[PolicyLayer], list[RunnerError]]:
     """The policies that hold, and warnings about them.
 
     Raises ``Rejected`` with what is wrong in the manifests or the repository's own policy, and what git raises.
@@ -85,15 +85,15 @@ async def layers_of(source: Source, settings: Settings) -> tuple[list[Layer], li
     return [_layer(spec, own if spec.name == NAME else None, by_name) for spec in specs], findings
 
 
-def explain(path: str, layers: Sequence[Layer]) -> Explained:
+def explain(path: str, layers: Sequence[PolicyLayer]) -> PathExplanation:
     """What is decided about the path of a file, relative to a workspace's root, and by which rule."""
     verdict = compose([layer.policy for layer in layers]).judge(path)
     each = tuple(_ruling(path, layer) for layer in layers)
     decided = next(ruling for ruling in each if ruling.rule == verdict.rule)
-    return Explained(decided, each)
+    return PathExplanation(decided, each)
 
 
-async def scan_directory(directory: Path, layers: Sequence[Layer]) -> ScanResult:
+async def scan_directory(directory: Path, layers: Sequence[PolicyLayer]) -> ScanResult:
     """Everything below a directory that breaks policy; only the ``.git`` at its top is passed over.
 
     Raises ``UsageError`` for what is no directory. Cancelling takes effect while it scans.
@@ -114,14 +114,14 @@ async def scan_directory(directory: Path, layers: Sequence[Layer]) -> ScanResult
         raise UsageError(f"`{printable_path(str(directory))}` cannot be scanned: {error.strerror}") from error
 
 
-def origin_of(violation: Violation, layers: Sequence[Layer]) -> str:
+def origin_of(violation: Violation, layers: Sequence[PolicyLayer]) -> str:
     """Where the rule is written that a violation breaks."""
     if violation.rule == "max-file-size":
         return min(layers, key=lambda layer: layer.policy.max_file_size).lines["max-file-size"]
     return next((layer.lines[violation.rule] for layer in layers if violation.rule in layer.lines), BUILT_IN)
 
 
-async def _of_run(source: Source, settings: Settings) -> tuple[Sequence[Document], PolicyFile | None]:
+async def _of_run(source: PolicySource, settings: Settings) -> tuple[Sequence[Document], PolicyFile | None]:
     documents, findings = load(source.manifests)
     chosen, unresolved = select(documents, defaults())
     _reject(findings + unresolved)
@@ -149,7 +149,7 @@ def _chosen(chosen: Sequence[Selected], name: str) -> Selected:
     return members[0]
 
 
-async def _of_folder(source: Source, settings: Settings) -> tuple[Sequence[Document], PolicyFile | None]:
+async def _of_folder(source: PolicySource, settings: Settings) -> tuple[Sequence[Document], PolicyFile | None]:
     document = defaults()["Policy"]
     if source.policy is not None:
         documents, findings = load(source.manifests)
@@ -179,7 +179,7 @@ def _reject(findings: Sequence[RunnerError]) -> None:
         raise Rejected(findings)
 
 
-def _layer(spec: PolicySpec, own: OwnPolicy | None, documents: Mapping[str, Document]) -> Layer:
+def _layer(spec: PolicySpec, own: OwnPolicy | None, documents: Mapping[str, Document]) -> PolicyLayer:
     """``own`` is what the policy was made from if it is the repository's."""
 
     def place(number: int, *item: int) -> str:
@@ -193,11 +193,11 @@ def _layer(spec: PolicySpec, own: OwnPolicy | None, documents: Mapping[str, Docu
     lines = {f"allowed:{pattern}": place(0, at) for at, pattern in enumerate(spec.allowed_paths)}
     lines |= {f"forbidden:{pattern}": place(1, at) for at, pattern in enumerate(spec.forbidden_patterns)}
     lines |= {"not-allowed": place(0), "max-file-size": place(2)}
-    return Layer(spec.name, spec.origin, policy, lines)
+    return PolicyLayer(spec.name, spec.origin, policy, lines)
 
 
-def _ruling(path: str, layer: Layer) -> Ruling:
+def _ruling(path: str, layer: PolicyLayer) -> PathVerdict:
     verdict = layer.policy.judge(path)
-    return Ruling(
+    return PathVerdict(
         printable_path(path), verdict.allowed, verdict.rule, layer.name, layer.lines.get(verdict.rule, BUILT_IN)
     )

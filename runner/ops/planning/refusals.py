@@ -19,9 +19,9 @@ from runner.core.settings import Settings
 from runner.gateway.gateway import ModelGateway, usable
 from runner.ops.planning.clusters import check_clusters
 from runner.ops.planning.facts import cli_label, first_available, open_provider
-from runner.ops.planning.make_plan import Planned
+from runner.ops.planning.make_plan import PlanResult
 from runner.ops.planning.models import check_models
-from runner.ops.runs.secret_values import look_for
+from runner.ops.runs.secret_values import check_secrets
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent, ModelAgent
 from runner.ports.gateway import Gateway
@@ -48,7 +48,7 @@ def outside_of(settings: Settings, gateway: Gateway | None = None, redact: Redac
 
 
 async def refuse(
-    planned: Planned, plans: Sequence[RunPlan], settings: Settings, outside: Outside, *, reused: Collection[str] = ()
+    planned: PlanResult, plans: Sequence[RunPlan], settings: Settings, outside: Outside, *, reused: Collection[str] = ()
 ) -> None:
     """Raises ``Rejected`` with all that keeps these runs of a plan from being started here."""
     if found := await refusals(planned, plans, settings, outside, reused=reused):
@@ -56,7 +56,7 @@ async def refuse(
 
 
 async def refusals(
-    planned: Planned, plans: Sequence[RunPlan], settings: Settings, outside: Outside, *, reused: Collection[str] = ()
+    planned: PlanResult, plans: Sequence[RunPlan], settings: Settings, outside: Outside, *, reused: Collection[str] = ()
 ) -> list[RunnerError]:
     """All that keeps these runs of a plan from being started here; steps that are ``reused`` need nothing."""
     found: list[RunnerError] = [*planned.missing]
@@ -68,7 +68,7 @@ async def refusals(
         await _check_programs(planned, plans, settings, reused)
 
     async def secrets() -> None:
-        look_for(planned.secrets, plans, settings, done=reused)
+        check_secrets(planned.secrets, plans, settings, done=reused)
 
     async def clusters() -> None:
         await check_clusters(plans, outside, reused=reused)
@@ -99,7 +99,7 @@ class _Sought(NamedTuple):
 
 
 async def _check_programs(
-    planned: Planned, plans: Iterable[RunPlan], settings: Settings, reused: Collection[str]
+    planned: PlanResult, plans: Iterable[RunPlan], settings: Settings, reused: Collection[str]
 ) -> None:
     """Raises ``Rejected`` when the place where an agent will work is known to lack its CLI."""
     sought = dict.fromkeys(one for plan in plans for one in _sought(plan, planned.facts, reused))

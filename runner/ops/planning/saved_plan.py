@@ -16,7 +16,7 @@ from runner.core.model import Feature, IsolationClass
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.ops.planning.files import read_file, texts_of
-from runner.ops.planning.make_plan import Planned, Request, make_plan
+from runner.ops.planning.make_plan import PlanResult, Request, make_plan
 from runner.plan.diff import differences
 from runner.plan.model import FORMAT, Json, plain
 from runner.ports.provider import Probe
@@ -34,7 +34,7 @@ def check_place(to: Path) -> None:
         raise BadPlanFile(f"`{to}` cannot hold a plan", hint="name a file that ends in .json")
 
 
-def save(planned: Planned, to: Path) -> None:
+def save(planned: PlanResult, to: Path) -> None:
     """Write a plan with what it takes to make it again and to say what has changed. Raises ``BadPlanFile``."""
     check_place(to)
     to = Path(os.path.realpath(to))
@@ -48,7 +48,7 @@ def save(planned: Planned, to: Path) -> None:
         raise BadPlanFile(f"`{to}` cannot be written: {error.strerror}") from error
 
 
-def _saved(planned: Planned, to: Path) -> dict[str, Json]:
+def _saved(planned: PlanResult, to: Path) -> dict[str, Json]:
     return {
         **planned.plan.document(),
         "manifests": os.path.relpath(Path(os.path.realpath(planned.path)), Path(os.path.realpath(to)).parent),
@@ -63,7 +63,7 @@ def _saved(planned: Planned, to: Path) -> dict[str, Json]:
     }
 
 
-async def make_saved_plan(file: Path, settings: Settings) -> Planned:
+async def make_saved_plan(file: Path, settings: Settings) -> PlanResult:
     """The plan that a file promises, made again from its manifests with its commits, and equal to it.
 
     Raises ``BadPlanFile``, ``OpenPlan``, and ``StalePlan`` when manifests, context files, settings or capabilities
@@ -175,7 +175,7 @@ def probe_of(fact: dict[str, Any]) -> Probe:
     return Probe(**{**fact, "isolation": isolation, "missing": missing})
 
 
-def _stale(file: Path, content: Mapping[str, Any], planned: Planned) -> StalePlan:
+def _stale(file: Path, content: Mapping[str, Any], planned: PlanResult) -> StalePlan:
     """What has changed since the plan was saved, the first of it at its place."""
     try:
         changes = list(_changes(content["inputs"], planned))
@@ -190,7 +190,7 @@ def _stale(file: Path, content: Mapping[str, Any], planned: Planned) -> StalePla
     )
 
 
-def _changes(old: Mapping[str, Any], planned: Planned) -> Iterator[tuple[str, Place | None]]:
+def _changes(old: Mapping[str, Any], planned: PlanResult) -> Iterator[tuple[str, Place | None]]:
     new: Any = plain(planned.inputs)
     for key in (*new["documents"], *(key for key in old["documents"] if key not in new["documents"])):
         was, becomes = old["documents"].get(key), new["documents"].get(key)

@@ -23,10 +23,10 @@ from runner.core.sanitize import excerpt
 from runner.engine.pool import Keeper, clear
 from runner.lifecycle.pool import name_of
 from runner.ops.planning.facts import provider_names
-from runner.ops.planning.make_plan import Planned
+from runner.ops.planning.make_plan import PlanResult
 from runner.ops.pool.handoff import PLACE, listening, serve
-from runner.ops.workspaces.maintenance import Finished
-from runner.ops.workspaces.workspace_lease import Premises
+from runner.ops.workspaces.maintenance import CompletedChange
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.provider import Provider
 from runner.ports.store import PoolRow, SlotRow
 from runner.steps.provision.plan import Body
@@ -55,7 +55,7 @@ class PoolStatus:
 # --- what there should be --------------------------------------------------------------------------
 
 
-def pools_of(planned: Planned, size: int | None) -> list[PoolRow]:
+def pools_of(planned: PlanResult, size: int | None) -> list[PoolRow]:
     """The pools that the runs of a plan ask for, of the size that they ask for or of ``size``.
 
     Runs whose workspaces can come from the same slots have one pool together, as large as the largest that any of
@@ -76,7 +76,7 @@ def pools_of(planned: Planned, size: int | None) -> list[PoolRow]:
     return [found[name] for name in sorted(found)]
 
 
-def _key(body: Body, planned: Planned) -> SlotKey | None:
+def _key(body: Body, planned: PlanResult) -> SlotKey | None:
     """Of the first provider that would be chosen and can have a pool."""
     for name in () if body.shared else body.providers:
         probe = planned.facts.probes[name]
@@ -90,19 +90,19 @@ def _key(body: Body, planned: Planned) -> SlotKey | None:
 
 @asynccontextmanager
 async def open_pool(
-    premises: Premises, pools: Sequence[PoolRow], tell: Callable[[RunnerError], None]
+    env: WorkspaceEnv, pools: Sequence[PoolRow], tell: Callable[[RunnerError], None]
 ) -> AsyncIterator[None]:
     """Keep these pools for the length of the block; at its end nothing of them is left.
 
     What a keeper that died has left is removed first. ``tell`` hears of what went wrong and is tried again. Raises
     ``PoolKept`` while another process keeps the pools of this store.
     """
-    store, ports, home = premises.store, premises.ports, premises.settings.home
+    store, ports, home = env.store, env.ports, env.settings.home
     lock = await trio.to_thread.run_sync(take, home / PLACE)
     if lock is None:
         raise PoolKept(f"another process keeps the warm pools of `{home}`", hint="runner pool status")
     try:
-        await clear(store, providers_of(premises))
+        await clear(store, providers_of(env))
         await store.put_pools(pools)
         keeper = Keeper(
             store,
@@ -132,44 +132,44 @@ def _remembering(open_provider: Callable[[str], Provider]) -> Callable[[str], Pr
     return find
 
 
-def providers_of(premises: Premises) -> list[Provider]:
-    return [premises.ports.provider(name) for name in provider_names()]
+def providers_of(env: WorkspaceEnv) -> list[Provider]:
+    return [env.ports.provider(name) for name in provider_names()]
 
 
-async def clear_left(premises: Premises, *, dry_run: bool) -> list[Finished]:
+async def clear_left(env: WorkspaceEnv, *, dry_run: bool) -> list[CompletedChange]:
     """End what a keeper that has died has left, or only say what it is."""
-    if is_held(premises.settings.home / PLACE):
+    if is_held(env.settings.home / PLACE):
         return []
-    found = await clear(premises.store, providers_of(premises), dry_run=dry_run)
-    return [Finished(id, "was kept warm by a process that has died", left=left) for id, left in found.items()]
+    found = await clear(env.store, providers_of(env), dry_run=dry_run)
+    return [CompletedChange(id, "was kept warm by a process that has died", left=left) for id, left in found.items()]
 
 
 # --- looking and changing --------------------------------------------------------------------------
 
 
-async def status(premises: Premises) -> PoolStatus:
-    store = premises.store
+async def status(env: WorkspaceEnv) -> PoolStatus:
+    store = env.store
     pools, slots, counts = await store.pools(), await store.slots(), await store.pool_counts()
     states = [PoolState(pool.name, pool.key, pool.size, _states(pool, slots)) for pool in pools]
-    return PoolStatus(is_held(premises.settings.home / PLACE), tuple(states), counts)
+    return PoolStatus(is_held(env.settings.home / PLACE), tuple(states), counts)
 
 
 def _states(pool: PoolRow, slots: Sequence[SlotRow]) -> dict[SlotState, int]:
     return {state: sum(slot.pool == pool.name and slot.state is state for slot in slots) for state in SlotState}
 
 
-async def resize(premises: Premises, size: int, name: str | None) -> PoolStatus:
+async def resize(env: WorkspaceEnv, size: int, name: str | None) -> PoolStatus:
     """Change how many slots a pool should have, or all of them; who keeps them follows within seconds.
 
     Raises ``UnknownPool``, ``UsageError``.
     """
     if not 0 <= size <= 1_000:
         raise UsageError(f"a pool cannot have {size} slots", hint="0 to 1000")
-    pools = [pool.name for pool in await premises.store.pools()]
+    pools = [pool.name for pool in await env.store.pools()]
     found = pools if name is None else [pool for pool in pools if name and pool.startswith(name)]
     if not pools:
         raise UnknownPool("there is no warm pool", hint="`runner pool warm` keeps those of a folder of manifests")
     if name is not None and len(found) != 1:
         raise UnknownPool(f"`{excerpt(name)}` is not one of the pools", hint=nearest(name, pools))
-    await premises.store.resize_pools(dict.fromkeys(found, size))
-    return await status(premises)
+    await env.store.resize_pools(dict.fromkeys(found, size))
+    return await status(env)

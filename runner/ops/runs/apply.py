@@ -26,16 +26,16 @@ from runner.events.record import RunRecord, replay
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import DEFAULTS
 from runner.ops.host.state import make_home, now_microseconds, open_state
-from runner.ops.planning.make_plan import Planned
-from runner.ops.planning.plan_inputs import basis_of
+from runner.ops.planning.make_plan import PlanResult
+from runner.ops.planning.plan_inputs import plan_inputs_of
 from runner.ops.planning.refusals import outside_of, refuse
 from runner.ops.planning.stored_projects import RECORD
 from runner.ops.runs.attach import follow
 from runner.ops.runs.dependencies import Advise, dependencies_of, event_writer, ignore
-from runner.ops.runs.secret_values import redactor_of, values_of
+from runner.ops.runs.secret_values import make_redactor, resolve_secrets
 from runner.ops.signals import stop_at_signals
 from runner.ops.workspaces.maintenance import reaping
-from runner.ops.workspaces.workspace_lease import Premises
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan
 from runner.ports.gateway import Gateway
@@ -50,7 +50,7 @@ FRESH_SECONDS = 10.0  # that what planning found of a provider is taken for what
 
 
 async def apply(
-    planned: Planned,
+    planned: PlanResult,
     settings: Settings,
     sinks: Sequence[Sink],
     *,
@@ -68,7 +68,7 @@ async def apply(
     is given, such as a rehearsal's. ``warnings`` go into every record. Workspaces whose time is over are removed first.
     The first signal ends the work of all runs, which then settle; a second ends settling.
     """
-    redactor = redactor_of(settings) if redactor is None else redactor
+    redactor = make_redactor(settings) if redactor is None else redactor
     outside = outside_of(settings, gateway, redactor)
     with unwrapping_groups():
         await refuse(planned, planned.plan.runs, settings, outside)
@@ -76,14 +76,14 @@ async def apply(
     async with open_state(settings) as store:
         with unwrapping_groups():
             ports = dependencies_of(settings, store, outside, redactor)
-            async with reaping(Premises(settings, store, ports, advise)):
+            async with reaping(WorkspaceEnv(settings, store, ports, advise)):
                 return await apply_all(
                     planned, settings, store, ports, sinks, key=key, advise=advise, warnings=warnings
                 )
 
 
 async def apply_all(
-    planned: Planned,
+    planned: PlanResult,
     settings: Settings,
     store: Store,
     ports: Ports,
@@ -95,7 +95,7 @@ async def apply_all(
 ) -> list[RunRecord]:
     """``apply`` with a store and ports that are there already."""
     ports = replace(ports, seen=partial(_seen, planned))
-    values = await values_of(planned.secrets, planned.plan.runs, settings, ports.redact)
+    values = await resolve_secrets(planned.secrets, planned.plan.runs, settings, ports.redact)
     await _record_projects(planned, store)
     plans = {plan.name: plan for plan in planned.plan.runs}
     controls = {plan.name: Control(plan.stop_budget_seconds) for plan in planned.plan.runs}
@@ -113,7 +113,7 @@ async def apply_all(
             digest, rehearsal, manifests = planned.plan.digest, ports.gateway.rehearsal, str(planned.path.resolve())
             try:
                 if blocker := _blocked(plan, records, control):
-                    files.write_plan(plan, digest, basis_of(planned, plan, {}), rehearsal)
+                    files.write_plan(plan, digest, plan_inputs_of(planned, plan, {}), rehearsal)
                     record = await pass_over(
                         plan,
                         digest,
@@ -126,7 +126,7 @@ async def apply_all(
                     )
                 else:
                     outputs = outputs_for(plan, plans, records, settings)
-                    files.write_plan(plan, digest, basis_of(planned, plan, outputs), rehearsal)
+                    files.write_plan(plan, digest, plan_inputs_of(planned, plan, outputs), rehearsal)
                     ready = replace(plan, values={**plan.values, "outputs": outputs})
                     record = await carry_out(
                         ready,
@@ -160,14 +160,14 @@ async def apply_all(
     return [records[name] for name in plans]
 
 
-def _seen(planned: Planned, provider: str) -> Probe | None:
+def _seen(planned: PlanResult, provider: str) -> Probe | None:
     """What planning found, if that was a moment ago: what has changed since shows when it is used."""
     found = planned.facts.probes.get(provider)
     fresh = time.monotonic() - planned.probed < FRESH_SECONDS
     return found if fresh and found is not None and found.available else None
 
 
-async def _record_projects(planned: Planned, store: Store) -> None:
+async def _record_projects(planned: PlanResult, store: Store) -> None:
     """Let the store know the projects of the manifests; those of a fork are nobody's here."""
     for document in planned.documents.values():
         spec = document.spec

@@ -39,8 +39,8 @@ from runner.events.record import RunRecord
 from runner.git.common import in_thread
 from runner.git.deliver import ApplyResult, DeliveredBranch, PushResult, open_delivery
 from runner.git.source import find_repository
-from runner.ops.runs.history import Past, patch_of
-from runner.ops.runs.secret_values import redactor_of
+from runner.ops.runs.history import StoredRun, patch_of
+from runner.ops.runs.secret_values import make_redactor
 from runner.report import markdown
 from runner.safefs import trees
 from runner.safefs.beneath import open_beneath
@@ -49,36 +49,42 @@ PUSH_SECONDS = 300.0
 
 
 async def make_branch(
-    past: Past, settings: Settings, *, into: Path | None, name: str | None, unverified: bool, commits: bool = False
+    stored: StoredRun,
+    settings: Settings,
+    *,
+    into: Path | None,
+    name: str | None,
+    unverified: bool,
+    commits: bool = False,
 ) -> DeliveredBranch:
     """See ``Delivery.branch``; by default in the repository that the run was cloned from, under the run's own name.
 
     With ``commits`` it is made of the agent's own. Raises ``CommitsDiffer`` when they are not all of the work.
     """
-    snapshot, repository = _published(past, settings, unverified=unverified)
-    commit = _own_commits(past, snapshot) if commits else snapshot.commit
+    snapshot, repository = _published(stored, settings, unverified=unverified)
+    commit = _own_commits(stored, snapshot) if commits else snapshot.commit
     delivery = open_delivery(settings)
-    place = into or _source_or_refuse(past)
-    return await delivery.branch(repository, commit, into=place, name=name or branch_of(past, snapshot))
+    place = into or _source_or_refuse(stored)
+    return await delivery.branch(repository, commit, into=place, name=name or branch_of(stored, snapshot))
 
 
 async def apply_patch(
-    past: Past, settings: Settings, *, into: Path | None, check: bool, unverified: bool
+    stored: StoredRun, settings: Settings, *, into: Path | None, check: bool, unverified: bool
 ) -> ApplyResult:
     """See ``Delivery.apply``. Raises ``PatchChanged`` when the patch is not the one that the run wrote."""
-    snapshot, _ = _published(past, settings, unverified=unverified)
+    snapshot, _ = _published(stored, settings, unverified=unverified)
     delivery = open_delivery(settings)
-    place = into or _source_or_refuse(past)
+    place = into or _source_or_refuse(stored)
     if not snapshot.changed:
         return ApplyResult(place, (), present=True)
-    patch = patch_of(past)
-    await in_thread(_check_patch, past, patch)
-    with _scratch(settings, past) as scratch:
+    patch = patch_of(stored)
+    await in_thread(_check_patch, stored, patch)
+    with _scratch(settings, stored) as scratch:
         return await delivery.apply(patch, snapshot.base, into=place, scratch=scratch, check=check)
 
 
 async def push(
-    past: Past,
+    stored: StoredRun,
     settings: Settings,
     *,
     to: str,
@@ -87,15 +93,15 @@ async def push(
     seconds: float = PUSH_SECONDS,
 ) -> PushResult:
     """See ``Delivery.push``; bounded by ``seconds``, after which it raises ``PushTimedOut``."""
-    snapshot, repository = _published(past, settings, unverified=unverified)
+    snapshot, repository = _published(stored, settings, unverified=unverified)
     delivery = open_delivery(settings)
-    url = await delivery.remote_url(to, repository=source_of(past))
+    url = await delivery.remote_url(to, repository=source_of(stored))
     with trio.move_on_after(seconds):
         return await delivery.push(
             repository,
             snapshot.commit,
             url=url,
-            branch=branch or branch_of(past, snapshot),
+            branch=branch or branch_of(stored, snapshot),
             explicit=branch is not None,
             person=settings.person,
         )
@@ -104,41 +110,41 @@ async def push(
     )
 
 
-async def export_run(past: Past, settings: Settings, *, to: Path | None) -> Exported:
+async def export_run(stored: StoredRun, settings: Settings, *, to: Path | None) -> Exported:
     """See ``export``; by default to an archive of the run's name here."""
-    name, at = f"run-{past.record.id}", past.record.started // 1_000_000
+    name, at = f"run-{stored.record.id}", stored.record.started // 1_000_000
     place = (to or Path(f"{name}.tar.gz")).absolute()  # a worker thread may have a working directory of its own
-    redactor, added = redactor_of(settings), {"report.md": _markdown(past)} | _log(past)
+    redactor, added = make_redactor(settings), {"report.md": _markdown(stored)} | _log(stored)
     return await trio.to_thread.run_sync(
-        partial(export, past.directory, place, name=name, at=at, redactor=redactor, added=added)
+        partial(export, stored.directory, place, name=name, at=at, redactor=redactor, added=added)
     )
 
 
-def _markdown(past: Past) -> Opener:
-    text = markdown.render([account_of(past.record, past.directory)])
+def _markdown(stored: StoredRun) -> Opener:
+    text = markdown.render([account_of(stored.record, stored.directory)])
     return partial(BytesIO, text.encode(errors="backslashreplace"))
 
 
-def _log(past: Past) -> dict[str, Opener]:
+def _log(stored: StoredRun) -> dict[str, Opener]:
     """The log that lies with the incident, if it is still there."""
-    log = Path(past.record.log) if past.record.log is not None else None
-    if log is None or log.is_relative_to(past.directory) or not log.is_file():
+    log = Path(stored.record.log) if stored.record.log is not None else None
+    if log is None or log.is_relative_to(stored.directory) or not log.is_file():
         return {}
     return {f"incident/{log.name}": lambda: open(open_beneath(log.parent, log.name), "rb")}
 
 
-def branch_of(past: Past, snapshot: SnapshotPublished) -> str:
+def branch_of(stored: StoredRun, snapshot: SnapshotPublished) -> str:
     """The branch that the manifest asks for, else one of the run's own."""
-    return snapshot.branch or f"runner/{past.record.id}"
+    return snapshot.branch or f"runner/{stored.record.id}"
 
 
-def source_of(past: Past) -> Path | None:
+def source_of(stored: StoredRun) -> Path | None:
     """The local repository that a run was cloned from, as its plan says; ``None`` for a URL, or no repository.
 
     Raises ``Untrusted`` when a stranger's manifest named it, and by now it leads elsewhere.
     """
     try:
-        steps = json.loads((past.directory / "plan.json").read_text(encoding="utf-8"))["runs"][0]["steps"]
+        steps = json.loads((stored.directory / "plan.json").read_text(encoding="utf-8"))["runs"][0]["steps"]
     except FileNotFoundError:
         return None
     body = next((step["body"] for step in steps if step["kind"] == "clone"), None)
@@ -150,25 +156,27 @@ def source_of(past: Past) -> Path | None:
     return path
 
 
-def _source_or_refuse(past: Past) -> Path:
-    source = source_of(past)
+def _source_or_refuse(stored: StoredRun) -> Path:
+    source = source_of(stored)
     if source is None:
-        raise UsageError(f"run `{past.record.id}` was not cloned from a repository here", hint="name one: --into PATH")
+        raise UsageError(
+            f"run `{stored.record.id}` was not cloned from a repository here", hint="name one: --into PATH"
+        )
     return source
 
 
-def _published(past: Past, settings: Settings, *, unverified: bool) -> tuple[SnapshotPublished, Path]:
+def _published(stored: StoredRun, settings: Settings, *, unverified: bool) -> tuple[SnapshotPublished, Path]:
     """What a run published, and the private repository that has it.
 
     Raises ``Unverified`` when the run did not succeed or verified nothing, unless that is meant by ``unverified``.
     """
-    record = past.record
+    record = stored.record
     if record.ended is None:
         lost = record.status is Status.LOST
         hint = "its runner has died: run `runner recover`" if lost else "wait for its end"
         raise RunUnfinished(f"run `{record.id}` has not ended", hint=hint)
     if record.violations or (record.saved_work is not None and record.saved_work.withheld):
-        raise _withheld(past)
+        raise _withheld(stored)
     repository = settings.home / "snapshots" / f"{record.id}.git"
     if record.snapshot is None:
         raise NothingPublished(f"run `{record.id}` published no snapshot", hint=f"runner runs show {record.id}")
@@ -190,8 +198,8 @@ def _doubt(record: RunRecord) -> str | None:
     return None if any(step.status is Status.SUCCEEDED for step in verify) else "verified nothing"
 
 
-def _own_commits(past: Past, snapshot: SnapshotPublished) -> str:
-    commits, run = past.record.commits, past.record.id
+def _own_commits(stored: StoredRun, snapshot: SnapshotPublished) -> str:
+    commits, run = stored.record.commits, stored.record.id
     if commits is None:
         raise NothingPublished(f"the agent of run `{run}` made no commits", hint=f"runner runs branch {run}")
     if commits.commit is None or commits.withheld:
@@ -204,13 +212,13 @@ def _own_commits(past: Past, snapshot: SnapshotPublished) -> str:
     return commits.commit
 
 
-def _withheld(past: Past) -> Withheld:
-    record = past.record
+def _withheld(stored: StoredRun) -> Withheld:
+    record = stored.record
     named = "; ".join(str(violation) for violation in record.violations[:5])
     more = len(record.violations) - 5
     saved_work = record.saved_work
     rest = (
-        f"the work without them: {past.directory / saved_work.patch}"
+        f"the work without them: {stored.directory / saved_work.patch}"
         if saved_work is not None and saved_work.patch
         else None
     )
@@ -220,19 +228,19 @@ def _withheld(past: Past) -> Withheld:
     )
 
 
-def _check_patch(past: Past, patch: Path) -> None:
-    assert past.record.saved_work is not None  # or there was no patch
+def _check_patch(stored: StoredRun, patch: Path) -> None:
+    assert stored.record.saved_work is not None  # or there was no patch
     with patch.open("rb") as file:
-        if file_digest(file, "sha256").hexdigest() != past.record.saved_work.patch_sha256:
+        if file_digest(file, "sha256").hexdigest() != stored.record.saved_work.patch_sha256:
             raise PatchChanged(f"`{patch}` is not the patch that the run wrote", hint="take the work as a branch")
 
 
 @contextmanager
-def _scratch(settings: Settings, past: Past) -> Iterator[Path]:
+def _scratch(settings: Settings, stored: StoredRun) -> Iterator[Path]:
     """A directory for copies, of nobody else; removed afterwards."""
     folder = settings.home / "tmp"
     folder.mkdir(exist_ok=True, mode=0o700)
-    scratch = Path(mkdtemp(prefix=f"{past.record.id}-apply-", dir=folder))
+    scratch = Path(mkdtemp(prefix=f"{stored.record.id}-apply-", dir=folder))
     try:
         yield scratch
     finally:

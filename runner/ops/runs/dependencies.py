@@ -20,7 +20,7 @@ from runner.ops.host.state import now_microseconds
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.refusals import outside_of
 from runner.ops.pool.handoff import warm
-from runner.ops.runs.secret_values import redactor_of
+from runner.ops.runs.secret_values import make_redactor
 from runner.ports.sink import Sink
 from runner.ports.store import Store
 from runner.runtime.context import Outside, Ports
@@ -43,7 +43,7 @@ def dependencies_of(
     async def room(workspace: str) -> None:
         check_limit(settings.max_workspaces, await store.workspaces(), workspace)
 
-    redact = redactor_of(settings) if redactor is None else redactor
+    redact = make_redactor(settings) if redactor is None else redactor
     return Ports(
         **vars(outside or outside_of(settings, redact=redact)),
         provider=lambda name: open_provider(name, settings),

@@ -27,9 +27,9 @@ from runner.lifecycle.pool import PREFIX
 from runner.ops.host.state import has_history, now_microseconds, open_state, state_file
 from runner.ops.planning.facts import provider_names
 from runner.ops.runs.dependencies import dependencies_of
-from runner.ops.runs.unknown import Unknown, unknown_to
-from runner.ops.workspaces.maintenance import Reaped, reap, unsteady
-from runner.ops.workspaces.workspace_lease import Premises
+from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
+from runner.ops.workspaces.maintenance import ReapedWorkspace, reap, unsteady
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.store import RunRow, Store
 from runner.runtime.context import Ports
 from runner.safefs import trees
@@ -38,7 +38,7 @@ _WORK = ("workspace", "snapshot")  # nobody makes these for a run before the sto
 _LONGEST = 10 * 365 * 86_400.0  # seconds
 
 
-class Verdict(StrEnum):
+class GcVerdict(StrEnum):
     STALE = "stale"
     OVER_LIMIT = "over the limit"
     YOUNG = "young"
@@ -48,17 +48,17 @@ class Verdict(StrEnum):
 
     @property
     def goes(self) -> bool:
-        return self in (Verdict.STALE, Verdict.OVER_LIMIT)
+        return self in (GcVerdict.STALE, GcVerdict.OVER_LIMIT)
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredItem:
     """Something of the runner's below ``RUNNER_HOME``; ``run`` is whose it is, if that can be told."""
 
     kind: str
     path: Path
     run: str | None
-    verdict: Verdict
+    verdict: GcVerdict
     age_seconds: float
     bytes: int = 0
     left: str | None = None  # why it could not be removed
@@ -72,11 +72,11 @@ class Collection:
     what the store does not know; then nothing is looked at.
     """
 
-    found: tuple[Kept, ...]
+    found: tuple[StoredItem, ...]
     dry_run: bool
-    reaped: tuple[Reaped, ...] = ()
+    reaped: tuple[ReapedWorkspace, ...] = ()
     clock: str | None = None
-    unknown: tuple[Unknown, ...] = ()
+    unknown: tuple[Unrecorded, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -90,15 +90,15 @@ class Collection:
 
     @property
     def clean(self) -> bool:
-        if self.unknown or any(kept.verdict is Verdict.UNKNOWN for kept in self.found):
+        if self.unknown or any(kept.verdict is GcVerdict.UNKNOWN for kept in self.found):
             return False
         return all(kept.left is None for kept in self.found) and all(r.left is None or r.in_use for r in self.reaped)
 
 
-def judge(age_seconds: float, retention: float) -> Verdict:
+def judge(age_seconds: float, retention: float) -> GcVerdict:
     if age_seconds < 0 or age_seconds > _LONGEST:
-        return Verdict.CLOCK
-    return Verdict.STALE if age_seconds > retention else Verdict.YOUNG
+        return GcVerdict.CLOCK
+    return GcVerdict.STALE if age_seconds > retention else GcVerdict.YOUNG
 
 
 async def collect(settings: Settings, *, dry_run: bool) -> Collection:
@@ -108,40 +108,40 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
     async with open_state(settings) as store:
         with unwrapping_groups():
             ports = dependencies_of(settings, store)
-            premises = Premises(settings, store, ports)
-            unknown = await unknown_to(store, ports.nonce, settings)
+            env = WorkspaceEnv(settings, store, ports)
+            unknown = await find_unrecorded(store, ports.nonce, settings)
             if behind := [one for one in unknown if one.directory is not None]:
                 return Collection((), dry_run, unknown=tuple(behind))
-            if why := await unsteady(premises, dry_run=dry_run):
+            if why := await unsteady(env, dry_run=dry_run):
                 return Collection((), dry_run, clock=why)
             own = {row.id for row in await store.workspaces() if row.run is None}
             owned = [h for name in provider_names() for h in await ports.provider(name).list_owned(ports.nonce)]
             handles = [handle for handle in owned if handle.id not in own and not handle.id.startswith(PREFIX)]
             found = _look(settings, await store.runs(), handles, now_microseconds() / 1e6)
-            said = (Verdict.CLOCK, Verdict.UNKNOWN)
+            said = (GcVerdict.CLOCK, GcVerdict.UNKNOWN)
             shown = [k for k in found if k.verdict.goes or k.verdict in said or k.kind == "temporary"]
             done = shown if dry_run else [await _collected(kept, settings, handles, ports, store) for kept in shown]
-            reaped = await reap(premises, dry_run=dry_run)
+            reaped = await reap(env, dry_run=dry_run)
     return Collection(tuple(done), dry_run, tuple(reaped))
 
 
-def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle], now: float) -> list[Kept]:
+def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle], now: float) -> list[StoredItem]:
     """Everything that a run or a mirror keeps, a run's own directory after what else it has."""
     home, known = settings.home, {row.id: row for row in rows}
     over = mirror.over_limit(home / "mirrors", settings.mirror_limit)
 
-    def kept(kind: str, path: Path, run: str | None, touched: float) -> Kept:
+    def kept(kind: str, path: Path, run: str | None, touched: float) -> StoredItem:
         row = known.get(run) if run is not None else None
         if row is not None and row.ended is not None:
             touched = row.ended / 1e6
         age = now - touched
         used = (row is not None and row.ended is None) or (run is not None and is_held(home / "runs" / run))
-        verdict = Verdict.IN_USE if used else judge(age, settings.run_retention)
+        verdict = GcVerdict.IN_USE if used else judge(age, settings.run_retention)
         if run is not None and row is None and kind in _WORK and verdict.goes:
-            verdict = Verdict.UNKNOWN
-        if verdict is Verdict.YOUNG and path in over:
-            verdict = Verdict.OVER_LIMIT
-        return Kept(kind, path, run, verdict, age, trees.bytes_on_disk(path) if verdict.goes else 0)
+            verdict = GcVerdict.UNKNOWN
+        if verdict is GcVerdict.YOUNG and path in over:
+            verdict = GcVerdict.OVER_LIMIT
+        return StoredItem(kind, path, run, verdict, age, trees.bytes_on_disk(path) if verdict.goes else 0)
 
     ours = [handle for handle in handles if not handle.adopted]
     found = [kept("workspace", h.tree, h.id.rpartition("-")[0], _touched(_signs(home, h))) for h in ours]
@@ -162,13 +162,15 @@ def _touched(paths: Iterable[Path]) -> float:
     return max((path.lstat().st_mtime for path in paths), default=0.0)
 
 
-async def _collected(kept: Kept, settings: Settings, handles: Sequence[Handle], ports: Ports, store: Store) -> Kept:
+async def _collected(
+    kept: StoredItem, settings: Settings, handles: Sequence[Handle], ports: Ports, store: Store
+) -> StoredItem:
     """Remove one stale thing while nobody can begin to use it."""
     if not kept.verdict.goes:
         return kept
     lock = _lock(kept, settings.home)
     if lock is None:
-        return Kept(kept.kind, kept.path, kept.run, Verdict.IN_USE, kept.age_seconds)
+        return StoredItem(kept.kind, kept.path, kept.run, GcVerdict.IN_USE, kept.age_seconds)
     try:
         if kept.kind == "workspace":
             (handle,) = [handle for handle in handles if handle.tree == kept.path]
@@ -183,11 +185,11 @@ async def _collected(kept: Kept, settings: Settings, handles: Sequence[Handle], 
         os.close(lock)
 
 
-def _failing(kept: Kept, left: str) -> Kept:
-    return Kept(kept.kind, kept.path, kept.run, kept.verdict, kept.age_seconds, 0, left)
+def _failing(kept: StoredItem, left: str) -> StoredItem:
+    return StoredItem(kept.kind, kept.path, kept.run, kept.verdict, kept.age_seconds, 0, left)
 
 
-def _lock(kept: Kept, home: Path) -> int | None:
+def _lock(kept: StoredItem, home: Path) -> int | None:
     """Hold what its users hold: a mirror by the file beside it, the rest by its run's directory."""
     if kept.kind != "mirror":
         directory = home / "runs" / str(kept.run)

@@ -19,7 +19,7 @@ from runner.store.sqlite import Reader
 
 
 @dataclass(frozen=True)
-class Past:
+class StoredRun:
     """A run's record and the directory with its files."""
 
     record: RunRecord
@@ -32,7 +32,7 @@ _DEADLINE = 124  # the exit code of such a run
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunFilter:
     """Which runs a listing shows: all, but for what is asked for.
 
     ``within`` is a directory that their manifests are in, and ``since`` microseconds since the epoch. A ``name`` may
@@ -55,7 +55,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Listed:
+class RunSummary:
     """A run as a listing shows it; ``reason`` and ``message`` say why it did not succeed.
 
     ``cost_usd`` is ``None`` without a model, and when a price is not known.
@@ -69,10 +69,10 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Listing:
+class RunList:
     """The runs that are shown, newest first; ``more`` are as wanted, but beyond the limit, ``elsewhere`` others'."""
 
-    runs: Sequence[Listed]
+    runs: Sequence[RunSummary]
     more: int
     elsewhere: int
 
@@ -85,27 +85,27 @@ def is_within(row: RunRow, directory: Path) -> bool:
     return row.manifests is not None and Path(row.manifests).is_relative_to(directory)
 
 
-async def listing_of(settings: Settings, wanted: Wanted) -> Listing:
+async def filter_runs(settings: Settings, wanted: RunFilter) -> RunList:
     """The runs that are wanted, newest first."""
     rows = await list_runs(settings)
     found = [row for row in rows if wanted.takes(row)]
     anywhere = [row for row in rows if replace(wanted, within=None).takes(row)]
     async with read_state(settings) as store:
         runs = [await _listed(row, store) for row in found[: wanted.limit]]
-    return Listing(runs, len(found) - len(runs), len(anywhere) - len(found))
+    return RunList(runs, len(found) - len(runs), len(anywhere) - len(found))
 
 
-async def _listed(row: RunRow, store: Reader) -> Listed:
+async def _listed(row: RunRow, store: Reader) -> RunSummary:
     """With what its events add up to; of a damaged journal only that."""
     try:
         record = replay(row.id, await store.events(row.id))
     except (KeyError, TypeError, AttributeError, StoreDamaged):
-        return Listed(row, state_of(row), message="its events are damaged: `runner store rebuild`")
+        return RunSummary(row, state_of(row), message="its events are damaged: `runner store rebuild`")
     outcome = record.outcome
     cost = used(record).cost_usd if record.models or record.claimed else None
     if outcome is None or outcome.status is Status.SUCCEEDED:
-        return Listed(row, state_of(row), cost_usd=cost)
-    return Listed(row, state_of(row), outcome.reason, outcome.message, cost)
+        return RunSummary(row, state_of(row), cost_usd=cost)
+    return RunSummary(row, state_of(row), outcome.reason, outcome.message, cost)
 
 
 async def list_runs(settings: Settings) -> list[RunRow]:
@@ -118,7 +118,7 @@ async def list_runs(settings: Settings) -> list[RunRow]:
         return [replace(r, status=Status.LOST) if r.id in suspects and r.ended is None else r for r in rows]
 
 
-async def find_run(settings: Settings, run: str) -> Past:
+async def find_run(settings: Settings, run: str) -> StoredRun:
     """The run that a unique prefix or ``last`` means, also when it is lost. Raises ``UnknownRun``."""
     async with read_state(settings) as store:
         row = await store.find(run)
@@ -130,24 +130,24 @@ async def find_run(settings: Settings, run: str) -> Past:
         raise StoreDamaged(f"the events of run `{row.id}` do not fit together", hint="run `runner recover`") from error
     if record.ended is None and not lives:
         record.status = Status.LOST
-    return Past(record, settings.home / "runs" / row.id)
+    return StoredRun(record, settings.home / "runs" / row.id)
 
 
-def logs_of(past: Past, step: str | None) -> list[Path]:
+def logs_of(stored: StoredRun, step: str | None) -> list[Path]:
     """The log files of a step, or of every step in plan order, that are not empty. Raises ``UnknownRun``."""
-    if step is not None and step not in past.record.steps:
-        raise UnknownRun(f"run `{past.record.id}` has no step `{step}`", hint=nearest(step, past.record.steps))
-    steps = [step] if step is not None else list(past.record.steps)
-    files = [past.directory / "logs" / f"{name}.{stream}" for name in steps for stream in ("stdout", "stderr")]
+    if step is not None and step not in stored.record.steps:
+        raise UnknownRun(f"run `{stored.record.id}` has no step `{step}`", hint=nearest(step, stored.record.steps))
+    steps = [step] if step is not None else list(stored.record.steps)
+    files = [stored.directory / "logs" / f"{name}.{stream}" for name in steps for stream in ("stdout", "stderr")]
     return [file for file in files if file.exists() and file.stat().st_size]
 
 
-def patch_of(past: Past) -> Path:
+def patch_of(stored: StoredRun) -> Path:
     """The patch with the run's work. Raises ``UnknownRun`` when it changed nothing."""
-    saved_work = past.record.saved_work
+    saved_work = stored.record.saved_work
     if saved_work is None or saved_work.patch is None:
-        raise UnknownRun(f"run `{past.record.id}` left no patch", hint=f"runner runs show {past.record.id}")
-    path = past.directory / saved_work.patch
+        raise UnknownRun(f"run `{stored.record.id}` left no patch", hint=f"runner runs show {stored.record.id}")
+    path = stored.directory / saved_work.patch
     if not path.is_file():
-        raise UnknownRun(f"the patch of run `{past.record.id}` is not there any more: `{path}`")
+        raise UnknownRun(f"the patch of run `{stored.record.id}` is not there any more: `{path}`")
     return path

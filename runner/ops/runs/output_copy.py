@@ -16,7 +16,7 @@ from runner.core.errors import BadPlanFile
 from runner.events.record import RunRecord
 from runner.ops.planning.files import read_file
 from runner.ops.planning.saved_plan import read_document, request_of
-from runner.report.triage import scene_of
+from runner.report.triage import header_of
 from runner.runtime.incident_files import keep_earlier
 from runner.safefs import trees
 from runner.spec.preload import FILES
@@ -26,7 +26,7 @@ RIGHTS = FILES["permissions"]
 MAX_LOG = 1 << 28  # bytes of a log that is copied
 
 
-def hand_out(directory: Path, record: RunRecord) -> list[str]:
+def copy_output(directory: Path, record: RunRecord) -> list[str]:
     """Copy what the run in ``directory`` has kept of its output, and its log; what stayed behind, with the reason.
 
     Nothing for a run of which nobody asked it. An earlier report or log that is there and differs gets another name,
@@ -34,7 +34,7 @@ def hand_out(directory: Path, record: RunRecord) -> list[str]:
     """
     try:
         plan = read_document(directory / "plan.json")
-        request, report = request_of(**plan["basis"]["request"]), scene_of(plan["runs"][0]).report
+        request, report = request_of(**plan["basis"]["request"]), header_of(plan["runs"][0]).report
     except (BadPlanFile, KeyError, TypeError, ValueError, AttributeError):  # gone, or of another version
         return []
     log = Path(record.log) if record.log is not None else None

@@ -10,13 +10,13 @@ from runner.core import plugins
 from runner.core.errors import UnknownRun
 from runner.core.model import Command, CommandStatus, Exit
 from runner.core.settings import Settings
-from runner.ops.runs.history import Past, find_run
+from runner.ops.runs.history import StoredRun, find_run
 from runner.ops.runs.watch import planned
 from runner.ports.agent import Ended, ModelAgent
-from runner.report.triage import scene_of
+from runner.report.triage import header_of
 from runner.safefs.beneath import read_beneath
 from runner.triage.baseline import cleaned
-from runner.triage.prompt import Attempt
+from runner.triage.prompt import PreviousAttempt
 
 _READ = 1 << 24  # bytes of a draft that are looked at
 _ENDS = {CommandStatus.DENIED: "refused", CommandStatus.CUT: "cut off"}
@@ -28,35 +28,35 @@ def last_words(agent: str, directory: Path) -> str:
     return found[0].words(found[1]) if found is not None else ""
 
 
-async def attempt_of(past: Past, settings: Settings) -> Attempt | None:
+async def load_previous_attempt(stored: StoredRun, settings: Settings) -> PreviousAttempt | None:
     """What the agent of a run has left; of one in which it left nothing, that of the run before, if there is one."""
-    attempt = _left_by(past)
-    if attempt is not None or past.record.resumes is None:
+    attempt = _left_by(stored)
+    if attempt is not None or stored.record.resumes is None:
         return attempt
     try:
-        before = await find_run(settings, past.record.resumes)
+        before = await find_run(settings, stored.record.resumes)
     except UnknownRun:
         return None
-    return await attempt_of(before, settings)
+    return await load_previous_attempt(before, settings)
 
 
-def _left_by(past: Past) -> Attempt | None:
-    record, directory = past.record, past.directory
-    scene = scene_of(planned(past))
-    found = _ended(scene.agent, directory)
+def _left_by(stored: StoredRun) -> PreviousAttempt | None:
+    record, directory = stored.record, stored.directory
+    header = header_of(planned(stored))
+    found = _ended(header.agent, directory)
     if found is None:
         return None
     agent, ended = found
     commands, words = agent.commands(ended), cleaned(agent.words(ended).encode(errors="replace"))
     try:
-        report = cleaned(read_beneath(directory / "output", scene.report, _READ)) if scene.report else ""
+        report = cleaned(read_beneath(directory / "output", header.report, _READ)) if header.report else ""
     except OSError:
         report = ""
     if not (report or commands or words):
         return None
     reason = record.outcome.reason if record.outcome is not None else None
     why = reason.value if reason is not None else record.status.value
-    return Attempt(record.id, why, scene.report, report, tuple(map(_told, commands)), words)
+    return PreviousAttempt(record.id, why, header.report, report, tuple(map(_told, commands)), words)
 
 
 def _ended(name: str, directory: Path) -> tuple[ModelAgent, Ended] | None:

@@ -28,10 +28,10 @@ from runner.ops.host.state import has_history, open_state, state_file
 from runner.ops.planning.facts import provider_names
 from runner.ops.pool.pool import clear_left
 from runner.ops.runs.dependencies import dependencies_of
-from runner.ops.runs.output_copy import hand_out
-from runner.ops.runs.unknown import Unknown, unknown_to
-from runner.ops.workspaces.maintenance import Finished, finish_all, sweep
-from runner.ops.workspaces.workspace_lease import Premises
+from runner.ops.runs.output_copy import copy_output
+from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
+from runner.ops.workspaces.maintenance import CompletedChange, complete_changes, sweep
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.store import RunRow, Store
 from runner.runtime.context import Places, Ports
 from runner.runtime.incident_files import is_latest
@@ -51,8 +51,8 @@ class Recovery:
     runs: tuple[Recovered, ...]
     strays: tuple[str, ...]
     dry_run: bool
-    workspaces: tuple[Finished, ...] = ()
-    unknown: tuple[Unknown, ...] = ()
+    workspaces: tuple[CompletedChange, ...] = ()
+    unknown: tuple[Unrecorded, ...] = ()
     damage: str | None = None
 
     @property
@@ -73,14 +73,14 @@ async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -
                 recovery = await recover_runs(settings, store, ports, provider_names(), run, dry_run=dry_run)
                 if run is not None:
                     return recovery
-                premises = Premises(settings, store, ports)
+                env = WorkspaceEnv(settings, store, ports)
                 unknown = {one.id for one in recovery.unknown}
-                workspaces = await finish_all(premises, unknown, dry_run=dry_run)
-                workspaces += await clear_left(premises, dry_run=dry_run)
-                strays = (*recovery.strays, *await sweep(premises, unknown, dry_run=dry_run))
+                workspaces = await complete_changes(env, unknown, dry_run=dry_run)
+                workspaces += await clear_left(env, dry_run=dry_run)
+                strays = (*recovery.strays, *await sweep(env, unknown, dry_run=dry_run))
                 return replace(recovery, workspaces=tuple(workspaces), strays=strays)
     except StoreDamaged as error:
-        unknown_now = await unknown_to(None, None, settings)
+        unknown_now = await find_unrecorded(None, None, settings)
         return Recovery((), (), dry_run, unknown=tuple(unknown_now), damage=error.message)
 
 
@@ -88,7 +88,7 @@ async def recover_runs(
     settings: Settings, store: Store, ports: Ports, providers: Sequence[str], run: str | None, *, dry_run: bool
 ) -> Recovery:
     """``recover_store`` with a store and ports that are there already."""
-    unknown = await unknown_to(store, ports.nonce, settings)
+    unknown = await find_unrecorded(store, ports.nonce, settings)
     behind = {one.id for one in unknown}
     if run is not None:
         require_known(run, unknown)
@@ -112,7 +112,7 @@ async def recover_runs(
     return Recovery(tuple(done), tuple(strays), dry_run, unknown=tuple(unknown) if run is None else ())
 
 
-def require_known(run: str, unknown: Sequence[Unknown]) -> None:
+def require_known(run: str, unknown: Sequence[Unrecorded]) -> None:
     """Raises ``StoreDamaged`` for a run that only its directory knows, or knows better."""
     for one in unknown:
         if run and one.kind == "run" and one.id.startswith(run):
@@ -173,7 +173,7 @@ async def _recover(
 def _hand_out(record: RunRecord, places: Places) -> list[str]:
     """As its triage would have done; but by now there may be what a later run has left."""
     latest = record.log is not None and is_latest(Path(record.log))
-    return hand_out(places.directory, record) if latest else []
+    return copy_output(places.directory, record) if latest else []
 
 
 def _saving(record: RunRecord, places: Places) -> Saving | str:

@@ -31,13 +31,13 @@ from runner.lifecycle.resume import SCAN, Decided, Earlier, decide
 from runner.manifest import STDIN
 from runner.ops.host.state import open_state
 from runner.ops.planning.facts import still
-from runner.ops.planning.make_plan import Planned, make_plan
-from runner.ops.planning.plan_inputs import ANEW, Basis, basis_of, keys_of, made_anew, read_basis
+from runner.ops.planning.make_plan import PlanResult, make_plan
+from runner.ops.planning.plan_inputs import ANEW, PlanInputs, keys_of, made_anew, plan_inputs_of, read_plan_inputs
 from runner.ops.planning.refusals import refuse
 from runner.ops.runs.dependencies import dependencies_of, event_writer
-from runner.ops.runs.history import Past, find_run
-from runner.ops.runs.previous_attempt import attempt_of
-from runner.ops.runs.secret_values import values_of
+from runner.ops.runs.history import StoredRun, find_run
+from runner.ops.runs.previous_attempt import load_previous_attempt
+from runner.ops.runs.secret_values import resolve_secrets
 from runner.ops.signals import stop_at_signals
 from runner.plan.keys import digests
 from runner.plan.model import Json, RunPlan, Step, plain
@@ -51,12 +51,12 @@ from runner.steps.agent.plan import Body
 
 
 @dataclass(frozen=True)
-class Resuming:
+class ResumePlan:
     """What resuming a run means: each step that works, with why; ``notes`` change nothing."""
 
     run: str
     plan: RunPlan
-    planned: Planned
+    planned: PlanResult
     steps: tuple[Decided, ...]
     keys: Mapping[str, str]
     notes: tuple[str, ...]
@@ -78,7 +78,7 @@ class Resuming:
 
 
 async def resume(
-    resuming: Resuming, settings: Settings, sinks: Sequence[Sink], *, redactor: Redactor | None = None
+    resuming: ResumePlan, settings: Settings, sinks: Sequence[Sink], *, redactor: Redactor | None = None
 ) -> RunRecord:
     """Continue a run and return the record of the new one. Signals stop it as they stop ``apply``.
 
@@ -91,7 +91,7 @@ async def resume(
 
 
 async def resume_run(
-    resuming: Resuming, settings: Settings, store: Store, ports: Ports, sinks: Sequence[Sink]
+    resuming: ResumePlan, settings: Settings, store: Store, ports: Ports, sinks: Sequence[Sink]
 ) -> RunRecord:
     """``resume`` with a store and ports that are there already."""
     async with _holding(resuming.resumption.kept):
@@ -100,9 +100,9 @@ async def resume_run(
         control = Control(plan.stop_budget_seconds)
         places = Places(settings.home, run_id(secrets.token_bytes(8)))
         reused = resuming.resumption.reused
-        values = await values_of(resuming.planned.secrets, [plan], settings, ports.redact, done=reused)
+        values = await resolve_secrets(resuming.planned.secrets, [plan], settings, ports.redact, done=reused)
         files = RunFiles(places.directory, ports.redact.text)
-        files.write_plan(plan, digest, basis_of(resuming.planned, plan, resuming.outputs))
+        files.write_plan(plan, digest, plan_inputs_of(resuming.planned, plan, resuming.outputs))
         async with trio.open_nursery() as signals:
             await signals.start(stop_at_signals, [control])
             try:
@@ -142,7 +142,9 @@ async def _holding(kept: Kept | None) -> AsyncIterator[None]:
         os.close(held)
 
 
-async def consider(past: Past, path: Path | None, settings: Settings, *, seconds: float | None = None) -> Resuming:
+async def plan_resume(
+    stored: StoredRun, path: Path | None, settings: Settings, *, seconds: float | None = None
+) -> ResumePlan:
     """What resuming a run that did not succeed means; starts nothing.
 
     ``path`` is where its manifests are now, if not where they were. ``seconds`` are what the new run and its agent
@@ -151,25 +153,25 @@ async def consider(past: Past, path: Path | None, settings: Settings, *, seconds
     Raises ``NotResumable``, ``RunUnfinished``, ``WorkMissing``, ``StalePlan`` for a provider that has become weaker,
     and what planning raises.
     """
-    _check_ended(past.record)
-    basis = read_basis(past.directory, past.record)
+    _check_ended(stored.record)
+    basis = read_plan_inputs(stored.directory, stored.record)
     if path is None and basis.manifests.name == STDIN.name:
-        message = f"the manifests of run `{past.record.id}` were standard input, which is gone"
+        message = f"the manifests of run `{stored.record.id}` were standard input, which is gone"
         raise NotResumable(message, hint="put them into a file: runner resume RUN FILE")
-    source = await _source(past, settings)
-    before = basis if source is past else read_basis(source.directory, source.record)
+    source = await _source(stored, settings)
+    before = basis if source is stored else read_plan_inputs(source.directory, source.record)
     earlier = Earlier(source.record.id, before.keys, source.record.steps, _lacking(source.record))
     if seconds is not None:
         basis = replace(basis, request=replace(basis.request, seconds=seconds))
-    resuming = await _choose(_Continued(past.record, basis, earlier, before), path or basis.manifests, settings)
-    resuming = await _within_cost(past.record, resuming, settings)
+    resuming = await _choose(_Continued(stored.record, basis, earlier, before), path or basis.manifests, settings)
+    resuming = await _within_cost(stored.record, resuming, settings)
     if not resuming.resumption.reused:
-        return await _told(past, resuming, settings)
+        return await _told(stored, resuming, settings)
     kept = await _kept(source, resuming, settings)
     return replace(resuming, resumption=replace(resuming.resumption, kept=kept))
 
 
-async def _within_cost(record: RunRecord, resuming: Resuming, settings: Settings) -> Resuming:
+async def _within_cost(record: RunRecord, resuming: ResumePlan, settings: Settings) -> ResumePlan:
     """With no more for the agent than the runs that are continued have left of what each may cost."""
     ceiling, agents = resuming.planned.request.run_cost, [s for s in resuming.plan.steps if isinstance(s.body, Body)]
     if ceiling is None or all(step.id in resuming.resumption.reused for step in agents):
@@ -199,10 +201,10 @@ def _short(record: RunRecord, plan: RunPlan) -> Iterator[str]:
         yield f"it has {has}, and the {had} of run {record.id} were not enough: give it more with --timeout"
 
 
-async def _told(past: Past, resuming: Resuming, settings: Settings) -> Resuming:
+async def _told(stored: StoredRun, resuming: ResumePlan, settings: Settings) -> ResumePlan:
     """With a note of a time that was not enough. An agent that investigates again hears of what was found before."""
-    resuming = replace(resuming, notes=(*resuming.notes, *_short(past.record, resuming.plan)))
-    if "incident" not in resuming.plan.values or (attempt := await attempt_of(past, settings)) is None:
+    resuming = replace(resuming, notes=(*resuming.notes, *_short(stored.record, resuming.plan)))
+    if "incident" not in resuming.plan.values or (attempt := await load_previous_attempt(stored, settings)) is None:
         return resuming
     draft = "its draft, " if attempt.draft else ""
     ran = f"{len(attempt.commands)} command{'s' * (len(attempt.commands) != 1)}"
@@ -224,11 +226,11 @@ def _check_ended(record: RunRecord) -> None:
         raise NotResumable(f"run `{record.id}` never started: {because}", hint=ANEW)
 
 
-async def _source(past: Past, settings: Settings) -> Past:
+async def _source(stored: StoredRun, settings: Settings) -> StoredRun:
     """The run whose work is gone on with: the newest that did some, or that took all of it over."""
-    while past.record.resumes is not None and not _has_work(past.record):
-        past = await find_run(settings, past.record.resumes)
-    return past
+    while stored.record.resumes is not None and not _has_work(stored.record):
+        stored = await find_run(settings, stored.record.resumes)
+    return stored
 
 
 def _has_work(record: RunRecord) -> bool:
@@ -256,12 +258,12 @@ class _Continued:
     """The run that is continued, and ``earlier`` with its basis ``before``, whose work is gone on with."""
 
     record: RunRecord
-    basis: Basis
+    basis: PlanInputs
     earlier: Earlier
-    before: Basis
+    before: PlanInputs
 
 
-async def _choose(run: _Continued, path: Path, settings: Settings) -> Resuming:
+async def _choose(run: _Continued, path: Path, settings: Settings) -> ResumePlan:
     """Plan what the manifests say now; but on the base that the work has, if the work can be gone on with there."""
     request = replace(run.basis.request, only=run.basis.group, offline=False)
     planned = await make_plan(path, settings, request)
@@ -278,7 +280,7 @@ async def _choose(run: _Continued, path: Path, settings: Settings) -> Resuming:
     return replace(on_base, notes=(note,))
 
 
-def _decided(run: _Continued, planned: Planned) -> Resuming:
+def _decided(run: _Continued, planned: PlanResult) -> ResumePlan:
     plan = _member(run.record.name, planned)
     _check_needs(plan, run.basis)
     for name, probe in run.before.probes.items():
@@ -289,23 +291,23 @@ def _decided(run: _Continued, planned: Planned) -> Resuming:
     steps = decide(plan, keys, {step.id for step in works if made_anew(step)}, run.earlier)
     ids = digests(works, keys)
     reused = {step.step: (step.run, ids[step.step]) for step in steps if step.run is not None}
-    return Resuming(run.record.id, plan, planned, steps, ids, (), outputs, Resumption(run.record.id, reused))
+    return ResumePlan(run.record.id, plan, planned, steps, ids, (), outputs, Resumption(run.record.id, reused))
 
 
-def _member(name: str, planned: Planned) -> RunPlan:
+def _member(name: str, planned: PlanResult) -> RunPlan:
     runs = {plan.name: plan for plan in planned.plan.runs}
     if name not in runs:
         raise NotResumable(f"`{planned.path}` has no run `{name}` any more", hint=nearest(name, runs))
     return runs[name]
 
 
-def _check_needs(plan: RunPlan, basis: Basis) -> None:
+def _check_needs(plan: RunPlan, basis: PlanInputs) -> None:
     if new := [need for need in plan.needs if need not in basis.needs]:
         message = f"run `{plan.name}` needs `{new[0]}` by now, whose outputs it has not"
         raise NotResumable(message, hint="`runner apply` starts both anew")
 
 
-async def _kept(source: Past, resuming: Resuming, settings: Settings) -> Kept:
+async def _kept(source: StoredRun, resuming: ResumePlan, settings: Settings) -> Kept:
     """What is gone on with, once it is known to be there. Raises ``WorkMissing``."""
     record = source.record
     assert record.saved_work is not None  # or nothing would be reused

@@ -25,7 +25,7 @@ MOST = 64 << 10  # bytes of a value
 SECONDS = 60.0  # for a command, which may ask a person
 
 
-def redactor_of(settings: Settings) -> Redactor:
+def make_redactor(settings: Settings) -> Redactor:
     """A redactor that knows what secrets the runner itself uses; a value that cannot be hidden is no secret."""
     redactor = Redactor()
     known = [(key.variable, key.text) for key in settings.model_keys.values()]
@@ -39,7 +39,7 @@ def redactor_of(settings: Settings) -> Redactor:
     return redactor
 
 
-async def values_of(
+async def resolve_secrets(
     specs: Mapping[str, Sequence[SecretSpec]],
     plans: Iterable[RunPlan],
     settings: Settings,
@@ -73,7 +73,7 @@ async def values_of(
     return values
 
 
-def look_for(
+def check_secrets(
     specs: Mapping[str, Sequence[SecretSpec]], plans: Iterable[RunPlan], settings: Settings, *, done: Collection[str]
 ) -> None:
     """Raises ``Rejected`` with every secret that is known to be missing; no command is started to find out."""

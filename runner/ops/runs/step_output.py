@@ -29,7 +29,7 @@ _AT_ONCE = 200  # lines of what came since the last look
 _PIECE = 12  # lines of one thing that an agent says or runs
 
 
-class Log:
+class LogReader:
     """The lines of a file that is being written, as they come to be whole. It may not be there yet."""
 
     def __init__(self, path: Path, longest: int = _CHUNK) -> None:
@@ -78,7 +78,7 @@ class Log:
         return self._file
 
 
-class Spoken:
+class AgentWords:
     """The lines of one stream of an agent's CLI, in words."""
 
     def __init__(self, say: Say) -> None:
@@ -99,13 +99,15 @@ class Spoken:
         self._piece = ""
 
 
-class Printed:
+class StepOutput:
     """What one step prints to both of its streams. ``say`` makes text of a line of an agent's CLI; without one, lines
     are shown as they are, of too many at once the last, unless ``whole``."""
 
     def __init__(self, directory: Path, step: str, say: Say | None, *, whole: bool = False) -> None:
         paths = (directory / "logs" / f"{step}.{stream}" for stream in STREAMS)
-        self._logs = [(Log(path), None) if say is None else (Log(path, _LONGEST), Spoken(say)) for path in paths]
+        self._logs = [
+            (LogReader(path), None) if say is None else (LogReader(path, _LONGEST), AgentWords(say)) for path in paths
+        ]
         self._whole = whole
 
     def lines(self) -> Iterator[str]:
@@ -124,7 +126,7 @@ class Printed:
         for log, _ in self._logs:
             log.close()
 
-    def _shown(self, log: Log, raws: Iterable[bytes], spoken: Spoken | None) -> Iterator[str]:
+    def _shown(self, log: LogReader, raws: Iterable[bytes], spoken: AgentWords | None) -> Iterator[str]:
         if spoken is not None:
             yield from (line for raw in raws for line in spoken.hear(raw))
         elif self._whole:
@@ -133,7 +135,7 @@ class Printed:
             yield from _last(log, raws)
 
 
-def _last(log: Log, raws: Iterable[bytes]) -> Iterator[str]:
+def _last(log: LogReader, raws: Iterable[bytes]) -> Iterator[str]:
     """What is not too much at once, and how much more there was."""
     if skipped := log.skip():
         yield f"[{size(skipped)} bytes are not shown]"
@@ -152,7 +154,7 @@ def plain(line: bytes) -> str:
     return cleaned(line.rstrip(b"\r").rpartition(b"\r")[2][:_SHOWN]).expandtabs()
 
 
-def say_of(agent: str) -> Say | None:
+def translator_of(agent: str) -> Say | None:
     """What makes text of a line of an agent's output; ``None`` of one that says what it prints, or nobody knows."""
     import runner.agents
     from runner.core import plugins
@@ -166,7 +168,7 @@ def say_of(agent: str) -> Say | None:
 
 def words_of(file: Path, say: Say) -> Iterator[str]:
     """All that an agent's CLI has written to a file, in words."""
-    log, spoken = Log(file, _LONGEST), Spoken(say)
+    log, spoken = LogReader(file, _LONGEST), AgentWords(say)
     try:
         for raw in log.end():
             yield from spoken.hear(raw)
@@ -178,7 +180,7 @@ def words_of(file: Path, say: Say) -> Iterator[str]:
 def tail_of(record: RunRecord, directory: Path, step: str, say: Say | None) -> tuple[str, ...]:
     """The last lines that the command printed which failed a step, or else the step. Both streams have their share."""
     if say is not None:
-        return tuple(deque(Printed(directory, step, say).end(), maxlen=TAIL))
+        return tuple(deque(StepOutput(directory, step, say).end(), maxlen=TAIL))
     out, err = ([plain(line) for line in end.splitlines()] for end in ends(record, directory, step))
     share = min(len(err), max(TAIL // 2, TAIL - len(out)))
     return (*out[-(TAIL - share) :], *err[len(err) - share :])

@@ -14,28 +14,28 @@ from runner.events.record import RunRecord
 from runner.ops.host.state import now_microseconds, read_state
 from runner.ops.planning.saved_plan import read_document
 from runner.ops.runs.attach import follow
-from runner.ops.runs.history import Past
+from runner.ops.runs.history import StoredRun
 from runner.ports.sink import Sink
 
 _LATE = 60.0  # seconds for the end of a run to be written, beyond its deadline and stop budget
 
 
-async def watch(past: Past, settings: Settings, sinks: Sequence[Sink]) -> RunRecord:
+async def watch(stored: StoredRun, settings: Settings, sinks: Sequence[Sink]) -> RunRecord:
     """Hand a run's events to the sinks, those that were and those that come, and return its record at its end.
 
     Cancelling only ends the looking. Raises ``RunUnfinished`` when it has lost its runner.
     """
-    run = past.record.id
-    stop_budget = float(planned(past).get("stop_budget_seconds", 0.0)) + _LATE
-    held = partial(is_held, past.directory)
+    run = stored.record.id
+    stop_budget = float(planned(stored).get("stop_budget_seconds", 0.0)) + _LATE
+    held = partial(is_held, stored.directory)
     async with read_state(settings) as store:
         return await follow(run, store, sinks, Control(stop_budget), now=now_microseconds, is_held=held)
 
 
-def planned(past: Past) -> dict[str, Any]:
+def planned(stored: StoredRun) -> dict[str, Any]:
     """The plan of a run as its ``plan.json`` has it; empty when that is gone."""
     try:
-        (run,) = read_document(past.directory / "plan.json")["runs"]
+        (run,) = read_document(stored.directory / "plan.json")["runs"]
     except BadPlanFile:
         return {}
     return dict(run)

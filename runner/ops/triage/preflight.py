@@ -44,7 +44,7 @@ _HEADERS = {Api.ANTHROPIC: [(b"anthropic-version", b"2023-06-01")]}
 
 
 @dataclass(frozen=True)
-class Checked:
+class PreflightCheck:
     """One thing that a triage needs. ``good`` is ``None`` for what it can do without, and does not have."""
 
     what: str
@@ -53,25 +53,25 @@ class Checked:
     hint: str | None = None
 
 
-Check = Callable[[], Awaitable[list[Checked]]]
+_Check = Callable[[], Awaitable[list[PreflightCheck]]]
 
 
-async def preflight(triage: Triage, settings: Settings) -> list[Checked]:
+async def preflight(triage: Triage, settings: Settings) -> list[PreflightCheck]:
     """Everything that a triage needs, in a fixed order, within ``PATIENCE``."""
-    checks: dict[str, Check] = {
+    checks: dict[str, _Check] = {
         "incident": partial(_incident, triage),
         "key": partial(_key, triage, settings),
         "place": partial(_place, triage, settings),
         "cluster": partial(_cluster, triage, settings),
         "plan": partial(_plan, triage, settings),
     }
-    found = {name: [Checked(name, False, f"no answer in {PATIENCE:g}s")] for name in checks}
+    found = {name: [PreflightCheck(name, False, f"no answer in {PATIENCE:g}s")] for name in checks}
 
     async def one(name: str) -> None:
         try:
             found[name] = await checks[name]()
         except RunnerError as error:
-            found[name] = [Checked(name, False, error.message, error.hint)]
+            found[name] = [PreflightCheck(name, False, error.message, error.hint)]
 
     with trio.move_on_after(PATIENCE):
         async with stoppable(), trio.open_nursery() as nursery:
@@ -82,7 +82,7 @@ async def preflight(triage: Triage, settings: Settings) -> list[Checked]:
     return [checked for name in checks for checked in found[name]]
 
 
-async def _plan(triage: Triage, settings: Settings) -> list[Checked]:
+async def _plan(triage: Triage, settings: Settings) -> list[PreflightCheck]:
     """What a run would refuse, or say before it starts; nothing when it would begin. An incident that is not there yet
     is left out, and so is what the other checks look at themselves."""
     with TemporaryDirectory() as folder:
@@ -96,24 +96,26 @@ async def _plan(triage: Triage, settings: Settings) -> list[Checked]:
             findings = (*planned.warnings, *missing)
         except Rejected as error:
             findings = tuple(one for one in error.findings if not isinstance(one, (ImageMissing, ProviderUnavailable)))
-    return [Checked("plan", None if one.severity == "warning" else False, one.message, one.hint) for one in findings]
+    return [
+        PreflightCheck("plan", None if one.severity == "warning" else False, one.message, one.hint) for one in findings
+    ]
 
 
-async def _incident(triage: Triage) -> list[Checked]:
+async def _incident(triage: Triage) -> list[PreflightCheck]:
     await trio.lowlevel.checkpoint()
     if triage.directory == NOWHERE:
         return []
     if not triage.directory.exists() and triage.about is None:
         hint = "--namespace NAMESPACE --resource KIND/NAME, or --alert FILE, and a run writes it"
-        return [Checked("incident", None, f"{triage.directory} is not there yet", hint)]
+        return [PreflightCheck("incident", None, f"{triage.directory} is not there yet", hint)]
     if not triage.directory.exists():
-        return [Checked("incident", True, f"{triage.directory} would be written")]
+        return [PreflightCheck("incident", True, f"{triage.directory} would be written")]
     known = (triage.directory / "incident.json").exists()
     lacks = "" if known else " has no incident.json"
-    return [Checked("incident", True if known else None, f"{triage.directory}{lacks}")]
+    return [PreflightCheck("incident", True if known else None, f"{triage.directory}{lacks}")]
 
 
-async def _key(triage: Triage, settings: Settings) -> list[Checked]:
+async def _key(triage: Triage, settings: Settings) -> list[PreflightCheck]:
     """A list of models costs nothing, and only a key that is accepted gets one."""
     from runner.network.upstream import UpstreamFailed, check_reach, open_remote
 
@@ -135,17 +137,21 @@ async def _key(triage: Triage, settings: Settings) -> list[Checked]:
                     break
     except UpstreamFailed as error:
         hint = f"look at `RUNNER_{agent.api.value.upper()}_URL`, `HTTPS_PROXY` and `SSL_CERT_FILE`"
-        return [Checked("key", False, f"{urlsplit(base).hostname} cannot be reached: {error}", hint)]
+        return [PreflightCheck("key", False, f"{urlsplit(base).hostname} cannot be reached: {error}", hint)]
     took = trio.current_time() - start
     if status in (401, 403):
-        return [Checked("key", False, f"{key.variable} is refused by {urlsplit(base).hostname} ({status})")]
+        return [PreflightCheck("key", False, f"{key.variable} is refused by {urlsplit(base).hostname} ({status})")]
     if status >= 400:
-        return [Checked("key", None, f"{urlsplit(base).hostname} answers {status}: nobody knows about {key.variable}")]
-    accepted = Checked("key", True, f"{key.variable} is accepted by {urlsplit(base).hostname} in {took:.1f}s")
+        return [
+            PreflightCheck(
+                "key", None, f"{urlsplit(base).hostname} answers {status}: nobody knows about {key.variable}"
+            )
+        ]
+    accepted = PreflightCheck("key", True, f"{key.variable} is accepted by {urlsplit(base).hostname} in {took:.1f}s")
     return [accepted, *_model(triage, body, str(urlsplit(base).hostname))]
 
 
-def _model(triage: Triage, body: bytes, host: str) -> list[Checked]:
+def _model(triage: Triage, body: bytes, host: str) -> list[PreflightCheck]:
     """What a list of models says of the one that is asked for; nothing when it is none, or not all of it."""
     from runner.gateway.api import admits, inner, json_of, objects
 
@@ -158,43 +164,47 @@ def _model(triage: Triage, body: bytes, host: str) -> list[Checked]:
     if not names:
         return []
     if any(admits(model, name) for name in names):
-        return [Checked("model", True, f"{model} is offered by {host}")]
-    return [Checked("model", False, f"`{model}` is none of the {len(names)} models of {host}", nearest(model, names))]
+        return [PreflightCheck("model", True, f"{model} is offered by {host}")]
+    return [
+        PreflightCheck("model", False, f"`{model}` is none of the {len(names)} models of {host}", nearest(model, names))
+    ]
 
 
-async def _place(triage: Triage, settings: Settings) -> list[Checked]:
+async def _place(triage: Triage, settings: Settings) -> list[PreflightCheck]:
     name = triage.providers[0]
     provider = open_provider(name, settings)
     probe = await provider.probe()
     if not probe.available:
-        return [Checked("provider", False, f"{name}: {probe.reason}", probe.hint)]
-    found = [Checked("provider", True, f"{name}, isolation {probe.isolation.word}")]
+        return [PreflightCheck("provider", False, f"{name}: {probe.reason}", probe.hint)]
+    found = [PreflightCheck("provider", True, f"{name}, isolation {probe.isolation.word}")]
     if triage.image is not None and isinstance(provider, Images):
         try:
             image = await provider.image(triage.image)
         except ImageMissing as error:
             hint = "runner image build" if triage.image.partition(":")[0] == IMAGE else f"docker pull {triage.image}"
-            return [*found, Checked("image", False, error.message, hint)]
-        return [*found, Checked("image", True, f"{triage.image} {image[:19]}")]
+            return [*found, PreflightCheck("image", False, error.message, hint)]
+        return [*found, PreflightCheck("image", True, f"{triage.image} {image[:19]}")]
     return [*found, _program(triage)]
 
 
-def _program(triage: Triage) -> Checked:
+def _program(triage: Triage) -> PreflightCheck:
     where = program_of(triage)
     if where is None:
-        return Checked("agent", False, f"`{triage.agent}` is not on this host", install_hint(triage.agent))
+        return PreflightCheck("agent", False, f"`{triage.agent}` is not on this host", install_hint(triage.agent))
     package = plugins.load(runner.agents, triage.agent).agent.package
     version, pin = version_of(where, package), pin_of(package)
     if version not in ("", pin):
-        return Checked("agent", None, f"{where} {version}", f"install the tested one: npm install {package}@{pin}")
-    return Checked("agent", True, f"{where} {version}".rstrip())
+        return PreflightCheck(
+            "agent", None, f"{where} {version}", f"install the tested one: npm install {package}@{pin}"
+        )
+    return PreflightCheck("agent", True, f"{where} {version}".rstrip())
 
 
-async def _cluster(triage: Triage, settings: Settings) -> list[Checked]:
+async def _cluster(triage: Triage, settings: Settings) -> list[PreflightCheck]:
     """Reach and rights, through the same way that commands will go."""
     if triage.kubeconfig is None:
         hint = "--kubeconfig FILE, KUBECONFIG, or ~/.kube/config"
-        return [Checked("cluster", None, "none: the files of the incident are all there is", hint)]
+        return [PreflightCheck("cluster", None, "none: the files of the incident are all there is", hint)]
     from runner.cluster.kubeconfig import read_target
 
     foreign = foreign_places(settings.home, triage.directory, settings)
@@ -206,10 +216,10 @@ async def _cluster(triage: Triage, settings: Settings) -> list[Checked]:
     where = f"{target.context} {target.server}"
     async with clusters.open(grant, lambda request: None) as session:
         rights = await session.rights()
-    return [Checked("cluster", True, f"{where} answers; read only"), rights_told(rights)]
+    return [PreflightCheck("cluster", True, f"{where} answers; read only"), rights_told(rights)]
 
 
-def rights_told(rights: Rights) -> Checked:
+def rights_told(rights: Rights) -> PreflightCheck:
     """Good with all that is asked about, and no good where the least is known to lack."""
     names = ("pods", "logs", "events", "deployments", "services", "configmaps", "nodes")
     has = [name for name in names if getattr(rights, name)]
@@ -217,4 +227,4 @@ def rights_told(rights: Rights) -> Checked:
     text = f"{' '.join(has) or ('none' if lacks else 'not known')} in {rights.namespace}"
     good = True if len(has) == len(names) else None
     told = (text, *(f"no {name}" for name in lacks), *rights.warnings)
-    return Checked("rights", False if {*lacks} & {*MINIMUM} else good, "; ".join(told))
+    return PreflightCheck("rights", False if {*lacks} & {*MINIMUM} else good, "; ".join(told))

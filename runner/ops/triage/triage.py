@@ -42,11 +42,11 @@ from runner.core.settings import Settings, parse_duration, parse_size
 from runner.manifest.emit import Value, emit
 from runner.ops.planning.agent_programs import ON_THIS_HOST, docker_answers, find_agent, install_hint, is_open
 from runner.ops.planning.files import read_file
-from runner.ops.planning.make_plan import Planned, Request, make_plan
+from runner.ops.planning.make_plan import PlanResult, Request, make_plan
 from runner.ports.agent import ModelAgent
 from runner.ports.provider import PATH, program_directory
 from runner.spec.template import is_template
-from runner.triage.alert import SERVICES, Made, incident_of, incident_of_words, misnamed, same_incident
+from runner.triage.alert import SERVICES, IncidentMetadata, incident_of, incident_of_words, misnamed, same_incident
 from runner.triage.reader_account import reader_manifest
 from runner.triage.sections import HEADINGS, SECTIONS
 from runner.triage.strict_json import read_object, written
@@ -189,7 +189,7 @@ def triage_of(given: Mapping[str, Any], settings: Settings, read: Callable[[], b
         if option not in asked and named is not None:
             asked[option], said[option] = env[named], named
     nowhere = bool(asked.get("check")) and "workspace" not in asked  # the rest can be checked without an incident
-    made = Made(
+    made = IncidentMetadata(
         env.get("INCIDENT_ID") or str(uuid.uuid4()),
         datetime.fromtimestamp(now / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         asked.get("context", ""),
@@ -385,7 +385,7 @@ def _take_away(folders: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-async def plan_triage(triage: Triage, manifest: Path, settings: Settings) -> Planned:
+async def plan_triage(triage: Triage, manifest: Path, settings: Settings) -> PlanResult:
     """The plan of a generated manifest. What is wrong is said of the option that filled a field, and what is missing of
     the usual place to work in says how to get it.
 
@@ -591,7 +591,7 @@ def _agree(triage: Triage, there: Mapping[str, Any]) -> bool:
     return same_incident({**there, **told}, there)
 
 
-def _about(asked: Mapping[str, Any], made: Made, read: Callable[[], bytes]) -> Mapping[str, Any] | None:
+def _about(asked: Mapping[str, Any], made: IncidentMetadata, read: Callable[[], bytes]) -> Mapping[str, Any] | None:
     alert, resource = asked.get("alert"), asked.get("resource")
     if alert is not None and resource is not None:
         raise UsageError("`--alert` and `--resource` both describe the incident", hint="leave out one of them")
@@ -612,7 +612,7 @@ def _check_names(option: str, incident: Mapping[str, Any]) -> None:
         raise UsageError(f"{option}: {wrong}", hint="small letters, digits and, between them, `-`; dots in names too")
 
 
-def _alert(name: str, made: Made, read: Callable[[], bytes]) -> Mapping[str, Any]:
+def _alert(name: str, made: IncidentMetadata, read: Callable[[], bytes]) -> Mapping[str, Any]:
     raw = _read_text(name, read, "--alert")
     try:
         document = read_object(raw.encode(), "it")

@@ -15,14 +15,14 @@ from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.manifest.load import defaults
 from runner.ops.planning.facts import provider_names
-from runner.ops.workspaces.workspace_lease import Premises
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.provider import Images, Probe, Provider
 from runner.ports.store import WorkspaceRow
 from runner.steps.provision.run import enforceable
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenProvider:
     """A provider, what it can do here, and the id of the image that it is to use, if it has any."""
 
     provider: Provider
@@ -39,22 +39,22 @@ def limits_of(settings: Settings, probe: Probe) -> tuple[Limits, Limits | None]:
     return kept, Limits(*rest) if any(rest) else None
 
 
-async def choose_provider(premises: Premises, name: str | None, image: str | None, *, adopting: bool) -> Chosen:
+async def choose_provider(env: WorkspaceEnv, name: str | None, image: str | None, *, adopting: bool) -> ChosenProvider:
     """The provider ``name``, or the first of the chain that can do it. Raises ``ProviderUnavailable``, and
     ``ImageMissing`` when the one that could do it has no such image."""
     if image is not None and not is_image(image):
         raise UsageError(f"`{sanitize(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
-    names = [name] if name else premises.settings.providers or _shipped("providers")
+    names = [name] if name else env.settings.providers or _shipped("providers")
     refused, hints = [], []
     for each in names:
         if each not in provider_names():
             raise UnknownPlugin(f"`{sanitize(each)}` is not a provider", hint=nearest(each, provider_names()))
-        provider = premises.ports.provider(each)
+        provider = env.ports.provider(each)
         probe = await provider.probe()
         why = _unfit(probe, image, adopting=adopting)
         if why is None:
             id = await provider.image(image) if image is not None and isinstance(provider, Images) else None
-            return Chosen(provider, probe, id)
+            return ChosenProvider(provider, probe, id)
         refused.append(f"`{each}`: {why}")
         hints += [probe.hint] if probe.hint else []
     hint = hints[0] if hints else "--provider names another; see `runner doctor`"

@@ -15,7 +15,7 @@ from runner.core.model import Exit
 from runner.events.events import OomKilled
 from runner.ops.signals import FATAL
 from runner.ops.workspaces.leases import COMMAND
-from runner.ops.workspaces.workspace_lease import Premises, occupy, require_tree
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv, hold, require_tree
 from runner.ops.workspaces.workspaces import own_workspace, require_ready, use_of, validate
 from runner.policy.protected import unite
 from runner.ports.provider import Process, Reader, SandboxSpec, Workspace, Writer
@@ -28,7 +28,7 @@ _CHUNK = 1 << 20  # bytes
 _DRAIN = 2.0  # seconds for what is left in the pipes after the command has ended, if a descendant holds them
 
 
-async def execute(premises: Premises, text: str, argv: Sequence[str], streams: tuple[int, int, int]) -> int:
+async def execute(env: WorkspaceEnv, text: str, argv: Sequence[str], streams: tuple[int, int, int]) -> int:
     """Run a command in a workspace and return the exit code that says how it ended.
 
     The descriptors ``streams`` are its standard input, output and error; nothing of them is kept. The first signal that
@@ -36,33 +36,33 @@ async def execute(premises: Premises, text: str, argv: Sequence[str], streams: t
     ends nothing. Raises ``WorkspaceState`` unless the workspace is ready, ``ForbiddenFiles`` before anything is
     started, ``LeaseHeld``, and ``LeaseLost`` when the command was ended because somebody else may have the workspace.
     """
-    row = await own_workspace(premises.store, text)
+    row = await own_workspace(env.store, text)
     require_ready(row)
     require_tree(row)
-    _, handle = await premises.find(row)
+    _, handle = await env.find(row)
     if handle is None:
         raise WorkspaceLost(f"nothing of workspace `{row.id}` is left", hint=f"runner workspace destroy {row.id}")
-    await validate(premises, row, handle)
-    async with occupy(premises, row, COMMAND) as tenancy:
-        require_ready(tenancy.row)
-        await tenancy.write(use_of(premises.settings))
-        provider, handle = await tenancy.handle()
-        sandbox_spec = SandboxSpec(protected=await _protected(premises, row))
+    await validate(env, row, handle)
+    async with hold(env, row, COMMAND) as held:
+        require_ready(held.row)
+        await held.write(use_of(env.settings))
+        provider, handle = await held.handle()
+        sandbox_spec = SandboxSpec(protected=await _protected(env, row))
         command = _Command(streams)
         ended = await command.run(partial(provider.open, handle, sandbox_spec), argv)
         killed = [OomKilled(COMMAND, command.oom_kills)] if command.oom_kills else []
-        await tenancy.write(*killed, use_of(premises.settings))
+        await held.write(*killed, use_of(env.settings))
     if killed:
         what = "the command was" if ended is not None and ended.oom else _processes(command.oom_kills)
         hint = f"`runner workspace show {row.id}` shows the limit"
-        premises.advise(KilledForMemory(f"{what} killed: out of memory", hint=hint))
+        env.advise(KilledForMemory(f"{what} killed: out of memory", hint=hint))
     return CANCELLED if ended is None else _code(ended)
 
 
-async def _protected(premises: Premises, row: WorkspaceRow) -> tuple[str, ...]:
+async def _protected(env: WorkspaceEnv, row: WorkspaceRow) -> tuple[str, ...]:
     """What commands cannot change: of an adopted directory its ``.git``, which its user's own git obeys."""
     own = (".git",) if row.path is not None else ()
-    projects = {project.name: project for project in await premises.store.projects()}
+    projects = {project.name: project for project in await env.store.projects()}
     project = projects.get(row.project)
     return unite((*own, *(project.protected_paths if project and project.workspace_isolation else ())))
 

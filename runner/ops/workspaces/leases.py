@@ -15,8 +15,16 @@ from runner.core.errors import LeaseHeld, LeaseTakenOver, UsageError, WorkspaceS
 from runner.core.model import Lease
 from runner.core.settings import Settings
 from runner.events.events import WarningIssued
-from runner.lifecycle.lease import held
-from runner.ops.workspaces.workspace_lease import BREAK, Premises, Tenancy, is_locked_by, lock_of, occupy, replace_lock
+from runner.lifecycle.lease import lease_held
+from runner.ops.workspaces.workspace_lease import (
+    BREAK,
+    HeldWorkspace,
+    WorkspaceEnv,
+    hold,
+    is_locked_by,
+    lock_of,
+    replace_lock,
+)
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
 from runner.ports.store import WorkspaceRow
 
@@ -37,82 +45,82 @@ class LeaseState:
     fence: int
 
 
-async def list_leases(premises: Premises) -> list[LeaseState]:
+async def list_leases(env: WorkspaceEnv) -> list[LeaseState]:
     """Every lease that somebody has, or had when he died, the oldest first."""
-    return states_of(await premises.store.leases(), premises.settings, premises.ports.now())
+    return states_of(await env.store.leases(), env.settings, env.ports.now())
 
 
-async def lease_of(premises: Premises, id: str) -> LeaseState | None:
+async def lease_of(env: WorkspaceEnv, id: str) -> LeaseState | None:
     """The lease of a workspace, ``None`` for a free one."""
-    lease = await premises.store.lease(id)
-    return states_of([lease], premises.settings, premises.ports.now())[0] if lease.id else None
+    lease = await env.store.lease(id)
+    return states_of([lease], env.settings, env.ports.now())[0] if lease.id else None
 
 
 def states_of(leases: Iterable[Lease], settings: Settings, now: int) -> list[LeaseState]:
     return [_state(lease, settings.home, now) for lease in leases]
 
 
-async def release(premises: Premises, text: str) -> str:
+async def release(env: WorkspaceEnv, text: str) -> str:
     """End the lease of a holder that is dead, and all that it left running.
 
     Returns what was done. Raises ``LeaseHeld`` for one that lives.
     """
-    row = await premises.store.workspace(text)
-    lease = await premises.store.lease(row.id)
+    row = await env.store.workspace(text)
+    lease = await env.store.lease(row.id)
     if not lease.id:
         return f"workspace {row.id} is free"
     if row.run is not None:
         hint = f"runner recover {row.run}"
-        if is_held(premises.settings.home / "runs" / row.run):
+        if is_held(env.settings.home / "runs" / row.run):
             hint = f"wait, or `runner lease break {row.id} --yes`"
         raise LeaseHeld(f"workspace `{row.id}` is in use by {lease.holder}", hint=hint)
-    async with occupy(premises, row, "release"):
+    async with hold(env, row, "release"):
         pass
     return f"workspace {row.id} is free; `{lease.holder}` had it"
 
 
-async def break_lease(premises: Premises, text: str, *, sure: bool) -> str:
+async def break_lease(env: WorkspaceEnv, text: str, *, sure: bool) -> str:
     """Take a workspace from a holder that may live, end what runs in it, and leave it free. Returns what was done.
 
     The holder can write nothing of it from the first moment on. A run then ends by itself, at its next write. Raises
     ``UsageError`` unless ``sure``, and ``WorkspaceState`` for a free one.
     """
-    row = await premises.store.workspace(text)
-    lease = await premises.store.lease(row.id)
+    row = await env.store.workspace(text)
+    lease = await env.store.lease(row.id)
     if not lease.id:
         raise WorkspaceState(f"workspace `{row.id}` is free, there is nothing to break")
     if not sure:
         message = f"breaking the lease of workspace `{row.id}` kills all that `{lease.holder}` runs in it"
         raise UsageError(message, hint=f"runner lease break {row.id} --yes")
-    tenancy = Tenancy(premises, row, f"{BREAK} {os.getpid()}")
+    held = HeldWorkspace(env, row, f"{BREAK} {os.getpid()}")
     with trio.CancelScope(shield=True):
-        await tenancy.tenure.acquire(tenancy.write, forced=True)
+        await held.tenure.acquire(held.write, forced=True)
         advice = LeaseTakenOver(f"the lease of workspace `{row.id}` was broken, which `{lease.holder}` had")
-        await tenancy.write(WarningIssued(advice.code, advice.message))
-        provider, handle = await premises.find(row)
+        await held.write(WarningIssued(advice.code, advice.message))
+        provider, handle = await env.find(row)
         if handle is not None:
             await provider.evict(handle)
         if row.run is None:
-            os.close(await trio.to_thread.run_sync(replace_lock, premises.lock(row.id)))
-        await tenancy.tenure.release(tenancy.write)
+            os.close(await trio.to_thread.run_sync(replace_lock, env.lock(row.id)))
+        await held.tenure.release(held.write)
     return f"workspace {row.id} is free; `{lease.holder}` had it" + (
         f", and ends at its next write; `runner recover {row.run}` cleans up after it" if row.run is not None else ""
     )
 
 
-async def ask_to_end(premises: Premises, row: WorkspaceRow) -> str | None:
+async def ask_to_end(env: WorkspaceEnv, row: WorkspaceRow) -> str | None:
     """Ask the command that runs in a workspace to end, and wait until it has, its grace and a little at most.
 
     Returns the lease of a holder that has it still. Raises ``LeaseHeld`` for a holder that cannot be asked: what he
     does is no command, or he is no process that is known to be the holder.
     """
-    lease = await premises.store.lease(row.id)
-    lock = premises.lock(row.id)
+    lease = await env.store.lease(row.id)
+    lock = env.lock(row.id)
     if not lease.id or not is_held(lock):
         return None
     doing, _, pid = lease.holder.rpartition(" ")
     if doing != COMMAND or int(pid) == os.getpid():
-        raise held(lease)
+        raise lease_held(lease)
     try:
         return None if await _end(int(pid), lease, lock) else lease.id
     except (ProcessLookupError, FileNotFoundError):  # it has ended by itself, or all of the workspace is gone
@@ -123,7 +131,7 @@ async def _end(pid: int, lease: Lease, lock: Path) -> bool:
     process = os.pidfd_open(pid)
     try:
         if not is_locked_by(os.stat(lock), lease.holder):  # the number may be another's by now
-            raise held(lease)
+            raise lease_held(lease)
         signal.pidfd_send_signal(process, signal.SIGTERM)
         with trio.move_on_after(STOP_GRACE + KILL_GRACE) as waiting:
             await trio.lowlevel.wait_readable(process)

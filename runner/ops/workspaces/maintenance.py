@@ -21,8 +21,8 @@ from runner.lifecycle.ttl import expired, why_unsteady
 from runner.lifecycle.workspace import UNFINISHED
 from runner.ops.host.state import see_clock
 from runner.ops.pool.handoff import PLACE
-from runner.ops.workspaces.workspace_lease import Premises, Tenancy, occupy
-from runner.ops.workspaces.workspaces import Removed, finish_destroy, finish_stop, tree_of
+from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
+from runner.ops.workspaces.workspaces import RemovedWorkspace, finish_destroy, finish_stop, tree_of
 from runner.ports.store import WorkspaceRow
 from runner.safefs import trees
 
@@ -32,7 +32,7 @@ REAPING = 1.0  # seconds
 
 
 @dataclass(frozen=True)
-class Reaped:
+class ReapedWorkspace:
     """A workspace whose time is over, or would be; ``saved`` is where its work is kept, ``left`` why it stays."""
 
     workspace: str
@@ -45,7 +45,7 @@ class Reaped:
 
 
 @dataclass(frozen=True)
-class Finished:
+class CompletedChange:
     """A change to a workspace that was cut off, and finished now, or would be; ``left`` says why it was not."""
 
     workspace: str
@@ -54,9 +54,9 @@ class Finished:
     left: str | None = None
 
 
-async def unsteady(premises: Premises, *, dry_run: bool) -> str | None:
+async def unsteady(env: WorkspaceEnv, *, dry_run: bool) -> str | None:
     """Why ages mean nothing now, if so; the next call compares with what this one has seen."""
-    store, now = premises.store, premises.ports.now()
+    store, now = env.store, env.ports.now()
     seen = see_clock(now)
     why = why_unsteady(await store.anchor(), seen, newest=await store.newest(), now=now)
     if not dry_run:
@@ -65,7 +65,7 @@ async def unsteady(premises: Premises, *, dry_run: bool) -> str | None:
 
 
 @asynccontextmanager
-async def reaping(premises: Premises) -> AsyncIterator[None]:
+async def reaping(env: WorkspaceEnv) -> AsyncIterator[None]:
     """Reap beside the work of the block, which begins when that is done, and at most ``REAPING`` seconds later.
 
     ``advise`` hears of each workspace that is removed, and of one that cannot be, with the reason. What the end of the
@@ -73,7 +73,7 @@ async def reaping(premises: Premises) -> AsyncIterator[None]:
     """
 
     async def work() -> None:
-        await _reap_and_tell(premises)
+        await _reap_and_tell(env)
         done.set()
 
     done = trio.Event()
@@ -84,116 +84,116 @@ async def reaping(premises: Premises) -> AsyncIterator[None]:
         yield
 
 
-async def _reap_and_tell(premises: Premises) -> None:
-    due = await reap(premises, dry_run=True)
-    if due and (why := await unsteady(premises, dry_run=False)):
+async def _reap_and_tell(env: WorkspaceEnv) -> None:
+    due = await reap(env, dry_run=True)
+    if due and (why := await unsteady(env, dry_run=False)):
         message = f"workspace `{due[0].workspace}` and others whose time is over stay for now: {why}"
-        premises.advise(WorkspaceExpired(message, hint="run it again, or `runner gc`, if the clock is right"))
+        env.advise(WorkspaceExpired(message, hint="run it again, or `runner gc`, if the clock is right"))
         return
     for one in due:
-        reaped = await _reap(premises, await premises.store.workspace(one.workspace), one)
+        reaped = await _reap(env, await env.store.workspace(one.workspace), one)
         if reaped.left is None:
             saved = f", and its work is saved in `{reaped.saved}`" if reaped.saved else ""
-            premises.advise(WorkspaceExpired(f"workspace `{reaped.workspace}` is removed: its time was over{saved}"))
+            env.advise(WorkspaceExpired(f"workspace `{reaped.workspace}` is removed: its time was over{saved}"))
         elif not reaped.in_use:
             message = f"the time of workspace `{reaped.workspace}` is over, and it stays: {reaped.left}"
-            premises.advise(WorkspaceExpired(message))
+            env.advise(WorkspaceExpired(message))
 
 
-async def reap(premises: Premises, *, dry_run: bool) -> list[Reaped]:
+async def reap(env: WorkspaceEnv, *, dry_run: bool) -> list[ReapedWorkspace]:
     """Save and remove every workspace whose time is over and that nobody has; persistent ones have no end."""
     found = []
-    for row in await premises.store.workspaces():
-        if _is_due(premises, row):
-            reaped = Reaped(row.id, tree_of(premises.settings, row), _end(premises, row) or 0, row.path is not None)
-            found.append(reaped if dry_run else await _reap(premises, row, reaped))
+    for row in await env.store.workspaces():
+        if _is_due(env, row):
+            reaped = ReapedWorkspace(row.id, tree_of(env.settings, row), _end(env, row) or 0, row.path is not None)
+            found.append(reaped if dry_run else await _reap(env, row, reaped))
     return found
 
 
-def _is_due(premises: Premises, row: WorkspaceRow) -> bool:
+def _is_due(env: WorkspaceEnv, row: WorkspaceRow) -> bool:
     """Whether a workspace is to be removed for its age; one whose removal was cut off is gone on with."""
     if row.run is not None or row.status in UNFINISHED - {S.DESTROYING}:
         return False
-    return expired(_end(premises, row), premises.ports.now())
+    return expired(_end(env, row), env.ports.now())
 
 
-def _end(premises: Premises, row: WorkspaceRow) -> int | None:
+def _end(env: WorkspaceEnv, row: WorkspaceRow) -> int | None:
     """A greatest age that was set since counts as well."""
-    most = premises.settings.workspace_max_age
+    most = env.settings.workspace_max_age
     if row.expires is None or most is None:
         return row.expires
     return min(row.expires, row.created + round(most * 1e6))
 
 
-async def _reap(premises: Premises, row: WorkspaceRow, reaped: Reaped) -> Reaped:
+async def _reap(env: WorkspaceEnv, row: WorkspaceRow, reaped: ReapedWorkspace) -> ReapedWorkspace:
     try:
-        async with occupy(premises, row, "gc") as tenancy:
-            if not _is_due(premises, tenancy.row):
+        async with hold(env, row, "gc") as held:
+            if not _is_due(env, held.row):
                 return replace(reaped, left="it is in use again", in_use=True)
-            removed = await _as_begun(tenancy)
-            removed = removed or await finish_destroy(tenancy, discard=False, reason="its time was over")
+            removed = await _as_begun(held)
+            removed = removed or await finish_destroy(held, discard=False, reason="its time was over")
             return replace(reaped, saved=removed.saved)
     except RunnerError as error:
         left = f"{error.message}; {error.hint}" if error.hint else error.message
         return replace(reaped, left=left, in_use=isinstance(error, LeaseError))
 
 
-async def finish_all(premises: Premises, unknown: Collection[str] = (), *, dry_run: bool) -> list[Finished]:
+async def complete_changes(env: WorkspaceEnv, unknown: Collection[str] = (), *, dry_run: bool) -> list[CompletedChange]:
     """Finish what dead processes have begun with workspaces, and end what they left running there; not with those of
     which the store does not know all."""
     found = []
-    for row in await premises.store.workspaces():
-        abandoned = row.status in UNFINISHED or (await premises.store.lease(row.id)).id
-        if row.run is None and row.id not in unknown and abandoned and not is_held(premises.lock(row.id)):
-            done = Finished(row.id, f"was left {row.status}")
-            found.append(done if dry_run else await _finish(premises, row))
+    for row in await env.store.workspaces():
+        abandoned = row.status in UNFINISHED or (await env.store.lease(row.id)).id
+        if row.run is None and row.id not in unknown and abandoned and not is_held(env.lock(row.id)):
+            done = CompletedChange(row.id, f"was left {row.status}")
+            found.append(done if dry_run else await _finish(env, row))
     return found
 
 
-async def _finish(premises: Premises, row: WorkspaceRow) -> Finished:
+async def _finish(env: WorkspaceEnv, row: WorkspaceRow) -> CompletedChange:
     left = f"was left {row.status}"
     try:
-        async with occupy(premises, row, "recover") as tenancy:
-            removed = await _as_begun(tenancy)
+        async with hold(env, row, "recover") as held:
+            removed = await _as_begun(held)
         if removed is not None:
-            return Finished(row.id, f"{left}, and is gone now", removed.saved)
-        return Finished(row.id, f"{left}, and is {(await premises.store.workspace(row.id)).status} now")
+            return CompletedChange(row.id, f"{left}, and is gone now", removed.saved)
+        return CompletedChange(row.id, f"{left}, and is {(await env.store.workspace(row.id)).status} now")
     except RunnerError as error:
-        return Finished(row.id, left, left=error.message)
+        return CompletedChange(row.id, left, left=error.message)
 
 
-async def _as_begun(tenancy: Tenancy) -> Removed | None:
-    match tenancy.row.status:
+async def _as_begun(held: HeldWorkspace) -> RemovedWorkspace | None:
+    match held.row.status:
         case S.CREATING | S.PROVISIONING:
-            return await finish_destroy(tenancy, discard=True, reason="whoever made it has died")
+            return await finish_destroy(held, discard=True, reason="whoever made it has died")
         case S.DESTROYING:
-            history = await tenancy.premises.store.workspace_events(tenancy.row.id)
+            history = await held.env.store.workspace_events(held.row.id)
             discard = any(isinstance(recorded.event, UnsavedWorkDiscarded) for recorded in history)
-            return await finish_destroy(tenancy, discard=discard)
+            return await finish_destroy(held, discard=discard)
         case S.STOPPING:
-            await finish_stop(tenancy)
+            await finish_stop(held)
     return None
 
 
-async def sweep(premises: Premises, unknown: Collection[str] = (), *, dry_run: bool) -> list[str]:
+async def sweep(env: WorkspaceEnv, unknown: Collection[str] = (), *, dry_run: bool) -> list[str]:
     """Remove what the runner kept of workspaces that are gone, or were about to be made by who has died."""
-    known = {row.id for row in await premises.store.workspaces()}.union(unknown)
+    known = {row.id for row in await env.store.workspaces()}.union(unknown)
     found = []
-    for folder in sorted((premises.settings.home / "workspaces").glob("*")):
-        if folder.name not in known and not is_held(premises.lock(folder.name)):
+    for folder in sorted((env.settings.home / "workspaces").glob("*")):
+        if folder.name not in known and not is_held(env.lock(folder.name)):
             found.append(str(folder))
             if not dry_run:
                 await trio.to_thread.run_sync(trees.remove, folder)
-    for part in sorted((premises.settings.home / "sandboxes").glob(".*.part")):
-        if not _is_written(premises, part.name[1 : -len(".part")]):
+    for part in sorted((env.settings.home / "sandboxes").glob(".*.part")):
+        if not _is_written(env, part.name[1 : -len(".part")]):
             found.append(str(part))
             if not dry_run:
                 part.unlink(missing_ok=True)
     return found
 
 
-def _is_written(premises: Premises, id: str) -> bool:
+def _is_written(env: WorkspaceEnv, id: str) -> bool:
     """Whether somebody who lives may be about to record a workspace, as its run, its keeper or its first holder."""
-    home = premises.settings.home
-    holders = (premises.lock(id), home / "runs" / id.rpartition("-")[0], home / PLACE)
+    home = env.settings.home
+    holders = (env.lock(id), home / "runs" / id.rpartition("-")[0], home / PLACE)
     return any(holder.is_dir() and is_held(holder) for holder in holders)

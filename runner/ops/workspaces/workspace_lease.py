@@ -28,7 +28,7 @@ from runner.core.model import Fence, Handle, Lease
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.events.events import Event, LeaseAcquired, LeaseRefreshed, WarningIssued
-from runner.lifecycle.lease import TTL, held
+from runner.lifecycle.lease import TTL, lease_held
 from runner.ops.host.state import make_home, open_state
 from runner.ops.runs.dependencies import Advise, dependencies_of, ignore
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Provider
@@ -43,7 +43,7 @@ _PAUSE = 0.1
 
 
 @dataclass(frozen=True)
-class Premises:
+class WorkspaceEnv:
     """What verbs about workspaces work on; ``advise`` hears of what a person should know."""
 
     settings: Settings
@@ -75,22 +75,22 @@ def lock_of(home: Path, id: str) -> Path:
 
 
 @asynccontextmanager
-async def open_premises(
+async def open_workspace_env(
     settings: Settings, advise: Advise = ignore, *, lease_seconds: float = TTL
-) -> AsyncIterator[Premises]:
+) -> AsyncIterator[WorkspaceEnv]:
     """The workspaces of a ``RUNNER_HOME``. Raises what opening its store raises."""
     make_home(settings)
     async with open_state(settings) as store:
         with unwrapping_groups():
-            yield Premises(settings, store, dependencies_of(settings, store), advise, lease_seconds)
+            yield WorkspaceEnv(settings, store, dependencies_of(settings, store), advise, lease_seconds)
 
 
-class Tenancy:
+class HeldWorkspace:
     """A workspace that is had. ``write`` is refused with ``LeaseLost`` from the moment on at which it is another's."""
 
-    def __init__(self, premises: Premises, row: WorkspaceRow, holder: str) -> None:
-        self.premises, self.row = premises, row
-        self.tenure = Tenure(row.id, holder, premises.store.lease, ttl=premises.lease_seconds)
+    def __init__(self, env: WorkspaceEnv, row: WorkspaceRow, holder: str) -> None:
+        self.env, self.row = env, row
+        self.tenure = Tenure(row.id, holder, env.store.lease, ttl=env.lease_seconds)
 
     async def write(self, *events: Event) -> None:
         fence = self.tenure.fence
@@ -105,15 +105,15 @@ class Tenancy:
             await self._append(others, self.tenure.fence)
 
     async def _append(self, events: Sequence[Event], fence: Fence | None) -> None:
-        recorded = await self.premises.store.append_to_workspace(self.row.id, events, fence=fence)
-        folder = self.premises.folder(self.row.id)
+        recorded = await self.env.store.append_to_workspace(self.row.id, events, fence=fence)
+        folder = self.env.folder(self.row.id)
         if folder.is_dir():  # a run's workspace has none
             await trio.to_thread.run_sync(add_events, folder, recorded)
 
     async def copy_journal(self) -> None:
         """Let the workspace's folder have all of its events: whoever had it last may have died before he wrote one."""
-        history = await self.premises.store.workspace_events(self.row.id)
-        folder = self.premises.folder(self.row.id)
+        history = await self.env.store.workspace_events(self.row.id)
+        folder = self.env.folder(self.row.id)
         await trio.to_thread.run_sync(write, folder / FILE, "\n".join(map(line, history)))
 
     async def end(self, last: Event) -> None:
@@ -123,7 +123,7 @@ class Tenancy:
     async def handle(self) -> tuple[Provider, Handle]:
         """Raises ``WorkspaceLost`` when nothing of the workspace is there."""
         require_tree(self.row)
-        provider, handle = await self.premises.find(self.row)
+        provider, handle = await self.env.find(self.row)
         if handle is None:
             raise WorkspaceLost(
                 f"nothing of workspace `{self.row.id}` is left", hint=f"runner workspace destroy {self.row.id}"
@@ -132,62 +132,62 @@ class Tenancy:
 
 
 @asynccontextmanager
-async def occupy(
-    premises: Premises, row: WorkspaceRow, doing: str, *, intent: Event | None = None, over: str | None = None
-) -> AsyncIterator[Tenancy]:
+async def hold(
+    env: WorkspaceEnv, row: WorkspaceRow, doing: str, *, intent: Event | None = None, over: str | None = None
+) -> AsyncIterator[HeldWorkspace]:
     """Have a workspace to oneself for the length of the block, which is cancelled in time when that cannot be kept.
 
     ``intent`` becomes durable with the lease. When somebody had it who is dead, all that still runs in the workspace is
     ended first, and ``advise`` hears of it; so it is when ``over`` is his lease, alive as he may be. Raises
     ``LeaseHeld``, and ``LeaseLost`` at the end of a block that was cut short.
     """
-    tenancy = Tenancy(premises, row, f"{doing} {os.getpid()}")
+    held = HeldWorkspace(env, row, f"{doing} {os.getpid()}")
     with ExitStack() as locks:
-        before = await _acquire(tenancy, locks, intent, over)
+        before = await _acquire(held, locks, intent, over)
         try:
-            tenancy.row = await premises.store.workspace(row.id)
-            await tenancy.copy_journal()
+            held.row = await env.store.workspace(row.id)
+            await held.copy_journal()
             if before.id:
-                await _take_over(tenancy, before, stubborn=before.id == over)
+                await _take_over(held, before, stubborn=before.id == over)
             with unwrapping_groups():
-                async with _kept(tenancy):
-                    yield tenancy
+                async with _kept(held):
+                    yield held
         finally:
             with trio.CancelScope(shield=True):
-                await tenancy.tenure.release(tenancy.write)
+                await held.tenure.release(held.write)
 
 
-async def _acquire(tenancy: Tenancy, locks: ExitStack, intent: Event | None, over: str | None) -> Lease:
+async def _acquire(held: HeldWorkspace, locks: ExitStack, intent: Event | None, over: str | None) -> Lease:
     """Take the locks and then the lease; what that was before."""
-    premises, id = tenancy.premises, tenancy.row.id
+    env, id = held.env, held.row.id
 
     async def emit(*events: Event) -> None:
-        await tenancy.write(*((intent,) if intent is not None else ()), *events)
+        await held.write(*((intent,) if intent is not None else ()), *events)
 
     give_up = trio.current_time() + PATIENCE
     while True:
-        lock = await trio.to_thread.run_sync(take, premises.lock(id))
+        lock = await trio.to_thread.run_sync(take, env.lock(id))
         if lock is not None:
             locks.callback(os.close, lock)
-            before = await premises.store.lease(id)
-            _lock_tree(tenancy.row, before.holder or await _broken_holder(tenancy), locks)
-            return await tenancy.tenure.acquire(emit, forced=bool(before.id))
-        before = await premises.store.lease(id)
+            before = await env.store.lease(id)
+            _lock_tree(held.row, before.holder or await _broken_holder(held), locks)
+            return await held.tenure.acquire(emit, forced=bool(before.id))
+        before = await env.store.lease(id)
         if before.id and before.id != over:
-            raise held(before)
+            raise lease_held(before)
         if before.id:
-            _lock_tree(tenancy.row, before.holder, locks)
-            before = await tenancy.tenure.acquire(emit, forced=True)
-            locks.callback(os.close, await trio.to_thread.run_sync(replace_lock, premises.lock(id)))
+            _lock_tree(held.row, before.holder, locks)
+            before = await held.tenure.acquire(emit, forced=True)
+            locks.callback(os.close, await trio.to_thread.run_sync(replace_lock, env.lock(id)))
             return before
         if trio.current_time() > give_up:
             raise LeaseHeld(f"workspace `{id}` is in use by a process that has no lease of it", hint="try again")
         await trio.sleep(_PAUSE)
 
 
-async def _broken_holder(tenancy: Tenancy) -> str:
+async def _broken_holder(held: HeldWorkspace) -> str:
     """Whose lease was broken last, if one was: he may live, and have his locks still, but can write nothing."""
-    history = await tenancy.premises.store.workspace_events(tenancy.row.id)
+    history = await held.env.store.workspace_events(held.row.id)
     holders = [one.event.holder for one in history if isinstance(one.event, LeaseAcquired)]
     broken = [before for before, after in pairwise(holders) if after.startswith(f"{BREAK} ")]
     return broken[-1] if broken else ""
@@ -243,31 +243,31 @@ def is_locked_by(directory: os.stat_result, holder: str) -> bool:
     return bool(pids) and all(pid == holder.rpartition(" ")[2] for pid in pids)
 
 
-async def _take_over(tenancy: Tenancy, before: Lease, *, stubborn: bool) -> None:
-    why = "whose time was over" if not before.live(tenancy.premises.ports.now()) else "which is dead"
+async def _take_over(held: HeldWorkspace, before: Lease, *, stubborn: bool) -> None:
+    why = "whose time was over" if not before.live(held.env.ports.now()) else "which is dead"
     if stubborn:
         why = "which did not end when it was asked to"
-    advice = LeaseTakenOver(f"the lease of workspace `{tenancy.row.id}` was taken over from `{before.holder}`, {why}")
-    await tenancy.write(WarningIssued(advice.code, advice.message))
-    provider, handle = await tenancy.premises.find(tenancy.row)
+    advice = LeaseTakenOver(f"the lease of workspace `{held.row.id}` was taken over from `{before.holder}`, {why}")
+    await held.write(WarningIssued(advice.code, advice.message))
+    provider, handle = await held.env.find(held.row)
     if handle is not None:
         await provider.evict(handle)
-    tenancy.premises.advise(advice)  # last, for whoever should hear it may have gone
+    held.env.advise(advice)  # last, for whoever should hear it may have gone
 
 
 @asynccontextmanager
-async def _kept(tenancy: Tenancy) -> AsyncIterator[None]:
-    tenure = tenancy.tenure
+async def _kept(held: HeldWorkspace) -> AsyncIterator[None]:
+    tenure = held.tenure
     scope = trio.CancelScope()
     why: str | None = None
 
     async def warn(message: str) -> None:
-        await tenancy.write(WarningIssued("lease.refresh-failed", message))
+        await held.write(WarningIssued("lease.refresh-failed", message))
 
     async def watch() -> None:
         nonlocal why
-        margin = min(MARGIN, tenancy.premises.lease_seconds / 4)
-        why = await keep(tenure, tenancy.write, margin=margin, warn=warn)
+        margin = min(MARGIN, held.env.lease_seconds / 4)
+        why = await keep(tenure, held.write, margin=margin, warn=warn)
         if tenure.fence is not None:
             scope.cancel()
 
@@ -278,4 +278,4 @@ async def _kept(tenancy: Tenancy) -> AsyncIterator[None]:
         nursery.cancel_scope.cancel()
     if scope.cancelled_caught:
         because = f": {why}" if why else ""
-        raise LeaseLost(f"the lease of workspace `{tenancy.row.id}` could not be kept{because}")
+        raise LeaseLost(f"the lease of workspace `{held.row.id}` could not be kept{because}")

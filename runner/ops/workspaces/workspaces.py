@@ -41,7 +41,7 @@ from runner.ops.host.state import now_microseconds, read_state
 from runner.ops.planning.files import agents_file
 from runner.ops.workspaces.create_checks import adoptable, choose_provider, limits_of, status_of
 from runner.ops.workspaces.leases import LeaseState, ask_to_end, states_of
-from runner.ops.workspaces.workspace_lease import Premises, Tenancy, occupy
+from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
 from runner.policy.paths import PathPolicy
 from runner.ports.git import Author, ResolvedRef, Snapshot, SnapshotOptions
 from runner.ports.provider import Provider, WorkspaceRequest
@@ -63,7 +63,7 @@ S = WorkspaceStatus
 
 
 @dataclass(frozen=True)
-class Wish:
+class WorkspaceOptions:
     """A workspace to make: from the directory ``path`` in place, from a repository's ``url``, or empty.
 
     ``image`` is the name of the system that its commands see, which only some providers have.
@@ -79,7 +79,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemovedWorkspace:
     """What became of a workspace: ``saved_work`` says what was kept in ``saved``. An adopted ``tree`` stays."""
 
     workspace: str
@@ -93,22 +93,22 @@ class Removed:
 
 
 @dataclass(frozen=True)
-class Listed:
+class WorkspaceSummary:
     """A workspace as listings show it, with its lease if somebody has it, or had it when he died."""
 
     row: WorkspaceRow
     lease: LeaseState | None
 
 
-async def list_workspaces(settings: Settings) -> list[Listed]:
+async def list_workspaces(settings: Settings) -> list[WorkspaceSummary]:
     """Every workspace, newest first, those of runs as well."""
     async with read_state(settings) as store:
         rows, leases = await store.workspaces(), await store.leases()
     held = {lease.workspace: lease for lease in states_of(leases, settings, now_microseconds())}
-    return [Listed(row, held.get(row.id)) for row in rows]
+    return [WorkspaceSummary(row, held.get(row.id)) for row in rows]
 
 
-async def find_by_path(settings: Settings, path: Path) -> Listed:
+async def find_by_path(settings: Settings, path: Path) -> WorkspaceSummary:
     """The workspace that a path is in, however it is named. Raises ``UnknownWorkspace``."""
     listed = {one.row.id: one for one in await list_workspaces(settings)}
     if row := _around(settings, [one.row for one in listed.values()], path):
@@ -148,60 +148,60 @@ async def own_workspace(store: Store, text: str) -> WorkspaceRow:
 # --- making ----------------------------------------------------------------------------------------
 
 
-async def create(premises: Premises, wish: Wish) -> WorkspaceRow:
+async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
     """Make a workspace, ready to be used. When it cannot be made, or this is cancelled, it is removed again.
 
     Raises ``UsageError``, ``BadDirectory``, ``UnknownProject``, ``WorkspaceLimit``, ``ProviderUnavailable``,
     ``ImageMissing``, ``ForbiddenFiles``, and what provider and git raise.
     """
-    if wish.path is not None and wish.url is not None:
+    if options.path is not None and options.url is not None:
         raise UsageError("a workspace is made from a directory or from a URL", hint="leave one of them out")
-    if wish.branch is not None and wish.url is None:
+    if options.branch is not None and options.url is None:
         raise UsageError("--branch is the branch of a --url")
-    settings = premises.settings
-    rows = await premises.store.workspaces()
+    settings = env.settings
+    rows = await env.store.workspaces()
     check_limit(settings.max_workspaces, rows)
-    path = adoptable(settings, wish.path, rows) if wish.path else None
-    project = await premises.store.project(wish.project) if wish.project is not None else None
-    chosen = await choose_provider(premises, wish.provider, wish.image, adopting=path is not None)
-    git = premises.ports.git
-    tip = await git.resolve_url(wish.url, branch=wish.branch, commit=None) if wish.url is not None else None
+    path = adoptable(settings, options.path, rows) if options.path else None
+    project = await env.store.project(options.project) if options.project is not None else None
+    chosen = await choose_provider(env, options.provider, options.image, adopting=path is not None)
+    git = env.ports.git
+    tip = await git.resolve_url(options.url, branch=options.branch, commit=None) if options.url is not None else None
     on_shared_disk = path is not None or (project is not None and not project.workspace_isolation)
     limits, not_enforced = limits_of(settings, chosen.probe.on_shared_disk() if on_shared_disk else chosen.probe)
     requested = ev.WorkspaceRequested(
         chosen.provider.name,
         project.name if project else DEFAULT_PROJECT,
-        wish.persistent,
+        options.persistent,
         limits,
         settings.workspace_ttl,
         settings.workspace_max_age,
         str(path) if path else None,
         path.stat().st_ino if path else None,
-        wish.url,
+        options.url,
         tip.branch if tip else None,
         not_enforced,
         chosen.image,
     )
     id = str(UUID(bytes=secrets.token_bytes(16), version=4))
     row = WorkspaceRow(id, chosen.provider.name, S.CREATING, 0, 0, path=requested.path, inode=requested.inode)
-    async with occupy(premises, row, "create", intent=requested) as tenancy:
+    async with hold(env, row, "create", intent=requested) as held:
         try:
-            check_limit(settings.max_workspaces, await premises.store.workspaces(), id)
-            await _make(tenancy, chosen.provider, project, tip)
+            check_limit(settings.max_workspaces, await env.store.workspaces(), id)
+            await _make(held, chosen.provider, project, tip)
         except BaseException as error:
             with trio.CancelScope(shield=True):
-                await _end(tenancy, f"it could not be made: {error}" if isinstance(error, RunnerError) else "cancelled")
+                await _end(held, f"it could not be made: {error}" if isinstance(error, RunnerError) else "cancelled")
             raise
-    return await premises.store.workspace(id)
+    return await env.store.workspace(id)
 
 
-async def _make(tenancy: Tenancy, provider: Provider, project: ProjectRow | None, tip: ResolvedRef | None) -> None:
-    row, premises = tenancy.row, tenancy.premises
+async def _make(held: HeldWorkspace, provider: Provider, project: ProjectRow | None, tip: ResolvedRef | None) -> None:
+    row, env = held.row, held.env
     shared = project is not None and not project.workspace_isolation and row.path is None
     request = WorkspaceRequest(
         row.id,
         "",
-        premises.ports.nonce,
+        env.ports.nonce,
         row.limits or Limits(),
         row.project,
         shared,
@@ -209,22 +209,22 @@ async def _make(tenancy: Tenancy, provider: Provider, project: ProjectRow | None
         row.image,
     )
     handle = await provider.create(request)
-    await tenancy.write(ev.WorkspaceStatusChanged(S.PROVISIONING))
-    base = await _fill(tenancy, handle, tip)
+    await held.write(ev.WorkspaceStatusChanged(S.PROVISIONING))
+    base = await _fill(held, handle, tip)
     if base is not None:
-        await tenancy.write(ev.BaseCommitRecorded(base))
-        tenancy.row = replace(row, base=base)
+        await held.write(ev.BaseCommitRecorded(base))
+        held.row = replace(row, base=base)
     if row.path is None:
-        await validate(tenancy.premises, tenancy.row, handle)
+        await validate(held.env, held.row, handle)
         if project is not None:
-            await _place_agents_file(tenancy, handle, Path(project.root))
+            await _place_agents_file(held, handle, Path(project.root))
         await provider.chown_to_workspace_user(handle)
-    await tenancy.write(ev.WorkspaceStatusChanged(S.READY))
+    await held.write(ev.WorkspaceStatusChanged(S.READY))
 
 
-async def _fill(tenancy: Tenancy, handle: Handle, tip: ResolvedRef | None) -> str | None:
+async def _fill(held: HeldWorkspace, handle: Handle, tip: ResolvedRef | None) -> str | None:
     """Bring the tree to what the workspace starts with; the commit that its work is compared with."""
-    row, git, repository = tenancy.row, tenancy.premises.ports.git, tenancy.premises.repository(tenancy.row.id)
+    row, git, repository = held.row, held.env.ports.git, held.env.repository(held.row.id)
     if row.url is not None and tip is not None:
         await git.fetch_url(row.url, tip.commit, into=repository, depth=1)
         await git.check_out(repository, tip.commit, into=handle.tree, branch=tip.branch, origin=row.url)
@@ -240,7 +240,7 @@ async def _fill(tenancy: Tenancy, handle: Handle, tip: ResolvedRef | None) -> st
         return None
 
 
-async def _place_agents_file(tenancy: Tenancy, handle: Handle, root: Path) -> None:
+async def _place_agents_file(held: HeldWorkspace, handle: Handle, root: Path) -> None:
     """Put the project's ``AGENTS.md``, if it has one, where commands look for it; never over another in the tree."""
     try:
         wanted = (await trio.to_thread.run_sync(agents_file, root)).get(AGENTS_FILE)
@@ -252,7 +252,7 @@ async def _place_agents_file(tenancy: Tenancy, handle: Handle, root: Path) -> No
     if handle.project_tree is not None:
         await trio.to_thread.run_sync(replace_in_project, handle.project_tree, content, handle.uid)
     elif not _has(handle.tree, AGENTS_FILE):
-        await tenancy.write(ev.FileInjected(AGENTS_FILE, wanted.sha256))
+        await held.write(ev.FileInjected(AGENTS_FILE, wanted.sha256))
         await trio.to_thread.run_sync(write_new, handle.tree / AGENTS_FILE, content, 0o644)
 
 
@@ -263,13 +263,13 @@ def _has(tree: Path, name: str) -> bool:
 # --- judging ---------------------------------------------------------------------------------------
 
 
-async def policy_for(premises: Premises, row: WorkspaceRow) -> PathPolicy:
+async def policy_for(env: WorkspaceEnv, row: WorkspaceRow) -> PathPolicy:
     """What holds in a workspace: the built-in policy, and that of its base commit. Raises ``Rejected``."""
     file = None
     if row.base is not None:
-        place = Path(row.path) if row.path else premises.repository(row.id)
+        place = Path(row.path) if row.path else env.repository(row.id)
         try:
-            content = await premises.ports.git.read_file(place, row.base, FILE, limit=FILE_BYTES)
+            content = await env.ports.git.read_file(place, row.base, FILE, limit=FILE_BYTES)
         except (BadSource, NoRepository, UnknownCommit) as error:
             raise HostRefused(f"the policy of workspace `{row.id}` cannot be read: {error.message}") from error
         file = None if content is None else PolicyFile(row.base, content)
@@ -293,12 +293,12 @@ async def look_through(handle: Handle, policy: PathPolicy, *, without: Sequence[
         raise HostRefused.of(error) from error
 
 
-async def validate(premises: Premises, row: WorkspaceRow, handle: Handle) -> None:
+async def validate(env: WorkspaceEnv, row: WorkspaceRow, handle: Handle) -> None:
     """Raises ``ForbiddenFiles`` when there are files in a workspace that its policy forbids.
 
     What else a scan finds, such as links out of the tree, does no harm before it is saved or published.
     """
-    found = await look_through(handle, await policy_for(premises, row))
+    found = await look_through(handle, await policy_for(env, row))
     bad = [each for each in found.violations if each.rule.startswith(_CONTENT_RULES)]
     if bad or found.truncated:
         hint = "remove them, or allow them in .agentgate/policy.yaml of the commit that the workspace starts from"
@@ -315,34 +315,34 @@ def _names(violations: Sequence[Violation]) -> str:
 # --- stopping and resuming -------------------------------------------------------------------------
 
 
-async def stop(premises: Premises, text: str) -> WorkspaceRow:
+async def stop(env: WorkspaceEnv, text: str) -> WorkspaceRow:
     """End what runs in a workspace and let nothing begin there; its files stay. A stopped one stays so."""
-    row = await own_workspace(premises.store, text)
+    row = await own_workspace(env.store, text)
     if row.status is S.STOPPED:
         return row
-    async with occupy(premises, row, "stop") as tenancy:
-        await finish_stop(tenancy)
-    return await premises.store.workspace(row.id)
+    async with hold(env, row, "stop") as held:
+        await finish_stop(held)
+    return await env.store.workspace(row.id)
 
 
-async def finish_stop(tenancy: Tenancy) -> None:
+async def finish_stop(held: HeldWorkspace) -> None:
     """End what runs in a workspace, also one whose stopping was cut off."""
-    provider, handle = await tenancy.handle()
-    if tenancy.row.status is not S.STOPPING:
-        await tenancy.write(ev.WorkspaceStatusChanged(S.STOPPING))
+    provider, handle = await held.handle()
+    if held.row.status is not S.STOPPING:
+        await held.write(ev.WorkspaceStatusChanged(S.STOPPING))
     await provider.evict(handle)
-    await tenancy.write(ev.WorkspaceStatusChanged(S.STOPPED), use_of(tenancy.premises.settings))
+    await held.write(ev.WorkspaceStatusChanged(S.STOPPED), use_of(held.env.settings))
 
 
-async def resume(premises: Premises, text: str) -> WorkspaceRow:
+async def resume(env: WorkspaceEnv, text: str) -> WorkspaceRow:
     """Let a stopped workspace be used again. One that is ready is so already. Raises ``WorkspaceState``."""
-    row = await own_workspace(premises.store, text)
+    row = await own_workspace(env.store, text)
     if row.status is S.READY:
         return row
-    async with occupy(premises, row, "resume") as tenancy:
-        await tenancy.handle()
-        await tenancy.write(ev.WorkspaceStatusChanged(S.READY), use_of(premises.settings))
-    return await premises.store.workspace(row.id)
+    async with hold(env, row, "resume") as held:
+        await held.handle()
+        await held.write(ev.WorkspaceStatusChanged(S.READY), use_of(env.settings))
+    return await env.store.workspace(row.id)
 
 
 def use_of(settings: Settings) -> ev.WorkspaceUsed:
@@ -358,65 +358,65 @@ def require_ready(row: WorkspaceRow) -> None:
 # --- removing --------------------------------------------------------------------------------------
 
 
-async def destroy(premises: Premises, text: str, *, discard: bool = False, reason: str = "") -> Removed:
+async def destroy(env: WorkspaceEnv, text: str, *, discard: bool = False, reason: str = "") -> RemovedWorkspace:
     """Save what is unsaved in a workspace and remove it; the files of an adopted directory stay.
 
     A command that runs in it is asked to end, and ended if it does not in time. Also finishes what was cut off.
     ``discard`` gives unsaved work up. Raises ``UnknownWorkspace``, ``LeaseHeld`` by any other than a command, and
     ``UnsavedWork`` when there is work that cannot be saved; then it stays as it is.
     """
-    row = await own_workspace(premises.store, text)
-    stubborn = await ask_to_end(premises, row)
-    async with occupy(premises, row, "destroy", over=stubborn) as tenancy:
-        return await finish_destroy(tenancy, discard=discard, reason=reason)
+    row = await own_workspace(env.store, text)
+    stubborn = await ask_to_end(env, row)
+    async with hold(env, row, "destroy", over=stubborn) as held:
+        return await finish_destroy(held, discard=discard, reason=reason)
 
 
-async def delete(premises: Premises, text: str, *, discard: bool = False) -> Removed:
+async def delete(env: WorkspaceEnv, text: str, *, discard: bool = False) -> RemovedWorkspace:
     """Forget an adopted directory; sweep any other workspace, unless there is unsaved work and no ``discard``."""
-    row = await own_workspace(premises.store, text)
-    async with occupy(premises, row, "delete") as tenancy:
-        _, handle = await premises.find(row)
+    row = await own_workspace(env.store, text)
+    async with hold(env, row, "delete") as held:
+        _, handle = await env.find(row)
         if handle is not None and not handle.adopted and not discard:
-            work = await _work_of(tenancy, handle)
+            work = await _work_of(held, handle)
             if work.changed or work.lost:
                 hint = f"`runner workspace destroy {row.id}` saves it first; --discard gives it up"
                 raise UnsavedWork(f"workspace `{row.id}` has {work}", hint=hint)
-        return await finish_destroy(tenancy, discard=True)
+        return await finish_destroy(held, discard=True)
 
 
-async def finish_destroy(tenancy: Tenancy, *, discard: bool, reason: str = "") -> Removed:
+async def finish_destroy(held: HeldWorkspace, *, discard: bool, reason: str = "") -> RemovedWorkspace:
     """``destroy`` for who has the workspace."""
-    premises, row = tenancy.premises, tenancy.row
-    history = [recorded.event for recorded in await premises.store.workspace_events(row.id)]
+    env, row = held.env, held.row
+    history = [recorded.event for recorded in await env.store.workspace_events(row.id)]
     settled = any(isinstance(event, ev.WorkspaceSaved | ev.UnsavedWorkDiscarded) for event in history)
-    provider, handle = await premises.find(row)
-    removed = Removed(row.id, tree=row.path)
+    provider, handle = await env.find(row)
+    removed = RemovedWorkspace(row.id, tree=row.path)
     begun = row.status is S.DESTROYING
     if handle is not None and not handle.adopted and not (begun and settled):
         if discard:
-            await tenancy.write(ev.UnsavedWorkDiscarded())
+            await held.write(ev.UnsavedWorkDiscarded())
         else:
-            work = await _work_of(tenancy, handle)
+            work = await _work_of(held, handle)
             if work.lost:
                 hint = f"remove it, or give all of it up: runner workspace destroy --discard {row.id}"
                 raise UnsavedWork(f"workspace `{row.id}` has {work}", hint=hint)
             if not begun:
-                await tenancy.write(ev.WorkspaceStatusChanged(S.DESTROYING, reason))
+                await held.write(ev.WorkspaceStatusChanged(S.DESTROYING, reason))
                 begun = True
-            removed = await _save(tenancy, work)
+            removed = await _save(held, work)
     if not begun:
-        await tenancy.write(ev.WorkspaceStatusChanged(S.DESTROYING, reason))
+        await held.write(ev.WorkspaceStatusChanged(S.DESTROYING, reason))
     if handle is not None:
         await provider.destroy(handle)
-    await tenancy.end(ev.WorkspaceStatusChanged(S.DESTROYED))
-    await trio.to_thread.run_sync(trees.remove, premises.folder(row.id))
+    await held.end(ev.WorkspaceStatusChanged(S.DESTROYED))
+    await trio.to_thread.run_sync(trees.remove, env.folder(row.id))
     return removed
 
 
-async def _end(tenancy: Tenancy, reason: str) -> None:
+async def _end(held: HeldWorkspace, reason: str) -> None:
     """Remove a workspace that was never ready."""
-    tenancy.row = await tenancy.premises.store.workspace(tenancy.row.id)
-    await finish_destroy(tenancy, discard=True, reason=reason)
+    held.row = await held.env.store.workspace(held.row.id)
+    await finish_destroy(held, discard=True, reason=reason)
 
 
 @dataclass(frozen=True)
@@ -433,14 +433,14 @@ class _Work:
         return f"unsaved work: {self.changed} changed file{'s' * (self.changed != 1)}"
 
 
-async def _work_of(tenancy: Tenancy, handle: Handle) -> _Work:
+async def _work_of(held: HeldWorkspace, handle: Handle) -> _Work:
     """Nothing may run in the workspace."""
-    premises, row = tenancy.premises, tenancy.row
-    history = await premises.store.workspace_events(row.id)
+    env, row = held.env, held.row
+    history = await env.store.workspace_events(row.id)
     placed = [recorded.event.path for recorded in history if isinstance(recorded.event, ev.FileInjected)]
-    found = await look_through(handle, await policy_for(premises, row), without=placed)
-    git, repository = premises.ports.git, premises.repository(row.id)
-    author = Author("runner", "runner@localhost", premises.ports.now() // 1_000_000)
+    found = await look_through(handle, await policy_for(env, row), without=placed)
+    git, repository = env.ports.git, env.repository(row.id)
+    author = Author("runner", "runner@localhost", env.ports.now() // 1_000_000)
     left_out = found.offending | {name.encode() for name in placed}
     wanted = SnapshotOptions(f"unsaved work of workspace {row.id}", author, left_out)
     snapshot = await git.snapshot(repository, handle.tree, row.base, wanted)
@@ -448,24 +448,24 @@ async def _work_of(tenancy: Tenancy, handle: Handle) -> _Work:
     return _Work(snapshot, len(changes), found.violations)
 
 
-async def _save(tenancy: Tenancy, work: _Work) -> Removed:
+async def _save(held: HeldWorkspace, work: _Work) -> RemovedWorkspace:
     """Keep a snapshot, its repository and its patch, and say so durably; without a change there is only the event."""
-    premises, row = tenancy.premises, tenancy.row
+    env, row = held.env, held.row
     commit = work.snapshot.commit
     if not work.changed:
         saved_work = SavedWork(commit, None, None, 0, 0)
-        await tenancy.write(ev.WorkspaceSaved(saved_work))
-        return Removed(row.id, None, saved_work, work.snapshot.ignored)
-    to = premises.settings.home / "saved" / row.id
-    repository = premises.repository(row.id)
+        await held.write(ev.WorkspaceSaved(saved_work))
+        return RemovedWorkspace(row.id, None, saved_work, work.snapshot.ignored)
+    to = env.settings.home / "saved" / row.id
+    repository = env.repository(row.id)
     await trio.to_thread.run_sync(partial(to.mkdir, mode=0o700, parents=True, exist_ok=True))
     (to / PATCH).unlink(missing_ok=True)
-    size = await premises.ports.git.patch(repository, row.base, commit, to / PATCH)
+    size = await env.ports.git.patch(repository, row.base, commit, to / PATCH)
     digest = await trio.to_thread.run_sync(_sha256, to / PATCH)
     await trio.to_thread.run_sync(_copy_repository, repository, to / repository.name)
     saved_work = SavedWork(commit, PATCH, digest, size, work.changed)
-    await tenancy.write(ev.WorkspaceSaved(saved_work))
-    return Removed(row.id, to, saved_work, work.snapshot.ignored)
+    await held.write(ev.WorkspaceSaved(saved_work))
+    return RemovedWorkspace(row.id, to, saved_work, work.snapshot.ignored)
 
 
 def _copy_repository(source: Path, to: Path) -> None:

@@ -17,7 +17,7 @@ from runner.core.settings import Settings, shipped
 from runner.ops.host.image import (
     CONTEXT_FILES,
     MAX_HOST_FILE,
-    Recipe,
+    ImageRecipe,
     build,
     compare,
     context,
@@ -35,7 +35,7 @@ PACKAGE = json.loads((FOLDER / "package.json").read_text())
 LOCKED = json.loads((FOLDER / "package-lock.json").read_text())["packages"]
 
 
-def members(recipe: Recipe) -> dict[str, tarfile.TarInfo]:
+def members(recipe: ImageRecipe) -> dict[str, tarfile.TarInfo]:
     with tarfile.open(fileobj=io.BytesIO(context(recipe))) as tar:
         return {entry.name: entry for entry in tar}
 
@@ -89,7 +89,7 @@ def test_the_last_stage_runs_nothing_and_has_no_build_argument_or_layer_of_the_o
 
 
 def test_the_context_has_what_this_runner_ships_with_its_modes() -> None:
-    found = members(Recipe())
+    found = members(ImageRecipe())
 
     assert {name for name in found if not name.startswith("host")} == set(inputs())
     assert {"image/Dockerfile", "runners/common.sh", "runners/context/GEMINI.md"} <= set(found)
@@ -101,8 +101,8 @@ def test_the_context_has_what_this_runner_ships_with_its_modes() -> None:
 
 
 def test_equal_files_give_an_equal_context_so_that_a_builder_finds_what_it_has_built() -> None:
-    assert context(Recipe()) == context(Recipe(base="other", tag="other"))
-    assert {(entry.mtime, entry.uid) for entry in members(Recipe()).values()} == {(0, 0)}
+    assert context(ImageRecipe()) == context(ImageRecipe(base="other", tag="other"))
+    assert {(entry.mtime, entry.uid) for entry in members(ImageRecipe()).values()} == {(0, 0)}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_the_host_reaches_its_mirrors_with_is_in_the_context_and_not_among_
     for file, text in (("ca", "PEM"), ("npmrc", "registry=x"), ("apt", sources)):
         (tmp_path / file).write_text(text)
 
-    found = members(Recipe(ca=tmp_path / "ca", npmrc=tmp_path / "npmrc", apt_sources=tmp_path / "apt"))
+    found = members(ImageRecipe(ca=tmp_path / "ca", npmrc=tmp_path / "npmrc", apt_sources=tmp_path / "apt"))
 
     assert sorted(entry for entry in found if entry.startswith("host/")) == [
         f"host/{name}",
@@ -141,26 +141,26 @@ def test_a_file_of_the_host_that_can_not_be_read_is_bad_input(tmp_path: Path) ->
         (tmp_path / "large", "larger than 4 MiB"),
     ):
         with pytest.raises(UsageError, match=f"cannot be read: {why}"):
-            context(Recipe(ca=path))
+            context(ImageRecipe(ca=path))
 
 
 def test_a_saved_context_is_a_new_file_of_its_owner_alone(tmp_path: Path) -> None:
     """It may hold a token, which neither a file that others can read nor a link may get."""
     before = os.umask(0)
     try:
-        save_context(Recipe(), tmp_path / "new")
+        save_context(ImageRecipe(), tmp_path / "new")
     finally:
         os.umask(before)
     (tmp_path / "there").write_text("as it was")
     (tmp_path / "link").symlink_to("elsewhere")
 
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / "new").read_bytes() == context(Recipe())
+    assert (tmp_path / "new").read_bytes() == context(ImageRecipe())
     for name in ("there", "link"):
         with pytest.raises(ContextNotWritten, match="is there already"):
-            save_context(Recipe(), tmp_path / name)
+            save_context(ImageRecipe(), tmp_path / name)
     with pytest.raises(ContextNotWritten, match="No such file or directory"):
-        save_context(Recipe(), tmp_path / "nowhere" / "new")
+        save_context(ImageRecipe(), tmp_path / "nowhere" / "new")
     assert (tmp_path / "there").read_text() == "as it was"
     assert not (tmp_path / "elsewhere").exists()
 
@@ -168,13 +168,15 @@ def test_a_saved_context_is_a_new_file_of_its_owner_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        (Recipe(ca=Path("/nonexistent")), "`/nonexistent` cannot be read"),
-        (Recipe(base=""), "`` is not the name of an image"),
-        (Recipe(tag=""), "`` is not the name of an image"),
+        (ImageRecipe(ca=Path("/nonexistent")), "`/nonexistent` cannot be read"),
+        (ImageRecipe(base=""), "`` is not the name of an image"),
+        (ImageRecipe(tag=""), "`` is not the name of an image"),
     ],
     ids=["a file that is not there", "no base", "no tag"],
 )
-async def test_what_is_asked_for_is_looked_at_before_the_daemon_is(recipe: Recipe, words: str, tmp_path: Path) -> None:
+async def test_what_is_asked_for_is_looked_at_before_the_daemon_is(
+    recipe: ImageRecipe, words: str, tmp_path: Path
+) -> None:
     settings = Settings.from_env({"HOME": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/no-daemon"})
 
     with pytest.raises(UsageError, match=words):

@@ -13,7 +13,7 @@ import pytest
 import runner.steps
 from runner.core import plugins
 from runner.core.settings import Settings
-from runner.ops.planning.make_plan import Planned, make_plan
+from runner.ops.planning.make_plan import PlanResult, make_plan
 from runner.ops.planning.plan_inputs import keys_of, made_anew
 from runner.plan.keys import differences
 from tests.support.situations import Project, git
@@ -28,13 +28,13 @@ SPEC = {
 RUNNING = ["setup", "agent", "post_hook", "verify"]  # commands
 
 
-async def planned(project: Project, **changes: str) -> Planned:
+async def planned(project: Project, **changes: str) -> PlanResult:
     given = {**SPEC, **changes}
     project.script("true", provider="process", **given)
     return await make_plan(project.folder, Settings.from_env({"RUNNER_HOME": str(project.home), "PATH": "/usr/bin"}))
 
 
-def changed(old: Planned, new: Planned) -> dict[str, str]:
+def changed(old: PlanResult, new: PlanResult) -> dict[str, str]:
     before, after = (keys_of(p.plan.runs[0], p.facts, {}) for p in (old, new))
     found = {name: "; ".join(differences(before[name], after[name])) for name in after}
     return {name: words for name, words in found.items() if words}

@@ -19,7 +19,7 @@ from runner.engine.pool import Keeper
 from runner.lifecycle.pool import name_of
 from runner.ops.pool.handoff import PLACE, ask, listening, reaching, serve, warm
 from runner.ops.pool.pool import open_pool
-from runner.ops.workspaces.workspace_lease import open_premises
+from runner.ops.workspaces.workspace_lease import open_workspace_env
 from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow
 from runner.store.memory import MemoryStore
@@ -156,7 +156,7 @@ async def test_what_a_keeper_has_made_before_it_died_is_removed(tmp_path: Path) 
 
 async def test_one_store_has_one_keeper(tmp_path: Path) -> None:
     settings = Settings.from_env({"RUNNER_HOME": str(tmp_path)})
-    async with open_premises(settings) as premises, open_pool(premises, [], lambda error: None):
+    async with open_workspace_env(settings) as env, open_pool(env, [], lambda error: None):
         with pytest.raises(PoolKept, match=str(tmp_path)):
-            async with open_pool(premises, [], lambda error: None):
+            async with open_pool(env, [], lambda error: None):
                 pass

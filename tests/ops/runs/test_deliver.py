@@ -12,7 +12,7 @@ from runner.core.errors import PushTimedOut, RunUnfinished, UnknownCommit
 from runner.core.model import Status
 from runner.core.settings import Settings
 from runner.ops.runs.deliver import make_branch, push, source_of
-from runner.ops.runs.history import Past, find_run
+from runner.ops.runs.history import StoredRun, find_run
 from runner.ops.signals import run_cancellable
 from tests.support.situations import Project
 
@@ -52,21 +52,21 @@ async def test_a_push_has_a_time_limit_and_says_how_to_learn_what_became_of_it(r
     [(Status.RUNNING, "wait for its end"), (Status.LOST, "its runner has died: run `runner recover`")],
 )
 async def test_a_run_that_has_not_ended_is_not_delivered(ran: Project, status: Status, hint: str) -> None:
-    past = await find_run(settings(ran), "last")
-    past.record.ended, past.record.status = None, status
+    stored = await find_run(settings(ran), "last")
+    stored.record.ended, stored.record.status = None, status
 
     with pytest.raises(RunUnfinished) as caught:
-        await make_branch(past, settings(ran), into=None, name=None, unverified=True)
+        await make_branch(stored, settings(ran), into=None, name=None, unverified=True)
 
     assert caught.value.hint == hint
 
 
 async def test_the_source_is_the_one_of_the_plan(ran: Project) -> None:
-    past = await find_run(settings(ran), "last")
+    stored = await find_run(settings(ran), "last")
 
-    assert source_of(past) == ran.folder / "repo"
-    (past.directory / "plan.json").unlink()
-    assert source_of(Past(past.record, past.directory)) is None
+    assert source_of(stored) == ran.folder / "repo"
+    (stored.directory / "plan.json").unlink()
+    assert source_of(StoredRun(stored.record, stored.directory)) is None
 
 
 def test_an_error_comes_out_as_itself() -> None:

@@ -14,7 +14,7 @@ import trio
 
 from runner.artifacts.run_lock import claim
 from runner.git.mirror import try_lock
-from runner.ops.runs.gc import Verdict, judge
+from runner.ops.runs.gc import GcVerdict, judge
 from runner.ports.provider import WorkspaceRequest
 from runner.providers.process import OnHost
 from tests.support.situations import Project, leftovers
@@ -25,14 +25,14 @@ DAY = 86_400
 @pytest.mark.parametrize(
     ("age", "verdict"),
     [
-        pytest.param(0, Verdict.YOUNG, id="new"),
-        pytest.param(30 * DAY, Verdict.YOUNG, id="just within"),
-        pytest.param(30 * DAY + 1, Verdict.STALE, id="just over"),
-        pytest.param(-1, Verdict.CLOCK, id="of the future"),
-        pytest.param(3_651 * DAY, Verdict.CLOCK, id="over ten years"),
+        pytest.param(0, GcVerdict.YOUNG, id="new"),
+        pytest.param(30 * DAY, GcVerdict.YOUNG, id="just within"),
+        pytest.param(30 * DAY + 1, GcVerdict.STALE, id="just over"),
+        pytest.param(-1, GcVerdict.CLOCK, id="of the future"),
+        pytest.param(3_651 * DAY, GcVerdict.CLOCK, id="over ten years"),
     ],
 )
-def test_an_age_is_judged_against_the_retention(age: float, verdict: Verdict) -> None:
+def test_an_age_is_judged_against_the_retention(age: float, verdict: GcVerdict) -> None:
     assert judge(age, 30 * DAY) is verdict
 
 

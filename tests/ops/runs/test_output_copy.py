@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.events.record import RunRecord
-from runner.ops.runs.output_copy import hand_out
+from runner.ops.runs.output_copy import copy_output
 from runner.plan.model import FORMAT
 
 Leave = Callable[..., list[str]]
@@ -30,7 +30,7 @@ def leave(tmp_path: Path) -> Leave:
         runs = [{"name": "triage", "steps": [verify]}]
         plan = {"format": FORMAT, "digest": "x", "runs": runs, "basis": {"request": asked}}
         (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
-        return hand_out(tmp_path / "run", RunRecord("7k3q", log=str(log)))
+        return copy_output(tmp_path / "run", RunRecord("7k3q", log=str(log)))
 
     return leave
 
@@ -114,4 +114,4 @@ def test_a_log_that_has_no_place_leaves_no_half_of_it(leave: Leave, tmp_path: Pa
 
 
 def test_a_plan_that_is_gone_asks_for_nothing(tmp_path: Path) -> None:
-    assert hand_out(tmp_path, RunRecord("7k3q")) == []
+    assert copy_output(tmp_path, RunRecord("7k3q")) == []

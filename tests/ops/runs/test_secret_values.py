@@ -17,7 +17,7 @@ from runner.core.settings import Settings
 from runner.ops.planning.make_plan import Request, make_plan
 from runner.ops.runs import secret_values
 from runner.ops.runs.apply import apply
-from runner.ops.runs.secret_values import redactor_of, values_of
+from runner.ops.runs.secret_values import make_redactor, resolve_secrets
 from runner.report.plan import render_plan
 from tests.support.situations import Project
 
@@ -34,7 +34,7 @@ def ask(project: Project) -> Callable[..., object]:
         settings = Settings.from_env({**home, **(env or {})})
         planned = await make_plan(project.folder, settings)
         redactor = Redactor()
-        found = await values_of(planned.secrets, planned.plan.runs, settings, redactor)
+        found = await resolve_secrets(planned.secrets, planned.plan.runs, settings, redactor)
         value = found["work"]["TOKEN"].reveal()
         assert redactor.clean(b"<" + value.strip() + b">") == b"<[redacted:TOKEN]>"
         return value
@@ -235,7 +235,7 @@ def test_the_keys_that_the_runner_uses_itself_are_hidden_and_no_setting_shows_on
         }
     )
 
-    assert redactor_of(settings).text("sk-ant-9d8f7g6d8f7g6 dummy glpat-8sd7f6s8d7f6") == (
+    assert make_redactor(settings).text("sk-ant-9d8f7g6d8f7g6 dummy glpat-8sd7f6s8d7f6") == (
         "[redacted:ANTHROPIC_API_KEY] dummy [redacted:token of git.example.org]"
     )
     for value in ("sk-ant", "glpat", "other-8s7"):

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from runner.core.settings import Settings
 from runner.fake_model.provider import serve_double
 from runner.fake_model.script import Turn
-from runner.ops.triage.preflight import PATIENCE, Checked, preflight, rights_told
+from runner.ops.triage.preflight import PATIENCE, PreflightCheck, preflight, rights_told
 from runner.ops.triage.triage import NOWHERE, Triage
 from runner.ports.cluster import Rights
 from tests.support.needs import MEMORY
@@ -38,7 +38,7 @@ def wanted(tools: Path, agent: str, provider: str = "process") -> Triage:
     return Triage(tools, agent, providers=(provider,), image=None, toolchains=(str(tools),))
 
 
-def found(checked: list[Checked], what: str) -> Checked:
+def found(checked: list[PreflightCheck], what: str) -> PreflightCheck:
     return next(one for one in checked if one.what == what)
 
 
@@ -71,7 +71,7 @@ async def test_the_version_of_a_cli_is_said(tools: Path, version: str, good: boo
     assert agent.hint == (None if good else "install the tested one: npm install @aaif/goose-binary-linux-x64@1.52.0")
 
 
-async def answering(status: bytes, tools: Path) -> Checked:
+async def answering(status: bytes, tools: Path) -> PreflightCheck:
     """What is said of the key when its provider answers like this."""
 
     async def serve(stream: trio.SocketStream) -> None:
@@ -110,7 +110,7 @@ LISTS = {
 }
 
 
-async def judged(tools: Path, agent: str, model: str | None, listed: object) -> list[Checked]:
+async def judged(tools: Path, agent: str, model: str | None, listed: object) -> list[PreflightCheck]:
     """What is said of a model when its provider lists these."""
     variable, url, path = KEYS[agent]
     body = json.dumps(listed).encode()
@@ -157,7 +157,7 @@ async def test_what_is_missing_is_said_with_what_to_do(tools: Path) -> None:
 
     assert found(here, "key").text == "no key for the agent's model: `ANTHROPIC_API_KEY` is not set"
     hint = "npm install -g @anthropic-ai/claude-code, or --toolchain DIR, with the agent's CLI in DIR/bin"
-    assert found(here, "agent") == Checked("agent", False, "`claude` is not on this host", hint)
+    assert found(here, "agent") == PreflightCheck("agent", False, "`claude` is not on this host", hint)
     assert found(contained, "provider").good is False
     assert found(contained, "provider").hint
 
@@ -215,4 +215,4 @@ async def test_what_does_not_answer_is_said_in_five_seconds(tools: Path, autojum
         checked = await preflight(wanted(tools, "claude"), Settings.from_env(env))
 
     assert trio.current_time() == PATIENCE
-    assert found(checked, "key") == Checked("key", False, "no answer in 5s")
+    assert found(checked, "key") == PreflightCheck("key", False, "no answer in 5s")

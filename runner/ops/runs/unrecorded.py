@@ -19,7 +19,7 @@ from runner.store.sqlite import Reader
 
 
 @dataclass(frozen=True)
-class Unknown:
+class Unrecorded:
     """A run, or a workspace of none. ``directory`` has its events; without one, only what is ``there`` on this host is
     left of it: directories, volumes, mounts, loop devices."""
 
@@ -30,24 +30,24 @@ class Unknown:
     there: tuple[str, ...] = ()
 
 
-async def unknown_to(store: Store | Reader | None, nonce: str | None, settings: Settings) -> list[Unknown]:
+async def find_unrecorded(store: Store | Reader | None, nonce: str | None, settings: Settings) -> list[Unrecorded]:
     """``store`` is ``None`` for one that is lost or damaged, which knows nothing."""
     # Before the store is asked: what begins from here on is in neither.
-    directories = [(kind, path, max(last_seq(path), 1)) for kind, path in begun(settings.home)]
+    directories = [(kind, path, max(last_seq(path), 1)) for kind, path in started_directories(settings.home)]
     remains = find_remains(settings.home)
     counts = await store.counts() if store is not None else {}
     found = {}
     for kind, path, seq in directories:
         if (known := counts.get(path.name, 0)) < seq:
             why = f"the store has {known} of its {seq} events" if known else "the store does not know it"
-            found[path.name] = Unknown(path.name, kind, why, path)
+            found[path.name] = Unrecorded(path.name, kind, why, path)
     for left in remains:
         owner = left.run or left.workspace
         if owner in found:
             found[owner] = replace(found[owner], there=(*found[owner].there, *left.places))
         elif not _knows(counts, nonce, left):
             why = "the store does not know it" if left.nonce == nonce else "it was made for another store"
-            found[left.workspace] = Unknown(left.workspace, "workspace", why, there=left.places)
+            found[left.workspace] = Unrecorded(left.workspace, "workspace", why, there=left.places)
     return [found[id] for id in sorted(found)]
 
 
@@ -57,7 +57,7 @@ def _knows(counts: Mapping[str, int], nonce: str | None, left: Remains) -> bool:
     return left.run in counts or left.workspace in counts or left.workspace.startswith(PREFIX)
 
 
-def begun(home: Path) -> list[tuple[str, Path]]:
+def started_directories(home: Path) -> list[tuple[str, Path]]:
     """The directories of runs and workspaces that were begun and that nobody holds, and of which kind each is."""
     runs = [path for path in sorted(home.glob("runs/*")) if was_started(path) and not is_held(path)]
     workspaces = [path.parent for path in sorted(home.glob(f"workspaces/*/{FILE}"))]
