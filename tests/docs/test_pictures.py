@@ -9,6 +9,7 @@ import pytest
 from tests.support.needs import AGENTS, MEMORY
 from tests.support.page import normal
 from tests.support.pictures import PICTURES, PLACE, shown
+from tests.support.situations import Project
 
 # What else differs each time: who the sandbox's user is, and how much a CLI tells its model. What an ordinary user's
 # sandbox cannot limit is a warning of the plan.
@@ -24,8 +25,8 @@ def same(svg: str) -> str:
 @pytest.mark.parametrize(
     "name", ["plan", "steps", pytest.param("triage", marks=[pytest.mark.slow, AGENTS.mark, MEMORY.mark])]
 )
-def test_a_picture_shows_what_the_command_prints(name: str, request: pytest.FixtureRequest) -> None:
-    path, svg = PLACE / f"{name}.svg", PICTURES[name]()
+def test_a_picture_shows_what_the_command_prints(project: Project, name: str, request: pytest.FixtureRequest) -> None:
+    path, svg = PLACE / f"{name}.svg", PICTURES[name](project)
 
     if request.config.option.update_cases:
         path.write_text(svg)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
 import re
 import shutil
-import struct
-import subprocess
-import sys
 import tempfile
-import termios
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -24,10 +16,12 @@ import runner.agents
 from runner.core import plugins
 from runner.core.npm_package import pin_of
 from tests.support import components
+from tests.support.situations import Project, git
+from tests.support.terminal import on_terminal
 
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / "docs/pictures"
-ROWS, COLUMNS = 60, 104
+COLUMNS = 104
 FIXER = """\
 apiVersion: runner/v1
 kind: AgentType
@@ -57,81 +51,55 @@ def shown(svg: str) -> list[str]:
     return ["".join(text.itertext()) for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def plan() -> str:
-    with _project(FIXER) as folder:
-        return _screen(folder, "runner plan")
+def plan(project: Project) -> str:
+    with tempfile.TemporaryDirectory() as toolchain:
+        _example(project, FIXER, Path(toolchain))
+        svg = _screen(project, "runner plan")
+        return re.sub(rf"{toolchain}( ro)?", lambda it: f"/opt/agents{it[1] or ''}".ljust(len(it[0])), svg)
 
 
-def triage() -> str:
+def triage(project: Project) -> str:
     """Draw a rehearsal: the real CLI, sandbox and checks, with a script in the model's place."""
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "manifests/quickstart/incident", Path(folder, "INC-4821"))
-        shutil.copy(PLACE / "triage.turns.yaml", folder)
-        return _screen(Path(folder), TRIAGE)
+    shutil.copytree(ROOT / "manifests/quickstart/incident", project.folder / "INC-4821")
+    shutil.copy(PLACE / "triage.turns.yaml", project.folder)
+    project.env["PATH"] = f"{components.AGENTS}/bin:{project.variables['PATH']}"
+    return _screen(project, TRIAGE)
 
 
-def steps() -> str:
+def steps(project: Project) -> str:
     """Draw the steps of a plan where they run: what sees mounts runs in a sandbox, all else in the runner."""
-    with _project(FULL) as folder:
-        words = [*_WORDS, "plan", "--output", "json"]
-        done = subprocess.run(words, cwd=folder, env=_environment(folder), check=True, stdout=subprocess.PIPE)
-    return _diagram(json.loads(done.stdout)["runs"][0]["steps"])
+    with tempfile.TemporaryDirectory() as toolchain:
+        _example(project, FULL, Path(toolchain))
+        return _diagram(json.loads(project.runner("plan", "--output", "json").out)["runs"][0]["steps"])
 
 
-PICTURES: dict[str, Callable[[], str]] = {"plan": plan, "triage": triage, "steps": steps}
-_WORDS = (sys.executable, "-m", "runner")
+PICTURES: dict[str, Callable[[Project], str]] = {"plan": plan, "triage": triage, "steps": steps}
 
 
-@contextmanager
-def _project(fixer: str) -> Iterator[Path]:
-    """The Python example with an agent that works with a model, and of its CLI the version, which is what plans see."""
-    with tempfile.TemporaryDirectory() as name:
-        folder, agents = Path(name, "cart"), Path(name, "agents")
-        shutil.copytree(ROOT / "manifests/examples/python", folder)
-        (folder / ".runner/fixer.runner.yaml").write_text(fixer.replace("AGENTS", str(agents)))
-        agent = plugins.load(runner.agents, "claude").agent
-        cli = agents / "lib/node_modules" / agent.package
-        cli.mkdir(parents=True)
-        (cli / "package.json").write_text(json.dumps({"name": agent.package, "version": pin_of(agent.package)}))
-        (cli / agent.program).touch(0o755)
-        (agents / "bin").mkdir()
-        (agents / "bin" / agent.program).symlink_to(cli / agent.program)
-        author = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-        for words in (["init", "-qb", "main"], ["add", "-A"], [*author, "commit", "-qm", "cart"]):
-            subprocess.run(["git", *words], cwd=folder, check=True)
-        yield folder
+def _example(project: Project, fixer: str, toolchain: Path) -> None:
+    """Make the Python example of an agent that works with a model; of its CLI a plan sees no more than the version."""
+    shutil.copytree(ROOT / "manifests/examples/python", project.folder, dirs_exist_ok=True)
+    (project.folder / ".runner/fixer.runner.yaml").write_text(fixer.replace("AGENTS", str(toolchain)))
+    project.env["ANTHROPIC_API_KEY"] = "stands-for-a-key"
+    agent = plugins.load(runner.agents, "claude").agent
+    cli = toolchain / "lib/node_modules" / agent.package
+    cli.mkdir(parents=True)
+    (cli / "package.json").write_text(json.dumps({"name": agent.package, "version": pin_of(agent.package)}))
+    (cli / agent.program).touch(0o755)
+    (toolchain / "bin").mkdir()
+    (toolchain / "bin" / agent.program).symlink_to(cli / agent.program)
+    for words in (["init", "-qb", "main"], ["add", "-A"], ["commit", "-qm", "cart"]):
+        git(project.folder, *words)
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    home = folder.parent / f"{folder.name}-home"
-    home.mkdir(exist_ok=True)
-    keys = {"ANTHROPIC_API_KEY": "stands-for-a-key", "PYTHONPATH": str(ROOT)}
-    path = f"{components.AGENTS}/bin:{os.environ['PATH']}"
-    return {"PATH": path, "HOME": str(home), "TERM": "xterm-256color", "LANG": "C.UTF-8", **keys}
-
-
-def _screen(folder: Path, command: str) -> str:
+def _screen(project: Project, command: str) -> str:
     """Draw a command and what it leaves on a terminal."""
-    main, side = pty.openpty()
-    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    words = [*_WORDS, *command.split()[1:]]
-    with subprocess.Popen(words, cwd=folder, env=_environment(folder), stdin=side, stdout=side, stderr=side) as process:
-        os.close(side)
-        printed = b"".join(iter(lambda: _read(main), b"")).decode()
-    os.close(main)
-    if process.returncode:
-        raise AssertionError(f"{command} exited {process.returncode}:\n{printed}")
-    toolchain = re.escape(str(folder.parent / "agents"))
-    printed = re.sub(rf"{toolchain}( ro)?", lambda it: f"/opt/agents{it[1] or ''}".ljust(len(it[0])), printed)
+    project.env["PYTHONPATH"] = str(ROOT)
+    with on_terminal(project, *command.split()[1:], columns=COLUMNS) as terminal:
+        printed = terminal.rest()
+    assert terminal.process.returncode == 0, printed
     left = [re.sub(r".*(\r|\x1b\[2K)", "", line.removesuffix("\r")) for line in printed.rstrip().split("\n")]
     return _terminal(command, [list(_spans(line)) for line in left])
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # its other side was closed
-        return b""
 
 
 def _spans(line: str) -> Iterator[Span]:
