@@ -32,7 +32,7 @@ from runner.core.redact import GZIP, Redactor
 from runner.core.sanitize import escape_unprintable
 from runner.plan.model import Json
 from runner.safefs import trees
-from runner.safefs.beneath import open_beneath
+from runner.safefs.safe_open import open_beneath
 
 FORMAT = "runner/export/v1"
 CONTENTS = "EXPORT.json"

@@ -14,7 +14,7 @@ from runner.events.record import RunRecord
 from runner.policy.paths import PathPolicy
 from runner.report.compare import document, groups, markdown, row_of
 from runner.report.run_files import Account, Ceiling
-from runner.safefs.beneath import open_beneath
+from runner.safefs.safe_open import open_beneath
 
 TAIL_LINES = 50
 TAIL_BYTES = 16 << 10

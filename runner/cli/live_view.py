@@ -256,7 +256,7 @@ async def open_screen(
 def result_of(record: RunRecord, header: Header, directory: Path) -> Result:
     """The report of a run that has ended, as it was kept, where people find it, and what its agent said last."""
     from runner.ops.runs.previous_attempt import last_words
-    from runner.safefs.beneath import read_beneath
+    from runner.safefs.safe_open import read_beneath
 
     kept, report, place = directory / "output", None, None
     if header.report:

@@ -37,7 +37,14 @@ from runner.sandbox.container import GUEST, Container, Recipe
 from runner.sandbox.container_init import First, membership, open_first
 from runner.sandbox.directories import Directories
 from runner.sandbox.docker_api import PATIENCE, Engine
-from runner.sandbox.docker_mounts import Cover, Handed, Namespace, open_handed, open_handed_again, remove_handed
+from runner.sandbox.docker_mounts import (
+    Cover,
+    DaemonStage,
+    Namespace,
+    open_daemon_stage,
+    remove_stale_stage,
+    reopen_daemon_stage,
+)
 from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_reached
 from runner.sandbox.prepared_mounts import Room, open_room
 from runner.sandbox.protected_paths import open_guards, remove_stand_ins
@@ -82,7 +89,7 @@ class Flavour:
     isolation: IsolationClass
     runtime: str
     hint: str | None
-    open_channel: Callable[[Engine, Handed, Recipe, str], AbstractContextManager[Channel]]
+    open_channel: Callable[[Engine, DaemonStage, Recipe, str], AbstractContextManager[Channel]]
     capabilities: tuple[str, ...] = ()
     lends: bool = True
     ends_last: bool = False
@@ -206,7 +213,7 @@ class Docker:
         async with self._started(handle, SandboxSpec(mounts, toolchains=tuple(toolchains)), stay) as started:
             first, channel, places = started.first, started.channel, started.room.places
             assert isinstance(channel, Dialled)
-            assert isinstance(places, Handed)
+            assert isinstance(places, DaemonStage)
             words = {
                 "container": started.container,
                 "pid": first.pid,
@@ -222,7 +229,7 @@ class Docker:
                 ) as guest:
                     yield Idle(stay, guest, first, channel.listener, words)
             finally:
-                places.stay = stay.stays
+                places.detached = stay.stays
                 if not stay.stays:
                     with trio.CancelScope(shield=True):
                         await first.end()
@@ -254,7 +261,7 @@ class Docker:
         with (
             listener,
             open_first(seat.pid, seat.container, _what(handle)) as first,
-            open_handed_again(self._engine, handle.private.name, handle.uid) as places,
+            reopen_daemon_stage(self._engine, handle.private.name, handle.uid) as places,
             open_tree(places, seat) as tree,
             open_guards(tree, spec.protected) as guards,
         ):
@@ -310,18 +317,18 @@ class Docker:
         program = _program()
         _containers(handle.private).touch()
         lent = handle.tree if handle.adopted else None
-        places = open_handed(self._engine, handle.private.name, handle.uid, lent)
+        places = open_daemon_stage(self._engine, handle.private.name, handle.uid, lent)
         async with open_room(handle, spec, places) as room:
-            assert isinstance(room.places, Handed)
+            assert isinstance(room.places, DaemonStage)
             with open_guards(room.tree_fd, spec.pinned_paths) as guards:
                 recipe = Recipe()
                 image = self._image(handle)
                 for volume in image["volumes"]:  # else the daemon makes a writable one for each
-                    recipe.show(room.places.add_memory(_VOLUME_BYTES, 0), volume, writable=True)
+                    recipe.show(room.places.add_tmpfs(_VOLUME_BYTES, 0), volume, writable=True)
                 if any(mount.target == PATHS.kube for mount in spec.mounts):
                     # What an image has there is root's own, and would keep others from what is shown below it.
-                    recipe.show(room.places.add_memory(_VOLUME_BYTES, 0), _ROOT, writable=True)
-                recipe.show(room.places.add_memory(_tmp_bytes(handle.limits), handle.uid), _TMP, writable=True)
+                    recipe.show(room.places.add_tmpfs(_VOLUME_BYTES, 0), _ROOT, writable=True)
+                recipe.show(room.places.add_tmpfs(_tmp_bytes(handle.limits), handle.uid), _TMP, writable=True)
                 show_all(recipe, handle, spec, room, guards)
                 recipe.show(room.add(program.path), GUEST)
                 if stay.late:
@@ -425,7 +432,7 @@ class Docker:
         containers = _containers(handle.private).read_text().split()
         await processes.kill_all(lambda pid: _runs_in(pid, containers), what=f"workspace `{handle.id}`")
         try:
-            await trio.to_thread.run_sync(remove_handed, handle.private.name, self._engine.socket)
+            await trio.to_thread.run_sync(remove_stale_stage, handle.private.name, self._engine.socket)
             await self._remove(handle)
         except ProviderFailed as error:
             raise CleanUpIncomplete(
@@ -438,7 +445,7 @@ def _runs_in(pid: int, containers: Sequence[str]) -> bool:
     return any(container in groups for container in containers)
 
 
-def _cover(places: Handed, tree: int, wanted: Sequence[Cover]) -> None:
+def _cover(places: DaemonStage, tree: int, wanted: Sequence[Cover]) -> None:
     try:
         places.cover(tree, wanted)
     except OSError as error:

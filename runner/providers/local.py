@@ -23,12 +23,13 @@ from runner.core.model import Feature, Handle, IsolationClass, Limits
 from runner.core.settings import Settings
 from runner.guest import binary
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Paths, Probe, SandboxSpec, Workspace, WorkspaceRequest
+from runner.safefs.safe_open import open_linkless
 from runner.sandbox import bwrap, cgroup, processes
 from runner.sandbox.bwrap_exec import Sandbox
 from runner.sandbox.bwrap_process import Shell, enclose_guest, open_shell
 from runner.sandbox.directories import Directories
 from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
-from runner.sandbox.mounts import Places, open_linkless, open_places
+from runner.sandbox.mounts import MountStage, open_stage
 from runner.sandbox.prepared_mounts import open_room
 from runner.sandbox.protected_paths import open_guards, remove_stand_ins
 from runner.sandbox.sandbox_layout import (
@@ -78,7 +79,7 @@ class Local:
             else:
                 missing |= dict.fromkeys((Feature.GUEST, Feature.RELAY, Feature.SECRET_FILES), NO_GUEST)
             uid = self._directories.handle("probe", Limits()).uid if self._own_users else None
-            with open_places(uid) as places:
+            with open_stage(uid) as places:
                 recipe = bwrap.Recipe(ENV)
                 guest = places.add(open_linkless(program.path)) if program else None
                 if guest:
@@ -124,8 +125,8 @@ class Local:
                 ):
                     yield workspace
 
-    def _open_places(self, handle: Handle) -> AbstractContextManager[Places]:
-        return open_places(handle.uid if self._own_users else None, handle.tree if handle.adopted else None)
+    def _open_places(self, handle: Handle) -> AbstractContextManager[MountStage]:
+        return open_stage(handle.uid if self._own_users else None, handle.tree if handle.adopted else None)
 
     def _program(self) -> binary.Program | None:
         return binary.find() if self._guest else None

@@ -24,7 +24,7 @@ from runner.safefs import trees
 from runner.sandbox import cgroup, child_process, processes
 from runner.sandbox.directories import Directories
 from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
-from runner.sandbox.mounts import can_stage, open_places
+from runner.sandbox.mounts import can_stage, open_stage
 from runner.sandbox.prepared_mounts import Room, open_room, paths_on_host
 from runner.sandbox.sandbox_layout import NO_IMAGE, NOT_WARM
 from runner.sandbox.tagged_process import open_unconfined
@@ -82,7 +82,7 @@ class OnHost:
         if spec.pinned_paths:
             raise ProviderFailed("`process` cannot protect paths", hint="use provider `local`")
         async with (
-            open_room(handle, spec, open_places(handle.uid if self._root and can_stage() else None)) as room,
+            open_room(handle, spec, open_stage(handle.uid if self._root and can_stage() else None)) as room,
             cgroup.open_group(handle.id, handle.limits) as group,
         ):
             around = self._surroundings(handle, spec, room, group)

@@ -14,7 +14,7 @@ import trio
 
 from runner.events import events as ev
 from runner.runtime.context import Run, read_input, write_new
-from runner.safefs import beneath, trees
+from runner.safefs import safe_open, trees
 from runner.spec.model import AGENTS_FILE, ContextFile
 
 _MOST = 16 << 20  # bytes of a copy
@@ -44,7 +44,7 @@ async def place_in_project(run: Run, wanted: ContextFile | None) -> None:
 def replace_in_project(directory: Path, content: bytes, uid: int) -> None:
     half = f".{AGENTS_FILE}.{token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with beneath.opened(directory) as fd:
+    with safe_open.open_directory(directory) as fd:
         try:
             with os.fdopen(os.open(half, flags, 0o644, dir_fd=fd), "wb") as file:
                 trees.chown(file.fileno(), uid)
@@ -61,7 +61,7 @@ def changed(run: Run) -> tuple[str, ...]:
     warnings = []
     for name, wanted in run.placed.items():
         try:
-            same = sha256(beneath.read_beneath(handle.tree, name, _MOST)).hexdigest() == wanted
+            same = sha256(safe_open.read_beneath(handle.tree, name, _MOST)).hexdigest() == wanted
         except OSError:
             same = False
         if not same:

@@ -19,7 +19,7 @@ from runner.core.errors import HostRefused
 from runner.core.sanitize import sanitize
 from runner.runtime.exec import LogFile
 from runner.safefs import trees
-from runner.safefs.beneath import opened
+from runner.safefs.safe_open import open_directory
 
 PROMPT = "prompt-sent.md"
 LOGS = ("agent-session.tar.gz", "agent-commands-executed.log")  # of a run's own logs those that go there
@@ -35,7 +35,7 @@ def open_log(directory: Path, agent: str, moment: int) -> LogFile:
     second = datetime.fromtimestamp(moment // 1_000_000, UTC).strftime("%Y%m%d_%H%M%S")
     directory.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with opened(directory) as top:
+    with open_directory(directory) as top:
         for number in count(1):
             name = f"triage_{agent}_{second}{f'-{number}' if number > 1 else ''}.log"
             with suppress(FileExistsError):
@@ -71,7 +71,7 @@ def keep_earlier(there: Path, new: Path) -> list[str]:
         second = datetime.fromtimestamp(there.stat().st_mtime, UTC).strftime("%Y%m%d_%H%M%S")
         names = (f"{there.stem}.{second}{f'-{number}' if number > 1 else ''}{there.suffix}" for number in count(1))
         name = next(name for name in names if not os.path.lexists(there.with_name(name)))
-        with opened(there.parent) as top:
+        with open_directory(there.parent) as top:
             os.rename(there.name, name, src_dir_fd=top, dst_dir_fd=top)
     except OSError as error:
         return [f"the earlier {there.name}: {error.strerror}"]

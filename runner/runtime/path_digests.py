@@ -1,6 +1,6 @@
 """Whether what is protected has stayed as it was: names, modes, contents and targets of links, told by a digest.
 
-Reached as ``runner.safefs.beneath`` says, read as a stream. Blocking; call it in a worker thread, and only while
+Reached as ``runner.safefs.safe_open`` says, read as a stream. Blocking; call it in a worker thread, and only while
 nothing runs in the tree.
 """
 
@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-from runner.safefs import beneath
+from runner.safefs import safe_open
 
 MAX_READ = 1 << 30  # bytes; of what comes after, size and time of change stand for the content
 _CHUNK = 1 << 20
@@ -29,21 +29,21 @@ def digests(root: Path, paths: Iterable[str], *, checkpoint: Callable[[], None] 
     ``checkpoint`` is called at each entry, and what it raises ends this. What cannot be reached without following a
     link, or be read, counts as it is found: the error is part of the digest.
     """
-    with beneath.opened(root) as top:
+    with safe_open.open_directory(root) as top:
         return {path: _Content(top, checkpoint).digest(path.rstrip("/")) for path in paths}
 
 
 class _Content:
     def __init__(self, top: int, checkpoint: Callable[[], None]) -> None:
         self._top = top
-        self._open = beneath.opener()
+        self._open = safe_open.opener()
         self._checkpoint = checkpoint
         self._left = MAX_READ
 
     def digest(self, path: str) -> str:
         above, _, name = path.rpartition("/")
         try:
-            holder = self._open(self._top, above or ".", beneath.DIRECTORY)
+            holder = self._open(self._top, above or ".", safe_open.DIRECTORY)
         except FileNotFoundError:
             return ""
         except OSError as error:
@@ -70,13 +70,13 @@ class _Content:
         """Add an entry to the digest; the entries in it, if it is a directory, by name."""
         if stat.S_ISLNK(found.st_mode):
             above, _, name = path.rpartition("/")
-            holder = self._open(self._top, above or ".", beneath.DIRECTORY)
+            holder = self._open(self._top, above or ".", safe_open.DIRECTORY)
             try:
                 hashed.update(os.fsencode(os.readlink(name, dir_fd=holder)))
             finally:
                 os.close(holder)
         elif stat.S_ISDIR(found.st_mode):
-            fd = self._open(self._top, path, beneath.DIRECTORY)
+            fd = self._open(self._top, path, safe_open.DIRECTORY)
             try:
                 with os.scandir(fd) as entries:
                     inner = [(f"{path}/{entry.name}", entry.stat(follow_symlinks=False)) for entry in entries]
@@ -93,7 +93,7 @@ class _Content:
             hashed.update(f"{found.st_ino} {found.st_ctime_ns}".encode())
             return
         self._left -= found.st_size
-        fd = self._open(self._top, path, beneath.FILE)
+        fd = self._open(self._top, path, safe_open.FILE)
         try:
             while chunk := os.read(fd, _CHUNK):
                 hashed.update(chunk)

@@ -24,7 +24,7 @@ from runner.plan.model import Given
 from runner.ports.git import Change
 from runner.ports.provider import Workspace
 from runner.runtime.context import Run
-from runner.safefs import beneath
+from runner.safefs import safe_open
 
 FOLDER = "/dev/shm/secrets"  # in memory on every provider that has a guest
 _WRITE = 'umask 077 && mkdir -p "${1%/*}" && rm -f "$1" && umask 377 && cat > "$1"'
@@ -105,7 +105,7 @@ async def shown_by(redactor: Redactor, root: Path, path: str) -> list[str]:
 def _shown(redactor: Redactor, root: Path, path: str) -> frozenset[str]:
     """The secrets that a file shows, or the target of a link; of what is neither, none."""
     above, _, name = path.rpartition("/")
-    holder = beneath.open_beneath(root, above or ".")
+    holder = safe_open.open_beneath(root, above or ".")
     try:
         kind = os.stat(name, dir_fd=holder, follow_symlinks=False).st_mode
         if stat.S_ISLNK(kind):
@@ -115,7 +115,7 @@ def _shown(redactor: Redactor, root: Path, path: str) -> frozenset[str]:
     if not stat.S_ISREG(kind):
         return frozenset()
     stream = redactor.stream()
-    with open(beneath.open_beneath(root, path), "rb") as file:
+    with open(safe_open.open_beneath(root, path), "rb") as file:
         while chunk := file.read(_CHUNK):
             trio.from_thread.check_cancelled()
             stream.feed(chunk)

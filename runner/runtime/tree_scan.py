@@ -1,6 +1,6 @@
 """What is on disk below a root that an agent could write: the scan of a whole tree.
 
-Everything is reached as ``runner.safefs.beneath`` says, and no file is opened. All calls block: use a thread.
+Everything is reached as ``runner.safefs.safe_open`` says, and no file is opened. All calls block: use a thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runner.core.model import Violation
 from runner.core.sanitize import printable_path
 from runner.policy.names import NAME_BYTES, PATH_BYTES, Kind, judge_name, may_offend
 from runner.policy.paths import PathPolicy, State, fold, matcher, oversized
-from runner.safefs import beneath, listing
+from runner.safefs import listing, safe_open
 from runner.safefs.listing import SETID, Chunk, Lister, Odd
 
 _STRIDE = 1_000  # entries between two questions whether to stop
@@ -62,7 +62,7 @@ def scan(
     ``should_stop`` (asked every 1,000 entries) ended the walk. No file is opened. Raises ``OSError`` when ``root``
     cannot be opened or a program that lists is killed, and whatever ``should_stop`` raises.
     """
-    with beneath.opened(root) as top, open_lister(top, policy.max_file_size, skip_top) as lister:
+    with safe_open.open_directory(root) as top, open_lister(top, policy.max_file_size, skip_top) as lister:
         walk = _Walk(lister, policy, limit_entries, limit_violations, should_stop)
         walk.run()
     return ScanResult(

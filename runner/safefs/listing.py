@@ -2,7 +2,7 @@
 
 Compiled programs do it, one a processor, where this installation has them; elsewhere Python does, with the same
 results and three times as slowly; the first few entries always, since programs take longer to start. Everything is
-reached as ``runner.safefs.beneath`` says, no file is opened, and of a wide directory only a part is held at a time.
+reached as ``runner.safefs.safe_open`` says, no file is opened, and of a wide directory only a part is held at a time.
 All calls block: use a thread.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from runner.core import compiled_programs
-from runner.safefs import beneath
+from runner.safefs import safe_open
 
 T = TypeVar("T")
 SETID = stat.S_ISUID | stat.S_ISGID
@@ -78,7 +78,7 @@ class Lister(Protocol, Generic[T]):
 def opened(top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
     """A lister below the descriptor ``top`` for the block; ``most`` bytes a file, ``skipped`` names at the top."""
     program = compiled_programs.find("lister")
-    if program is None or beneath.opener() is not beneath.open_in_kernel:
+    if program is None or safe_open.opener() is not safe_open.open_in_kernel:
         yield _Here(top, most, frozenset(skipped))
     else:
         with ExitStack() as stack:
@@ -123,7 +123,7 @@ class _Here(Generic[T]):
     def __init__(self, top: int, most: int, skipped: frozenset[str], few: float = math.inf) -> None:
         self._top, self._most, self._skipped = top, most, skipped
         self._device = os.fstat(top).st_dev
-        self._open = beneath.opener()
+        self._open = safe_open.opener()
         self._left = few
         self.waiting: list[tuple[str, T]] = []
 
@@ -142,7 +142,7 @@ class _Here(Generic[T]):
                 self.waiting.append((path, about))
 
     def _list(self, path: str) -> Iterator[Chunk]:
-        descriptor = self._open(self._top, path or ".", beneath.DIRECTORY)
+        descriptor = self._open(self._top, path or ".", safe_open.DIRECTORY)
         try:
             if os.fstat(descriptor).st_dev != self._device:
                 raise OSError(errno.EXDEV, path)

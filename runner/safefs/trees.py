@@ -5,7 +5,6 @@ Blocking; call it in a worker thread, and only while nothing runs in the tree.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
 
-_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+from runner.safefs.safe_open import DIRECTORY, open_directory
 
 FIRST_UID = 0x70000000  # above what distributions, containers and directories hand out
 UIDS = 1 << 24
@@ -36,16 +35,11 @@ def can_chown() -> bool:
 
 
 def flush(volume: Path) -> None:
-    """Have the disk take all that was written into a mounted file system. Raises ``OSError`` for what it did not take,
-    also earlier, which nobody else may have heard of."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    directory = os.open(volume, _FLAGS)
-    try:
-        if libc.syncfs(directory) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(volume))
-    finally:
-        os.close(directory)
+    """Write a mounted file system to its disk. Raises ``OSError`` for writes that failed, also earlier ones."""
+    from runner.safefs import linux
+
+    with open_directory(volume) as directory:
+        linux.syncfs(directory)
 
 
 def remove(top: Path) -> list[str]:
@@ -112,51 +106,54 @@ def _check_same(within: int, fd: int) -> None:
 
 def _entered(name: Path | str, above: int | None = None) -> int:
     """A descriptor of a directory, made its owner's to change first. ``chmod`` by name would follow a link."""
-    found = os.open(name, os.O_PATH | _FLAGS, dir_fd=above)
+    found = os.open(name, os.O_PATH | DIRECTORY, dir_fd=above)
     try:
         os.chmod(f"/proc/self/fd/{found}", 0o700)
-        return os.open(".", _FLAGS, dir_fd=found)
+        return os.open(".", DIRECTORY, dir_fd=found)
     finally:
         os.close(found)
 
 
 def chown_tree(top: Path, uid: int) -> None:
-    """Make everything in a tree belong to ``uid``. A file with several names that is not its own is left alone."""
-    fd = os.open(top, _FLAGS)
-    try:
+    """Make everything in a tree belong to ``uid``, but files with several names, which other trees may share."""
+    with open_directory(top) as fd:
         chown(fd, uid)
-        levels = [_inner(fd, uid)]
-        # Up again by "..": one descriptor is open however deep the tree is.
-        while levels:
-            if levels[-1]:
-                inner = os.open(levels[-1].pop(), _FLAGS, dir_fd=fd)
-                levels.append(_inner(inner, uid))
-            else:
+    for fd, entries in _walk(top):
+        for entry in entries:
+            found = entry.stat(follow_symlinks=False)
+            if found.st_uid != uid and not (stat.S_ISREG(found.st_mode) and found.st_nlink > 1):
+                os.chown(entry.name, uid, uid, dir_fd=fd, follow_symlinks=False)
+
+
+def _walk(top: Path) -> Iterator[tuple[int, list[os.DirEntry[str]]]]:
+    """Yield each directory below ``top``, open, with its entries. Goes up by "..", so that one descriptor is enough
+    however deep the tree is, and nothing may move in it meanwhile."""
+    fd = os.open(top, DIRECTORY)
+    levels: list[list[str]] = []
+    try:
+        while True:
+            entries = list(os.scandir(fd))
+            yield fd, entries
+            levels.append([entry.name for entry in entries if entry.is_dir(follow_symlinks=False)])
+            while not levels[-1]:
                 levels.pop()
-                inner = os.open("..", _FLAGS, dir_fd=fd)
-            os.close(fd)
-            fd = inner
+                if not levels:
+                    return
+                fd = _replace(fd, "..")
+            fd = _replace(fd, levels[-1].pop())
     finally:
         os.close(fd)
+
+
+def _replace(directory: int, name: str) -> int:
+    found = os.open(name, DIRECTORY, dir_fd=directory)
+    os.close(directory)
+    return found
 
 
 def chown(path: Path | int, uid: int) -> None:
     """Make one entry belong to ``uid`` and its group; an ordinary user keeps the group that it has."""
     os.chown(path, uid, uid if can_chown() else -1)
-
-
-def _inner(fd: int, uid: int) -> list[str]:
-    """Give the entries of one directory; the names of its directories."""
-    directories = []
-    for entry in os.scandir(fd):
-        found = entry.stat(follow_symlinks=False)
-        if stat.S_ISDIR(found.st_mode):
-            directories.append(entry.name)
-        elif stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
-            continue
-        if found.st_uid != uid:
-            os.chown(entry.name, uid, uid, dir_fd=fd, follow_symlinks=False)
-    return directories
 
 
 MAX_COPY_BYTES = 256 << 20
@@ -177,7 +174,7 @@ def copy_out(
     """
     to.mkdir(parents=True, exist_ok=True)
     copier = _Copier(only, but, to_people=to_people)
-    copier.copy(os.open(source, _FLAGS), os.open(to, _FLAGS), "")
+    copier.copy(os.open(source, DIRECTORY), os.open(to, DIRECTORY), "")
     return copier.behind
 
 
@@ -213,7 +210,9 @@ class _Copier:
                 return "nested too deeply"
             if entry.name not in os.listdir(to):
                 os.mkdir(entry.name, 0o755, dir_fd=to)
-            self.copy(os.open(entry.name, _FLAGS, dir_fd=source), os.open(entry.name, _FLAGS, dir_fd=to), f"{name}/")
+            self.copy(
+                os.open(entry.name, DIRECTORY, dir_fd=source), os.open(entry.name, DIRECTORY, dir_fd=to), f"{name}/"
+            )
             return None
         if not entry.is_file(follow_symlinks=False):
             return "not a regular file"

@@ -19,7 +19,7 @@ from runner.sandbox.cgroup import Group
 from runner.sandbox.container import Recipe
 from runner.sandbox.container_init import First
 from runner.sandbox.docker_api import Engine
-from runner.sandbox.docker_mounts import Handed
+from runner.sandbox.docker_mounts import DaemonStage
 
 _ANY_MEMORY = Limits(memory_bytes=1)
 _LINGER = 0.5  # seconds for the daemon to bring what the guest has said at last
@@ -30,7 +30,7 @@ _FRAME = 8  # bytes of the daemon's header: the stream, three zeros, the length 
 
 
 @contextmanager
-def open_attached(engine: Engine, places: Handed, recipe: Recipe, what: str) -> Iterator[Attached]:
+def open_attached(engine: Engine, places: DaemonStage, recipe: Recipe, what: str) -> Iterator[Attached]:
     attached = Attached(engine, what)
     try:
         yield attached

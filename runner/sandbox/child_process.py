@@ -6,13 +6,13 @@ Children are started on the loop's own thread, never by a worker: ``bwrap --die-
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import socket
 import subprocess  # noqa: TID251  # the one place
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -21,8 +21,8 @@ from runner.core.errors import RunnerError
 from runner.core.model import Exit
 from runner.ports import provider as ports
 from runner.ports.provider import ExecResult, Process, Writer
+from runner.safefs import linux
 
-_CLONE_NEWUSER = 0x10000000
 _PIPE_BYTES = 1 << 20  # a talkative command is not stopped by a reader that is briefly busy
 _READ_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 12
@@ -150,14 +150,9 @@ def start(
 
 @contextmanager
 def user_namespace(users: tuple[int, int], groups: tuple[int, int]) -> Iterator[int]:
-    """A user namespace with one user and one group, each as ``(inside, outside)``. Raises ``OSError``."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def enter() -> None:
-        if libc.unshare(_CLONE_NEWUSER) != 0:
-            raise OSError(ctypes.get_errno(), "unshare")
-
-    # It waits for the end of its input, which comes when we are done with it or have died.
+    """Open a user namespace with one user and one group, each as ``(inside, outside)``. Raises ``OSError``."""
+    enter = partial(linux.unshare, linux.CLONE_NEWUSER)
+    # It ends with its input, when the block ends or this process dies.
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env={}, preexec_fn=enter) as keeper:
         for kind, (inside, outside) in (("uid", users), ("gid", groups)):
             Path(f"/proc/{keeper.pid}/{kind}_map").write_text(f"{inside} {outside} 1\n")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.core.model import Limits
-from runner.sandbox.mounts import Place
+from runner.sandbox.mounts import MountSource
 
 GUEST, CHANNEL, SOCKET = "/run/guest", "/run/channel", "socket"
 
@@ -22,14 +22,14 @@ class Recipe:
     Those that ``follow`` their place show what is mounted below it later.
     """
 
-    shown: dict[str, tuple[Place, bool]] = field(default_factory=dict)
+    shown: dict[str, tuple[MountSource, bool]] = field(default_factory=dict)
     follow: set[str] = field(default_factory=set)
 
-    def show(self, place: Place, target: str, *, writable: bool = False) -> None:
+    def show(self, place: MountSource, target: str, *, writable: bool = False) -> None:
         self.shown[target.rstrip("/")] = (place, writable)
 
     @property
-    def read_only(self) -> list[Place]:
+    def read_only(self) -> list[MountSource]:
         return [place for place, writable in self.shown.values() if not writable]
 
 

@@ -23,9 +23,9 @@ from runner.core.errors import CleanUpIncomplete, PlatformError, ProtectedLink, 
 from runner.core.model import DEFAULT_PROJECT, Handle, Limits
 from runner.ports.provider import WorkspaceRequest
 from runner.safefs import trees
+from runner.safefs.safe_open import open_linkless
 from runner.sandbox.docker_mounts import traces_of
-from runner.sandbox.idmapped_mounts import why_not_lent
-from runner.sandbox.mounts import open_linkless
+from runner.sandbox.idmapped_mounts import why_no_idmap
 from runner.sandbox.volumes import Volume, Volumes, prepare, why_none
 
 PRIVATE = ("home", "tmp", "output", "runner")
@@ -199,7 +199,7 @@ class Directories:
 
     def _lent(self, tree: Path, directory: int, uid: int) -> int:
         """Commands can leave programs of root there with the set-id bit, so no other user may get at them."""
-        why = why_not_lent(directory, uid) if self._lends else f"{self._provider} cannot map owners"
+        why = why_no_idmap(directory, uid) if self._lends else f"{self._provider} cannot map owners"
         hint = "take a directory of an ordinary user"
         if why is None and not any(parent.stat().st_mode & 0o011 == 0 for parent in tree.parents):
             why = f"other users can enter `{tree.parent}`, and would find programs there that run as root"

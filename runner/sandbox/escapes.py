@@ -7,7 +7,6 @@ attacks what runs the commands, so that nothing may follow it in its sandbox but
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import time
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
-from runner.safefs import trees
+from runner.safefs import linux, trees
 
 _BAIT = "runner-probe-"
 _OLD = 3600.0  # seconds after which nobody uses it any more
@@ -275,19 +274,9 @@ def open_bait(home: Path) -> Iterator[dict[str, str]]:
         for end in (listener, abstract):
             end.listen()
         yield {
-            "PROBE_MEMORY": str(_share_memory()),
+            "PROBE_MEMORY": str(linux.share_page()),
             "PROBE_FILE": str(directory / "file"),
             "PROBE_SOCKET": str(directory / "socket"),
             "PROBE_ABSTRACT": directory.name,
             "PROBE_HOME": os.path.abspath(home),
         }
-
-
-def _share_memory() -> int:
-    """The number of a page that every user may attach, for as long as this process lives."""
-    libc = ctypes.CDLL(None)
-    libc.shmat.restype = ctypes.c_void_p
-    number = int(libc.shmget(0, 4096, 0o666))
-    libc.shmat(number, None, 0)
-    libc.shmctl(number, 0, None)
-    return number

@@ -17,8 +17,9 @@ from runner.core.errors import ProviderFailed, WorkspaceLost
 from runner.core.model import Handle
 from runner.ports.provider import Paths, SandboxSpec
 from runner.safefs import trees
+from runner.safefs.safe_open import open_linkless
 from runner.sandbox.directories import WORKSPACES
-from runner.sandbox.mounts import Place, Places, open_linkless
+from runner.sandbox.mounts import MountSource, MountStage
 
 
 @dataclass(frozen=True)
@@ -28,26 +29,26 @@ class Room:
     ``project`` is there when commands see it whole, and ``tree_path`` is where they find the tree then as well.
     """
 
-    places: Places
-    project: Place | None
-    tree: Place
+    places: MountStage
+    project: MountSource | None
+    tree: MountSource
     tree_path: str
     tree_fd: int
-    home: Place
-    tmp: Place
-    output: Place
-    runner: Place
+    home: MountSource
+    tmp: MountSource
+    output: MountSource
+    runner: MountSource
     scratch: Path
     uid: int
 
-    def add(self, source: Path) -> Place:
+    def add(self, source: Path) -> MountSource:
         """A further host file or directory. Raises ``ProtectedLink``, and ``ProviderFailed`` for a missing one."""
         try:
             return self.places.add(open_linkless(source))
         except OSError as error:
             raise ProviderFailed(f"`{source}` cannot be shown: {error.strerror}") from error
 
-    def cover(self, source: Path) -> Place:
+    def cover(self, source: Path) -> MountSource:
         """A further host directory under a layer that takes every write, and is thrown away with the opening.
 
         Raises as ``add``.
@@ -55,7 +56,7 @@ class Room:
         lower = self.add(source)
         layer = _make_layer(Path(mkdtemp(prefix="layer-", dir=self.scratch)), source, self.uid)
         try:
-            return self.places.layer_inside(lower, self.add(layer))
+            return self.places.overlay_inside(lower, self.add(layer))
         except OSError as error:
             raise ProviderFailed(f"`{source}` cannot be shown: {error.strerror}") from error
 
@@ -79,7 +80,7 @@ def paths_on_host(room: Room, spec: SandboxSpec) -> Paths:
 
 @asynccontextmanager
 async def open_room(
-    handle: Handle, spec: SandboxSpec, opening_places: AbstractContextManager[Places]
+    handle: Handle, spec: SandboxSpec, opening_places: AbstractContextManager[MountStage]
 ) -> AsyncIterator[Room]:
     """Prepare an opening; what is thrown away with it is gone when the block ends.
 
@@ -136,11 +137,11 @@ def _make(directory: Path, uid: int) -> None:
     trees.chown(directory, uid)
 
 
-def _add(places: Places, source: Path) -> Place:
+def _add(places: MountStage, source: Path) -> MountSource:
     return places.add(open_linkless(source))
 
 
-async def _open_tree(handle: Handle, spec: SandboxSpec, scratch: Path, places: Places) -> Place:
+async def _open_tree(handle: Handle, spec: SandboxSpec, scratch: Path, places: MountStage) -> MountSource:
     source = spec.tree.source if spec.tree else handle.tree
     try:
         fd = open_linkless(source)
@@ -153,7 +154,7 @@ async def _open_tree(handle: Handle, spec: SandboxSpec, scratch: Path, places: P
     if theirs:  # through a layer, the files of another owner cannot be written
         try:
             layer = _make_layer(Path(mkdtemp(prefix="layer-", dir=scratch)), source, handle.uid)
-            return places.layer(lower, _add(places, layer))
+            return places.overlay(lower, _add(places, layer))
         except OSError:
             pass  # an ordinary user, or a file system that takes no layer: the copy is as good, only slower
     return _add(places, await _copy(source, scratch / "tree", handle.uid))

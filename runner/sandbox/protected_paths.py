@@ -19,8 +19,7 @@ from enum import Enum
 from pathlib import Path
 
 from runner.core.errors import ProtectedLink
-from runner.sandbox.idmapped_mounts import acting_as
-from runner.sandbox.mounts import open_name
+from runner.safefs import linux, safe_open
 
 _CHANGED = 1  # seconds since the epoch
 
@@ -89,16 +88,16 @@ def _guard(tree: int, path: str, guards: dict[tuple[str, ...], Guard]) -> None:
 
 def _look(parent: int, name: str, path: str, *, last: bool, directory: bool) -> Guard:
     try:
-        fd = open_name(parent, name)
+        fd = _open(parent, name)
     except FileNotFoundError:
         try:
             _make_stand_in(parent, name, directory=directory)
         except OSError as error:
             if error.errno != errno.EOVERFLOW:
                 raise
-            with acting_as(os.fstat(parent).st_uid):  # of a directory that is lent, which does not know us
+            with linux.files_owned_by(os.fstat(parent).st_uid):  # an idmapped directory, which does not know root
                 _make_stand_in(parent, name, directory=directory)
-        return Guard(path, Kind.MISSING_DIRECTORY if directory else Kind.MISSING_FILE, open_name(parent, name))
+        return Guard(path, Kind.MISSING_DIRECTORY if directory else Kind.MISSING_FILE, _open(parent, name))
     found = os.fstat(fd)
     if stat.S_ISLNK(found.st_mode):
         os.close(fd)
@@ -107,6 +106,10 @@ def _look(parent: int, name: str, path: str, *, last: bool, directory: bool) -> 
         return Guard(path, Kind.MISSING_DIRECTORY if stat.S_ISDIR(found.st_mode) else Kind.MISSING_FILE, fd)
     # A file where a directory is expected stands in the way of the protected path: it is held in its place.
     return Guard(path, Kind.PRESENT if last or not stat.S_ISDIR(found.st_mode) else Kind.ANCESTOR, fd)
+
+
+def _open(parent: int, name: str) -> int:
+    return os.open(name, safe_open.PATH, dir_fd=parent)
 
 
 def _make_stand_in(parent: int, name: str, *, directory: bool) -> None:

@@ -11,7 +11,7 @@ from runner.core.errors import ProviderFailed
 from runner.core.model import Handle
 from runner.ports.provider import PATH, Paths, SandboxSpec
 from runner.sandbox.directories import WORKSPACES
-from runner.sandbox.mounts import Place
+from runner.sandbox.mounts import MountSource
 from runner.sandbox.prepared_mounts import Room
 from runner.sandbox.protected_paths import Guard, Kind
 
@@ -26,7 +26,7 @@ _SYSTEM_FILES = ("passwd", "group", "hosts")
 
 
 class Recipe(Protocol):
-    def show(self, place: Place, target: str, *, writable: bool = False) -> None: ...
+    def show(self, place: MountSource, target: str, *, writable: bool = False) -> None: ...
 
 
 def write_system_files(private: Path, uid: int) -> None:
@@ -69,7 +69,7 @@ def show_all(recipe: Recipe, handle: Handle, spec: SandboxSpec, room: Room, guar
         recipe.show(room.add(mount.source), mount.target, writable=mount.writable)
 
 
-def _place_of(guard: Guard, handle: Handle, spec: SandboxSpec, room: Room) -> tuple[Place, bool]:
+def _place_of(guard: Guard, handle: Handle, spec: SandboxSpec, room: Room) -> tuple[MountSource, bool]:
     """What is shown at a guarded path, and whether it can be written.
 
     Package managers' tools keep caches beside the packages, so what they write to a dependency goes to a layer. Raises
@@ -85,7 +85,7 @@ def _place_of(guard: Guard, handle: Handle, spec: SandboxSpec, room: Room) -> tu
     return place, guard.kind is Kind.ANCESTOR
 
 
-def _show_project(recipe: Recipe, handle: Handle, room: Room, project: Place) -> None:
+def _show_project(recipe: Recipe, handle: Handle, room: Room, project: MountSource) -> None:
     """The project, whole and writable; but which workspaces there are is not its agents' to change.
 
     That is a matter of permissions where commands run as another user, and of mounts else; then those that are made

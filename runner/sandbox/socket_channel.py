@@ -14,13 +14,13 @@ from runner.core.errors import WorkspaceLost
 from runner.sandbox import container
 from runner.sandbox.container_init import First
 from runner.sandbox.docker_api import Engine
-from runner.sandbox.docker_mounts import Handed
+from runner.sandbox.docker_mounts import DaemonStage
 
 _ARRIVAL = 30.0  # seconds from a container's start to its guest's first word, on a busy host
 
 
 @contextmanager
-def open_dialled(engine: Engine, places: Handed, recipe: container.Recipe, what: str) -> Iterator[Dialled]:
+def open_dialled(engine: Engine, places: DaemonStage, recipe: container.Recipe, what: str) -> Iterator[Dialled]:
     listener, directory = places.listen(container.SOCKET)
     recipe.show(directory, container.CHANNEL)
     with listener:

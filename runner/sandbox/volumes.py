@@ -24,7 +24,8 @@ from pathlib import Path
 import trio
 
 from runner.core.errors import ProviderFailed
-from runner.sandbox.mounts import can_stage, common, mount_in_common, open_common, unmount
+from runner.safefs.linux import unmount
+from runner.sandbox.mounts import can_stage, make_shared_directory, mount_shared, shared_directory
 
 _MKFS = ("-q", "-F", "-b", "4096", "-i", "16384", "-m", "0", "-O", "^has_journal,^resize_inode")
 _PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
@@ -53,7 +54,7 @@ def why_none() -> str | None:
     if shutil.which("mkfs.ext4", path=_PATH) is None:
         return "mkfs.ext4 is not installed"
     try:
-        open_common()
+        make_shared_directory()
         with open(_CONTROL, "rb") as control:
             os.close(os.open(f"/dev/loop{fcntl.ioctl(control, _GET_FREE)}", os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
@@ -65,8 +66,8 @@ async def prepare(size: int) -> None:
     """What images of a size are copied from, if it is not there yet. Raises ``ProviderFailed``."""
     if _template(size).exists():
         return
-    await trio.to_thread.run_sync(open_common)
-    directory = os.open(common(), os.O_RDONLY | os.O_DIRECTORY)
+    await trio.to_thread.run_sync(make_shared_directory)
+    directory = os.open(shared_directory(), os.O_RDONLY | os.O_DIRECTORY)
     file = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o600, dir_fd=directory)
     try:
         # The tables of inodes, which are 256 bytes for each 16 kB, are not to count.
@@ -83,7 +84,7 @@ async def prepare(size: int) -> None:
 
 
 def _template(size: int) -> Path:
-    return common() / f"template-{size}"
+    return shared_directory() / f"template-{size}"
 
 
 class Volumes:
@@ -96,7 +97,7 @@ class Volumes:
     def __init__(self, home: Path, *, floor: int = 1 << 28) -> None:
         self._floor = floor
         self._images = home / "volumes"
-        self._mounted = common() / sha256(os.fsencode(home)).hexdigest()[:16]
+        self._mounted = shared_directory() / sha256(os.fsencode(home)).hexdigest()[:16]
 
     def place(self, id: str) -> Path:
         """Where the volume of a workspace is when it is mounted; everything else goes by that."""
@@ -128,7 +129,7 @@ class Volumes:
         with self._locked(place):
             if not place.is_mount():
                 with _attached(self._image(place)) as device:
-                    mount_in_common(device, place, "ext4", "noinit_itable")
+                    mount_shared(device, place, "ext4", "noinit_itable")
 
     def remove(self, place: Path) -> None:
         """Remove a volume with all that is in it, also when it is half made. Who still uses it cannot write any more,

@@ -19,10 +19,11 @@ from typing import Any
 from runner.core.model import Handle, Mount
 from runner.guest.client import Guest
 from runner.ports.provider import SandboxHandoff, SandboxSpec
+from runner.safefs.safe_open import open_linkless
 from runner.sandbox.cgroup import Group
 from runner.sandbox.container_init import First
-from runner.sandbox.docker_mounts import Cover, Handed
-from runner.sandbox.mounts import Place, open_linkless
+from runner.sandbox.docker_mounts import Cover, DaemonStage
+from runner.sandbox.mounts import MountSource
 from runner.sandbox.protected_paths import Guard, Kind
 from runner.sandbox.sandbox_layout import EMPTY, PATHS
 
@@ -97,9 +98,9 @@ def mounts_of(handle: Handle) -> tuple[Mount, ...]:
 
 
 @contextmanager
-def open_tree(places: Handed, seat: Seat) -> Iterator[int]:
+def open_tree(places: DaemonStage, seat: Seat) -> Iterator[int]:
     """The tree as the container has it, an ``O_PATH`` descriptor."""
-    tree = places.open(Place(seat.tree, "bind", seat.tree))
+    tree = places.open(MountSource(seat.tree))
     try:
         yield tree
     finally:

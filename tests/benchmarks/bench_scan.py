@@ -19,7 +19,7 @@ from pathlib import Path
 
 from runner.policy.paths import PathPolicy
 from runner.runtime.tree_scan import scan
-from runner.safefs import beneath, listing
+from runner.safefs import listing, safe_open
 from tests.benchmarks.sizes import amount, rounds
 
 ROUNDS = rounds(7)
@@ -55,7 +55,7 @@ def measure(action: Callable[[], object]) -> tuple[float, float]:
 
 
 def listed(root: Path) -> None:
-    with beneath.opened(root) as top, listing.opened(top, POLICY.max_file_size, ()) as lister:
+    with safe_open.open_directory(root) as top, listing.opened(top, POLICY.max_file_size, ()) as lister:
         lister.ask("", "")
         for path, chunk in lister:
             for odd in chunk.odd:

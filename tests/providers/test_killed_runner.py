@@ -126,7 +126,7 @@ async def test_nothing_outlives_a_runner_that_was_killed_while_it_opened(tmp_pat
 
 @ROOT.mark
 def test_the_stage_of_a_killed_runner_is_removed_by_the_next_and_a_living_one_s_is_not(tmp_path: Path) -> None:
-    program = "from runner.sandbox.mounts import stage; print(stage(), flush=True); input()"
+    program = "from runner.sandbox.mounts import stage_directory; print(stage_directory(), flush=True); input()"
     start = [sys.executable, "-c", program]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": Path(__file__).parents[2]}
     with subprocess.Popen(start, **pipes) as living, subprocess.Popen(start, **pipes) as killed:

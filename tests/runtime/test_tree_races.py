@@ -19,7 +19,7 @@ from runner.policy.paths import PathPolicy
 from runner.ports.git import Author, SnapshotOptions
 from runner.runtime.tree_scan import scan
 from runner.safefs import trees
-from runner.safefs.beneath import read_beneath
+from runner.safefs.safe_open import read_beneath
 
 NAMES = 16  # of each sort that are swapped
 LENGTH = 200  # of every file and of every link's target, so that a size tells nothing

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from runner.core.errors import ProviderFailed
+from runner.safefs.safe_open import open_linkless
 from runner.sandbox.docker_api import Engine
-from runner.sandbox.docker_mounts import open_handed
-from runner.sandbox.mounts import open_linkless
+from runner.sandbox.docker_mounts import open_daemon_stage
 from tests.support.needs import USERS
 
 LISTEN = """
@@ -54,7 +54,7 @@ def test_a_source_is_seen_where_the_daemon_looks(
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "file").write_text("shown")
     name = f"handed-{os.getpid()}"
-    with open_handed(Engine(f"unix://{socket}"), name, os.getuid()) as places:
+    with open_daemon_stage(Engine(f"unix://{socket}"), name, os.getuid()) as places:
         place = places.add(open_linkless(tmp_path / "source"))
         theirs = Path(f"/proc/{pid}/root{place.path}/file")
         assert theirs.read_text() == "shown"
@@ -71,7 +71,7 @@ def test_a_daemon_that_is_down_is_told_as_everywhere_else(tmp_path: Path) -> Non
     engine = Engine(f"unix://{tmp_path / 'docker.sock'}")
     with (
         pytest.raises(ProviderFailed, match=f"`{engine.host}` cannot be reached: No such file") as caught,
-        open_handed(engine, f"handed-{os.getpid()}", os.getuid()),
+        open_daemon_stage(engine, f"handed-{os.getpid()}", os.getuid()),
     ):
         pass
     assert (caught.value.hint or "").startswith("start the daemon that listens there")

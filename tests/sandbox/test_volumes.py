@@ -15,8 +15,8 @@ from runner.core.errors import CleanUpIncomplete, ProviderFailed
 from runner.core.model import Handle, Limits
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.local import Local
+from runner.safefs.linux import unmount
 from runner.sandbox.directories import Directories
-from runner.sandbox.mounts import unmount
 from runner.sandbox.volumes import Volumes
 from tests.support.needs import USERS
 from tests.support.providers import MIB, on_host
@@ -56,11 +56,11 @@ async def test_a_link_is_where_people_look_for_the_tree(made: tuple[Local, Handl
 MOUNTER = """
 import sys
 from pathlib import Path
-from runner.sandbox.mounts import stage
+from runner.sandbox.mounts import stage_directory
 from runner.sandbox.volumes import Volumes
 
 if sys.argv[2] == "staged":
-    stage()
+    stage_directory()
 print("begun", flush=True)
 volumes = Volumes(Path(sys.argv[1]))
 for line in sys.stdin:
@@ -170,7 +170,7 @@ import os, signal, sys, trio
 from pathlib import Path
 from runner.core.model import Limits
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
-from runner.sandbox.mounts import stage
+from runner.sandbox.mounts import stage_directory
 from runner.sandbox.volumes import Volumes
 from runner.providers.local import Local
 

@@ -31,7 +31,7 @@ from runner.ports.provider import (
     WorkspaceRequest,
 )
 from runner.sandbox.directories import Directories
-from runner.sandbox.mounts import open_places
+from runner.sandbox.mounts import open_stage
 from runner.sandbox.prepared_mounts import open_room, paths_on_host
 
 _PORTS = count(40_000)
@@ -102,7 +102,7 @@ class Fake:
     @asynccontextmanager
     async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Stage]:
         await self._reach("open")
-        async with open_room(handle, spec, open_places(None)) as room:
+        async with open_room(handle, spec, open_stage(None)) as room:
             if handle.id in self._received:
                 self._received.remove(handle.id)
             else:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from runner.safefs import trees
-from runner.sandbox.mounts import common
+from runner.sandbox.mounts import shared_directory
 from tests.support.forked import FORKS
 
 DYING = 2.0  # seconds that a busy machine may take for processes that were killed
@@ -194,7 +194,7 @@ def _shows(mounts: bytes, places: Sequence[bytes]) -> bool:
     """
     if not any(place in mounts for place in places):
         return False
-    everybody = re.compile(rf" (/oldroot)?{re.escape(str(common()))}/".encode())
+    everybody = re.compile(rf" (/oldroot)?{re.escape(str(shared_directory()))}/".encode())
     return any(place in line and not everybody.search(line) for line in mounts.splitlines() for place in places)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from runner.core.errors import UnknownReference, nearest
 from runner.core.sanitize import excerpt
 from runner.core.settings import shipped
-from runner.safefs.beneath import read_beneath
+from runner.safefs.safe_open import read_beneath
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts
 from runner.spec.preload import FILES
 from runner.triage.incident import FILE as INCIDENT_FILE

@@ -43,7 +43,7 @@ from runner.ports.provider import Probe
 from runner.ports.sink import Sink
 from runner.ports.store import ProjectRow, Store
 from runner.runtime.context import Places, Ports
-from runner.safefs.beneath import read_beneath
+from runner.safefs.safe_open import read_beneath
 from runner.steps.verify.run import MAX_OUTPUT
 
 FRESH_SECONDS = 10.0  # that what planning found of a provider is taken for what it is

@@ -43,7 +43,7 @@ from runner.ops.runs.history import StoredRun, patch_of
 from runner.ops.runs.secret_values import make_redactor
 from runner.report import markdown
 from runner.safefs import trees
-from runner.safefs.beneath import open_beneath
+from runner.safefs.safe_open import open_beneath
 
 PUSH_SECONDS = 300.0
 

@@ -14,7 +14,7 @@ from runner.ops.runs.history import StoredRun, find_run
 from runner.ops.runs.watch import planned
 from runner.ports.agent import Ended, ModelAgent
 from runner.report.triage import header_of
-from runner.safefs.beneath import read_beneath
+from runner.safefs.safe_open import read_beneath
 from runner.triage.baseline import cleaned
 from runner.triage.prompt import PreviousAttempt
 

@@ -108,7 +108,7 @@ async def recover_runs(
                 raise RunUnfinished(f"run `{row.id}` has a runner, which lives", hint=f"runner runs show {row.id}")
     strays = await _strays(settings.home, {row.id for row in rows}, store, dry_run) if run is None else []
     if not dry_run:
-        mounts.sweep()
+        mounts.remove_stale_stages()
     return Recovery(tuple(done), tuple(strays), dry_run, unknown=tuple(unknown) if run is None else ())
 
 

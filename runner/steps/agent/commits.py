@@ -24,7 +24,7 @@ from runner.runtime.context import Run
 from runner.runtime.mount_plan import Shape
 from runner.runtime.tree_scan import leaves_tree
 from runner.safefs import trees
-from runner.safefs.beneath import read_beneath
+from runner.safefs.safe_open import read_beneath
 from runner.steps.agent.plan import Body as Agent
 
 BUNDLE = "agent-commits.bundle"

@@ -25,7 +25,7 @@ from runner.events import events as ev
 from runner.ports.provider import Probe, Provider, WorkspaceRequest
 from runner.runtime.agents_file import place_in_project, place_in_tree
 from runner.runtime.context import Run, read_input, write_new
-from runner.safefs.beneath import open_beneath
+from runner.safefs.safe_open import open_beneath
 from runner.spec.incident import left_out
 from runner.spec.model import ContextFile
 from runner.steps.provision.plan import Body

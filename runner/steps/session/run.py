@@ -25,7 +25,7 @@ from runner.core.settings import shipped
 from runner.ports.agent import Ended, ModelAgent
 from runner.runtime.context import Run, write_new
 from runner.runtime.exec import open_logs, run_command
-from runner.safefs.beneath import open_beneath, read_beneath
+from runner.safefs.safe_open import open_beneath, read_beneath
 from runner.steps.agent.variables import incident_id, session_id, standard
 from runner.steps.session.plan import HOOK_SECONDS, Body
 

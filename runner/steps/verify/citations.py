@@ -21,7 +21,7 @@ from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.ports.agent import Ended, ModelAgent
 from runner.runtime.context import Run
-from runner.safefs.beneath import read_beneath
+from runner.safefs.safe_open import read_beneath
 from runner.steps.agent.plan import Body as AgentBody
 from runner.triage.references import Reference, claimed, fault, not_run, references
 

@@ -22,7 +22,7 @@ from runner.runtime.context import Run
 from runner.runtime.exec import LogFile, blame, open_logs, run_command, written
 from runner.runtime.file_states import Untouched
 from runner.safefs import trees
-from runner.safefs.beneath import read_beneath
+from runner.safefs.safe_open import read_beneath
 from runner.spec.model import ReportCheck, VerifySpec
 from runner.steps.setup.plan import command_words
 from runner.steps.verify.citations import check_citations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.safefs.beneath import Opener, open_beneath, open_by_name, open_in_kernel, read_beneath
+from runner.safefs.safe_open import Opener, open_beneath, open_by_name, open_in_kernel, read_beneath
 
 
 def tree(root: Path, *files: str) -> Path:
