@@ -15,6 +15,7 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = "runner"
 html_copy_source = False
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_additional_pages = {"index": "to_docs.html"}
