@@ -32,6 +32,9 @@ def test_the_image_has_each_tool_of_its_version_the_skill_and_the_sub_runners(pr
     found = {one["what"]: one["told"] for one in checked["found"] if one["is_right"]}
     assert {tool: found[tool] for tool in pins()} == pins()
     assert found.keys() > {*DISTRIBUTED, "places", "user", "skill k8s-troubleshooter and sub-runners"}
+    assert found.keys() > {"kubectl", "helm", "rg", "fd", "fzf", "claude", "codex", "gemini", "goose"}
+    assert found["kubectl"].startswith("1.31.")
+    assert found["helm"].startswith("3.")
     assert (checked["user"], checked["is_right"]) == ("agent", True)
     assert 1e9 < checked["size_bytes"] < 1.7e9
     assert json.loads(project.runner("workspace", "list", "--output", "json").out) == []

@@ -19,9 +19,10 @@ from tests.support.situations import Project, document, git, groups, step
 
 @pytest.mark.scenario("CFG-04")
 def test_repository_source_none_gives_an_empty_workspace(project: Project) -> None:
+    """Whatever repository the task names."""
     project.script("ls -A /workspace | wc -l", workspace="repo_source: {type: none}")
 
-    done, record = project.apply()
+    done, record = project.apply("--task", "repository_url=https://127.0.0.1:1/never.git")
 
     assert done.code == 0, done.out + done.err
     assert project.logs("agent") == "0\n"
