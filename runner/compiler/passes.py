@@ -14,7 +14,7 @@ from runner.core.errors import IsolationTooWeak, NotEnforced, ProviderUnavailabl
 from runner.core.model import Feature
 from runner.manifest.text import collector_paused
 from runner.plan.graph import Graph
-from runner.plan.model import FORMAT, Given, Plan, PlannedCluster, RunPlan, Step, digest
+from runner.plan.model import FORMAT, Plan, PlannedCluster, RunPlan, SecretGrant, Step, digest
 from runner.ports.provider import Probe
 from runner.spec.model import Demand, Facts, RunSpec, no_image
 
@@ -60,7 +60,7 @@ def give_secrets(draft: Draft) -> Draft:
         replace(
             step,
             secrets=tuple(
-                Given(secret.name, secret.as_file, f"{secret.at.file}:{secret.at.line}")
+                SecretGrant(secret.name, secret.as_file, f"{secret.at.file}:{secret.at.line}")
                 for secret in secrets
                 if step.kind in secret.steps
             ),

@@ -1,9 +1,8 @@
 """Secrets, and their removal from whatever is shown or kept.
 
-For whoever has a secret, such as the model gateway: the composition root makes one ``Redactor`` a process, which is
-``Ports.redact`` in steps. ``redactor.register(name, value)`` before the first byte that might have the value passes;
-from then on ``[redacted:NAME]`` stands for it in logs, events, errors, reports and prompts. Nothing is ever
-unregistered.
+Each process has one ``Redactor``; steps reach it as ``RunDependencies.redact``. Call ``redactor.register(name, value)``
+before the first byte that might have the value passes; from then on ``[redacted:NAME]`` stands for it in logs, events,
+errors, reports and prompts. Nothing is ever unregistered.
 
 Looked for is each *form* of a secret: as it is; in base64 (both alphabets, at any of three offsets), hexadecimal (with
 colons, too) and percent-encoding; escaped for JSON, Python and shells. White space, NUL and the colour codes of a

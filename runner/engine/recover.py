@@ -24,9 +24,9 @@ from runner.events.record import RunRecord, fold
 from runner.plan.model import RunPlan
 from runner.ports.git import Snapshot
 from runner.ports.provider import Provider
-from runner.runtime.context import Places, Ports, Run
+from runner.runtime.context import RunContext, RunDependencies, RunPaths
 from runner.runtime.incident_files import is_latest
-from runner.runtime.lease_holder import Tenure, keep
+from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 from runner.safefs import trees
 from runner.spec.model import PolicySpec
 from runner.steps.save.plan import Body
@@ -116,14 +116,14 @@ def has_work(record: RunRecord) -> bool:
     return kinds.get("clone", kinds.get("provision")) is Status.SUCCEEDED
 
 
-def belongings(record: RunRecord, places: Places) -> list[Path]:
+def belongings(record: RunRecord, paths: RunPaths) -> list[Path]:
     """What of a run is removed with it, as far as it is there: temporary directories, and a repository without work."""
-    found = [*places.home.glob(f"tmp/{record.id}-*"), *places.home.glob(f"sandboxes/.{record.id}-*.part")]
+    found = [*paths.home.glob(f"tmp/{record.id}-*"), *paths.home.glob(f"sandboxes/.{record.id}-*.part")]
     kept = record.snapshot is not None or (record.saved_work is not None and record.saved_work.commit is not None)
     if kept:
-        found += places.repository.glob("tmp*")  # an index that git was using
+        found += paths.repository.glob("tmp*")  # an index that git was using
     elif not unsaved(record):
-        found += places.home.glob(f"snapshots/{record.id}.git")
+        found += paths.home.glob(f"snapshots/{record.id}.git")
     return sorted(found)
 
 
@@ -133,7 +133,7 @@ def unsaved(record: RunRecord) -> bool:
 
 
 async def recover(
-    record: RunRecord, saving: Saving | str, *, places: Places, ports: Ports, append: Append
+    record: RunRecord, saving: Saving | str, *, paths: RunPaths, deps: RunDependencies, append: Append
 ) -> Recovered:
     """End a run that has lost its runner, and return what became of it.
 
@@ -143,7 +143,7 @@ async def recover(
     Nothing is done while another than the run, or a recovery of it, has the workspace's lease and it is live.
     Raises what the store raises. Cancelling leaves the rest for the next time.
     """
-    ending = _Ending(record, saving, places, ports, append)
+    ending = _Ending(record, saving, paths, deps, append)
     await ending.temporary()
     try:
         await ending.lease()
@@ -155,8 +155,8 @@ async def recover(
         for kind, name in list(record.effects):
             if kind == "workspace":
                 await ending.workspace(name, record.effects[kind, name])
-        await ending.paths()
-        await ending.tenure.release(ending.emit)
+        await ending.remove_own_paths()
+        await ending.lease_holder.release(ending.emit)
     if record.ended is None:
         left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
         outcome = Outcome(Status.UNKNOWN, Reason.UNKNOWN, _because(record))
@@ -172,10 +172,12 @@ def _because(record: RunRecord) -> str:
 class _Ending:
     """The ending of one run."""
 
-    def __init__(self, record: RunRecord, saving: Saving | str, places: Places, ports: Ports, append: Append) -> None:
-        self._record, self._saving, self._places, self._ports = record, saving, places, ports
+    def __init__(
+        self, record: RunRecord, saving: Saving | str, paths: RunPaths, deps: RunDependencies, append: Append
+    ) -> None:
+        self._record, self._saving, self._paths, self._deps = record, saving, paths, deps
         self._append = append
-        self.tenure = Tenure(record.workspace, f"the recovery of run {record.id}", ports.lease)
+        self.lease_holder = LeaseHolder(record.workspace, f"the recovery of run {record.id}", deps.lease)
         self._removed: list[str] = []
         self._kept: list[str] = []
         self._left: list[str] = []
@@ -186,7 +188,7 @@ class _Ending:
             return
         with trio.CancelScope(shield=True):
             try:
-                written = await self._append(self._record.id, events, self.tenure.fence)
+                written = await self._append(self._record.id, events, self.lease_holder.fence)
             except RunnerError as error:
                 self._unwritten = error
                 raise
@@ -209,7 +211,7 @@ class _Ending:
 
     async def temporary(self) -> None:
         """Remove what nobody misses, before anything is written: the disk may be full of it."""
-        for path in sorted(self._places.home.glob(f"tmp/{self._record.id}-*")):
+        for path in sorted(self._paths.home.glob(f"tmp/{self._record.id}-*")):
             if await trio.to_thread.run_sync(remove, path) is None:
                 self._removed.append(str(path))
 
@@ -219,22 +221,22 @@ class _Ending:
         Also from the run itself or another recovery of it: these are dead, for the caller holds it. Raises
         ``LeaseHeld``.
         """
-        row = await self._ports.lease(self.tenure.workspace)
+        row = await self._deps.lease(self.lease_holder.workspace)
         if row.id or any(kind in ("lease", "workspace") for kind, _ in self._record.effects):
-            dead = row.holder in (f"run {self._record.id}", self.tenure.holder)
-            await self.tenure.acquire(self.emit, forced=dead)
+            dead = row.holder in (f"run {self._record.id}", self.lease_holder.holder)
+            await self.lease_holder.acquire(self.emit, forced=dead)
 
     async def keep_lease(self) -> None:
         """Refresh it while it is had: a large tree takes long to save. Once it is lost, nothing can be written."""
 
         async def write(*events: ev.Event) -> None:
-            for recorded in await self._append(self._record.id, events, self.tenure.fence):
+            for recorded in await self._append(self._record.id, events, self.lease_holder.fence):
                 fold(self._record, recorded)
 
         async def warn(message: str) -> None:
             await write(ev.WarningIssued("lease.refresh-failed", message))
 
-        await keep(self.tenure, write, margin=0, warn=warn)
+        await renew_until_released(self.lease_holder, write, margin=0, warn=warn)
 
     async def workspace(self, name: str, place: str) -> None:
         """End what runs in a workspace, save its work, and remove it; unless the work could not be saved."""
@@ -246,17 +248,17 @@ class _Ending:
             self._left.append(f"workspace {name} {place}: {_words(group)}")
 
     async def _workspace(self, name: str, place: str) -> None:
-        provider = self._ports.provider(place)
+        provider = self._deps.provider(place)
         # A loss of power may have taken the record of a workspace that was had warm: then its slot's is there.
         names = {name, self._record.slot} if name == self._record.workspace else {name}
-        for handle in await provider.list_owned(self._ports.nonce):
+        for handle in await provider.list_owned(self._deps.nonce):
             if handle.id not in names:
                 continue
             await provider.evict(handle)
             if has_work(self._record) and name == self._record.workspace:
                 outcome = await self._step("save", partial(self._save, provider, handle))
                 if self._record.saved_work is None:
-                    self._kept.append(f"{self._places.name_of(handle)}: {outcome.message}")
+                    self._kept.append(f"{self._paths.name_of(handle)}: {outcome.message}")
                     return
             await self.emit(ev.ResourceRemovalStarted("", "workspace", name))
             outcome = await self._step("teardown", partial(_tear_down, provider, handle))
@@ -287,17 +289,17 @@ class _Ending:
         base = record.base or saving.base
         if base is None and any(step.kind == "clone" for step in record.steps.values()):
             return failed(Reason.PLATFORM, "the journal does not say what the work is to be compared with")
-        await trio.to_thread.run_sync(trees.remove, self._places.directory / "output")  # half a copy of it
+        await trio.to_thread.run_sync(trees.remove, self._paths.directory / "output")  # half a copy of it
         async with trio.open_nursery() as services:
-            run = Run(
+            run = RunContext(
                 id=record.id,
                 plan=saving.plan,
                 digest=record.plan,
-                places=self._places,
-                ports=self._ports,
+                paths=self._paths,
+                deps=self._deps,
                 emit=self._emit_news,
                 services=services,
-                tenure=self.tenure,
+                lease_holder=self.lease_holder,
             )
             run.provider, run.handle, run.inputs = provider, handle, saving.inputs
             run.placed, run.protected, run.rehearsal = record.placed, record.protected, record.rehearsal
@@ -312,7 +314,7 @@ class _Ending:
             # By now the incident may have the output of a later run; then this one's stays here.
             latest = record.log is not None and await trio.to_thread.run_sync(is_latest, Path(record.log))
             if record.log is not None and not latest:
-                self._kept.append(f"{run.places.directory / 'output'}: another run has worked on the incident since")
+                self._kept.append(f"{run.paths.directory / 'output'}: another run has worked on the incident since")
             return await save(saving.body if latest else replace(saving.body, incident=None), run)
 
     async def _emit_news(self, *events: ev.Event) -> None:
@@ -320,16 +322,16 @@ class _Ending:
         known = set(self._record.violations)
         await self.emit(*(e for e in events if not (isinstance(e, ev.ViolationsFound) and known >= {*e.violations})))
 
-    async def paths(self) -> None:
+    async def remove_own_paths(self) -> None:
         """Remove what is the runner's own, and strike off the checkout."""
-        for path in belongings(self._record, self._places):
+        for path in belongings(self._record, self._paths):
             left = await trio.to_thread.run_sync(remove, path)
             if left:
                 self._left.append(f"{path}: {left}")
             else:
                 self._removed.append(str(path))
         for kind, name in list(self._record.effects):
-            if kind == "checkout" and not (self._places.checkout.parent / name).exists():
+            if kind == "checkout" and not (self._paths.checkout.parent / name).exists():
                 await self.emit(ev.ResourceRemoved("", kind, name))
 
 

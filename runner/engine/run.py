@@ -34,9 +34,9 @@ from runner.events.record import RunRecord, fold
 from runner.lifecycle.lease import TTL
 from runner.plan.model import AFTER_AGENT, HOUSING, RunPlan, Step, graph_of
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
-from runner.runtime.context import Places, Ports, Resumption, Run, Underway
+from runner.runtime.context import CurrentStep, ResumeState, RunContext, RunDependencies, RunPaths
 from runner.runtime.disk_watch import outgrown, size_of, too_large, watched
-from runner.runtime.lease_holder import Tenure, keep
+from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 from runner.runtime.removal import fall_back
 from runner.steps.provision.plan import Body as Provisioning
 from runner.steps.provision.run import next_fit
@@ -51,7 +51,7 @@ class Uncopied(OSError):
 
 
 @dataclass
-class Control:
+class RunCancellation:
     """How a signal reaches a run: the first ends its work, the second its settling and its sandboxes.
 
     A command that is being stopped has its grace only as long as its sandbox is open. Sandboxes have half of the
@@ -63,26 +63,26 @@ class Control:
     settle: trio.CancelScope = field(default_factory=trio.CancelScope)
     sandboxes: trio.CancelScope = field(default_factory=trio.CancelScope)
     requested_at: float | None = None  # trio time of the first signal
-    insisted_at: float | None = None  # and of the second
-    lost_at: float | None = None  # when the run's lease ended, or was about to
-    lost_for: str | None = None  # why, if that is known
+    forced_at: float | None = None  # and of the second
+    lease_lost_at: float | None = None  # when the run's lease ended, or was about to
+    lease_lost_reason: str | None = None  # why, if that is known
 
     def stop(self) -> None:
         if self.requested_at is None:
             self.requested_at = trio.current_time()
             self.work.cancel()
             self.bound(self.requested_at)
-        elif self.insisted_at is None:
-            self.insisted_at = trio.current_time()
+        elif self.forced_at is None:
+            self.forced_at = trio.current_time()
             self.settle.cancel()
             self.sandboxes.cancel()
 
     def lose(self, why: str | None = None) -> None:
         """Somebody else may have the workspace soon: end the work while that is still ours to do."""
-        if self.lost_at is None:
-            self.lost_at, self.lost_for = trio.current_time(), why
+        if self.lease_lost_at is None:
+            self.lease_lost_at, self.lease_lost_reason = trio.current_time(), why
             self.work.cancel()
-            self.bound(self.lost_at)
+            self.bound(self.lease_lost_at)
 
     def bound(self, ended: float) -> None:
         """Let the stop budget begin at ``ended``, unless it has begun already."""
@@ -90,24 +90,24 @@ class Control:
         self.sandboxes.deadline = min(self.sandboxes.deadline, ended + self.stop_budget_seconds / 2)
 
 
-async def carry_out(
+async def execute_run(
     plan: RunPlan,
     digest: str,
     *,
     id: str,
-    places: Places,
-    ports: Ports,
+    paths: RunPaths,
+    deps: RunDependencies,
     append: Append,
-    control: Control,
+    control: RunCancellation,
     key: str | None = None,
     manifests: str | None = None,
-    resumption: Resumption | None = None,
+    resumption: ResumeState | None = None,
     secrets: Mapping[str, Secret] | None = None,
     warnings: Sequence[RunnerError] = (),
 ) -> RunRecord:
     """Run one run to its one terminal event and return its record.
 
-    ``secrets`` are those that its steps name; ``ports.redact`` and ``append`` know them already. ``warnings`` are what
+    ``secrets`` are those that its steps name; ``deps.redact`` and ``append`` know them already. ``warnings`` are what
     is known before it starts.
     With a ``resumption`` it goes on with what an earlier run kept; the steps that are reused there are not performed.
     Raises ``RunExists`` when the store has a run of this name and ``key``; then nothing was started. Raises
@@ -117,8 +117,8 @@ async def carry_out(
     settles, within the run's stop budget. A bug in a step propagates after settling.
     """
     record = RunRecord(id)
-    tenure = Tenure(record.workspace, f"run {id}", ports.lease)
-    journal = _Journal(record, append, control, tenure)
+    lease_holder = LeaseHolder(record.workspace, f"run {id}", deps.lease)
+    journal = _Journal(record, append, control, lease_holder)
     kinds = {step.id: step.kind for step in plan.steps}
     resumes = resumption.run if resumption is not None else None
     await journal.write(
@@ -130,7 +130,7 @@ async def carry_out(
             plan.deadline_seconds,
             key=key,
             resumes=resumes,
-            rehearsal=ports.gateway.rehearsal,
+            rehearsal=deps.gateway.rehearsal,
             manifests=manifests,
         ),
         *(ev.WarningIssued(warning.code, warning.message) for warning in warnings),
@@ -140,15 +140,15 @@ async def carry_out(
     try:
         with control.sandboxes:
             async with trio.open_nursery() as services:
-                run = Run(
+                run = RunContext(
                     id=id,
                     plan=plan,
                     digest=digest,
-                    places=places,
-                    ports=ports,
+                    paths=paths,
+                    deps=deps,
                     emit=journal.emit,
                     services=services,
-                    tenure=tenure,
+                    lease_holder=lease_holder,
                     kept=resumption.kept if resumption is not None else None,
                     attempt=resumption.attempt if resumption is not None else None,
                     secrets=secrets,
@@ -164,7 +164,7 @@ async def carry_out(
         last += (ev.StepEnded(name, _LOST) for name in record.unfinished())
     outcome = _verdict(record, control)
     text = "what was written before secret {} was known may show it"
-    last += (ev.WarningIssued("secret.late", text.format(name)) for name in ports.redact.late)
+    last += (ev.WarningIssued("secret.late", text.format(name)) for name in deps.redact.late)
     left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
     await journal.write(*last, ev.RunEnded(outcome, exit_code(outcome), left))
     return record
@@ -179,8 +179,8 @@ class _Journal:
 
     record: RunRecord
     append: Append
-    control: Control
-    tenure: Tenure
+    control: RunCancellation
+    lease_holder: LeaseHolder
 
     async def write(self, *events: ev.Event, fence: Fence | None = None) -> None:
         """Shielded: a step that was cancelled still says so, and the store bounds its own waiting."""
@@ -202,7 +202,7 @@ class _Journal:
         A refusal means that the holder was away for longer than its lease: whatever runs is ended. What has happened
         meanwhile is written all the same if nobody else has had the workspace since. Raises ``LeaseLost`` if so.
         """
-        fence = self.tenure.fence
+        fence = self.lease_holder.fence
         with trio.CancelScope(shield=True):
             try:
                 await self.write(*events, fence=fence)
@@ -211,9 +211,9 @@ class _Journal:
                     raise
                 self.control.lose()
                 self.control.sandboxes.cancel()
-                if await self.tenure.regain(fence, self.write):
+                if await self.lease_holder.regain(fence, self.write):
                     events = (ev.WarningIssued(refusal.code, refusal.message), *events)
-                await self.write(*events, fence=self.tenure.fence)
+                await self.write(*events, fence=self.lease_holder.fence)
 
 
 async def _keep_lease(journal: _Journal, stop_budget_seconds: float) -> None:
@@ -222,12 +222,12 @@ async def _keep_lease(journal: _Journal, stop_budget_seconds: float) -> None:
 
     # Of a stop budget longer than that, what is left after the lease cannot be used; but the run can begin.
     margin = min(stop_budget_seconds + KILL_GRACE, TTL / 4)
-    why = await keep(journal.tenure, journal.write, margin=margin, warn=warn)
-    if journal.tenure.fence is not None:
+    why = await renew_until_released(journal.lease_holder, journal.write, margin=margin, warn=warn)
+    if journal.lease_holder.fence is not None:
         journal.control.lose(why)
 
 
-async def pass_over(
+async def record_skipped_run(
     plan: RunPlan,
     digest: str,
     *,
@@ -264,7 +264,7 @@ async def _work(stage: _Stage) -> None:
     with control.work as work:
         work.deadline = stage.deadline = trio.current_time() + stage.plan.deadline_seconds
         control.bound(work.deadline)
-        stage.run.news.append(ev.PhaseStarted("work"))
+        stage.run.pending_events.append(ev.PhaseStarted("work"))
         await stage.perform(stage.plan.phase("work"))
 
 
@@ -275,11 +275,11 @@ async def _settle(stage: _Stage) -> None:
         settle.shield = True
         if control.requested_at is not None:
             await stage.run.emit(ev.CancelRequested("signal"))
-        elif control.lost_at is not None:
+        elif control.lease_lost_at is not None:
             await stage.run.emit(ev.CancelRequested("lease"))
         elif control.work.cancel_called:
             await stage.run.emit(ev.CancelRequested("deadline"))
-        stage.run.news.append(ev.PhaseStarted("settle"))
+        stage.run.pending_events.append(ev.PhaseStarted("settle"))
         # The agent ran, but work ended before its hooks: they come first now, while there are sandboxes.
         stage.deadline = control.sandboxes.deadline
         if late := _late(plan, record):
@@ -305,10 +305,10 @@ _OF_PLACE = (Reason.PLATFORM, Reason.SETUP, Reason.TIMEOUT, Reason.OOM, Reason.U
 class _Stage:
     """Performs steps of one run, deciding on skipping by the outcomes of needs."""
 
-    run: Run
+    run: RunContext
     record: RunRecord
     plan: RunPlan
-    control: Control
+    control: RunCancellation
     reused: Mapping[str, tuple[str, str]]
     deadline: float = math.inf
     settling: bool = False
@@ -325,12 +325,14 @@ class _Stage:
             await self._tell()
 
     async def _tell(self) -> None:
-        if self.run.news:
+        if self.run.pending_events:
             await self.run.emit()
 
     def _outcome(self, name: str) -> Outcome | None:
         """How a step has ended, if it has."""
-        told = (event.outcome for event in self.run.news if isinstance(event, ev.StepEnded) and event.step == name)
+        told = (
+            event.outcome for event in self.run.pending_events if isinstance(event, ev.StepEnded) and event.step == name
+        )
         return next(told, self.record.steps[name].outcome)
 
     async def _step(self, step: Step) -> None:
@@ -359,7 +361,7 @@ class _Stage:
     def _fallen(self, steps: Sequence[Step]) -> tuple[str, Outcome] | None:
         """The first of some steps that has failed, and how, if another workspace may be better."""
         run = self.run
-        if run.moved_in or run.provider is None or self.control.work.cancel_called:
+        if run.agent_started or run.provider is None or self.control.work.cancel_called:
             return None
         for step in steps:
             outcome = self.record.steps[step.id].outcome
@@ -369,34 +371,34 @@ class _Stage:
 
     async def _attempt(self, step: Step) -> None:
         if blocker := self._blocked(step):
-            self.run.news.append(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
+            self.run.pending_events.append(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
             return
         reused = [ev.StepReused(step.id, *self.reused[step.id])] if step.id in self.reused else []
         await self.run.emit(ev.StepStarted(step.id), *reused)
         outcome: Outcome | None = None
         stops = _Stops(step, self.control, trio.current_time() + step.deadline_seconds, self.deadline, self.settling)
-        self.run.underway = underway = Underway(step.id, stops.explain)
+        self.run.current_step = current_step = CurrentStep(step.id, stops.explain)
         try:
             with trio.CancelScope(deadline=min(stops.own, stops.outer)) as scope:
                 work = _take_over(step, self.run, reused[0].from_run) if reused else _perform(step, self.run)
                 outcome = await self._within_disk(stops, scope, work)
         except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
-            outcome = _broken(group, end_unknown=underway.end_unknown)
+            outcome = _broken(group, end_unknown=current_step.end_unknown)
             if isinstance(error := leaf(group), Escaped):
                 await self.run.emit(ev.ProcessEscaped(step.id, error.message))
         finally:
             if step.secrets:
-                self.run.retire()  # no later step may find what was in this one's sandbox
-            self.run.news.append(ev.StepEnded(step.id, outcome or stops.outcome(underway.awaited)))
+                self.run.begin_close()  # no later step may find what was in this one's sandbox
+            self.run.pending_events.append(ev.StepEnded(step.id, outcome or stops.outcome(current_step.awaited)))
 
     async def _within_disk(self, stops: _Stops, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
         """Do a step's work; cancel its scope when its workspace outgrows a limit that the provider does not keep."""
-        places, limit = watched(self.run, stops.step.kind), self.run.plan.limits.disk_bytes or 0
-        if not places:
+        paths, limit = watched(self.run, stops.step.kind), self.run.plan.limits.disk_bytes or 0
+        if not paths:
             return await work
 
         async def watch() -> None:
-            stops.overfull = too_large(await outgrown(places, limit), limit)
+            stops.overfull = too_large(await outgrown(paths, limit), limit)
             stops.over_at = trio.current_time()
             scope.cancel()
 
@@ -404,7 +406,7 @@ class _Stage:
             nursery.start_soon(watch)
             outcome = await work
             nursery.cancel_scope.cancel()
-        size = await size_of(places)
+        size = await size_of(paths)
         return failed(Reason.DISK, too_large(size, limit)) if size > limit and outcome.ok else outcome
 
     def _blocked(self, step: Step) -> str | None:
@@ -427,7 +429,7 @@ class _Stops:
     """
 
     step: Step
-    control: Control
+    control: RunCancellation
     own: float
     outer: float
     settling: bool
@@ -442,7 +444,7 @@ class _Stops:
             return ev.StopStageReached(self.step.id, stage, self._reason(command), grace)
         if not sandboxes.cancel_called:  # the grace has passed
             return ev.StopStageReached(self.step.id, stage, self._reason(command))
-        insisted = _moment(self.control.insisted_at) <= sandboxes.deadline
+        insisted = _moment(self.control.forced_at) <= sandboxes.deadline
         return ev.StopStageReached(
             self.step.id, stage, StopReason.SECOND_SIGNAL if insisted else StopReason.STOP_BUDGET
         )
@@ -468,12 +470,12 @@ class _Stops:
 
     def _reason(self, command: float = math.inf) -> StopReason:
         if self.settling:
-            signal = (_moment(self.control.insisted_at), StopReason.SECOND_SIGNAL)
+            signal = (_moment(self.control.forced_at), StopReason.SECOND_SIGNAL)
             outer = (self.outer, StopReason.STOP_BUDGET)
         else:
             signal = (_moment(self.control.requested_at), StopReason.SIGNAL)
             outer = (self.outer, StopReason.RUN_DEADLINE)
-        lost = (_moment(self.control.lost_at), StopReason.LEASE_LOST)
+        lost = (_moment(self.control.lease_lost_at), StopReason.LEASE_LOST)
         full = (_moment(self.over_at), StopReason.DISK_FULL)
         own = (self.own, StopReason.STEP_DEADLINE)
         moments = (signal, lost, full, own, outer, (command, StopReason.COMMAND_DEADLINE))
@@ -508,25 +510,25 @@ def _provisioning(plan: RunPlan) -> Provisioning:
     return body
 
 
-async def _perform(step: Step, run: Run) -> Outcome:
+async def _perform(step: Step, run: RunContext) -> Outcome:
     module = import_module(f"runner.steps.{step.kind}.run")
     outcome: Outcome = await module.perform(step.body, run)
     return outcome
 
 
-async def _take_over(step: Step, run: Run, of: str) -> Outcome:
+async def _take_over(step: Step, run: RunContext, of: str) -> Outcome:
     module = import_module(f"runner.steps.{step.kind}.run")
     if hasattr(module, "take_over"):
         await module.take_over(step.body, run)
     return succeeded(f"as in run {of}")
 
 
-def _verdict(record: RunRecord, control: Control) -> Outcome:
+def _verdict(record: RunRecord, control: RunCancellation) -> Outcome:
     """The run's outcome: the first step that went wrong decides, and a signal says why."""
     if control.requested_at is not None:
         return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal")
-    if control.lost_at is not None:
-        because = f": {control.lost_for}" if control.lost_for else ""
+    if control.lease_lost_at is not None:
+        because = f": {control.lease_lost_reason}" if control.lease_lost_reason else ""
         return failed(Reason.LEASE, f"the lease of its workspace could not be kept{because}")
     for name, step in record.steps.items():
         if step.outcome is not None and not step.outcome.ok:

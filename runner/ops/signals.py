@@ -11,7 +11,7 @@ import trio
 from runner.core.errors import HostRefused, leaf
 
 if TYPE_CHECKING:
-    from runner.engine.run import Control
+    from runner.engine.run import RunCancellation
 
 # What would end a program by default and can be caught; HUP ends nothing, since a lost terminal is no decision.
 FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
@@ -20,7 +20,7 @@ _CANCEL = (signal.SIGINT, signal.SIGTERM)
 T = TypeVar("T")
 
 
-async def stop_at_signals(controls: Sequence[Control], task_status: trio.TaskStatus[None]) -> None:
+async def stop_at_signals(controls: Sequence[RunCancellation], task_status: trio.TaskStatus[None]) -> None:
     with trio.open_signal_receiver(*FATAL, signal.SIGHUP) as received:
         task_status.started()
         async for number in received:

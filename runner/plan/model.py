@@ -29,7 +29,7 @@ DEFAULTS = "defaults"  # the origin of what manifests/defaults decides
 
 
 @dataclass(frozen=True, slots=True)
-class Mounted:
+class PlannedMount:
     """A path that the commands of a step see; ``/workspace`` holds those that are relative."""
 
     path: str
@@ -38,7 +38,7 @@ class Mounted:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SecretGrant:
     """A secret, by its name, that the commands of a step get: as a variable or, ``as_file``, as a file in memory."""
 
     name: str
@@ -63,8 +63,8 @@ class Step:
     body: object
     when: Literal["success", "ended"] = "success"
     network: str = "none"
-    mounts: tuple[Mounted, ...] = ()
-    secrets: tuple[Given, ...] = ()
+    mounts: tuple[PlannedMount, ...] = ()
+    secrets: tuple[SecretGrant, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from runner.core.errors import NotEnforced
 from runner.core.model import Feature, Limits
 from runner.core.sanitize import excerpt
 from runner.plan.diff import Change
-from runner.plan.model import BUILT_IN, DEFAULTS, Given, Plan, PlannedCluster, RunPlan, Step
+from runner.plan.model import BUILT_IN, DEFAULTS, Plan, PlannedCluster, RunPlan, SecretGrant, Step
 from runner.report.format import columns, duration, limits, wrapped
 from runner.spec.model import CliVersion
 
@@ -178,7 +178,7 @@ def _cluster(cluster: PlannedCluster) -> str:
     return f"cluster {' '.join(filter(None, words))}"
 
 
-def _secret(given: Given) -> str:
+def _secret(given: SecretGrant) -> str:
     return f"secret {given.name}{' as a file' * given.as_file}, gone afterwards"
 
 

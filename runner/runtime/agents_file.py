@@ -13,14 +13,14 @@ from secrets import token_hex
 import trio
 
 from runner.events import events as ev
-from runner.runtime.context import Run, read_input, write_new
+from runner.runtime.context import RunContext, read_input, write_new
 from runner.safefs import safe_open, trees
 from runner.spec.model import AGENTS_FILE, ContextFile
 
 _MOST = 16 << 20  # bytes of a copy
 
 
-async def place_in_tree(run: Run, wanted: ContextFile | None) -> None:
+async def place_in_tree(run: RunContext, wanted: ContextFile | None) -> None:
     """Copy it to the root of the tree, if nothing has its name there. Nothing may run in the tree yet."""
     _, handle = run.require()
     path = handle.tree / AGENTS_FILE
@@ -32,7 +32,7 @@ async def place_in_tree(run: Run, wanted: ContextFile | None) -> None:
     await trio.to_thread.run_sync(write_new, path, content, 0o644)
 
 
-async def place_in_project(run: Run, wanted: ContextFile | None) -> None:
+async def place_in_project(run: RunContext, wanted: ContextFile | None) -> None:
     """Make it that of the project's directory, whole at every moment, since others are at work there."""
     _, handle = run.require()
     if wanted is None or handle.project_tree is None:
@@ -55,7 +55,7 @@ def replace_in_project(directory: Path, content: bytes, uid: int) -> None:
             raise
 
 
-def changed(run: Run) -> tuple[str, ...]:
+def changed(run: RunContext) -> tuple[str, ...]:
     """What became of the copies, in words, of those that are not what they were. Nothing may run in the tree."""
     _, handle = run.require()
     warnings = []

@@ -14,7 +14,7 @@ import trio
 from runner.events import events as ev
 from runner.ports.cluster import ClusterGrant, ClusterRequest, ClusterSession
 from runner.ports.provider import Workspace
-from runner.runtime.context import Run, write_new
+from runner.runtime.context import RunContext, write_new
 from runner.runtime.exec import emit_all
 from runner.spec.model import ClusterSpec
 
@@ -27,7 +27,7 @@ def grant_of(cluster: ClusterSpec) -> ClusterGrant:
 
 @asynccontextmanager
 async def open_cluster(
-    run: Run, workspace: Workspace, step: str, cluster: ClusterSpec | None
+    run: RunContext, workspace: Workspace, step: str, cluster: ClusterSpec | None
 ) -> AsyncIterator[ClusterSession | None]:
     """The way to the cluster of a run for the length of the block, or ``None`` without one.
 
@@ -46,7 +46,7 @@ async def open_cluster(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(emit_all, receive, run.emit)
         with send:
-            opened = run.ports.cluster.open(grant_of(cluster), tell)
+            opened = run.deps.cluster.open(grant_of(cluster), tell)
             async with opened as session, workspace.listen(session.serve) as port:
                 await run.emit(ev.ClusterAccessOpened(step, cluster.context, cluster.server, cluster.namespace))
                 file.unlink(missing_ok=True)

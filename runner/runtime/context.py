@@ -27,8 +27,8 @@ from runner.ports.cluster import ClusterGateway
 from runner.ports.gateway import Api, Gateway
 from runner.ports.git import Author, Git, Snapshot
 from runner.ports.provider import Paths, Probe, Provider, SandboxSpec, Workspace, WorkspaceRequest
-from runner.runtime.lease_holder import Emit, Tenure
-from runner.runtime.mount_plan import Shape
+from runner.runtime.lease_holder import Emit, LeaseHolder
+from runner.runtime.mount_plan import MountPlan
 from runner.runtime.path_digests import digests
 from runner.runtime.tree_scan import ScanResult
 from runner.safefs import trees
@@ -38,11 +38,11 @@ from runner.triage.prompt import PreviousAttempt
 
 _T = TypeVar("_T")
 
-Explain = Callable[[StopStage, float], ev.StopStageReached]
+StopEvent = Callable[[StopStage, float], ev.StopStageReached]
 
 
 @dataclass(frozen=True)
-class Places:
+class RunPaths:
     """Where a run keeps things on the host, all decided by ``RUNNER_HOME`` and the run's id."""
 
     home: Path
@@ -89,7 +89,7 @@ def never(provider: str) -> None:
 
 
 @dataclass(frozen=True)
-class Outside:
+class AgentDependencies:
     """What of the world a run needs, and can be looked at before there is any."""
 
     agent: Callable[[str], Agent]
@@ -100,7 +100,7 @@ class Outside:
 
 
 @dataclass(frozen=True)
-class Ports(Outside):
+class RunDependencies(AgentDependencies):
     """What a run reaches the world through; made by the composition root.
 
     ``warm`` is asked for a workspace that is kept warm: it may say why there is none, or that nobody keeps any.
@@ -123,7 +123,7 @@ class Ports(Outside):
 
 
 @dataclass(frozen=True)
-class Kept:
+class ResumeSource:
     """What an earlier run has left for this one to go on with: its work, a commit on ``base``, and its ``directory``.
 
     ``snapshot`` is what it published, if that is taken over; ``commits`` what its agent committed itself.
@@ -138,18 +138,18 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Resumption:
+class ResumeState:
     """The run that this one continues. ``reused`` maps steps that are not performed to the run in which they were, and
     their content keys; without any, nothing is ``kept``. ``attempt`` is for the agent, if it runs again."""
 
     run: str
     reused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    kept: Kept | None = None
+    kept: ResumeSource | None = None
     attempt: PreviousAttempt | None = None
 
 
 @dataclass
-class Underway:
+class CurrentStep:
     """The step that is being performed.
 
     ``explain`` says why a stage of ending its command was reached, given the command's own deadline (trio time).
@@ -158,7 +158,7 @@ class Underway:
     """
 
     step: str
-    explain: Explain
+    explain: StopEvent
     end_unknown: bool = False
     awaited: str = ""
 
@@ -172,11 +172,11 @@ class Sandbox:
     failure: PlatformError | None = None
 
 
-class Run:
+class RunContext:
     """What the steps of one run share. Belongs to one task at a time: steps of a run follow each other.
 
-    ``news`` are events that are written with the next one that is emitted, for each write waits for the disk: what is
-    known when a step is about to end, or right before another event. What happens next may rest on emitted ones only.
+    ``pending_events`` are written together with the next emitted event, since each write waits for the disk. Use them
+    right before another event only: what happens next may rest on emitted ones alone.
     """
 
     def __init__(
@@ -185,29 +185,29 @@ class Run:
         id: str,
         plan: RunPlan,
         digest: str,
-        places: Places,
-        ports: Ports,
+        paths: RunPaths,
+        deps: RunDependencies,
         emit: Emit,
         services: trio.Nursery,
-        tenure: Tenure,
-        kept: Kept | None = None,
+        lease_holder: LeaseHolder,
+        kept: ResumeSource | None = None,
         attempt: PreviousAttempt | None = None,
         secrets: Mapping[str, Secret] | None = None,
     ) -> None:
         self.id = id
         self.plan = plan
         self.digest = digest  # of the plan that this run is of
-        self.places = places
-        self.ports = ports
-        self.rehearsal = ports.gateway.rehearsal
-        self.news: list[ev.Event] = []
+        self.paths = paths
+        self.deps = deps
+        self.rehearsal = deps.gateway.rehearsal
+        self.pending_events: list[ev.Event] = []
         self._emit = emit
-        self.tenure = tenure
+        self.lease_holder = lease_holder
         self.kept = kept
         self.attempt = attempt
         self.secrets = secrets or {}
         self._services = services  # outlives work, so that settling finds its sandboxes' services alive
-        self.underway: Underway | None = None
+        self.current_step: CurrentStep | None = None
         self.provider: Provider | None = None
         self.probe: Probe | None = None
         self.handle: Handle | None = None
@@ -215,7 +215,7 @@ class Run:
         self.chosen: str | None = None  # of the chain of providers
         self.refused: dict[str, str] = {}  # those that were tried, or could not be, with the reason
         self.abandoned: dict[str, Provider] = {}  # workspaces that were fallen back from and are still there
-        self.moved_in = False  # the agent may have begun: no other provider is tried any more
+        self.agent_started = False  # the agent may have begun: no other provider is tried any more
         self.inputs: tuple[str, ...] = ()  # the incident's files, when they lie in the tree
         self.placed: dict[str, str] = {}  # files of the runner's own in the tree, with the digest of each
         self.protected: dict[str, str] = {}  # what was there before any command, as ``_content.digests`` tells it
@@ -231,12 +231,12 @@ class Run:
         self._sandbox: Sandbox | None = None
 
     async def emit(self, *events: ev.Event) -> None:
-        news, self.news = self.news, []
-        await self._emit(*news, *events)
+        pending_events, self.pending_events = self.pending_events, []
+        await self._emit(*pending_events, *events)
 
     @property
     def workspace_id(self) -> str:
-        return self.tenure.workspace
+        return self.lease_holder.workspace
 
     def attach(self, provider: Provider, probe: Probe, handle: Handle | None) -> None:
         """The workspace's provider from the intent on, its handle once it is made."""
@@ -247,21 +247,21 @@ class Run:
         assert self.handle is not None
         return self.provider, self.handle
 
-    def vacate(self) -> None:
+    def reset_workspace(self) -> None:
         """Forget all that was learned of a workspace that is fallen back from."""
         self.provider = self.probe = self.handle = self.base = self.missed = None
         self.inputs, self.placed, self.protected, self.context = (), {}, {}, b""
         self._repository = False
 
-    async def persist(self, what: str, act: Callable[[], Awaitable[_T]]) -> _T:
+    async def retry(self, what: str, act: Callable[[], Awaitable[_T]]) -> _T:
         """The result of ``act``, which does no harm when it is repeated: after a platform error that may pass it is
         asked again a few times, with growing pauses and an event of each failure.
 
         Raises what the last one raised, and at once what does not pass or took long. The deadline is the caller's.
         """
-        assert self.underway is not None  # the engine performs steps only
-        step = self.underway.step
-        for pause in pauses(self.ports.chance):
+        assert self.current_step is not None  # the engine performs steps only
+        step = self.current_step.step
+        for pause in pauses(self.deps.chance):
             began = trio.current_time()
             try:
                 return await act()
@@ -278,24 +278,24 @@ class Run:
         It then has the work that was kept for this run, or is empty.
         """
         if not self._repository:
-            git, kept = self.ports.git, self.kept
-            await trio.to_thread.run_sync(trees.remove, self.places.repository)
+            git, kept = self.deps.git, self.kept
+            await trio.to_thread.run_sync(trees.remove, self.paths.repository)
             if kept is not None:
-                await git.fetch(kept.repository, kept.commit, into=self.places.repository, depth=None)
+                await git.fetch(kept.repository, kept.commit, into=self.paths.repository, depth=None)
             else:
-                await git.create_empty(self.places.repository)
+                await git.create_empty(self.paths.repository)
             self._repository = True
-        return self.places.repository
+        return self.paths.repository
 
     def cloned(self, base: str) -> None:
         self._repository, self.base = True, base
 
     def author(self) -> Author:
-        return Author("runner", "runner@localhost", self.ports.now() // 1_000_000)
+        return Author("runner", "runner@localhost", self.deps.now() // 1_000_000)
 
     # --- sandboxes ---
 
-    async def open(self, shape: Shape) -> Workspace:
+    async def open(self, shape: MountPlan) -> Workspace:
         """The sandbox for ordinary steps; the one that is open when it has this shape, else a new one."""
         if self._sandbox is not None and self._sandbox.shape == shape and not self._sandbox.closing.is_set():
             return self._sandbox.workspace
@@ -316,9 +316,9 @@ class Run:
     async def open_as(self, spec: SandboxSpec, shape: object) -> Workspace:
         """Close what is open and start a sandbox on the run's workspace."""
         await self.close()
-        self.tenure.require()
+        self.lease_holder.require()
         start = partial(self._services.start, self._keep, spec, shape)
-        sandbox: Sandbox = await self.persist("starting the sandbox", start)
+        sandbox: Sandbox = await self.retry("starting the sandbox", start)
         self._sandbox = sandbox
         return sandbox.workspace
 
@@ -338,7 +338,7 @@ class Run:
             if sandbox is not None:
                 sandbox.closed.set()
 
-    def retire(self) -> None:
+    def begin_close(self) -> None:
         """Begin to end the open sandbox, if there is one: no further command runs in it."""
         if self._sandbox is not None:
             self._sandbox.closing.set()
@@ -400,7 +400,7 @@ class Run:
         }
         if "incident" in self.plan.values:
             variables["RUNNER_INCIDENT"] = paths.incident
-        if self._sandbox is not None and isinstance(self._sandbox.shape, Shape) and self._sandbox.shape.cluster:
+        if self._sandbox is not None and isinstance(self._sandbox.shape, MountPlan) and self._sandbox.shape.cluster:
             variables["KUBECONFIG"] = f"{paths.kube}/config"
         return variables
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import trio
 
 from runner.core.model import Feature
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.safefs.trees import bytes_on_disk
 
 EVERY = 5.0  # seconds between two looks at least
@@ -16,7 +16,7 @@ _WRITING = ("setup", "agent", "post_hook")
 _SHARE = 20  # times as long as a look took: it must not become what the host is busy with
 
 
-def watched(run: Run, kind: str) -> tuple[Path, ...]:
+def watched(run: RunContext, kind: str) -> tuple[Path, ...]:
     """All that the commands of a kind of steps write and leave, if it has a limit that the run must look after."""
     if kind not in _WRITING:
         return ()
@@ -26,7 +26,7 @@ def watched(run: Run, kind: str) -> tuple[Path, ...]:
     return (handle.private, handle.tree) if Feature.DISK in probe.watched else ()
 
 
-async def outgrown(places: tuple[Path, ...], limit: int) -> int:
+async def outgrown(paths: tuple[Path, ...], limit: int) -> int:
     """Wait until the places together take more than ``limit`` bytes on disk, and give how many.
 
     Cancelling leaves a look that is under way to end by itself.
@@ -35,15 +35,15 @@ async def outgrown(places: tuple[Path, ...], limit: int) -> int:
     while True:
         await trio.sleep(pause)
         began = time.monotonic()
-        size = await size_of(places)
+        size = await size_of(paths)
         if size > limit:
             return size
         pause = max(EVERY, _SHARE * (time.monotonic() - began))
 
 
-async def size_of(places: tuple[Path, ...]) -> int:
+async def size_of(paths: tuple[Path, ...]) -> int:
     """Bytes on disk. Cancelling leaves the look to end by itself."""
-    return await trio.to_thread.run_sync(lambda: sum(map(bytes_on_disk, places)), abandon_on_cancel=True)
+    return await trio.to_thread.run_sync(lambda: sum(map(bytes_on_disk, paths)), abandon_on_cancel=True)
 
 
 def too_large(size: int, limit: int) -> str:

@@ -19,7 +19,7 @@ from runner.core.model import Exit, StopReason, StopStage
 from runner.core.redact import Redactor, Stream
 from runner.events import events as ev
 from runner.ports.provider import Process, Reader, Workspace, Writer
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.runtime.lease_holder import Emit
 from runner.runtime.secrets import variables as secret_variables
 
@@ -107,14 +107,14 @@ def written(logs: tuple[LogFile, LogFile]) -> tuple[int, int]:
     return logs[0].written, logs[1].written
 
 
-def blame(run: Run, step: str, logs: tuple[LogFile, LogFile], since: tuple[int, int]) -> None:
+def blame(run: RunContext, step: str, logs: tuple[LogFile, LogFile], since: tuple[int, int]) -> None:
     """Tell where a command that failed its step printed, which began when so much was ``written``."""
     out, err = zip(since, written(logs), strict=True)
-    run.news.append(ev.CommandFailed(step, out, err))
+    run.pending_events.append(ev.CommandFailed(step, out, err))
 
 
 async def run_command(
-    run: Run,
+    run: RunContext,
     workspace: Workspace,
     argv: Sequence[str],
     logs: tuple[Log, Log],
@@ -128,19 +128,19 @@ async def run_command(
     Every stage of ending it is an event by the time this call ends, and the ladder does not wait for the journal.
     Raises ``trio.TooSlowError`` when it was stopped after ``seconds``.
     """
-    underway = run.underway
-    assert underway is not None  # the engine performs steps only
+    current_step = run.current_step
+    assert current_step is not None  # the engine performs steps only
     deadline = trio.current_time() + seconds
     send, receive = trio.open_memory_channel[ev.Event](math.inf)
 
     def on_stop(stage: StopStage, ended: bool) -> None:
-        reached = underway.explain(stage, deadline)
+        reached = current_step.explain(stage, deadline)
         send.send_nowait(replace(reached, reason=StopReason.LEFT_RUNNING) if ended else reached)
         if stage is StopStage.SANDBOX:
-            run.retire()
+            run.begin_close()
 
     def on_oom(count: int) -> None:
-        send.send_nowait(ev.OomKilled(underway.step, count))
+        send.send_nowait(ev.OomKilled(current_step.step, count))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(emit_all, receive, run.emit)
@@ -154,11 +154,11 @@ async def run_command(
                     stdin=stdin,
                     on_stop=on_stop,
                     on_oom=on_oom,
-                    redactor=run.ports.redact,
+                    redactor=run.deps.redact,
                 )
             except* WorkspaceLost:
-                underway.end_unknown = True
-                run.retire()
+                current_step.end_unknown = True
+                run.begin_close()
                 raise
     raise trio.TooSlowError
 

@@ -16,7 +16,7 @@ from runner.lifecycle.lease import REFRESH, RETRY, TTL, lost
 Emit = Callable[..., Awaitable[None]]
 
 
-class Tenure:
+class LeaseHolder:
     """A lease while it is had. ``fence`` goes with everything that its holder writes; ``None`` before and after.
 
     ``until`` is the moment (trio time) from which on somebody else may have it, reckoned from before it was asked for.
@@ -77,13 +77,13 @@ class Tenure:
             await emit(LeaseRefreshed(self.workspace, self.fence.lease, self._ttl))
             self.until = asked + self._ttl
 
-    async def move(self, workspace: str, emit: Emit, *news: Event) -> None:
-        """Leave the workspace for another that nobody knows of yet, in one write with ``news``."""
+    async def move(self, workspace: str, emit: Emit, *pending_events: Event) -> None:
+        """Leave the workspace for another that nobody knows of yet, in one write with ``events``."""
         async with self._changing:
             assert self.fence is not None
             fence, asked = Fence(workspace, f"{workspace}.1", 1), trio.current_time()
             acquired = LeaseAcquired(workspace, fence.lease, self.holder, fence.number, self._ttl)
-            await emit(*news, acquired, LeaseReleased(self.workspace, self.fence.lease))
+            await emit(*pending_events, acquired, LeaseReleased(self.workspace, self.fence.lease))
             self.workspace, self.fence, self.until = workspace, fence, asked + self._ttl
 
     async def release(self, emit: Emit) -> None:
@@ -98,24 +98,26 @@ class Tenure:
             raise LeaseLost(f"the lease of workspace `{self.workspace}` has ended")
 
 
-async def keep(tenure: Tenure, emit: Emit, *, margin: float, warn: Callable[[str], Awaitable[None]]) -> str | None:
+async def renew_until_released(
+    lease_holder: LeaseHolder, emit: Emit, *, margin: float, warn: Callable[[str], Awaitable[None]]
+) -> str | None:
     """Refresh a lease until it is released. Returns ``margin`` seconds before it ends, or when it is lost; then why
     it could not be kept, if that is known.
 
     A refresh that fails is tried again. ``warn`` hears of the first failure, and of all of them as soon as one
     succeeds or when there is no time left for another. Cancel it with the holder.
     """
-    await tenure.began.wait()
+    await lease_holder.began.wait()
     failures: list[str] = []
-    while tenure.fence is not None:
+    while lease_holder.fence is not None:
         pause = RETRY[min(len(failures), len(RETRY)) - 1] if failures else REFRESH
-        await trio.sleep_until(min(trio.current_time() + pause, tenure.until - margin))
-        if tenure.fence is None:
+        await trio.sleep_until(min(trio.current_time() + pause, lease_holder.until - margin))
+        if lease_holder.fence is None:
             return None
-        if trio.current_time() >= tenure.until - margin:
+        if trio.current_time() >= lease_holder.until - margin:
             break
         try:
-            await tenure.refresh(emit)
+            await lease_holder.refresh(emit)
             if failures:
                 await warn(_all(failures))
         except LeaseLost:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.core.model import Feature, Mount
-from runner.plan.model import BUILT_IN, Mounted
+from runner.plan.model import BUILT_IN, PlannedMount
 from runner.ports.provider import SandboxSpec
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec
 
-_OUTPUT = Mounted("/output", True, BUILT_IN)
+_OUTPUT = PlannedMount("/output", True, BUILT_IN)
 
 
 @dataclass(frozen=True)
-class Shape:
+class MountPlan:
     """``protected`` are relative to the tree; ``inputs`` are the incident's top entries when they lie in the tree.
 
     ``skills`` are the names of those that commands find in ``/skills``. With ``cluster`` they have a directory for the
@@ -46,13 +46,13 @@ class Shape:
         return tuple(Mount(private / name, target) for shown, name, target in wanted if shown)
 
 
-def shape_of(spec: RunSpec, facts: Facts) -> Shape:
+def mount_plan_of(spec: RunSpec, facts: Facts) -> MountPlan:
     """The shape for setup, agent and hooks. Without a repository the incident's files lie in the tree, read-only."""
     files = facts.files.get(f"{spec.name}/incident", {}) if spec.checkout is None else {}
     inputs = tuple(sorted({name.split("/", 1)[0] for name, file in files.items() if file.whole}))
     protected, has_incident, has_cluster = tuple(spec.protected), spec.incident is not None, spec.cluster is not None
     lent = spec.lent
-    return Shape(
+    return MountPlan(
         protected,
         lent.toolchains,
         has_incident,
@@ -69,18 +69,18 @@ def agents_file(spec: RunSpec, facts: Facts) -> ContextFile | None:
     return facts.files.get(f"{spec.name}/agents", {}).get(AGENTS_FILE)
 
 
-def mounts_of(shape: Shape, spec: RunSpec) -> tuple[Mounted, ...]:
+def planned_mounts(shape: MountPlan, spec: RunSpec) -> tuple[PlannedMount, ...]:
     """What commands see under which name, with the manifest line that asked for it."""
     incident = ("/incident", *shape.inputs) if shape.incident else shape.inputs
     return (
-        Mounted("/workspace", True, spec.origins["project"] if spec.shared else BUILT_IN),
+        PlannedMount("/workspace", True, spec.origins["project"] if spec.shared else BUILT_IN),
         _OUTPUT,
-        *(Mounted(path, False, spec.origins["incident"]) for path in incident),
-        *(Mounted(f"/skills/{name}", False, spec.origins["skills"]) for name in shape.skills),
-        *((Mounted("/root/.kube", False, spec.origins["cluster"]),) if shape.cluster else ()),
-        *(Mounted(path, False, spec.protected[path]) for path in shape.protected),
-        *(Mounted(mount.target, False, spec.origins[Feature.DEPENDENCIES]) for mount in shape.dependencies),
-        *(Mounted(path, False, _asked(spec)) for path in shape.toolchains),
+        *(PlannedMount(path, False, spec.origins["incident"]) for path in incident),
+        *(PlannedMount(f"/skills/{name}", False, spec.origins["skills"]) for name in shape.skills),
+        *((PlannedMount("/root/.kube", False, spec.origins["cluster"]),) if shape.cluster else ()),
+        *(PlannedMount(path, False, spec.protected[path]) for path in shape.protected),
+        *(PlannedMount(mount.target, False, spec.origins[Feature.DEPENDENCIES]) for mount in shape.dependencies),
+        *(PlannedMount(path, False, _asked(spec)) for path in shape.toolchains),
     )
 
 

@@ -13,7 +13,7 @@ from runner.core.sanitize import printable_path
 from runner.events import events as ev
 from runner.policy.paths import PathPolicy, compose
 from runner.ports.git import Change, Snapshot, SnapshotOptions
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.runtime.path_digests import digests
 from runner.runtime.secrets import leaks, output_leaks
 from runner.runtime.tree_scan import ScanResult, scan
@@ -26,19 +26,19 @@ def policy_of(specs: Sequence[PolicySpec]) -> PathPolicy:
     return compose([PathPolicy(s.allowed_paths, s.forbidden_patterns, s.max_file_size) for s in specs])
 
 
-async def scan_tree(run: Run, step: str, specs: Sequence[PolicySpec]) -> ScanResult:
+async def scan_tree(run: RunContext, step: str, specs: Sequence[PolicySpec]) -> ScanResult:
     """Scan the tree on disk, remember what offends, and say so."""
     _, handle = run.require()
     result = _with(await _scan(run, specs), await _changed(run))
     run.scan, run.offending = result, result.offending
-    shown = await output_leaks(run.ports.redact, handle.private / "output")
+    shown = await output_leaks(run.deps.redact, handle.private / "output")
     result = run.scan = replace(result, violations=result.violations + shown)  # no file of the tree offends by that
     if result.violations:
         await run.emit(ev.ViolationsFound(step, result.violations))
     return result
 
 
-async def scan_checkout(run: Run, step: str, specs: Sequence[PolicySpec]) -> tuple[Violation, ...]:
+async def scan_checkout(run: RunContext, step: str, specs: Sequence[PolicySpec]) -> tuple[Violation, ...]:
     """As ``scan_tree``, before anything runs in the tree: that it is clean now says nothing of later."""
     violations = (await scan_tree(run, step, specs)).violations
     if not violations:
@@ -55,7 +55,7 @@ def broken(violations: Sequence[Violation], where: str = "") -> Outcome:
     return failed(Reason.POLICY, text, details=tuple(str(v) for v in violations))
 
 
-async def _scan(run: Run, specs: Sequence[PolicySpec]) -> ScanResult:
+async def _scan(run: RunContext, specs: Sequence[PolicySpec]) -> ScanResult:
     _, handle = run.require()
 
     skipped = (".git", *run.placed)
@@ -69,7 +69,7 @@ def _stopping() -> bool:
     return False
 
 
-async def _changed(run: Run) -> tuple[Violation, ...]:
+async def _changed(run: RunContext) -> tuple[Violation, ...]:
     """Protected paths that are not what they were when the first command could reach them."""
     _, handle = run.require()
     before = run.protected
@@ -93,19 +93,19 @@ def _with(result: ScanResult, more: tuple[Violation, ...]) -> ScanResult:
 
 
 async def commit_tree(
-    run: Run, step: str, specs: Sequence[PolicySpec], message: str
+    run: RunContext, step: str, specs: Sequence[PolicySpec], message: str
 ) -> tuple[Snapshot, list[Change], tuple[Violation, ...]]:
     """Commit what is on disk but for what offends; changes that break policy offend from then on."""
     _, handle = run.require()
     repository = await run.repository()
     foreign = {name.encode() for name in (*run.inputs, *run.placed)}
     wanted = SnapshotOptions(message, run.author(), run.offending | foreign)
-    git = run.ports.git
+    git = run.deps.git
     snapshot = await git.snapshot(repository, handle.tree, run.base, wanted)
     nothing = run.base is None and not snapshot.entries  # as most triages change, without asking git
     changes = [] if nothing else await git.changes(repository, run.base, snapshot.commit)
     sizes = ((_text(change.path), change.entry.size if change.entry else None) for change in changes)
-    violations = policy_of(specs).judge_changes(sizes) + await leaks(run.ports.redact, handle.tree, changes)
+    violations = policy_of(specs).judge_changes(sizes) + await leaks(run.deps.redact, handle.tree, changes)
     unusable = await judge_usable(run, snapshot, changes)
     if violations or unusable:
         named = {printable_path(_text(change.path)): change.path for change in changes}
@@ -115,7 +115,7 @@ async def commit_tree(
     return snapshot, changes, violations
 
 
-async def judge_usable(run: Run, snapshot: Snapshot, changes: Sequence[Change]) -> dict[bytes, Violation]:
+async def judge_usable(run: RunContext, snapshot: Snapshot, changes: Sequence[Change]) -> dict[bytes, Violation]:
     """The changed paths because of which no run could start from a snapshot.
 
     Some disks take them for others (all such paths when none of them changed), or they are files that git reads, and
@@ -124,7 +124,7 @@ async def judge_usable(run: Run, snapshot: Snapshot, changes: Sequence[Change]) 
     changed = {change.path for change in changes}
     found = [(path, "name-collision", _text(other)) for path, other in snapshot.collisions if path in changed]
     found = found or [(path, "name-collision", _text(other)) for path, other in snapshot.collisions]
-    refused = await run.ports.git.rejected_files(run.places.repository, changes)
+    refused = await run.deps.git.rejected_files(run.paths.repository, changes)
     found += [(path, "git-refuses", words) for path, words in refused.items()]
     return {path: Violation(printable_path(_text(path)), rule, printable_path(detail)) for path, rule, detail in found}
 

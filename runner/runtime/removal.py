@@ -10,22 +10,22 @@ from runner.core.errors import HostRefused, PlatformError
 from runner.core.model import Outcome
 from runner.events import events as ev
 from runner.ports.provider import Provider
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.safefs import trees
 
 
-async def remove(run: Run, step: str, provider: Provider, workspace: str) -> None:
+async def remove(run: RunContext, step: str, provider: Provider, workspace: str) -> None:
     """Remove a workspace of the run, asking again where that may help. Raises what the provider raises."""
     await run.emit(ev.ResourceRemovalStarted(step, "workspace", workspace))
     # Asked of the provider, not remembered: making it may have been cancelled half-way.
-    for handle in await provider.list_owned(run.ports.nonce):
+    for handle in await provider.list_owned(run.deps.nonce):
         if handle.id == workspace:
-            run.tenure.require()
-            await run.persist("removing the workspace", partial(provider.destroy, handle))
+            run.lease_holder.require()
+            await run.retry("removing the workspace", partial(provider.destroy, handle))
     await run.emit(ev.ResourceRemoved(step, "workspace", workspace))
 
 
-async def fall_back(run: Run, step: str, outcome: Outcome, attempt: int, again: tuple[str, ...]) -> None:
+async def fall_back(run: RunContext, step: str, outcome: Outcome, attempt: int, again: tuple[str, ...]) -> None:
     """Leave the workspace in which ``step`` ended so, and become the holder of one that is still to be made.
 
     What of the old one cannot be removed is a warning, and the run's end tries again. Cancelled, the old one is the
@@ -37,20 +37,20 @@ async def fall_back(run: Run, step: str, outcome: Outcome, attempt: int, again: 
     run.handle = None
     if not await _is_removed(run, step, provider, left):
         run.abandoned[left] = provider
-    await trio.to_thread.run_sync(trees.remove, run.places.repository)
+    await trio.to_thread.run_sync(trees.remove, run.paths.repository)
     run.refused[name] = f"{step}: {outcome.message}"
     fallen = ev.FallbackStarted(step, name, outcome.message, attempt, again)
-    await run.tenure.move(f"{run.id}-{attempt}", run.emit, fallen)
-    run.vacate()
+    await run.lease_holder.move(f"{run.id}-{attempt}", run.emit, fallen)
+    run.reset_workspace()
 
 
-async def remove_abandoned(run: Run, step: str) -> None:
+async def remove_abandoned(run: RunContext, step: str) -> None:
     """What could not be removed when it was fallen back from; that of which it cannot be said now is a warning."""
     for workspace, provider in run.abandoned.items():
         await _is_removed(run, step, provider, workspace)
 
 
-async def _is_removed(run: Run, step: str, provider: Provider, workspace: str) -> bool:
+async def _is_removed(run: RunContext, step: str, provider: Provider, workspace: str) -> bool:
     try:
         await run.close()
         await remove(run, step, provider, workspace)

@@ -20,10 +20,10 @@ from runner.core.errors import ProviderFailed
 from runner.core.model import Violation
 from runner.core.redact import GZIP, Redactor
 from runner.core.sanitize import printable_path
-from runner.plan.model import Given
+from runner.plan.model import SecretGrant
 from runner.ports.git import Change
 from runner.ports.provider import Workspace
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.safefs import safe_open
 
 FOLDER = "/dev/shm/secrets"  # in memory on every provider that has a guest
@@ -31,19 +31,19 @@ _WRITE = 'umask 077 && mkdir -p "${1%/*}" && rm -f "$1" && umask 377 && cat > "$
 _CHUNK = 1 << 20
 
 
-def given_to(run: Run, step: str) -> tuple[Given, ...]:
+def given_to(run: RunContext, step: str) -> tuple[SecretGrant, ...]:
     """The secrets of a step, whose commands alone get them."""
     return next((one.secrets for one in run.plan.steps if one.id == step), ())
 
 
-async def variables(run: Run, workspace: Workspace) -> dict[str, str]:
+async def variables(run: RunContext, workspace: Workspace) -> dict[str, str]:
     """What secrets add to the environment of a command of the step under way; their files are there by then.
 
     Raises ``ProviderFailed`` when one cannot be written.
     """
-    assert run.underway is not None  # the engine performs steps only
+    assert run.current_step is not None  # the engine performs steps only
     found: dict[str, str] = {}
-    for given in given_to(run, run.underway.step):
+    for given in given_to(run, run.current_step.step):
         value = run.secrets[given.name].reveal()
         if not given.as_file:
             found[given.name] = os.fsdecode(value.rstrip(b"\r\n"))

@@ -20,11 +20,11 @@ import trio
 
 from runner.core.model import Fence, IsolationClass, Limits
 from runner.engine.execute import execute
-from runner.engine.run import Control, carry_out
+from runner.engine.run import RunCancellation, execute_run
 from runner.events.events import Event, Recorded
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan, Step
-from runner.runtime.context import Places, Ports
+from runner.runtime.context import RunDependencies, RunPaths
 from runner.steps.teardown.plan import Body
 from tests.benchmarks.sizes import amount
 
@@ -81,14 +81,14 @@ def whole(needs: Needs) -> float:
         return [Recorded(run, next(number), 0, event) for event in events]
 
     async def run() -> None:
-        places = Places(Path("/nonexistent"), "bench")
-        ports = cast(
-            Ports,
+        paths = RunPaths(Path("/nonexistent"), "bench")
+        deps = cast(
+            RunDependencies,
             SimpleNamespace(  # nothing is reached
                 lease=None, gateway=SimpleNamespace(rehearsal=False), redact=SimpleNamespace(late=())
             ),
         )
-        await carry_out(plan, "", id="bench", places=places, ports=ports, append=append, control=Control(30))
+        await execute_run(plan, "", id="bench", paths=paths, deps=deps, append=append, control=RunCancellation(30))
 
     began = time.process_time()
     trio.run(run)

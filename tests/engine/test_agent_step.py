@@ -17,7 +17,7 @@ from runner.agents import command_of
 from runner.core.compiled_programs import Program
 from runner.core.model import Handle
 from runner.core.settings import shipped
-from runner.engine.run import Control
+from runner.engine.run import RunCancellation
 from runner.events import events as ev
 from runner.guest import build
 from runner.ports.provider import SandboxSpec
@@ -48,7 +48,7 @@ async def test_a_sub_runner_gets_the_standard_variables_and_nothing_of_this_host
         seen.update(env)
         return await command_of(shipped("runners") / f"{name}.sh", env)
 
-    machine.ports = replace(machine.ports, sub_runner=sub_runner)
+    machine.deps = replace(machine.deps, sub_runner=sub_runner)
     record = await machine.run()
 
     assert record.exit_code == 0, record.outcome
@@ -94,9 +94,9 @@ async def test_work_is_looked_at_as_soon_as_nothing_runs_in_its_sandbox(project:
     project.script("true")
     machine = Machine(project)
     slow = Slow(machine.settings.home)
-    machine.ports = replace(machine.ports, provider=lambda name: slow)
+    machine.deps = replace(machine.deps, provider=lambda name: slow)
 
-    def watch(recorded: ev.Recorded, control: Control) -> None:
+    def watch(recorded: ev.Recorded, control: RunCancellation) -> None:
         if isinstance(recorded.event, ev.WorkSaved):
             assert not slow.cleared
             slow.saved.set()
@@ -137,7 +137,7 @@ async def test_no_agent_starts_where_system_calls_are_not_refused(
     project.script("echo ran")
     machine = Machine(project)
     local = Altered(machine.settings.home, Program(tmp_path / "guest", ""))
-    machine.ports = replace(machine.ports, provider=lambda name: local)
+    machine.deps = replace(machine.deps, provider=lambda name: local)
 
     record = await machine.run()
 

@@ -11,7 +11,7 @@ import trio
 
 from runner.core.errors import Escaped
 from runner.core.model import Status
-from runner.engine.run import Control
+from runner.engine.run import RunCancellation
 from runner.events import events as ev
 from runner.ops.planning.facts import open_provider
 from tests.support.fake_provider import Fake, Scripted
@@ -38,7 +38,7 @@ async def test_a_cancel_at_any_event_leaves_nothing_and_saves_the_work(machine: 
 
     for stop_at in range(1, len(await machine.store.events(whole.id)), stride):
 
-        def stop(recorded: ev.Recorded, control: Control, at: int = stop_at) -> None:
+        def stop(recorded: ev.Recorded, control: RunCancellation, at: int = stop_at) -> None:
             if recorded.seq == at:
                 control.stop()
 
@@ -58,7 +58,7 @@ async def test_a_process_that_will_not_die_is_named_in_the_record(machine: Machi
         raise Escaped("process 4711 of the command does not end")
 
     fake = Fake(machine.settings.home, stuck)
-    machine.ports = replace(machine.ports, provider=lambda name: fake)
+    machine.deps = replace(machine.deps, provider=lambda name: fake)
 
     record = await machine.run()
 
@@ -68,7 +68,7 @@ async def test_a_process_that_will_not_die_is_named_in_the_record(machine: Machi
 
 
 async def test_a_second_stop_gives_settling_up_and_says_what_is_left(machine: Machine) -> None:
-    def stop(recorded: ev.Recorded, control: Control) -> None:
+    def stop(recorded: ev.Recorded, control: RunCancellation) -> None:
         if isinstance(recorded.event, ev.StepStarted) and recorded.event.step in ("agent", "save"):
             control.stop()
 
@@ -78,7 +78,7 @@ async def test_a_second_stop_gives_settling_up_and_says_what_is_left(machine: Ma
     assert record.exit_code == 130
     assert [left.split()[0] for left in record.left] == ["lease", "workspace"]
     provider = open_provider("local", machine.settings)
-    for handle in await provider.list_owned(machine.ports.nonce):
+    for handle in await provider.list_owned(machine.deps.nonce):
         await provider.destroy(handle)
 
 

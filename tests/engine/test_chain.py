@@ -23,12 +23,12 @@ from runner.core.errors import (
 )
 from runner.core.model import Exit, Fence, IsolationClass, Reason, Status
 from runner.engine.recover import recover
-from runner.engine.run import Control
+from runner.engine.run import RunCancellation
 from runner.events import events as ev
 from runner.events.record import RunRecord, replay
 from runner.plan.model import RunPlan
 from runner.ports.provider import Probe
-from runner.runtime.context import Places
+from runner.runtime.context import RunPaths
 from tests.support.fake_provider import Fake, Scripted
 from tests.support.situations import Project, leftovers
 from tests.support.state_machine import Machine, Watch
@@ -102,7 +102,7 @@ class Chain:
         **more: Any,
     ) -> RunRecord:
         self.project.script("", workspace=workspace, provider=chain, **more)
-        self.machine.ports = replace(self.machine.ports, provider=lambda name: self.providers[name])
+        self.machine.deps = replace(self.machine.deps, provider=lambda name: self.providers[name])
         record = await self.machine.run(watch, partial(with_floor, floor=floor))
         history = await self.machine.store.events(record.id)
         self.events = [recorded.event for recorded in history]
@@ -143,7 +143,7 @@ def chain(project: Project) -> Chain:
 
 async def test_a_provider_that_was_looked_at_a_moment_ago_is_not_asked_again(chain: Chain) -> None:
     found = await chain.providers["local"].probe()
-    chain.machine.ports = replace(chain.machine.ports, seen={"local": found}.get)
+    chain.machine.deps = replace(chain.machine.deps, seen={"local": found}.get)
     chain.providers["local"].here = False  # as it would say if it were asked
 
     record = await chain.run()
@@ -296,7 +296,7 @@ async def test_a_contract_that_a_sub_runner_breaks_is_no_fault_of_a_place(chain:
     async def broken(name: str, env: Mapping[str, str]) -> list[str]:
         raise SubRunnerContract("it printed nothing")
 
-    chain.machine.ports = replace(chain.machine.ports, sub_runner=broken)
+    chain.machine.deps = replace(chain.machine.deps, sub_runner=broken)
     record = await chain.run()
 
     assert chain.fallen == []
@@ -307,7 +307,7 @@ async def test_a_contract_that_a_sub_runner_breaks_is_no_fault_of_a_place(chain:
 async def test_a_signal_during_setup_ends_the_run_and_not_the_place(chain: Chain) -> None:
     chain.play("local", {"prepare": Scripted(seconds=FOREVER)})
 
-    def stop(recorded: ev.Recorded, control: Control) -> None:
+    def stop(recorded: ev.Recorded, control: RunCancellation) -> None:
         if recorded.event == ev.StepStarted("setup"):
             control.stop()
 
@@ -321,7 +321,7 @@ async def test_a_signal_while_a_workspace_is_left_ends_the_run_with_nothing_of_i
     chain.play("local", {"prepare": FAILS})
     for last in (ev.ResourceRemovalStarted, ev.ResourceRemoved, ev.FallbackStarted):
 
-        def stop(recorded: ev.Recorded, control: Control, last: type[ev.Event] = last) -> None:
+        def stop(recorded: ev.Recorded, control: RunCancellation, last: type[ev.Event] = last) -> None:
             if isinstance(recorded.event, last) and control.requested_at is None:
                 control.stop()
 
@@ -390,12 +390,12 @@ async def test_a_workspace_that_cannot_be_left_is_told_and_removed_by_recovery(c
 async def recover_whole(chain: Chain, record: RunRecord) -> None:
     """Now that the provider removes what it is asked to."""
     chain.play("local")
-    store, places = chain.machine.store, Places(chain.machine.settings.home, record.id)
+    store, paths = chain.machine.store, RunPaths(chain.machine.settings.home, record.id)
 
     async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
         return await store.append(run, events, fence=fence)
 
-    recovered = await recover(record, "no plan", places=places, ports=chain.machine.ports, append=append)
+    recovered = await recover(record, "no plan", paths=paths, deps=chain.machine.deps, append=append)
     assert recovered.left == record.left == ()
     assert leftovers(chain.project.home) == []
 

@@ -18,8 +18,8 @@ from runner.events import events as ev
 from runner.events.record import RunRecord, replay
 from runner.lifecycle.lease import REFRESH, TTL
 from runner.ports.provider import KILL_GRACE
-from runner.runtime.context import Ports
-from runner.runtime.lease_holder import Tenure, keep
+from runner.runtime.context import RunDependencies
+from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 from runner.store.memory import MemoryStore
 from tests.support.simulated_world import HOUR, STEPS, STOP_BUDGET, Place, Process, World
 
@@ -41,27 +41,27 @@ class Store(MemoryStore):
         await self.append_to_workspace("w", events)
 
 
-async def hold(store: Store, seconds: float = math.inf) -> tuple[Tenure, list[tuple[float, str]], float]:
+async def hold(store: Store, seconds: float = math.inf) -> tuple[LeaseHolder, list[tuple[float, str]], float]:
     """Keep a lease for as long, or until it cannot be kept: the tenure, what was warned of and when, and the end."""
-    tenure, warnings = Tenure("w", "me", store.lease), []
+    lease_holder, warnings = LeaseHolder("w", "me", store.lease), []
 
     async def warn(message: str) -> None:
         warnings.append((trio.current_time(), message))
         await store.emit(ev.WarningIssued("lease.refresh-failed", message))
 
     with trio.move_on_after(seconds):
-        await tenure.acquire(store.emit)
-        await keep(tenure, store.emit, margin=MARGIN, warn=warn)
-    return tenure, warnings, trio.current_time()
+        await lease_holder.acquire(store.emit)
+        await renew_until_released(lease_holder, store.emit, margin=MARGIN, warn=warn)
+    return lease_holder, warnings, trio.current_time()
 
 
 async def test_a_lease_is_refreshed_every_five_minutes(autojump_clock: MockClock) -> None:
     store = Store()
 
-    tenure, warnings, _ = await hold(store, 2 * HOUR + 1)
+    lease_holder, warnings, _ = await hold(store, 2 * HOUR + 1)
 
     assert store.asked == [REFRESH * n for n in range(25)]
-    assert tenure.until == 2 * HOUR + TTL
+    assert lease_holder.until == 2 * HOUR + TTL
     assert warnings == []
 
 
@@ -71,14 +71,14 @@ async def test_a_refresh_that_fails_is_said_and_tried_again_and_said_once_it_wor
 ) -> None:
     store = Store(down=300.0, up=500.0, fault=fault)
 
-    tenure, warnings, _ = await hold(store, 1_000.0)
+    lease_holder, warnings, _ = await hold(store, 1_000.0)
 
     assert store.asked == [0, 300, 300, 305, 315, 335, 375, 435, 495, 555, 555, 855]
     assert warnings == [
         (300.0, "refreshing the lease failed, and is tried again: not now"),
         (555.0, "refreshing the lease failed 7 times, last: not now"),
     ]
-    assert tenure.until == 855 + TTL
+    assert lease_holder.until == 855 + TTL
 
 
 async def test_what_could_not_be_said_of_failures_is_said_at_the_next_refresh(autojump_clock: MockClock) -> None:
@@ -90,10 +90,10 @@ async def test_what_could_not_be_said_of_failures_is_said_at_the_next_refresh(au
         if len(told) < 3:
             raise StoreBusy("not yet")
 
-    tenure = Tenure("w", "me", store.lease)
+    lease_holder = LeaseHolder("w", "me", store.lease)
     with trio.move_on_after(400):
-        await tenure.acquire(store.emit)
-        await keep(tenure, store.emit, margin=MARGIN, warn=warn)
+        await lease_holder.acquire(store.emit)
+        await renew_until_released(lease_holder, store.emit, margin=MARGIN, warn=warn)
 
     assert told == [
         "refreshing the lease failed, and is tried again: not now",
@@ -103,17 +103,17 @@ async def test_what_could_not_be_said_of_failures_is_said_at_the_next_refresh(au
 
 
 async def test_keeping_ends_before_a_lease_that_cannot_be_refreshed_and_says_why(autojump_clock: MockClock) -> None:
-    tenure, warnings, ended = await hold(Store(down=1.0))
+    lease_holder, warnings, ended = await hold(Store(down=1.0))
 
-    assert (ended, tenure.until) == (TTL - MARGIN, TTL)
+    assert (ended, lease_holder.until) == (TTL - MARGIN, TTL)
     assert warnings == [
         (REFRESH, "refreshing the lease failed, and is tried again: not now"),
         (TTL - MARGIN, "refreshing the lease failed 58 times, last: not now"),
     ]
-    tenure.require()
+    lease_holder.require()
     await trio.sleep(MARGIN)
     with pytest.raises(LeaseLost):
-        tenure.require()
+        lease_holder.require()
 
 
 async def test_keeping_ends_when_another_has_the_lease(autojump_clock: MockClock) -> None:
@@ -121,7 +121,7 @@ async def test_keeping_ends_when_another_has_the_lease(autojump_clock: MockClock
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, store)
         await trio.sleep(450)
-        other = Tenure("w", "other", store.lease)
+        other = LeaseHolder("w", "other", store.lease)
         with pytest.raises(LeaseHeld):
             await other.acquire(store.emit)
         await other.acquire(store.emit, forced=True)
@@ -131,15 +131,15 @@ async def test_keeping_ends_when_another_has_the_lease(autojump_clock: MockClock
 
 async def test_of_tasks_that_are_refused_at_once_one_takes_the_lease_again(autojump_clock: MockClock) -> None:
     store, had = Store(), []
-    tenure = Tenure("w", "me", store.lease)
-    await tenure.acquire(store.emit)
-    old = tenure.fence
+    lease_holder = LeaseHolder("w", "me", store.lease)
+    await lease_holder.acquire(store.emit)
+    old = lease_holder.fence
     assert old is not None
     await trio.sleep(TTL)
 
     async def regain() -> None:
-        had.append(await tenure.regain(old, store.emit))
-        assert tenure.fence == Fence("w", "w.2", 2)
+        had.append(await lease_holder.regain(old, store.emit))
+        assert lease_holder.fence == Fence("w", "w.2", 2)
 
     async with trio.open_nursery() as nursery:
         for _ in range(3):
@@ -152,16 +152,16 @@ async def test_of_tasks_that_are_refused_at_once_one_takes_the_lease_again(autoj
 async def test_a_holder_that_cannot_take_its_lease_again_keeps_its_old_number(autojump_clock: MockClock) -> None:
     """Without one it would write past every check."""
     store = Store(down=TTL, up=2 * TTL)
-    tenure = Tenure("w", "me", store.lease)
-    await tenure.acquire(store.emit)
-    old = tenure.fence
+    lease_holder = LeaseHolder("w", "me", store.lease)
+    await lease_holder.acquire(store.emit)
+    old = lease_holder.fence
     assert old is not None
     await trio.sleep(TTL)
 
     with pytest.raises(StoreFailed):
-        await tenure.regain(old, store.emit)
+        await lease_holder.regain(old, store.emit)
 
-    assert tenure.fence == old
+    assert lease_holder.fence == old
 
 
 # --- a run ----------------------------------------------------------------------------------------
@@ -241,9 +241,9 @@ class Slow(Place):
 class Sluggish(Quiet):
     """Whoever recovers here takes longer than a lease lasts."""
 
-    def ports(self, process: Process) -> Ports:
-        ports = super().ports(process)
-        return replace(ports, provider=lambda name: cast(Any, Slow(self, process))) if process.name == "last" else ports
+    def deps(self, process: Process) -> RunDependencies:
+        deps = super().deps(process)
+        return replace(deps, provider=lambda name: cast(Any, Slow(self, process))) if process.name == "last" else deps
 
 
 @pytest.mark.usefixtures("_steps_of_the_world")

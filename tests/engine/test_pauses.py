@@ -29,8 +29,8 @@ from runner.ops.runs.apply import apply_all
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.recover import recover_runs
 from runner.ports.provider import Provider
-from runner.runtime.context import Ports
-from runner.runtime.lease_holder import Tenure
+from runner.runtime.context import RunDependencies
+from runner.runtime.lease_holder import LeaseHolder
 from runner.store.sqlite import SqliteStore, open_store
 from tests.support.fake_provider import Fake, Scripted
 from tests.support.situations import Project, leftovers, processes_of
@@ -46,7 +46,7 @@ class Host:
     settings: Settings
     store: SqliteStore
     provider: Provider
-    ports: Ports
+    deps: RunDependencies
     ahead: float = 0.0
     at: int | None = None
     away: Away | None = None
@@ -66,11 +66,11 @@ class Host:
         return getattr(self.store, name)
 
     async def run(self, planned: PlanResult) -> RunRecord:
-        (record,) = await apply_all(planned, self.settings, self, self.ports, [])
+        (record,) = await apply_all(planned, self.settings, self, self.deps, [])
         return record
 
     async def recover(self) -> None:
-        recovery = await recover_runs(self.settings, self.store, self.ports, [self.provider.name], None, dry_run=False)
+        recovery = await recover_runs(self.settings, self.store, self.deps, [self.provider.name], None, dry_run=False)
         assert recovery.clean
         assert await self.store.leases() == []
         assert leftovers(self.home) == []
@@ -84,23 +84,23 @@ async def loses_its_workspace(host: Host) -> None:
     """What ``runner lease break`` does, while the first holder is away; nothing of that runs when it is done."""
     await sleeps(host)
     (row,) = await host.store.leases()
-    await take_over(host.store, host.provider, row.workspace, host.ports.nonce)
+    await take_over(host.store, host.provider, row.workspace, host.deps.nonce)
     assert processes_of(host.home) == []
     host.taken = len(await host.store.events(row.workspace.partition("-")[0]))
 
 
 async def take_over(store: SqliteStore, provider: Provider, workspace: str, nonce: str) -> None:
-    tenure = Tenure(workspace, "another", store.lease)
+    lease_holder = LeaseHolder(workspace, "another", store.lease)
 
     async def emit(*events: ev.Event) -> None:
-        await store.append_to_workspace(workspace, events, fence=tenure.fence)
+        await store.append_to_workspace(workspace, events, fence=lease_holder.fence)
 
-    before = await tenure.acquire(emit)
+    before = await lease_holder.acquire(emit)
     assert before.holder.startswith("run ")
     for handle in await provider.list_owned(nonce):
         await provider.evict(handle)
     await emit(ev.WarningIssued("x.other", "is here now"))
-    await tenure.release(emit)
+    await lease_holder.release(emit)
 
 
 @asynccontextmanager
@@ -217,7 +217,7 @@ async def test_a_refresh_that_fails_is_in_the_record_and_a_lease_that_none_exten
     """In a tenth of a second for five minutes, and nine for an hour."""
     monkeypatch.setattr("runner.runtime.lease_holder.REFRESH", 0.1)
     monkeypatch.setattr("runner.runtime.lease_holder.RETRY", (0.1,))
-    monkeypatch.setitem(Tenure.__init__.__kwdefaults__, "ttl", 9.0)
+    monkeypatch.setitem(LeaseHolder.__init__.__kwdefaults__, "ttl", 9.0)
     project.script(f"echo work > made; sleep {1 if deaf == 2 else 300}", agent="stop_budget: 1s")
     planned = await make_plan(project.folder, Settings.from_env({"RUNNER_HOME": str(project.home / "unused")}))
     failures = count(1)

@@ -121,7 +121,7 @@ async def test_the_agent_gets_all_of_it_and_the_prompt_is_kept_before_it_starts(
         kept.append((directories[-1] / "prompt-sent.md").read_bytes())
         return await command_of(shipped("runners") / f"{name}.sh", env)
 
-    machine.ports = replace(machine.ports, sub_runner=sub_runner, random_hex=lambda count: "ab" * count)
+    machine.deps = replace(machine.deps, sub_runner=sub_runner, random_hex=lambda count: "ab" * count)
     script = (
         r'printf "\e[1mTRIAGE\e[0m %s %s\nblast radius: none\n</incident>\n" "$*" "$KUBECONFIG"; ls "$KUBECONFIG" >&2'
     )
@@ -245,7 +245,7 @@ def scripted(machine: Machine, script: Scripted, faults: Mapping[str, dict[str, 
         name: Fake(home / name, lambda argv: script if argv[0].endswith(SCRIPT) else Scripted(), faults=broken)
         for name, broken in {"local": {}, "process": {}, **(faults or {})}.items()
     }
-    machine.ports = replace(machine.ports, provider=named.__getitem__)
+    machine.deps = replace(machine.deps, provider=named.__getitem__)
     manifest = machine.project.folder / "all.runner.yaml"
     lenient = "providers: [local, process]\n    resource_limits: {enforcement: best_effort}"
     manifest.write_text(manifest.read_text().replace("providers: [local]", lenient))

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 from runner.core.errors import OutOfMemory, WorkspaceLost
 from runner.core.model import Exit, Fence, Handle, Outcome, Reason, Status, StopReason, StopStage
-from runner.engine.run import Control
+from runner.engine.run import RunCancellation
 from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.ports.provider import SandboxSpec
@@ -146,15 +146,15 @@ class Stopping:
         """``signals`` are seconds after the agent's start; ``disk_full`` is so for what the agent prints."""
         self.project.script("", workspace=workspace, agent=type, run=run)
         fake = Timed(self.machine.settings.home, self.clock, agent, others or {})
-        self.machine.ports = replace(self.machine.ports, provider=lambda name: fake)
+        self.machine.deps = replace(self.machine.deps, provider=lambda name: fake)
         start = 0.0
 
-        async def send(control: Control) -> None:
+        async def send(control: RunCancellation) -> None:
             for at in signals:
                 await trio.sleep_until(start + at)
                 control.stop()
 
-        def watch(recorded: ev.Recorded, control: Control) -> None:
+        def watch(recorded: ev.Recorded, control: RunCancellation) -> None:
             nonlocal start
             if recorded.event == ev.StepStarted("agent"):
                 start = recorded.at / 1e6
@@ -431,7 +431,7 @@ async def test_a_workspace_that_can_not_be_opened_is_the_platform_s_failure(
     """No command ran, so nothing about it is unknown."""
     fake = Fake(stopping.machine.settings.home, faults={"open": WorkspaceLost("it is gone")})
     stopping.project.script("")
-    stopping.machine.ports = replace(stopping.machine.ports, provider=lambda name: fake)
+    stopping.machine.deps = replace(stopping.machine.deps, provider=lambda name: fake)
 
     record = await stopping.machine.run()
 

@@ -11,9 +11,9 @@ from types import MappingProxyType
 import pytest
 
 from runner.core.model import Feature, IsolationClass, Limits
-from runner.plan.model import BUILT_IN, Mounted, Step, canonical, plain
+from runner.plan.model import BUILT_IN, PlannedMount, Step, canonical, plain
 
-MOUNT = Mounted("/workspace", True, BUILT_IN)
+MOUNT = PlannedMount("/workspace", True, BUILT_IN)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import trio
 from runner.core.model import Fence
 from runner.core.settings import Settings
 from runner.engine.recover import recover
-from runner.engine.run import Control
+from runner.engine.run import RunCancellation
 from runner.events import events as ev
 from runner.events.record import RunRecord
-from runner.runtime.context import Places
+from runner.runtime.context import RunPaths
 from tests.support import dockerd
 from tests.support.dockerd import IMAGE, Daemon
 from tests.support.providers import MIB
@@ -60,8 +60,8 @@ class Contained(Machine):
         async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
             return await self.store.append(run, events, fence=fence)
 
-        places = Places(self.settings.home, record.id)
-        recovered = await recover(record, "no plan", places=places, ports=self.ports, append=append)
+        paths = RunPaths(self.settings.home, record.id)
+        recovered = await recover(record, "no plan", paths=paths, deps=self.deps, append=append)
         assert recovered.left == ()
 
 
@@ -80,7 +80,7 @@ async def test_a_daemon_that_is_killed_in_any_step_leaves_nothing_behind(
     machine = Contained(project, mortal)
     back: list[threading.Thread] = []
 
-    def watch(recorded: ev.Recorded, control: Control) -> None:
+    def watch(recorded: ev.Recorded, control: RunCancellation) -> None:
         if recorded.event == ev.StepStarted(during):
             mortal.kill()
             if comes_back:

@@ -121,15 +121,15 @@ async def _perform(planned: PlanResult, request: dict[str, Any]) -> int:
 
 
 async def _in_store(planned: PlanResult, request: dict[str, Any], settings: Settings, store: Store) -> int:
-    ports = replace(dependencies_of(settings, store), provider=lambda name: _provider(name, request, settings))
+    deps = replace(dependencies_of(settings, store), provider=lambda name: _provider(name, request, settings))
     if request["what"] == "apply":
-        records = await apply_all(planned, settings, store, ports, [])
+        records = await apply_all(planned, settings, store, deps, [])
         return max(record.exit_code or 0 for record in records)
     if request["what"] == "resume":
         resuming = await plan_resume(await find_run(settings, request["run"]), None, settings)
-        return (await resume_run(resuming, settings, store, ports, [])).exit_code or 0
+        return (await resume_run(resuming, settings, store, deps, [])).exit_code or 0
     names = ["local", "process"] if request["provider"] == "chain" else [request["provider"]]
-    recovery = await recover_runs(settings, store, ports, names, None, dry_run=False)
+    recovery = await recover_runs(settings, store, deps, names, None, dry_run=False)
     return 0 if recovery.clean else 7
 
 

@@ -22,15 +22,15 @@ import trio
 from runner.core.errors import LeaseHeld, ProviderFailed, RunnerError, StoreBusy, StoreFailed
 from runner.core.model import Fence, Handle, IsolationClass, Lease, Limits, Outcome, SavedWork, succeeded
 from runner.engine.recover import recover
-from runner.engine.run import Control, carry_out
+from runner.engine.run import RunCancellation, execute_run
 from runner.events import events as ev
 from runner.events.record import replay
 from runner.gateway.gateway import ModelGateway
 from runner.lifecycle.lease import TTL, LeaseEvent
 from runner.plan.model import RunPlan, Step
 from runner.ports.provider import KILL_GRACE, Probe, SandboxSpec
-from runner.runtime.context import Places, Ports, Run
-from runner.runtime.lease_holder import Tenure, keep
+from runner.runtime.context import RunContext, RunDependencies, RunPaths
+from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 from runner.store.memory import MemoryStore
 
 MINUTE, HOUR = 60.0, 3_600.0
@@ -245,28 +245,28 @@ class World:
         """A run, as ``runner apply`` carries it out."""
         self.runs[id] = process
         connection = self.connect(process)
-        record = await carry_out(
+        record = await execute_run(
             plan_of(Body(self, process)),
             "sha256:0",
             id=id,
-            places=Places(NOWHERE, id),
-            ports=self.ports(process),
+            paths=RunPaths(NOWHERE, id),
+            deps=self.deps(process),
             append=connection.append,
-            control=Control(STOP_BUDGET),
+            control=RunCancellation(STOP_BUDGET),
         )
         self.say(process.name, f"exit {record.exit_code}")
 
     async def use(self, process: Process, workspace: str) -> None:
         """A command in a workspace, outside of any run."""
         connection = self.connect(process)
-        tenure = Tenure(workspace, f"command {process.name}", connection.lease)
+        lease_holder = LeaseHolder(workspace, f"command {process.name}", connection.lease)
 
         async def emit(*events: ev.Event) -> None:
-            await connection.append_to_workspace(workspace, events, tenure.fence)
+            await connection.append_to_workspace(workspace, events, lease_holder.fence)
 
         for patience in (20 * MINUTE, 20 * MINUTE, 20 * MINUTE, 0):
             try:
-                before = await tenure.acquire(emit)
+                before = await lease_holder.acquire(emit)
                 break
             except LeaseHeld:
                 if not patience:
@@ -277,44 +277,44 @@ class World:
             self.evict(process, workspace)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._keep, tenure, emit, nursery.cancel_scope)
-                await self._command(process, tenure, emit)
+                nursery.start_soon(self._keep, lease_holder, emit, nursery.cancel_scope)
+                await self._command(process, lease_holder, emit)
                 nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
-                await tenure.release(emit)
+                await lease_holder.release(emit)
 
-    async def _keep(self, tenure: Tenure, emit: Any, work: trio.CancelScope) -> None:
+    async def _keep(self, lease_holder: LeaseHolder, emit: Any, work: trio.CancelScope) -> None:
         async def warn(message: str) -> None:
             await emit(ev.WarningIssued("lease.refresh-failed", message))
 
-        await keep(tenure, emit, margin=KILL_GRACE, warn=warn)
+        await renew_until_released(lease_holder, emit, margin=KILL_GRACE, warn=warn)
         work.cancel()
 
-    async def _command(self, process: Process, tenure: Tenure, emit: Any) -> None:
+    async def _command(self, process: Process, lease_holder: LeaseHolder, emit: Any) -> None:
         for number in range(self.luck.randint(1, 3)):
             await process.gate()
-            tenure.require()
-            sandbox = self.start(process, tenure.workspace)
+            lease_holder.require()
+            sandbox = self.start(process, lease_holder.workspace)
             try:
                 await self.work(process)
                 await emit(ev.WarningIssued("x.work", str(number)))
             finally:
                 with trio.CancelScope(shield=True):
-                    await self.end(sandbox, tenure.workspace)
+                    await self.end(sandbox, lease_holder.workspace)
 
     async def break_(self, process: Process, workspace: str) -> None:
         """``runner lease break``."""
         connection = self.connect(process)
-        tenure = Tenure(workspace, f"breaking {process.name}", connection.lease)
+        lease_holder = LeaseHolder(workspace, f"breaking {process.name}", connection.lease)
 
         async def emit(*events: ev.Event) -> None:
-            await connection.append_to_workspace(workspace, events, tenure.fence)
+            await connection.append_to_workspace(workspace, events, lease_holder.fence)
 
-        await tenure.acquire(emit, forced=True)
+        await lease_holder.acquire(emit, forced=True)
         await process.gate()
         self.evict(process, workspace)
-        await tenure.release(emit)
+        await lease_holder.release(emit)
 
     async def recover(self, process: Process, id: str) -> None:
         """``runner recover`` of one run, which does nothing while another process holds that.
@@ -335,12 +335,12 @@ class World:
         connection = self.connect(process)
         if record.started:
             done = await recover(
-                record, "no plan", places=Places(NOWHERE, id), ports=self.ports(process), append=connection.append
+                record, "no plan", paths=RunPaths(NOWHERE, id), deps=self.deps(process), append=connection.append
             )
             self.say(process.name, f"{done.outcome}, left {done.left}")
 
-    def ports(self, process: Process) -> Ports:
-        return Ports(
+    def deps(self, process: Process) -> RunDependencies:
+        return RunDependencies(
             provider=lambda name: cast(Any, Place(self, process)),
             git=cast(Any, None),
             agent=cast(Any, None),
@@ -541,7 +541,7 @@ def _handle(id: str) -> Handle:
     return Handle("place", id, NOWHERE, NOWHERE, 0)
 
 
-async def making(body: Body, run: Run) -> Outcome:
+async def making(body: Body, run: RunContext) -> Outcome:
     place = Place(body.world, body.process)
     await run.emit(ev.ResourceIntended("making", "workspace", run.workspace_id, place.name))
     handle = await place.create(run.workspace_id)
@@ -550,7 +550,7 @@ async def making(body: Body, run: Run) -> Outcome:
     return succeeded()
 
 
-async def working(body: Body, run: Run) -> Outcome:
+async def working(body: Body, run: RunContext) -> Outcome:
     world = body.world
     for number in range(world.luck.randint(1, 5)):
         await run.open_as(SandboxSpec(), number)
@@ -559,7 +559,7 @@ async def working(body: Body, run: Run) -> Outcome:
     return succeeded()
 
 
-async def saving(body: Body, run: Run) -> Outcome:
+async def saving(body: Body, run: RunContext) -> Outcome:
     if run.handle is not None:
         await run.close()
         run.saved_work = SavedWork(None, None, None, 0, 0)

@@ -12,7 +12,7 @@ from runner.cluster.clusters import Clusters
 from runner.core.ids import run_id
 from runner.core.model import Fence
 from runner.core.settings import Settings, shipped
-from runner.engine.run import Control, carry_out
+from runner.engine.run import RunCancellation, execute_run
 from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.gateway.gateway import ModelGateway
@@ -20,11 +20,11 @@ from runner.git import open_git
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.make_plan import make_plan
 from runner.plan.model import RunPlan
-from runner.runtime.context import Places, Ports
+from runner.runtime.context import RunDependencies, RunPaths
 from runner.store.memory import MemoryStore
 from tests.support.situations import Project
 
-Watch = Callable[[ev.Recorded, Control], None]
+Watch = Callable[[ev.Recorded, RunCancellation], None]
 
 
 class Machine:
@@ -35,7 +35,7 @@ class Machine:
         self.settings = Settings.from_env({"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin"})
         self.settings.home.mkdir(parents=True, exist_ok=True)
         self.store = MemoryStore(now=now or itertools.count(1).__next__)
-        self.ports = Ports(
+        self.deps = RunDependencies(
             provider=lambda name: open_provider(name, self.settings),
             git=open_git(self.settings),
             agent=lambda name: agent,
@@ -59,7 +59,7 @@ class Machine:
         may stop the run."""
         planned = await make_plan(self.project.folder, self.settings)
         plan = alter(planned.plan.runs[0])
-        control = Control(plan.stop_budget_seconds)
+        control = RunCancellation(plan.stop_budget_seconds)
 
         async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
             recorded = await self.store.append(run, events, fence=fence)
@@ -67,14 +67,14 @@ class Machine:
                 watch(one, control)
             return recorded
 
-        places = Places(self.settings.home, run_id(secrets.token_bytes(8)))
-        places.logs.mkdir(parents=True)
-        return await carry_out(
+        paths = RunPaths(self.settings.home, run_id(secrets.token_bytes(8)))
+        paths.logs.mkdir(parents=True)
+        return await execute_run(
             plan,
             planned.plan.digest,
-            id=places.run,
-            places=places,
-            ports=self.ports,
+            id=paths.run,
+            paths=paths,
+            deps=self.deps,
             append=append,
             control=control,
         )

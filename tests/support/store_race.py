@@ -19,7 +19,7 @@ from runner.core.errors import LeaseHeld, LeaseLost
 from runner.core.model import Fence
 from runner.events.events import Event, WarningIssued
 from runner.lifecycle.lease import TTL
-from runner.runtime.lease_holder import Emit, Tenure
+from runner.runtime.lease_holder import Emit, LeaseHolder
 from runner.store.sqlite import SqliteStore, open_store
 
 WORKSPACE = "w"
@@ -30,22 +30,22 @@ async def race(path: Path, rounds: int, start: Barrier, clock: Synchronized[int]
         last: Fence | None = None
         for number in range(rounds):
             start.wait()
-            tenure = Tenure(WORKSPACE, f"run {os.getpid()}", store.lease)
-            tell(number, await run(store, tenure, last))
+            lease_holder = LeaseHolder(WORKSPACE, f"run {os.getpid()}", store.lease)
+            tell(number, await run(store, lease_holder, last))
             start.wait()
-            last = tenure.fence
+            last = lease_holder.fence
             if last is not None and number % 2:
-                await tenure.release(emitting(store, last))
+                await lease_holder.release(emitting(store, last))
                 last = None
             elif last is not None:
                 clock.value += round(TTL * 1e6)
 
 
-async def run(store: SqliteStore, tenure: Tenure, last: Fence | None) -> str:
+async def run(store: SqliteStore, lease_holder: LeaseHolder, last: Fence | None) -> str:
     try:
-        await tenure.acquire(emitting(store, None))
-        assert tenure.fence is not None
-        await emitting(store, tenure.fence)(WarningIssued("x.owner", f"{tenure.fence.number}"))
+        await lease_holder.acquire(emitting(store, None))
+        assert lease_holder.fence is not None
+        await emitting(store, lease_holder.fence)(WarningIssued("x.owner", f"{lease_holder.fence.number}"))
         answer = "owner"
     except LeaseHeld:
         answer = "held"

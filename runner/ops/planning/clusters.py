@@ -17,7 +17,7 @@ from runner.ops.triage.triage import Triage
 from runner.plan.model import RunPlan
 from runner.ports.cluster import ClusterGrant
 from runner.runtime.cluster import grant_of
-from runner.runtime.context import Outside
+from runner.runtime.context import AgentDependencies
 from runner.steps.agent.plan import Body
 
 
@@ -54,7 +54,7 @@ def files_instead(triage: Triage, planned: PlanResult, error: RunnerError) -> tu
     return instead, ClusterAway(message, hint="triage again when it answers, for what the files do not show")
 
 
-async def check_clusters(plans: Iterable[RunPlan], ports: Outside, *, reused: Iterable[str] = ()) -> None:
+async def check_clusters(plans: Iterable[RunPlan], deps: AgentDependencies, *, reused: Iterable[str] = ()) -> None:
     """Raises what is wrong with a cluster, or ``Rejected`` with several; steps that are ``reused`` ask none."""
     done = set(reused)
     bodies = [step.body for plan in plans for step in plan.steps if step.id not in done]
@@ -63,7 +63,7 @@ async def check_clusters(plans: Iterable[RunPlan], ports: Outside, *, reused: It
 
     async def look(grant: ClusterGrant) -> None:
         try:
-            await ports.cluster.reach(grant)
+            await deps.cluster.reach(grant)
         except RunnerError as error:
             findings[error.message] = error
 

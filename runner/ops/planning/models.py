@@ -7,27 +7,27 @@ from collections.abc import Iterable, Iterator
 from runner.core.errors import InputError, Rejected
 from runner.plan.model import RunPlan, Step
 from runner.ports.agent import ModelAgent
-from runner.runtime.context import Outside
+from runner.runtime.context import AgentDependencies
 from runner.steps.agent.model import check
 from runner.steps.agent.plan import Body
 
 
-def check_models(plans: Iterable[RunPlan], ports: Outside, *, reused: Iterable[str] = ()) -> None:
+def check_models(plans: Iterable[RunPlan], deps: AgentDependencies, *, reused: Iterable[str] = ()) -> None:
     """Raises ``Rejected`` with all that is missing, each once; steps that are ``reused`` ask no model."""
     done = set(reused)
     steps = [step for plan in plans for step in plan.steps if step.id not in done]
-    findings = {finding.message: finding for finding in _missing(steps, ports)}
+    findings = {finding.message: finding for finding in _missing(steps, deps)}
     if findings:
         raise Rejected(findings.values())
 
 
-def _missing(steps: Iterable[Step], ports: Outside) -> Iterator[InputError]:
+def _missing(steps: Iterable[Step], deps: AgentDependencies) -> Iterator[InputError]:
     for step in steps:
         if not isinstance(step.body, Body) or step.body.model is None:
             continue
-        agent = ports.agent(step.body.agent)
+        agent = deps.agent(step.body.agent)
         assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
         try:
-            check(agent, step.body.model, ports)
+            check(agent, step.body.model, deps)
         except InputError as error:
             yield error

@@ -26,19 +26,19 @@ from runner.plan.model import RunPlan
 from runner.ports.agent import Agent, ModelAgent
 from runner.ports.gateway import Gateway
 from runner.ports.provider import PATH, Images, program_directory
-from runner.runtime.context import Outside
+from runner.runtime.context import AgentDependencies
 from runner.spec.model import Facts
 from runner.steps.agent.plan import Body
 
 
-def outside_of(settings: Settings, gateway: Gateway | None = None, redact: Redactor | None = None) -> Outside:
+def outside_of(settings: Settings, gateway: Gateway | None = None, redact: Redactor | None = None) -> AgentDependencies:
     """What runs reach agents, models and clusters through; models by another ``gateway`` if one is given."""
 
     def agent(name: str) -> Agent:
         found: Agent = plugins.load(runner.agents, name).agent
         return found
 
-    return Outside(
+    return AgentDependencies(
         agent=agent,
         gateway=gateway or ModelGateway(settings),
         cluster=Clusters(settings, redact),
@@ -48,7 +48,12 @@ def outside_of(settings: Settings, gateway: Gateway | None = None, redact: Redac
 
 
 async def refuse(
-    planned: PlanResult, plans: Sequence[RunPlan], settings: Settings, outside: Outside, *, reused: Collection[str] = ()
+    planned: PlanResult,
+    plans: Sequence[RunPlan],
+    settings: Settings,
+    outside: AgentDependencies,
+    *,
+    reused: Collection[str] = (),
 ) -> None:
     """Raises ``Rejected`` with all that keeps these runs of a plan from being started here."""
     if found := await refusals(planned, plans, settings, outside, reused=reused):
@@ -56,7 +61,12 @@ async def refuse(
 
 
 async def refusals(
-    planned: PlanResult, plans: Sequence[RunPlan], settings: Settings, outside: Outside, *, reused: Collection[str] = ()
+    planned: PlanResult,
+    plans: Sequence[RunPlan],
+    settings: Settings,
+    outside: AgentDependencies,
+    *,
+    reused: Collection[str] = (),
 ) -> list[RunnerError]:
     """All that keeps these runs of a plan from being started here; steps that are ``reused`` need nothing."""
     found: list[RunnerError] = [*planned.missing]

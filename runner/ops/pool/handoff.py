@@ -91,7 +91,7 @@ async def _deliver(connection: trio.socket.SocketType, handle: Handle, handoff: 
 async def warm(
     home: Path, provider: Provider, key: SlotKey, request: WorkspaceRequest
 ) -> Handle | PoolMissReason | None:
-    """``Ports.warm``, of a ``RUNNER_HOME``."""
+    """``RunDependencies.warm``, of a ``RUNNER_HOME``."""
     found = await ask(home, key, request, cast("WarmSlots", provider).receive)
     if found is PoolMissReason.NO_KEEPER:
         await discard(provider, request)

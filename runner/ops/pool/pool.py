@@ -97,7 +97,7 @@ async def open_pool(
     What a keeper that died has left is removed first. ``tell`` hears of what went wrong and is tried again. Raises
     ``PoolKept`` while another process keeps the pools of this store.
     """
-    store, ports, home = env.store, env.ports, env.settings.home
+    store, deps, home = env.store, env.deps, env.settings.home
     lock = await trio.to_thread.run_sync(take, home / PLACE)
     if lock is None:
         raise PoolKept(f"another process keeps the warm pools of `{home}`", hint="runner pool status")
@@ -106,9 +106,9 @@ async def open_pool(
         await store.put_pools(pools)
         keeper = Keeper(
             store,
-            _remembering(ports.provider),
+            _remembering(deps.provider),
             name=f"keeper {os.getpid()}",
-            now=ports.now,
+            now=deps.now,
             new_id=partial(secrets.token_hex, 6),
             tell=tell,
         )
@@ -133,7 +133,7 @@ def _remembering(open_provider: Callable[[str], Provider]) -> Callable[[str], Pr
 
 
 def providers_of(env: WorkspaceEnv) -> list[Provider]:
-    return [env.ports.provider(name) for name in provider_names()]
+    return [env.deps.provider(name) for name in provider_names()]
 
 
 async def clear_left(env: WorkspaceEnv, *, dry_run: bool) -> list[CompletedChange]:

@@ -21,7 +21,7 @@ from runner.core.nurseries import unwrapping_groups
 from runner.core.redact import Redactor
 from runner.core.settings import Settings
 from runner.engine.execute import execute
-from runner.engine.run import Control, carry_out, pass_over
+from runner.engine.run import RunCancellation, execute_run, record_skipped_run
 from runner.events.record import RunRecord, replay
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import DEFAULTS
@@ -42,7 +42,7 @@ from runner.ports.gateway import Gateway
 from runner.ports.provider import Probe
 from runner.ports.sink import Sink
 from runner.ports.store import ProjectRow, Store
-from runner.runtime.context import Places, Ports
+from runner.runtime.context import RunDependencies, RunPaths
 from runner.safefs.safe_open import read_beneath
 from runner.steps.verify.run import MAX_OUTPUT
 
@@ -75,18 +75,16 @@ async def apply(
     make_home(settings)
     async with open_state(settings) as store:
         with unwrapping_groups():
-            ports = dependencies_of(settings, store, outside, redactor)
-            async with reaping(WorkspaceEnv(settings, store, ports, advise)):
-                return await apply_all(
-                    planned, settings, store, ports, sinks, key=key, advise=advise, warnings=warnings
-                )
+            deps = dependencies_of(settings, store, outside, redactor)
+            async with reaping(WorkspaceEnv(settings, store, deps, advise)):
+                return await apply_all(planned, settings, store, deps, sinks, key=key, advise=advise, warnings=warnings)
 
 
 async def apply_all(
     planned: PlanResult,
     settings: Settings,
     store: Store,
-    ports: Ports,
+    deps: RunDependencies,
     sinks: Sequence[Sink],
     *,
     key: str | None = None,
@@ -94,11 +92,11 @@ async def apply_all(
     warnings: Sequence[RunnerError] = (),
 ) -> list[RunRecord]:
     """``apply`` with a store and ports that are there already."""
-    ports = replace(ports, seen=partial(_seen, planned))
-    values = await resolve_secrets(planned.secrets, planned.plan.runs, settings, ports.redact)
+    deps = replace(deps, seen=partial(_seen, planned))
+    values = await resolve_secrets(planned.secrets, planned.plan.runs, settings, deps.redact)
     await _record_projects(planned, store)
     plans = {plan.name: plan for plan in planned.plan.runs}
-    controls = {plan.name: Control(plan.stop_budget_seconds) for plan in planned.plan.runs}
+    controls = {plan.name: RunCancellation(plan.stop_budget_seconds) for plan in planned.plan.runs}
     records: dict[str, RunRecord] = {}
     room = settings.max_workspaces - len(await store.workspaces())
     everything = trio.CapacityLimiter(max(room, 1))  # where there is none, the first run is refused
@@ -107,17 +105,17 @@ async def apply_all(
     async def one(name: str) -> None:
         plan, control = plans[name], controls[name]
         async with groups[plan.group], everything:
-            places = Places(settings.home, run_id(secrets.token_bytes(8)))
-            files = RunFiles(places.directory, ports.redact.text)
-            append = event_writer(store, [files, *sinks], ports.redact)
-            digest, rehearsal, manifests = planned.plan.digest, ports.gateway.rehearsal, str(planned.path.resolve())
+            paths = RunPaths(settings.home, run_id(secrets.token_bytes(8)))
+            files = RunFiles(paths.directory, deps.redact.text)
+            append = event_writer(store, [files, *sinks], deps.redact)
+            digest, rehearsal, manifests = planned.plan.digest, deps.gateway.rehearsal, str(planned.path.resolve())
             try:
                 if blocker := _blocked(plan, records, control):
                     files.write_plan(plan, digest, plan_inputs_of(planned, plan, {}), rehearsal)
-                    record = await pass_over(
+                    record = await record_skipped_run(
                         plan,
                         digest,
-                        id=places.run,
+                        id=paths.run,
                         append=append,
                         reason=blocker,
                         key=key,
@@ -128,12 +126,12 @@ async def apply_all(
                     outputs = outputs_for(plan, plans, records, settings)
                     files.write_plan(plan, digest, plan_inputs_of(planned, plan, outputs), rehearsal)
                     ready = replace(plan, values={**plan.values, "outputs": outputs})
-                    record = await carry_out(
+                    record = await execute_run(
                         ready,
                         digest,
-                        id=places.run,
-                        places=places,
-                        ports=ports,
+                        id=paths.run,
+                        paths=paths,
+                        deps=deps,
                         append=append,
                         control=control,
                         key=key,
@@ -143,12 +141,12 @@ async def apply_all(
                     )
                 files.write_record(record)
             except RunOver:
-                record = replay(places.run, await store.events(places.run))
+                record = replay(paths.run, await store.events(paths.run))
                 files.write_record(record)
             except RunExists as taken:
                 files.discard()
                 advise(Attached(f"{taken.message}: attached to it, nothing is started"))
-                held = partial(is_held, Places(settings.home, taken.run).directory)
+                held = partial(is_held, RunPaths(settings.home, taken.run).directory)
                 record = await follow(taken.run, store, sinks, control, now=now_microseconds, is_held=held)
             records[name] = record
 
@@ -177,7 +175,7 @@ async def _record_projects(planned: PlanResult, store: Store) -> None:
             await store.put_project(ProjectRow(document.name, root, spec.workspace_isolation, protected, manifest))
 
 
-def _blocked(plan: RunPlan, records: Mapping[str, RunRecord], control: Control) -> str | None:
+def _blocked(plan: RunPlan, records: Mapping[str, RunRecord], control: RunCancellation) -> str | None:
     """Why a run must not start: it was stopped before, or a run that it needs did not succeed."""
     if control.requested_at is not None:
         return "stopped before it began"
@@ -192,7 +190,7 @@ def outputs_for(
     found: dict[str, dict[str, object]] = {}
     for need in plan.needs:
         before = plans[need]
-        kept = Places(settings.home, records[need].id).directory / "output"
+        kept = RunPaths(settings.home, records[need].id).directory / "output"
         for name, file in before.outputs.items():
             text = read_beneath(kept, file, MAX_OUTPUT).decode(errors="replace")
             of_group = found.setdefault(before.group, {})

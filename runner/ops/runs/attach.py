@@ -8,7 +8,7 @@ from typing import Protocol
 import trio
 
 from runner.core.errors import RunUnfinished
-from runner.engine.run import Control
+from runner.engine.run import RunCancellation
 from runner.events.events import Recorded
 from runner.events.record import RunRecord, fold
 from runner.ports.sink import Sink
@@ -26,7 +26,7 @@ async def follow(
     run: str,
     store: Journal,
     sinks: Sequence[Sink],
-    control: Control,
+    control: RunCancellation,
     *,
     now: Callable[[], int],
     is_held: Callable[[], bool],

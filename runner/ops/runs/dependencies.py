@@ -23,7 +23,7 @@ from runner.ops.pool.handoff import warm
 from runner.ops.runs.secret_values import make_redactor
 from runner.ports.sink import Sink
 from runner.ports.store import Store
-from runner.runtime.context import Outside, Ports
+from runner.runtime.context import AgentDependencies, RunDependencies
 
 Advise = Callable[[RunnerError], None]  # hears of findings that stop nothing
 
@@ -33,8 +33,8 @@ def ignore(advice: RunnerError) -> None:
 
 
 def dependencies_of(
-    settings: Settings, store: Store, outside: Outside | None = None, redactor: Redactor | None = None
-) -> Ports:
+    settings: Settings, store: Store, outside: AgentDependencies | None = None, redactor: Redactor | None = None
+) -> RunDependencies:
     """What runs of a store reach the world through, ``outside`` if that was looked at already."""
 
     async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
@@ -44,7 +44,7 @@ def dependencies_of(
         check_limit(settings.max_workspaces, await store.workspaces(), workspace)
 
     redact = make_redactor(settings) if redactor is None else redactor
-    return Ports(
+    return RunDependencies(
         **vars(outside or outside_of(settings, redact=redact)),
         provider=lambda name: open_provider(name, settings),
         git=open_git(settings),

@@ -31,7 +31,7 @@ from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
 from runner.ops.workspaces.maintenance import ReapedWorkspace, reap, unsteady
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.store import RunRow, Store
-from runner.runtime.context import Ports
+from runner.runtime.context import RunDependencies
 from runner.safefs import trees
 
 _WORK = ("workspace", "snapshot")  # nobody makes these for a run before the store has it
@@ -107,20 +107,20 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
         return Collection((), dry_run)
     async with open_state(settings) as store:
         with unwrapping_groups():
-            ports = dependencies_of(settings, store)
-            env = WorkspaceEnv(settings, store, ports)
-            unknown = await find_unrecorded(store, ports.nonce, settings)
+            deps = dependencies_of(settings, store)
+            env = WorkspaceEnv(settings, store, deps)
+            unknown = await find_unrecorded(store, deps.nonce, settings)
             if behind := [one for one in unknown if one.directory is not None]:
                 return Collection((), dry_run, unknown=tuple(behind))
             if why := await unsteady(env, dry_run=dry_run):
                 return Collection((), dry_run, clock=why)
             own = {row.id for row in await store.workspaces() if row.run is None}
-            owned = [h for name in provider_names() for h in await ports.provider(name).list_owned(ports.nonce)]
+            owned = [h for name in provider_names() for h in await deps.provider(name).list_owned(deps.nonce)]
             handles = [handle for handle in owned if handle.id not in own and not handle.id.startswith(PREFIX)]
             found = _look(settings, await store.runs(), handles, now_microseconds() / 1e6)
             said = (GcVerdict.CLOCK, GcVerdict.UNKNOWN)
             shown = [k for k in found if k.verdict.goes or k.verdict in said or k.kind == "temporary"]
-            done = shown if dry_run else [await _collected(kept, settings, handles, ports, store) for kept in shown]
+            done = shown if dry_run else [await _collected(kept, settings, handles, deps, store) for kept in shown]
             reaped = await reap(env, dry_run=dry_run)
     return Collection(tuple(done), dry_run, tuple(reaped))
 
@@ -163,7 +163,7 @@ def _touched(paths: Iterable[Path]) -> float:
 
 
 async def _collected(
-    kept: StoredItem, settings: Settings, handles: Sequence[Handle], ports: Ports, store: Store
+    kept: StoredItem, settings: Settings, handles: Sequence[Handle], deps: RunDependencies, store: Store
 ) -> StoredItem:
     """Remove one stale thing while nobody can begin to use it."""
     if not kept.verdict.goes:
@@ -174,7 +174,7 @@ async def _collected(
     try:
         if kept.kind == "workspace":
             (handle,) = [handle for handle in handles if handle.tree == kept.path]
-            await ports.provider(handle.provider).destroy(handle)
+            await deps.provider(handle.provider).destroy(handle)
             await store.append(str(kept.run), [ev.ResourceRemoved("", "workspace", handle.id)])
             return kept
         left = await trio.to_thread.run_sync(remove, kept.path)

@@ -33,7 +33,7 @@ from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
 from runner.ops.workspaces.maintenance import CompletedChange, complete_changes, sweep
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.store import RunRow, Store
-from runner.runtime.context import Places, Ports
+from runner.runtime.context import RunDependencies, RunPaths
 from runner.runtime.incident_files import is_latest
 from runner.safefs import trees
 from runner.sandbox import mounts, processes
@@ -69,11 +69,11 @@ async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -
     try:
         async with open_state(settings) as store:
             with unwrapping_groups():
-                ports = dependencies_of(settings, store)
-                recovery = await recover_runs(settings, store, ports, provider_names(), run, dry_run=dry_run)
+                deps = dependencies_of(settings, store)
+                recovery = await recover_runs(settings, store, deps, provider_names(), run, dry_run=dry_run)
                 if run is not None:
                     return recovery
-                env = WorkspaceEnv(settings, store, ports)
+                env = WorkspaceEnv(settings, store, deps)
                 unknown = {one.id for one in recovery.unknown}
                 workspaces = await complete_changes(env, unknown, dry_run=dry_run)
                 workspaces += await clear_left(env, dry_run=dry_run)
@@ -85,25 +85,25 @@ async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -
 
 
 async def recover_runs(
-    settings: Settings, store: Store, ports: Ports, providers: Sequence[str], run: str | None, *, dry_run: bool
+    settings: Settings, store: Store, deps: RunDependencies, providers: Sequence[str], run: str | None, *, dry_run: bool
 ) -> Recovery:
     """``recover_store`` with a store and ports that are there already."""
-    unknown = await find_unrecorded(store, ports.nonce, settings)
+    unknown = await find_unrecorded(store, deps.nonce, settings)
     behind = {one.id for one in unknown}
     if run is not None:
         require_known(run, unknown)
     rows = [await store.find(run)] if run is not None else await store.runs()
-    handles = [handle for name in providers for handle in await ports.provider(name).list_owned(ports.nonce)]
+    handles = [handle for name in providers for handle in await deps.provider(name).list_owned(deps.nonce)]
     workspaces = [*(handle.id for handle in handles), *(lease.workspace for lease in await store.leases())]
     done: list[Recovered] = []
     for row in reversed(rows):  # the oldest first
-        places = Places(settings.home, row.id)
-        if row.id in behind or (row.ended is not None and _is_whole(row, places, workspaces)):
+        paths = RunPaths(settings.home, row.id)
+        if row.id in behind or (row.ended is not None and _is_whole(row, paths, workspaces)):
             continue
-        async with _holding(places.directory, dry_run) as held:
+        async with _holding(paths.directory, dry_run) as held:
             if held:
                 own = [handle for handle in handles if handle.id.rpartition("-")[0] == row.id]
-                done += await _recover(row, places, store, ports, own, dry_run=dry_run)
+                done += await _recover(row, paths, store, deps, own, dry_run=dry_run)
             elif run is not None:
                 raise RunUnfinished(f"run `{row.id}` has a runner, which lives", hint=f"runner runs show {row.id}")
     strays = await _strays(settings.home, {row.id for row in rows}, store, dry_run) if run is None else []
@@ -119,9 +119,9 @@ def require_known(run: str, unknown: Sequence[Unrecorded]) -> None:
             raise StoreDamaged(f"run `{one.id}` is not all in the store: {one.why}", hint=REBUILD)
 
 
-def _is_whole(row: RunRow, places: Places, workspaces: Sequence[str]) -> bool:
+def _is_whole(row: RunRow, paths: RunPaths, workspaces: Sequence[str]) -> bool:
     """Whether nothing is left to do for a run that has ended."""
-    copied = is_finished(places.directory) or not places.directory.exists()
+    copied = is_finished(paths.directory) or not paths.directory.exists()
     return copied and not any(workspace.startswith(f"{row.id}-") for workspace in workspaces)
 
 
@@ -140,7 +140,7 @@ async def _holding(directory: Path, dry_run: bool) -> AsyncIterator[bool]:
 
 
 async def _recover(
-    row: RunRow, places: Places, store: Store, ports: Ports, own: Sequence[Handle], *, dry_run: bool
+    row: RunRow, paths: RunPaths, store: Store, deps: RunDependencies, own: Sequence[Handle], *, dry_run: bool
 ) -> list[Recovered]:
     """``own`` are the run's workspaces that are there: a journal that was read anew may lack one."""
     try:
@@ -150,35 +150,35 @@ async def _recover(
         message = error.message if isinstance(error, RunnerError) else "its events do not fit together"
         return [Recovered(row.id, row.name, row.status, left=(message,))]
     if dry_run:
-        return [_foreseen(record, places)]
+        return [_foreseen(record, paths)]
     if lacking := [handle for handle in own if ("workspace", handle.id) not in record.effects]:
         intents = [ev.ResourceIntended("", "workspace", handle.id, handle.provider) for handle in lacking]
         for recorded in await store.append(row.id, intents):
             history.append(recorded)
             fold(record, recorded)
-    escaped, lost = await _kill_helpers(places), record.ended is None
+    escaped, lost = await _kill_helpers(paths), record.ended is None
 
     async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
         return await store.append(run, events, fence=fence)
 
-    recovered = await recover(record, _saving(record, places), places=places, ports=ports, append=append)
+    recovered = await recover(record, _saving(record, paths), paths=paths, deps=deps, append=append)
     news = await store.events(row.id, after=len(history))
-    if record.ended is not None and (news or not is_finished(places.directory)):
-        await trio.to_thread.run_sync(write_copies, places.directory, [*history, *news], record)
-    behind = await trio.to_thread.run_sync(_hand_out, record, places) if lost else []
+    if record.ended is not None and (news or not is_finished(paths.directory)):
+        await trio.to_thread.run_sync(write_copies, paths.directory, [*history, *news], record)
+    behind = await trio.to_thread.run_sync(_hand_out, record, paths) if lost else []
     kept = (*recovered.kept, *(f"not copied: {what}" for what in behind))
     return [replace(recovered, kept=kept, left=(*escaped, *recovered.left))]
 
 
-def _hand_out(record: RunRecord, places: Places) -> list[str]:
+def _hand_out(record: RunRecord, paths: RunPaths) -> list[str]:
     """As its triage would have done; but by now there may be what a later run has left."""
     latest = record.log is not None and is_latest(Path(record.log))
-    return copy_output(places.directory, record) if latest else []
+    return copy_output(paths.directory, record) if latest else []
 
 
-def _saving(record: RunRecord, places: Places) -> Saving | str:
+def _saving(record: RunRecord, paths: RunPaths) -> Saving | str:
     try:
-        document = json.loads((places.directory / "plan.json").read_text(encoding="utf-8"))
+        document = json.loads((paths.directory / "plan.json").read_text(encoding="utf-8"))
         if document["digest"] != record.plan:
             return "`plan.json` is not the plan of this run"
         return saving_of(document)
@@ -186,26 +186,26 @@ def _saving(record: RunRecord, places: Places) -> Saving | str:
         return f"`plan.json` cannot be used: {error}"
 
 
-def _foreseen(record: RunRecord, places: Places) -> Recovered:
+def _foreseen(record: RunRecord, paths: RunPaths) -> Recovered:
     """What recovering would do."""
     workspaces = [f"workspace {name} {place}" for (kind, name), place in record.effects.items() if kind == "workspace"]
     saved = "its work" if unsaved(record) else None
-    paths = [str(path) for path in belongings(record, places)]
+    found = [str(path) for path in belongings(record, paths)]
     status = "unknown" if record.ended is None else record.status.value
-    return Recovered(record.id, record.name, status, saved, (*workspaces, *paths))
+    return Recovered(record.id, record.name, status, saved, (*workspaces, *found))
 
 
-async def _kill_helpers(places: Places) -> tuple[str, ...]:
+async def _kill_helpers(paths: RunPaths) -> tuple[str, ...]:
     """End what the runner had started on the host itself, git on the run's repository and a sub-runner; what lives."""
-    git = f"GIT_DIR={places.repository}".encode()
-    run = f"RUN_ID={places.run}".encode()
+    git = f"GIT_DIR={paths.repository}".encode()
+    run = f"RUN_ID={paths.run}".encode()
 
     def belongs(pid: int) -> bool:
         words = processes.environment(pid).split(b"\0")
         return git in words or (run in words and any(word.startswith(b"AGENT_SCRIPT=") for word in words))
 
     try:
-        await processes.kill_all(belongs, what=f"run `{places.run}`")
+        await processes.kill_all(belongs, what=f"run `{paths.run}`")
     except Escaped as error:
         return (error.message,)
     return ()

@@ -24,7 +24,7 @@ from runner.core.model import Reason, Status
 from runner.core.nurseries import unwrapping_groups
 from runner.core.redact import Redactor
 from runner.core.settings import Settings
-from runner.engine.run import Control, carry_out
+from runner.engine.run import RunCancellation, execute_run
 from runner.events.record import RunRecord, replay
 from runner.git import open_git
 from runner.lifecycle.resume import SCAN, Decided, Earlier, decide
@@ -45,7 +45,7 @@ from runner.ports.sink import Sink
 from runner.ports.store import Store
 from runner.report.format import duration
 from runner.report.run_files import used
-from runner.runtime.context import Kept, Places, Ports, Resumption
+from runner.runtime.context import ResumeSource, ResumeState, RunDependencies, RunPaths
 from runner.spec.model import Facts
 from runner.steps.agent.plan import Body
 
@@ -61,7 +61,7 @@ class ResumePlan:
     keys: Mapping[str, str]
     notes: tuple[str, ...]
     outputs: Mapping[str, object]
-    resumption: Resumption
+    resumption: ResumeState
 
     def document(self) -> dict[str, Json]:
         steps: list[Json] = [
@@ -86,47 +86,47 @@ async def resume(
     """
     async with open_state(settings) as store:
         with unwrapping_groups():
-            ports = dependencies_of(settings, store, redactor=redactor)
-            return await resume_run(resuming, settings, store, ports, sinks)
+            deps = dependencies_of(settings, store, redactor=redactor)
+            return await resume_run(resuming, settings, store, deps, sinks)
 
 
 async def resume_run(
-    resuming: ResumePlan, settings: Settings, store: Store, ports: Ports, sinks: Sequence[Sink]
+    resuming: ResumePlan, settings: Settings, store: Store, deps: RunDependencies, sinks: Sequence[Sink]
 ) -> RunRecord:
     """``resume`` with a store and ports that are there already."""
     async with _holding(resuming.resumption.kept):
         plan, digest = resuming.plan, resuming.planned.plan.digest
-        await refuse(resuming.planned, [plan], settings, ports, reused=resuming.resumption.reused)
-        control = Control(plan.stop_budget_seconds)
-        places = Places(settings.home, run_id(secrets.token_bytes(8)))
+        await refuse(resuming.planned, [plan], settings, deps, reused=resuming.resumption.reused)
+        control = RunCancellation(plan.stop_budget_seconds)
+        paths = RunPaths(settings.home, run_id(secrets.token_bytes(8)))
         reused = resuming.resumption.reused
-        values = await resolve_secrets(resuming.planned.secrets, [plan], settings, ports.redact, done=reused)
-        files = RunFiles(places.directory, ports.redact.text)
+        values = await resolve_secrets(resuming.planned.secrets, [plan], settings, deps.redact, done=reused)
+        files = RunFiles(paths.directory, deps.redact.text)
         files.write_plan(plan, digest, plan_inputs_of(resuming.planned, plan, resuming.outputs))
         async with trio.open_nursery() as signals:
             await signals.start(stop_at_signals, [control])
             try:
-                record = await carry_out(
+                record = await execute_run(
                     replace(plan, values={**plan.values, "outputs": resuming.outputs}),
                     digest,
-                    id=places.run,
-                    places=places,
-                    ports=ports,
-                    append=event_writer(store, [files, *sinks], ports.redact),
+                    id=paths.run,
+                    paths=paths,
+                    deps=deps,
+                    append=event_writer(store, [files, *sinks], deps.redact),
                     control=control,
                     manifests=str(resuming.planned.path.resolve()),
                     resumption=resuming.resumption,
                     secrets=values[plan.name],
                 )
             except RunOver:
-                record = replay(places.run, await store.events(places.run))
+                record = replay(paths.run, await store.events(paths.run))
             files.write_record(record)
             signals.cancel_scope.cancel()
         return record
 
 
 @asynccontextmanager
-async def _holding(kept: Kept | None) -> AsyncIterator[None]:
+async def _holding(kept: ResumeSource | None) -> AsyncIterator[None]:
     """Keep what is gone on with from being removed. Looked at before, it is looked at again once it is held."""
     if kept is None:
         yield
@@ -291,7 +291,7 @@ def _decided(run: _Continued, planned: PlanResult) -> ResumePlan:
     steps = decide(plan, keys, {step.id for step in works if made_anew(step)}, run.earlier)
     ids = digests(works, keys)
     reused = {step.step: (step.run, ids[step.step]) for step in steps if step.run is not None}
-    return ResumePlan(run.record.id, plan, planned, steps, ids, (), outputs, Resumption(run.record.id, reused))
+    return ResumePlan(run.record.id, plan, planned, steps, ids, (), outputs, ResumeState(run.record.id, reused))
 
 
 def _member(name: str, planned: PlanResult) -> RunPlan:
@@ -307,14 +307,14 @@ def _check_needs(plan: RunPlan, basis: PlanInputs) -> None:
         raise NotResumable(message, hint="`runner apply` starts both anew")
 
 
-async def _kept(source: StoredRun, resuming: ResumePlan, settings: Settings) -> Kept:
+async def _kept(source: StoredRun, resuming: ResumePlan, settings: Settings) -> ResumeSource:
     """What is gone on with, once it is known to be there. Raises ``WorkMissing``."""
     record = source.record
     assert record.saved_work is not None  # or nothing would be reused
     assert record.saved_work.commit is not None
-    repository = Places(settings.home, record.id).repository
+    repository = RunPaths(settings.home, record.id).repository
     snapshot = record.snapshot if "snapshot" in resuming.resumption.reused else None
-    kept = Kept(repository, record.saved_work.commit, record.base, source.directory, snapshot, record.commits)
+    kept = ResumeSource(repository, record.saved_work.commit, record.base, source.directory, snapshot, record.commits)
     _check_kept(kept)
     try:
         await open_git(settings).entries(repository, kept.commit)
@@ -323,7 +323,7 @@ async def _kept(source: StoredRun, resuming: ResumePlan, settings: Settings) -> 
     return kept
 
 
-def _check_kept(kept: Kept) -> None:
+def _check_kept(kept: ResumeSource) -> None:
     wanted = [kept.repository, kept.directory / "output"]
     if kept.commits is not None and kept.commits.bundle is not None:
         wanted.append(kept.directory / kept.commits.bundle)

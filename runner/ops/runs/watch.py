@@ -9,7 +9,7 @@ from typing import Any
 from runner.artifacts.run_lock import is_held
 from runner.core.errors import BadPlanFile
 from runner.core.settings import Settings
-from runner.engine.run import Control
+from runner.engine.run import RunCancellation
 from runner.events.record import RunRecord
 from runner.ops.host.state import now_microseconds, read_state
 from runner.ops.planning.saved_plan import read_document
@@ -29,7 +29,7 @@ async def watch(stored: StoredRun, settings: Settings, sinks: Sequence[Sink]) ->
     stop_budget = float(planned(stored).get("stop_budget_seconds", 0.0)) + _LATE
     held = partial(is_held, stored.directory)
     async with read_state(settings) as store:
-        return await follow(run, store, sinks, Control(stop_budget), now=now_microseconds, is_held=held)
+        return await follow(run, store, sinks, RunCancellation(stop_budget), now=now_microseconds, is_held=held)
 
 
 def planned(stored: StoredRun) -> dict[str, Any]:

@@ -49,7 +49,7 @@ async def choose_provider(env: WorkspaceEnv, name: str | None, image: str | None
     for each in names:
         if each not in provider_names():
             raise UnknownPlugin(f"`{sanitize(each)}` is not a provider", hint=nearest(each, provider_names()))
-        provider = env.ports.provider(each)
+        provider = env.deps.provider(each)
         probe = await provider.probe()
         why = _unfit(probe, image, adopting=adopting)
         if why is None:

@@ -47,13 +47,13 @@ class LeaseState:
 
 async def list_leases(env: WorkspaceEnv) -> list[LeaseState]:
     """Every lease that somebody has, or had when he died, the oldest first."""
-    return states_of(await env.store.leases(), env.settings, env.ports.now())
+    return states_of(await env.store.leases(), env.settings, env.deps.now())
 
 
 async def lease_of(env: WorkspaceEnv, id: str) -> LeaseState | None:
     """The lease of a workspace, ``None`` for a free one."""
     lease = await env.store.lease(id)
-    return states_of([lease], env.settings, env.ports.now())[0] if lease.id else None
+    return states_of([lease], env.settings, env.deps.now())[0] if lease.id else None
 
 
 def states_of(leases: Iterable[Lease], settings: Settings, now: int) -> list[LeaseState]:
@@ -94,7 +94,7 @@ async def break_lease(env: WorkspaceEnv, text: str, *, sure: bool) -> str:
         raise UsageError(message, hint=f"runner lease break {row.id} --yes")
     held = HeldWorkspace(env, row, f"{BREAK} {os.getpid()}")
     with trio.CancelScope(shield=True):
-        await held.tenure.acquire(held.write, forced=True)
+        await held.lease_holder.acquire(held.write, forced=True)
         advice = LeaseTakenOver(f"the lease of workspace `{row.id}` was broken, which `{lease.holder}` had")
         await held.write(WarningIssued(advice.code, advice.message))
         provider, handle = await env.find(row)
@@ -102,7 +102,7 @@ async def break_lease(env: WorkspaceEnv, text: str, *, sure: bool) -> str:
             await provider.evict(handle)
         if row.run is None:
             os.close(await trio.to_thread.run_sync(replace_lock, env.lock(row.id)))
-        await held.tenure.release(held.write)
+        await held.lease_holder.release(held.write)
     return f"workspace {row.id} is free; `{lease.holder}` had it" + (
         f", and ends at its next write; `runner recover {row.run}` cleans up after it" if row.run is not None else ""
     )

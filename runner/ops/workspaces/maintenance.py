@@ -56,7 +56,7 @@ class CompletedChange:
 
 async def unsteady(env: WorkspaceEnv, *, dry_run: bool) -> str | None:
     """Why ages mean nothing now, if so; the next call compares with what this one has seen."""
-    store, now = env.store, env.ports.now()
+    store, now = env.store, env.deps.now()
     seen = see_clock(now)
     why = why_unsteady(await store.anchor(), seen, newest=await store.newest(), now=now)
     if not dry_run:
@@ -114,7 +114,7 @@ def _is_due(env: WorkspaceEnv, row: WorkspaceRow) -> bool:
     """Whether a workspace is to be removed for its age; one whose removal was cut off is gone on with."""
     if row.run is not None or row.status in UNFINISHED - {S.DESTROYING}:
         return False
-    return expired(_end(env, row), env.ports.now())
+    return expired(_end(env, row), env.deps.now())
 
 
 def _end(env: WorkspaceEnv, row: WorkspaceRow) -> int | None:

@@ -33,8 +33,8 @@ from runner.ops.host.state import make_home, open_state
 from runner.ops.runs.dependencies import Advise, dependencies_of, ignore
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Provider
 from runner.ports.store import Store, WorkspaceRow
-from runner.runtime.context import Ports
-from runner.runtime.lease_holder import Tenure, keep
+from runner.runtime.context import RunDependencies
+from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 
 BREAK = "break"  # what the holder of a lease does who took it by force
 PATIENCE = 2.0  # seconds for a holder that is about to come or go
@@ -48,7 +48,7 @@ class WorkspaceEnv:
 
     settings: Settings
     store: Store
-    ports: Ports
+    deps: RunDependencies
     advise: Advise = ignore
     lease_seconds: float = TTL
 
@@ -64,8 +64,8 @@ class WorkspaceEnv:
 
     async def find(self, row: WorkspaceRow) -> tuple[Provider, Handle | None]:
         """The provider of a workspace, and its handle if anything of it is there."""
-        provider = self.ports.provider(row.provider)
-        owned = await provider.list_owned(self.ports.nonce)
+        provider = self.deps.provider(row.provider)
+        owned = await provider.list_owned(self.deps.nonce)
         return provider, next((handle for handle in owned if handle.id == row.id), None)
 
 
@@ -90,19 +90,19 @@ class HeldWorkspace:
 
     def __init__(self, env: WorkspaceEnv, row: WorkspaceRow, holder: str) -> None:
         self.env, self.row = env, row
-        self.tenure = Tenure(row.id, holder, env.store.lease, ttl=env.lease_seconds)
+        self.lease_holder = LeaseHolder(row.id, holder, env.store.lease, ttl=env.lease_seconds)
 
     async def write(self, *events: Event) -> None:
-        fence = self.tenure.fence
+        fence = self.lease_holder.fence
         try:
             await self._append(events, fence)
         except LeaseLost:
-            if fence is None or trio.current_time() >= self.tenure.until:
+            if fence is None or trio.current_time() >= self.lease_holder.until:
                 raise
             # By the time since boot it is ours still: the clock was set forward.
-            await self.tenure.regain(fence, lambda *taken: self._append(taken, None))
+            await self.lease_holder.regain(fence, lambda *taken: self._append(taken, None))
             others = [event for event in events if not isinstance(event, LeaseRefreshed)]
-            await self._append(others, self.tenure.fence)
+            await self._append(others, self.lease_holder.fence)
 
     async def _append(self, events: Sequence[Event], fence: Fence | None) -> None:
         recorded = await self.env.store.append_to_workspace(self.row.id, events, fence=fence)
@@ -118,7 +118,7 @@ class HeldWorkspace:
 
     async def end(self, last: Event) -> None:
         """Write the last event of a workspace and let go of it at once: who finds none, finds no lease of it either."""
-        await self.tenure.release(lambda released: self.write(last, released))
+        await self.lease_holder.release(lambda released: self.write(last, released))
 
     async def handle(self) -> tuple[Provider, Handle]:
         """Raises ``WorkspaceLost`` when nothing of the workspace is there."""
@@ -154,7 +154,7 @@ async def hold(
                     yield held
         finally:
             with trio.CancelScope(shield=True):
-                await held.tenure.release(held.write)
+                await held.lease_holder.release(held.write)
 
 
 async def _acquire(held: HeldWorkspace, locks: ExitStack, intent: Event | None, over: str | None) -> Lease:
@@ -171,13 +171,13 @@ async def _acquire(held: HeldWorkspace, locks: ExitStack, intent: Event | None, 
             locks.callback(os.close, lock)
             before = await env.store.lease(id)
             _lock_tree(held.row, before.holder or await _broken_holder(held), locks)
-            return await held.tenure.acquire(emit, forced=bool(before.id))
+            return await held.lease_holder.acquire(emit, forced=bool(before.id))
         before = await env.store.lease(id)
         if before.id and before.id != over:
             raise lease_held(before)
         if before.id:
             _lock_tree(held.row, before.holder, locks)
-            before = await held.tenure.acquire(emit, forced=True)
+            before = await held.lease_holder.acquire(emit, forced=True)
             locks.callback(os.close, await trio.to_thread.run_sync(replace_lock, env.lock(id)))
             return before
         if trio.current_time() > give_up:
@@ -244,7 +244,7 @@ def is_locked_by(directory: os.stat_result, holder: str) -> bool:
 
 
 async def _take_over(held: HeldWorkspace, before: Lease, *, stubborn: bool) -> None:
-    why = "whose time was over" if not before.live(held.env.ports.now()) else "which is dead"
+    why = "whose time was over" if not before.live(held.env.deps.now()) else "which is dead"
     if stubborn:
         why = "which did not end when it was asked to"
     advice = LeaseTakenOver(f"the lease of workspace `{held.row.id}` was taken over from `{before.holder}`, {why}")
@@ -257,7 +257,7 @@ async def _take_over(held: HeldWorkspace, before: Lease, *, stubborn: bool) -> N
 
 @asynccontextmanager
 async def _kept(held: HeldWorkspace) -> AsyncIterator[None]:
-    tenure = held.tenure
+    lease_holder = held.lease_holder
     scope = trio.CancelScope()
     why: str | None = None
 
@@ -267,8 +267,8 @@ async def _kept(held: HeldWorkspace) -> AsyncIterator[None]:
     async def watch() -> None:
         nonlocal why
         margin = min(MARGIN, held.env.lease_seconds / 4)
-        why = await keep(tenure, held.write, margin=margin, warn=warn)
-        if tenure.fence is not None:
+        why = await renew_until_released(lease_holder, held.write, margin=margin, warn=warn)
+        if lease_holder.fence is not None:
             scope.cancel()
 
     async with trio.open_nursery() as nursery:

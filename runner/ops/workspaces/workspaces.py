@@ -164,7 +164,7 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
     path = adoptable(settings, options.path, rows) if options.path else None
     project = await env.store.project(options.project) if options.project is not None else None
     chosen = await choose_provider(env, options.provider, options.image, adopting=path is not None)
-    git = env.ports.git
+    git = env.deps.git
     tip = await git.resolve_url(options.url, branch=options.branch, commit=None) if options.url is not None else None
     on_shared_disk = path is not None or (project is not None and not project.workspace_isolation)
     limits, not_enforced = limits_of(settings, chosen.probe.on_shared_disk() if on_shared_disk else chosen.probe)
@@ -201,7 +201,7 @@ async def _make(held: HeldWorkspace, provider: Provider, project: ProjectRow | N
     request = WorkspaceRequest(
         row.id,
         "",
-        env.ports.nonce,
+        env.deps.nonce,
         row.limits or Limits(),
         row.project,
         shared,
@@ -224,7 +224,7 @@ async def _make(held: HeldWorkspace, provider: Provider, project: ProjectRow | N
 
 async def _fill(held: HeldWorkspace, handle: Handle, tip: ResolvedRef | None) -> str | None:
     """Bring the tree to what the workspace starts with; the commit that its work is compared with."""
-    row, git, repository = held.row, held.env.ports.git, held.env.repository(held.row.id)
+    row, git, repository = held.row, held.env.deps.git, held.env.repository(held.row.id)
     if row.url is not None and tip is not None:
         await git.fetch_url(row.url, tip.commit, into=repository, depth=1)
         await git.check_out(repository, tip.commit, into=handle.tree, branch=tip.branch, origin=row.url)
@@ -269,7 +269,7 @@ async def policy_for(env: WorkspaceEnv, row: WorkspaceRow) -> PathPolicy:
     if row.base is not None:
         place = Path(row.path) if row.path else env.repository(row.id)
         try:
-            content = await env.ports.git.read_file(place, row.base, FILE, limit=FILE_BYTES)
+            content = await env.deps.git.read_file(place, row.base, FILE, limit=FILE_BYTES)
         except (BadSource, NoRepository, UnknownCommit) as error:
             raise HostRefused(f"the policy of workspace `{row.id}` cannot be read: {error.message}") from error
         file = None if content is None else PolicyFile(row.base, content)
@@ -439,8 +439,8 @@ async def _work_of(held: HeldWorkspace, handle: Handle) -> _Work:
     history = await env.store.workspace_events(row.id)
     placed = [recorded.event.path for recorded in history if isinstance(recorded.event, ev.FileInjected)]
     found = await look_through(handle, await policy_for(env, row), without=placed)
-    git, repository = env.ports.git, env.repository(row.id)
-    author = Author("runner", "runner@localhost", env.ports.now() // 1_000_000)
+    git, repository = env.deps.git, env.repository(row.id)
+    author = Author("runner", "runner@localhost", env.deps.now() // 1_000_000)
     left_out = found.offending | {name.encode() for name in placed}
     wanted = SnapshotOptions(f"unsaved work of workspace {row.id}", author, left_out)
     snapshot = await git.snapshot(repository, handle.tree, row.base, wanted)
@@ -460,7 +460,7 @@ async def _save(held: HeldWorkspace, work: _Work) -> RemovedWorkspace:
     repository = env.repository(row.id)
     await trio.to_thread.run_sync(partial(to.mkdir, mode=0o700, parents=True, exist_ok=True))
     (to / PATCH).unlink(missing_ok=True)
-    size = await env.ports.git.patch(repository, row.base, commit, to / PATCH)
+    size = await env.deps.git.patch(repository, row.base, commit, to / PATCH)
     digest = await trio.to_thread.run_sync(_sha256, to / PATCH)
     await trio.to_thread.run_sync(_copy_repository, repository, to / repository.name)
     saved_work = SavedWork(commit, PATCH, digest, size, work.changed)

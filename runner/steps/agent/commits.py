@@ -20,8 +20,8 @@ from runner.events import events as ev
 from runner.policy.paths import PathPolicy
 from runner.ports.git import AgentCommit
 from runner.ports.provider import SandboxSpec
-from runner.runtime.context import Run
-from runner.runtime.mount_plan import Shape
+from runner.runtime.context import RunContext
+from runner.runtime.mount_plan import MountPlan
 from runner.runtime.tree_scan import leaves_tree
 from runner.safefs import trees
 from runner.safefs.safe_open import read_beneath
@@ -41,7 +41,7 @@ _ENVIRONMENT = {
 }
 
 
-async def take_commits(run: Run, shape: Shape, policy: PathPolicy) -> str:
+async def take_commits(run: RunContext, shape: MountPlan, policy: PathPolicy) -> str:
     """Take what the agent committed onto the base, if it did, as an event; a word of it for the step's message.
 
     Bounded by ``SECONDS`` and by half of what is left of the step. Only a journal that takes no event is an error.
@@ -57,7 +57,7 @@ async def take_commits(run: Run, shape: Shape, policy: PathPolicy) -> str:
     now = trio.current_time()
     until = min(now + SECONDS, now + (trio.current_effective_deadline() - now) / 2)
     taken: ev.AgentCommitsImported | None = ev.AgentCommitsImported(withheld="they took too long")
-    quarantine = run.places.quarantine
+    quarantine = run.paths.quarantine
     try:
         with trio.move_on_at(until):
             taken = await _taken(run, shape, policy, quarantine)
@@ -71,7 +71,7 @@ async def take_commits(run: Run, shape: Shape, policy: PathPolicy) -> str:
     return f", {taken.count} commits of the agent" if not taken.withheld else ", commits of the agent withheld"
 
 
-def _had_key(run: Run) -> bool:
+def _had_key(run: RunContext) -> bool:
     """Whether the agent had the key of its model."""
     models = (step.body.model for step in run.plan.steps if isinstance(step.body, Agent))
     return any(model is not None and model.key_inside for model in models)
@@ -88,9 +88,11 @@ def _moved(tree: Path, base: str) -> bool:
     return head != base
 
 
-async def _taken(run: Run, shape: Shape, policy: PathPolicy, quarantine: Path) -> ev.AgentCommitsImported | None:
+async def _taken(
+    run: RunContext, shape: MountPlan, policy: PathPolicy, quarantine: Path
+) -> ev.AgentCommitsImported | None:
     assert run.base is not None
-    git, repository = run.ports.git, await run.repository()
+    git, repository = run.deps.git, await run.repository()
     bundle = await _bundle(run, shape, run.base)
     if bundle is None:
         return None
@@ -99,13 +101,13 @@ async def _taken(run: Run, shape: Shape, policy: PathPolicy, quarantine: Path) -
     if violations := _judge(authored, policy, shape):
         text = f"{len(violations)} violation{'s' * (len(violations) != 1)}: {violations[0]}"
         return ev.AgentCommitsImported(len(authored), tip, withheld=text, violations=violations[:_NAMED])
-    kept = run.places.directory / BUNDLE
+    kept = run.paths.directory / BUNDLE
     tree = await git.accept(repository, quarantine, run.base, tip, to=kept)
     content = await trio.to_thread.run_sync(kept.read_bytes)
     return ev.AgentCommitsImported(len(authored), tip, tree, BUNDLE, sha256(content).hexdigest(), len(content))
 
 
-async def _bundle(run: Run, shape: Shape, base: str) -> bytes | None:
+async def _bundle(run: RunContext, shape: MountPlan, base: str) -> bytes | None:
     """What git inside makes of the commits from the base to HEAD; ``None`` when there is no git, or no commit."""
     spec = SandboxSpec(toolchains=shape.toolchains, tree_writable=False, fresh_home=True)
     workspace = await run.open_as(spec, ("commits", shape))
@@ -121,7 +123,7 @@ async def _bundle(run: Run, shape: Shape, base: str) -> bytes | None:
     return result.stdout
 
 
-def _judge(authored: Sequence[AgentCommit], policy: PathPolicy, shape: Shape) -> tuple[Violation, ...]:
+def _judge(authored: Sequence[AgentCommit], policy: PathPolicy, shape: MountPlan) -> tuple[Violation, ...]:
     """What of any commit breaks policy, also when a later one takes it back."""
     found: list[Violation] = []
     protected = [name.rstrip("/") for name in shape.protected]

@@ -19,7 +19,7 @@ from runner.events import events as ev
 from runner.ports.agent import Access, Ended, ModelAgent, Preparation
 from runner.ports.gateway import Exchange, Grant, Session
 from runner.ports.provider import Workspace
-from runner.runtime.context import Outside, Run
+from runner.runtime.context import AgentDependencies, RunContext
 from runner.runtime.exec import emit_all
 from runner.spec.model import ModelSpec
 
@@ -33,18 +33,18 @@ def grant_of(agent: ModelAgent, model: ModelSpec) -> Grant:
     return Grant(agent.api, (model.name,), model.budget)
 
 
-def check(agent: ModelAgent, model: ModelSpec, ports: Outside) -> None:
+def check(agent: ModelAgent, model: ModelSpec, deps: AgentDependencies) -> None:
     """Raises ``KeyMissing``, ``Unpriced`` and ``UsageError`` when the agent could not use its model."""
-    if _has_key(model, ports):
-        ports.model_key(agent.api)
-        ports.model_url(agent.api)
+    if _has_key(model, deps):
+        deps.model_key(agent.api)
+        deps.model_url(agent.api)
     else:
-        ports.gateway.check(grant_of(agent, model))
+        deps.gateway.check(grant_of(agent, model))
 
 
-def _has_key(model: ModelSpec, ports: Outside) -> bool:
+def _has_key(model: ModelSpec, deps: AgentDependencies) -> bool:
     """In a rehearsal nobody gets a key."""
-    return model.key_inside and ports.gateway.rehearsal is None
+    return model.key_inside and deps.gateway.rehearsal is None
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Way:
         spent = f"the budget of this run is used up: {turns} of {turns} turns are used"
         return failed(Reason.TURNS, spent, details=(f"the agent: {outcome.message}",))
 
-    async def judge(self, ended: Ended, run: Run, step: str) -> Outcome:
+    async def judge(self, ended: Ended, run: RunContext, step: str) -> Outcome:
         """Rule on the agent's step. What the gateway has seen counts before what the agent's CLI says."""
         outcome = self._in_our_words(self.agent.judge(ended))
         if self.session is None:
@@ -83,7 +83,7 @@ class Way:
 
 @asynccontextmanager
 async def open_way(
-    agent: ModelAgent, model: ModelSpec, run: Run, workspace: Workspace, step: str, *, skills: tuple[str, ...]
+    agent: ModelAgent, model: ModelSpec, run: RunContext, workspace: Workspace, step: str, *, skills: tuple[str, ...]
 ) -> AsyncIterator[Way]:
     """The way to a model for the length of the block. Raises what opening a session and listening raise."""
     paths = workspace.paths
@@ -98,9 +98,9 @@ async def open_way(
         home=paths.home,
         others=(paths.output, *incident, *((paths.skills,) if skills else ())),
     )
-    if _has_key(model, run.ports):
+    if _has_key(model, run.deps):
         await run.emit(ev.WarningIssued(KeyInside.code, f"the key of `{model.name}` was given to the agent", step))
-        yield Way(agent, access(run.ports.model_key(agent.api), run.ports.model_url(agent.api)), None)
+        yield Way(agent, access(run.deps.model_key(agent.api), run.deps.model_url(agent.api)), None)
         return
     send, receive = trio.open_memory_channel[ev.Event](math.inf)
 
@@ -113,7 +113,7 @@ async def open_way(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(emit_all, receive, run.emit)
         with send:
-            opened = run.ports.gateway.open(grant_of(agent, model), tell)
+            opened = run.deps.gateway.open(grant_of(agent, model), tell)
             async with opened as session:
                 try:
                     async with open_services() as services, workspace.listen(session.serve) as port:
@@ -121,8 +121,8 @@ async def open_way(
                         address = f"http://127.0.0.1:{port}{agent.api.below}"
                         yield Way(agent, access(STANDS_FOR_KEY, address), session)
                 finally:
-                    assert run.underway is not None  # the engine performs steps only
-                    run.underway.awaited = session.awaited
+                    assert run.current_step is not None  # the engine performs steps only
+                    run.current_step.awaited = session.awaited
 
 
 async def tell_silence(session: Session, step: str, tell: Callable[[ev.Event], None]) -> None:

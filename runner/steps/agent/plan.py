@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner.core.model import Feature
 from runner.plan.model import Step
-from runner.runtime.mount_plan import Shape, mounts_of, shape_of
+from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
 from runner.spec.model import CliVersion, ClusterSpec, Facts, ModelSpec, RunSpec
 
 NEEDS = (("preload", "setup", "clone", "provision"),)
@@ -28,7 +28,7 @@ class Body:
     prompt: str
     env: Mapping[str, str]
     must: tuple[Feature, ...]
-    shape: Shape
+    shape: MountPlan
     model: ModelSpec | None = None
     incident: Path | None = None
     cluster: ClusterSpec | None = None
@@ -44,7 +44,7 @@ def inputs(body: Body) -> dict[str, object]:
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     must = tuple(d.feature for d in spec.demands if d.written and not spec.best_effort)
-    shape = shape_of(spec, facts)
+    shape = mount_plan_of(spec, facts)
     return Step(
         id="agent",
         kind="agent",
@@ -68,7 +68,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             facts.clis.get(spec.name),
         ),
         network=_network(spec),
-        mounts=mounts_of(shape, spec),
+        mounts=planned_mounts(shape, spec),
     )
 
 

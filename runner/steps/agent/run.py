@@ -19,10 +19,10 @@ from runner.events import events as ev
 from runner.ports.agent import Agent, Ended, ModelAgent, Preparation
 from runner.ports.provider import Workspace, program_directory
 from runner.runtime.cluster import open_cluster
-from runner.runtime.context import Run, write_new
+from runner.runtime.context import RunContext, write_new
 from runner.runtime.exec import Log, LogFile, Shared, open_logs, run_command
 from runner.runtime.incident_files import PROMPT, Delivery, open_log
-from runner.runtime.restore import regain_tree
+from runner.runtime.restore import restore_tree
 from runner.safefs import trees
 from runner.spec import template
 from runner.steps.agent.home import furnish
@@ -38,14 +38,14 @@ CLOSED = 126  # what is said of a command that is there and cannot be run
 SMALL_PROMPT = 64 << 10  # bytes; Linux takes 128 KiB for one variable
 
 
-async def perform(body: Body, run: Run) -> Outcome:
+async def perform(body: Body, run: RunContext) -> Outcome:
     workspace = await run.open(body.shape)
     seen = await _read_back(body, run, workspace)
-    run.moved_in = True
-    prompt = run.ports.redact.clean(_prompt(body, run))
+    run.agent_started = True
+    prompt = run.deps.redact.clean(_prompt(body, run))
     await trio.to_thread.run_sync(_keep_prompt, body, run, prompt)
     work = _Work(body, run, workspace, prompt)
-    agent = run.ports.agent(body.agent)
+    agent = run.deps.agent(body.agent)
     try:
         async with open_cluster(run, workspace, STEP, body.cluster):
             if body.model is None:
@@ -56,7 +56,7 @@ async def perform(body: Body, run: Run) -> Outcome:
                     ended = await work.carry_out(way.prepare(), way.access.key)
     finally:
         # Killing one command's tree is best effort among processes of one user; killing the sandbox is not.
-        run.retire()
+        run.begin_close()
         _tell_commands(agent, run)
     await run.end_processes()
     outcome = agent.judge(ended) if body.model is None else await way.judge(ended, run, STEP)
@@ -71,7 +71,7 @@ class _Work:
     """What an agent's commands have in common."""
 
     body: Body
-    run: Run
+    run: RunContext
     workspace: Workspace
     prompt: bytes
 
@@ -79,17 +79,17 @@ class _Work:
         """Prepare the agent's home and run its CLI on the prompt; what fails first is what it ended with."""
         run, workspace, body = self.run, self.workspace, self.body
         env = {**prepared.env, **run.variables(workspace.paths), **run.fill_all(body.env)}
-        argv = await run.ports.sub_runner(body.agent, _standard(body, run, workspace, self.prompt))
+        argv = await run.deps.sub_runner(body.agent, _standard(body, run, workspace, self.prompt))
         furnishing = furnish(prepared, workspace.paths, body.shape.skills)
         commands = [(furnishing, b"")] if furnishing else []
         commands += [(prepared.login, key.encode())] if prepared.login else []
-        with open_logs(run.places.logs, STEP) as logs:
+        with open_logs(run.paths.logs, STEP) as logs:
             for words, stdin in commands:
                 exit = await run_command(run, workspace, words, logs, env=env, stdin=stdin)
                 if not exit.ok:
                     break
             else:
-                await _tell_obeyed(run.ports.agent(body.agent), run)
+                await _tell_obeyed(run.deps.agent(body.agent), run)
                 if (cli := body.cli) is not None and not cli.is_tested:
                     text = f"{argv[0]} {cli.found} is not the version that this runner is tested with, {cli.tested}"
                     await run.emit(ev.WarningIssued(UNTESTED, text, STEP))
@@ -107,26 +107,26 @@ class _Work:
         with ExitStack() as stack:
             if body.incident is not None:
                 directory = body.incident / "output"  # of all members of a matrix, since the names differ
-                spec = partial(open_log, directory, body.agent, run.ports.now())
+                spec = partial(open_log, directory, body.agent, run.deps.now())
                 log = stack.enter_context(closing(await trio.to_thread.run_sync(spec)))
                 await run.emit(ev.LogOpened(STEP, str(log.path)))
                 both.append(log)
             yield Shared((logs[0], *both)), Shared((logs[1], *both))
 
 
-def _tell_commands(agent: Agent, run: Run) -> None:
+def _tell_commands(agent: Agent, run: RunContext) -> None:
     """What an agent has asked for is told of one that was stopped, too."""
-    out, err = (run.places.logs / f"{STEP}.{stream}" for stream in ("stdout", "stderr"))
+    out, err = (run.paths.logs / f"{STEP}.{stream}" for stream in ("stdout", "stderr"))
     if isinstance(agent, ModelAgent) and out.exists():
         statuses = Counter(command.status for command in agent.commands(Ended(Exit(), out, err)))
-        run.news.append(
+        run.pending_events.append(
             ev.CommandsReportedByAgent(
                 STEP, statuses[CommandStatus.EXECUTED], statuses[CommandStatus.DENIED], statuses[CommandStatus.CUT]
             )
         )
 
 
-async def _tell_obeyed(agent: Agent, run: Run) -> None:
+async def _tell_obeyed(agent: Agent, run: RunContext) -> None:
     if not isinstance(agent, ModelAgent):
         return
     _, handle = run.require()
@@ -136,22 +136,22 @@ async def _tell_obeyed(agent: Agent, run: Run) -> None:
             await run.emit(ev.WarningIssued("agent.repository-hooks", text, STEP))
 
 
-async def take_over(body: Body, run: Run) -> None:
+async def take_over(body: Body, run: RunContext) -> None:
     """Without a clone, the tree comes back here; the output does in any case."""
     assert run.kept is not None
     provider, handle = run.require()
     if run.base is None:
-        await regain_tree(run)
+        await restore_tree(run)
     await trio.to_thread.run_sync(trees.copy_out, run.kept.directory / "output", handle.private / "output")
     await provider.chown_to_workspace_user(handle)
 
 
 def _name_closed(outcome: Outcome, agent: Agent, body: Body, uid: int) -> Outcome:
     """An outcome with the directory that keeps the user of commands, which see this host's own, from a toolchain."""
-    places = [Path(program_directory(toolchain)) for toolchain in body.shape.toolchains]
+    paths = [Path(program_directory(toolchain)) for toolchain in body.shape.toolchains]
     if isinstance(agent, ModelAgent):
-        places += [(place / agent.program).resolve().parent for place in places]
-    closed = next((folder for place in places if (folder := _closed_to(uid, place))), None)
+        paths += [(place / agent.program).resolve().parent for place in paths]
+    closed = next((folder for place in paths if (folder := _closed_to(uid, place))), None)
     if closed is None:
         return outcome
     hint = f"hint: the user of its commands cannot enter `{closed}`: take a toolchain that everybody can read"
@@ -169,17 +169,17 @@ def _closed_to(uid: int, place: Path) -> Path | None:
     return None
 
 
-async def _read_back(body: Body, run: Run, workspace: Workspace) -> Isolation:
+async def _read_back(body: Body, run: RunContext, workspace: Workspace) -> Isolation:
     assert run.probe is not None
     seen = await workspace.effective()
-    run.news.append(ev.IsolationObserved(STEP, seen))
+    run.pending_events.append(ev.IsolationObserved(STEP, seen))
     wrong = _mismatch(body, run, seen)
     if wrong:
         raise IsolationMismatch(f"the sandbox is not what was planned: {'; '.join(wrong)}", hint="see `runner doctor`")
     return seen
 
 
-def _mismatch(body: Body, run: Run, seen: Isolation) -> list[str]:
+def _mismatch(body: Body, run: RunContext, seen: Isolation) -> list[str]:
     """What was promised and is not there."""
     assert run.probe is not None
     assert run.handle is not None
@@ -207,24 +207,24 @@ def _same(wanted: Limits, seen: Limits) -> bool:
     return all(w is None or (s is not None and abs(w - s) <= w * 0.01) for w, s in pairs)
 
 
-def _prompt(body: Body, run: Run) -> bytes:
+def _prompt(body: Body, run: RunContext) -> bytes:
     own = run.fill(body.prompt)
     values = run.values(prompt=own)
     system, user = (template.render(text, values) for text in (body.system, body.user))
-    attempt = continued(run.attempt, boundary=run.ports.random_hex(16)) if run.attempt is not None else ""
+    attempt = continued(run.attempt, boundary=run.deps.random_hex(16)) if run.attempt is not None else ""
     return compose(system, run.context.decode(), attempt, user).encode()
 
 
-def _keep_prompt(body: Body, run: Run, prompt: bytes) -> None:
+def _keep_prompt(body: Body, run: RunContext, prompt: bytes) -> None:
     """Evidence of what was sent, with the incident as well, and the same where the workspace can read it."""
     _, handle = run.require()
-    write_new(run.places.directory / PROMPT, prompt)
+    write_new(run.paths.directory / PROMPT, prompt)
     write_new(handle.private / "runner" / PROMPT_FILE, prompt, 0o644)
     if body.incident is not None:
-        Delivery(body.incident, body.member).put_prompt(run.places.directory)
+        Delivery(body.incident, body.member).put_prompt(run.paths.directory)
 
 
-def _standard(body: Body, run: Run, workspace: Workspace, prompt: bytes) -> dict[str, str]:
+def _standard(body: Body, run: RunContext, workspace: Workspace, prompt: bytes) -> dict[str, str]:
     """The documented variables of a sub-runner; keys and the host's environment are not among them.
 
     ``PROMPT`` is there only when it fits into an environment.

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from uuid import UUID, uuid5
 
 from runner.ports.provider import PATH, Paths
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.steps.agent.plan import Body
 
 PROMPT = "prompt.md"  # among the run's files that a workspace can read
 _RUNS = UUID("6a3f1c52-7f0e-5d0b-9a64-0d7c2b9e4f11")  # what ids of sessions are made in
 
 
-def session_id(run: Run) -> str:
+def session_id(run: RunContext) -> str:
     """What the CLI's own session is called, by those that can be told: a UUID, the same whenever it is asked for."""
     return str(uuid5(_RUNS, run.id))
 
 
-def incident_id(run: Run) -> str:
+def incident_id(run: RunContext) -> str:
     """As the incident itself says, else as the agent's environment does, else the run's."""
     incident = run.plan.values.get("incident")
     known = incident.get("incidentId") if isinstance(incident, Mapping) else None
@@ -28,7 +28,7 @@ def incident_id(run: Run) -> str:
     return run.fill(given["INCIDENT_ID"]) if "INCIDENT_ID" in given else run.id
 
 
-def standard(run: Run, agent: str, paths: Paths) -> dict[str, str]:
+def standard(run: RunContext, agent: str, paths: Paths) -> dict[str, str]:
     """Paths are those inside the workspace; keys and the host's environment are not among them."""
     return {
         "PATH": PATH,

@@ -6,19 +6,19 @@ from runner.core.model import Outcome, succeeded
 from runner.events import events as ev
 from runner.ports.git import SnapshotOptions
 from runner.runtime.agents_file import place_in_tree
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.runtime.policy_scan import broken, judge_usable, scan_checkout
-from runner.runtime.restore import regain_tree
+from runner.runtime.restore import restore_tree
 from runner.steps.clone.plan import Body
 
 STEP = "clone"
 
 
-async def perform(body: Body, run: Run) -> Outcome:
+async def perform(body: Body, run: RunContext) -> Outcome:
     assert body.commit is not None  # only closed plans are carried out
-    git = run.ports.git
+    git = run.deps.git
     provider, handle = run.require()
-    repository = run.places.repository
+    repository = run.paths.repository
     if body.url is not None:
         await git.fetch_url(body.url, body.commit, into=repository, depth=body.depth)
     else:
@@ -49,9 +49,9 @@ async def perform(body: Body, run: Run) -> Outcome:
     return succeeded(message)
 
 
-async def take_over(body: Body, run: Run) -> None:
+async def take_over(body: Body, run: RunContext) -> None:
     """The tree is that of the kept work at once, so that it is never taken for work that undid it."""
-    await regain_tree(run)
+    await restore_tree(run)
     await place_in_tree(run, body.agents_file)
     assert run.kept is not None
     assert run.kept.base is not None  # work on a clone has one

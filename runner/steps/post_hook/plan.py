@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runner.plan.model import Step
-from runner.runtime.mount_plan import Shape, mounts_of, shape_of
+from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
 from runner.spec.model import Command, Facts, RunSpec
 from runner.steps.setup.plan import command_words
 
@@ -19,7 +19,7 @@ class Body:
 
     env: Mapping[str, str]
     commands: tuple[Command, ...]
-    shape: Shape
+    shape: MountPlan
 
 
 def inputs(body: Body) -> dict[str, object]:
@@ -29,7 +29,7 @@ def inputs(body: Body) -> dict[str, object]:
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.post_hooks:
         return None
-    shape = shape_of(spec, facts)
+    shape = mount_plan_of(spec, facts)
     return Step(
         id="post_hook",
         kind="post_hook",
@@ -40,5 +40,5 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         origin=spec.origins["post_hook"],
         body=Body(spec.env, spec.post_hooks, shape),
         when="ended",
-        mounts=mounts_of(shape, spec),
+        mounts=planned_mounts(shape, spec),
     )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from runner.core.model import Outcome, succeeded
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.runtime.exec import open_logs, run_command
 from runner.steps.post_hook.plan import Body
 from runner.steps.setup.plan import command_words
 
 
-async def perform(body: Body, run: Run) -> Outcome:
+async def perform(body: Body, run: RunContext) -> Outcome:
     warnings: list[str] = []
     workspace = await run.open(body.shape)
     env = run.variables(workspace.paths) | run.fill_all(body.env)
-    with open_logs(run.places.logs, "post_hook") as logs:
+    with open_logs(run.paths.logs, "post_hook") as logs:
         for argv in body.commands:
             exit = await run_command(run, workspace, argv, logs, env=env)
             if not exit.ok:

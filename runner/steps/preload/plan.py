@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.plan.model import Step
-from runner.runtime.mount_plan import Shape, mounts_of, shape_of
+from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
 from runner.spec.model import ClusterSpec, ContextFile, Facts, RunSpec
 from runner.spec.preload import FILES, MAX_FILE
 from runner.steps.agent.plan import pinned
@@ -21,7 +21,7 @@ class Body:
     parts: tuple[str, ...]
     files: tuple[tuple[str, ContextFile], ...]
     baseline_seconds: float
-    shape: Shape
+    shape: MountPlan
     cluster: ClusterSpec | None = None
     namespace: str | None = None
 
@@ -40,7 +40,7 @@ def inputs(body: Body) -> dict[str, object]:
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.preload:
         return None
-    shape = shape_of(spec, facts)
+    shape = mount_plan_of(spec, facts)
     found = facts.files.get(f"{spec.name}/incident", {})
     small = {name: file for name, file in found.items() if file.size <= MAX_FILE}
     files = tuple((part, small[name]) for part, name in FILES.items() if part in spec.preload and name in small)
@@ -56,5 +56,5 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         origin=spec.origins["preload"],
         body=body,
         network="cluster, read only" if body.asks else "none",
-        mounts=mounts_of(shape, spec) if body.asks else (),
+        mounts=planned_mounts(shape, spec) if body.asks else (),
     )

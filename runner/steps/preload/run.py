@@ -16,7 +16,7 @@ from runner.events import events as ev
 from runner.ports.cluster import ClusterSession
 from runner.ports.provider import Workspace
 from runner.runtime.cluster import open_cluster
-from runner.runtime.context import Run, read_input
+from runner.runtime.context import RunContext, read_input
 from runner.runtime.exec import open_logs, run_command
 from runner.spec.model import ContextFile
 from runner.spec.preload import FILES, SKILL
@@ -42,7 +42,7 @@ _WRITE = ("sh", "-c", 'mkdir -p -- "${1%/*}" && cat > "$1"', "sh")
 _ERROR = 300  # characters of the last line of what a script complains about
 
 
-async def perform(body: Body, run: Run) -> Outcome:
+async def perform(body: Body, run: RunContext) -> Outcome:
     files, found = dict(body.files), dict[str, str]()
     whole = ""
     if (file := files.get("incident")) is not None:
@@ -68,12 +68,12 @@ async def perform(body: Body, run: Run) -> Outcome:
     return await _assemble(found, whole, run)
 
 
-async def _assemble(found: Mapping[str, str], whole: str, run: Run) -> Outcome:
-    context = preloaded(found, boundary=run.ports.random_hex(16), whole=whole)
+async def _assemble(found: Mapping[str, str], whole: str, run: RunContext) -> Outcome:
+    context = preloaded(found, boundary=run.deps.random_hex(16), whole=whole)
     run.context = context.text.encode()
     total = sum(context.parts.values())
     about = headline(found["baseline"]) if "baseline" in found else ""
-    run.news.append(ev.ContextPreloaded(STEP, dict(context.parts), total, context.cut, about))
+    run.pending_events.append(ev.ContextPreloaded(STEP, dict(context.parts), total, context.cut, about))
     if context.whole_tokens > LARGE:
         cut = f"; the last {context.cut:,} characters of the baseline were left out" if context.cut else ""
         message = f"the context comes to {context.whole_tokens:,} tokens (estimated), more than {LARGE:,}{cut}"
@@ -85,11 +85,11 @@ async def _content(file: ContextFile) -> bytes:
     return await trio.to_thread.run_sync(read_input, file)
 
 
-async def _warn(run: Run, code: str, message: str) -> None:
+async def _warn(run: RunContext, code: str, message: str) -> None:
     await run.emit(ev.WarningIssued(code, message, STEP))
 
 
-async def _stated(run: Run, content: bytes) -> str:
+async def _stated(run: RunContext, content: bytes) -> str:
     """The rights as somebody wrote them down; what is not in their form is passed on as it is."""
     try:
         permissions, document = read_permissions(content)
@@ -101,7 +101,7 @@ async def _stated(run: Run, content: bytes) -> str:
     return permissions_text(document)
 
 
-async def _with_stated(run: Run, probed: Permissions, text: str, content: bytes) -> str:
+async def _with_stated(run: RunContext, probed: Permissions, text: str, content: bytes) -> str:
     """Both the rights that were probed, as ``text``, and those that somebody wrote down; where they differ is told."""
     try:
         stated, document = read_permissions(content)
@@ -115,10 +115,10 @@ async def _with_stated(run: Run, probed: Permissions, text: str, content: bytes)
     return both_texts(text, permissions_text(document), differing)
 
 
-async def _probed(run: Run, workspace: Workspace, session: ClusterSession) -> tuple[Permissions, str]:
+async def _probed(run: RunContext, workspace: Workspace, session: ClusterSession) -> tuple[Permissions, str]:
     """The rights as the cluster says that they are now, kept with the output too."""
     rights = await session.rights()
-    now = datetime.fromtimestamp(run.ports.now() // 1_000_000, UTC)
+    now = datetime.fromtimestamp(run.deps.now() // 1_000_000, UTC)
     document = rights.document(now.strftime("%Y-%m-%dT%H:%M:%SZ"))
     permissions = permissions_of(document)
     for complaint in permissions.complaints():
@@ -128,7 +128,7 @@ async def _probed(run: Run, workspace: Workspace, session: ClusterSession) -> tu
     return permissions, text
 
 
-async def _baseline(body: Body, run: Run, workspace: Workspace) -> tuple[str, str]:
+async def _baseline(body: Body, run: RunContext, workspace: Workspace) -> tuple[str, str]:
     """What the skill's script prints of the cluster, and where that is kept for the agent.
 
     Of a script that fails or is stopped it is what that had printed by then.
@@ -159,12 +159,14 @@ async def _baseline(body: Body, run: Run, workspace: Workspace) -> tuple[str, st
 _LOST = "was ended with its sandbox"
 
 
-async def _printed(body: Body, run: Run, workspace: Workspace, argv: tuple[str, ...]) -> tuple[bytes, str, str | None]:
+async def _printed(
+    body: Body, run: RunContext, workspace: Workspace, argv: tuple[str, ...]
+) -> tuple[bytes, str, str | None]:
     """What a command wrote, its last complaint, and how it ended, if not well."""
     end: str | None = None
-    logs = run.places.logs / f"{STEP}.stdout", run.places.logs / f"{STEP}.stderr"
+    logs = run.paths.logs / f"{STEP}.stdout", run.paths.logs / f"{STEP}.stderr"
     before = [path.stat().st_size if path.exists() else 0 for path in logs]  # of another provider's turn
-    with open_logs(run.places.logs, STEP, limit=max(before) + MAX_BYTES) as opened:
+    with open_logs(run.paths.logs, STEP, limit=max(before) + MAX_BYTES) as opened:
         try:
             env = run.variables(workspace.paths)
             try:

@@ -24,7 +24,7 @@ from runner.core.sanitize import excerpt
 from runner.events import events as ev
 from runner.ports.provider import Probe, Provider, WorkspaceRequest
 from runner.runtime.agents_file import place_in_project, place_in_tree
-from runner.runtime.context import Run, read_input, write_new
+from runner.runtime.context import RunContext, read_input, write_new
 from runner.safefs.safe_open import open_beneath
 from runner.spec.incident import left_out
 from runner.spec.model import ContextFile
@@ -34,7 +34,7 @@ STEP = "provision"
 _CHUNK = 16 << 20  # bytes
 
 
-async def perform(body: Body, run: Run) -> Outcome:
+async def perform(body: Body, run: RunContext) -> Outcome:
     """Walk the chain of providers, of which each is tried once in a run; every hop is an event with its reason."""
     while (found := await next_fit(body, run)) is not None:
         name, provider, probe = found
@@ -51,31 +51,31 @@ async def perform(body: Body, run: Run) -> Outcome:
     raise ProviderUnavailable(f"no provider could make the workspace: {refused}", hint="see `runner doctor`")
 
 
-def _warmth(run: Run) -> str:
+def _warmth(run: RunContext) -> str:
     if run.missed is not None:
         return f", made cold: {run.missed.value}"
     return ", kept warm" if run.handle is not None and run.handle.slot else ""
 
 
-async def next_fit(body: Body, run: Run) -> tuple[str, Provider, Probe] | None:
+async def next_fit(body: Body, run: RunContext) -> tuple[str, Provider, Probe] | None:
     """The next provider of the chain that was not tried yet and is what is asked for; the others are refused."""
     for name in body.providers:
         if name in run.refused or name == run.chosen:
             continue
-        provider = run.ports.provider(name)
+        provider = run.deps.provider(name)
         ask = partial(_ask, body, run, provider)
         last = run.provider is None and name == body.providers[-1]  # without one, the run is over
         try:
-            return name, provider, await (run.persist("asking the provider", ask) if last else ask())
+            return name, provider, await (run.retry("asking the provider", ask) if last else ask())
         except PlatformError as error:
             await _refuse(run, name, error.message)
     return None
 
 
-async def _ask(body: Body, run: Run, provider: Provider) -> Probe:
+async def _ask(body: Body, run: RunContext, provider: Provider) -> Probe:
     """Raises ``ProviderBusy`` when it is not available, though one of its chain was when the run was planned, and
     ``ProviderFailed`` when it is not what is asked for."""
-    probe = run.ports.seen(provider.name) or await provider.probe()
+    probe = run.deps.seen(provider.name) or await provider.probe()
     if not probe.available:
         raise ProviderBusy(probe.reason or "not available")
     probe = probe.on_shared_disk() if body.shared else probe
@@ -84,7 +84,7 @@ async def _ask(body: Body, run: Run, provider: Provider) -> Probe:
     return probe
 
 
-async def _refuse(run: Run, name: str, reason: str) -> None:
+async def _refuse(run: RunContext, name: str, reason: str) -> None:
     run.refused[name] = reason
     await run.emit(ev.ProviderRejected(name, reason))
 
@@ -96,20 +96,20 @@ def _unfit(body: Body, probe: Probe) -> str | None:
     return f"cannot enforce {', '.join(lacking)}" if lacking else None
 
 
-async def _create(body: Body, run: Run, provider: Provider, probe: Probe) -> str | None:
+async def _create(body: Body, run: RunContext, provider: Provider, probe: Probe) -> str | None:
     """Make the workspace; why not, when it could not be made."""
     name = run.workspace_id
     limits = enforceable(body.limits, probe)
-    request = WorkspaceRequest(name, run.id, run.ports.nonce, limits, body.project, body.shared, image=body.image)
+    request = WorkspaceRequest(name, run.id, run.deps.nonce, limits, body.project, body.shared, image=body.image)
     run.attach(provider, probe, None)
     await run.emit(ev.ResourceIntended(STEP, "workspace", name, provider.name))
     try:
-        await run.ports.room(name)
+        await run.deps.room(name)
         handle = await _warm(body, run, provider, probe, request)
-        handle = handle or await run.persist("making the workspace", partial(provider.create, request))
+        handle = handle or await run.retry("making the workspace", partial(provider.create, request))
     except (PlatformError, WorkspaceLimit) as error:
         await run.emit(ev.ResourceRemoved(STEP, "workspace", name))
-        run.vacate()
+        run.reset_workspace()
         if isinstance(error, WorkspaceLimit):
             raise
         return f"{error.message}; {error.hint}" if error.hint else error.message
@@ -118,11 +118,13 @@ async def _create(body: Body, run: Run, provider: Provider, probe: Probe) -> str
     return None
 
 
-async def _warm(body: Body, run: Run, provider: Provider, probe: Probe, request: WorkspaceRequest) -> Handle | None:
+async def _warm(
+    body: Body, run: RunContext, provider: Provider, probe: Probe, request: WorkspaceRequest
+) -> Handle | None:
     """A workspace that was kept warm, if there is one for this run."""
     if not probe.enforces(Feature.WARM_POOL) or run.kept is not None:
         return None  # the first sandbox of a run that goes on may be of another shape
-    found = await run.ports.warm(provider, slot_key(body, provider.name, probe), request)
+    found = await run.deps.warm(provider, slot_key(body, provider.name, probe), request)
     if isinstance(found, Handle):
         await run.emit(ev.SlotClaimed(request.id, str(found.slot)))
         return found
@@ -148,7 +150,7 @@ def enforceable(limits: Limits, probe: Probe) -> Limits:
     )
 
 
-async def _fill(body: Body, run: Run) -> None:
+async def _fill(body: Body, run: RunContext) -> None:
     provider, handle = run.require()
     lost = await trio.to_thread.run_sync(_write_inputs, body, run, handle)
     for code, message in (*body.advice, *((one.code, one.message) for one in map(left_out, lost))):
@@ -162,7 +164,7 @@ async def _fill(body: Body, run: Run) -> None:
     await provider.chown_to_workspace_user(handle)
 
 
-def _write_inputs(body: Body, run: Run, handle: Handle) -> list[str]:
+def _write_inputs(body: Body, run: RunContext, handle: Handle) -> list[str]:
     """Put the inputs there; large files of the incident that could not be, with the reason."""
     lost = []
     for name, wanted in body.incident:

@@ -14,7 +14,7 @@ from runner.core.model import Outcome, Reason, SavedWork, failed, succeeded
 from runner.events import events as ev
 from runner.ports.git import Change, Snapshot
 from runner.runtime.agents_file import changed
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.runtime.incident_files import LOGS, Delivery, keep_earlier, mark_rehearsed
 from runner.runtime.policy_scan import commit_tree, scan_tree
 from runner.runtime.secrets import redact_files, shown_by
@@ -25,7 +25,7 @@ STEP = "save"
 MAX_NAMED = 100  # files that a `SavedWork` names
 
 
-async def perform(body: Body, run: Run) -> Outcome:
+async def perform(body: Body, run: RunContext) -> Outcome:
     if run.handle is None:
         return succeeded("nothing to save")
     await run.end_processes()
@@ -39,12 +39,12 @@ async def perform(body: Body, run: Run) -> Outcome:
         snapshot, changes = await _unpublished(body, run)
     else:
         snapshot = run.snapshot
-        changes = await run.ports.git.changes(run.places.repository, run.base, snapshot.commit)
+        changes = await run.deps.git.changes(run.paths.repository, run.base, snapshot.commit)
     saved_work = replace(await _saved_work(run, snapshot, changes), outputs=outputs)
     if run.unchecked:
         warnings += (f"nobody could look for secrets in what was saved: {', '.join(run.unchecked)}",)
     if saved_work.patch is not None:
-        shown = await shown_by(run.ports.redact, run.places.directory, saved_work.patch)
+        shown = await shown_by(run.deps.redact, run.paths.directory, saved_work.patch)
         warnings += tuple(f"{saved_work.patch} shows secret {name}, which the repository had before" for name in shown)
     run.saved_work = saved_work
     await run.emit(ev.WorkSaved(saved_work))
@@ -54,7 +54,7 @@ async def perform(body: Body, run: Run) -> Outcome:
     return succeeded(what, warnings=warnings)
 
 
-async def _unpublished(body: Body, run: Run) -> tuple[Snapshot, Sequence[Change]]:
+async def _unpublished(body: Body, run: RunContext) -> tuple[Snapshot, Sequence[Change]]:
     """A commit of the work that no snapshot step got to, or that policy kept from being published."""
     message = f"unpublished work of run {run.id}"
     snapshot, changes, violations = await commit_tree(run, STEP, body.policies, message)
@@ -63,14 +63,14 @@ async def _unpublished(body: Body, run: Run) -> tuple[Snapshot, Sequence[Change]
     return snapshot, changes
 
 
-async def _saved_work(run: Run, snapshot: Snapshot, changes: Sequence[Change]) -> SavedWork:
-    git, repository = run.ports.git, run.places.repository
+async def _saved_work(run: RunContext, snapshot: Snapshot, changes: Sequence[Change]) -> SavedWork:
+    git, repository = run.deps.git, run.paths.repository
     withheld = bool(run.offending) or (run.snapshot is None and bool(run.unchecked))
     left_out = tuple(sorted(path.decode("utf-8", "backslashreplace") for path in run.offending))[:100]
     if not changes:
         return SavedWork(snapshot.commit, None, None, 0, 0, withheld, left_out)
     name = "withheld.patch" if withheld else "work.patch"
-    path = run.places.directory / name
+    path = run.paths.directory / name
     path.unlink(missing_ok=True)
     try:
         size = await git.patch(repository, run.base, snapshot.commit, path)
@@ -86,7 +86,7 @@ def _sha256(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
-def _deliver_output(body: Body, run: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _deliver_output(body: Body, run: RunContext) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Copy what the agent put into ``/output`` out of its reach, and to the incident; where it is, and warnings.
 
     The incident gets the archive of the agent's session and the list of its commands as well, where there are such.
@@ -95,20 +95,20 @@ def _deliver_output(body: Body, run: Run) -> tuple[tuple[str, ...], tuple[str, .
     Links and special files stay behind.
     """
     _, handle = run.require()
-    kept = delivered = run.places.directory / "output"
+    kept = delivered = run.paths.directory / "output"
     skipped = trees.copy_out(handle.private / "output", kept)
-    warnings = tuple(redact_files(run.ports.redact, kept))
+    warnings = tuple(redact_files(run.deps.redact, kept))
     if run.rehearsal is not None and body.report:
         mark_rehearsed(kept / body.report, run.rehearsal)
     names = sorted(str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file())
     delivery = Delivery(body.incident, body.member) if body.incident is not None else None
     if delivery is not None:
-        logs = [name for name in LOGS if (run.places.logs / name).exists()]
-        skipped += trees.copy_out(run.places.logs, delivery.logs, only=logs) if logs else []
+        logs = [name for name in LOGS if (run.paths.logs / name).exists()]
+        skipped += trees.copy_out(run.paths.logs, delivery.logs, only=logs) if logs else []
     if delivery is not None and names:
         delivered = delivery.output
         if body.report:
             skipped += keep_earlier(delivered / body.report, kept / body.report)
         skipped += trees.copy_out(kept, delivered, to_people=True)
-    warnings += tuple(f"output left behind: {what}" for what in map(run.ports.redact.text, skipped))
+    warnings += tuple(f"output left behind: {what}" for what in map(run.deps.redact.text, skipped))
     return tuple(str(delivered / name) for name in names[:MAX_NAMED]), warnings

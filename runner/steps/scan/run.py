@@ -6,13 +6,13 @@ import trio
 
 from runner.core.errors import HostRefused
 from runner.core.model import Outcome, succeeded
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.runtime.policy_scan import broken, scan_tree
 from runner.safefs import trees
 from runner.steps.scan.plan import Body
 
 
-async def perform(body: Body, run: Run) -> Outcome:
+async def perform(body: Body, run: RunContext) -> Outcome:
     await _flush(run)
     result = await scan_tree(run, "scan", body.policies)
     if result.violations:
@@ -20,7 +20,7 @@ async def perform(body: Body, run: Run) -> Outcome:
     return succeeded(f"{result.files} file{'s' * (result.files != 1)}")
 
 
-async def _flush(run: Run) -> None:
+async def _flush(run: RunContext) -> None:
     """A workspace with a limit on its disk is a sparse file on the host's. When that is full, whoever writes inside
     hears nothing of it: what was written is gone once memory lets go of it. Raises ``HostRefused``."""
     _, handle = run.require()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runner.plan.model import Step
-from runner.runtime.mount_plan import Shape, mounts_of, shape_of
+from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
 from runner.spec.model import Facts, RunSpec
 
 NEEDS = (("agent",), ("post_hook",))
@@ -24,7 +24,7 @@ class Body:
     agent: str
     env: Mapping[str, str]
     debug: bool
-    shape: Shape
+    shape: MountPlan
 
 
 def inputs(body: Body) -> dict[str, object]:
@@ -34,7 +34,7 @@ def inputs(body: Body) -> dict[str, object]:
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.debug and spec.model is None:
         return None  # a script has no CLI, so no session
-    shape = shape_of(spec, facts)
+    shape = mount_plan_of(spec, facts)
     return Step(
         id="session",
         kind="session",
@@ -46,5 +46,5 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         origin=spec.origins["session"],
         body=Body(spec.agent, spec.env, spec.debug, shape),
         when="ended",
-        mounts=mounts_of(shape, spec),
+        mounts=planned_mounts(shape, spec),
     )

@@ -23,7 +23,7 @@ from runner.core.model import Command, CommandStatus, Exit, Outcome, succeeded
 from runner.core.sanitize import escape_unprintable
 from runner.core.settings import shipped
 from runner.ports.agent import Ended, ModelAgent
-from runner.runtime.context import Run, write_new
+from runner.runtime.context import RunContext, write_new
 from runner.runtime.exec import open_logs, run_command
 from runner.safefs.safe_open import open_beneath, read_beneath
 from runner.steps.agent.variables import incident_id, session_id, standard
@@ -46,9 +46,9 @@ class _Kept:
     warnings: list[str] = field(default_factory=list)
 
 
-async def perform(body: Body, run: Run) -> Outcome:
+async def perform(body: Body, run: RunContext) -> Outcome:
     kept = _Kept()
-    agent = run.ports.agent(body.agent)
+    agent = run.deps.agent(body.agent)
     commands: tuple[Command, ...] = ()
     keeps = body.debug or not run.agent_succeeded
     try:
@@ -63,13 +63,13 @@ async def perform(body: Body, run: Run) -> Outcome:
     if not keeps:
         return succeeded("nothing kept of a session that went well", warnings=tuple(kept.warnings))
     if isinstance(agent, ModelAgent):
-        out, err = (run.places.logs / f"agent.{stream}" for stream in ("stdout", "stderr"))
+        out, err = (run.paths.logs / f"agent.{stream}" for stream in ("stdout", "stderr"))
         ended = Ended(Exit(), out, err)
         commands = await trio.to_thread.run_sync(agent.commands, ended) if out.exists() else ()
-        write_new(run.places.logs / COMMANDS, run.ports.redact.clean(_listing(body, run, commands).encode()))
+        write_new(run.paths.logs / COMMANDS, run.deps.redact.clean(_listing(body, run, commands).encode()))
     if kept.files:
         content = await trio.to_thread.run_sync(_packed, kept.files)
-        write_new(run.places.logs / ARCHIVE, content)
+        write_new(run.paths.logs / ARCHIVE, content)
     count = len(kept.files)
     said = f"{count} transcript{'s' * (count != 1)}, {len(commands)} command{'s' * (len(commands) != 1)}"
     return succeeded(said, warnings=tuple(kept.warnings))
@@ -86,14 +86,14 @@ def _hook(agent: str) -> str | None:
     return path.read_text(encoding="utf-8") if path.exists() else None
 
 
-async def _ask(hook: str, body: Body, run: Run, kept: _Kept) -> list[str]:
+async def _ask(hook: str, body: Body, run: RunContext, kept: _Kept) -> list[str]:
     """The paths that the hook prints. It has no more than half of the time that is left."""
     workspace = await run.open(body.shape)
     env = run.variables(workspace.paths) | run.fill_all(body.env) | standard(run, body.agent, workspace.paths)
     del env["PATH"]  # the workspace's own, where the CLI is
     seconds = min(HOOK_SECONDS, (trio.current_effective_deadline() - trio.current_time()) / 2)
     name = f"runners/{body.agent}-post.sh"
-    with open_logs(run.places.logs, STEP, _PRINTED) as logs:
+    with open_logs(run.paths.logs, STEP, _PRINTED) as logs:
         try:
             words = ("bash", "--noprofile", "--norc", "-c", hook)
             exit = await run_command(run, workspace, words, logs, env=env | {"DEBUG": "true"}, seconds=seconds)
@@ -106,7 +106,7 @@ async def _ask(hook: str, body: Body, run: Run, kept: _Kept) -> list[str]:
         return printed.read(_PRINTED).decode(errors="replace").splitlines()
 
 
-def _gather(agent: ModelAgent, named: Sequence[str], run: Run, kept: _Kept) -> None:
+def _gather(agent: ModelAgent, named: Sequence[str], run: RunContext, kept: _Kept) -> None:
     """Read what of the named files may be kept. Blocking."""
     _, handle = run.require()
     wanted = {name for name in named if agent.keeps(name)}
@@ -124,7 +124,7 @@ def _gather(agent: ModelAgent, named: Sequence[str], run: Run, kept: _Kept) -> N
             kept.warnings.append(f"{name}: {error.strerror}")
             continue
         room -= len(content)
-        kept.files[name] = run.ports.redact.clean(content)
+        kept.files[name] = run.deps.redact.clean(content)
 
 
 def likeliest_first(home: Path, names: Iterable[str], session: str) -> list[str]:
@@ -159,9 +159,9 @@ def _packed(files: dict[str, bytes]) -> bytes:
     return gzip.compress(tar.getvalue(), mtime=0)
 
 
-def _listing(body: Body, run: Run, commands: Sequence[Command]) -> str:
+def _listing(body: Body, run: RunContext, commands: Sequence[Command]) -> str:
     statuses = Counter(command.status for command in commands)
-    time = datetime.fromtimestamp(run.ports.now() / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    time = datetime.fromtimestamp(run.deps.now() / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     head = [
         f"# Agent: {body.agent}",
         f"# Time: {time}",

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from runner.plan.model import Step
-from runner.runtime.mount_plan import Shape, mounts_of, shape_of
+from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
 from runner.spec.model import Command, Facts, RunSpec
 
 NEEDS = (("clone", "provision"),)
@@ -17,7 +17,7 @@ class Body:
     commands: tuple[Command, ...]
     command_seconds: float
     may_fail: bool
-    shape: Shape
+    shape: MountPlan
 
 
 def command_words(command: Command) -> str:
@@ -32,7 +32,7 @@ def inputs(body: Body) -> dict[str, object]:
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.setup:
         return None
-    shape = shape_of(spec, facts)
+    shape = mount_plan_of(spec, facts)
     return Step(
         id="setup",
         kind="setup",
@@ -42,5 +42,5 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         deadline_seconds=spec.timeouts["setup"],
         origin=spec.origins["setup"],
         body=Body(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, shape),
-        mounts=mounts_of(shape, spec),
+        mounts=planned_mounts(shape, spec),
     )

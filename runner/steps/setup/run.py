@@ -6,12 +6,12 @@ import trio
 
 from runner.core.model import Outcome, Reason, failed, succeeded
 from runner.core.settings import limit
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.runtime.exec import blame, open_logs, run_command, written
 from runner.steps.setup.plan import Body, command_words
 
 
-async def perform(body: Body, run: Run) -> Outcome:
+async def perform(body: Body, run: RunContext) -> Outcome:
     """Run the commands in order, stopping at the first that fails.
 
     With ``on_failure: warn`` a failed or slow command does not fail the run: the workspace is still
@@ -19,7 +19,7 @@ async def perform(body: Body, run: Run) -> Outcome:
     """
     workspace = await run.open(body.shape)
     env = run.variables(workspace.paths)
-    with open_logs(run.places.logs, "setup") as logs:
+    with open_logs(run.paths.logs, "setup") as logs:
         for position, argv in enumerate(body.commands, start=1):
             since = written(logs)
             try:

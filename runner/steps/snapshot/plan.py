@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.plan.model import Step
-from runner.runtime.mount_plan import Shape, shape_of
+from runner.runtime.mount_plan import MountPlan, mount_plan_of
 from runner.spec.model import Facts, PolicySpec, RunSpec
 
 NEEDS = (("scan",),)
@@ -21,7 +21,7 @@ class Body:
     message: str
     branch: str | None
     policies: tuple[PolicySpec, ...]
-    commits: Shape | None
+    commits: MountPlan | None
     wants_change: bool
 
 
@@ -47,7 +47,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
             spec.message,
             spec.snapshot_branch,
             spec.policies,
-            shape_of(spec, facts) if commits else None,
+            mount_plan_of(spec, facts) if commits else None,
             spec.wants_change,
         ),
     )

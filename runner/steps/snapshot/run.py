@@ -13,9 +13,9 @@ from runner.core.sanitize import excerpt, sanitize
 from runner.events import events as ev
 from runner.manifest import repository
 from runner.ports.git import Snapshot
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.runtime.policy_scan import broken, commit_tree, policy_of
-from runner.runtime.restore import regain_commits
+from runner.runtime.restore import restore_commits
 from runner.steps.agent.commits import take_commits
 from runner.steps.snapshot.plan import Body
 
@@ -24,7 +24,7 @@ _EMPTY = "hint: write `snapshot: {allow_empty: true}` for work that may come to 
 _TRAILERS = re.compile(r"\n\n(?:[A-Za-z0-9-]+: .*\n?)+\Z")
 
 
-async def perform(body: Body, run: Run) -> Outcome:
+async def perform(body: Body, run: RunContext) -> Outcome:
     branch = _branch(body, run)
     snapshot, changes, violations = await commit_tree(run, STEP, body.policies, _message(body, run))
     if violations:
@@ -48,17 +48,17 @@ async def perform(body: Body, run: Run) -> Outcome:
     return succeeded(f"{snapshot.commit[:12]}, {len(changes)} changed{left_out}{commits}", warnings=warnings * touched)
 
 
-async def take_over(body: Body, run: Run) -> None:
+async def take_over(body: Body, run: RunContext) -> None:
     """The same commit is published again; its branch is named after this run, if it is named after any."""
     assert run.kept is not None
     assert run.kept.snapshot is not None  # published when the step succeeded
     old = run.kept.snapshot
     run.snapshot = Snapshot(old.commit, old.tree, old.base, old.entries, old.ignored)
     await run.emit(replace(old, branch=_branch(body, run)))
-    await regain_commits(run)
+    await restore_commits(run)
 
 
-def _message(body: Body, run: Run) -> str:
+def _message(body: Body, run: RunContext) -> str:
     """What the manifest says, with trailers that lead to the evidence: the run, the plan of it, and its task."""
     text = run.fill(body.message).rstrip()
     trailers = {"Runner-Run": run.id, "Runner-Plan": run.digest}
@@ -69,7 +69,7 @@ def _message(body: Body, run: Run) -> str:
     return text + gap + "".join(f"{name}: {value}\n" for name, value in trailers.items())
 
 
-def _branch(body: Body, run: Run) -> str | None:
+def _branch(body: Body, run: RunContext) -> str | None:
     branch = run.fill(body.branch) if body.branch else None
     if branch is not None and not is_branch(branch):
         raise BadRef(f"`{excerpt(branch)}` is not a branch name", hint=BRANCH_HINT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.core.model import Outcome, Reason, failed, succeeded
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.runtime.removal import remove, remove_abandoned
 from runner.steps.teardown.plan import Body
 from runner.steps.verify.run import discard_checkout
@@ -11,14 +11,14 @@ from runner.steps.verify.run import discard_checkout
 STEP = "teardown"
 
 
-async def perform(body: Body, run: Run) -> Outcome:
-    if run.places.checkout.exists():
+async def perform(body: Body, run: RunContext) -> Outcome:
+    if run.paths.checkout.exists():
         await discard_checkout(run, STEP)
     await remove_abandoned(run, STEP)
     if run.provider is None:
         return succeeded("nothing left")
     await run.close()
     if run.handle is not None and run.saved_work is None:
-        return failed(Reason.PLATFORM, f"the work was not saved, so `{run.places.name_of(run.handle)}` is kept")
+        return failed(Reason.PLATFORM, f"the work was not saved, so `{run.paths.name_of(run.handle)}` is kept")
     await remove(run, STEP, run.provider, run.workspace_id)
     return succeeded("nothing left")

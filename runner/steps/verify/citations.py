@@ -20,7 +20,7 @@ from runner.core.model import Check, CheckKind, CommandStatus, Exit, Handle
 from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.ports.agent import Ended, ModelAgent
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.safefs.safe_open import read_beneath
 from runner.steps.agent.plan import Body as AgentBody
 from runner.triage.references import Reference, claimed, fault, not_run, references
@@ -32,7 +32,7 @@ _WIDEST = 600  # characters of what is found
 _AS_SEEN = {"/incident": "incident", "/output": "output", "/skills": "skills"}
 
 
-async def check_citations(path: str, run: Run) -> list[Check]:
+async def check_citations(path: str, run: RunContext) -> list[Check]:
     """The check of a report's references, if it has any; a claimed command that did not run is warned of."""
     _, handle = run.require()
     evidence = Evidence(handle)
@@ -51,10 +51,10 @@ async def check_citations(path: str, run: Run) -> list[Check]:
     return [Check(CheckKind.REFERENCE, "report references", not wrong, sanitize(found, _WIDEST))]
 
 
-async def _tell_claims(report: str, evidence: Evidence, run: Run) -> None:
+async def _tell_claims(report: str, evidence: Evidence, run: RunContext) -> None:
     bodies = (step.body for step in run.plan.steps)
-    agent = next((run.ports.agent(body.agent) for body in bodies if isinstance(body, AgentBody)), None)
-    out, err = (run.places.logs / f"agent.{stream}" for stream in ("stdout", "stderr"))
+    agent = next((run.deps.agent(body.agent) for body in bodies if isinstance(body, AgentBody)), None)
+    out, err = (run.paths.logs / f"agent.{stream}" for stream in ("stdout", "stderr"))
     claims = claimed(report)
     if not claims or not isinstance(agent, ModelAgent) or not out.exists():
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.plan.model import Step
-from runner.runtime.mount_plan import Shape, mounts_of
+from runner.runtime.mount_plan import MountPlan, planned_mounts
 from runner.spec.model import Facts, RunSpec, VerifySpec
 from runner.steps.setup.plan import command_words
 
@@ -18,7 +18,7 @@ class Body:
 
     verify: VerifySpec
     outputs: tuple[str, ...]
-    shape: Shape
+    shape: MountPlan
 
 
 def inputs(body: Body) -> dict[str, object]:
@@ -46,7 +46,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not what and not outputs:
         return None
     lent = spec.lent
-    shape = Shape((), lent.toolchains, False, environment=lent.environment, dependencies=lent.dependencies)
+    shape = MountPlan((), lent.toolchains, False, environment=lent.environment, dependencies=lent.dependencies)
     return Step(
         id="verify",
         kind="verify",
@@ -56,5 +56,5 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         deadline_seconds=spec.timeouts["verify"],
         origin=spec.origins["verify"],
         body=Body(verify, outputs, shape),
-        mounts=mounts_of(shape, spec),
+        mounts=planned_mounts(shape, spec),
     )

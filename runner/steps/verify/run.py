@@ -18,7 +18,7 @@ from runner.events import events as ev
 from runner.policy.paths import PathPolicy, matcher
 from runner.ports.git import TreeEntry
 from runner.ports.provider import Workspace
-from runner.runtime.context import Run
+from runner.runtime.context import RunContext
 from runner.runtime.exec import LogFile, blame, open_logs, run_command, written
 from runner.runtime.file_states import Untouched
 from runner.safefs import trees
@@ -52,7 +52,7 @@ class Results:
         return failed(reason, f"{len(bad)} of {total} checks failed: {bad[0]}", details=(*bad, *good))
 
 
-async def perform(body: Body, run: Run) -> Outcome:
+async def perform(body: Body, run: RunContext) -> Outcome:
     results = Results()
     verify = body.verify
     try:
@@ -66,11 +66,11 @@ async def perform(body: Body, run: Run) -> Outcome:
         if verify.needs_tree:
             await _check_tree(body, run, results)
     finally:
-        run.news.append(ev.ChecksFinished(STEP, tuple(results.checks)))
+        run.pending_events.append(ev.ChecksFinished(STEP, tuple(results.checks)))
     return results.outcome()
 
 
-def check_report(wanted: ReportCheck, run: Run, results: Results, *, most: int = MAX_REPORT) -> None:
+def check_report(wanted: ReportCheck, run: RunContext, results: Results, *, most: int = MAX_REPORT) -> None:
     """The report that the manifest asks for is the evidence; an agent's exit status is not."""
     _, handle = run.require()
     try:
@@ -99,28 +99,28 @@ def _unread(error: OSError | RunnerError) -> str:
     return words.get(error.errno or 0) or str(error.strerror)
 
 
-async def _check_tree(body: Body, run: Run, results: Results) -> None:
+async def _check_tree(body: Body, run: RunContext, results: Results) -> None:
     assert run.snapshot is not None  # the snapshot step is a need
-    places, git = run.places, run.ports.git
-    name = places.checkout.name
-    await run.emit(ev.ResourceIntended(STEP, "checkout", name, str(places.checkout)))
-    places.checkout.mkdir(parents=True)
-    entries = await git.materialise(places.repository, run.snapshot.commit, places.checkout)
+    paths, git = run.paths, run.deps.git
+    name = paths.checkout.name
+    await run.emit(ev.ResourceIntended(STEP, "checkout", name, str(paths.checkout)))
+    paths.checkout.mkdir(parents=True)
+    entries = await git.materialise(paths.repository, run.snapshot.commit, paths.checkout)
     if trees.can_chown():
         _, handle = run.require()
-        await trio.to_thread.run_sync(trees.chown_tree, places.checkout, handle.uid)
+        await trio.to_thread.run_sync(trees.chown_tree, paths.checkout, handle.uid)
     check_files(body.verify, entries, results)
     spec = replace(
         body.shape.sandbox_spec,
-        tree=Mount(places.checkout, "/workspace"),
+        tree=Mount(paths.checkout, "/workspace"),
         tree_writable=False,
         fresh_home=True,
     )
     workspace = await run.open_as(spec, (STEP, body.shape))
-    with open_logs(places.logs, STEP) as logs, Untouched(workspace.tree, entries) as own:
+    with open_logs(paths.logs, STEP) as logs, Untouched(workspace.tree, entries) as own:
         await _run_commands(body.verify, run, workspace, logs, results, own=own)
     await run.close()
-    different = await git.compare(places.repository, run.snapshot.commit, places.checkout)
+    different = await git.compare(paths.repository, run.snapshot.commit, paths.checkout)
     if different:
         raise CheckoutDiffers(f"verifying changed its own tree in {len(different)} places")
     await discard_checkout(run, STEP)
@@ -140,7 +140,7 @@ def check_files(verify: VerifySpec, entries: Sequence[TreeEntry], results: Resul
 
 async def _run_commands(
     verify: VerifySpec,
-    run: Run,
+    run: RunContext,
     workspace: Workspace,
     logs: tuple[LogFile, LogFile],
     results: Results,
@@ -180,20 +180,20 @@ async def _run_commands(
             blame(run, STEP, logs, since)
 
 
-async def _changed(run: Run, own: Untouched) -> str:
+async def _changed(run: RunContext, own: Untouched) -> str:
     """The commit's own files that are not what they were, in words."""
     assert run.snapshot is not None  # it is what was checked out
     if not await trio.to_thread.run_sync(own.written):
         return ""
-    found = await run.ports.git.compare(run.places.repository, run.snapshot.commit, own.tree)
+    found = await run.deps.git.compare(run.paths.repository, run.snapshot.commit, own.tree)
     paths = [printable_path(path.decode("utf-8", "surrogateescape")) for path, how in found.items() if how != "extra"]
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return f"changed {', '.join(paths[:_NAMED])}{more} of the clean checkout" if paths else ""
 
 
-async def discard_checkout(run: Run, step: str) -> None:
+async def discard_checkout(run: RunContext, step: str) -> None:
     """Remove the clean checkout and check that it is gone."""
-    path: Path = run.places.checkout
+    path: Path = run.paths.checkout
     left = await trio.to_thread.run_sync(trees.remove, path)
     if left:
         raise CleanUpIncomplete(f"the clean checkout is not gone: {left[0]}", hint=f"remove `{path}` yourself")

@@ -451,7 +451,7 @@ async def test_the_lease_of_a_dead_holder_is_taken_over_with_a_warning(env: Work
     """Its lock is free, so nobody has to wait until its time is over."""
     row = await ws.create(env, WorkspaceOptions())
     dead = HeldWorkspace(env, row, "exec 1")
-    await dead.tenure.acquire(dead.write)
+    await dead.lease_holder.acquire(dead.write)
     lease = await lease_of(env, row.id)
     assert lease is not None
     assert lease.state == "dead"
@@ -470,7 +470,7 @@ async def test_what_a_dead_holder_ran_has_ended_when_nobody_hears_of_the_takeove
 
     row = await ws.create(env, WorkspaceOptions())
     dead = HeldWorkspace(env, row, "exec 1")
-    await dead.tenure.acquire(dead.write)
+    await dead.lease_holder.acquire(dead.write)
     provider, handle = await env.find(row)
     assert handle is not None
 
@@ -487,7 +487,7 @@ async def test_what_a_dead_holder_ran_has_ended_when_nobody_hears_of_the_takeove
 async def test_releasing_ends_a_dead_lease_and_breaking_a_live_one(env: WorkspaceEnv) -> None:
     row = await ws.create(env, WorkspaceOptions())
     dead = HeldWorkspace(env, row, "exec 1")
-    await dead.tenure.acquire(dead.write)
+    await dead.lease_holder.acquire(dead.write)
     assert "`exec 1` had it" in await release(env, row.id)
     with pytest.raises(WorkspaceState, match="nothing to break"):
         await break_lease(env, row.id, sure=True)
@@ -516,7 +516,7 @@ async def test_only_the_process_that_holds_the_lock_is_asked_to_end(env: Workspa
     async with trio.open_nursery() as nursery:
         other: trio.Process = await nursery.start(trio.run_process, ["sleep", "100"])
         another = HeldWorkspace(env, row, f"exec {other.pid}")
-        await another.tenure.acquire(another.write)
+        await another.lease_holder.acquire(another.write)
 
         with pytest.raises(LeaseHeld):
             await ws.destroy(env, row.id)
@@ -652,7 +652,7 @@ async def test_destroying_finishes_what_was_cut_off(env: WorkspaceEnv) -> None:
     row = await ws.create(env, WorkspaceOptions())
     await shell(env, row, "echo work > made")
     dead = HeldWorkspace(env, row, "destroy 1")
-    await dead.tenure.acquire(dead.write)
+    await dead.lease_holder.acquire(dead.write)
     await dead.write(WorkspaceStatusChanged(S.DESTROYING))
 
     removed = await ws.destroy(env, row.id)
@@ -666,22 +666,22 @@ async def test_recovering_finishes_what_the_dead_have_begun(env: WorkspaceEnv, h
     requested = WorkspaceRequested("local", "default", False, Limits(), 30.0)
     half = HeldWorkspace(env, making, "create 1")
     await half.write(requested)
-    await half.tenure.acquire(half.write)
+    await half.lease_holder.acquire(half.write)
     stopping, destroying, used = [await ws.create(env, WorkspaceOptions()) for _ in range(3)]
     await shell(env, destroying, "echo work > made")
     for row, status in ((stopping, S.STOPPING), (destroying, S.DESTROYING)):
         dead = HeldWorkspace(env, row, "died 1")
-        await dead.tenure.acquire(dead.write)
+        await dead.lease_holder.acquire(dead.write)
         await dead.write(WorkspaceStatusChanged(status))
     dead = HeldWorkspace(env, used, "exec 1")
-    await dead.tenure.acquire(dead.write)
+    await dead.lease_holder.acquire(dead.write)
     (env.settings.home / "workspaces" / "of-nobody").mkdir()
 
     assert len(await complete_changes(env, dry_run=True)) == 4
     async with hold(env, used, "exec"):
         assert len(await complete_changes(env, dry_run=True)) == 3, "what somebody has is not touched"
     dead = HeldWorkspace(env, used, "exec 1")
-    await dead.tenure.acquire(dead.write)
+    await dead.lease_holder.acquire(dead.write)
     done = {one.workspace: one for one in await complete_changes(env, dry_run=False)}
 
     assert {one.left for one in done.values()} == {None}
@@ -710,8 +710,8 @@ async def test_a_workspace_that_cannot_be_made_leaves_nothing(env: WorkspaceEnv,
 
 def later(env: WorkspaceEnv, seconds: float) -> WorkspaceEnv:
     """The same env, at a later time."""
-    now = env.ports.now
-    return replace(env, ports=replace(env.ports, now=lambda: now() + round(seconds * SECOND)))
+    now = env.deps.now
+    return replace(env, deps=replace(env.deps, now=lambda: now() + round(seconds * SECOND)))
 
 
 @pytest.mark.scenario("LIF-13")
@@ -753,8 +753,8 @@ async def test_work_waits_a_second_for_what_is_removed_and_the_next_who_comes_fi
         row = await ws.create(env, WorkspaceOptions())
         await shell(env, row, "echo work > made")
         await trio.sleep(1.1)
-        ports = env.ports
-        slow = replace(env, ports=replace(ports, provider=lambda name: cast(Any, Slow(ports.provider(name)))))
+        deps = env.deps
+        slow = replace(env, deps=replace(deps, provider=lambda name: cast(Any, Slow(deps.provider(name)))))
 
         moments = [trio.current_time()]
         async with reaping(slow):
@@ -783,7 +783,7 @@ async def test_a_clock_that_jumps_takes_no_workspace_from_who_works_in_it(
             real = time.time_ns
             monkeypatch.setattr(time, "time_ns", lambda: real() + 40 * DAY * 10**9)
             before = await env.store.lease(row.id)
-            assert not before.live(env.ports.now())
+            assert not before.live(env.deps.now())
 
             first, second = await collect(house.settings, dry_run=False), await collect(house.settings, dry_run=False)
             async with house.open() as others:
@@ -797,8 +797,8 @@ async def test_a_clock_that_jumps_takes_no_workspace_from_who_works_in_it(
             assert [one.in_use for one in second.reaped] == [True]
             assert (await env.store.lease(row.id)).id == before.id
             await held.write(WorkspaceUsed(3_600.0, None))
-            await held.tenure.refresh(held.write)
-            assert (await env.store.lease(row.id)).live(env.ports.now())
+            await held.lease_holder.refresh(held.write)
+            assert (await env.store.lease(row.id)).live(env.deps.now())
         monkeypatch.setattr(time, "time_ns", real)
         assert (await env.store.workspace(row.id)).status is S.READY
         assert (await env.store.lease(row.id)).id == ""
@@ -832,7 +832,7 @@ async def test_nothing_is_removed_right_after_the_clock_was_set(house: House) ->
     async with house.open(WORKSPACE_TTL="1s") as env:
         row = await ws.create(env, WorkspaceOptions())
         assert await unsteady(env, dry_run=False) is None
-        anchor = see_clock(env.ports.now())
+        anchor = see_clock(env.deps.now())
         await env.store.set_anchor(replace(anchor, offset=anchor.offset - 3_600 * SECOND))
         assert "forward by 3,600 s" in str(await unsteady(env, dry_run=True))
 
