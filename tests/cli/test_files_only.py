@@ -54,7 +54,7 @@ def test_files_only_and_a_cluster_contradict_each_other(project: Project, option
     done = project.runner("triage", "-w", "INC-1", *DESCRIBED, "--files-only", option, "x")
 
     assert done.code == 2
-    assert f"`--files-only` goes without the cluster that `{option}` names" in done.err
+    assert f"`--files-only` contradicts `{option}`, which names a cluster" in done.err
 
 
 @pytest.mark.slow

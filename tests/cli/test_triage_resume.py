@@ -192,8 +192,8 @@ def test_any_run_can_be_given_more_time(project: Project) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--output-dir", "file/below"), "which is no directory"),
-        (("--output-dir", "file"), "no directory"),
+        (("--output-dir", "file/below"), "which is not a directory"),
+        (("--output-dir", "file"), "not a directory"),
         (("--output-dir", "/proc/below"), "this host's own system"),
         (("--output-file", "folder"), "which is there and no file"),
         (("--output-dir", ".", "--output-file", "link"), "which is there and no file"),

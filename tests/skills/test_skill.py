@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from runner.ops.triage.triage import SYSTEM, Triage, manifest_of
+from runner.ops.triage.manifest import manifest_of
+from runner.ops.triage.request import SYSTEM, TriageRequest
 from runner.triage.sections import HEADINGS as TITLES
 from runner.triage.sections import SECTIONS, bodies_of, is_empty, known_as, sections_of
 from tests.skills.api_server import serving
@@ -562,7 +563,7 @@ def test_all_that_ask_for_a_report_ask_for_the_same_sections() -> None:
     assert tuple(re.sub(r" \(.*?\)", "", context).strip(".\n").split(", ")) == tuple(skill)
     assert tuple(skill) == TITLES
     assert ", ".join(TITLES) in SYSTEM
-    verify = YAML(typ="safe").load_all(manifest_of(Triage(ROOT)))
+    verify = YAML(typ="safe").load_all(manifest_of(TriageRequest(ROOT)))
     assert [one["spec"]["verify"]["report"]["sections"] for one in verify if "verify" in one["spec"]] == [
         list(SECTIONS)
     ]

@@ -91,7 +91,7 @@ async def _carry_on(
     from runner.cli.live_view import open_screen
     from runner.cli.plain_view import open_console, show_ends
     from runner.ops.runs.resume import resume
-    from runner.ops.triage.triage import flags_of
+    from runner.ops.triage.place import flags_of
     from runner.plan.model import run_document
     from runner.report import triage
 

@@ -88,7 +88,7 @@ def _attach(stored: StoredRun, args: Namespace, settings: Settings, out: Output)
     from runner.ops.runs.secret_values import make_redactor
     from runner.ops.runs.watch import planned, watch
     from runner.ops.signals import run_cancellable
-    from runner.ops.triage.triage import flags_of
+    from runner.ops.triage.place import flags_of
     from runner.report import progress, triage
 
     out.clean = make_redactor(settings).text

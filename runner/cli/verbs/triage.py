@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runner.core.settings import Settings
     from runner.events.record import RunRecord
     from runner.ops.planning.make_plan import PlanResult
-    from runner.ops.triage.triage import Triage
+    from runner.ops.triage.request import TriageRequest
 
 SUMMARY = "investigate an incident with an agent, read only, and write a report"
 GROUP = "on call"
@@ -91,17 +91,13 @@ def main(args: Namespace, out: Output) -> int:
 
     from runner.core.settings import current
     from runner.ops.host.state import now_microseconds
-    from runner.ops.triage.triage import (
-        keep_manifest,
-        manifest_of,
-        reader_of,
-        settle_place,
-        triage_of,
-        written_incident,
-    )
+    from runner.ops.triage.incident_directory import new_incident_file
+    from runner.ops.triage.manifest import account_manifest, manifest_of, store_manifest
+    from runner.ops.triage.options import read_request
+    from runner.ops.triage.place import choose_place
 
     if args.reader_manifest:
-        out.verbatim(reader_of(args.namespace))
+        out.verbatim(account_manifest(args.namespace))
         return 0
     settings = current()
     if args.workspace is None and len(args.prompt) == 1 and Path(args.prompt[0]).is_dir():
@@ -109,19 +105,19 @@ def main(args: Namespace, out: Output) -> int:
         raise UsageError(
             f"`{excerpt(word)}` is a directory, and no `-w` says so", hint=f"did you mean -w {quote(word)}?"
         )
-    triage = triage_of(vars(args), settings, sys.stdin.buffer.read, now=now_microseconds())
-    triage = trio.run(settle_place, triage, settings)
+    triage = read_request(vars(args), settings, sys.stdin.buffer.read, now=now_microseconds())
+    triage = trio.run(choose_place, triage, settings)
     text = manifest_of(triage)
     if args.print:
-        with written_incident(triage) as wrote:
+        with new_incident_file(triage) as wrote:
             out.verbatim(text)
         if wrote:
             out.complain(f"{triage.directory / 'incident.json'} is new: the manifest is about it")
         return 0
     if args.check:
         return _check(triage, settings, out)
-    with written_incident(triage) as wrote:
-        record = _carry_out(triage, keep_manifest(text, settings), args, settings, out, wrote=wrote)
+    with new_incident_file(triage) as wrote:
+        record = _carry_out(triage, store_manifest(text, settings), args, settings, out, wrote=wrote)
     if triage.output_dir is not None or triage.output_file is not None:
         from runner.core.sanitize import sanitize
         from runner.ops.runs.output_copy import copy_output
@@ -131,7 +127,7 @@ def main(args: Namespace, out: Output) -> int:
     return record.exit_code or 0
 
 
-def _check(triage: Triage, settings: Settings, out: Output) -> int:
+def _check(triage: TriageRequest, settings: Settings, out: Output) -> int:
     import trio
 
     from runner.core.sanitize import sanitize
@@ -153,7 +149,7 @@ def _check(triage: Triage, settings: Settings, out: Output) -> int:
 
 
 def _carry_out(
-    triage: Triage, manifest: Path, args: Namespace, settings: Settings, out: Output, *, wrote: bool
+    triage: TriageRequest, manifest: Path, args: Namespace, settings: Settings, out: Output, *, wrote: bool
 ) -> RunRecord:
     from functools import partial
 
@@ -164,7 +160,8 @@ def _carry_out(
     from runner.ops.planning.clusters import files_instead
     from runner.ops.runs.apply import apply
     from runner.ops.runs.secret_values import make_redactor
-    from runner.ops.triage.triage import keep_manifest, manifest_of, plan_triage
+    from runner.ops.triage.manifest import manifest_of, store_manifest
+    from runner.ops.triage.plan import plan_triage
 
     redactor = make_redactor(settings)
     out.clean = redactor.text
@@ -180,7 +177,7 @@ def _carry_out(
         except (Rejected, ClusterUnreachable, ClusterDenied, CredentialFailed) as error:
             instead, away = files_instead(triage, planned, error)
         known = {warning.message for warning in planned.warnings}
-        planned = await plan_triage(instead, keep_manifest(manifest_of(instead), settings), settings)
+        planned = await plan_triage(instead, store_manifest(manifest_of(instead), settings), settings)
         out.findings([away, *(warning for warning in planned.warnings if warning.message not in known)])
         return await follow(planned, partial(start, warnings=[away]))
 
@@ -201,7 +198,7 @@ async def _follow(
     planned: PlanResult,
     start: Callable[..., Awaitable[list[RunRecord]]],
     *,
-    triage: Triage,
+    triage: TriageRequest,
     settings: Settings,
     out: Output,
     quiet: bool,
@@ -213,7 +210,7 @@ async def _follow(
     from runner.cli.live_view import open_screen
     from runner.cli.plain_view import open_console
     from runner.events.events import Recorded, RunStarted
-    from runner.ops.triage.triage import flags_of
+    from runner.ops.triage.place import flags_of
     from runner.plan.model import run_document
     from runner.report import triage as face
     from runner.report.triage import header_of, shown_path

@@ -13,7 +13,7 @@ from runner.core.errors import ClusterAway, ClusterDenied, ClusterUnreachable, C
 from runner.core.nurseries import stoppable
 from runner.core.settings import Settings
 from runner.ops.planning.make_plan import PlanResult
-from runner.ops.triage.triage import Triage
+from runner.ops.triage.request import TriageRequest
 from runner.plan.model import RunPlan
 from runner.ports.cluster import ClusterGrant
 from runner.runtime.cluster import grant_of
@@ -37,7 +37,7 @@ def foreign_places(manifest: Path, incident: Path | None, settings: Settings) ->
     return found
 
 
-def files_instead(triage: Triage, planned: PlanResult, error: RunnerError) -> tuple[Triage, ClusterAway]:
+def files_instead(triage: TriageRequest, planned: PlanResult, error: RunnerError) -> tuple[TriageRequest, ClusterAway]:
     """A triage of the incident's files alone, in the place of one whose cluster is away, and what is to be said of it.
 
     Raises ``error``, with the ways out in its hint, when it says something else too, or when there are no files.
@@ -50,7 +50,7 @@ def files_instead(triage: Triage, planned: PlanResult, error: RunnerError) -> tu
     if not away or not any(planned.facts.files.get(f"{run.name}/incident") for run in planned.plan.runs):
         raise error
     message = f"{findings[0].message}; only the files of the incident are looked at"
-    instead = replace(triage, kubeconfig=None, context=None, away=findings[0].message)
+    instead = replace(triage, kubeconfig=None, context=None, away_reason=findings[0].message)
     return instead, ClusterAway(message, hint="triage again when it answers, for what the files do not show")
 
 

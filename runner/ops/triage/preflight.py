@@ -25,7 +25,10 @@ from runner.ops.planning.agent_programs import install_hint
 from runner.ops.planning.clusters import foreign_places
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.refusals import outside_of, refusals
-from runner.ops.triage.triage import IMAGE, NOWHERE, Triage, manifest_of, plan_triage, program_of
+from runner.ops.triage.manifest import manifest_of
+from runner.ops.triage.place import program_of
+from runner.ops.triage.plan import plan_triage
+from runner.ops.triage.request import IMAGE, NOWHERE, TriageRequest
 from runner.ports.agent import ModelAgent
 from runner.ports.cluster import ClusterGrant, Rights
 from runner.ports.gateway import Api
@@ -56,7 +59,7 @@ class PreflightCheck:
 _Check = Callable[[], Awaitable[list[PreflightCheck]]]
 
 
-async def preflight(triage: Triage, settings: Settings) -> list[PreflightCheck]:
+async def preflight(triage: TriageRequest, settings: Settings) -> list[PreflightCheck]:
     """Everything that a triage needs, in a fixed order, within ``PATIENCE``."""
     checks: dict[str, _Check] = {
         "incident": partial(_incident, triage),
@@ -82,14 +85,14 @@ async def preflight(triage: Triage, settings: Settings) -> list[PreflightCheck]:
     return [checked for name in checks for checked in found[name]]
 
 
-async def _plan(triage: Triage, settings: Settings) -> list[PreflightCheck]:
+async def _plan(triage: TriageRequest, settings: Settings) -> list[PreflightCheck]:
     """What a run would refuse, or say before it starts; nothing when it would begin. An incident that is not there yet
     is left out, and so is what the other checks look at themselves."""
     with TemporaryDirectory() as folder:
         if not triage.directory.is_dir():
             triage = replace(triage, directory=Path(folder))
         manifest = Path(folder) / "triage.runner.yaml"
-        manifest.write_text(manifest_of(replace(triage, about=None)), encoding="utf-8")
+        manifest.write_text(manifest_of(replace(triage, new_incident=None)), encoding="utf-8")
         try:
             planned = await plan_triage(triage, manifest, settings)
             missing = await refusals(planned, planned.plan.runs, settings, outside_of(settings))
@@ -101,11 +104,11 @@ async def _plan(triage: Triage, settings: Settings) -> list[PreflightCheck]:
     ]
 
 
-async def _incident(triage: Triage) -> list[PreflightCheck]:
+async def _incident(triage: TriageRequest) -> list[PreflightCheck]:
     await trio.lowlevel.checkpoint()
     if triage.directory == NOWHERE:
         return []
-    if not triage.directory.exists() and triage.about is None:
+    if not triage.directory.exists() and triage.new_incident is None:
         hint = "--namespace NAMESPACE --resource KIND/NAME, or --alert FILE, and a run writes it"
         return [PreflightCheck("incident", None, f"{triage.directory} is not there yet", hint)]
     if not triage.directory.exists():
@@ -115,7 +118,7 @@ async def _incident(triage: Triage) -> list[PreflightCheck]:
     return [PreflightCheck("incident", True if known else None, f"{triage.directory}{lacks}")]
 
 
-async def _key(triage: Triage, settings: Settings) -> list[PreflightCheck]:
+async def _key(triage: TriageRequest, settings: Settings) -> list[PreflightCheck]:
     """A list of models costs nothing, and only a key that is accepted gets one."""
     from runner.network.upstream import UpstreamFailed, check_reach, open_remote
 
@@ -151,7 +154,7 @@ async def _key(triage: Triage, settings: Settings) -> list[PreflightCheck]:
     return [accepted, *_model(triage, body, str(urlsplit(base).hostname))]
 
 
-def _model(triage: Triage, body: bytes, host: str) -> list[PreflightCheck]:
+def _model(triage: TriageRequest, body: bytes, host: str) -> list[PreflightCheck]:
     """What a list of models says of the one that is asked for; nothing when it is none, or not all of it."""
     from runner.gateway.api import admits, inner, json_of, objects
 
@@ -170,7 +173,7 @@ def _model(triage: Triage, body: bytes, host: str) -> list[PreflightCheck]:
     ]
 
 
-async def _place(triage: Triage, settings: Settings) -> list[PreflightCheck]:
+async def _place(triage: TriageRequest, settings: Settings) -> list[PreflightCheck]:
     name = triage.providers[0]
     provider = open_provider(name, settings)
     probe = await provider.probe()
@@ -187,7 +190,7 @@ async def _place(triage: Triage, settings: Settings) -> list[PreflightCheck]:
     return [*found, _program(triage)]
 
 
-def _program(triage: Triage) -> PreflightCheck:
+def _program(triage: TriageRequest) -> PreflightCheck:
     where = program_of(triage)
     if where is None:
         return PreflightCheck("agent", False, f"`{triage.agent}` is not on this host", install_hint(triage.agent))
@@ -200,7 +203,7 @@ def _program(triage: Triage) -> PreflightCheck:
     return PreflightCheck("agent", True, f"{where} {version}".rstrip())
 
 
-async def _cluster(triage: Triage, settings: Settings) -> list[PreflightCheck]:
+async def _cluster(triage: TriageRequest, settings: Settings) -> list[PreflightCheck]:
     """Reach and rights, through the same way that commands will go."""
     if triage.kubeconfig is None:
         hint = "--kubeconfig FILE, KUBECONFIG, or ~/.kube/config"

@@ -14,7 +14,7 @@ from runner.core.settings import Settings
 from runner.fake_model.provider import serve_double
 from runner.fake_model.script import Turn
 from runner.ops.triage.preflight import PATIENCE, PreflightCheck, preflight, rights_told
-from runner.ops.triage.triage import NOWHERE, Triage
+from runner.ops.triage.request import NOWHERE, TriageRequest
 from runner.ports.cluster import Rights
 from tests.support.needs import MEMORY
 
@@ -34,8 +34,8 @@ def tools(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def wanted(tools: Path, agent: str, provider: str = "process") -> Triage:
-    return Triage(tools, agent, providers=(provider,), image=None, toolchains=(str(tools),))
+def wanted(tools: Path, agent: str, provider: str = "process") -> TriageRequest:
+    return TriageRequest(tools, agent, providers=(provider,), image=None, toolchains=(str(tools),))
 
 
 def found(checked: list[PreflightCheck], what: str) -> PreflightCheck:
@@ -165,17 +165,22 @@ async def test_what_is_missing_is_said_with_what_to_do(tools: Path) -> None:
 @pytest.mark.parametrize(
     ("triage", "what", "good", "words"),
     [
-        (Triage(NOWHERE, memory="5"), "plan", False, "--memory: `5` is not a size"),
-        (Triage(NOWHERE, tools=("Foo",)), "plan", False, "--allowed-tools: `Foo` is not a tool"),
-        (Triage(NOWHERE, tools=("Read",)), "plan", None, "--allowed-tools: with Read alone the agent cannot write"),
-        (Triage(Path("/nonexistent/INC-1")), "incident", None, "is not there yet"),
+        (TriageRequest(NOWHERE, memory="5"), "plan", False, "--memory: `5` is not a size"),
+        (TriageRequest(NOWHERE, tools=("Foo",)), "plan", False, "--allowed-tools: `Foo` is not a tool"),
+        (
+            TriageRequest(NOWHERE, tools=("Read",)),
+            "plan",
+            None,
+            "--allowed-tools: with Read alone the agent cannot write",
+        ),
+        (TriageRequest(Path("/nonexistent/INC-1")), "incident", None, "is not there yet"),
     ],
 )
 async def test_what_a_run_would_refuse_is_said(
-    tools: Path, triage: Triage, what: str, good: bool | None, words: str
+    tools: Path, triage: TriageRequest, what: str, good: bool | None, words: str
 ) -> None:
     said = {"memory": "--memory", "tools": "--allowed-tools"}
-    place = replace(triage, providers=("local",), image=None, toolchains=(str(tools),), said=said)
+    place = replace(triage, providers=("local",), image=None, toolchains=(str(tools),), given_as=said)
 
     checked = await preflight(place, Settings.from_env({"RUNNER_HOME": str(tools / "home")}))
 

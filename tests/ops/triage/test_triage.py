@@ -15,17 +15,12 @@ from runner.cli.parser import parser_of
 from runner.core.errors import ForbiddenIncident, NoIncident, Rejected, RunnerError, StoreFailed, UsageError
 from runner.core.settings import Settings
 from runner.manifest.load import load
-from runner.ops.triage.triage import (
-    PROMPT,
-    SYSTEM,
-    Triage,
-    flags_of,
-    keep_manifest,
-    manifest_of,
-    plan_triage,
-    triage_of,
-    written_incident,
-)
+from runner.ops.triage.incident_directory import new_incident_file
+from runner.ops.triage.manifest import manifest_of, store_manifest
+from runner.ops.triage.options import read_request
+from runner.ops.triage.place import flags_of
+from runner.ops.triage.plan import plan_triage
+from runner.ops.triage.request import PROMPT, SYSTEM, TriageRequest
 from runner.plan.model import run_document
 from runner.spec import template
 from tests.support.needs import MEMORY
@@ -44,14 +39,14 @@ def incident(tmp_path: Path) -> Path:
 
 def asked(
     folder: Path, *arguments: str, env: Mapping[str, str] | None = None, stdin: bytes = b"", where: str | None = ""
-) -> Triage:
+) -> TriageRequest:
     home = folder.parent / "home"
     settings = Settings.from_env({"RUNNER_HOME": str(home / "state"), "HOME": str(home), **(env or {})})
     words = ["triage", *(["-w", where or str(folder)] if where is not None else []), *arguments]
-    return triage_of(vars(parser_of(["triage"]).parse_args(words)), settings, lambda: stdin, now=NOW)
+    return read_request(vars(parser_of(["triage"]).parse_args(words)), settings, lambda: stdin, now=NOW)
 
 
-def documents(triage: Triage, tmp_path: Path) -> dict[str, Any]:
+def documents(triage: TriageRequest, tmp_path: Path) -> dict[str, Any]:
     """What the manifest says, as it is read."""
     path = tmp_path / "made.runner.yaml"
     path.write_text(manifest_of(triage))
@@ -200,15 +195,15 @@ REFUSALS: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     "timeout": (("--timeout", "soon"), {}, "90s, 5m"),
     "turns": (("--max-turns", "0"), {}, "above 0"),
     "form": (("-o", "xml"), {}, "valid choices"),
-    "file's name": (("--output-file", "../x"), {}, "a file's name"),
+    "file's name": (("--output-file", "../x"), {}, "give a file name"),
     "resource alone": (("--resource", "deploy/x"), {}, "needs `--namespace`"),
     "resource of another form": (("--namespace", "x", "--resource", "x"), {}, "KIND/NAME"),
     "two descriptions": ((*DESCRIBED, "--alert", "-"), {}, "both describe"),
     "file's name that is the report's": (("--output-file", "investigation.md"), {}, "the report's own name"),
-    "alert and prompt": (("--alert", "-", "-"), {}, "both the prompt and the alert"),
-    "alert and system prompt": (("--alert", "-", "-s", "-"), {}, "both the alert and the system prompt"),
+    "alert and prompt": (("--alert", "-", "-"), {}, "the prompt and the alert both ask"),
+    "alert and system prompt": (("--alert", "-", "-s", "-"), {}, "the alert and the system prompt both ask"),
     "no alert": (("--alert", "/nonexistent"), {}, "cannot be read"),
-    "an alert of nothing": (("--alert", "-"), {}, "--alert from standard input is no alert to look into: no label"),
+    "an alert of nothing": (("--alert", "-"), {}, "--alert from standard input is not an alert: no label"),
     "namespace": (("--namespace", "P_ X"), {}, "--namespace: `P_ X` is no namespace of Kubernetes"),
     "resource that is an option": (("--namespace", "x", "--resource", "pod/--help"), {}, "`--help` is no name"),
     "image without images": (("--provider", "local", "-i", "x"), {}, "has no images"),
@@ -284,12 +279,12 @@ def test_a_new_directory_is_written_from_words_once(incident: Path) -> None:
     triage = asked(new, *DESCRIBED, "--context", "eu", "--kubeconfig", "/k")
 
     assert not new.exists()
-    with written_incident(triage) as wrote:
+    with new_incident_file(triage) as wrote:
         assert wrote
     made = json.loads((new / "incident.json").read_text())
     assert (made["cluster"], made["createdAt"]) == ("eu", "2026-11-21T03:00:00Z")
     assert made["resource"]["kind"] == "Deployment"
-    with written_incident(asked(new, *DESCRIBED)) as wrote:  # the same line again
+    with new_incident_file(asked(new, *DESCRIBED)) as wrote:  # the same line again
         assert not wrote
     assert sorted(os.listdir(new)) == ["incident.json", "output"]
     assert json.loads((new / "incident.json").read_text()) == made
@@ -300,7 +295,7 @@ def test_what_does_not_begin_leaves_no_incident_in_the_way_of_the_corrected_line
     folder = incident.parent / "INC-2"
     if not is_new:
         folder.mkdir()
-    with pytest.raises(UsageError), written_incident(asked(folder, *DESCRIBED)):
+    with pytest.raises(UsageError), new_incident_file(asked(folder, *DESCRIBED)):
         raise UsageError("the cluster does not answer")
 
     assert folder.exists() is not is_new
@@ -309,7 +304,7 @@ def test_what_does_not_begin_leaves_no_incident_in_the_way_of_the_corrected_line
 
 def test_what_a_run_has_left_keeps_its_incident(incident: Path) -> None:
     folder = incident.parent / "INC-2"
-    with suppress(UsageError), written_incident(asked(folder, *DESCRIBED)):
+    with suppress(UsageError), new_incident_file(asked(folder, *DESCRIBED)):
         (folder / "output" / "triage.log").touch()
         raise UsageError("lost")
 
@@ -325,7 +320,7 @@ def test_an_incident_that_can_not_be_written_is_an_error_and_leaves_nothing(inci
 
     with (
         pytest.raises(NoIncident, match=r"cannot be written: |can write"),
-        written_incident(asked(folder, *DESCRIBED)),
+        new_incident_file(asked(folder, *DESCRIBED)),
     ):
         pass
 
@@ -410,7 +405,7 @@ UNFIT: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     "other cluster": (
         ("--kubeconfig", "{kubeconfig}"),
         {},
-        "cluster of the incident: `{kubeconfig}` has no context `eu`; --context NAME says which is meant",
+        "cluster of the incident: `{kubeconfig}` has no context `eu`; choose one with --context NAME",
     ),
 }
 
@@ -427,7 +422,7 @@ async def test_what_a_plan_refuses_is_said_of_the_option(incident: Path, tool: P
     settings = Settings.from_env({"RUNNER_HOME": str(incident.parent / "state")})
 
     with pytest.raises(Rejected) as caught:
-        await plan_triage(triage, keep_manifest(manifest_of(triage), settings), settings)
+        await plan_triage(triage, store_manifest(manifest_of(triage), settings), settings)
 
     said = [f"{finding.message}; {finding.hint}" for finding in caught.value.findings if finding.severity == "error"]
     assert [words.format(kubeconfig=path) in one for one in said] == [True], said
@@ -450,7 +445,7 @@ async def test_tools_that_write_no_report_are_told_of(
     triage = asked(incident, "--provider", "local", "--toolchain", str(tool), *flags)
     settings = Settings.from_env({"RUNNER_HOME": str(incident.parent / "state")})
 
-    planned = await plan_triage(triage, keep_manifest(manifest_of(triage), settings), settings)
+    planned = await plan_triage(triage, store_manifest(manifest_of(triage), settings), settings)
 
     found = [warning.message for warning in planned.warnings if warning.code == "agent.no-writer"]
     assert found == [] if said is None else found[0].startswith(said)
@@ -467,7 +462,7 @@ async def test_another_run_of_the_same_has_the_flags_of_place_limits_and_cluster
 
     found = []
     for triage in (asked(incident, *place, env=env), asked(incident, "--provider", "local", "--toolchain", str(tool))):
-        planned = await plan_triage(triage, keep_manifest(manifest_of(triage), settings), settings)
+        planned = await plan_triage(triage, store_manifest(manifest_of(triage), settings), settings)
         found.append(flags_of(run_document(planned.plan.runs[0]), settings))
 
     first, plain = found
@@ -484,7 +479,7 @@ def test_a_state_that_can_not_be_written_is_no_bug(incident: Path) -> None:
     settings = Settings.from_env({"RUNNER_HOME": str(incident.parent / "file")})
 
     with pytest.raises(StoreFailed, match="cannot be written: Not a directory"):
-        keep_manifest("text", settings)
+        store_manifest("text", settings)
 
 
 def test_the_system_prompt_can_be_standard_input(incident: Path) -> None:
@@ -503,7 +498,7 @@ def test_an_output_that_cannot_take_a_report_is_refused_before_anything_is_made(
     output = incident / "output"
     output.touch() if kind == "file" else output.symlink_to(incident.parent)
 
-    with pytest.raises(NoIncident, match="output` is no directory that you can write"):
+    with pytest.raises(NoIncident, match="output` is not a directory that you can write to"):
         asked(incident, "--check")
 
 
@@ -520,14 +515,14 @@ def test_an_alert_and_an_incident_json_can_both_be_given(incident: Path, tmp_pat
     (tmp_path / "i.json").write_text('{"incidentId": "7", "resource": "pod/x"}')
     plain = asked(tmp_path / "new", "--alert", str(tmp_path / "i.json"))
 
-    assert of_alert.about is not None
-    assert of_alert.about["resource"] == {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "n"}
-    assert plain.about == {"incidentId": "7", "resource": "pod/x"}
+    assert of_alert.new_incident is not None
+    assert of_alert.new_incident["resource"] == {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "n"}
+    assert plain.new_incident == {"incidentId": "7", "resource": "pod/x"}
 
 
 def test_equal_manifests_are_one_file_of_its_owner_only(incident: Path) -> None:
     settings = Settings.from_env({"RUNNER_HOME": str(incident.parent / "state")})
-    first, second = (keep_manifest(manifest_of(asked(incident)), settings) for _ in range(2))
+    first, second = (store_manifest(manifest_of(asked(incident)), settings) for _ in range(2))
 
     assert first == second
     assert first.parent.stat().st_mode & 0o777 == 0o700
@@ -555,7 +550,7 @@ def test_a_new_incident_without_a_directory_gets_one_that_is_called_by_it(
     alert = b'{"labels": {"alertname": "Something is wrong!"}}'
 
     first = asked(tmp_path / "none", *flags, stdin=alert, where=None)
-    with written_incident(first) as wrote:
+    with new_incident_file(first) as wrote:
         second = asked(tmp_path / "none", *flags, stdin=alert, where=None)
 
     assert wrote
@@ -570,7 +565,7 @@ def test_a_directory_that_nobody_named_is_taken_away_with_a_line_that_was_wrong(
     monkeypatch.chdir(tmp_path)
     triage = asked(tmp_path / "none", *DESCRIBED, where=None)
 
-    with pytest.raises(UsageError), written_incident(triage):
+    with pytest.raises(UsageError), new_incident_file(triage):
         raise UsageError("no")
 
     assert os.listdir(tmp_path) == []

@@ -1,0 +1,67 @@
+"""Place where a triage's agent works: in a container of an image, or on this host with its own programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import runner.agents
+from runner.core import plugins
+from runner.core.npm_package import program_at
+from runner.core.settings import Settings, parse_size
+from runner.ops.planning.agent_programs import ON_THIS_HOST, docker_answers, find_agent, is_open
+from runner.ops.triage.options import VARIABLES, find_kubeconfig
+from runner.ops.triage.request import MEMORY, NOWHERE, SECONDS, TriageRequest
+from runner.ports.agent import ModelAgent
+from runner.ports.provider import PATH, program_directory
+
+
+async def choose_place(triage: TriageRequest, settings: Settings) -> TriageRequest:
+    """Choose docker where this user can reach it, else this host with the directories of the agent's program.
+
+    A named provider or image stays. Raises ``UsageError`` when the program lacks its interpreter.
+    """
+    here = replace(triage, providers=("local",), image=None)
+    if not triage.place_named and not await docker_answers(settings):
+        found = find_agent(triage.agent, settings, cluster=False)
+        triage = here if os.geteuid() or (found is not None and is_open(found)) else triage
+    if triage.providers[0] not in ON_THIS_HOST or triage.toolchains:
+        return triage
+    found = find_agent(triage.agent, settings, cluster=triage.kubeconfig is not None)
+    return replace(triage, toolchains=found or ())
+
+
+def program_of(triage: TriageRequest) -> Path | None:
+    """Find the agent's program on this host; ``None`` when it is missing."""
+    agent = plugins.load(runner.agents, triage.agent).agent
+    assert isinstance(agent, ModelAgent)  # options._agent has checked
+    return program_at([*map(program_directory, triage.toolchains), *PATH.split(":")], agent.program)
+
+
+def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
+    """Return the flags that give a triage the provider, limits and cluster of a run's plan (in JSON form)."""
+    agent = next((step["body"] for step in run.get("steps", ()) if step["kind"] == "agent"), None)
+    if agent is None:
+        return ()
+    limits, cluster, usual = run["limits"], agent["cluster"] or {}, TriageRequest(NOWHERE)
+    kubeconfig = cluster.get("kubeconfig")
+    found: tuple[str, ...] = ()
+    if agent["model"] and run["providers"][0] in ON_THIS_HOST:
+        found = find_agent(agent["agent"], settings, cluster=kubeconfig is not None) or ()
+    words = [
+        ("--provider", run["providers"][0], usual.providers[0]),
+        ("--image", run["base_image"], usual.image),
+        *(("--toolchain", folder, None) for folder in agent["shape"]["toolchains"] if folder not in found),
+        ("--memory", f"{limits['memory_bytes'] >> 20}M", f"{parse_size(MEMORY) >> 20}M"),
+        ("--cpus", f"{limits['cpus']:g}", f"{settings.default_cpus:g}"),
+        ("--timeout", f"{run['deadline_seconds']:g}", SECONDS),
+        ("--kubeconfig", kubeconfig if kubeconfig != find_kubeconfig(None, settings) else None, None),
+        ("--context", cluster.get("context"), None),
+        ("--namespace", cluster.get("namespace"), None),
+    ]
+    named = any(settings.variables.get(name) for name in VARIABLES["kubeconfig"]) or find_kubeconfig(None, settings)
+    without = ("--files-only",) if named and not cluster else ()
+    return (*without, *(word for flag, value, known in words if value not in (None, known) for word in (flag, value)))
