@@ -74,8 +74,8 @@ def test_an_argument_that_nothing_takes_leads_to_the_help_of_its_verb(
     assert (done.code, f"= hint: see `runner {verb} --help`" in done.err) == (2, True)
 
 
-def test_the_help_has_every_exit_code_of_the_readme(project: Project) -> None:
-    table = re.findall(r"^\| (\d+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_help_has_every_exit_code_of_the_reference(project: Project) -> None:
+    table = re.findall(r"^\| (\d+) \|", (ROOT / "docs/reference/exit-codes.md").read_text(), re.MULTILINE)
 
     told = project.runner("--help").out.partition("Exit codes:")[2]
 

@@ -60,8 +60,8 @@ def test_no_file_names_a_host() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("where", ["tests/support/components.py", "README.md"])
-def test_tests_and_readme_have_the_versions_of_the_image(where: str) -> None:
+@pytest.mark.parametrize("where", ["tests/support/components.py", "docs/oncall/setup.md"])
+def test_tests_and_documentation_have_the_versions_of_the_image(where: str) -> None:
     told = dict(re.findall(r"(@?[a-z][\w/-]+)@(\d+\.\d+\.\d+)", (ROOT / where).read_text()))
     ours = {package: version for package, version in told.items() if package in PACKAGE["dependencies"]}
 
