@@ -154,7 +154,7 @@ def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:
         "pids": Limits(pids=value.pids),
     }
     parts = [(run.origins.get(key, BUILT_IN), limits(one)) for key, one in single.items() if one != Limits()]
-    network = ", ".join(sorted({_network(step, run) for step in run.steps}))
+    network = ", ".join(sorted({_network(step, run) for step in run.steps} - {"none"})) or "none"
     if run.base_image is not None:
         pinned = f" at {run.image}" if run.image else ""
         parts.append((run.origins.get("base image", BUILT_IN), f"image {run.base_image}{pinned}"))
