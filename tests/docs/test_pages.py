@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shlex
 import sys
 from contextlib import ExitStack, suppress
@@ -20,6 +21,8 @@ from tests.support.page_situations import ROOT, SITUATIONS, programs, require
 from tests.support.situations import leftovers
 
 DOCS = ROOT / "docs"
+_NAMED = re.compile(r"`((?:docs|manifests|runners?|schemas|skills|tests)/(?:[\w.*-]+/)*(?:[\w.*-]+\.\w+)?)`")
+_ANY = re.compile(r"(?<![A-Za-z])[A-Z]+(?![A-Za-z])")
 TIMEOUT = 280.0  # seconds, for one page
 PAGES = {
     str(path.relative_to(ROOT)): read_page(path)
@@ -109,6 +112,16 @@ def test_manifests_of_a_page_are_fine(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_links_of_a_page_lead_somewhere(name: str) -> None:
     assert [link for link in PAGES[name].links if not leads(PAGES[name], link)] == []
+
+
+@pytest.mark.parametrize("name", PAGES.keys() - {"docs/reference/policy-patterns.md"})  # which invents files
+def test_files_of_this_repository_that_a_page_names_are_here(name: str) -> None:
+    """``NAME`` and other words in capitals stand for any."""
+    page = PAGES[name]
+    named = {path for line in page.prose for path in _NAMED.findall(line)}
+    made = {fence.file for fence in page.fences if fence.file}
+
+    assert [path for path in sorted(named - made) if not any(ROOT.glob(_ANY.sub("*", path)))] == []
 
 
 def leads(page: Page, link: str) -> bool:
