@@ -35,13 +35,13 @@ Pass = Callable[[Draft], Draft]
 
 
 def add_steps(draft: Draft) -> Draft:
-    """Ask every step kind, after those that it may need, whether this run needs it; those that settle come last."""
+    """Ask every step kind, after those that it may need, whether this run needs it; those that finalize come last."""
     steps: dict[str, Step] = {}
     for kind, module in _kinds().items():
         step = module.plan(draft.spec, draft.facts, _needs(kind, *steps))
         if step is not None:
             steps[kind] = step
-    return replace(draft, steps=tuple(sorted(steps.values(), key=lambda step: step.phase == "settle")))
+    return replace(draft, steps=tuple(sorted(steps.values(), key=lambda step: step.phase == "finalize")))
 
 
 @cache

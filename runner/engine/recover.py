@@ -29,7 +29,7 @@ from runner.runtime.incident_files import is_latest
 from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 from runner.safefs import trees
 from runner.spec.model import PolicySpec
-from runner.steps.save.plan import Body
+from runner.steps.save.plan import SaveBody
 from runner.steps.save.run import perform as save
 
 KILLED = Outcome(Status.UNKNOWN, Reason.UNKNOWN, "its runner died while it ran")
@@ -44,7 +44,7 @@ class Saving:
     """
 
     plan: RunPlan
-    body: Body
+    body: SaveBody
     inputs: tuple[str, ...]
     base: str | None
     secrets: Mapping[str, tuple[str, ...]]
@@ -89,7 +89,7 @@ def saving_of(document: Mapping[str, Any]) -> Saving:
         steps=(),
     )
     incident = bodies["save"]["incident"]
-    body = Body(
+    body = SaveBody(
         bodies["save"]["message"],
         tuple(map(_policy, bodies["save"]["policies"])),
         Path(incident) if incident is not None else None,

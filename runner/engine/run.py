@@ -1,6 +1,6 @@
-"""One run: work under its deadline, then settle under a budget of its own, each step an outcome.
+"""One run: work under its deadline, then finalize under a budget of its own, each step an outcome.
 
-Work and settle are siblings. Settle begins after work has ended, for whatever reason, so no shield is
+The two phases are siblings. Finalize begins after work has ended, for whatever reason, so no shield is
 needed inside work; sandboxes and their services live in a nursery around both.
 """
 
@@ -32,13 +32,13 @@ from runner.engine.execute import execute
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold
 from runner.lifecycle.lease import TTL
-from runner.plan.model import AFTER_AGENT, HOUSING, RunPlan, Step, graph_of
+from runner.plan.model import RunPlan, Step, graph_of
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
 from runner.runtime.context import CurrentStep, ResumeState, RunContext, RunDependencies, RunPaths
 from runner.runtime.disk_watch import outgrown, size_of, too_large, watched
 from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 from runner.runtime.removal import fall_back
-from runner.steps.provision.plan import Body as Provisioning
+from runner.steps.provision.plan import ProvisionBody
 from runner.steps.provision.run import next_fit
 
 Append = Callable[[str, Sequence[ev.Event], Fence | None], Awaitable[Sequence[ev.Recorded]]]
@@ -52,7 +52,7 @@ class Uncopied(OSError):
 
 @dataclass
 class RunCancellation:
-    """How a signal reaches a run: the first ends its work, the second its settling and its sandboxes.
+    """How a signal reaches a run: the first ends its work, the second its finalize phase and its sandboxes.
 
     A command that is being stopped has its grace only as long as its sandbox is open. Sandboxes have half of the
     stop budget, so that the other half is left to save and tear down, whatever ignores TERM.
@@ -60,7 +60,7 @@ class RunCancellation:
 
     stop_budget_seconds: float
     work: trio.CancelScope = field(default_factory=trio.CancelScope)
-    settle: trio.CancelScope = field(default_factory=trio.CancelScope)
+    finalize: trio.CancelScope = field(default_factory=trio.CancelScope)
     sandboxes: trio.CancelScope = field(default_factory=trio.CancelScope)
     requested_at: float | None = None  # trio time of the first signal
     forced_at: float | None = None  # and of the second
@@ -71,22 +71,22 @@ class RunCancellation:
         if self.requested_at is None:
             self.requested_at = trio.current_time()
             self.work.cancel()
-            self.bound(self.requested_at)
+            self.start_stop_budget(self.requested_at)
         elif self.forced_at is None:
             self.forced_at = trio.current_time()
-            self.settle.cancel()
+            self.finalize.cancel()
             self.sandboxes.cancel()
 
-    def lose(self, why: str | None = None) -> None:
+    def on_lease_lost(self, why: str | None = None) -> None:
         """Somebody else may have the workspace soon: end the work while that is still ours to do."""
         if self.lease_lost_at is None:
             self.lease_lost_at, self.lease_lost_reason = trio.current_time(), why
             self.work.cancel()
-            self.bound(self.lease_lost_at)
+            self.start_stop_budget(self.lease_lost_at)
 
-    def bound(self, ended: float) -> None:
+    def start_stop_budget(self, ended: float) -> None:
         """Let the stop budget begin at ``ended``, unless it has begun already."""
-        self.settle.deadline = min(self.settle.deadline, ended + self.stop_budget_seconds)
+        self.finalize.deadline = min(self.finalize.deadline, ended + self.stop_budget_seconds)
         self.sandboxes.deadline = min(self.sandboxes.deadline, ended + self.stop_budget_seconds / 2)
 
 
@@ -114,7 +114,7 @@ async def execute_run(
     ``RunOver`` when somebody else has taken its workspace over and has ended the run.
 
     ``control`` is the only way to cancel it; cancelling the caller's scope ends work as well and still
-    settles, within the run's stop budget. A bug in a step propagates after settling.
+    finalizes, within the run's stop budget. A bug in a step propagates after that.
     """
     record = RunRecord(id)
     lease_holder = LeaseHolder(record.workspace, f"run {id}", deps.lease)
@@ -155,9 +155,9 @@ async def execute_run(
                 )
                 services.start_soon(_keep_lease, journal, plan.stop_budget_seconds)
                 try:
-                    await _work(_Stage(run, record, plan, control, reused))
+                    await _work(_PhaseRunner(run, record, plan, control, reused))
                 finally:
-                    await _settle(_Stage(run, record, plan, control, reused, settling=True))
+                    await _finalize(_PhaseRunner(run, record, plan, control, reused, finalizing=True))
                 services.cancel_scope.cancel()
     except* LeaseLost:
         # The workspace is another's now, and whatever of it is left. That this run has ended is still for us to say.
@@ -209,7 +209,7 @@ class _Journal:
             except LeaseLost as refusal:
                 if fence is None:
                     raise
-                self.control.lose()
+                self.control.on_lease_lost()
                 self.control.sandboxes.cancel()
                 if await self.lease_holder.regain(fence, self.write):
                     events = (ev.WarningIssued(refusal.code, refusal.message), *events)
@@ -224,7 +224,7 @@ async def _keep_lease(journal: _Journal, stop_budget_seconds: float) -> None:
     margin = min(stop_budget_seconds + KILL_GRACE, TTL / 4)
     why = await renew_until_released(journal.lease_holder, journal.write, margin=margin, warn=warn)
     if journal.lease_holder.fence is not None:
-        journal.control.lose(why)
+        journal.control.on_lease_lost(why)
 
 
 async def record_skipped_run(
@@ -259,50 +259,50 @@ async def record_skipped_run(
     return record
 
 
-async def _work(stage: _Stage) -> None:
-    control = stage.control
+async def _work(phase: _PhaseRunner) -> None:
+    control = phase.control
     with control.work as work:
-        work.deadline = stage.deadline = trio.current_time() + stage.plan.deadline_seconds
-        control.bound(work.deadline)
-        stage.run.pending_events.append(ev.PhaseStarted("work"))
-        await stage.perform(stage.plan.phase("work"))
+        work.deadline = phase.deadline = trio.current_time() + phase.plan.deadline_seconds
+        control.start_stop_budget(work.deadline)
+        phase.run.pending_events.append(ev.PhaseStarted("work"))
+        await phase.perform(phase.plan.phase("work"))
 
 
-async def _settle(stage: _Stage) -> None:
-    plan, record, control = stage.plan, stage.record, stage.control
-    control.bound(trio.current_time())
-    with control.settle as settle:
-        settle.shield = True
+async def _finalize(phase: _PhaseRunner) -> None:
+    plan, record, control = phase.plan, phase.record, phase.control
+    control.start_stop_budget(trio.current_time())
+    with control.finalize as finalize:
+        finalize.shield = True
         if control.requested_at is not None:
-            await stage.run.emit(ev.CancelRequested("signal"))
+            await phase.run.emit(ev.CancelRequested("signal"))
         elif control.lease_lost_at is not None:
-            await stage.run.emit(ev.CancelRequested("lease"))
+            await phase.run.emit(ev.CancelRequested("lease"))
         elif control.work.cancel_called:
-            await stage.run.emit(ev.CancelRequested("deadline"))
-        stage.run.pending_events.append(ev.PhaseStarted("settle"))
+            await phase.run.emit(ev.CancelRequested("deadline"))
+        phase.run.pending_events.append(ev.PhaseStarted("finalize"))
         # The agent ran, but work ended before its hooks: they come first now, while there are sandboxes.
-        stage.deadline = control.sandboxes.deadline
-        if late := _late(plan, record):
-            await stage.perform(late)
-        stage.deadline = settle.deadline
-        await stage.perform(plan.phase("settle"))
+        phase.deadline = control.sandboxes.deadline
+        if overdue := _overdue_hooks(plan, record):
+            await phase.perform(overdue)
+        phase.deadline = finalize.deadline
+        await phase.perform(plan.phase("finalize"))
 
 
-def _late(plan: RunPlan, record: RunRecord) -> list[Step]:
+def _overdue_hooks(plan: RunPlan, record: RunRecord) -> list[Step]:
     """What should follow an agent that has begun, and has not."""
-    late: dict[str, Step] = {}
+    overdue: dict[str, Step] = {}
     for step in plan.phase("work"):
-        begun = all(need in late or record.steps[need].started is not None for need in step.needs)
-        if step.kind in AFTER_AGENT and record.steps[step.id].status is Status.PENDING and begun:
-            late[step.id] = step
-    return list(late.values())
+        begun = all(need in overdue or record.steps[need].started is not None for need in step.needs)
+        if step.post_agent and record.steps[step.id].status is Status.PENDING and begun:
+            overdue[step.id] = step
+    return list(overdue.values())
 
 
 _OF_PLACE = (Reason.PLATFORM, Reason.SETUP, Reason.TIMEOUT, Reason.OOM, Reason.UNKNOWN)
 
 
 @dataclass
-class _Stage:
+class _PhaseRunner:
     """Performs steps of one run, deciding on skipping by the outcomes of needs."""
 
     run: RunContext
@@ -311,7 +311,7 @@ class _Stage:
     control: RunCancellation
     reused: Mapping[str, tuple[str, str]]
     deadline: float = math.inf
-    settling: bool = False
+    finalizing: bool = False
 
     async def perform(self, steps: Sequence[Step]) -> None:
         by_id = {step.id: step for step in steps}
@@ -345,11 +345,11 @@ class _Stage:
         as policy; nor does what ended because somebody or the run's deadline wanted it.
         """
         await self._attempt(step)
-        if step.kind not in HOUSING:
+        if not step.repeated_on_fallback:
             return
         await self._tell()
         work = self.plan.phase("work")
-        again = [one for one in work[: work.index(step) + 1] if one.kind in HOUSING]
+        again = [one for one in work[: work.index(step) + 1] if one.repeated_on_fallback]
         while (fallen := self._fallen(again)) and await next_fit(_provisioning(self.plan), self.run):
             failed, outcome = fallen
             names = tuple(one.id for one in again)
@@ -376,7 +376,9 @@ class _Stage:
         reused = [ev.StepReused(step.id, *self.reused[step.id])] if step.id in self.reused else []
         await self.run.emit(ev.StepStarted(step.id), *reused)
         outcome: Outcome | None = None
-        stops = _Stops(step, self.control, trio.current_time() + step.deadline_seconds, self.deadline, self.settling)
+        stops = _StopCauses(
+            step, self.control, trio.current_time() + step.deadline_seconds, self.deadline, self.finalizing
+        )
         self.run.current_step = current_step = CurrentStep(step.id, stops.explain)
         try:
             with trio.CancelScope(deadline=min(stops.own, stops.outer)) as scope:
@@ -391,7 +393,7 @@ class _Stage:
                 self.run.begin_close()  # no later step may find what was in this one's sandbox
             self.run.pending_events.append(ev.StepEnded(step.id, outcome or stops.outcome(current_step.awaited)))
 
-    async def _within_disk(self, stops: _Stops, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
+    async def _within_disk(self, stops: _StopCauses, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
         """Do a step's work; cancel its scope when its workspace outgrows a limit that the provider does not keep."""
         paths, limit = watched(self.run, stops.step.kind), self.run.plan.limits.disk_bytes or 0
         if not paths:
@@ -421,7 +423,7 @@ class _Stage:
 
 
 @dataclass
-class _Stops:
+class _StopCauses:
     """What may stop one step and when, in trio time: its ``own`` deadline, its phase's (``outer``), a signal, its disk.
 
     Asked of the clock, since several scopes may have expired by now: the earliest is why, whatever came while the
@@ -432,7 +434,7 @@ class _Stops:
     control: RunCancellation
     own: float
     outer: float
-    settling: bool
+    finalizing: bool
     over_at: float | None = None  # when the workspace was seen to be larger than its limit
     overfull: str = ""  # in words
 
@@ -469,7 +471,7 @@ class _Stops:
                 return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped")
 
     def _reason(self, command: float = math.inf) -> StopReason:
-        if self.settling:
+        if self.finalizing:
             signal = (_moment(self.control.forced_at), StopReason.SECOND_SIGNAL)
             outer = (self.outer, StopReason.STOP_BUDGET)
         else:
@@ -504,9 +506,9 @@ def _broken(group: ExceptionGroup[RunnerError | OSError], *, end_unknown: bool) 
     return failed(reason, f"{error.code}: {error.message}", details=details)
 
 
-def _provisioning(plan: RunPlan) -> Provisioning:
+def _provisioning(plan: RunPlan) -> ProvisionBody:
     (body,) = (step.body for step in plan.steps if step.kind == "provision")
-    assert isinstance(body, Provisioning)
+    assert isinstance(body, ProvisionBody)
     return body
 
 

@@ -62,7 +62,7 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class PhaseStarted(Event):
-    """``work`` or ``settle``; settling begins after work has ended, for whatever reason."""
+    """``work`` or ``finalize``, which begins after work has ended, for whatever reason."""
 
     phase: str
 

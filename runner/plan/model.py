@@ -21,10 +21,6 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 BUILT_IN = "built-in"  # the origin of what nobody can choose
-# Steps that may be done again with each provider of the chain.
-HOUSING = ("provision", "clone", "setup", "preload", "agent")
-# Steps that follow the agent whatever becomes of it: when work ends before they have begun, they come first in settle.
-AFTER_AGENT = ("post_hook", "session")
 DEFAULTS = "defaults"  # the origin of what manifests/defaults decides
 
 
@@ -47,24 +43,33 @@ class SecretGrant:
 
 
 @dataclass(frozen=True, slots=True)
+class NoBody:
+    """The body of a step kind that has no parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One node. ``body`` is the frozen value of the step's kind; ``origin`` the manifest line that asked for it.
 
     ``when``: ``success`` runs after needs that all succeeded, ``ended`` after needs that ran at all.
+    ``repeated_on_fallback`` steps run again with each provider of the chain. ``post_agent`` steps follow an agent that
+    has started, whatever becomes of it: when work ends before them, finalize begins with them.
     """
 
     id: str
     kind: str
     what: str
-    phase: Literal["work", "settle"]
+    phase: Literal["work", "finalize"]
     needs: tuple[str, ...]
     deadline_seconds: float
     origin: str
-    body: object
+    body: object = NoBody()
     when: Literal["success", "ended"] = "success"
     network: str = "none"
     mounts: tuple[PlannedMount, ...] = ()
     secrets: tuple[SecretGrant, ...] = ()
+    repeated_on_fallback: bool = False
+    post_agent: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,8 +122,8 @@ class RunPlan:
     def worst_case(self) -> tuple[tuple[str, ...], float]:
         """The steps that may take longest after each other, and the seconds after which the run is over for sure."""
         work, seconds = _longest(self.phase("work"), len(self.providers))
-        settle, more = _longest(self.phase("settle"))
-        return (*work, *settle), min(seconds, self.deadline_seconds) + min(more, self.stop_budget_seconds)
+        finalize, more = _longest(self.phase("finalize"))
+        return (*work, *finalize), min(seconds, self.deadline_seconds) + min(more, self.stop_budget_seconds)
 
 
 @dataclass(frozen=True)
@@ -176,8 +181,8 @@ def graph_of(steps: tuple[Step, ...]) -> Graph:
     return Graph({step.id: [need for need in step.needs if need in inside] for step in steps})
 
 
-def _longest(steps: tuple[Step, ...], places: int = 1) -> tuple[tuple[str, ...], float]:
-    times = {step.id: places if step.kind in HOUSING else 1 for step in steps}
+def _longest(steps: tuple[Step, ...], providers: int = 1) -> tuple[tuple[str, ...], float]:
+    times = {step.id: providers if step.repeated_on_fallback else 1 for step in steps}
     return graph_of(steps).longest({step.id: times[step.id] * step.deadline_seconds for step in steps})
 
 

@@ -279,8 +279,8 @@ class Provider(Protocol):
 
         A command that is being stopped at that moment gets no more grace.
 
-        Enter it outside the work scope: it owns the nursery of its services, which settling needs even when work was
-        cancelled. Leaving is shielded and bounded.
+        Enter it outside the work scope: it owns the nursery of its services, which the finalize phase needs even when
+        work was cancelled. Leaving is shielded and bounded.
         """
 
     async def chown_to_workspace_user(self, handle: Handle) -> None:

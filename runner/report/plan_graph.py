@@ -1,7 +1,7 @@
 """A plan as a picture: Mermaid for pages that render it, DOT for graphviz.
 
 Nodes have numbers for names, and every label is escaped, since it may hold anything that a manifest can.
-A run's settling begins after its work has ended, whatever the outcome: those edges are dotted.
+A run's finalize phase begins after its work has ended, whatever the outcome: those edges are dotted.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def _labels(run: RunPlan) -> Iterator[tuple[str, str]]:
 
 
 def _edges(run: RunPlan) -> Iterator[tuple[int, int, bool]]:
-    """From, to, and whether it is a need; else it leads from the end of work to the beginning of settling."""
+    """From, to, and whether it is a need; else it leads from the end of work to the beginning of finalize."""
     number = {step.id: position for position, step in enumerate(run.steps)}
     for step in run.steps:
         yield from ((number[need], number[step.id], True) for need in step.needs)
     needed = {need for step in run.steps for need in step.needs}
     ends = [step.id for step in run.phase("work") if step.id not in needed]
-    begins = [step.id for step in run.phase("settle") if not step.needs]
+    begins = [step.id for step in run.phase("finalize") if not step.needs]
     yield from ((number[end], number[begin], False) for end in ends for begin in begins)
 
 

@@ -206,7 +206,7 @@ class RunContext:
         self.kept = kept
         self.attempt = attempt
         self.secrets = secrets or {}
-        self._services = services  # outlives work, so that settling finds its sandboxes' services alive
+        self._services = services  # outlives work, so that finalize finds its sandboxes' services alive
         self.current_step: CurrentStep | None = None
         self.provider: Provider | None = None
         self.probe: Probe | None = None
@@ -333,7 +333,7 @@ class RunContext:
         except PlatformError as error:
             if sandbox is None:
                 raise  # out of ``start``
-            sandbox.failure = error  # a lost sandbox must not take settling down; whoever closes it hears of it
+            sandbox.failure = error  # a lost sandbox must not take finalize down; whoever closes it hears of it
         finally:
             if sandbox is not None:
                 sandbox.closed.set()

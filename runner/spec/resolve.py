@@ -268,7 +268,7 @@ def _origins(selected: Selected, own: OwnPolicy | None) -> dict[str, str]:
         "session": run.origin("debug"),
         "snapshot": run.origin("snapshot"),
         "verify": run.origin("verify"),
-        "settle": types.origin("stop_budget"),
+        "finalize": types.origin("stop_budget"),
         "deadline": run.origin("timeout"),
         "incident": run.origin(*selected.incident_keys),
         "cluster": run.origin("incident", "kubeconfig"),

@@ -25,7 +25,6 @@ from runner.events.events import Event, Recorded
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan, Step
 from runner.runtime.context import RunDependencies, RunPaths
-from runner.steps.teardown.plan import Body
 from tests.benchmarks.sizes import amount
 
 DODO = """
@@ -63,7 +62,7 @@ def schedule(graph: Graph) -> float:
 def run_plan(needs: Needs) -> RunPlan:
     """A run whose steps find nothing to do: each tears down what was never made."""
     steps = tuple(
-        Step(name, "teardown", "", "work", needs=tuple(wanted), deadline_seconds=1e6, origin="", body=Body())
+        Step(id=name, kind="teardown", what="", phase="work", needs=tuple(wanted), deadline_seconds=1e6, origin="")
         for name, wanted in needs.items()
     )
     return RunPlan(

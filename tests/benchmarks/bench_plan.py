@@ -85,7 +85,15 @@ def compiled(spec: RunSpec, facts: Facts, steps: int) -> tuple[float, int]:
 def graph(steps: int) -> float:
     """CPU seconds to order a mesh of so many steps, and to find its longest path."""
     nodes = [
-        Step(str(n), "x", "x", "work", tuple(str(n - k) for k in (1, 7, 100) if n >= k), 1.0, "a:1", None)
+        Step(
+            id=str(n),
+            kind="x",
+            what="x",
+            phase="work",
+            needs=tuple(str(n - k) for k in (1, 7, 100) if n >= k),
+            deadline_seconds=1.0,
+            origin="a:1",
+        )
         for n in range(steps)
     ]
     began = time.process_time()

@@ -266,7 +266,7 @@ async def test_a_script_without_a_hook_is_warned_of_in_debug_only(project: Proje
 async def test_the_agents_hook_comes_after_those_of_its_type_and_the_run_and_after_a_timeout(
     project: Project, tools: Path, claude: Path
 ) -> None:
-    """In settle, when the run's own deadline has ended the agent."""
+    """In finalize, when the run's own deadline has ended the agent."""
     program(tools, "claude", AGENT.replace("cat STREAM", "printf '%s\\n' \"$(head -1 FILE)\"; sleep 100").replace(
         "FILE", f"{tools}/claude.jsonl"))  # fmt: skip
     project.write(

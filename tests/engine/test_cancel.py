@@ -83,7 +83,7 @@ async def test_a_second_stop_gives_settling_up_and_says_what_is_left(machine: Ma
 
 
 async def test_a_run_begins_though_its_stop_budget_is_longer_than_a_lease(project: Project) -> None:
-    """Regression: its work was ended at once, so that settling would be over before the lease."""
+    """Regression: its work was ended at once, so that finalize would be over before the lease."""
     project.script("true", agent="stop_budget: 2h")
 
     record = await Machine(project).run()

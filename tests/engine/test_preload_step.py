@@ -19,8 +19,8 @@ from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.plan.model import RunPlan
 from runner.spec.model import ContextFile
-from runner.steps.preload.plan import Body
-from runner.steps.provision.plan import Body as Provisioning
+from runner.steps.preload.plan import PreloadBody
+from runner.steps.provision.plan import ProvisionBody
 from runner.triage.baseline import MAX_BYTES
 from tests.support import dockerd
 from tests.support.fake_provider import Fake, Scripted
@@ -84,8 +84,8 @@ def with_script(machine: Machine, script: str, *, seconds: float = 20.0) -> Call
     def alter(plan: RunPlan) -> RunPlan:
         bodies = {step.id: step.body for step in plan.steps}
         provision, preload = bodies["provision"], bodies["preload"]
-        assert isinstance(provision, Provisioning)
-        assert isinstance(preload, Body)
+        assert isinstance(provision, ProvisionBody)
+        assert isinstance(preload, PreloadBody)
         bodies["provision"] = replace(provision, skills=tuple((dict(provision.skills) | {SCRIPT: file}).items()))
         bodies["preload"] = replace(preload, baseline_seconds=seconds)
         return replace(plan, steps=tuple(replace(step, body=bodies[step.id]) for step in plan.steps))

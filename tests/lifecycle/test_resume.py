@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
@@ -15,13 +15,8 @@ from runner.plan.model import RunPlan, Step
 ORDER = ("provision", "clone", "setup", "agent", "post_hook", "scan", "snapshot", "verify")
 
 
-@dataclass(frozen=True)
-class Body:
-    pass
-
-
 def step(id: str, *needs: str) -> Step:
-    return Step(id, id, "", "work", needs, 1.0, "", Body())
+    return Step(id=id, kind=id, what="", phase="work", needs=needs, deadline_seconds=1.0, origin="")
 
 
 def plan_of(*names: str) -> RunPlan:

@@ -37,7 +37,18 @@ class One:
         pytest.param((IsolationClass.NAMESPACES, Feature.MEMORY, Path("a/b")), id="words"),
         pytest.param((Nothing(), One(Nothing()), One((1,)), Limits(memory_bytes=1)), id="dataclasses of any size"),
         pytest.param(
-            Step("a", "x", "100%", "work", ("b",), 1.5, "a:1", One("%s"), mounts=(MOUNT, MOUNT)), id="a shared value"
+            Step(
+                id="a",
+                kind="x",
+                what="100%",
+                phase="work",
+                needs=("b",),
+                deadline_seconds=1.5,
+                origin="a:1",
+                body=One("%s"),
+                mounts=(MOUNT, MOUNT),
+            ),
+            id="a shared value",
         ),
         pytest.param([{"path": Path(str(n)), "set": frozenset({n})} for n in range(100)], id="short-lived values"),
     ],

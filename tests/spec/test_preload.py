@@ -9,7 +9,7 @@ import pytest
 
 from runner.core.settings import Settings
 from runner.ops.planning.make_plan import Request, make_plan
-from runner.steps.preload.plan import Body
+from runner.steps.preload.plan import PreloadBody
 from tests.support.situations import document
 
 TYPES = """
@@ -45,5 +45,5 @@ async def test_the_baseline_is_of_the_namespace_of_the_incident(
     planned = await make_plan(tmp_path, Settings.from_env({}), Request(offline=True))
 
     (body,) = (step.body for step in planned.plan.runs[0].steps if step.id == "preload")
-    assert isinstance(body, Body)
+    assert isinstance(body, PreloadBody)
     assert (body.namespace, body.baseline_seconds) == (namespace, 30)

@@ -572,16 +572,26 @@ STEPS = {f"runner.steps.{step.__name__}.run": SimpleNamespace(perform=step) for 
 
 def plan_of(body: Body) -> RunPlan:
     def step(kind: str, phase: Any, *needs: str) -> Step:
-        when: Any = "ended" if phase == "settle" else "success"
-        return Step(kind, kind, "", phase, needs, 20 * HOUR if phase == "work" else STOP_BUDGET, "", body, when)
+        when: Any = "ended" if phase == "finalize" else "success"
+        return Step(
+            id=kind,
+            kind=kind,
+            what="",
+            phase=phase,
+            needs=needs,
+            deadline_seconds=20 * HOUR if phase == "work" else STOP_BUDGET,
+            origin="",
+            body=body,
+            when=when,
+        )
 
     steps = (
         step("lease", "work"),
         step("making", "work", "lease"),
         step("working", "work", "making"),
-        step("saving", "settle"),
-        step("teardown", "settle", "saving"),
-        step("release", "settle", "teardown"),
+        step("saving", "finalize"),
+        step("teardown", "finalize", "saving"),
+        step("release", "finalize", "teardown"),
     )
     limits, isolation = Limits(), IsolationClass.NONE
     return RunPlan(

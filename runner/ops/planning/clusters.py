@@ -18,7 +18,7 @@ from runner.plan.model import RunPlan
 from runner.ports.cluster import ClusterGrant
 from runner.runtime.cluster import grant_of
 from runner.runtime.context import AgentDependencies
-from runner.steps.agent.plan import Body
+from runner.steps.agent.plan import AgentBody
 
 
 def foreign_places(manifest: Path, incident: Path | None, settings: Settings) -> dict[Path, str]:
@@ -58,7 +58,7 @@ async def check_clusters(plans: Iterable[RunPlan], deps: AgentDependencies, *, r
     """Raises what is wrong with a cluster, or ``Rejected`` with several; steps that are ``reused`` ask none."""
     done = set(reused)
     bodies = [step.body for plan in plans for step in plan.steps if step.id not in done]
-    clusters = {body.cluster for body in bodies if isinstance(body, Body) and body.cluster is not None}
+    clusters = {body.cluster for body in bodies if isinstance(body, AgentBody) and body.cluster is not None}
     findings: dict[str, RunnerError] = {}
 
     async def look(grant: ClusterGrant) -> None:

@@ -9,7 +9,7 @@ from runner.plan.model import RunPlan, Step
 from runner.ports.agent import ModelAgent
 from runner.runtime.context import AgentDependencies
 from runner.steps.agent.model import check
-from runner.steps.agent.plan import Body
+from runner.steps.agent.plan import AgentBody
 
 
 def check_models(plans: Iterable[RunPlan], deps: AgentDependencies, *, reused: Iterable[str] = ()) -> None:
@@ -23,7 +23,7 @@ def check_models(plans: Iterable[RunPlan], deps: AgentDependencies, *, reused: I
 
 def _missing(steps: Iterable[Step], deps: AgentDependencies) -> Iterator[InputError]:
     for step in steps:
-        if not isinstance(step.body, Body) or step.body.model is None:
+        if not isinstance(step.body, AgentBody) or step.body.model is None:
             continue
         agent = deps.agent(step.body.agent)
         assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model

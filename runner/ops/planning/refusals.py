@@ -28,7 +28,7 @@ from runner.ports.gateway import Gateway
 from runner.ports.provider import PATH, Images, program_directory
 from runner.runtime.context import AgentDependencies
 from runner.spec.model import Facts
-from runner.steps.agent.plan import Body
+from runner.steps.agent.plan import AgentBody
 
 
 def outside_of(settings: Settings, gateway: Gateway | None = None, redact: Redactor | None = None) -> AgentDependencies:
@@ -121,7 +121,7 @@ def _sought(plan: RunPlan, facts: Facts, reused: Collection[str]) -> Iterator[_S
     provider = first_available(plan.providers, facts)
     for step in plan.steps:
         body = step.body
-        if provider is None or step.id in reused or not isinstance(body, Body) or body.model is None:
+        if provider is None or step.id in reused or not isinstance(body, AgentBody) or body.model is None:
             continue
         if "PATH" not in body.env:  # or nobody can tell
             yield _Sought(body.agent, body.shape.toolchains, provider, plan.image, plan.base_image or "")

@@ -29,7 +29,7 @@ from runner.ops.workspaces.maintenance import CompletedChange
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.provider import Provider
 from runner.ports.store import PoolRow, SlotRow
-from runner.steps.provision.plan import Body
+from runner.steps.provision.plan import ProvisionBody
 from runner.steps.provision.run import slot_key
 
 
@@ -64,7 +64,7 @@ def pools_of(planned: PlanResult, size: int | None) -> list[PoolRow]:
     found: dict[str, PoolRow] = {}
     for run in planned.plan.runs:
         (body,) = [step.body for step in run.steps if step.kind == "provision"]
-        assert isinstance(body, Body)
+        assert isinstance(body, ProvisionBody)
         wanted = body.warm.size if size is None else size
         key = _key(body, planned)
         if wanted and key is not None:
@@ -76,7 +76,7 @@ def pools_of(planned: PlanResult, size: int | None) -> list[PoolRow]:
     return [found[name] for name in sorted(found)]
 
 
-def _key(body: Body, planned: PlanResult) -> SlotKey | None:
+def _key(body: ProvisionBody, planned: PlanResult) -> SlotKey | None:
     """Of the first provider that would be chosen and can have a pool."""
     for name in () if body.shared else body.providers:
         probe = planned.facts.probes[name]

@@ -66,7 +66,7 @@ async def apply(
     ``advise`` hears of it. Nothing is made when this host is known to lack something, nor is anything started when a
     secret cannot be had (``Rejected``); ``redactor`` knows all that can. Models are asked through ``gateway`` when one
     is given, such as a rehearsal's. ``warnings`` go into every record. Workspaces whose time is over are removed first.
-    The first signal ends the work of all runs, which then settle; a second ends settling.
+    The first signal ends the work of all runs, which then finalize; a second ends that too.
     """
     redactor = make_redactor(settings) if redactor is None else redactor
     outside = outside_of(settings, gateway, redactor)

@@ -47,7 +47,7 @@ from runner.report.format import duration
 from runner.report.run_files import used
 from runner.runtime.context import ResumeSource, ResumeState, RunDependencies, RunPaths
 from runner.spec.model import Facts
-from runner.steps.agent.plan import Body
+from runner.steps.agent.plan import AgentBody
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,10 @@ async def plan_resume(
 
 async def _within_cost(record: RunRecord, resuming: ResumePlan, settings: Settings) -> ResumePlan:
     """With no more for the agent than the runs that are continued have left of what each may cost."""
-    ceiling, agents = resuming.planned.request.run_cost, [s for s in resuming.plan.steps if isinstance(s.body, Body)]
+    ceiling, agents = (
+        resuming.planned.request.run_cost,
+        [s for s in resuming.plan.steps if isinstance(s.body, AgentBody)],
+    )
     if ceiling is None or all(step.id in resuming.resumption.reused for step in agents):
         return resuming
     spent = used(record).cost_usd or 0.0
@@ -188,7 +191,7 @@ async def _within_cost(record: RunRecord, resuming: ResumePlan, settings: Settin
 
 def _costing(step: Step, left: float) -> Step:
     body = step.body
-    if not isinstance(body, Body) or body.model is None:
+    if not isinstance(body, AgentBody) or body.model is None:
         return step
     budget = replace(body.model.budget, cost_usd=min(left, body.model.budget.cost_usd or 0.0))
     return replace(step, body=replace(body, model=replace(body.model, budget=budget)))

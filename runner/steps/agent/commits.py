@@ -25,7 +25,7 @@ from runner.runtime.mount_plan import MountPlan
 from runner.runtime.tree_scan import leaves_tree
 from runner.safefs import trees
 from runner.safefs.safe_open import read_beneath
-from runner.steps.agent.plan import Body as Agent
+from runner.steps.agent.plan import AgentBody
 
 BUNDLE = "agent-commits.bundle"
 MOST = 64 << 20  # bytes of a bundle
@@ -73,7 +73,7 @@ async def take_commits(run: RunContext, shape: MountPlan, policy: PathPolicy) ->
 
 def _had_key(run: RunContext) -> bool:
     """Whether the agent had the key of its model."""
-    models = (step.body.model for step in run.plan.steps if isinstance(step.body, Agent))
+    models = (step.body.model for step in run.plan.steps if isinstance(step.body, AgentBody))
     return any(model is not None and model.key_inside for model in models)
 
 

@@ -15,7 +15,7 @@ NEEDS = (("preload", "setup", "clone", "provision"),)
 
 
 @dataclass(frozen=True)
-class Body:
+class AgentBody:
     """Templates are filled when the step starts. ``must`` is compared with what is read back from inside.
 
     ``incident`` is the directory that what the agent is sent and what it prints go to, ``member`` as in ``RunSpec``.
@@ -36,7 +36,7 @@ class Body:
     cli: CliVersion | None = None
 
 
-def inputs(body: Body) -> dict[str, object]:
+def inputs(body: AgentBody) -> dict[str, object]:
     prompt = {"system": body.system, "user": body.user, "run": body.prompt}
     seen = {"cluster": pinned(body.cluster), "mounts": body.shape}
     return {"agent": body.agent, "model": body.model, "prompt": prompt, "env": body.env, **seen}
@@ -53,7 +53,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         needs=needs,
         deadline_seconds=spec.timeouts["agent"],
         origin=spec.origins["agent"],
-        body=Body(
+        repeated_on_fallback=True,
+        body=AgentBody(
             spec.agent,
             spec.system,
             spec.user,

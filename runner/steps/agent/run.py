@@ -27,7 +27,7 @@ from runner.safefs import trees
 from runner.spec import template
 from runner.steps.agent.home import furnish
 from runner.steps.agent.model import open_way
-from runner.steps.agent.plan import Body
+from runner.steps.agent.plan import AgentBody
 from runner.steps.agent.variables import PROMPT as PROMPT_FILE
 from runner.steps.agent.variables import standard
 from runner.triage.prompt import compose, continued
@@ -38,7 +38,7 @@ CLOSED = 126  # what is said of a command that is there and cannot be run
 SMALL_PROMPT = 64 << 10  # bytes; Linux takes 128 KiB for one variable
 
 
-async def perform(body: Body, run: RunContext) -> Outcome:
+async def perform(body: AgentBody, run: RunContext) -> Outcome:
     workspace = await run.open(body.shape)
     seen = await _read_back(body, run, workspace)
     run.agent_started = True
@@ -70,7 +70,7 @@ async def perform(body: Body, run: RunContext) -> Outcome:
 class _Work:
     """What an agent's commands have in common."""
 
-    body: Body
+    body: AgentBody
     run: RunContext
     workspace: Workspace
     prompt: bytes
@@ -136,7 +136,7 @@ async def _tell_obeyed(agent: Agent, run: RunContext) -> None:
             await run.emit(ev.WarningIssued("agent.repository-hooks", text, STEP))
 
 
-async def take_over(body: Body, run: RunContext) -> None:
+async def take_over(body: AgentBody, run: RunContext) -> None:
     """Without a clone, the tree comes back here; the output does in any case."""
     assert run.kept is not None
     provider, handle = run.require()
@@ -146,7 +146,7 @@ async def take_over(body: Body, run: RunContext) -> None:
     await provider.chown_to_workspace_user(handle)
 
 
-def _name_closed(outcome: Outcome, agent: Agent, body: Body, uid: int) -> Outcome:
+def _name_closed(outcome: Outcome, agent: Agent, body: AgentBody, uid: int) -> Outcome:
     """An outcome with the directory that keeps the user of commands, which see this host's own, from a toolchain."""
     paths = [Path(program_directory(toolchain)) for toolchain in body.shape.toolchains]
     if isinstance(agent, ModelAgent):
@@ -169,7 +169,7 @@ def _closed_to(uid: int, place: Path) -> Path | None:
     return None
 
 
-async def _read_back(body: Body, run: RunContext, workspace: Workspace) -> Isolation:
+async def _read_back(body: AgentBody, run: RunContext, workspace: Workspace) -> Isolation:
     assert run.probe is not None
     seen = await workspace.effective()
     run.pending_events.append(ev.IsolationObserved(STEP, seen))
@@ -179,7 +179,7 @@ async def _read_back(body: Body, run: RunContext, workspace: Workspace) -> Isola
     return seen
 
 
-def _mismatch(body: Body, run: RunContext, seen: Isolation) -> list[str]:
+def _mismatch(body: AgentBody, run: RunContext, seen: Isolation) -> list[str]:
     """What was promised and is not there."""
     assert run.probe is not None
     assert run.handle is not None
@@ -207,7 +207,7 @@ def _same(wanted: Limits, seen: Limits) -> bool:
     return all(w is None or (s is not None and abs(w - s) <= w * 0.01) for w, s in pairs)
 
 
-def _prompt(body: Body, run: RunContext) -> bytes:
+def _prompt(body: AgentBody, run: RunContext) -> bytes:
     own = run.fill(body.prompt)
     values = run.values(prompt=own)
     system, user = (template.render(text, values) for text in (body.system, body.user))
@@ -215,7 +215,7 @@ def _prompt(body: Body, run: RunContext) -> bytes:
     return compose(system, run.context.decode(), attempt, user).encode()
 
 
-def _keep_prompt(body: Body, run: RunContext, prompt: bytes) -> None:
+def _keep_prompt(body: AgentBody, run: RunContext, prompt: bytes) -> None:
     """Evidence of what was sent, with the incident as well, and the same where the workspace can read it."""
     _, handle = run.require()
     write_new(run.paths.directory / PROMPT, prompt)
@@ -224,7 +224,7 @@ def _keep_prompt(body: Body, run: RunContext, prompt: bytes) -> None:
         Delivery(body.incident, body.member).put_prompt(run.paths.directory)
 
 
-def _standard(body: Body, run: RunContext, workspace: Workspace, prompt: bytes) -> dict[str, str]:
+def _standard(body: AgentBody, run: RunContext, workspace: Workspace, prompt: bytes) -> dict[str, str]:
     """The documented variables of a sub-runner; keys and the host's environment are not among them.
 
     ``PROMPT`` is there only when it fits into an environment.

@@ -7,7 +7,7 @@ from uuid import UUID, uuid5
 
 from runner.ports.provider import PATH, Paths
 from runner.runtime.context import RunContext
-from runner.steps.agent.plan import Body
+from runner.steps.agent.plan import AgentBody
 
 PROMPT = "prompt.md"  # among the run's files that a workspace can read
 _RUNS = UUID("6a3f1c52-7f0e-5d0b-9a64-0d7c2b9e4f11")  # what ids of sessions are made in
@@ -24,7 +24,7 @@ def incident_id(run: RunContext) -> str:
     known = incident.get("incidentId") if isinstance(incident, Mapping) else None
     if isinstance(known, str) and known.isprintable() and known:
         return known
-    given = next((step.body.env for step in run.plan.steps if isinstance(step.body, Body)), {})
+    given = next((step.body.env for step in run.plan.steps if isinstance(step.body, AgentBody)), {})
     return run.fill(given["INCIDENT_ID"]) if "INCIDENT_ID" in given else run.id
 
 

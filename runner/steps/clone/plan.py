@@ -13,7 +13,7 @@ NEEDS = (("provision",),)
 
 
 @dataclass(frozen=True)
-class Body:
+class CloneBody:
     """Either ``path`` or ``url``; ``commit`` is ``None`` only in an open plan.
 
     ``within`` is what a path may not lead out of.
@@ -31,7 +31,7 @@ class Body:
     within: Path | None = None
 
 
-def inputs(body: Body) -> dict[str, object]:
+def inputs(body: CloneBody) -> dict[str, object]:
     return {
         "base commit": body.commit,
         "branch": body.branch,
@@ -65,7 +65,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["clone"],
         origin=spec.origins["clone"],
-        body=Body(
+        repeated_on_fallback=True,
+        body=CloneBody(
             checkout.path,
             checkout.url,
             checkout.commit,

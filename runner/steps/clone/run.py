@@ -9,12 +9,12 @@ from runner.runtime.agents_file import place_in_tree
 from runner.runtime.context import RunContext
 from runner.runtime.policy_scan import broken, judge_usable, scan_checkout
 from runner.runtime.restore import restore_tree
-from runner.steps.clone.plan import Body
+from runner.steps.clone.plan import CloneBody
 
 STEP = "clone"
 
 
-async def perform(body: Body, run: RunContext) -> Outcome:
+async def perform(body: CloneBody, run: RunContext) -> Outcome:
     assert body.commit is not None  # only closed plans are carried out
     git = run.deps.git
     provider, handle = run.require()
@@ -49,7 +49,7 @@ async def perform(body: Body, run: RunContext) -> Outcome:
     return succeeded(message)
 
 
-async def take_over(body: Body, run: RunContext) -> None:
+async def take_over(body: CloneBody, run: RunContext) -> None:
     """The tree is that of the kept work at once, so that it is never taken for work that undid it."""
     await restore_tree(run)
     await place_in_tree(run, body.agents_file)

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from runner.lifecycle.lease import REFRESH, TTL
 from runner.plan.model import BUILT_IN, Step
 from runner.spec.model import Facts, RunSpec
 
 NEEDS: tuple[tuple[str, ...], ...] = ()
 DEADLINE = 60.0  # seconds; the store waits for other writers
-
-
-@dataclass(frozen=True)
-class Body:
-    pass
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
@@ -26,5 +19,4 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         needs=needs,
         deadline_seconds=DEADLINE,
         origin=BUILT_IN,
-        body=Body(),
     )

@@ -14,7 +14,7 @@ NEEDS = (("agent",),)
 
 
 @dataclass(frozen=True)
-class Body:
+class PostHookBody:
     """``env`` is the agent's: templates, filled when the step starts."""
 
     env: Mapping[str, str]
@@ -22,7 +22,7 @@ class Body:
     shape: MountPlan
 
 
-def inputs(body: Body) -> dict[str, object]:
+def inputs(body: PostHookBody) -> dict[str, object]:
     return {"commands": body.commands, "env": body.env, "mounts": body.shape}
 
 
@@ -38,7 +38,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["post_hook"],
         origin=spec.origins["post_hook"],
-        body=Body(spec.env, spec.post_hooks, shape),
+        body=PostHookBody(spec.env, spec.post_hooks, shape),
         when="ended",
+        post_agent=True,
         mounts=planned_mounts(shape, spec),
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from runner.core.model import Outcome, succeeded
 from runner.runtime.context import RunContext
 from runner.runtime.exec import open_logs, run_command
-from runner.steps.post_hook.plan import Body
+from runner.steps.post_hook.plan import PostHookBody
 from runner.steps.setup.plan import command_words
 
 
-async def perform(body: Body, run: RunContext) -> Outcome:
+async def perform(body: PostHookBody, run: RunContext) -> Outcome:
     warnings: list[str] = []
     workspace = await run.open(body.shape)
     env = run.variables(workspace.paths) | run.fill_all(body.env)

@@ -15,7 +15,7 @@ NEEDS = (("setup", "clone", "provision"),)
 
 
 @dataclass(frozen=True)
-class Body:
+class PreloadBody:
     """``files`` maps parts to files of the incident. The other parts come out of ``cluster``, if there is one."""
 
     parts: tuple[str, ...]
@@ -31,7 +31,7 @@ class Body:
         return self.cluster is not None and bool({"permissions", "baseline"} & set(self.parts))
 
 
-def inputs(body: Body) -> dict[str, object]:
+def inputs(body: PreloadBody) -> dict[str, object]:
     files = {part: file.sha256 for part, file in body.files}
     asked = {"cluster": pinned(body.cluster), "namespace": body.namespace, "mounts": body.shape}
     return {"preload": body.parts, "files": files, **asked}
@@ -45,7 +45,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     small = {name: file for name, file in found.items() if file.size <= MAX_FILE}
     files = tuple((part, small[name]) for part, name in FILES.items() if part in spec.preload and name in small)
     limit = spec.timeouts["preload"]
-    body = Body(spec.preload, files, min(SECONDS, limit / 2), shape, spec.cluster, spec.namespace)
+    body = PreloadBody(spec.preload, files, min(SECONDS, limit / 2), shape, spec.cluster, spec.namespace)
     return Step(
         id="preload",
         kind="preload",
@@ -54,6 +54,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=limit,
         origin=spec.origins["preload"],
+        repeated_on_fallback=True,
         body=body,
         network="cluster, read only" if body.asks else "none",
         mounts=planned_mounts(shape, spec) if body.asks else (),

@@ -20,7 +20,7 @@ from runner.runtime.context import RunContext, read_input
 from runner.runtime.exec import open_logs, run_command
 from runner.spec.model import ContextFile
 from runner.spec.preload import FILES, SKILL
-from runner.steps.preload.plan import Body
+from runner.steps.preload.plan import PreloadBody
 from runner.triage.baseline import MAX_BYTES, cleaned, headline
 from runner.triage.budget import LARGE, sizes
 from runner.triage.incident import incident_text, read_incident
@@ -42,7 +42,7 @@ _WRITE = ("sh", "-c", 'mkdir -p -- "${1%/*}" && cat > "$1"', "sh")
 _ERROR = 300  # characters of the last line of what a script complains about
 
 
-async def perform(body: Body, run: RunContext) -> Outcome:
+async def perform(body: PreloadBody, run: RunContext) -> Outcome:
     files, found = dict(body.files), dict[str, str]()
     whole = ""
     if (file := files.get("incident")) is not None:
@@ -128,7 +128,7 @@ async def _probed(run: RunContext, workspace: Workspace, session: ClusterSession
     return permissions, text
 
 
-async def _baseline(body: Body, run: RunContext, workspace: Workspace) -> tuple[str, str]:
+async def _baseline(body: PreloadBody, run: RunContext, workspace: Workspace) -> tuple[str, str]:
     """What the skill's script prints of the cluster, and where that is kept for the agent.
 
     Of a script that fails or is stopped it is what that had printed by then.
@@ -160,7 +160,7 @@ _LOST = "was ended with its sandbox"
 
 
 async def _printed(
-    body: Body, run: RunContext, workspace: Workspace, argv: tuple[str, ...]
+    body: PreloadBody, run: RunContext, workspace: Workspace, argv: tuple[str, ...]
 ) -> tuple[bytes, str, str | None]:
     """What a command wrote, its last complaint, and how it ended, if not well."""
     end: str | None = None
@@ -182,7 +182,7 @@ async def _printed(
     return output, last[:_ERROR], end
 
 
-def _options(body: Body, incident: object) -> list[str]:
+def _options(body: PreloadBody, incident: object) -> list[str]:
     """A little less time than the script has, and the namespace and resource when those are names."""
     options = [f"--timeout={max(int(body.baseline_seconds * 0.8), 1)}s"]
     if body.namespace is not None and is_name(body.namespace):

@@ -15,7 +15,7 @@ ANEW = True
 
 
 @dataclass(frozen=True)
-class Body:
+class ProvisionBody:
     """``must`` are the features without which a provider of the chain is refused when it is opened.
 
     ``agents_file`` is for the project's directory when that is ``shared``, else for the tree. ``image`` is an id.
@@ -39,7 +39,7 @@ class Body:
     advice: tuple[tuple[str, str], ...] = ()  # code and message: what is to be said of the incident
 
 
-def inputs(body: Body) -> dict[str, object]:
+def inputs(body: ProvisionBody) -> dict[str, object]:
     return {
         "isolation": (body.isolation, body.must),
         "limits": body.limits,
@@ -59,7 +59,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         needs=needs,
         deadline_seconds=spec.timeouts["provision"],
         origin=spec.origins["provision"],
-        body=Body(
+        repeated_on_fallback=True,
+        body=ProvisionBody(
             spec.providers,
             spec.isolation,
             spec.limits,

@@ -28,13 +28,13 @@ from runner.runtime.context import RunContext, read_input, write_new
 from runner.safefs.safe_open import open_beneath
 from runner.spec.incident import left_out
 from runner.spec.model import ContextFile
-from runner.steps.provision.plan import Body
+from runner.steps.provision.plan import ProvisionBody
 
 STEP = "provision"
 _CHUNK = 16 << 20  # bytes
 
 
-async def perform(body: Body, run: RunContext) -> Outcome:
+async def perform(body: ProvisionBody, run: RunContext) -> Outcome:
     """Walk the chain of providers, of which each is tried once in a run; every hop is an event with its reason."""
     while (found := await next_fit(body, run)) is not None:
         name, provider, probe = found
@@ -57,7 +57,7 @@ def _warmth(run: RunContext) -> str:
     return ", kept warm" if run.handle is not None and run.handle.slot else ""
 
 
-async def next_fit(body: Body, run: RunContext) -> tuple[str, Provider, Probe] | None:
+async def next_fit(body: ProvisionBody, run: RunContext) -> tuple[str, Provider, Probe] | None:
     """The next provider of the chain that was not tried yet and is what is asked for; the others are refused."""
     for name in body.providers:
         if name in run.refused or name == run.chosen:
@@ -72,7 +72,7 @@ async def next_fit(body: Body, run: RunContext) -> tuple[str, Provider, Probe] |
     return None
 
 
-async def _ask(body: Body, run: RunContext, provider: Provider) -> Probe:
+async def _ask(body: ProvisionBody, run: RunContext, provider: Provider) -> Probe:
     """Raises ``ProviderBusy`` when it is not available, though one of its chain was when the run was planned, and
     ``ProviderFailed`` when it is not what is asked for."""
     probe = run.deps.seen(provider.name) or await provider.probe()
@@ -89,14 +89,14 @@ async def _refuse(run: RunContext, name: str, reason: str) -> None:
     await run.emit(ev.ProviderRejected(name, reason))
 
 
-def _unfit(body: Body, probe: Probe) -> str | None:
+def _unfit(body: ProvisionBody, probe: Probe) -> str | None:
     if probe.isolation < body.isolation:
         return f"isolation {probe.isolation.word} is below {body.isolation.word}"
     lacking = [feature.value for feature in body.must if not (probe.enforces(feature) or feature in probe.watched)]
     return f"cannot enforce {', '.join(lacking)}" if lacking else None
 
 
-async def _create(body: Body, run: RunContext, provider: Provider, probe: Probe) -> str | None:
+async def _create(body: ProvisionBody, run: RunContext, provider: Provider, probe: Probe) -> str | None:
     """Make the workspace; why not, when it could not be made."""
     name = run.workspace_id
     limits = enforceable(body.limits, probe)
@@ -119,7 +119,7 @@ async def _create(body: Body, run: RunContext, provider: Provider, probe: Probe)
 
 
 async def _warm(
-    body: Body, run: RunContext, provider: Provider, probe: Probe, request: WorkspaceRequest
+    body: ProvisionBody, run: RunContext, provider: Provider, probe: Probe, request: WorkspaceRequest
 ) -> Handle | None:
     """A workspace that was kept warm, if there is one for this run."""
     if not probe.enforces(Feature.WARM_POOL) or run.kept is not None:
@@ -134,7 +134,7 @@ async def _warm(
     return None
 
 
-def slot_key(body: Body, provider: str, probe: Probe) -> SlotKey:
+def slot_key(body: ProvisionBody, provider: str, probe: Probe) -> SlotKey:
     """The key of the slots that a run's workspace can come from."""
     warm, limits = body.warm, enforceable(body.limits, probe)
     return SlotKey(provider, body.image, limits, warm.network, warm.toolchains, body.shared, warm.policy)
@@ -150,7 +150,7 @@ def enforceable(limits: Limits, probe: Probe) -> Limits:
     )
 
 
-async def _fill(body: Body, run: RunContext) -> None:
+async def _fill(body: ProvisionBody, run: RunContext) -> None:
     provider, handle = run.require()
     lost = await trio.to_thread.run_sync(_write_inputs, body, run, handle)
     for code, message in (*body.advice, *((one.code, one.message) for one in map(left_out, lost))):
@@ -164,7 +164,7 @@ async def _fill(body: Body, run: RunContext) -> None:
     await provider.chown_to_workspace_user(handle)
 
 
-def _write_inputs(body: Body, run: RunContext, handle: Handle) -> list[str]:
+def _write_inputs(body: ProvisionBody, run: RunContext, handle: Handle) -> list[str]:
     """Put the inputs there; large files of the incident that could not be, with the reason."""
     lost = []
     for name, wanted in body.incident:

@@ -12,7 +12,7 @@ NEEDS: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
-class Body:
+class SaveBody:
     """The run's output is delivered to the folder ``output`` of ``incident``; ``None`` keeps it in the run.
 
     ``report`` is the one that is verified, of which an earlier one is kept; ``member`` is as in ``RunSpec``.
@@ -31,10 +31,12 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         id="save",
         kind="save",
         what="patch and outputs",
-        phase="settle",
+        phase="finalize",
         needs=needs,
         deadline_seconds=spec.stop_budget_seconds,
-        origin=spec.origins["settle"],
-        body=Body(spec.message, spec.policies, spec.incident, spec.member, report.path if report is not None else ""),
+        origin=spec.origins["finalize"],
+        body=SaveBody(
+            spec.message, spec.policies, spec.incident, spec.member, report.path if report is not None else ""
+        ),
         when="ended",
     )

@@ -19,13 +19,13 @@ from runner.runtime.incident_files import LOGS, Delivery, keep_earlier, mark_reh
 from runner.runtime.policy_scan import commit_tree, scan_tree
 from runner.runtime.secrets import redact_files, shown_by
 from runner.safefs import trees
-from runner.steps.save.plan import Body
+from runner.steps.save.plan import SaveBody
 
 STEP = "save"
 MAX_NAMED = 100  # files that a `SavedWork` names
 
 
-async def perform(body: Body, run: RunContext) -> Outcome:
+async def perform(body: SaveBody, run: RunContext) -> Outcome:
     if run.handle is None:
         return succeeded("nothing to save")
     await run.end_processes()
@@ -54,7 +54,7 @@ async def perform(body: Body, run: RunContext) -> Outcome:
     return succeeded(what, warnings=warnings)
 
 
-async def _unpublished(body: Body, run: RunContext) -> tuple[Snapshot, Sequence[Change]]:
+async def _unpublished(body: SaveBody, run: RunContext) -> tuple[Snapshot, Sequence[Change]]:
     """A commit of the work that no snapshot step got to, or that policy kept from being published."""
     message = f"unpublished work of run {run.id}"
     snapshot, changes, violations = await commit_tree(run, STEP, body.policies, message)
@@ -86,7 +86,7 @@ def _sha256(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
-def _deliver_output(body: Body, run: RunContext) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _deliver_output(body: SaveBody, run: RunContext) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Copy what the agent put into ``/output`` out of its reach, and to the incident; where it is, and warnings.
 
     The incident gets the archive of the agent's session and the list of its commands as well, where there are such.

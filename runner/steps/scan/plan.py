@@ -11,11 +11,11 @@ NEEDS = (("agent",), ("post_hook",), ("session",))
 
 
 @dataclass(frozen=True)
-class Body:
+class ScanBody:
     policies: tuple[PolicySpec, ...]
 
 
-def inputs(body: Body) -> dict[str, object]:
+def inputs(body: ScanBody) -> dict[str, object]:
     return {"policy": [policy.ceilings for policy in body.policies]}
 
 
@@ -30,5 +30,5 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         needs=needs,
         deadline_seconds=spec.timeouts["scan"],
         origin=spec.origins["scan"],
-        body=Body(spec.policies),
+        body=ScanBody(spec.policies),
     )

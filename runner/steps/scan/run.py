@@ -9,10 +9,10 @@ from runner.core.model import Outcome, succeeded
 from runner.runtime.context import RunContext
 from runner.runtime.policy_scan import broken, scan_tree
 from runner.safefs import trees
-from runner.steps.scan.plan import Body
+from runner.steps.scan.plan import ScanBody
 
 
-async def perform(body: Body, run: RunContext) -> Outcome:
+async def perform(body: ScanBody, run: RunContext) -> Outcome:
     await _flush(run)
     result = await scan_tree(run, "scan", body.policies)
     if result.violations:

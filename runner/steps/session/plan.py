@@ -18,7 +18,7 @@ _SECONDS = 60.0  # for the hook, for ending it, and for what it names
 
 
 @dataclass(frozen=True)
-class Body:
+class SessionBody:
     """``env`` is the agent's: templates, filled when the step starts. ``debug`` keeps what went well, too."""
 
     agent: str
@@ -27,7 +27,7 @@ class Body:
     shape: MountPlan
 
 
-def inputs(body: Body) -> dict[str, object]:
+def inputs(body: SessionBody) -> dict[str, object]:
     return {"agent": body.agent, "env": body.env, "debug": body.debug, "mounts": body.shape}
 
 
@@ -44,7 +44,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=_SECONDS,
         origin=spec.origins["session"],
-        body=Body(spec.agent, spec.env, spec.debug, shape),
+        body=SessionBody(spec.agent, spec.env, spec.debug, shape),
         when="ended",
+        post_agent=True,
         mounts=planned_mounts(shape, spec),
     )

@@ -27,7 +27,7 @@ from runner.runtime.context import RunContext, write_new
 from runner.runtime.exec import open_logs, run_command
 from runner.safefs.safe_open import open_beneath, read_beneath
 from runner.steps.agent.variables import incident_id, session_id, standard
-from runner.steps.session.plan import HOOK_SECONDS, Body
+from runner.steps.session.plan import HOOK_SECONDS, SessionBody
 
 STEP = "session"
 ARCHIVE = "agent-session.tar.gz"
@@ -46,7 +46,7 @@ class _Kept:
     warnings: list[str] = field(default_factory=list)
 
 
-async def perform(body: Body, run: RunContext) -> Outcome:
+async def perform(body: SessionBody, run: RunContext) -> Outcome:
     kept = _Kept()
     agent = run.deps.agent(body.agent)
     commands: tuple[Command, ...] = ()
@@ -86,7 +86,7 @@ def _hook(agent: str) -> str | None:
     return path.read_text(encoding="utf-8") if path.exists() else None
 
 
-async def _ask(hook: str, body: Body, run: RunContext, kept: _Kept) -> list[str]:
+async def _ask(hook: str, body: SessionBody, run: RunContext, kept: _Kept) -> list[str]:
     """The paths that the hook prints. It has no more than half of the time that is left."""
     workspace = await run.open(body.shape)
     env = run.variables(workspace.paths) | run.fill_all(body.env) | standard(run, body.agent, workspace.paths)
@@ -159,7 +159,7 @@ def _packed(files: dict[str, bytes]) -> bytes:
     return gzip.compress(tar.getvalue(), mtime=0)
 
 
-def _listing(body: Body, run: RunContext, commands: Sequence[Command]) -> str:
+def _listing(body: SessionBody, run: RunContext, commands: Sequence[Command]) -> str:
     statuses = Counter(command.status for command in commands)
     time = datetime.fromtimestamp(run.deps.now() / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     head = [

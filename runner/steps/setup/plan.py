@@ -13,7 +13,7 @@ NEEDS = (("clone", "provision"),)
 
 
 @dataclass(frozen=True)
-class Body:
+class SetupBody:
     commands: tuple[Command, ...]
     command_seconds: float
     may_fail: bool
@@ -25,7 +25,7 @@ def command_words(command: Command) -> str:
     return command[2] if command[:2] == ("sh", "-c") and len(command) == 3 else shlex.join(command)
 
 
-def inputs(body: Body) -> dict[str, object]:
+def inputs(body: SetupBody) -> dict[str, object]:
     return {"commands": body.commands, "on_failure": body.may_fail, "mounts": body.shape}
 
 
@@ -41,6 +41,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["setup"],
         origin=spec.origins["setup"],
-        body=Body(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, shape),
+        repeated_on_fallback=True,
+        body=SetupBody(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, shape),
         mounts=planned_mounts(shape, spec),
     )

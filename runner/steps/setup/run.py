@@ -8,10 +8,10 @@ from runner.core.model import Outcome, Reason, failed, succeeded
 from runner.core.settings import limit
 from runner.runtime.context import RunContext
 from runner.runtime.exec import blame, open_logs, run_command, written
-from runner.steps.setup.plan import Body, command_words
+from runner.steps.setup.plan import SetupBody, command_words
 
 
-async def perform(body: Body, run: RunContext) -> Outcome:
+async def perform(body: SetupBody, run: RunContext) -> Outcome:
     """Run the commands in order, stopping at the first that fails.
 
     With ``on_failure: warn`` a failed or slow command does not fail the run: the workspace is still
@@ -33,7 +33,7 @@ async def perform(body: Body, run: RunContext) -> Outcome:
     return succeeded(f"{len(body.commands)} command{'s' * (len(body.commands) != 1)}")
 
 
-def _partial(body: Body, position: int, how: str) -> Outcome:
+def _partial(body: SetupBody, position: int, how: str) -> Outcome:
     total = len(body.commands)
     text = f"setup command {position} of {total} {how}"
     if position < total:

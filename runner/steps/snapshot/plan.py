@@ -12,7 +12,7 @@ NEEDS = (("scan",),)
 
 
 @dataclass(frozen=True)
-class Body:
+class SnapshotBody:
     """``commits`` is the shape in which the agent's own are bundled; ``None`` when they cannot start at the base.
 
     With ``wants_change`` it fails when nothing was changed.
@@ -25,7 +25,7 @@ class Body:
     wants_change: bool
 
 
-def inputs(body: Body) -> dict[str, object]:
+def inputs(body: SnapshotBody) -> dict[str, object]:
     policy = [policy.ceilings for policy in body.policies]
     return {"policy": policy, "message": body.message, "branch": body.branch, "wants a change": body.wants_change}
 
@@ -43,7 +43,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["snapshot"],
         origin=spec.origins["snapshot"],
-        body=Body(
+        body=SnapshotBody(
             spec.message,
             spec.snapshot_branch,
             spec.policies,

@@ -17,14 +17,14 @@ from runner.runtime.context import RunContext
 from runner.runtime.policy_scan import broken, commit_tree, policy_of
 from runner.runtime.restore import restore_commits
 from runner.steps.agent.commits import take_commits
-from runner.steps.snapshot.plan import Body
+from runner.steps.snapshot.plan import SnapshotBody
 
 STEP = "snapshot"
 _EMPTY = "hint: write `snapshot: {allow_empty: true}` for work that may come to no change"
 _TRAILERS = re.compile(r"\n\n(?:[A-Za-z0-9-]+: .*\n?)+\Z")
 
 
-async def perform(body: Body, run: RunContext) -> Outcome:
+async def perform(body: SnapshotBody, run: RunContext) -> Outcome:
     branch = _branch(body, run)
     snapshot, changes, violations = await commit_tree(run, STEP, body.policies, _message(body, run))
     if violations:
@@ -48,7 +48,7 @@ async def perform(body: Body, run: RunContext) -> Outcome:
     return succeeded(f"{snapshot.commit[:12]}, {len(changes)} changed{left_out}{commits}", warnings=warnings * touched)
 
 
-async def take_over(body: Body, run: RunContext) -> None:
+async def take_over(body: SnapshotBody, run: RunContext) -> None:
     """The same commit is published again; its branch is named after this run, if it is named after any."""
     assert run.kept is not None
     assert run.kept.snapshot is not None  # published when the step succeeded
@@ -58,7 +58,7 @@ async def take_over(body: Body, run: RunContext) -> None:
     await restore_commits(run)
 
 
-def _message(body: Body, run: RunContext) -> str:
+def _message(body: SnapshotBody, run: RunContext) -> str:
     """What the manifest says, with trailers that lead to the evidence: the run, the plan of it, and its task."""
     text = run.fill(body.message).rstrip()
     trailers = {"Runner-Run": run.id, "Runner-Plan": run.digest}
@@ -69,7 +69,7 @@ def _message(body: Body, run: RunContext) -> str:
     return text + gap + "".join(f"{name}: {value}\n" for name, value in trailers.items())
 
 
-def _branch(body: Body, run: RunContext) -> str | None:
+def _branch(body: SnapshotBody, run: RunContext) -> str | None:
     branch = run.fill(body.branch) if body.branch else None
     if branch is not None and not is_branch(branch):
         raise BadRef(f"`{excerpt(branch)}` is not a branch name", hint=BRANCH_HINT)

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from runner.plan.model import Step
 from runner.spec.model import Facts, RunSpec
 
 NEEDS = (("save",),)
-
-
-@dataclass(frozen=True)
-class Body:
-    pass
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
@@ -20,10 +13,9 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         id="teardown",
         kind="teardown",
         what="processes, sandbox, files",
-        phase="settle",
+        phase="finalize",
         needs=needs,
         deadline_seconds=spec.stop_budget_seconds,
-        origin=spec.origins["settle"],
-        body=Body(),
+        origin=spec.origins["finalize"],
         when="ended",
     )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from runner.core.model import Outcome, Reason, failed, succeeded
+from runner.plan.model import NoBody
 from runner.runtime.context import RunContext
 from runner.runtime.removal import remove, remove_abandoned
-from runner.steps.teardown.plan import Body
 from runner.steps.verify.run import discard_checkout
 
 STEP = "teardown"
 
 
-async def perform(body: Body, run: RunContext) -> Outcome:
+async def perform(body: NoBody, run: RunContext) -> Outcome:
     if run.paths.checkout.exists():
         await discard_checkout(run, STEP)
     await remove_abandoned(run, STEP)

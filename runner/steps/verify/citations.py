@@ -22,7 +22,7 @@ from runner.events import events as ev
 from runner.ports.agent import Ended, ModelAgent
 from runner.runtime.context import RunContext
 from runner.safefs.safe_open import read_beneath
-from runner.steps.agent.plan import Body as AgentBody
+from runner.steps.agent.plan import AgentBody
 from runner.triage.references import Reference, claimed, fault, not_run, references
 
 _LARGEST = 16 << 20  # bytes of a file that is read

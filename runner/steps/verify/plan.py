@@ -13,7 +13,7 @@ NEEDS = (("snapshot", "scan"),)
 
 
 @dataclass(frozen=True)
-class Body:
+class VerifyBody:
     """``outputs`` are files that later runs will read, so they must be there."""
 
     verify: VerifySpec
@@ -21,7 +21,7 @@ class Body:
     shape: MountPlan
 
 
-def inputs(body: Body) -> dict[str, object]:
+def inputs(body: VerifyBody) -> dict[str, object]:
     verify = body.verify
     return {
         "commands": (verify.setup, [(check.argv, check.exit) for check in verify.commands]),
@@ -55,6 +55,6 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["verify"],
         origin=spec.origins["verify"],
-        body=Body(verify, outputs, shape),
+        body=VerifyBody(verify, outputs, shape),
         mounts=planned_mounts(shape, spec),
     )

@@ -26,7 +26,7 @@ from runner.safefs.safe_open import read_beneath
 from runner.spec.model import ReportCheck, VerifySpec
 from runner.steps.setup.plan import command_words
 from runner.steps.verify.citations import check_citations
-from runner.steps.verify.plan import Body
+from runner.steps.verify.plan import VerifyBody
 from runner.triage.sections import bodies_of, is_empty, known_as
 
 STEP = "verify"
@@ -52,7 +52,7 @@ class Results:
         return failed(reason, f"{len(bad)} of {total} checks failed: {bad[0]}", details=(*bad, *good))
 
 
-async def perform(body: Body, run: RunContext) -> Outcome:
+async def perform(body: VerifyBody, run: RunContext) -> Outcome:
     results = Results()
     verify = body.verify
     try:
@@ -99,7 +99,7 @@ def _unread(error: OSError | RunnerError) -> str:
     return words.get(error.errno or 0) or str(error.strerror)
 
 
-async def _check_tree(body: Body, run: RunContext, results: Results) -> None:
+async def _check_tree(body: VerifyBody, run: RunContext, results: Results) -> None:
     assert run.snapshot is not None  # the snapshot step is a need
     paths, git = run.paths, run.deps.git
     name = paths.checkout.name
