@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from runner.agents._subrunner import command_of
+from runner.agents._subrunner import read_command
 
-__all__ = ["command_of"]
+__all__ = ["read_command"]

@@ -15,17 +15,17 @@ from typing import Any
 from runner.agents._lines import last_line, tail
 from runner.core.model import Command, CommandStatus, Exit, Outcome, Reason, Status, Usage, failed, succeeded
 from runner.core.sanitize import sanitize
-from runner.ports.agent import Access, Ended, Preparation
+from runner.ports.agent import AgentResult, AgentSetup, ModelAccess
 from runner.ports.gateway import Api
 
 Line = Mapping[str, Any]
 
-LONGEST = 16 << 20  # bytes of a line that is looked at
+MAX_LINE = 16 << 20  # bytes of a line that is looked at
 _NOT_FOUND = 127  # what a shell says of a command that there is none of
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurnState:
     """What a CLI's stream says of its work: whether the last turn is ``under_way``, was ``finished``, or why it failed.
 
     ``said`` is its last words, or its complaint. ``denied`` counts the tool calls that the CLI's own rules refused,
@@ -42,7 +42,7 @@ class Turn:
 
 
 @dataclass
-class Calls:
+class CommandLog:
     """The shell commands of a stream in the order in which they were asked for; cut off until their end is told."""
 
     _asked: dict[str, Command] = field(default_factory=dict)
@@ -61,52 +61,52 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Cli:
-    """``read`` makes a ``Turn`` of the lines of standard output, ``ran`` the commands in them, and ``said`` is
+class CliAgent:
+    """``read`` makes a ``TurnState`` of the lines of standard output, ``ran`` the commands in them, and ``said`` is
     ``Agent.say`` of such a line. ``transcript`` matches the paths in the home directory that are kept. ``exits`` say
     why it failed when its stream does not; a complaint that ``noise`` matches is none. ``package`` is npm's name of it.
     """
 
     program: str
     api: Api
-    prepare: Callable[[Access], Preparation]
-    read: Callable[[Iterable[Line]], Turn]
+    set_up: Callable[[ModelAccess], AgentSetup]
+    read: Callable[[Iterable[Line]], TurnState]
     package: str = field(kw_only=True)
     said: Callable[[Line], str | None] = field(kw_only=True)
     ran: Callable[[Iterable[Line]], tuple[Command, ...]] = field(kw_only=True)
     transcript: re.Pattern[str] = field(kw_only=True)
-    obeys: tuple[str, ...] = field(default=(), kw_only=True)
+    autorun_paths: tuple[str, ...] = field(default=(), kw_only=True)
     exits: Mapping[int, Reason] = field(default_factory=dict, kw_only=True)
     noise: re.Pattern[bytes] | None = field(default=None, kw_only=True)
 
-    def say(self, line: str) -> str | None:
+    def display(self, line: str) -> str | None:
         value = line_of(line.encode())
         return f"\n{line}\n" if value is None else self.said(value)
 
-    def usage(self, ended: Ended) -> Usage | None:
-        return self.read(lines(ended.stdout)).usage
+    def usage(self, result: AgentResult) -> Usage | None:
+        return self.read(lines(result.stdout)).usage
 
-    def commands(self, ended: Ended) -> tuple[Command, ...]:
-        return self.ran(lines(ended.stdout))
+    def commands(self, result: AgentResult) -> tuple[Command, ...]:
+        return self.ran(lines(result.stdout))
 
-    def words(self, ended: Ended) -> str:
+    def last_message(self, result: AgentResult) -> str:
         words, acted = "", False
-        for line in lines(ended.stdout):
+        for line in lines(result.stdout):
             if not (text := self.said(line)):
                 continue
             pieces = text.strip("\n").split("\n")
-            said = list(takewhile(_is_said, pieces))
+            said = list(takewhile(_is_model_text, pieces))
             if any(said):
                 words = ("" if acted or text.startswith("\n") else words) + "\n".join(said)
             acted = len(said) < len(pieces)
         return " ".join(words.split())
 
-    def keeps(self, path: str) -> bool:
+    def is_transcript(self, path: str) -> bool:
         return self.transcript.fullmatch(path) is not None
 
-    def judge(self, ended: Ended) -> Outcome:
+    def outcome(self, result: AgentResult) -> Outcome:
         """Only a completed turn is a success, whatever the exit status says."""
-        exit = ended.exit
+        exit = result.exit
         if exit.oom:
             return failed(Reason.OOM, str(exit))
         if exit.code == _NOT_FOUND:
@@ -115,33 +115,33 @@ class Cli:
                 f"`{self.program}` is not in the workspace",
                 details=("hint: name the directory that has it in `bin` in workspace.toolchains, or an image with it",),
             )
-        turn = self.read(lines(ended.stdout))
+        turn = self.read(lines(result.stdout))
         if turn.finished and exit.ok:
-            return _finished(turn)
-        said = sanitize(turn.said) or self._complaint(ended.stderr)
+            return _success(turn)
+        said = sanitize(turn.said) or self._complaint(result.stderr)
         reason = turn.reason or self.exits.get(exit.code or 0)
         if reason is not None:
             return failed(reason, said)
-        return _unfinished(turn, exit, said)
+        return _failure(turn, exit, said)
 
     def _complaint(self, stderr: Path) -> str:
         lines = tail(stderr).strip().split(b"\n")
         return last_line(b"\n".join(line for line in lines if self.noise is None or not self.noise.search(line)))
 
 
-def _is_said(line: str) -> bool:
+def _is_model_text(line: str) -> bool:
     """Whether a line of what a person is shown is of the model's words, and not a command, a tool, or a complaint."""
     return not line.startswith(("$ ", "[", "! "))
 
 
-def _finished(turn: Turn) -> Outcome:
+def _success(turn: TurnState) -> Outcome:
     refused = f"{turn.denied} tool call{'s' * (turn.denied != 1)} refused by the CLI's own rules"
     if turn.denied and not turn.used:
         return failed(Reason.DENIED, f"{refused}, and none let through")
     return succeeded(sanitize(turn.said), warnings=(refused,) if turn.denied else ())
 
 
-def _unfinished(turn: Turn, exit: Exit, said: str) -> Outcome:
+def _failure(turn: TurnState, exit: Exit, said: str) -> Outcome:
     if exit.code is None and exit.signal is None:
         return Outcome(Status.UNKNOWN, Reason.UNKNOWN, f"{exit}: {said}" if said else str(exit))
     if exit.ok:
@@ -153,7 +153,7 @@ def _unfinished(turn: Turn, exit: Exit, said: str) -> Outcome:
 def lines(path: Path) -> Iterator[Line]:
     """The JSON objects of a file, one a line; anything else is passed over."""
     with path.open("rb") as stream:
-        while raw := stream.readline(LONGEST):
+        while raw := stream.readline(MAX_LINE):
             if (value := line_of(raw)) is not None:
                 yield value
 

@@ -39,7 +39,7 @@ _LETTERS = {
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _TILDE = re.compile(r"[=:]~")
-_MEANING = (
+_MEANINGS = (
     (";&|()", "an operator"),
     ("<>", "a redirection"),
     ("$`", "an expansion"),
@@ -63,7 +63,7 @@ def split(line: str) -> list[str]:
     while at < len(line):
         token = _TOKEN.match(line, at)
         if token is None:
-            raise _refused(at, f"`{sanitize(line[at])}` is {_meaning(line[at])}")
+            raise _contract_error(at, f"`{sanitize(line[at])}` is {_meaning(line[at])}")
         if token.lastgroup == "blank":
             if word is not None:
                 words.append(_text(word, start))
@@ -82,18 +82,18 @@ def split(line: str) -> list[str]:
 def _check_start(token: re.Match[str], *, first: bool) -> None:
     plain = token["plain"] or ""
     if plain.startswith("#"):
-        raise _refused(token.start(), "`#` starts a comment")
+        raise _contract_error(token.start(), "`#` starts a comment")
     if plain.startswith("~"):
-        raise _refused(token.start(), "`~` is an expansion")
+        raise _contract_error(token.start(), "`~` is an expansion")
     if first and _ASSIGNMENT.match(plain):
-        raise _refused(token.start(), "an assignment before the command is not a word")
+        raise _contract_error(token.start(), "an assignment before the command is not a word")
 
 
 def _unquote(token: re.Match[str]) -> bytes:
     match token.lastgroup:
         case "plain":
             if tilde := _TILDE.search(token[0]):
-                raise _refused(token.start() + tilde.start() + 1, "`~` is an expansion")
+                raise _contract_error(token.start() + tilde.start() + 1, "`~` is an expansion")
             text = token[0]
         case "double":
             text = _IN_DOUBLE_QUOTES.sub(r"\1", token["double"])
@@ -112,7 +112,9 @@ def _unescape(token: re.Match[str]) -> bytes:
     while at < end:
         part = _ANSI_PART.match(token.string, at, end)
         if part is None:
-            raise _refused(at, f"`{sanitize(token.string[at : at + 2])}` is not an escape that `printf %q` writes")
+            raise _contract_error(
+                at, f"`{sanitize(token.string[at : at + 2])}` is not an escape that `printf %q` writes"
+            )
         found += _value(part)
         at = part.end()
     return bytes(found)
@@ -130,28 +132,28 @@ def _value(part: re.Match[str]) -> bytes:
             return bytes([int(part["hex"], 16)])
         case "octal" if int(part["octal"], 8) <= 0xFF:
             return bytes([int(part["octal"], 8)])
-    raise _refused(part.start(), f"`{part[0]}` is no character")
+    raise _contract_error(part.start(), f"`{part[0]}` is no character")
 
 
 def _encoded(text: str, at: int) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise _refused(at, "a lone surrogate is not text") from None
+        raise _contract_error(at, "a lone surrogate is not text") from None
 
 
 def _text(word: bytearray, start: int) -> str:
     if b"\0" in word:
-        raise _refused(start, "the word holds NUL")
+        raise _contract_error(start, "the word holds NUL")
     try:
         return word.decode()
     except UnicodeDecodeError:
-        raise _refused(start, "the word is not UTF-8") from None
+        raise _contract_error(start, "the word is not UTF-8") from None
 
 
 def _meaning(character: str) -> str:
-    return next((meaning for special, meaning in _MEANING if character in special), "a control character")
+    return next((meaning for special, meaning in _MEANINGS if character in special), "a control character")
 
 
-def _refused(at: int, what: str) -> SubRunnerContract:
+def _contract_error(at: int, what: str) -> SubRunnerContract:
     return SubRunnerContract(f"{what}, at column {at + 1} of the sub-runner's line", hint="emit it with `emit_command`")

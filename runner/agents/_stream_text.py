@@ -12,40 +12,40 @@ import shlex
 
 from runner.agents._cli import Line, at, items, text
 
-EXIT_OF_CLAUDE = re.compile(r"Exit code (\d{1,3})\b")
-EXIT_OF_GEMINI = re.compile(r"Command exited with code: (\d{1,3})\Z")
+CLAUDE_EXIT = re.compile(r"Exit code (\d{1,3})\b")
+GEMINI_EXIT = re.compile(r"Command exited with code: (\d{1,3})\Z")
 
 
-def of_claude(line: Line) -> str | None:
+def claude_text(line: Line) -> str | None:
     if line.get("type") == "user":
         results = (part for part in items(line, "message", "content") if at(part, "is_error") is True)
-        return "".join(_exit(EXIT_OF_CLAUDE.match(text(result, "content"))) or "" for result in results)
+        return "".join(_exit_line(CLAUDE_EXIT.match(text(result, "content"))) or "" for result in results)
     if line.get("type") != "assistant":
         return None
     if line.get("is_api_error_message") is True:
         return _complaint("\n".join(text(part, "text") for part in items(line, "message", "content")))
-    parts = (_part_of_claude(part) for part in items(line, "message", "content"))
+    parts = (_claude_part(part) for part in items(line, "message", "content"))
     return "".join(part for part in parts if part)
 
 
-def _part_of_claude(part: object) -> str | None:
+def _claude_part(part: object) -> str | None:
     match at(part, "type"):
         case "text":
-            return _whole(text(part, "text"))
+            return _line(text(part, "text"))
         case "tool_use":
             return _call(text(part, "name"), at(part, "input"))
     return None
 
 
-def of_codex(line: Line) -> str | None:
+def codex_text(line: Line) -> str | None:
     item = at(line, "item")
     match line.get("type"), at(item, "type"):
         case "item.started", "command_execution":
-            return _whole(f"$ {script_of(text(item, 'command'))}")
+            return _line(f"$ {shell_script(text(item, 'command'))}")
         case "item.completed", "command_execution":
-            return _failed(at(item, "exit_code"))
+            return _status_line(at(item, "exit_code"))
         case "item.completed", "agent_message":
-            return _whole(text(item, "text"))
+            return _line(text(item, "text"))
         case ("error", _):
             return _complaint(text(line, "message"))
         case ("turn.failed", _):
@@ -53,7 +53,7 @@ def of_codex(line: Line) -> str | None:
     return None
 
 
-def script_of(command: str) -> str:
+def shell_script(command: str) -> str:
     """What the shell was asked for, without the shell around it."""
     try:
         words = shlex.split(command)
@@ -62,15 +62,15 @@ def script_of(command: str) -> str:
     return words[2] if len(words) == 3 and words[1] in ("-c", "-lc") else command
 
 
-def of_gemini(line: Line) -> str | None:
+def gemini_text(line: Line) -> str | None:
     match line.get("type"):
         case "message" if line.get("role") == "assistant":
             words = text(line, "content")
-            return words if line.get("delta") else _whole(words)
+            return words if line.get("delta") else _line(words)
         case "tool_use":
             return _call(text(line, "tool_name"), line.get("parameters"))
         case "tool_result":
-            return _exit(EXIT_OF_GEMINI.match(text(line, "output")))
+            return _exit_line(GEMINI_EXIT.match(text(line, "output")))
         case "error":
             return _complaint(text(line, "message"))
         case "result" if line.get("status") != "success":
@@ -78,13 +78,13 @@ def of_gemini(line: Line) -> str | None:
     return None
 
 
-def of_goose(line: Line) -> str | None:
+def goose_text(line: Line) -> str | None:
     """A message comes in several lines, of which each has a further piece."""
     if line.get("type") != "message":
         return None
     if at(line, "message", "role") == "user":
         results = (at(part, "toolResult", "value", "structuredContent") for part in items(line, "message", "content"))
-        return "".join(_failed(at(result, "exit_code")) or "" for result in results)
+        return "".join(_status_line(at(result, "exit_code")) or "" for result in results)
     if at(line, "message", "role") != "assistant":
         return None
     made = at(line, "message", "metadata", "inference") is not None
@@ -109,18 +109,18 @@ def _call(name: str, given: object) -> str:
     return f"\n[{name}{' ' * bool(about)}{about[:200]}]\n"
 
 
-def _exit(told: re.Match[str] | None) -> str | None:
-    return _failed(int(told[1])) if told else None
+def _exit_line(told: re.Match[str] | None) -> str | None:
+    return _status_line(int(told[1])) if told else None
 
 
-def _failed(status: object) -> str | None:
-    return _whole(f"[exit {status}]") if isinstance(status, int) and status else None
+def _status_line(status: object) -> str | None:
+    return _line(f"[exit {status}]") if isinstance(status, int) and status else None
 
 
-def _whole(words: str) -> str | None:
+def _line(words: str) -> str | None:
     return f"\n{words}\n" if words else None
 
 
 def _complaint(words: str) -> str | None:
     """What a CLI says in the place of its model."""
-    return _whole("\n".join(f"! {line}" for line in words.splitlines() if line.strip()))
+    return _line("\n".join(f"! {line}" for line in words.splitlines() if line.strip()))

@@ -15,35 +15,35 @@ from runner.agents._shell_words import split
 from runner.core.capture import capture
 from runner.core.errors import SubRunnerContract
 
-LONGEST_LINE = 1 << 20  # bytes
+MAX_LINE = 1 << 20  # bytes
 _ERROR_TAIL = 4 << 10  # bytes of stderr that are looked at for its last line
 
 # -p: neither BASH_ENV nor exported functions of the environment run before the script does.
 _BASH = ("bash", "--noprofile", "--norc", "-p", "-c", 'set -euo pipefail; source "$1"', "runner")
 
 
-async def command_of(script: Path, env: Mapping[str, str]) -> list[str]:
+async def read_command(script: Path, env: Mapping[str, str]) -> list[str]:
     """The command line that a sub-runner prints for this environment, as words; nothing of it is run.
 
     Raises ``SubRunnerContract`` unless it exits 0 having printed exactly one line of quoted words. When
     the call ends, also by cancelling, the script and what it started have been killed.
     """
-    done = await capture([*_BASH, str(script)], env, most=LONGEST_LINE, tail=_ERROR_TAIL, cwd="/")
+    done = await capture([*_BASH, str(script)], env, most=MAX_LINE, tail=_ERROR_TAIL, cwd="/")
     line = done.out
-    if len(line) > LONGEST_LINE:
-        raise _broken(script, f"printed more than {LONGEST_LINE} bytes")
+    if len(line) > MAX_LINE:
+        raise _contract_error(script, f"printed more than {MAX_LINE} bytes")
     if done.code != 0:
-        raise _broken(script, f"exited {done.code}: {last_line(done.err) or 'it said nothing on stderr'}")
+        raise _contract_error(script, f"exited {done.code}: {last_line(done.err) or 'it said nothing on stderr'}")
     if line.count(b"\n") != 1 or not line.endswith(b"\n"):
-        raise _broken(script, f"printed {len(line.splitlines())} lines, not exactly one")
+        raise _contract_error(script, f"printed {len(line.splitlines())} lines, not exactly one")
     try:
         words = split(line[:-1].decode())
     except UnicodeDecodeError as error:
-        raise _broken(script, f"printed what is not UTF-8, at byte {error.start + 1}") from None
+        raise _contract_error(script, f"printed what is not UTF-8, at byte {error.start + 1}") from None
     if not words:
-        raise _broken(script, "printed an empty line")
+        raise _contract_error(script, "printed an empty line")
     return words
 
 
-def _broken(script: Path, what: str) -> SubRunnerContract:
+def _contract_error(script: Path, what: str) -> SubRunnerContract:
     return SubRunnerContract(f"sub-runner `{script.name}` {what}")

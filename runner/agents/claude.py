@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from runner.agents._cli import Calls, Cli, Line, Turn, at, count, items, reason_of_status, text
-from runner.agents._stream_text import EXIT_OF_CLAUDE, of_claude
+from runner.agents._cli import CliAgent, CommandLog, Line, TurnState, at, count, items, reason_of_status, text
+from runner.agents._stream_text import CLAUDE_EXIT, claude_text
 from runner.core.model import Command, CommandStatus, Reason, Usage
-from runner.ports.agent import Access, Preparation
+from runner.ports.agent import AgentSetup, ModelAccess
 from runner.ports.gateway import Api
 
-_UNDONE = "<tool_use_error>"  # before it began
-_REFUSED = (f"{_UNDONE}Blocked", "No such tool available", "requested permissions to", "Permission to use")
+_NOT_STARTED = "<tool_use_error>"  # before it began
+_REFUSED = (f"{_NOT_STARTED}Blocked", "No such tool available", "requested permissions to", "Permission to use")
 _KILLED = ("Exit code 137", "Exit code 143")
 _ENDS = {"error_max_turns": Reason.TURNS, "error_max_budget_usd": Reason.BUDGET}
 _QUIET = {
@@ -29,14 +29,14 @@ _QUIET = {
 }
 
 
-def _prepare(access: Access) -> Preparation:
-    redirected = {"ANTHROPIC_BASE_URL": access.address} if access.address is not None else {}
+def _set_up(access: ModelAccess) -> AgentSetup:
+    redirected = {"ANTHROPIC_BASE_URL": access.base_url} if access.base_url is not None else {}
     imports = f"@{access.workspace}/CLAUDE.md\n@{access.workspace}/AGENTS.md\n"
-    return Preparation({**_QUIET, "ANTHROPIC_API_KEY": access.key, **redirected}, {".claude/CLAUDE.md": imports})
+    return AgentSetup({**_QUIET, "ANTHROPIC_API_KEY": access.key, **redirected}, {".claude/CLAUDE.md": imports})
 
 
-def _read(lines: Iterable[Line]) -> Turn:
-    turn = Turn()
+def _read_turn(lines: Iterable[Line]) -> TurnState:
+    turn = TurnState()
     for line in lines:
         match line.get("type"):
             case "system" if line.get("subtype") == "init":
@@ -49,7 +49,7 @@ def _read(lines: Iterable[Line]) -> Turn:
                 used = sum(at(result, "is_error") is not True for result in results)
                 turn = replace(turn, used=turn.used + used, denied=turn.denied + refused)
             case "result":
-                turn = _ended(turn, line)
+                turn = _end_turn(turn, line)
     return turn
 
 
@@ -57,21 +57,19 @@ def _results(line: Line) -> Iterator[Line]:
     return (part for part in items(line, "message", "content") if at(part, "type") == "tool_result")
 
 
-def _said(result: Line) -> str:
+def _result_text(result: Line) -> str:
     parts = items(result, "content")
     return text(result, "content") or " ".join(text(part, "text") for part in parts)
 
 
 def _denied(result: Line) -> bool:
     """Whether an answer to a call for a tool is that the CLI's own rules do not allow it."""
-    said = _said(result)
-    return (
-        at(result, "is_error") is True and not EXIT_OF_CLAUDE.match(said) and any(words in said for words in _REFUSED)
-    )
+    said = _result_text(result)
+    return at(result, "is_error") is True and not CLAUDE_EXIT.match(said) and any(words in said for words in _REFUSED)
 
 
-def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
-    calls = Calls()
+def _commands(lines: Iterable[Line]) -> tuple[Command, ...]:
+    calls = CommandLog()
     killed: list[str] = []  # when it is stopped it says so of its command, and then nothing more
     for line in lines:
         killed = [] if line.get("type") in ("assistant", "result") else killed
@@ -82,26 +80,26 @@ def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
                         calls.ask(text(part, "id"), text(part, "input", "command"))
             case "user":
                 for result in _results(line):
-                    _end(calls, line, result)
-                    killed += [text(result, "tool_use_id")] if _said(result).startswith(_KILLED) else []
+                    _end_command(calls, line, result)
+                    killed += [text(result, "tool_use_id")] if _result_text(result).startswith(_KILLED) else []
     for id in killed:
         calls.end(id, status=CommandStatus.CUT)
     return calls.all()
 
 
-def _end(calls: Calls, line: Line, result: Line) -> None:
+def _end_command(calls: CommandLog, line: Line, result: Line) -> None:
     id = text(result, "tool_use_id")
-    if _denied(result) or _said(result).startswith(_UNDONE):
+    if _denied(result) or _result_text(result).startswith(_NOT_STARTED):
         calls.end(id, status=CommandStatus.DENIED)
     elif at(result, "is_error") is True:
-        told = EXIT_OF_CLAUDE.match(_said(result))
+        told = CLAUDE_EXIT.match(_result_text(result))
         calls.end(id, int(told[1]) if told else None)
     else:
         goes_on = at(line, "tool_use_result", "backgroundTaskId") is not None
         calls.end(id, None if goes_on else 0)
 
 
-def _ended(turn: Turn, line: Line) -> Turn:
+def _end_turn(turn: TurnState, line: Line) -> TurnState:
     """The last of several ``result`` lines counts."""
     finished = line.get("subtype") == "success" and line.get("is_error") is False
     reason = _ENDS.get(text(line, "subtype")) or reason_of_status(line.get("api_error_status"))
@@ -110,7 +108,7 @@ def _ended(turn: Turn, line: Line) -> Turn:
         reason = Reason.AUTH
     denied = max(turn.denied, len(items(line, "permission_denials")))
     reason = None if finished else reason
-    return Turn(finished=finished, reason=reason, said=said, denied=denied, used=turn.used, usage=_usage(line))
+    return TurnState(finished=finished, reason=reason, said=said, denied=denied, used=turn.used, usage=_usage(line))
 
 
 def _usage(line: Line) -> Usage:
@@ -128,13 +126,13 @@ def _usage(line: Line) -> Usage:
     return replace(used, cost_usd=float(cost) if isinstance(cost, int | float) else None)
 
 
-agent = Cli(
+agent = CliAgent(
     "claude",
     Api.ANTHROPIC,
-    _prepare,
-    _read,
+    _set_up,
+    _read_turn,
     package="@anthropic-ai/claude-code",
-    said=of_claude,
-    ran=_ran,
+    said=claude_text,
+    ran=_commands,
     transcript=re.compile(r"\.claude/projects/[\w.-]+/[\w-]+(/subagents/[\w.-]+)?\.jsonl", re.ASCII),
 )

@@ -11,21 +11,21 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from runner.agents._cli import Calls, Cli, Line, Turn, at, count, reason_of, text
-from runner.agents._stream_text import of_codex, script_of
+from runner.agents._cli import CliAgent, CommandLog, Line, TurnState, at, count, reason_of, text
+from runner.agents._stream_text import codex_text, shell_script
 from runner.core.model import Command, CommandStatus, Usage
-from runner.ports.agent import Access, Preparation
+from runner.ports.agent import AgentSetup, ModelAccess
 from runner.ports.gateway import Api
 
 _RETRIES = 2
 _DECLINED = "declined"
 
 
-def _prepare(access: Access) -> Preparation:
+def _set_up(access: ModelAccess) -> AgentSetup:
     config = "check_for_update_on_startup = false\n"  # of a repository it takes no settings unless it was told to
     config += 'web_search = "disabled"\n'  # by its provider: a workspace without network has none that way either
-    if access.address is not None:
-        address = json.dumps(access.address)
+    if access.base_url is not None:
+        address = json.dumps(access.base_url)
         config += (
             'model_provider = "gateway"\n'
             "[model_providers.gateway]\n"
@@ -33,17 +33,17 @@ def _prepare(access: Access) -> Preparation:
             f"request_max_retries = {_RETRIES}\nstream_max_retries = {_RETRIES}\n"
         )
     config += "[analytics]\nenabled = false\n"
-    return Preparation({}, {".codex/config.toml": config}, ("codex", "login", "--with-api-key"))
+    return AgentSetup({}, {".codex/config.toml": config}, ("codex", "login", "--with-api-key"))
 
 
-def _read(lines: Iterable[Line]) -> Turn:
-    turn = Turn()
+def _read_turn(lines: Iterable[Line]) -> TurnState:
+    turn = TurnState()
     for line in lines:
         match line.get("type"):
             case "turn.started":
                 turn = replace(turn, under_way=True, finished=False)
             case "item.started" | "item.completed" as event:
-                turn = _item(turn, line, done=event == "item.completed")
+                turn = _update_turn(turn, line, done=event == "item.completed")
             case "turn.completed":
                 turn = replace(turn, under_way=False, finished=True, usage=(turn.usage or Usage()) + _usage(line))
             case "turn.failed":
@@ -52,7 +52,7 @@ def _read(lines: Iterable[Line]) -> Turn:
     return turn
 
 
-def _item(turn: Turn, line: Line, *, done: bool) -> Turn:
+def _update_turn(turn: TurnState, line: Line, *, done: bool) -> TurnState:
     match at(line, "item", "type"):
         case "agent_message":
             return replace(turn, said=text(line, "item", "text"))
@@ -62,13 +62,13 @@ def _item(turn: Turn, line: Line, *, done: bool) -> Turn:
     return turn
 
 
-def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
-    calls = Calls()
+def _commands(lines: Iterable[Line]) -> tuple[Command, ...]:
+    calls = CommandLog()
     for line in lines:
         if at(line, "item", "type") != "command_execution":
             continue
         item = line["item"]
-        calls.ask(text(item, "id"), script_of(text(item, "command")))
+        calls.ask(text(item, "id"), shell_script(text(item, "command")))
         if line.get("type") == "item.completed":
             denied = text(item, "status") == _DECLINED
             calls.end(
@@ -87,13 +87,13 @@ def _usage(line: Line) -> Usage:
     )
 
 
-agent = Cli(
+agent = CliAgent(
     "codex",
     Api.OPENAI,
-    _prepare,
-    _read,
+    _set_up,
+    _read_turn,
     package="@openai/codex",
-    said=of_codex,
-    ran=_ran,
+    said=codex_text,
+    ran=_commands,
     transcript=re.compile(r"\.codex/sessions/\d{4}/\d\d/\d\d/rollout-[\w-]+\.jsonl", re.ASCII),
 )

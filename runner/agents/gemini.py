@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from posixpath import relpath
 
-from runner.agents._cli import Calls, Cli, Line, Turn, at, count, reason_of, text
-from runner.agents._stream_text import EXIT_OF_GEMINI, of_gemini
+from runner.agents._cli import CliAgent, CommandLog, Line, TurnState, at, count, reason_of, text
+from runner.agents._stream_text import GEMINI_EXIT, gemini_text
 from runner.core.model import Command, CommandStatus, Reason, Usage
-from runner.ports.agent import Access, Preparation
+from runner.ports.agent import AgentSetup, ModelAccess
 from runner.ports.gateway import Api
 
 _ATTEMPTS = 3  # the gateway has tried again already
@@ -33,7 +33,7 @@ _CONTEXT = {".gemini/GEMINI.md": "GEMINI.md", "GEMINI.md": "GEMINI.md"}  # the f
 # It ends itself while its last lines wait in the pipe that its output goes to, and they would be lost; so each waits
 # until it is written. What it starts is not to be loaded with this.
 _DRAIN = ".gemini/drain.cjs"
-_DRAINED = "process.stdout._handle?.setBlocking?.(true)\ndelete process.env.NODE_OPTIONS\n"
+_DRAIN_SCRIPT = "process.stdout._handle?.setBlocking?.(true)\ndelete process.env.NODE_OPTIONS\n"
 
 _SHELL = "run_shell_command"
 _REFUSED = ("policy_violation", "tool_not_registered")
@@ -41,7 +41,7 @@ _BLOCKED = "Blocked: "
 _LOOP = "Loop detected"
 
 
-def _prepare(access: Access) -> Preparation:
+def _set_up(access: ModelAccess) -> AgentSetup:
     project = relpath(f"{access.workspace}/GEMINI.md", f"{access.home}/.gemini")
     settings: dict[str, object] = {
         "security": {
@@ -50,18 +50,18 @@ def _prepare(access: Access) -> Preparation:
         },
         "general": {"enableAutoUpdate": False, "maxAttempts": _ATTEMPTS},
         "privacy": {"usageStatisticsEnabled": False},
-        "context": {"fileName": ["GEMINI.md", project], "includeDirectories": list(access.others)},
+        "context": {"fileName": ["GEMINI.md", project], "includeDirectories": list(access.extra_directories)},
     }
     tools = access.tools
     if tools is not None:
         settings["tools"] = {"core": tools or ["none"]}
-    if access.turns is not None:
-        settings["model"] = {"maxSessionTurns": access.turns}
-    redirected = {"GOOGLE_GEMINI_BASE_URL": access.address} if access.address is not None else {}
+    if access.max_turns is not None:
+        settings["model"] = {"maxSessionTurns": access.max_turns}
+    redirected = {"GOOGLE_GEMINI_BASE_URL": access.base_url} if access.base_url is not None else {}
     drained = {"NODE_OPTIONS": f"--require={json.dumps(f'{access.home}/{_DRAIN}')}"}
     env = {**_QUIET, "GEMINI_API_KEY": access.key, **redirected, **drained}
     files = {".gemini/settings.json": json.dumps(settings), ".gemini/policies/runner.toml": _policy(tools)}
-    return Preparation(env, {**files, _DRAIN: _DRAINED}, context=_CONTEXT)
+    return AgentSetup(env, {**files, _DRAIN: _DRAIN_SCRIPT}, context=_CONTEXT)
 
 
 def _policy(tools: Sequence[str] | None) -> str:
@@ -80,8 +80,8 @@ def _rule(tool: str, priority: int, *, decision: str = "allow", any_arguments: b
     )
 
 
-def _read(lines: Iterable[Line]) -> Turn:
-    turn, saying = Turn(), False  # what it says comes in pieces
+def _read_turn(lines: Iterable[Line]) -> TurnState:
+    turn, saying = TurnState(), False  # what it says comes in pieces
     for line in lines:
         match line.get("type"):
             case "init":
@@ -97,14 +97,14 @@ def _read(lines: Iterable[Line]) -> Turn:
                 used = line.get("status") == "success" and not denied
                 turn = replace(turn, used=turn.used + used, denied=turn.denied + denied)
             case "error":
-                complaint, why = text(line, "message"), _stopped(line)
+                complaint, why = text(line, "message"), _stop_reason(line)
                 turn, saying = replace(turn, said=complaint if why else turn.said or complaint, reason=why), False
             case "result":
-                turn = _ended(turn, line)
+                turn = _end_turn(turn, line)
     return turn
 
 
-def _stopped(line: Line) -> Reason | None:
+def _stop_reason(line: Line) -> Reason | None:
     """Why the work ends with a complaint, if nothing comes after it: what it says of a loop it calls a warning."""
     said = text(line, "message")
     if "session turns" in said:
@@ -117,14 +117,14 @@ def _denied(line: Line) -> bool:
     return blocked if line.get("status") == "success" else text(line, "error", "type") in _REFUSED
 
 
-def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
-    calls = Calls()
+def _commands(lines: Iterable[Line]) -> tuple[Command, ...]:
+    calls = CommandLog()
     for line in lines:
         match line.get("type"):
             case "tool_use" if line.get("tool_name") == _SHELL:
                 calls.ask(text(line, "tool_id"), text(line, "parameters", "command"))
             case "tool_result":
-                told = EXIT_OF_GEMINI.match(text(line, "output"))
+                told = GEMINI_EXIT.match(text(line, "output"))
                 exit = int(told[1]) if told else None  # of commands that printed something it does not say
                 calls.end(
                     text(line, "tool_id"), exit, CommandStatus.DENIED if _denied(line) else CommandStatus.EXECUTED
@@ -132,7 +132,7 @@ def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
     return calls.all()
 
 
-def _ended(turn: Turn, line: Line) -> Turn:
+def _end_turn(turn: TurnState, line: Line) -> TurnState:
     usage = _usage(line)
     if line.get("status") == "success":
         return replace(turn, under_way=False, finished=turn.reason is None, usage=usage)
@@ -151,14 +151,14 @@ def _usage(line: Line) -> Usage:
     )
 
 
-agent = Cli(
+agent = CliAgent(
     "gemini",
     Api.GEMINI,
-    _prepare,
-    _read,
+    _set_up,
+    _read_turn,
     package="@google/gemini-cli",
-    said=of_gemini,
-    ran=_ran,
+    said=gemini_text,
+    ran=_commands,
     exits={41: Reason.AUTH, 173: Reason.QUOTA},  # no key; 429 as a status of one byte
     noise=re.compile(rb"Project hooks disabled|\[STARTUP\]"),
     transcript=re.compile(r"\.gemini/tmp/[\w.-]+/chats/session-[\w.-]+\.jsonl", re.ASCII),

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from urllib.parse import SplitResult, urlsplit
 
-from runner.agents._cli import Calls, Cli, Line, Turn, at, count, items, reason_of, text
-from runner.agents._stream_text import of_goose
+from runner.agents._cli import CliAgent, CommandLog, Line, TurnState, at, count, items, reason_of, text
+from runner.agents._stream_text import goose_text
 from runner.core.model import Command, CommandStatus, Reason, Usage
 from runner.core.settings import shipped
-from runner.ports.agent import Access, Preparation
+from runner.ports.agent import AgentSetup, ModelAccess
 from runner.ports.gateway import Api
 
 _QUIET = {
@@ -34,12 +34,12 @@ _LIMITED = "maximum number of actions"
 _REASONS = {"Authentication error": Reason.AUTH, "Rate limit exceeded": Reason.QUOTA}
 
 
-def _prepare(access: Access) -> Preparation:
-    redirected = _redirected(urlsplit(access.address)) if access.address is not None else {}
+def _set_up(access: ModelAccess) -> AgentSetup:
+    redirected = _redirected(urlsplit(access.base_url)) if access.base_url is not None else {}
     model = f"GOOSE_MODEL: {json.dumps(access.model)}"
     config = re.sub(r"(?m)^GOOSE_MODEL:.*$", lambda _: model, _CONFIG.read_text(encoding="utf-8"))
     env = {**_QUIET, "GOOSE_MODEL": access.model, "OPENAI_API_KEY": access.key, **redirected}
-    return Preparation(env, {".config/goose/config.yaml": config}, context=_CONTEXT)
+    return AgentSetup(env, {".config/goose/config.yaml": config}, context=_CONTEXT)
 
 
 def _redirected(url: SplitResult) -> dict[str, str]:
@@ -48,8 +48,8 @@ def _redirected(url: SplitResult) -> dict[str, str]:
     return {"OPENAI_HOST": host, "OPENAI_BASE_PATH": f"{url.path.strip('/')}/chat/completions".lstrip("/")}
 
 
-def _read(lines: Iterable[Line]) -> Turn:
-    turn, answered, latest = Turn(), False, ""
+def _read_turn(lines: Iterable[Line]) -> TurnState:
+    turn, answered, latest = TurnState(), False, ""
     for line in lines:
         match line.get("type"):
             case "message" if at(line, "message", "role") == "assistant":
@@ -71,8 +71,8 @@ def _read(lines: Iterable[Line]) -> Turn:
     return replace(turn, said=turn.said.strip())
 
 
-def _ran(lines: Iterable[Line]) -> tuple[Command, ...]:
-    calls = Calls()
+def _commands(lines: Iterable[Line]) -> tuple[Command, ...]:
+    calls = CommandLog()
     for line in lines:
         for part in items(line, "message", "content"):
             asked, answer = at(part, "toolCall", "value"), at(part, "toolResult")
@@ -104,14 +104,14 @@ def _usage(line: Line) -> Usage:
     )
 
 
-agent = Cli(
+agent = CliAgent(
     "goose",
     Api.OPENAI,
-    _prepare,
-    _read,
+    _set_up,
+    _read_turn,
     package="@aaif/goose-binary-linux-x64",
-    said=of_goose,
-    ran=_ran,
+    said=goose_text,
+    ran=_commands,
     transcript=re.compile(r"\.local/share/goose/exports/[\w-]+\.json", re.ASCII),
-    obeys=(".agents/plugins",),
+    autorun_paths=(".agents/plugins",),
 )

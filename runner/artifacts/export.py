@@ -37,20 +37,20 @@ from runner.safefs.safe_open import open_beneath
 FORMAT = "runner/export/v1"
 CONTENTS = "EXPORT.json"
 SUMS = "SHA256SUMS"
-MOST = 1 << 30  # bytes of all files together
-MOST_FILE = 256 << 20
+MAX_BYTES = 1 << 30  # bytes of all files together
+MAX_FILE_BYTES = 256 << 20
 _MEMORY = 8 << 20  # bytes of a file on its way that are not put on a disk
 _CHUNK = 1 << 20
 _SUFFIXES = (".tar.gz", ".tgz")
-_OTHERS = (".7z", ".bz2", ".gz", ".rar", ".tar", ".tbz", ".txz", ".xz", ".zip", ".zst")  # which are not written
+_OTHER_SUFFIXES = (".7z", ".bz2", ".gz", ".rar", ".tar", ".tbz", ".txz", ".xz", ".zip", ".zst")  # which are not written
 _NAME_BYTES = 200
-_FOREIGN = re.compile(r'[<>:"\\|?*]')  # what a name must not have somewhere
+_UNSAFE = re.compile(r'[<>:"\\|?*]')  # what a name must not have somewhere
 
 Opener = Callable[[], IO[bytes]]  # a file from its start; raises ``OSError``
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class OmittedFile:
     """``name`` is relative to the run's directory, and printable."""
 
     name: str
@@ -58,14 +58,14 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """``redacted`` are the files of which secrets were taken out."""
 
     to: Path
     files: int
     size: int
     redacted: tuple[str, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[OmittedFile, ...]
 
 
 Put = Callable[[str, IO[bytes], int], None]
@@ -79,7 +79,7 @@ def export(
     at: int,
     redactor: Redactor,
     added: Mapping[str, Opener],
-) -> Exported:
+) -> ExportResult:
     """Copy a run's directory, and what is ``added`` by its name there, to the new folder or ``.tar.gz`` file ``to``.
 
     For the owner only. In an archive everything lies below ``name`` and has the time ``at``, seconds since the epoch.
@@ -87,12 +87,14 @@ def export(
     not take it, and nothing is left either when cancelled. Raises ``UsageError`` for the name of another archive.
     """
     is_archive = to.name.lower().endswith(_SUFFIXES)
-    if not is_archive and to.name.lower().endswith(_OTHERS):
+    if not is_archive and to.name.lower().endswith(_OTHER_SUFFIXES):
         raise UsageError(
             f"`{to.name}` cannot be written as its name says", hint="a name that ends in .tar.gz, or a folder"
         )
-    sources, left_out = _listed(directory)
-    contents = _Contents(redactor, [LeftOut(redactor.text(escape_unprintable(one.name)), one.why) for one in left_out])
+    sources, left_out = _list_files(directory)
+    contents = _Archive(
+        redactor, [OmittedFile(redactor.text(escape_unprintable(one.name)), one.why) for one in left_out]
+    )
     sources |= {name: opener for name, opener in added.items() if name not in sources}
     target = _archive(to, name, at) if is_archive else _folder(to)
     try:
@@ -108,10 +110,10 @@ def export(
     return contents.exported(to)
 
 
-def _listed(directory: Path) -> tuple[dict[str, Opener], list[LeftOut]]:
+def _list_files(directory: Path) -> tuple[dict[str, Opener], list[OmittedFile]]:
     """The regular files, and what else is no directory."""
     files: dict[str, Opener] = {}
-    left_out: list[LeftOut] = []
+    left_out: list[OmittedFile] = []
     for folder, folders, names in os.walk(directory):
         check_cancelled()
         for name in (*folders, *names):
@@ -121,7 +123,7 @@ def _listed(directory: Path) -> tuple[dict[str, Opener], list[LeftOut]]:
             if stat.S_ISREG(mode):
                 files[relative] = _opener(directory, relative)
             elif not stat.S_ISDIR(mode):
-                left_out.append(LeftOut(relative, "a link" if stat.S_ISLNK(mode) else "not a regular file"))
+                left_out.append(OmittedFile(relative, "a link" if stat.S_ISLNK(mode) else "not a regular file"))
     return files, sorted(left_out, key=lambda one: os.fsencode(one.name))
 
 
@@ -129,10 +131,10 @@ def _opener(directory: Path, relative: str) -> Opener:
     return lambda: open(open_beneath(directory, relative), "rb")
 
 
-class _Contents:
+class _Archive:
     """What has been put so far."""
 
-    def __init__(self, redactor: Redactor, left_out: list[LeftOut]) -> None:
+    def __init__(self, redactor: Redactor, left_out: list[OmittedFile]) -> None:
         self._redactor = redactor
         self._left_out = left_out
         self._files: list[dict[str, Json]] = []
@@ -146,11 +148,11 @@ class _Contents:
         with opener() as file, SpooledTemporaryFile(max_size=_MEMORY) as clean:
             size = _size(file)  # what a run under way adds after this is not in it
             if why := self._refused(source, file, size):
-                self._left_out.append(LeftOut(shown, why))
+                self._left_out.append(OmittedFile(shown, why))
                 return
-            found, text = _cleaned(file, size, clean.write, self._redactor)
+            found, text = _copy_redacted(file, size, clean.write, self._redactor)
             if found and not text:
-                self._left_out.append(LeftOut(shown, f"not text, and shows {', '.join(sorted(found))}"))
+                self._left_out.append(OmittedFile(shown, f"not text, and shows {', '.join(sorted(found))}"))
                 return
             name = self._named(self._redactor.text(source))
             entry: dict[str, Json] = {"name": name, **({"was": shown} if shown != name else {})}
@@ -168,16 +170,16 @@ class _Contents:
         sums = "".join(self._sums).encode()
         put(SUMS, BytesIO(sums), len(sums))
 
-    def exported(self, to: Path) -> Exported:
+    def exported(self, to: Path) -> ExportResult:
         redacted = tuple(str(entry["name"]) for entry in self._files if "redacted" in entry)
-        return Exported(to, len(self._sums), self._size, redacted, tuple(self._left_out))
+        return ExportResult(to, len(self._sums), self._size, redacted, tuple(self._left_out))
 
     def _refused(self, source: str, file: IO[bytes], size: int) -> str | None:
-        if size > MOST_FILE or self._size + size > MOST:
+        if size > MAX_FILE_BYTES or self._size + size > MAX_BYTES:
             return f"{size} bytes are too many"
         if source.endswith(".bundle"):
             return "packed by git, so that it cannot be searched; `runner runs branch --commits` delivers it"
-        return _why_packed(source, file, self._redactor)
+        return _archive_fault(source, file, self._redactor)
 
     def _put(self, entry: dict[str, Json], content: IO[bytes], put: Put) -> None:
         size = _size(content)
@@ -190,7 +192,7 @@ class _Contents:
 
     def _named(self, source: str) -> str:
         """A name that every system can write and no terminal obeys, and that no other file has."""
-        name = "/".join(_safe(part) for part in source.split("/"))
+        name = "/".join(_safe_name(part) for part in source.split("/"))
         stem, number = name, 1
         while name.casefold() in self._names:
             number += 1
@@ -199,8 +201,8 @@ class _Contents:
         return name
 
 
-def _safe(part: str) -> str:
-    plain = "".join(character if character.isprintable() else "_" for character in _FOREIGN.sub("_", part))
+def _safe_name(part: str) -> str:
+    plain = "".join(character if character.isprintable() else "_" for character in _UNSAFE.sub("_", part))
     short = plain.encode()[:_NAME_BYTES].decode(errors="ignore")
     return short.rstrip(". ") or "_"
 
@@ -212,7 +214,9 @@ def _size(file: IO[bytes]) -> int:
     return size
 
 
-def _cleaned(file: IO[bytes], size: int, write: Callable[[bytes], object], redactor: Redactor) -> tuple[set[str], bool]:
+def _copy_redacted(
+    file: IO[bytes], size: int, write: Callable[[bytes], object], redactor: Redactor
+) -> tuple[set[str], bool]:
     """Copy the first ``size`` bytes without secrets; which these were, and whether it is text."""
     stream, left, text = redactor.stream(), size, True
     while left and (chunk := file.read(min(_CHUNK, left))):
@@ -224,14 +228,14 @@ def _cleaned(file: IO[bytes], size: int, write: Callable[[bytes], object], redac
     return stream.found, text
 
 
-def _why_packed(source: str, file: IO[bytes], redactor: Redactor) -> str | None:
+def _archive_fault(source: str, file: IO[bytes], redactor: Redactor) -> str | None:
     """Why an archive is not taken: it shows secrets, or nobody can say. Leaves ``file`` at its start."""
     is_packed = file.read(len(GZIP)) == GZIP
     file.seek(0)
     if not is_packed and not source.endswith(_SUFFIXES):
         return None
     try:
-        found = redactor.names_packed(file, check_cancelled, MOST_FILE)
+        found = redactor.names_packed(file, check_cancelled, MAX_FILE_BYTES)
     except ValueError as error:
         return f"an archive {error}"
     file.seek(0)

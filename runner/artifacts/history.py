@@ -16,7 +16,12 @@ from runner.events.events import Recorded, UnknownEvent, as_json, decode
 
 FILE = "events.jsonl"
 ESCAPED = "backslashreplace"  # of a name that is not UTF-8: in JSON, its bytes as Python reads them
-_BEFORE = {"plan.json", ".plan.json.part", "logs", FILE}  # what a run's directory has before its first event
+_BEFORE_FIRST_EVENT = {
+    "plan.json",
+    ".plan.json.part",
+    "logs",
+    FILE,
+}  # what a run's directory has before its first event
 _TAIL_BYTES = 1 << 16
 
 
@@ -24,7 +29,7 @@ class Unreadable(ValueError):
     """A line of an ``events.jsonl`` that is no event, or not the next one."""
 
 
-def line(recorded: Recorded) -> str:
+def event_line(recorded: Recorded) -> str:
     return json.dumps(as_json(recorded), ensure_ascii=False)
 
 
@@ -33,7 +38,7 @@ def was_started(directory: Path) -> bool:
     if not directory.is_dir() or directory.is_symlink():
         return False
     names = set(os.listdir(directory))
-    if names - _BEFORE:
+    if names - _BEFORE_FIRST_EVENT:
         return True
     events, logs = directory / FILE, directory / "logs"
     return (FILE in names and events.stat().st_size > 0) or ("logs" in names and any(logs.iterdir()))
@@ -60,10 +65,10 @@ def read_events(directory: Path, owner: str) -> list[Recorded]:
         content = (directory / FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [_read(text, number, owner) for number, text in enumerate(content.split(b"\n")[:-1], start=1)]
+    return [_parse_line(text, number, owner) for number, text in enumerate(content.split(b"\n")[:-1], start=1)]
 
 
-def _read(text: bytes, number: int, owner: str) -> Recorded:
+def _parse_line(text: bytes, number: int, owner: str) -> Recorded:
     try:
         words = json.loads(text)
         of, seq, at, name = (words.pop(key) for key in ("run", "seq", "at", "type"))
@@ -78,4 +83,4 @@ def _read(text: bytes, number: int, owner: str) -> Recorded:
 def add_events(directory: Path, recorded: Sequence[Recorded]) -> None:
     """Write further events of a workspace behind those that are there."""
     with (directory / FILE).open("a", encoding="utf-8", errors=ESCAPED) as file:
-        file.writelines(f"{line(one)}\n" for one in recorded)
+        file.writelines(f"{event_line(one)}\n" for one in recorded)

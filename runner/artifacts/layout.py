@@ -13,8 +13,8 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TextIO
 
-from runner.artifacts.history import ESCAPED, FILE, line
-from runner.artifacts.run_lock import claim
+from runner.artifacts.history import ESCAPED, FILE, event_line
+from runner.artifacts.run_lock import create_locked
 from runner.events.events import Recorded, RunEnded
 from runner.events.record import RunRecord
 from runner.plan.model import FORMAT, Json, RunPlan, run_document
@@ -31,7 +31,7 @@ class RunFiles:
     def __init__(self, directory: Path, clean: Callable[[str], str] = str) -> None:
         self.directory = directory
         self._clean = clean
-        self._held = claim(directory)
+        self._held = create_locked(directory)
         (directory / "logs").mkdir()
         self._events: TextIO = (directory / FILE).open("x", encoding="utf-8", errors=ESCAPED)
 
@@ -48,7 +48,7 @@ class RunFiles:
         write(self.directory / "plan.json", self._clean(json.dumps(document, indent=1, ensure_ascii=False)))
 
     def __call__(self, recorded: Recorded) -> None:
-        self._events.write(line(recorded) + "\n")
+        self._events.write(event_line(recorded) + "\n")
         self._events.flush()
         if isinstance(recorded.event, RunEnded):
             self._events.close()
@@ -60,7 +60,7 @@ class RunFiles:
 
 def write_copies(directory: Path, history: Iterable[Recorded], record: RunRecord) -> None:
     """The files of a run that has ended, from its journal; those that its runner could not write any more."""
-    write(directory / FILE, "\n".join(map(line, history)))
+    write(directory / FILE, "\n".join(map(event_line, history)))
     _write_end(directory, record)
 
 

@@ -13,14 +13,14 @@ ENCODING_ERRORS = "backslashreplace"  # of names that are not UTF-8
 
 
 @dataclass(frozen=True)
-class Published:
+class OutputFile:
     """A file that could be written when it was named. ``adds``: to its end, beside what others write there."""
 
     path: Path
     adds: bool
 
     @classmethod
-    def replacing(cls, path: Path) -> Published:
+    def replacing(cls, path: Path) -> OutputFile:
         """One that is written anew, all at once; links are followed, directories made. Raises ``ReportNotWritten``."""
         target = Path(os.path.realpath(path))
         if os.path.exists(target) and not os.path.isfile(target):
@@ -31,16 +31,16 @@ class Published:
             os.close(descriptor)
             os.unlink(name)
         except OSError as error:
-            raise _refused(path, error) from error
+            raise _not_writable(path, error) from error
         return cls(target, adds=False)
 
     @classmethod
-    def appending(cls, path: Path) -> Published:
+    def appending(cls, path: Path) -> OutputFile:
         """Raises ``ReportNotWritten``."""
         try:
             path.open("ab").close()
         except OSError as error:
-            raise _refused(path, error) from error
+            raise _not_writable(path, error) from error
         return cls(path, adds=True)
 
     def room(self, most: int) -> int:
@@ -68,7 +68,7 @@ class Published:
             raise HostRefused.of(error) from error
 
 
-def _refused(path: Path, error: OSError) -> ReportNotWritten:
+def _not_writable(path: Path, error: OSError) -> ReportNotWritten:
     return ReportNotWritten(f"`{path}` cannot be written: {error.strerror}", hint="name another file")
 
 

@@ -21,7 +21,7 @@ TAIL_BYTES = 16 << 10
 STREAMS = ("stdout", "stderr")
 
 
-def account_of(record: RunRecord, directory: Path) -> Account:
+def read_account(record: RunRecord, directory: Path) -> Account:
     """Everything that reports of a run are made from. A directory that is gone, or has other files, says nothing."""
     plan = _plan(directory)
     steps: list[dict[str, Any]] = plan.get("steps", [])
@@ -36,7 +36,7 @@ def account_of(record: RunRecord, directory: Path) -> Account:
         incident=bodies.get("save", {}).get("incident") or "",
         origins={"": plan.get("origin", ""), **{step["id"]: step["origin"] for step in steps}},
         networks={step["id"]: step["network"] for step in steps},
-        ceilings=[_ceiling(policy) for policy in bodies.get("scan", {}).get("policies", ())],
+        ceilings=[_ceiling_of(policy) for policy in bodies.get("scan", {}).get("policies", ())],
         tails={name: tail for name in _unsuccessful(record) if (tail := (*_tail(record, directory, name),))},
     )
 
@@ -49,7 +49,7 @@ def _plan(directory: Path) -> dict[str, Any]:
     return dict(plan)
 
 
-def _ceiling(policy: dict[str, Any]) -> Ceiling:
+def _ceiling_of(policy: dict[str, Any]) -> Ceiling:
     paths = PathPolicy(tuple(policy["allowed_paths"]), tuple(policy["forbidden_patterns"]), policy["max_file_size"])
     return Ceiling(policy["name"], policy["origin"], paths)
 
@@ -59,11 +59,11 @@ def _unsuccessful(record: RunRecord) -> Iterator[str]:
 
 
 def _tail(record: RunRecord, directory: Path, step: str) -> Iterator[str]:
-    for printed in ends(record, directory, step):
+    for printed in log_tails(record, directory, step):
         yield from printed.decode(errors="replace").splitlines()[-TAIL_LINES:]
 
 
-def ends(record: RunRecord, directory: Path, step: str) -> Iterator[bytes]:
+def log_tails(record: RunRecord, directory: Path, step: str) -> Iterator[bytes]:
     """The end of what a step printed to each of its streams, the first line of which may be cut: of the command that
     failed it, if that is known."""
     failure = record.steps[step].failure

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from runner.artifacts.run_files import account_of
+from runner.artifacts.run_files import read_account
 from runner.cli.output import Output
 from runner.core.model import Status
 from runner.core.nurseries import open_services
@@ -157,7 +157,7 @@ class Screen:
     def _explain(self, watched: WatchedRun, step: str) -> None:
         """Why a step failed, unless that stands right above."""
         seen = not self._quiet and not self._wide and watched.shows_end_of(step)
-        account = account_of(watched.record, watched.directory)
+        account = read_account(watched.record, watched.directory)
         if watched.header.incident is not None and self._face is triage:  # its manifest is none that a person wrote
             account = replace(account, origins={})
         self._tell(watched, progress.why(account, step, watched.tail(step), seen=seen))

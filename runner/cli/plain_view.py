@@ -36,12 +36,12 @@ async def open_console(
 
 def show_ends(records: Sequence[RunRecord], settings: Settings, out: Output) -> None:
     """How each run ended, and what a person does next."""
-    from runner.artifacts.run_files import account_of
+    from runner.artifacts.run_files import read_account
     from runner.core.sanitize import sanitize
     from runner.report.progress import ending
     from runner.report.text import WIDEST
 
     out.line()
     for record in records:
-        for line in ending(account_of(record, settings.home / "runs" / record.id), several=len(records) > 1):
+        for line in ending(read_account(record, settings.home / "runs" / record.id), several=len(records) > 1):
             out.line(sanitize(line, WIDEST))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from runner.cli.output import Output
 
 if TYPE_CHECKING:
-    from runner.artifacts.published import Published
+    from runner.artifacts.published import OutputFile
     from runner.core.errors import RunnerError
     from runner.core.settings import Settings
     from runner.events.events import Recorded
@@ -37,7 +37,7 @@ class Reports:
     """A sink, and the findings that annotations tell as well."""
 
     def __init__(self, args: Namespace, out: Output, settings: Settings) -> None:
-        from runner.artifacts.published import Published
+        from runner.artifacts.published import OutputFile
 
         self._out = out
         self._settings = settings
@@ -45,7 +45,7 @@ class Reports:
         self._findings: list[RunnerError] = []
         self.order: tuple[str, ...] = ()  # the names of the runs as the plan has them, once there is one
         self._aside = getattr(args, "output", "text") != "text"
-        self._junit = Published.replacing(args.junit) if args.junit is not None else None
+        self._junit = OutputFile.replacing(args.junit) if args.junit is not None else None
         self._summary = self._open_summary(args.summary)
 
     def __call__(self, recorded: Recorded) -> None:
@@ -60,11 +60,11 @@ class Reports:
 
     def accounts(self) -> list[Account]:
         """Of the runs that were seen, in the order of the plan."""
-        from runner.artifacts.run_files import account_of
+        from runner.artifacts.run_files import read_account
 
         places = {name: place for place, name in enumerate(self.order)}
         records = sorted(self._records.values(), key=lambda record: places.get(record.name, len(places)))
-        return [account_of(record, self._settings.home / "runs" / record.id) for record in records]
+        return [read_account(record, self._settings.home / "runs" / record.id) for record in records]
 
     def write(self, failure: RunnerError | None) -> None:
         """Write all that was asked for. Raises ``HostRefused`` when a file is not taken any more."""
@@ -100,18 +100,18 @@ class Reports:
         relative = os.path.relpath(os.path.abspath(note.at.file), root)
         return note if relative.startswith("..") else replace(note, at=note.at._replace(file=relative))
 
-    def _open_summary(self, path: Path | None) -> Published | None:
+    def _open_summary(self, path: Path | None) -> OutputFile | None:
         """The file that was named; else GitHub's, to which every command of a step appends."""
-        from runner.artifacts.published import Published
+        from runner.artifacts.published import OutputFile
         from runner.core.errors import ReportNotWritten
 
         given = self._settings.ci.get("GITHUB_STEP_SUMMARY") if self._out.manners.annotates else None
         if path is not None and str(path) != given:
-            return Published.replacing(path)
+            return OutputFile.replacing(path)
         if not given:
             return None
         try:
-            return Published.appending(Path(given))
+            return OutputFile.appending(Path(given))
         except ReportNotWritten as error:
             if path is not None:
                 raise

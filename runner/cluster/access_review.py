@@ -17,10 +17,10 @@ _SPEC, _RESOURCE = 2, 1  # of SelfSubjectAccessReview, and of its spec
 _WIDTHS = {1: 8, 5: 4}  # of numbers, in bytes, by the wire's type
 
 
-def review_of(body: bytes) -> dict[str, Any] | None:
+def parse_review(body: bytes) -> dict[str, Any] | None:
     """The document of a review, of what is in protobuf only its resource; ``None`` for what is none."""
     if not body.startswith(_MAGIC):
-        return object_of(body.decode(errors="replace"))
+        return json_object(body.decode(errors="replace"))
     try:
         whole = _fields(body[len(_MAGIC) :])
         names = _words(_fields(whole.get(_KIND, b"")), _NAMES)
@@ -31,7 +31,7 @@ def review_of(body: bytes) -> dict[str, Any] | None:
     return {**names, "metadata": {}, "spec": {"resourceAttributes": attributes} if attributes else {}}
 
 
-def object_of(text: str) -> dict[str, Any] | None:
+def json_object(text: str) -> dict[str, Any] | None:
     """The object that a text is in JSON, if it is one."""
     try:
         found = json.loads(text)

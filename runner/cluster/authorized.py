@@ -9,18 +9,18 @@ from typing import Protocol
 from runner.cluster.credential_plugin import Credential
 from runner.core.redact import SHORTEST, forms_of
 from runner.network.http import Headers
-from runner.network.upstream import Answer, Upstream
+from runner.network.upstream import Upstream, UpstreamResponse
 
-_BEGINNING = 4  # bytes of a form that are looked for before it is compared
+_PREFIX = 4  # bytes of a form that are looked for before it is compared
 
 
-class Ask(Protocol):
+class CredentialSource(Protocol):
     """Gives the credential, and another one when the cluster has ``refused`` it, if there is one."""
 
     async def __call__(self, refused: Credential | None = None) -> Credential: ...
 
 
-class Authorized:
+class AuthorizedUpstream:
     """An ``Upstream`` as long as its block lasts. ``open_with`` makes the way for a client certificate, or for none.
 
     A request that is refused (401) is sent once more when there is another credential by then.
@@ -29,7 +29,9 @@ class Authorized:
     warnings: tuple[str, ...] = ()
 
     def __init__(
-        self, ask: Ask, open_with: Callable[[tuple[bytes, bytes] | None], AbstractAsyncContextManager[Upstream]]
+        self,
+        ask: CredentialSource,
+        open_with: Callable[[tuple[bytes, bytes] | None], AbstractAsyncContextManager[Upstream]],
     ) -> None:
         self._ask = ask
         self._open_with = open_with
@@ -37,7 +39,7 @@ class Authorized:
         self._opened: tuple[tuple[bytes, bytes] | None, Upstream] | None = None
         self._hiding: tuple[bytes, frozenset[bytes]] = (b"", frozenset())
 
-    async def __aenter__(self) -> Authorized:
+    async def __aenter__(self) -> AuthorizedUpstream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -48,7 +50,7 @@ class Authorized:
         await self._ask()
 
     @asynccontextmanager
-    async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
+    async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[UpstreamResponse]:
         """See ``Upstream``; raises what is wrong with the credential, too."""
         credential = await self._ask()
         for last in (False, True):
@@ -58,10 +60,10 @@ class Authorized:
                 if answer.status == 401 and not last and (other := await self._ask(credential)) != credential:
                     credential = other
                     continue
-                hiding = Hiding(self._forms(credential))
+                hiding = SecretFilter(self._forms(credential))
                 hidden = [(name, hiding.within(value)) for name, value in answer.headers]
-                async with aclosing(_hidden(answer.body, hiding)) as pieces:
-                    yield Answer(answer.status, hidden, pieces)
+                async with aclosing(_filtered(answer.body, hiding)) as pieces:
+                    yield UpstreamResponse(answer.status, hidden, pieces)
                 return
 
     async def _upstream(self, certificate: tuple[bytes, bytes] | None) -> Upstream:
@@ -77,7 +79,7 @@ class Authorized:
         return self._hiding[1]
 
 
-async def _hidden(body: AsyncIterator[bytes], hiding: Hiding) -> AsyncGenerator[bytes]:
+async def _filtered(body: AsyncIterator[bytes], hiding: SecretFilter) -> AsyncGenerator[bytes]:
     async for chunk in body:
         if text := hiding.feed(chunk):
             yield text
@@ -85,7 +87,7 @@ async def _hidden(body: AsyncIterator[bytes], hiding: Hiding) -> AsyncGenerator[
         yield hiding.held
 
 
-class Hiding:
+class SecretFilter:
     """Bytes on their way, with some words left out. ``held`` is what may be the beginning of one.
 
     Only the words as they are, of which base64 and others are some: what looks for them across white space, too, waits
@@ -113,8 +115,8 @@ class Hiding:
         first = len(text)
         for word in self._words:
             at = max(len(text) - len(word) + 1, 0)
-            short = max(len(text) - _BEGINNING, at)
-            while (at := text.find(word[:_BEGINNING], at, first + _BEGINNING - 1)) >= 0 and at < first:
+            short = max(len(text) - _PREFIX, at)
+            while (at := text.find(word[:_PREFIX], at, first + _PREFIX - 1)) >= 0 and at < first:
                 if word.startswith(text[at:]):
                     first = at
                 at += 1

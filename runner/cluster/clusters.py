@@ -23,9 +23,9 @@ from runner.core.settings import Settings
 from runner.ports.cluster import ClusterGrant, ClusterRequest, ClusterSession
 
 if TYPE_CHECKING:
-    from runner.cluster.authorized import Ask, Authorized
-    from runner.cluster.credential_plugin import Credential, Credentials, PlugIn
-    from runner.cluster.kubeconfig import Target
+    from runner.cluster.authorized import AuthorizedUpstream, CredentialSource
+    from runner.cluster.credential_plugin import Credential, CredentialPlugin, Credentials
+    from runner.cluster.kubeconfig import ClusterTarget
     from runner.network.upstream import Upstream
 
 
@@ -39,9 +39,9 @@ class Clusters:
         self._redact = Redactor() if redact is None else redact
         self._now = now
         self._hidden: set[bytes] = set()
-        self._credentials: dict[PlugIn, Credentials] = {}
+        self._credentials: dict[CredentialPlugin, Credentials] = {}
 
-    async def reach(self, grant: ClusterGrant) -> None:
+    async def check(self, grant: ClusterGrant) -> None:
         from runner.cluster.session import ask
 
         target = self._target(grant)
@@ -61,17 +61,17 @@ class Clusters:
     async def open(
         self, grant: ClusterGrant, on_request: Callable[[ClusterRequest], None]
     ) -> AsyncIterator[ClusterSession]:
-        from runner.cluster.session import ReadSession
+        from runner.cluster.session import ReadOnlySession
 
         target = self._target(grant)
         async with self._way(target) as way:
-            session = ReadSession(target, way, on_request)
+            session = ReadOnlySession(target, way, on_request)
             try:
                 yield session
             finally:
                 session.close()
 
-    def _target(self, grant: ClusterGrant) -> Target:
+    def _target(self, grant: ClusterGrant) -> ClusterTarget:
         from runner.cluster.kubeconfig import read_target
 
         target = read_target(grant.kubeconfig, grant.context, grant.namespace, self._settings.reach)
@@ -85,9 +85,9 @@ class Clusters:
         return target
 
     @asynccontextmanager
-    async def _way(self, target: Target) -> AsyncIterator[Authorized]:
+    async def _way(self, target: ClusterTarget) -> AsyncIterator[AuthorizedUpstream]:
         """The way to a cluster, its credential at hand. Raises what is wrong with that."""
-        from runner.cluster.authorized import Authorized
+        from runner.cluster.authorized import AuthorizedUpstream
         from runner.cluster.credential_plugin import Credentials
 
         def open_with(certificate: tuple[bytes, bytes] | None) -> AbstractAsyncContextManager[Upstream]:
@@ -101,23 +101,23 @@ class Clusters:
                 read_seconds=None,
             )
 
-        ask: Ask = partial(self._own, target)
+        ask: CredentialSource = partial(self._own, target)
         if (plug_in := target.plug_in) is not None:
             if plug_in not in self._credentials:
                 learn = partial(self._learn, target)
                 self._credentials[plug_in] = Credentials(plug_in, self._settings.variables, learn, self._now)
             ask = self._credentials[plug_in].get
-        async with Authorized(ask, open_with) as way:
+        async with AuthorizedUpstream(ask, open_with) as way:
             await way.ready()
             yield way
 
-    async def _own(self, target: Target, refused: Credential | None = None) -> Credential:
+    async def _own(self, target: ClusterTarget, refused: Credential | None = None) -> Credential:
         """The credential of a kubeconfig itself, as of now: a token's file may be replaced at any time."""
         await trio.lowlevel.checkpoint()
         self._hide(target, found := target.credential())
         return found
 
-    def _learn(self, target: Target, credential: Credential) -> None:
+    def _learn(self, target: ClusterTarget, credential: Credential) -> None:
         """Raises ``CredentialFailed`` for a certificate that is none."""
         try:
             target.certificates(credential.certificate)
@@ -126,7 +126,7 @@ class Clusters:
             raise CredentialFailed(f"{target.plug_in}: {error.message}", hint=hint) from error
         self._hide(target, credential)
 
-    def _hide(self, target: Target, credential: Credential) -> None:
+    def _hide(self, target: ClusterTarget, credential: Credential) -> None:
         for secret in {*credential.secrets} - self._hidden:
             self._hidden.add(secret)
             with suppress(UnfitSecret):

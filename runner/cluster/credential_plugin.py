@@ -1,9 +1,9 @@
-"""Exec credential plug-ins: programs of this host that give the credential of a cluster, run as kubectl runs them.
+"""Exec credential plug-ins: programs of this host that print the credential of a cluster, run as kubectl runs them.
 
-A kubeconfig names a command, arguments and variables; what it may know of the cluster is in ``KUBERNETES_EXEC_INFO``,
-and the answer is an ``ExecCredential`` on standard output (``client.authentication.k8s.io``, v1 and v1beta1). Stricter
-than kubectl is only what bounds it: a program has no terminal, is given up after ``SECONDS`` and ``MOST`` bytes, and
-is asked anew at most once in ``PAUSE``, since an agent could ask without end.
+A kubeconfig names a command, arguments and variables; ``KUBERNETES_EXEC_INFO`` tells the program about the cluster,
+and it answers with an ``ExecCredential`` on standard output (``client.authentication.k8s.io``, v1 and v1beta1).
+Stricter than kubectl are the limits: a program has no terminal, ``TIMEOUT`` seconds and ``MAX_OUTPUT`` bytes, and runs
+again at most once in ``ASK_INTERVAL`` seconds, since an agent could ask without end.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from runner.core.errors import BadEncoding, BadKubeconfig, CredentialFailed, Kub
 from runner.core.sanitize import excerpt, sanitize
 from runner.manifest.text import parse
 
-SECONDS = 60.0  # a person may have to log in with a browser
-MOST = 1 << 20  # bytes of an answer
-EARLY = 10.0  # seconds before its end that a credential is renewed
-PAUSE = 10.0  # seconds until a program is asked again
+TIMEOUT = 60.0  # a person may have to log in with a browser
+MAX_OUTPUT = 1 << 20  # bytes of an answer
+RENEW_EARLY = 10.0  # seconds before its end that a credential is renewed
+ASK_INTERVAL = 10.0  # seconds until a program is asked again
 MAX_TOKEN = 64 << 10
 _GROUP = "client.authentication.k8s.io"
 _VERSIONS = (f"{_GROUP}/v1", f"{_GROUP}/v1beta1")
 _MODES = ("Never", "IfAvailable", "Always")
 _EXTENSION = f"{_GROUP}/exec"
 _TAIL = 2 << 10  # bytes of stderr
-_SAID = 300  # characters of it, and of an install hint, that are shown
+_MAX_MESSAGE = 300  # characters of it, and of an install hint, that are shown
 
 
 @dataclass(frozen=True)
-class PlugIn:
+class CredentialPlugin:
     """A program as a kubeconfig names it for ``user``: ``written`` there, and the ``command`` that this means."""
 
     user: str
@@ -65,7 +65,7 @@ class PlugIn:
         """Where it is, found as kubectl does. Raises ``CredentialFailed`` with the hint of the kubeconfig."""
         found = shutil.which(self.command, path=env.get("PATH", ""))
         if found is None or not os.path.isabs(found):
-            hint = sanitize(" ".join(self.hint.split()), _SAID) or "install it, or name another `--kubeconfig`"
+            hint = sanitize(" ".join(self.hint.split()), _MAX_MESSAGE) or "install it, or name another `--kubeconfig`"
             raise CredentialFailed(f"{self} is not there, or is no program", hint=hint)
         return found
 
@@ -90,7 +90,7 @@ class Credential:
         return tuple(filter(None, (word, *password, *(self.certificate or ())[1:])))
 
 
-def read_plug_in(entry: Any, user: str, folder: os.PathLike[str], cluster: Mapping[str, Any]) -> PlugIn:
+def read_plugin(entry: Any, user: str, folder: os.PathLike[str], cluster: Mapping[str, Any]) -> CredentialPlugin:
     """The program of a user's ``exec``. ``folder`` is that of the kubeconfig, ``cluster`` what it may know of that.
 
     Raises ``BadKubeconfig`` for what kubectl refuses too, and ``KubeconfigRefused`` when it must ask a person.
@@ -119,10 +119,12 @@ def read_plug_in(entry: Any, user: str, folder: os.PathLike[str], cluster: Mappi
     command = os.path.join(folder, written) if os.sep in written else written
     hint = _text(entry, "installHint", user)
     env = _variables(entry.get("env") or [], user)
-    return PlugIn(user, written, command, tuple(args), env, version, hint, json.dumps(info, ensure_ascii=False))
+    return CredentialPlugin(
+        user, written, command, tuple(args), env, version, hint, json.dumps(info, ensure_ascii=False)
+    )
 
 
-def known_of(cluster: Mapping[str, Any], authorities: str) -> dict[str, Any]:
+def cluster_info(cluster: Mapping[str, Any], authorities: str) -> dict[str, Any]:
     """What a program may be told of its cluster; ``authorities`` in base64."""
     names = ("server", "tls-server-name", "proxy-url")
     told = {name: cluster[name] for name in names if cluster.get(name)}
@@ -141,7 +143,11 @@ class Credentials:
     """
 
     def __init__(
-        self, plug_in: PlugIn, env: Mapping[str, str], learn: Callable[[Credential], None], now: Callable[[], float]
+        self,
+        plug_in: CredentialPlugin,
+        env: Mapping[str, str],
+        learn: Callable[[Credential], None],
+        now: Callable[[], float],
     ) -> None:
         self._plug_in = plug_in
         self._env = env
@@ -157,7 +163,7 @@ class Credentials:
         Whoever cancels it ends the program, and the next one starts it anew.
         """
         async with self._lock:
-            if self._is_stale(refused) and trio.current_time() - self._asked >= PAUSE:
+            if self._is_stale(refused) and trio.current_time() - self._asked >= ASK_INTERVAL:
                 try:
                     held = await self._new()
                     self._learn(held)
@@ -172,58 +178,62 @@ class Credentials:
 
     def _is_stale(self, refused: Credential | None) -> bool:
         held = self._held
-        return not isinstance(held, Credential) or held is refused or self._now() >= held.ends - EARLY
+        return not isinstance(held, Credential) or held is refused or self._now() >= held.ends - RENEW_EARLY
 
     async def _new(self) -> Credential:
         plug_in = self._plug_in
         program = plug_in.program(self._env)
         env = {**self._env, **dict(plug_in.env), "KUBERNETES_EXEC_INFO": plug_in.info}
         try:
-            with trio.move_on_after(SECONDS) as patience:
-                done = await capture([program, *plug_in.args], env, most=MOST, tail=_TAIL)
+            with trio.move_on_after(TIMEOUT) as patience:
+                done = await capture([program, *plug_in.args], env, most=MAX_OUTPUT, tail=_TAIL)
         except OSError as error:
             raise CredentialFailed(f"{plug_in} cannot be started: {error.strerror}") from None
         if patience.cancelled_caught:
             hint = "log in before, so that it asks nobody: it has no terminal here"
-            raise CredentialFailed(f"{plug_in} took more than {SECONDS:g} s", hint=hint)
+            raise CredentialFailed(f"{plug_in} took more than {TIMEOUT:g} s", hint=hint)
         return _read_answer(done, plug_in)
 
 
-def _read_answer(done: Captured, plug_in: PlugIn) -> Credential:
+def _read_answer(done: Captured, plug_in: CredentialPlugin) -> Credential:
     """The credential that a program printed; nothing of it is repeated in an error."""
-    last = sanitize(" ".join(done.err.decode(errors="replace").split())[-_SAID:], _SAID)
-    if len(done.out) > MOST:
-        raise CredentialFailed(f"{plug_in} printed more than {MOST >> 20} MiB")
+    last = sanitize(" ".join(done.err.decode(errors="replace").split())[-_MAX_MESSAGE:], _MAX_MESSAGE)
+    if len(done.out) > MAX_OUTPUT:
+        raise CredentialFailed(f"{plug_in} printed more than {MAX_OUTPUT >> 20} MiB")
     if done.code != 0:
         how = f"exited {done.code}" if done.code > 0 else f"was ended by signal {-done.code}"
         hint = "run it yourself to see why; most want a login first"
         raise CredentialFailed(f"{plug_in} {how}{f': {last}' if last else ' and said nothing'}", hint=hint)
     answer = _object(done.out)
     if answer is None:
-        raise CredentialFailed(f"{plug_in} printed no ExecCredential{f', and said: {last}' if last else ''}", hint=_RUN)
+        raise CredentialFailed(
+            f"{plug_in} printed no ExecCredential{f', and said: {last}' if last else ''}", hint=_RUN_HINT
+        )
     if answer.get("apiVersion") != plug_in.version or answer.get("kind") != "ExecCredential":
         found = excerpt(f"{answer.get('kind')} of {answer.get('apiVersion')}")
-        raise CredentialFailed(f"{plug_in} printed `{found}`, and the kubeconfig says {plug_in.version}", hint=_RUN)
+        raise CredentialFailed(
+            f"{plug_in} printed `{found}`, and the kubeconfig says {plug_in.version}", hint=_RUN_HINT
+        )
     status = answer.get("status")
     if not isinstance(status, dict):
-        raise CredentialFailed(f"{plug_in} printed no `status`", hint=_RUN)
+        raise CredentialFailed(f"{plug_in} printed no `status`", hint=_RUN_HINT)
     token, certificate, key = (
         _field(status, name, plug_in) for name in ("token", "clientCertificateData", "clientKeyData")
     )
     if not token and not certificate and not key:
-        raise CredentialFailed(f"{plug_in} printed neither a token nor a certificate", hint=_RUN)
+        raise CredentialFailed(f"{plug_in} printed neither a token nor a certificate", hint=_RUN_HINT)
     if bool(certificate) != bool(key):
-        raise CredentialFailed(f"{plug_in} printed a certificate or its key, and not both", hint=_RUN)
+        raise CredentialFailed(f"{plug_in} printed a certificate or its key, and not both", hint=_RUN_HINT)
     if not is_token(token):
-        raise CredentialFailed(f"{plug_in} printed a token that is not one word", hint=_RUN)
+        raise CredentialFailed(f"{plug_in} printed a token that is not one word", hint=_RUN_HINT)
     return Credential(
         b"Bearer " + token.encode() if token else b"",
         (certificate.encode(), key.encode()) if key else None,
-        _end(_field(status, "expirationTimestamp", plug_in), plug_in),
+        _parse_time(_field(status, "expirationTimestamp", plug_in), plug_in),
     )
 
 
-_RUN = "run it yourself; another version of it may be needed"
+_RUN_HINT = "run it yourself; another version of it may be needed"
 
 
 def is_token(text: str) -> bool:
@@ -239,14 +249,14 @@ def _object(out: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _field(status: Mapping[str, Any], name: str, plug_in: PlugIn) -> str:
+def _field(status: Mapping[str, Any], name: str, plug_in: CredentialPlugin) -> str:
     value = status.get(name)
     if value is not None and not isinstance(value, str):
-        raise CredentialFailed(f"{plug_in} printed a `{name}` that is no text", hint=_RUN)
+        raise CredentialFailed(f"{plug_in} printed a `{name}` that is no text", hint=_RUN_HINT)
     return value or ""
 
 
-def _end(text: str, plug_in: PlugIn) -> float:
+def _parse_time(text: str, plug_in: CredentialPlugin) -> float:
     """The moment of an RFC 3339 time in seconds since the epoch; of none, never."""
     if not text:
         return math.inf
@@ -255,7 +265,7 @@ def _end(text: str, plug_in: PlugIn) -> float:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise CredentialFailed(f"{plug_in} printed an `expirationTimestamp` that is no time", hint=_RUN)
+        raise CredentialFailed(f"{plug_in} printed an `expirationTimestamp` that is no time", hint=_RUN_HINT)
     return moment.timestamp()
 
 

@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from runner.cluster.credential_plugin import MAX_TOKEN, Credential, PlugIn, is_token, known_of, read_plug_in
+from runner.cluster.credential_plugin import (
+    MAX_TOKEN,
+    Credential,
+    CredentialPlugin,
+    cluster_info,
+    is_token,
+    read_plugin,
+)
 from runner.core.errors import (
     BadEncoding,
     BadKubeconfig,
@@ -38,22 +45,22 @@ from runner.manifest.text import parse
 MAX_FILE = 1 << 20  # bytes of a kubeconfig, and of each file that it names
 _MAX_NAME = 253  # characters of a context's name
 _MAX_SERVER = 2048  # characters of a URL
-_MOST_KNOWN = 20  # contexts that are named
-_PATH = 400  # characters of a path that is named
+_MAX_LISTED = 20  # contexts that are named
+_MAX_PATH = 400  # characters of a path that is named
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?")
 _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _HOST_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_HOST_LABEL}(?:\.{_HOST_LABEL})*\.?")
-_STATIC = "use a kubeconfig with an `exec` plug-in, or with a token: `runner triage --reader-manifest` says how"
-_OWN = "name one that is nobody else's, such as ~/.kube/config, or use a token: `runner triage --reader-manifest`"
-_FLATTEN = "`kubectl config view --minify --flatten > FILE` puts certificates into the file itself"
+_STATIC_HINT = "use a kubeconfig with an `exec` plug-in, or with a token: `runner triage --reader-manifest` says how"
+_OWN_HINT = "name one that is nobody else's, such as ~/.kube/config, or use a token: `runner triage --reader-manifest`"
+_FLATTEN_HINT = "`kubectl config view --minify --flatten > FILE` puts certificates into the file itself"
 _KINDS = (("cluster", "clusters"), ("user", "users"), ("context", "contexts"))
 
 
 @dataclass(frozen=True)
-class Target:
+class ClusterTarget:
     """A cluster and how it is reached. ``exposed`` says what others can do with the kubeconfig; empty for nothing."""
 
     context: str
@@ -66,7 +73,7 @@ class Target:
     token: str = field(default="", repr=False)
     token_file: TokenFile | None = None
     basic: tuple[str, str] | None = field(default=None, repr=False)
-    plug_in: PlugIn | None = None  # what gives the credential, when nothing else does
+    plug_in: CredentialPlugin | None = None  # what gives the credential, when nothing else does
 
     def certificates(self, own: tuple[bytes, bytes] | None) -> ssl.SSLContext | None:
         """What the server is judged by, and what is shown to it as one's ``own``; ``None`` stands for the host's
@@ -87,7 +94,7 @@ class Target:
             except (ssl.SSLError, UnicodeDecodeError) as error:
                 raise BadKubeconfig(f"the authority of context `{self.context}` is no certificate") from error
         if own is not None:
-            _show(context, b"\n".join(own), self.context)
+            _load_client_certificate(context, b"\n".join(own), self.context)
         return context
 
     def credential(self) -> Credential:
@@ -133,20 +140,20 @@ def read_target(
     reach: Mapping[str, str],
     *,
     foreign: Mapping[Path, str] | None = None,
-) -> Target:
+) -> ClusterTarget:
     """What a context means, or the current one; several files are merged as kubectl does: what comes first wins.
 
     A kubeconfig in one of the ``foreign`` directories, each with what it is, may name no program; in one of which
     nothing is said, it may.
     Raises ``BadKubeconfig``, ``UnknownContext`` and ``KubeconfigRefused``, none of which repeats what may be secret.
     """
-    merged = _Merged(files)
+    merged = _MergedKubeconfig(files)
     name = context or merged.current
     if not name:
         names = sorted(merged.of("contexts"))
-        known = ", ".join([*map(excerpt, names[:_MOST_KNOWN]), *["..."] * (len(names) > _MOST_KNOWN)]) or "none"
+        known = ", ".join([*map(excerpt, names[:_MAX_LISTED]), *["..."] * (len(names) > _MAX_LISTED)]) or "none"
         raise UnknownContext(
-            f"`{excerpt(files, _PATH)}` has no current context", hint=f"name one of its contexts: {known}"
+            f"`{excerpt(files, _MAX_PATH)}` has no current context", hint=f"name one of its contexts: {known}"
         )
     if len(name) > _MAX_NAME:
         raise BadKubeconfig(f"the name of context `{excerpt(name)}` has more than {_MAX_NAME} characters")
@@ -154,14 +161,14 @@ def read_target(
     cluster, cluster_folder = merged.entry("cluster", _text(chosen, "cluster"))
     user_name = _text(chosen, "user")
     user, user_folder = merged.entry("user", user_name) if user_name else ({}, Path())
-    _refuse_user(user, user_name)
+    _check_user(user, user_name)
     server = _server(cluster, name, reach)
-    authorities = _material(cluster, "certificate-authority", cluster_folder)
+    authorities = _read_pem(cluster, "certificate-authority", cluster_folder)
     where = namespace or _text(chosen, "namespace") or "default"
     if not _NAMESPACE.fullmatch(where):
         raise UnknownContext(f"`{excerpt(where)}` is not the name of a namespace")
     is_plain = server.startswith("http:")
-    target = Target(
+    target = ClusterTarget(
         name,
         server,
         where,
@@ -178,11 +185,11 @@ def read_target(
     if has_own or not user.get("exec"):
         return target
     merged.refuse_programs(user_name, foreign or {})
-    told = known_of(cluster, b64encode(authorities or b"").decode())
-    return replace(target, plug_in=read_plug_in(user["exec"], user_name, user_folder, told))
+    told = cluster_info(cluster, b64encode(authorities or b"").decode())
+    return replace(target, plug_in=read_plugin(user["exec"], user_name, user_folder, told))
 
 
-class _Merged:
+class _MergedKubeconfig:
     """The entries of all files by kind and name, each with the directory that its relative paths mean."""
 
     def __init__(self, files: str) -> None:
@@ -198,7 +205,7 @@ class _Merged:
             try:
                 document = self._read(path)
             except FileNotFoundError:
-                missing = missing or BadKubeconfig(f"`{excerpt(path, _PATH)}` is not there", hint=_MISSING)
+                missing = missing or BadKubeconfig(f"`{excerpt(path, _MAX_PATH)}` is not there", hint=_MISSING_HINT)
                 continue
             found += 1
             folder = self._folders[path] = Path(os.path.realpath(path)).parent
@@ -209,7 +216,7 @@ class _Merged:
                     entries = self._entries[kinds]
                     entries.setdefault(_text(entry, "name"), (body if isinstance(body, dict) else {}, folder))
         if not found:
-            raise missing or BadKubeconfig("no kubeconfig is named", hint=_MISSING)
+            raise missing or BadKubeconfig("no kubeconfig is named", hint=_MISSING_HINT)
 
     def of(self, kinds: str) -> Mapping[str, tuple[dict[str, Any], Path]]:
         return self._entries[kinds]
@@ -217,7 +224,7 @@ class _Merged:
     def entry(self, kind: str, name: str) -> tuple[dict[str, Any], Path]:
         known = self._entries[dict(_KINDS)[kind]]
         if name not in known:
-            message = f"`{excerpt(self._files, _PATH)}` has no {kind} `{excerpt(name)}`"
+            message = f"`{excerpt(self._files, _MAX_PATH)}` has no {kind} `{excerpt(name)}`"
             raise UnknownContext(message, hint=nearest(name, (sanitize(each) for each in known)))
         return known[name]
 
@@ -226,69 +233,72 @@ class _Merged:
         for path, folder in self._folders.items():
             around = [root for root in foreign if folder.is_relative_to(root)]
             if around and (what := foreign[max(around, key=lambda root: len(root.parts))]):
-                message = f"user `{excerpt(user)}` runs a program, and `{excerpt(path, _PATH)}` is {what}"
-                raise KubeconfigRefused(f"{message}: none is run from there", hint=_OWN)
+                message = f"user `{excerpt(user)}` runs a program, and `{excerpt(path, _MAX_PATH)}` is {what}"
+                raise KubeconfigRefused(f"{message}: none is run from there", hint=_OWN_HINT)
 
     def _read(self, path: str) -> dict[str, Any]:
         """One file. Raises ``FileNotFoundError``, ``BadKubeconfig`` and ``KubeconfigRefused``."""
         if os.path.islink(path):
             real = os.path.realpath(path)
             raise BadKubeconfig(
-                f"`{excerpt(path, _PATH)}` is a symbolic link", hint=f"name the file itself: {excerpt(real, _PATH)}"
+                f"`{excerpt(path, _MAX_PATH)}` is a symbolic link",
+                hint=f"name the file itself: {excerpt(real, _MAX_PATH)}",
             )
-        raw, mode = _regular(path)
+        raw, mode = _read_file(path)
         if mode & 0o002:
             raise KubeconfigRefused(
-                f"`{excerpt(path, _PATH)}` can be changed by anybody", hint=f"chmod 600 {excerpt(path, _PATH)}"
+                f"`{excerpt(path, _MAX_PATH)}` can be changed by anybody", hint=f"chmod 600 {excerpt(path, _MAX_PATH)}"
             )
         if mode & 0o024 and not self.exposed:
             what = "changed by its group" if mode & 0o020 else "read by others"
-            self.exposed = f"`{excerpt(path, _PATH)}` can be {what}"
+            self.exposed = f"`{excerpt(path, _MAX_PATH)}` can be {what}"
         try:
             trees, findings = parse(path, raw)
         except (BadEncoding, OverBudget) as error:
-            raise BadKubeconfig(f"`{excerpt(path, _PATH)}` is not a kubeconfig: {error.message}") from error
+            raise BadKubeconfig(f"`{excerpt(path, _MAX_PATH)}` is not a kubeconfig: {error.message}") from error
         if findings or len(trees) != 1 or not isinstance(trees[0].data, dict):
             at = next((f", line {finding.at.line}" for finding in findings if finding.at), "")
             raise BadKubeconfig(
-                f"`{excerpt(path, _PATH)}` is not a kubeconfig{at}", hint="`kubectl config view` should show it"
+                f"`{excerpt(path, _MAX_PATH)}` is not a kubeconfig{at}", hint="`kubectl config view` should show it"
             )
         return trees[0].data
 
 
-_MISSING = "name one with `--kubeconfig` or as `incident.kubeconfig`, or leave it out"
+_MISSING_HINT = "name one with `--kubeconfig` or as `incident.kubeconfig`, or leave it out"
 
 
-def _regular(path: str) -> tuple[bytes, int]:
+def _read_file(path: str) -> tuple[bytes, int]:
     """The bytes and the mode of a regular file of the operator's or of root's; never waits."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise BadKubeconfig(f"`{excerpt(path, _PATH)}` cannot be read: {(error.strerror or '').lower()}") from error
+        raise BadKubeconfig(f"`{excerpt(path, _MAX_PATH)}` cannot be read: {(error.strerror or '').lower()}") from error
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             hint = "name the file in it, such as `~/.kube/config`"
-            raise BadKubeconfig(f"`{excerpt(path, _PATH)}` is a directory", hint=hint)
+            raise BadKubeconfig(f"`{excerpt(path, _MAX_PATH)}` is a directory", hint=hint)
         if not stat.S_ISREG(status.st_mode):
-            raise BadKubeconfig(f"`{excerpt(path, _PATH)}` is not a regular file")
+            raise BadKubeconfig(f"`{excerpt(path, _MAX_PATH)}` is not a regular file")
         if status.st_uid not in (os.geteuid(), 0):
             hint = "use a copy of your own"
-            raise KubeconfigRefused(f"`{excerpt(path, _PATH)}` belongs to another user", hint=hint)
+            raise KubeconfigRefused(f"`{excerpt(path, _MAX_PATH)}` belongs to another user", hint=hint)
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             raw = file.read(MAX_FILE + 1)
     finally:
         os.close(descriptor)
     if len(raw) > MAX_FILE:
-        raise BadKubeconfig(f"`{excerpt(path, _PATH)}` is larger than {MAX_FILE >> 20} MiB")
+        raise BadKubeconfig(f"`{excerpt(path, _MAX_PATH)}` is larger than {MAX_FILE >> 20} MiB")
     return raw, status.st_mode
 
 
-def _refuse_user(user: Mapping[str, Any], name: str) -> None:
+def _check_user(user: Mapping[str, Any], name: str) -> None:
     if user.get("auth-provider"):
-        raise KubeconfigRefused(f"user `{excerpt(name)}` has an `auth-provider`, which is of the past", hint=_STATIC)
+        raise KubeconfigRefused(
+            f"user `{excerpt(name)}` has an `auth-provider`, which is of the past", hint=_STATIC_HINT
+        )
     for key in ("as", "as-uid", "as-groups", "as-user-extra"):
         if user.get(key):
             hint = "use a kubeconfig of that account"
@@ -336,7 +346,7 @@ def _is_host(text: str) -> bool:
 
 
 def _certificate(user: Mapping[str, Any], folder: Path) -> tuple[bytes, bytes] | None:
-    certificate, key = (_material(user, name, folder) for name in ("client-certificate", "client-key"))
+    certificate, key = (_read_pem(user, name, folder) for name in ("client-certificate", "client-key"))
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
@@ -344,7 +354,7 @@ def _certificate(user: Mapping[str, Any], folder: Path) -> tuple[bytes, bytes] |
     return certificate, key
 
 
-def _material(entry: Mapping[str, Any], name: str, folder: Path) -> bytes | None:
+def _read_pem(entry: Mapping[str, Any], name: str, folder: Path) -> bytes | None:
     """PEM from the kubeconfig itself, or else from a file that it names."""
     if data := _text(entry, f"{name}-data"):
         try:
@@ -360,11 +370,11 @@ def _material(entry: Mapping[str, Any], name: str, folder: Path) -> bytes | None
 def _open_reference(name: str, beside: Path, *, is_sent: bool) -> int:
     """A descriptor of a file that a kubeconfig may refer to; see the module's rules."""
     real = Path(os.path.realpath(beside / name))
-    said = excerpt(name, _PATH)
+    said = excerpt(name, _MAX_PATH)
     near = real.is_relative_to(beside) or (is_sent and real.is_relative_to(os.path.realpath(_SERVICE_ACCOUNT)))
     try:
         if not near and (is_sent or real.parent.stat().st_uid != os.geteuid()):
-            hint = "copy it beside the kubeconfig, or write `token`" if is_sent else _FLATTEN
+            hint = "copy it beside the kubeconfig, or write `token`" if is_sent else _FLATTEN_HINT
             raise KubeconfigRefused(f"the kubeconfig refers to the foreign file `{said}`", hint=hint)
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
@@ -382,7 +392,7 @@ def _open_reference(name: str, beside: Path, *, is_sent: bool) -> int:
     return descriptor
 
 
-def _show(context: ssl.SSLContext, certificate: bytes, name: str) -> None:
+def _load_client_certificate(context: ssl.SSLContext, certificate: bytes, name: str) -> None:
     """Have a client certificate with its key, which ``ssl`` takes from a file only: one in memory."""
     descriptor = os.memfd_create("certificate")
     try:
@@ -412,5 +422,5 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
 def _list(document: Mapping[str, Any], key: str, path: str) -> list[dict[str, Any]]:
     found = document.get(key) or []
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise BadKubeconfig(f"`{key}` of `{excerpt(path, _PATH)}` is no list of entries")
+        raise BadKubeconfig(f"`{key}` of `{excerpt(path, _MAX_PATH)}` is no list of entries")
     return found

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 MAX_TARGET = 8 << 10  # characters
 
 
-class Refusal(StrEnum):
+class ClusterRefusal(StrEnum):
     SECRETS = "secrets"
     WRITE = "write"
     REQUEST = "request"  # odd, or not known to read
@@ -26,7 +26,7 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True)
-class Asked:
+class KubeRequest:
     """A request in the API's words. ``target`` is what is forwarded, and empty with a ``refusal``."""
 
     verb: str
@@ -35,7 +35,7 @@ class Asked:
     target: str = ""
     streams: bool = False
     review: bool = False
-    refusal: Refusal | None = None
+    refusal: ClusterRefusal | None = None
     message: str = ""
 
 
@@ -45,8 +45,8 @@ _GROUP = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 _VALUE = re.compile(r"[ -~]*")
 _VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
-SECRET = frozenset({"secrets", "oauthaccesstokens", "oauthauthorizetokens", "useroauthaccesstokens"})
-_PASSIVE = frozenset({"status", "scale"})  # subresources of anything that only show a part of it
+SECRET_RESOURCES = frozenset({"secrets", "oauthaccesstokens", "oauthauthorizetokens", "useroauthaccesstokens"})
+_PLAIN_SUBRESOURCES = frozenset({"status", "scale"})  # subresources of anything that only show a part of it
 _REVIEWS = {
     ("authorization.k8s.io", "selfsubjectaccessreviews"),
     ("authorization.k8s.io", "selfsubjectrulesreviews"),
@@ -54,93 +54,95 @@ _REVIEWS = {
 }
 _HEALTH = frozenset({"healthz", "livez", "readyz"})
 
-_OF_ALL = frozenset({"timeout", "pretty"})
-_OF_LISTS = frozenset(
+_COMMON_QUERY = frozenset({"timeout", "pretty"})
+_LIST_QUERY = frozenset(
     {"labelSelector", "fieldSelector", "limit", "continue", "resourceVersion", "resourceVersionMatch", "includeObject"}
     | {"watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds"}
 )
-_OF_LOGS = frozenset(
+_LOG_QUERY = frozenset(
     {"container", "follow", "previous", "sinceSeconds", "sinceTime", "timestamps", "tailLines", "limitBytes", "stream"}
 )
-_OF_HEALTH = frozenset({"verbose", "exclude"})
-_OF_REVIEWS = frozenset({"fieldManager", "fieldValidation"})
+_HEALTH_QUERY = frozenset({"verbose", "exclude"})
+_REVIEW_QUERY = frozenset({"fieldManager", "fieldValidation"})
 
-_READS = "here are get, list, watch and logs only, and no secrets"
+_ALLOWED = "here are get, list, watch and logs only, and no secrets"
 
 
-class _Refused(Exception):
-    def __init__(self, refusal: Refusal, message: str) -> None:
+class _RequestRefused(Exception):
+    def __init__(self, refusal: ClusterRefusal, message: str) -> None:
         super().__init__(message)
         self.refusal = refusal
 
 
-def judge(method: str, target: bytes) -> Asked:
+def parse_request(method: str, target: bytes) -> KubeRequest:
     """What a request asks for, ready to be forwarded or refused with the reason in words."""
     verb = _VERBS.get(method, "other")
-    asked = Asked(verb, "")
+    asked = KubeRequest(verb, "")
     try:
-        parts, query = _taken_apart(target)
-        asked = _named(method, parts, query)
-        kind = _permitted(asked, parts, query)
-    except _Refused as refused:
-        return Asked(asked.verb, asked.resource, asked.namespace, refusal=refused.refusal, message=f"runner: {refused}")
+        parts, query = _split_target(target)
+        asked = _describe(method, parts, query)
+        kind = _check_allowed(asked, parts, query)
+    except _RequestRefused as refused:
+        return KubeRequest(asked.verb, asked.resource, asked.namespace, refusal=refused.refusal, message=str(refused))
     path = "/" + "/".join(parts)
     target_text = f"{path}?{urlencode(query, quote_via=quote)}" if query else path
-    return Asked(asked.verb, asked.resource, asked.namespace, target_text, kind == "stream", kind == "review")
+    return KubeRequest(asked.verb, asked.resource, asked.namespace, target_text, kind == "stream", kind == "review")
 
 
-def refusal_of(verb: str, group: str, resource: str, subresource: str) -> Refusal | None:
+def refusal_of(verb: str, group: str, resource: str, subresource: str) -> ClusterRefusal | None:
     """Why a verb on a resource is refused, whatever its object; ``None`` when it reads what may be read."""
-    if resource in SECRET or subresource in SECRET or resource == "*":
-        return Refusal.SECRETS
+    if resource in SECRET_RESOURCES or subresource in SECRET_RESOURCES or resource == "*":
+        return ClusterRefusal.SECRETS
     if verb not in ("get", "list", "watch"):
-        return Refusal.WRITE
-    if subresource in ("", *_PASSIVE) or (group, resource, subresource) == ("", "pods", "log"):
+        return ClusterRefusal.WRITE
+    if subresource in ("", *_PLAIN_SUBRESOURCES) or (group, resource, subresource) == ("", "pods", "log"):
         return None
-    return Refusal.WRITE if subresource in ("exec", "attach", "portforward", "proxy") else Refusal.REQUEST
+    return ClusterRefusal.WRITE if subresource in ("exec", "attach", "portforward", "proxy") else ClusterRefusal.REQUEST
 
 
-def _taken_apart(target: bytes) -> tuple[list[str], list[tuple[str, str]]]:
+def _split_target(target: bytes) -> tuple[list[str], list[tuple[str, str]]]:
     """Path segments and query of a target in its one spelling."""
     text = target.decode("ascii", "replace")
     path, _, query = text.partition("?")
     if len(text) > MAX_TARGET:
-        raise _Refused(Refusal.REQUEST, "the URL is too long")
+        raise _RequestRefused(ClusterRefusal.REQUEST, "the URL is too long")
     parts = path.removesuffix("/").split("/")[1:]
     if not path.startswith("/") or not parts or any(not _NAME.fullmatch(p) or p in (".", "..") for p in parts):
-        raise _Refused(Refusal.REQUEST, "the path of the URL is not plain: no encoding, no empty segment, no dots")
+        raise _RequestRefused(
+            ClusterRefusal.REQUEST, "the path of the URL is not plain: no encoding, no empty segment, no dots"
+        )
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=32, errors="strict")
     except ValueError:
-        raise _Refused(Refusal.REQUEST, "the query of the URL cannot be read") from None
+        raise _RequestRefused(ClusterRefusal.REQUEST, "the query of the URL cannot be read") from None
     if any(not _VALUE.fullmatch(value) for _, value in pairs) or ";" in query:
-        raise _Refused(Refusal.REQUEST, "the query of the URL is not plain text")
+        raise _RequestRefused(ClusterRefusal.REQUEST, "the query of the URL is not plain text")
     return parts, pairs
 
 
-def _named(method: str, parts: list[str], query: list[tuple[str, str]]) -> Asked:
+def _describe(method: str, parts: list[str], query: list[tuple[str, str]]) -> KubeRequest:
     """Verb, resource and namespace, as the API server names them; of what is no resource, the first of its path."""
     verb = _VERBS.get(method, "other")
-    group, rest = _split(parts)
+    group, rest = _split_group(parts)
     if not rest:
-        return Asked(verb, f"/{parts[0]}"[:64])
-    namespace, words = _scoped(rest)
+        return KubeRequest(verb, f"/{parts[0]}"[:64])
+    namespace, words = _split_namespace(rest)
     resource, name, subresource = (*words, "", "")[:3] if len(words) < 3 else words[:3]
     if not name and verb == "get":
         watched = [value for key, value in query if key == "watch"]
         verb = "watch" if watched and watched[0].lower() not in ("0", "false") else "list"
     label = f"{resource}.{group}" if group else resource
-    return Asked(verb, f"{label}/{subresource}" if subresource else label, namespace)
+    return KubeRequest(verb, f"{label}/{subresource}" if subresource else label, namespace)
 
 
-def _split(parts: list[str]) -> tuple[str, list[str]]:
+def _split_group(parts: list[str]) -> tuple[str, list[str]]:
     """The group of a path, and what follows its version; nothing for the path of no resource."""
     if parts[0] == "api":
         return "", parts[2:]
     return (parts[1], parts[3:]) if parts[0] == "apis" and len(parts) > 3 else ("", [])
 
 
-def _scoped(rest: list[str]) -> tuple[str, list[str]]:
+def _split_namespace(rest: list[str]) -> tuple[str, list[str]]:
     """The namespace of a resource, and the words from the resource on."""
     if rest[0] != "namespaces" or len(rest) < 2:
         return "", rest
@@ -148,41 +150,43 @@ def _scoped(rest: list[str]) -> tuple[str, list[str]]:
     return rest[1], rest[2:] if inner else rest
 
 
-def _permitted(asked: Asked, parts: list[str], query: list[tuple[str, str]]) -> str:
-    """What kind of request it is. Raises ``_Refused``."""
-    group, rest = _split(parts)
+def _check_allowed(asked: KubeRequest, parts: list[str], query: list[tuple[str, str]]) -> str:
+    """What kind of request it is. Raises ``_RequestRefused``."""
+    group, rest = _split_group(parts)
     if not rest:
         _check_path(asked, parts)
-        _check_query(query, _OF_ALL | (_OF_HEALTH if parts[0] in _HEALTH else frozenset({"hash"})))
+        _check_query(query, _COMMON_QUERY | (_HEALTH_QUERY if parts[0] in _HEALTH else frozenset({"hash"})))
         return "plain"
     _check_version(parts, group)
-    namespace, words = _scoped(rest)
+    namespace, words = _split_namespace(rest)
     if namespace and not _LABEL.fullmatch(namespace):
-        raise _Refused(Refusal.REQUEST, "that is not the name of a namespace")
+        raise _RequestRefused(ClusterRefusal.REQUEST, "that is not the name of a namespace")
     resource, subresource = words[0], words[2] if len(words) > 2 else ""
     if resource in ("watch", "proxy") or len(words) > 3 or not _LABEL.fullmatch(resource):
-        raise _Refused(Refusal.REQUEST, "that is no path of a resource")
+        raise _RequestRefused(ClusterRefusal.REQUEST, "that is no path of a resource")
     if asked.verb == "create" and (group, "/".join(words)) in _REVIEWS and not namespace:
-        _check_query(query, _OF_ALL | _OF_REVIEWS)
+        _check_query(query, _COMMON_QUERY | _REVIEW_QUERY)
         return "review"
     match refusal_of(asked.verb, group, resource, subresource):
-        case Refusal.SECRETS:
-            raise _Refused(Refusal.SECRETS, f"secrets are refused; {_READS}")
-        case Refusal.WRITE:
+        case ClusterRefusal.SECRETS:
+            raise _RequestRefused(ClusterRefusal.SECRETS, f"secrets are refused; {_ALLOWED}")
+        case ClusterRefusal.WRITE:
             what = f"{asked.verb} {asked.resource}"
-            raise _Refused(Refusal.WRITE, f"read only: `{what}` is refused; {_READS}")
-        case Refusal.REQUEST:
-            raise _Refused(Refusal.REQUEST, f"`{asked.resource}` is refused: it is not known to read only")
+            raise _RequestRefused(ClusterRefusal.WRITE, f"read only: `{what}` is refused; {_ALLOWED}")
+        case ClusterRefusal.REQUEST:
+            raise _RequestRefused(
+                ClusterRefusal.REQUEST, f"`{asked.resource}` is refused: it is not known to read only"
+            )
     is_log = subresource == "log"
-    _check_query(query, _OF_ALL | (_OF_LOGS if is_log else _OF_LISTS))
+    _check_query(query, _COMMON_QUERY | (_LOG_QUERY if is_log else _LIST_QUERY))
     follows = is_log and any(key == "follow" and value.lower() not in ("0", "false") for key, value in query)
     return "stream" if follows or asked.verb == "watch" else "plain"
 
 
-def _check_path(asked: Asked, parts: list[str]) -> None:
+def _check_path(asked: KubeRequest, parts: list[str]) -> None:
     """Discovery, schemas, version and health."""
     if asked.verb != "get":
-        raise _Refused(Refusal.WRITE, f"read only: {_READS}")
+        raise _RequestRefused(ClusterRefusal.WRITE, f"read only: {_ALLOWED}")
     match parts:
         case ["version"] | ["api"] | ["api", "v1"] | ["apis"] | ["openapi", "v2"]:
             return
@@ -192,15 +196,15 @@ def _check_path(asked: Asked, parts: list[str]) -> None:
             return
         case [health] | [health, _] if health in _HEALTH:
             return
-    raise _Refused(Refusal.REQUEST, "that path is not among what can be read")
+    raise _RequestRefused(ClusterRefusal.REQUEST, "that path is not among what can be read")
 
 
 def _check_version(parts: list[str], group: str) -> None:
     version = parts[2] if group else parts[1]
     if not _LABEL.fullmatch(version) or (not group and version != "v1") or (group and not _GROUP.fullmatch(group)):
-        raise _Refused(Refusal.REQUEST, "that is no version of an API")
+        raise _RequestRefused(ClusterRefusal.REQUEST, "that is no version of an API")
 
 
 def _check_query(query: list[tuple[str, str]], known: frozenset[str]) -> None:
     if unknown := [key for key, _ in query if key not in known]:
-        raise _Refused(Refusal.REQUEST, f"`{unknown[0][:40]}` in the URL is refused: no reader needs it")
+        raise _RequestRefused(ClusterRefusal.REQUEST, f"`{unknown[0][:40]}` in the URL is refused: no reader needs it")

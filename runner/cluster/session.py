@@ -1,6 +1,6 @@
-"""The way to a cluster for reading: each request is judged, sent on, and told when it has ended.
+"""A read-only session with a cluster: each request is parsed, forwarded or refused, and reported when it has ended.
 
-What is forwarded is written anew from what was judged (``verbs``); of the client's headers only those pass that say
+The forwarded request is written from the parsed one (``requests``); of the client's headers only those pass that say
 which form of an answer it wants. Nothing of an answer is kept here beyond the piece that passes.
 """
 
@@ -14,33 +14,38 @@ from typing import Any
 
 import trio
 
-from runner.cluster.access_review import object_of, review_of
-from runner.cluster.kubeconfig import Target
-from runner.cluster.requests import Asked, Refusal, judge, refusal_of
+from runner.cluster.access_review import json_object, parse_review
+from runner.cluster.kubeconfig import ClusterTarget
+from runner.cluster.requests import ClusterRefusal, KubeRequest, parse_request, refusal_of
 from runner.core.errors import RunnerError
 from runner.core.sanitize import sanitize
-from runner.network.http import Headers, Reply, Request, serve_http
-from runner.network.upstream import Answer, Upstream, UpstreamFailed
-from runner.ports.cluster import MOST_TOLD, ClusterRequest, Rights
-from runner.ports.provider import Connection
+from runner.network.http import Headers, Request, Response
+from runner.network.served_session import (
+    IDENTITY,
+    JSON_TYPE,
+    RequestRefused,
+    ServedSession,
+    is_encoded,
+    select_headers,
+)
+from runner.network.upstream import Upstream, UpstreamFailed, UpstreamResponse
+from runner.ports.cluster import MAX_REPORTED, ClusterPermissions, ClusterRequest
 
-PATIENCE = 5.0  # seconds for what is asked before anything starts
-PLACES = 64  # requests that are under way at once; watches count
-BUSY_SECONDS = 10.0  # for one of the places; no Retry-After then, which clients obey ten times without a word
-PIECE_SECONDS = 90.0  # for the head and each piece of an answer that is no stream; the API server gives up after 60
+ASK_SECONDS = 5.0  # for a question of the runner's own
+MAX_REQUESTS = 64  # under way at once; watches count
+BUSY_SECONDS = 10.0  # until one of them ends; then no Retry-After, which clients obey ten times in silence
+READ_SECONDS = 90.0  # for the head and each piece of an answer that is no stream; the API server gives up after 60
 MAX_BODY = 64 << 10  # of a request: reviews are the only ones that have one
-_MAX_TEXT = 64 << 10  # of what is asked here
-_JSON = b"application/json"
-_ASKED = frozenset({b"accept", b"content-type", b"if-none-match", b"if-modified-since"})
-_ANSWERED = frozenset(
+_MAX_ANSWER = 64 << 10  # of the answer to such a question
+_REQUEST_HEADERS = frozenset({b"accept", b"content-type", b"if-none-match", b"if-modified-since"})
+_RESPONSE_HEADERS = frozenset(
     {b"content-type", b"etag", b"last-modified", b"cache-control", b"vary", b"warning", b"retry-after", b"audit-id"}
 )
-_PLAIN = (b"accept-encoding", b"identity")  # no credential could be found in anything else
 _HOSTS = frozenset({"127.0.0.1", "localhost"})
-_ACCESS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
-# What ``rights`` asks about: field, group, resource, subresource.
-_RIGHTS = (
+# The fields of ``ClusterPermissions``, and what each asks about: group, resource, subresource.
+_PERMISSIONS = (
     ("pods", "", "pods", ""),
     ("logs", "", "pods", "log"),
     ("events", "", "events", ""),
@@ -50,54 +55,55 @@ _RIGHTS = (
     ("nodes", "", "nodes", ""),
 )
 
+_STATUSES = {ClusterRefusal.CLUSTER: (502, "ServiceUnavailable"), ClusterRefusal.BUSY: (429, "TooManyRequests")}
+_FORBIDDEN = (403, "Forbidden")
+_NO_IMPERSONATION = (
+    "impersonation (`--as`) is not forwarded: requests are made with the runner's account only; "
+    "read the roles and their bindings to learn what another account may do"
+)
 
-class ReadSession:
+
+class ClusterRefused(RequestRefused):
+    """A request is answered here, with a ``Status`` as of the API server, which clients print."""
+
+    def __init__(self, refusal: ClusterRefusal, message: str) -> None:
+        super().__init__(refusal, f"runner: {message}", _STATUSES.get(refusal, _FORBIDDEN)[0])
+        self.cluster_refusal = refusal
+
+
+class ReadOnlySession(ServedSession):
     """See the port."""
 
     def __init__(
         self,
-        target: Target,
+        target: ClusterTarget,
         upstream: Upstream,
         on_request: Callable[[ClusterRequest], None],
         *,
-        most_told: int = MOST_TOLD,
+        max_reported: int = MAX_REPORTED,
     ) -> None:
+        super().__init__(large_places=1, max_body=MAX_BODY)
         self._target = target
         self._upstream = upstream
         self._on_request = on_request
-        self._large = trio.Semaphore(1)
-        self._places = trio.Semaphore(PLACES)
-        self._scopes: set[trio.CancelScope] = set()
-        self._closed = False
-        self.complaints: dict[str, str] = {}
-        self._left_to_tell = most_told
-        self._untold: Counter[tuple[str, str | None]] = Counter()
-
-    async def serve(self, connection: Connection) -> None:
-        with trio.CancelScope() as scope:
-            self._scopes.add(scope)
-            if self._closed:
-                scope.cancel()
-            try:
-                await serve_http(connection, self._exchange, self._large, max_body=MAX_BODY)
-            finally:
-                self._scopes.discard(scope)
+        self._places = trio.Semaphore(MAX_REQUESTS)
+        self.credential_errors: dict[str, str] = {}
+        self._left_to_report = max_reported
+        self._unreported: Counter[tuple[str, str | None]] = Counter()
 
     def close(self) -> None:
-        """Break off what is still under way, and tell what was not told yet."""
-        self._closed = True
-        for scope in self._scopes:
-            scope.cancel()
-        for (verb, refusal), count in self._untold.items():
-            self._on_request(ClusterRequest(verb, "", "", 0, 0.0, refusal, count))
-        self._untold.clear()
+        """End what is still under way, and report the requests that were only counted."""
+        super().close()
+        for (verb, refusal), count in self._unreported.items():
+            self._on_request(ClusterRequest(verb, "", "", status=0, seconds=0.0, refusal=refusal, count=count))
+        self._unreported.clear()
 
-    async def rights(self) -> Rights:
+    async def permissions(self) -> ClusterPermissions:
         answers: dict[str, bool] = {}
         unknown: defaultdict[str, list[str]] = defaultdict(list)  # by why
 
-        async def look(field: str, group: str, resource: str, subresource: str) -> None:
-            review = {
+        async def review(field: str, group: str, resource: str, subresource: str) -> None:
+            question = {
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": "SelfSubjectAccessReview",
                 "spec": {
@@ -110,175 +116,153 @@ class ReadSession:
                     }
                 },
             }
-            status, words = await ask(self._upstream, "POST", _ACCESS, json.dumps(review).encode())
-            allowed = _inner(object_of(words) or {}, "status").get("allowed") if status == 201 else None
+            status, text = await ask(self._upstream, "POST", _ACCESS_REVIEWS, json.dumps(question).encode())
+            allowed = _inner(json_object(text) or {}, "status").get("allowed") if status == 201 else None
             if isinstance(allowed, bool):
                 answers[field] = allowed
             elif status is None:
-                unknown[sanitize(words)].append(field)
+                unknown[sanitize(text)].append(field)
             else:
                 unknown[f"the cluster answered {status}" + " without saying it" * (status == 201)].append(field)
 
         async with trio.open_nursery() as nursery:
-            for each in _RIGHTS:
-                nursery.start_soon(look, *each)
-        order = [field for field, *_ in _RIGHTS]
+            for each in _PERMISSIONS:
+                nursery.start_soon(review, *each)
+        order = [field for field, *_ in _PERMISSIONS]
         named = {why: ", ".join(sorted(lacking, key=order.index)) for why, lacking in unknown.items()}
         warnings = sorted(f"whether {fields} can be read is not known: {why}" for why, fields in named.items())
-        return Rights(self._target.context, self._target.namespace, **answers, warnings=tuple(warnings))
+        return ClusterPermissions(self._target.context, self._target.namespace, **answers, warnings=tuple(warnings))
 
-    # --- one request ---
+    def _error_body(self, refused: RequestRefused) -> bytes:
+        code, reason = _STATUSES.get(ClusterRefusal(refused.refusal), _FORBIDDEN)
+        status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+        return json.dumps({**status, "message": str(refused), "reason": reason, "code": code}).encode()
 
-    async def _exchange(self, request: Request, reply: Reply) -> None:
-        asked = judge(request.method, request.target)
-        refusal = asked.refusal
+    async def _exchange(self, request: Request, response: Response) -> None:
+        parsed = parse_request(request.method, request.target)
+        refusal: ClusterRefusal | None = None
         try:
-            if message := _uninvited(request):
-                refusal = refusal or Refusal.REQUEST
-                await _refuse(reply, refusal, message)
-            elif message := _as_another(request.headers):
-                refusal = Refusal.IMPERSONATION
-                await _refuse(reply, refusal, message)
-            elif refusal is not None:
-                await _refuse(reply, refusal, asked.message)
-            elif asked.review and (answer := _own_review(request.body)) is not None:
-                await reply.send_all(201, _JSON, answer)
+            _check_client(request, parsed)
+            if parsed.review and (answer := _denied_review(request.body)) is not None:
+                await response.send_all(201, JSON_TYPE, answer)
             else:
-                refusal = await self._forward_in_turn(asked, request, reply)
+                await self._forward_in_turn(parsed, request, response)
+        except ClusterRefused as refused:
+            refusal = refused.cluster_refusal
+            if response.status:
+                response.cut()
+            else:
+                await self._refuse(response, refused)
         finally:
-            self._tell(asked, reply.status, trio.current_time() - request.began, refusal)
+            self._report(parsed, response.status, trio.current_time() - request.began, refusal)
 
-    def _tell(self, asked: Asked, status: int, seconds: float, refusal: Refusal | None) -> None:
-        why = refusal.value if refusal is not None else None
-        if not self._left_to_tell and not self._closed:
-            self._untold[asked.verb, why] += 1
+    def _report(self, parsed: KubeRequest, status: int, seconds: float, refusal: ClusterRefusal | None) -> None:
+        reason = refusal.value if refusal is not None else None
+        if not self._left_to_report and not self._closed:
+            self._unreported[parsed.verb, reason] += 1
             return
-        self._left_to_tell -= not self._closed
-        self._on_request(ClusterRequest(asked.verb, asked.resource, asked.namespace, status, seconds, why))
+        self._left_to_report -= not self._closed
+        self._on_request(ClusterRequest(parsed.verb, parsed.resource, parsed.namespace, status, seconds, reason))
 
-    async def _forward_in_turn(self, asked: Asked, request: Request, reply: Reply) -> Refusal | None:
+    async def _forward_in_turn(self, parsed: KubeRequest, request: Request, response: Response) -> None:
         with trio.move_on_after(BUSY_SECONDS) as waiting:
             await self._places.acquire()
         if waiting.cancelled_caught:
-            await _refuse(reply, Refusal.BUSY, f"runner: {PLACES} requests are under way; end a watch or a log first")
-            return Refusal.BUSY
+            message = f"{MAX_REQUESTS} requests are under way; end a watch or a log first"
+            raise ClusterRefused(ClusterRefusal.BUSY, message)
         try:
-            return await self._forward(asked, request, reply)
+            await self._forward(parsed, request, response)
         finally:
             self._places.release()
 
-    async def _forward(self, asked: Asked, request: Request, reply: Reply) -> Refusal | None:
-        """Let a request through; why that failed, if it did, is answered."""
-        failure: str | None = "it did not go on"
-        patience = math.inf if asked.streams else PIECE_SECONDS
+    async def _forward(self, parsed: KubeRequest, request: Request, response: Response) -> None:
+        """Forward a request and its answer. Raises ``ClusterRefused``."""
+        failure: str | None = "it stalled"
+        patience = math.inf if parsed.streams else READ_SECONDS
         with trio.CancelScope(deadline=trio.current_time() + patience) as waiting:
             try:
-                await self._pass_on(asked, request, reply, waiting)
+                body = request.body if parsed.review else b""
+                headers = [*select_headers(request.headers, _REQUEST_HEADERS), IDENTITY]
+                async with self._upstream.send(request.method, parsed.target, headers, body) as answer:
+                    await _pass(answer, response, waiting, streams=parsed.streams)
                 failure = None
             except UpstreamFailed as error:
                 failure = str(error)
-            except RunnerError as error:  # which names places of this host
-                self.complaints[error.message] = error.code
-                failure = "its credential cannot be had any more"
-        if failure is None:
-            return None
-        if reply.status:
-            reply.cut()
-        else:
-            await _refuse(reply, Refusal.CLUSTER, f"runner: the cluster cannot be reached: {sanitize(failure)}")
-        return Refusal.CLUSTER
-
-    async def _pass_on(self, asked: Asked, request: Request, reply: Reply, waiting: trio.CancelScope) -> None:
-        """Raises ``UpstreamFailed``, and what is wrong with the credential by now."""
-        body = request.body if asked.review else b""
-        headers = [(name, value) for name, value in request.headers if name in _ASKED] + [_PLAIN]
-        async with self._upstream.send(request.method, asked.target, headers, body) as answer:
-            await _pass(answer, reply, waiting, streams=asked.streams)
+            except RunnerError as error:  # whose message names places of this host
+                self.credential_errors[error.message] = error.code
+                failure = "its credential is not available any more"
+        if failure is not None:
+            raise ClusterRefused(ClusterRefusal.CLUSTER, f"the cluster cannot be reached: {sanitize(failure)}")
 
 
-async def _pass(answer: Answer, reply: Reply, waiting: trio.CancelScope, *, streams: bool) -> None:
-    """Hand an answer on as it comes. A client may take its time; a server may not, unless it ``streams``."""
-    if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in answer.headers):
-        raise UpstreamFailed("it answers in an encoding that it was not asked for")
-    headers = [(name, value) for name, value in answer.headers if name in _ANSWERED]
-    await reply.start(answer.status, headers)
-    patience = math.inf if streams and answer.status < 400 else PIECE_SECONDS
+async def _pass(answer: UpstreamResponse, response: Response, waiting: trio.CancelScope, *, streams: bool) -> None:
+    """Send an answer on as it comes. A client may take its time; a server may not, unless it ``streams``."""
+    if is_encoded(answer):
+        raise UpstreamFailed("it answers in an encoding that was not asked for")
+    await response.start(answer.status, select_headers(answer.headers, _RESPONSE_HEADERS))
+    patience = math.inf if streams and answer.status < 400 else READ_SECONDS
     waiting.deadline = trio.current_time() + patience
     async for chunk in answer.body:
         waiting.deadline = math.inf
-        await reply.send(chunk)
+        await response.send(chunk)
         waiting.deadline = trio.current_time() + patience
 
 
-def _uninvited(request: Request) -> str | None:
-    """Why a request is not of a client that reads: one that changes the protocol, or a page in a browser."""
+def _check_client(request: Request, parsed: KubeRequest) -> None:
+    """Raise ``ClusterRefused`` for a request that a client which only reads does not make."""
     names = {name for name, _ in request.headers}  # and not their values: a second one may follow an empty one
-    if b"upgrade" in names:
-        return "runner: read only: nothing can be run, attached or forwarded in this cluster"
     host = request.header(b"host").decode("ascii", "replace").rpartition(":")
+    if b"upgrade" in names:
+        message = "read only: nothing can be run, attached or forwarded in this cluster"
+        raise ClusterRefused(parsed.refusal or ClusterRefusal.REQUEST, message)
     if b"origin" in names or (host[0] or host[2]) not in _HOSTS:
-        return "runner: only clients of this workspace are answered"
-    return None
+        message = "only clients of this workspace are answered"
+        raise ClusterRefused(parsed.refusal or ClusterRefusal.REQUEST, message)
+    if why := _foreign_identity(request.headers):
+        raise ClusterRefused(ClusterRefusal.IMPERSONATION, why)
+    if parsed.refusal is not None:
+        raise ClusterRefused(parsed.refusal, parsed.message)
 
 
-def _as_another(headers: Headers) -> str | None:
-    """Why a request is in the name of somebody other than the credential's owner: by a credential of its own, in the
-    API server's headers, or in those of a proxy before it. What it asks would be answered for the owner instead."""
+def _foreign_identity(headers: Headers) -> str | None:
+    """Return why a request is not the runner's account's own: it brings a credential, or impersonates somebody.
+
+    Identities stand in the API server's headers, or in those of a proxy before it. The answer would be for the
+    runner's account instead.
+    """
     names = {name.replace(b"_", b"-") for name, _ in headers}
     if b"authorization" in names:
-        return "runner: a credential of one's own (`--token`) is not forwarded; requests are made with the runner's"
-    return _NOBODY_ELSE if any(name.startswith((b"impersonate-", b"x-remote-")) for name in names) else None
+        return "a credential of your own (`--token`) is not forwarded: requests are made with the runner's account only"
+    return _NO_IMPERSONATION if any(name.startswith((b"impersonate-", b"x-remote-")) for name in names) else None
 
 
-def _own_review(body: bytes) -> bytes | None:
-    """The answer to a question about a right that nobody has here; ``None`` when it is the cluster's to give."""
-    review = review_of(body)
+def _denied_review(body: bytes) -> bytes | None:
+    """Return the answer about a permission that nobody has here; ``None`` when the cluster must answer."""
+    review = parse_review(body)
     wanted = _inner(_inner(review or {}, "spec"), "resourceAttributes")
     keys = ("verb", "group", "resource", "subresource")
     words = [value if isinstance(value := wanted.get(key), str) else "" for key in keys]
     if review is None or not wanted or refusal_of(*words) is None:
         return None
-    denied = {"allowed": False, "denied": True, "reason": "runner: this cluster is only read here, and no secrets"}
+    denied = {"allowed": False, "denied": True, "reason": "runner: this cluster is read-only here, without secrets"}
     return json.dumps({**review, "status": denied}).encode()
 
 
-_NOBODY_ELSE = (
-    "runner: nobody else can be acted for: impersonation (`--as`) is not forwarded; "
-    "read the roles and their bindings to learn what another may"
-)
-_STATUSES = {Refusal.CLUSTER: (502, "ServiceUnavailable"), Refusal.BUSY: (429, "TooManyRequests")}
-
-
-async def _refuse(reply: Reply, refusal: Refusal, message: str) -> None:
-    """A ``Status`` as the API server's own, which clients print."""
-    code, reason = _STATUSES.get(refusal, (403, "Forbidden"))
-    status = {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": message,
-        "reason": reason,
-        "code": code,
-    }
-    await reply.send_all(code, _JSON, json.dumps(status).encode())
-
-
 async def ask(upstream: Upstream, method: str, path: str, body: bytes = b"") -> tuple[int | None, str]:
-    """Status and text of an answer; no status, and why, when none comes in time."""
-    with trio.move_on_after(PATIENCE):
+    """Ask the cluster; return status and text of the answer, or no status and the reason when none comes in time."""
+    with trio.move_on_after(ASK_SECONDS):
         try:
-            headers: Headers = [(b"accept", _JSON), (b"content-type", _JSON), _PLAIN]
+            headers: Headers = [(b"accept", JSON_TYPE), (b"content-type", JSON_TYPE), IDENTITY]
             async with upstream.send(method, path, headers, body) as answer:
                 text = b""
                 async for chunk in answer.body:
                     text += chunk
-                    if len(text) >= _MAX_TEXT:
+                    if len(text) >= _MAX_ANSWER:
                         break
-                return answer.status, text[:_MAX_TEXT].decode(errors="replace")
+                return answer.status, text[:_MAX_ANSWER].decode(errors="replace")
         except (UpstreamFailed, RunnerError) as error:
             return None, str(error)
-    return None, f"no answer in {PATIENCE:g} s"
+    return None, f"no answer in {ASK_SECONDS:g} s"
 
 
 def _inner(value: dict[str, Any], key: str) -> dict[str, Any]:

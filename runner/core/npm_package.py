@@ -10,24 +10,24 @@ from typing import Any
 
 from runner.core.settings import shipped
 
-_ABOVE = 3  # directories between a program and its package's own at most
+_MAX_PARENTS = 3  # directories between a program and its package's own at most
 
 
-def program_at(folders: Iterable[str], name: str) -> Path | None:
+def find_program(folders: Iterable[str], name: str) -> Path | None:
     """The first program of that name in the folders."""
     return next((Path(at) for folder in folders if os.access(at := f"{folder}/{name}", os.X_OK)), None)
 
 
-def version_of(program: Path, package: str) -> str:
+def installed_version(program: Path, package: str) -> str:
     """The version of an npm package that has a program; empty when another, or none, has it."""
-    for folder in list(program.resolve().parents)[:_ABOVE]:
+    for folder in list(program.resolve().parents)[:_MAX_PARENTS]:
         found = _json_of(folder / "package.json")
         if found.get("name") == package:
             return str(found.get("version", ""))
     return ""
 
 
-def pin_of(package: str) -> str:
+def pinned_version(package: str) -> str:
     """The version of a package that this runner is tested with."""
     return str(_json_of(shipped("runners") / "image" / "package.json")["dependencies"][package])
 

@@ -38,7 +38,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Said:
+class FakeAnswer:
     """An answer of the double. ``number`` is unique in a session."""
 
     number: int
@@ -49,27 +49,27 @@ class Said:
     counts: Counts
 
 
-class Voice(Protocol):
+class FakeApi(Protocol):
     def tools(self, body: Mapping[str, Any]) -> Tools: ...
 
-    def answer(self, said: Said) -> Mapping[str, Any]:
+    def answer(self, said: FakeAnswer) -> Mapping[str, Any]:
         """The answer to a request that wants no stream."""
 
-    def stream(self, said: Said) -> Sequence[bytes]:
+    def stream(self, said: FakeAnswer) -> Sequence[bytes]:
         """The answer's server-sent events."""
 
 
-class NoTool(Exception):
+class ToolMissing(Exception):
     """The request does not offer what a turn needs. Never leaves the double."""
 
 
-def said_of(turn: Turn, number: int, model: str, tools: Tools, sent_bytes: int) -> Said:
-    """A turn as an answer to a request with these tools. Raises ``NoTool``."""
+def answer_of(turn: Turn, number: int, model: str, tools: Tools, sent_bytes: int) -> FakeAnswer:
+    """A turn as an answer to a request with these tools. Raises ``ToolMissing``."""
     calls = []
     if turn.write is not None:
-        calls.append(_writing(f"call_{number}_w", tools, turn.write.path, turn.write.content))
+        calls.append(_write_call(f"call_{number}_w", tools, turn.write.path, turn.write.content))
     if turn.run is not None:
-        calls.append(_running(f"call_{number}_r", tools, turn.run))
+        calls.append(_shell_call(f"call_{number}_r", tools, turn.run))
     if turn.call is not None:
         calls.append(ToolCall(f"call_{number}_c", turn.call.tool, turn.call.arguments))
     text = f"{turn.think or ''}{turn.say or ''}{calls}"
@@ -77,7 +77,7 @@ def said_of(turn: Turn, number: int, model: str, tools: Tools, sent_bytes: int) 
     if used := turn.usage:
         fresh = max(0, used.input - used.cached)
         counts = Counts(fresh=fresh, cached=used.cached, output=used.output, reasoning=used.reasoning)
-    return Said(number, model, turn.think or "", turn.say or "", tuple(calls), counts)
+    return FakeAnswer(number, model, turn.think or "", turn.say or "", tuple(calls), counts)
 
 
 def pieces(text: str) -> list[str]:
@@ -90,10 +90,10 @@ def event(data: Mapping[str, Any], name: str = "") -> bytes:
     return f"{head}data: {json.dumps(data)}\n\n".encode()
 
 
-def _running(id: str, tools: Tools, command: str) -> ToolCall:
+def _shell_call(id: str, tools: Tools, command: str) -> ToolCall:
     name = next((name for name in _SHELLS if name in tools), None)
     if name is None:
-        raise NoTool(f"the turn runs a command, and no shell tool is offered, only: {', '.join(tools)}")
+        raise ToolMissing(f"the turn runs a command, and no shell tool is offered, only: {', '.join(tools)}")
     parameters = tools[name]
     if parameters is None:
         code = f"const r = await tools.exec_command({{cmd: {json.dumps(command)}}}); text(JSON.stringify(r));"
@@ -103,12 +103,12 @@ def _running(id: str, tools: Tools, command: str) -> ToolCall:
     return ToolCall(id, name, {key: ["bash", "-lc", command] if is_list else command})
 
 
-def _writing(id: str, tools: Tools, path: str, content: str) -> ToolCall:
+def _write_call(id: str, tools: Tools, path: str, content: str) -> ToolCall:
     name = next((name for name in _WRITERS if tools.get(name)), None)
     parameters = tools[name] if name else None
     if name is None or parameters is None:
         folder, file, text = (shlex.quote(part) for part in (dirname(path) or ".", path, content))
-        return _running(id, tools, f"mkdir -p -- {folder} && printf %s {text} > {file}")
+        return _shell_call(id, tools, f"mkdir -p -- {folder} && printf %s {text} > {file}")
     place = "file_path" if "file_path" in parameters else "path"
     body = "file_text" if "file_text" in parameters else "content"
     return ToolCall(id, name, {place: path, body: content})

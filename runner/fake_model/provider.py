@@ -17,20 +17,20 @@ from urllib.parse import parse_qs
 import trio
 
 from runner.core.nurseries import open_services
-from runner.fake_model.api import NoTool, Said, Voice, said_of
+from runner.fake_model.api import FakeAnswer, FakeApi, ToolMissing, answer_of
 from runner.fake_model.script import Turn
 from runner.gateway.api import Api as ApiModule
 from runner.gateway.api import Call, Kind, read_body
 from runner.gateway.gateway import check_prices, open_session
-from runner.network.http import LARGE_PLACES, Headers, Reply, Request, serve_http
-from runner.network.upstream import Answer, UpstreamFailed
-from runner.ports.gateway import Api, Exchange, Grant, Refusal, Session
+from runner.network.http import LARGE_PLACES, Headers, Request, Response, serve_http
+from runner.network.upstream import UpstreamFailed, UpstreamResponse
+from runner.ports.gateway import Api, ModelGrant, ModelRefusal, ModelRequest, ModelSession
 
 _JSON = b"application/json"
-_HELPED = "rehearsal"  # what a request without tools is told
+_HELPER_TEXT = "rehearsal"  # what a request without tools is told
 
 
-class Double:
+class FakeModel:
     """Stands for one API's provider, for one session."""
 
     def __init__(self, api: Api, turns: Sequence[Turn]) -> None:
@@ -52,16 +52,16 @@ class Double:
         return (*self._unplayed, *unasked)
 
     @asynccontextmanager
-    async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
+    async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[UpstreamResponse]:
         await trio.lowlevel.checkpoint()
         path, _, query = target.partition("?")
         call = self._api.route(method, path)
         if call is None:
             yield self._refuse(404, f"`{path}` is not a call")
         elif call.kind is Kind.LIST:
-            yield _whole({"object": "list", "data": [], "models": []})
+            yield _json_response({"object": "list", "data": [], "models": []})
         elif call.kind is Kind.COUNT:
-            yield _whole({"input_tokens": len(body) // 4, "totalTokens": len(body) // 4})
+            yield _json_response({"input_tokens": len(body) // 4, "totalTokens": len(body) // 4})
         else:
             asked = read_body(body)
             async with self._answer(call, asked, len(body), alt=parse_qs(query).get("alt")) as answer:
@@ -70,12 +70,12 @@ class Double:
     @asynccontextmanager
     async def _answer(
         self, call: Call, asked: Mapping[str, Any], sent_bytes: int, *, alt: list[str] | None
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[UpstreamResponse]:
         voice = self._voice(call)
         tools = voice.tools(asked)
         model = call.model or str(asked.get("model"))
         self._count += 1
-        turn = self._next() if tools else Turn(say=_HELPED)
+        turn = self._next() if tools else Turn(say=_HELPER_TEXT)
         if turn is None:
             yield self._refuse(400, "the rehearsal's script has no more turns")
             return
@@ -84,15 +84,15 @@ class Double:
             yield self._refuse(turn.fail.status, turn.fail.message, retry_after=turn.fail.retry_after)
             return
         try:
-            said = said_of(turn, self._count, model, tools, sent_bytes)
-        except NoTool as error:
+            said = answer_of(turn, self._count, model, tools, sent_bytes)
+        except ToolMissing as error:
             self._unplayed.append(f"turn {self._taken} of the rehearsal was not played: {error}")
             yield self._refuse(400, str(error))
             return
         streams = alt == ["sse"] if self._name is Api.GEMINI else bool(asked.get("stream"))
         kind = b"text/event-stream" if streams else _JSON
-        async with aclosing(_spoken(turn, _said(voice, said, streams=streams))) as body:
-            yield Answer(200, [(b"content-type", kind)], body)
+        async with aclosing(_play(turn, _encode(voice, said, streams=streams))) as body:
+            yield UpstreamResponse(200, [(b"content-type", kind)], body)
 
     def _next(self) -> Turn | None:
         if self._taken == len(self._turns):
@@ -100,47 +100,47 @@ class Double:
         self._taken += 1
         return self._turns[self._taken - 1]
 
-    def _voice(self, call: Call) -> Voice:
+    def _voice(self, call: Call) -> FakeApi:
         by_name = {"responses": "responses", "chat/completions": "chat"}
-        voice: Voice = import_module(f"runner.fake_model.apis.{by_name.get(call.name, self._name.value)}").voice
+        voice: FakeApi = import_module(f"runner.fake_model.apis.{by_name.get(call.name, self._name.value)}").api
         return voice
 
-    def _refuse(self, status: int, message: str, *, retry_after: float | None = None) -> Answer:
-        text = self._api.error(status, Refusal.REQUEST, message)
+    def _refuse(self, status: int, message: str, *, retry_after: float | None = None) -> UpstreamResponse:
+        text = self._api.error(status, ModelRefusal.REQUEST, message)
         waits = [(b"retry-after", b"%d" % retry_after)] if retry_after else []
-        return Answer(status, [(b"content-type", _JSON), *waits], _pieces([text]))
+        return UpstreamResponse(status, [(b"content-type", _JSON), *waits], _pieces([text]))
 
 
-class Rehearsal:
+class RehearsalGateway:
     """The gateway with the double behind it; ``rehearsal`` is the file of the turns, as it was named."""
 
     def __init__(self, name: str, turns: Sequence[Turn]) -> None:
         self.rehearsal: str | None = name
         self._turns = turns
 
-    def check(self, grant: Grant) -> None:
+    def check(self, grant: ModelGrant) -> None:
         """As the port says, but for the key: none is needed."""
         check_prices(grant)
 
     @asynccontextmanager
-    async def open(self, grant: Grant, on_exchange: Callable[[Exchange], None]) -> AsyncIterator[Session]:
+    async def open(self, grant: ModelGrant, on_request: Callable[[ModelRequest], None]) -> AsyncIterator[ModelSession]:
         self.check(grant)
-        async with open_session(grant, Double(grant.api, self._turns), "", on_exchange) as session:
+        async with open_session(grant, FakeModel(grant.api, self._turns), "", on_request) as session:
             yield session
 
 
 @asynccontextmanager
-async def serve_double(turns: Sequence[Turn], *, port: int = 0) -> AsyncIterator[int]:
+async def serve_fake_model(turns: Sequence[Turn], *, port: int = 0) -> AsyncIterator[int]:
     """A double of every API on a port of this host's loopback, and the port, for the length of the block.
 
     The turns are taken by each API's requests for itself.
     """
-    doubles = {api: Double(api, turns) for api in Api}
+    doubles = {api: FakeModel(api, turns) for api in Api}
     large = trio.Semaphore(LARGE_PLACES)
 
-    async def answer(request: Request, reply: Reply) -> None:
+    async def answer(request: Request, reply: Response) -> None:
         path = request.target.decode()
-        api = _meant(request.path)
+        api = _api_of(request.path)
         target = path.removeprefix("/v1") if api is Api.OPENAI else path
         try:
             async with doubles[api].send(request.method, target, request.headers, request.body) as answered:
@@ -159,17 +159,17 @@ async def serve_double(turns: Sequence[Turn], *, port: int = 0) -> AsyncIterator
         yield listeners[0].socket.getsockname()[1]
 
 
-def _meant(path: str) -> Api:
+def _api_of(path: str) -> Api:
     if path.startswith("/v1/messages"):
         return Api.ANTHROPIC
     return Api.GEMINI if path.startswith(("/v1beta/", "/v1/models/")) else Api.OPENAI
 
 
-def _said(voice: Voice, said: Said, *, streams: bool) -> Sequence[bytes]:
+def _encode(voice: FakeApi, said: FakeAnswer, *, streams: bool) -> Sequence[bytes]:
     return voice.stream(said) if streams else [json.dumps(voice.answer(said)).encode()]
 
 
-async def _spoken(turn: Turn, pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:
+async def _play(turn: Turn, pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:
     """The pieces at the turn's pace, and not all of them when it is cut off."""
     last = max(1, len(pieces) // 2) if turn.cut_off else len(pieces)
     for piece in pieces[:last]:
@@ -180,8 +180,8 @@ async def _spoken(turn: Turn, pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:
         raise UpstreamFailed("the rehearsal cuts the answer off here")
 
 
-def _whole(message: Mapping[str, Any]) -> Answer:
-    return Answer(200, [(b"content-type", _JSON)], _pieces([json.dumps(message).encode()]))
+def _json_response(message: Mapping[str, Any]) -> UpstreamResponse:
+    return UpstreamResponse(200, [(b"content-type", _JSON)], _pieces([json.dumps(message).encode()]))
 
 
 async def _pieces(pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from runner.core.model import Reason
-from runner.ports.gateway import Refusal
+from runner.ports.gateway import ModelRefusal
 
 MAX_NODES = 1_000_000  # values of one request; parsed ones take some 20 times the bytes of their text
 MAX_MODEL = 200
@@ -79,7 +79,7 @@ class Api(Protocol):
     def route(self, method: str, path: str) -> Call | None:
         """The call that a request makes; ``None`` when that is none that is let through."""
 
-    def reach(self, body: Mapping[str, Any]) -> str | None:
+    def external_access(self, body: Mapping[str, Any]) -> str | None:
         """What in a request for an answer the provider would have to fetch, run or bill otherwise; ``None`` if nothing.
 
         A workspace without network has none through its model either: what is not known to stay in the conversation
@@ -94,7 +94,7 @@ class Api(Protocol):
     def end(self, message: Mapping[str, Any]) -> End | None:
         """What an event of a stream, or a whole answer, says of the answer's end; ``None`` for nothing."""
 
-    def error(self, status: int, refusal: Refusal, message: str) -> bytes:
+    def error(self, status: int, refusal: ModelRefusal, message: str) -> bytes:
         """An error's body, in the shape that the API's clients read."""
 
     def reason(self, status: int, body: bytes) -> Reason | None:
@@ -128,7 +128,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def admits(granted: str, asked: str) -> bool:
+def model_matches(granted: str, asked: str) -> bool:
     """Whether a model that a manifest names stands for the one that a request names.
 
     It stands for itself, for its dated snapshots, and as one word (``sonnet``) for every version of that family.
@@ -169,13 +169,13 @@ def json_of(body: bytes) -> Any:
         return None
 
 
-def failure(error: Mapping[str, Any], words: Mapping[str, Reason]) -> End:
+def failed_end(error: Mapping[str, Any], words: Mapping[str, Reason]) -> End:
     """The end of an answer that is an error: by the provider's word for it, and its message."""
-    reason = _worded(error, words) or Reason.GATEWAY
-    return End(reason, f"its answer ended with an error: {error.get('message') or 'without a word'}")
+    reason = _reason_of_words(error, words) or Reason.GATEWAY
+    return End(reason, f"its answer ended with an error: {error.get('message') or 'without a message'}")
 
 
-def ended(word: object, whole: Container[str]) -> End | None:
+def end_of(word: object, whole: Container[str]) -> End | None:
     """The end that a provider has a word for, of which some are those of a whole answer; ``None`` for no word."""
     if not isinstance(word, str):
         return None
@@ -188,7 +188,7 @@ def reason_of(status: int, body: bytes, words: Mapping[str, Reason]) -> Reason |
     A page, or what does not speak of models, was not said by the API, but by what stands in its place.
     """
     found = json_of(body)
-    if reason := _worded(inner(found, "error"), words):
+    if reason := _reason_of_words(inner(found, "error"), words):
         return reason
     if status >= 500:
         return Reason.GATEWAY
@@ -198,6 +198,6 @@ def reason_of(status: int, body: bytes, words: Mapping[str, Reason]) -> Reason |
     return Reason.GATEWAY if foreign and status in _OF_API else _STATUSES.get(status)
 
 
-def _worded(error: Mapping[str, Any], words: Mapping[str, Reason]) -> Reason | None:
+def _reason_of_words(error: Mapping[str, Any], words: Mapping[str, Reason]) -> Reason | None:
     told = (error.get(name) for name in ("code", "type", "status"))
     return next((words[word] for word in told if isinstance(word, str) and word in words), None)

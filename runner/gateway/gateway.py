@@ -14,13 +14,13 @@ import trio
 
 from runner.core.errors import KeyMissing, Unpriced
 from runner.core.settings import ModelKey, Settings
-from runner.ports.gateway import Exchange, Grant, Session
+from runner.ports.gateway import ModelGrant, ModelRequest, ModelSession
 
 if TYPE_CHECKING:
     from runner.network.upstream import Upstream
 
 
-_LONGEST_KEY = 4096  # characters; a request's headers have no room for more
+_MAX_KEY = 4096  # characters; a request's headers have no room for more
 
 
 class ModelGateway:
@@ -31,57 +31,57 @@ class ModelGateway:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def check(self, grant: Grant) -> None:
-        from runner.network.upstream import check_reach
+    def check(self, grant: ModelGrant) -> None:
+        from runner.network.upstream import check_remote
 
         self._key(grant)
-        check_reach(self._settings.model_url(grant.api.value), self._settings.reach)
+        check_remote(self._settings.model_url(grant.api.value), self._settings.reach)
 
     @asynccontextmanager
-    async def open(self, grant: Grant, on_exchange: Callable[[Exchange], None]) -> AsyncIterator[Session]:
+    async def open(self, grant: ModelGrant, on_request: Callable[[ModelRequest], None]) -> AsyncIterator[ModelSession]:
         from runner.network.upstream import open_remote
 
         key = self._key(grant)
         async with (
             open_remote(self._settings.model_url(grant.api.value), self._settings.reach) as upstream,
-            open_session(grant, upstream, key, on_exchange) as session,
+            open_session(grant, upstream, key, on_request) as session,
         ):
             yield session
 
-    def _key(self, grant: Grant) -> str:
-        key = usable(self._settings.model_keys[grant.api.value])
+    def _key(self, grant: ModelGrant) -> str:
+        key = usable_key(self._settings.model_keys[grant.api.value])
         check_prices(grant)
         return key
 
 
 @asynccontextmanager
 async def open_session(
-    grant: Grant, upstream: Upstream, key: str, on_exchange: Callable[[Exchange], None]
-) -> AsyncIterator[Session]:
+    grant: ModelGrant, upstream: Upstream, key: str, on_request: Callable[[ModelRequest], None]
+) -> AsyncIterator[ModelSession]:
     """A grant on whatever stands for the provider, for the length of the block; its deadline is the caller's."""
-    from runner.gateway.session import GrantedSession
+    from runner.gateway.session import GatewaySession
 
     api, deadline = import_module(f"runner.gateway.apis.{grant.api.value}").api, trio.current_effective_deadline()
-    session = GrantedSession(grant, api, upstream, key, on_exchange, deadline=deadline)
+    session = GatewaySession(grant, api, upstream, key, on_request, deadline=deadline)
     try:
         yield session
     finally:
         session.close()
 
 
-def usable(key: ModelKey) -> str:
+def usable_key(key: ModelKey) -> str:
     """The key's text. Raises ``KeyMissing`` when there is none, or what is there can be none."""
     names = " or ".join(f"`{name}`" for name in key.variables)
     hint = "set it where runner is started, or rehearse without a key: `runner rehearse`"
     if not key.variable:
         raise KeyMissing(f"no key for the agent's model: {names} is not set", hint=hint)
-    if why := _why_no_key(key.text):
+    if why := _key_fault(key.text):
         raise KeyMissing(f"`{key.variable}` is no key: {why}", hint=hint)
     return key.text
 
 
-def _why_no_key(text: str) -> str | None:
-    if len(text) > _LONGEST_KEY:
+def _key_fault(text: str) -> str | None:
+    if len(text) > _MAX_KEY:
         return f"it has {len(text)} characters"
     if not text.isascii():
         return "it holds a character that is not ASCII"
@@ -90,7 +90,7 @@ def _why_no_key(text: str) -> str | None:
     return None
 
 
-def check_prices(grant: Grant) -> None:
+def check_prices(grant: ModelGrant) -> None:
     """Raises ``Unpriced`` when a budget in dollars could not be kept."""
     from runner.gateway.prices import is_priced
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from runner.gateway.api import Counts, admits
+from runner.gateway.api import Counts, model_matches
 
 _TABLE = Path(__file__).with_name("prices.json")
 _MILLION = 1_000_000
@@ -22,7 +22,7 @@ def _models(api: str) -> Mapping[str, Mapping[str, Any]]:
 
 def is_priced(api: str, granted: str) -> bool:
     """Whether there is a price for what a manifest names, a family's at least."""
-    return any(admits(granted, model) for model in _models(api)) or _row(api, granted) is not None
+    return any(model_matches(granted, model) for model in _models(api)) or _row(api, granted) is not None
 
 
 def cost_usd(api: str, model: str, counts: Counts) -> float | None:
@@ -49,4 +49,4 @@ def _row(api: str, model: str) -> Mapping[str, Any] | None:
     models = _models(api)
     if model in models:
         return models[model]
-    return next((row for name, row in models.items() if admits(name, model)), None)
+    return next((row for name, row in models.items() if model_matches(name, model)), None)

@@ -20,11 +20,11 @@ from runner.ports.provider import Connection
 
 MAX_HEAD = 64 << 10
 MAX_BODY = 64 << 20
-LARGE = 1 << 20  # a body above this waits for one of a few places, so that many connections cost bounded memory
+LARGE_BODY = 1 << 20  # a body above this waits for one of a few places, so that many connections cost bounded memory
 LARGE_PLACES = 2
 WINDOW = 256 << 10  # bytes of an answer that wait for a client
 IDLE_SECONDS = 600.0  # between requests, and for each piece of an answer to be taken
-PIECE_SECONDS = 60.0  # for each piece of a request, once it has begun
+READ_SECONDS = 60.0  # for each piece of a request, once it has begun
 _CHUNK = 64 << 10
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -60,13 +60,13 @@ class BadRequest(Exception):
         self.status = status
 
 
-class Reply:
+class Response:
     """The answer to one request: ``start`` once, ``send`` any number of times. What serves it sends the end.
 
     Pieces that are there at the same time are sent together, and none waits for another.
     """
 
-    def __init__(self, wire: Wire, *, bodiless: bool) -> None:
+    def __init__(self, wire: HttpConnection, *, bodiless: bool) -> None:
         self._wire = wire
         self._bodiless = bodiless
         self.status = 0
@@ -95,15 +95,17 @@ class Reply:
         await self.send(body)
 
 
-Serve = Callable[[Request, Reply], Awaitable[None]]
+Handler = Callable[[Request, Response], Awaitable[None]]
 
 
-async def serve_http(connection: Connection, serve: Serve, large: trio.Semaphore, *, max_body: int = MAX_BODY) -> None:
+async def serve_http(
+    connection: Connection, serve: Handler, large: trio.Semaphore, *, max_body: int = MAX_BODY
+) -> None:
     """Answer the requests of one connection until it ends. ``large`` is shared by all connections.
 
     Raises what the connection raises.
     """
-    wire = Wire(connection, large, max_body)
+    wire = HttpConnection(connection, large, max_body)
     try:
         while True:
             try:
@@ -116,7 +118,7 @@ async def serve_http(connection: Connection, serve: Serve, large: trio.Semaphore
             async with open_services() as services:
                 services.start_soon(wire.watch, services.cancel_scope)
                 services.start_soon(wire.write, services.cancel_scope)
-                reply = Reply(wire, bodiless=request.method == "HEAD")
+                reply = Response(wire, bodiless=request.method == "HEAD")
                 await serve(request, reply)
                 if not reply.is_cut:
                     await wire.put(h11.EndOfMessage())
@@ -128,7 +130,7 @@ async def serve_http(connection: Connection, serve: Serve, large: trio.Semaphore
         wire.release()
 
 
-class Wire:
+class HttpConnection:
     def __init__(self, connection: Connection, large: trio.Semaphore, max_body: int) -> None:
         self.gone = False
         self._max_body = max_body
@@ -161,13 +163,13 @@ class Wire:
         while True:
             event = self._protocol.next_event()
             if event is h11.NEED_DATA:
-                if not await self._feed(PIECE_SECONDS):
+                if not await self._feed(READ_SECONDS):
                     raise BadRequest(408, "the request did not go on")
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > self._max_body:
                     raise BadRequest(413, f"a request has at most {self._max_body >> 10} KiB")
-                if len(body) > LARGE and not self._holds_place:
+                if len(body) > LARGE_BODY and not self._holds_place:
                     await self._large.acquire()
                     self._holds_place = True
             else:

@@ -20,7 +20,7 @@ from runner.network.http import Headers
 CONNECT_SECONDS = 30.0
 READ_SECONDS = 600.0  # a model may think that long before its next byte
 MAX_CONNECTIONS = 256
-_KEPT_SECONDS = 30.0
+_KEEPALIVE_SECONDS = 30.0
 
 _FAILURES = (
     httpcore2.NetworkError,
@@ -31,8 +31,8 @@ _FAILURES = (
 )
 
 # What libraries put around their words, beside the host, which is named anyway.
-_NUMBERS = re.compile(r"\[(Errno -?\d+|SSL(: \w+)?)\] ?| \(_ssl\.c:\d+\)|error connecting to \([^)]*\): ", re.I)
-_UNREACHED = (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.ProxyError, ssl.SSLError)
+_ERROR_NOISE = re.compile(r"\[(Errno -?\d+|SSL(: \w+)?)\] ?| \(_ssl\.c:\d+\)|error connecting to \([^)]*\): ", re.I)
+_CONNECT_FAILURES = (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.ProxyError, ssl.SSLError)
 
 
 class UpstreamFailed(Exception):
@@ -48,7 +48,7 @@ class Unreachable(UpstreamFailed):
 
 
 @dataclass(frozen=True)
-class Answer:
+class UpstreamResponse:
     """An answer under way. Iterating ``body`` raises ``UpstreamFailed`` when it breaks off."""
 
     status: int
@@ -65,14 +65,16 @@ class Upstream(Protocol):
     @property
     def warnings(self) -> tuple[str, ...]: ...
 
-    def send(self, method: str, target: str, headers: Headers, body: bytes) -> AbstractAsyncContextManager[Answer]:
+    def send(
+        self, method: str, target: str, headers: Headers, body: bytes
+    ) -> AbstractAsyncContextManager[UpstreamResponse]:
         """Ask, and have the answer for the length of the block; leaving it early breaks the answer off.
 
         ``target`` is a path below the base URL, with its query. Raises ``UpstreamFailed`` and ``Unreachable``.
         """
 
 
-def check_reach(base: str, reach: Mapping[str, str]) -> None:
+def check_remote(base: str, reach: Mapping[str, str]) -> None:
     """Raises ``UsageError`` when the certificates that were named or the host's proxy cannot be used."""
     if reach.get("SSL_CERT_FILE"):  # the host's own are not read for nothing: that takes longer than all else here
         _certificates(base, reach)
@@ -91,7 +93,7 @@ async def open_remote(
     """A provider at its base URL, reached as ``reach`` of the settings says; connections are kept between requests.
 
     The server is judged by ``certificates`` instead of the host's, and by ``server_name`` instead of its own. Without
-    ``read_seconds`` it may be silent for ever. Raises what ``check_reach`` raises.
+    ``read_seconds`` it may be silent for ever. Raises what ``check_remote`` raises.
     """
     proxy = _proxy(base, reach)
     through = f"{proxy.url.host.decode()}:{proxy.url.port}" if proxy is not None else ""
@@ -99,12 +101,12 @@ async def open_remote(
         ssl_context=certificates or _certificates(base, reach),
         proxy=proxy,
         max_connections=MAX_CONNECTIONS,
-        keepalive_expiry=_KEPT_SECONDS,
+        keepalive_expiry=_KEEPALIVE_SECONDS,
     ) as pool:
-        yield _Remote(base, pool, server_name, read_seconds, through=through)
+        yield _RemoteUpstream(base, pool, server_name, read_seconds, through=through)
 
 
-class _Remote:
+class _RemoteUpstream:
     warnings: tuple[str, ...] = ()
 
     def __init__(
@@ -124,7 +126,7 @@ class _Remote:
         self._pool = pool
 
     @asynccontextmanager
-    async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
+    async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[UpstreamResponse]:
         length = [(b"content-length", b"%d" % len(body))] if method == "POST" else []
         request = httpcore2.Request(
             method,
@@ -135,14 +137,16 @@ class _Remote:
         )
         try:
             response = await self._pool.handle_async_request(request)
-        except _UNREACHED as error:
-            why = (_refusal(error) or _words(error)) + self._through
+        except _CONNECT_FAILURES as error:
+            why = (_system_message(error) or _error_message(error)) + self._through
             raise Unreachable(why, self._host.decode()) from error
         except _FAILURES as error:
-            raise UpstreamFailed(_words(error)) from error
+            raise UpstreamFailed(_error_message(error)) from error
         try:
             async with aclosing(_body(response)) as chunks:
-                yield Answer(response.status, [(name.lower(), value) for name, value in response.headers], chunks)
+                yield UpstreamResponse(
+                    response.status, [(name.lower(), value) for name, value in response.headers], chunks
+                )
         finally:
             await response.aclose()
 
@@ -153,29 +157,29 @@ async def _body(response: httpcore2.Response) -> AsyncGenerator[bytes]:
             async for chunk in pieces:
                 yield chunk
     except _FAILURES as error:
-        raise UpstreamFailed(_words(error)) from error
+        raise UpstreamFailed(_error_message(error)) from error
 
 
-def _words(error: BaseException) -> str:
+def _error_message(error: BaseException) -> str:
     """The first of an error and its causes that says something; the library keeps a cause as an argument."""
     if isinstance(error, httpcore2.ProxyError):
         return f"the proxy answered {error}"
-    if words := _NUMBERS.sub("", str(error)):
-        return words + (f": {why}" if (why := _refusal(error)) else "")
+    if words := _ERROR_NOISE.sub("", str(error)):
+        return words + (f": {why}" if (why := _system_message(error)) else "")
     cause = _cause(error)
-    return _words(cause) if cause is not None else type(error).__name__
+    return _error_message(cause) if cause is not None else type(error).__name__
 
 
 def _cause(error: BaseException) -> BaseException | None:
     return error.__cause__ or next((given for given in error.args if isinstance(given, BaseException)), None)
 
 
-def _refusal(error: BaseException) -> str:
+def _system_message(error: BaseException) -> str:
     """What the system said of a connection, such as that it was refused, deep down among the causes."""
     found: BaseException | None = error
     while found is not None and not (isinstance(found, OSError) and found.errno and found.strerror):
         found = found.exceptions[0] if isinstance(found, BaseExceptionGroup) else _cause(found)
-    said = _NUMBERS.sub("", found.strerror).lower() if isinstance(found, OSError) and found.strerror else ""
+    said = _ERROR_NOISE.sub("", found.strerror).lower() if isinstance(found, OSError) and found.strerror else ""
     return "" if said in str(error).lower() else said
 
 

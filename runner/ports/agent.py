@@ -1,4 +1,4 @@
-"""What an agent CLI's plug-in owes the engine: from a sub-runner's line to an outcome that can be trusted."""
+"""The agent port: what the plug-in of an agent CLI implements, from its set-up to an outcome that can be trusted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from runner.ports.gateway import Api
 
 
 @dataclass(frozen=True)
-class Ended:
-    """What is left of an agent step to be judged: its exit, and its output as files on the host."""
+class AgentResult:
+    """The end of an agent's command: its exit, and its output as files on the host."""
 
     exit: Exit
     stdout: Path
@@ -21,43 +21,43 @@ class Ended:
 
 
 class Agent(Protocol):
-    def judge(self, ended: Ended) -> Outcome:
-        """Rule on a finished agent step from its own transcript. Exit 0 proves nothing."""
+    def outcome(self, result: AgentResult) -> Outcome:
+        """Return the outcome of an agent step, judged by the agent's own transcript. Exit 0 proves nothing."""
 
-    def say(self, line: str) -> str | None:
-        """What a line of its standard output, without its end, says to a person who watches; ``None`` for nothing.
+    def display(self, line: str) -> str | None:
+        """Return what a person who watches is shown of a line of standard output; ``None`` for nothing.
 
-        What does not end with a line break goes on in what the next line says. Whatever a terminal could obey is in it.
+        ``line`` has no line break. A text without one at its end is continued by the next. Control characters are not
+        removed.
         """
 
 
 @dataclass(frozen=True)
-class Access:
-    """How a CLI reaches its model. Without an ``address`` it goes to the provider itself.
+class ModelAccess:
+    """The model of a CLI and how to reach it. Without a ``base_url`` the CLI talks to the provider itself.
 
-    ``address`` is the base URL of its API, as ``RUNNER_*_URL`` have it; that of the gateway takes anything as ``key``.
-    ``tools`` are the only ones that it may have, ``None`` for its own choice. ``workspace`` and ``home`` are
-    directories inside.
+    ``base_url`` is that of its API, as in ``RUNNER_*_URL``; the gateway takes any ``key``. ``tools`` are the only
+    ones that the CLI may use, ``None`` for its own choice. ``workspace`` and ``home`` are directories in the sandbox.
     """
 
     model: str
     key: str = field(repr=False)
-    address: str | None = None
-    turns: int | None = None
+    base_url: str | None = None
+    max_turns: int | None = None
     tools: tuple[str, ...] | None = None
     skills: tuple[str, ...] = ()
     workspace: str = "/workspace"
     home: str = "/home/agent"
-    others: tuple[str, ...] = ()  # places beside these that its tools for files have to reach
+    extra_directories: tuple[str, ...] = ()  # further ones that its file tools must be able to read
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """What a CLI wants before it starts, inside its workspace.
+class AgentSetup:
+    """The preparation of a CLI inside its workspace, before it starts.
 
     ``files`` are written for its user only, by their paths in the home directory; ``login`` is a command that gets
-    the key by its standard input; ``env`` is added to the environment of both commands. ``context`` are the places
-    in the home directory where it looks for what it is to know, each with the name of the file in ``runners/context``.
+    the key on standard input; ``env`` is added to the environment of both commands. ``context`` maps paths in the
+    home directory, where the CLI looks for context, to the names of files in ``runners/context``.
     """
 
     env: Mapping[str, str]
@@ -68,9 +68,9 @@ class Preparation:
 
 @runtime_checkable
 class ModelAgent(Agent, Protocol):
-    """An agent that works with a model. ``program`` is the name of its CLI, and ``package`` npm's name of that.
+    """An agent that works with a model. ``program`` is the name of its CLI, and ``package`` the npm package.
 
-    ``obeys`` are places in a repository with what its CLI would run by itself and cannot be told to leave.
+    ``autorun_paths`` are those in a repository from which its CLI runs code, which no setting can prevent.
     """
 
     @property
@@ -83,21 +83,21 @@ class ModelAgent(Agent, Protocol):
     def package(self) -> str: ...
 
     @property
-    def obeys(self) -> tuple[str, ...]: ...
+    def autorun_paths(self) -> tuple[str, ...]: ...
 
-    def prepare(self, access: Access) -> Preparation: ...
+    def set_up(self, access: ModelAccess) -> AgentSetup: ...
 
-    def usage(self, ended: Ended) -> Usage | None:
-        """What the CLI itself says that it used; ``None`` when it says nothing. Nobody has checked it."""
+    def usage(self, result: AgentResult) -> Usage | None:
+        """Return the usage that the CLI reports, which is not checked; ``None`` when it reports none."""
 
-    def commands(self, ended: Ended) -> tuple[Command, ...]:
-        """The shell commands that its model asked for, in order, as its stream has them; it may have been cut off."""
+    def commands(self, result: AgentResult) -> tuple[Command, ...]:
+        """List the shell commands that its model asked for, in order, as far as its stream goes."""
 
-    def words(self, ended: Ended) -> str:
-        """What its model said last, in one line, whatever the CLI itself complained of afterwards."""
+    def last_message(self, result: AgentResult) -> str:
+        """Return the last message of its model in one line, whatever errors the CLI printed afterwards."""
 
-    def keeps(self, path: str) -> bool:
-        """Whether a file in the home directory, by its path there, is a transcript that the session's archive holds.
+    def is_transcript(self, path: str) -> bool:
+        """Tell whether a file, by its path in the home directory, belongs into the archive of the session.
 
-        Never one with a key, an environment, or what is no part of the conversation.
+        Never one with a key, an environment, or anything beside the conversation.
         """

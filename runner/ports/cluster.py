@@ -1,9 +1,9 @@
-"""What the way to a cluster owes the steps: a Kubernetes API behind a relayed connection, to be read and not changed.
+"""The cluster port: a Kubernetes API behind a relayed connection, read-only.
 
-``kubectl`` inside a workspace talks to a port of its own loopback; each connection there is given to
-``ClusterSession.serve``, which lets reading through and refuses the rest. The credential stays on this side. Order of
-calls: ``reach`` before anything is provisioned; ``open`` around a step's commands; ``serve`` for each connection, any
-number at once, and ``rights`` whenever.
+``kubectl`` inside a workspace talks to a port of its own loopback; ``ClusterSession.serve`` serves each connection
+there, forwards requests that read and refuses the rest. The credential stays on this side. Order of calls: ``check``
+before anything is provisioned; ``open`` around a step's commands; ``serve`` for each connection, any number at once,
+and ``permissions`` at any time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Protocol
 
 from runner.ports.provider import Connection
 
-MOST_TOLD = 1000  # requests of one session that are told of one by one: an agent could make millions
+MAX_REPORTED = 1000  # requests of one session that are reported one by one: an agent could make millions
 
 
 @dataclass(frozen=True)
 class ClusterGrant:
-    """Which cluster. ``kubeconfig`` is a path, or several with ``:`` between them; ``server`` is what was planned, and
-    so is the program that gives the credential, if there is one.
+    """The cluster of a run. ``kubeconfig`` is a path, or several with ``:`` between them; ``server`` and
+    ``plug_in_sha256``, the digest of the credential plug-in if there is one, are as planned.
     """
 
     kubeconfig: str
@@ -33,11 +33,11 @@ class ClusterGrant:
 
 @dataclass(frozen=True)
 class ClusterRequest:
-    """One request and how it was answered, or ``count`` alike ones, in which case ``resource`` is empty.
+    """One request and its answer, or ``count`` similar ones, in which case ``resource`` is empty.
 
-    ``verb`` and ``resource`` are the API's: ``get``, ``pods/log``, ``deployments.apps``; or the path of what is none.
-    ``refusal`` says why it was answered here and not by the cluster: ``secrets``, ``write``, ``request``,
-    ``impersonation``, ``busy``, or ``cluster`` when that failed.
+    ``verb`` and ``resource`` are the API's: ``get``, ``pods/log``, ``deployments.apps``; or a path that is not a
+    resource's. ``refusal`` is the reason for which it was answered here and not by the cluster: ``secrets``,
+    ``write``, ``request``, ``impersonation``, ``busy``, or ``cluster`` when that failed.
     """
 
     verb: str
@@ -50,10 +50,9 @@ class ClusterRequest:
 
 
 @dataclass(frozen=True)
-class Rights:
-    """What may be read in a namespace, as the cluster itself says; ``None`` is not known, and ``warnings`` say why.
-
-    Secrets are not among it, whatever the credential may do.
+class ClusterPermissions:
+    """The kinds of resources that may be read in a namespace, as the cluster says; ``None`` is unknown, ``warnings``
+    say why. Secrets may not be read, whatever the credential allows.
     """
 
     cluster: str
@@ -68,7 +67,7 @@ class Rights:
     warnings: tuple[str, ...] = ()
 
     def document(self, validated_at: str) -> dict[str, object]:
-        """The content of ``incident_cluster_permissions.json``; a right that is not known is ``null``."""
+        """Return the content of ``incident_cluster_permissions.json``; an unknown permission is ``null``."""
         return {
             "cluster_name": self.cluster,
             "asked_as": "the runner's account: --token, --username, --client-certificate and --as do not change it",
@@ -87,36 +86,36 @@ class Rights:
 
 
 class ClusterSession(Protocol):
-    """One cluster in use. ``complaints`` say what was wrong with its credential meanwhile, each with its code."""
+    """A cluster in use. ``credential_errors`` maps messages about its credential to their error codes."""
 
     @property
-    def complaints(self) -> Mapping[str, str]: ...
+    def credential_errors(self) -> Mapping[str, str]: ...
 
     async def serve(self, connection: Connection) -> None:
-        """Serve one connection to its end; fit for ``Workspace.listen``.
+        """Serve one connection to its end; a handler for ``Workspace.listen``.
 
-        Raises only what the connection raises (``trio.BrokenResourceError``, ``WorkspaceLost``). Cancelling breaks the
-        connection off, and the request to the cluster with it.
+        Raises only what the connection raises (``trio.BrokenResourceError``, ``WorkspaceLost``). Cancelling ends the
+        connection and the request to the cluster.
         """
 
-    async def rights(self) -> Rights:
-        """Ask the cluster what its credential may read; at most five seconds. What has no answer is a warning."""
+    async def permissions(self) -> ClusterPermissions:
+        """Ask the cluster what its credential may read, for at most five seconds; a missing answer is a warning."""
 
 
 class ClusterGateway(Protocol):
-    """The way to the clusters."""
+    """Opens sessions with clusters."""
 
-    async def reach(self, grant: ClusterGrant) -> None:
-        """Whether the cluster answers; at most five seconds.
+    async def check(self, grant: ClusterGrant) -> None:
+        """Check within five seconds that the cluster answers.
 
-        Raises ``ClusterUnreachable``, ``ClusterDenied``, and what is wrong with the kubeconfig.
+        Raises ``ClusterUnreachable``, ``ClusterDenied``, and the errors of the kubeconfig.
         """
 
     def open(
         self, grant: ClusterGrant, on_request: Callable[[ClusterRequest], None]
     ) -> AbstractAsyncContextManager[ClusterSession]:
-        """Serve a grant for the length of the block; what is still under way at its end is broken off and told.
+        """Serve a grant for the length of the block; requests still under way at its end are ended and reported.
 
-        ``on_request`` is told of each of the first ``MOST_TOLD`` requests when it has ended, synchronously, and at the
-        end of the others together; it must not raise. Raises what is wrong with the kubeconfig by now.
+        ``on_request`` is called for each of the first ``MAX_REPORTED`` requests when it has ended, synchronously, and
+        at the end for the others together; it must not raise. Raises the errors of the kubeconfig as it is by then.
         """

@@ -55,7 +55,7 @@ async def open_cluster(
                     yield session
                 finally:
                     file.unlink(missing_ok=True)
-                    for message, code in session.complaints.items():
+                    for message, code in session.credential_errors.items():
                         send.send_nowait(ev.WarningIssued(code, message, step))
 
 

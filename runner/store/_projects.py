@@ -37,11 +37,11 @@ def write_project(connection: sqlite3.Connection, project: ProjectRow, at: int) 
         (project.name, _text(project.root), project.workspace_isolation, protected, manifest, at),
     ).fetchall()
     if not found:
-        raise owned(find_project(read_projects(connection), project.name))
+        raise project_owned_error(find_project(read_projects(connection), project.name))
     return replace(project, updated=at)
 
 
-def owned(project: ProjectRow) -> ProjectOwned:
+def project_owned_error(project: ProjectRow) -> ProjectOwned:
     hint = f"change `{project.manifest}`, and apply it"
     return ProjectOwned(f"`{project.name}` is the project of a manifest", hint=hint)
 

@@ -29,5 +29,5 @@ def find_run(rows: Sequence[RunRow], text: str) -> RunRow:
     raise UnknownRun(f"`{excerpt(text)}` may be any of {len(found)} runs", hint=f"one of: {candidates}{more}")
 
 
-def run_exists(run: str, started: RunStarted) -> RunExists:
+def run_exists_error(run: str, started: RunStarted) -> RunExists:
     return RunExists(f"run `{run}` has the name `{started.name}` and the key `{excerpt(started.key or '')}`", run=run)

@@ -18,7 +18,7 @@ HIT = "hit"
 _COLUMNS = "id, pool, state, keeper, created, workspace"
 
 
-def counted(event: Event) -> str | None:
+def count_name(event: Event) -> str | None:
     """What an event adds one to, if anything."""
     match event:
         case SlotClaimed():
@@ -91,6 +91,6 @@ def read_counts(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def project_count(connection: sqlite3.Connection, event: Event) -> None:
-    if what := counted(event):
+    if what := count_name(event):
         query = "INSERT INTO pool_counts VALUES (?, 1) ON CONFLICT (what) DO UPDATE SET count = count + 1"
         connection.execute(query, (what,))

@@ -14,9 +14,9 @@ from runner.lifecycle.lease import LeaseEvent, advance, check, free
 from runner.lifecycle.pool import NEXT
 from runner.lifecycle.workspace import fold, named
 from runner.ports.store import PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
-from runner.store._projects import find_project, owned
-from runner.store._runs import find_run, run_exists
-from runner.store._slots import counted
+from runner.store._projects import find_project, project_owned_error
+from runner.store._runs import find_run, run_exists_error
+from runner.store._slots import count_name
 from runner.store._workspaces import find_workspace
 
 
@@ -46,7 +46,7 @@ class MemoryStore:
         for started in keyed:
             holder = self._keys.get((str(started.key), started.name), run)
             if holder != run:
-                raise run_exists(holder, started)
+                raise run_exists_error(holder, started)
         recorded = self._written(self._journal.setdefault(run, []), run, at, events)
         self._rows, self._leases, self._workspaces = rows, leases, workspaces
         self._keys |= {(str(started.key), started.name): run for started in keyed}
@@ -65,7 +65,7 @@ class MemoryStore:
         stored = [decode(*encode(event)) for event in events]  # what a file would give back, or fail on
         first = len(history) + 1
         history += [Recorded(owner, seq, at, event) for seq, event in zip(count(first), stored, strict=False)]
-        self._counts.update(what for event in stored if (what := counted(event)))
+        self._counts.update(what for event in stored if (what := count_name(event)))
         return history[first - 1 :]
 
     def _leased(self, events: Sequence[Event], fence: Fence | None, at: int) -> dict[str, Lease]:
@@ -125,7 +125,7 @@ class MemoryStore:
     async def put_project(self, project: ProjectRow) -> ProjectRow:
         known = self._projects.get(project.name)
         if known is not None and known.manifest is not None and project.manifest is None:
-            raise owned(known)
+            raise project_owned_error(known)
         self._projects[project.name] = replace(project, updated=self._now())
         return self._projects[project.name]
 

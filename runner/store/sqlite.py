@@ -56,7 +56,7 @@ from runner.ports.store import PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRo
 from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, restore_lease, write_lease
 from runner.store._projects import find_project, read_projects, write_project
 from runner.store._rows import as_rows
-from runner.store._runs import find_run, run_exists
+from runner.store._runs import find_run, run_exists_error
 from runner.store._slots import (
     change_slot,
     drop_slot,
@@ -78,7 +78,7 @@ from runner.store._workspaces import (
 )
 
 BUSY_MILLISECONDS = 5_000
-_WAIT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"
+_BUSY_TIMEOUT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"
 _PRAGMAS = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",
@@ -91,10 +91,10 @@ _ERRORS: dict[int, type[RunnerError]] = {  # by primary result code; anything el
     sqlite3.SQLITE_NOTADB: StoreDamaged,
     sqlite3.SQLITE_ERROR: StoreDamaged,  # of statements that never change: a table or column is not there
 }
-REBUILD = "`runner store rebuild` reads it anew from the directories of its runs"
+REBUILD_HINT = "`runner store rebuild` reads it anew from the directories of its runs"
 _HINTS: dict[type[RunnerError], str] = {
     StoreBusy: "another process keeps the store locked; try again when it is done",
-    StoreDamaged: f"the file is left as it is; {REBUILD}",
+    StoreDamaged: f"the file is left as it is; {REBUILD_HINT}",
     StoreFailed: "check space and permissions there; nothing unfinished was written",
 }
 
@@ -114,8 +114,8 @@ class _Journal:
     owner: str
 
 
-_OF_RUNS = _Journal("events", "run")
-_OF_WORKSPACES = _Journal("workspace_events", "workspace")
+_RUN_JOURNAL = _Journal("events", "run")
+_WORKSPACE_JOURNAL = _Journal("workspace_events", "workspace")
 
 
 @dataclass
@@ -139,10 +139,10 @@ class Reader:
         self._limiter = trio.CapacityLimiter(1)
 
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
-        return await self._in_thread(lambda: self._read_events(_OF_RUNS, run, after))
+        return await self._in_thread(lambda: self._read_events(_RUN_JOURNAL, run, after))
 
     async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
-        return await self._in_thread(lambda: self._read_events(_OF_WORKSPACES, workspace, after))
+        return await self._in_thread(lambda: self._read_events(_WORKSPACE_JOURNAL, workspace, after))
 
     async def lease(self, workspace: str) -> Lease:
         return await self._in_thread(lambda: read_lease(self._connection, workspace))
@@ -232,7 +232,7 @@ class Reader:
 
     async def _in_thread(self, action: Callable[[], T]) -> T:
         def translated() -> T:
-            with _translating(self._path):
+            with _translated_errors(self._path):
                 return action()
 
         return await trio.to_thread.run_sync(translated, limiter=self._limiter)
@@ -250,7 +250,7 @@ class SqliteStore(Reader):
         self._refusal: RunnerError | None = None  # once there is one, this connection writes no more
 
     async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
-        return await self._append(_OF_RUNS, run, events, fence)
+        return await self._append(_RUN_JOURNAL, run, events, fence)
 
     async def put_project(self, project: ProjectRow) -> ProjectRow:
         return await self._in_thread(lambda: write_project(self._connection, project, self._now()))
@@ -258,7 +258,7 @@ class SqliteStore(Reader):
     async def append_to_workspace(
         self, workspace: str, events: Sequence[Event], *, fence: Fence | None = None
     ) -> list[Recorded]:
-        return await self._append(_OF_WORKSPACES, workspace, events, fence)
+        return await self._append(_WORKSPACE_JOURNAL, workspace, events, fence)
 
     async def set_anchor(self, anchor: ClockReference) -> None:
         await self._in_thread(lambda: write_anchor(self._connection, anchor))
@@ -283,11 +283,11 @@ class SqliteStore(Reader):
 
         For events that a store has accepted once: nobody's lease is asked for. Raises ``StoreFailed`` for others.
         """
-        await self._in_thread(lambda: self._restore(_OF_RUNS, run, history))
+        await self._in_thread(lambda: self._restore(_RUN_JOURNAL, run, history))
 
     async def restore_workspace(self, workspace: str, history: Sequence[Recorded]) -> None:
         """``restore`` for the journal of a workspace."""
-        await self._in_thread(lambda: self._restore(_OF_WORKSPACES, workspace, history))
+        await self._in_thread(lambda: self._restore(_WORKSPACE_JOURNAL, workspace, history))
 
     def _restore(self, journal: _Journal, owner: str, history: Sequence[Recorded]) -> None:
         connection = self._connection
@@ -340,7 +340,7 @@ class SqliteStore(Reader):
     def _commit(self, batch: Sequence[_Append]) -> None:
         """Write a batch in one transaction and leave an answer in each wish."""
         try:
-            with _translating(self._path):
+            with _translated_errors(self._path):
                 self._hook("before")
                 if self._refusal:
                     raise self._refusal
@@ -362,7 +362,7 @@ class SqliteStore(Reader):
             answer = self._insert(wish)
         except (sqlite3.IntegrityError, UnicodeEncodeError) as error:
             self._connection.execute("ROLLBACK TO append")
-            answer = _keeper(self._connection, wish) or _refused(wish, error)
+            answer = _key_conflict(self._connection, wish) or _refusal_of(wish, error)
         except LeaseError as refusal:
             self._connection.execute("ROLLBACK TO append")
             answer = refusal
@@ -388,7 +388,7 @@ class SqliteStore(Reader):
             # commit would succeed and lie.
             self._refusal = error
         if self._connection.in_transaction:
-            with _translating(self._path):
+            with _translated_errors(self._path):
                 self._connection.execute("ROLLBACK")
 
 
@@ -412,7 +412,7 @@ async def open_store(
     with ExitStack() as stack:
         opened = await trio.to_thread.run_sync(partial(_open, path, entropy, stack, must_exist=must_exist))
         connection = stack.enter_context(closing(opened))
-        with _translating(path):
+        with _translated_errors(path):
             (nonce,) = connection.execute("SELECT nonce FROM meta").fetchone()
         yield SqliteStore(connection, path, nonce, now, hook)
 
@@ -434,17 +434,17 @@ def _open(path: Path, entropy: Callable[[int], bytes], stack: ExitStack, *, must
     if path.exists() and is_read_only(path.parent):
         return _open_to_read(path, stack, must_exist=must_exist)
     try:
-        _check_there(path, must_exist=must_exist)
+        _check_exists(path, must_exist=must_exist)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists():
             _check_regular(path)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise StoreFailed(f"`{path}` cannot be opened: {error.strerror}", hint=_HINTS[StoreFailed]) from error
-    with _translating(path):
+    with _translated_errors(path):
         connection = _connect(str(path))
         try:
-            connection.execute(_WAIT)
+            connection.execute(_BUSY_TIMEOUT)
             _check_version(connection, path, must_exist=must_exist)  # before a foreign file is changed in any way
             for pragma in _PRAGMAS:
                 connection.execute(pragma)
@@ -457,24 +457,24 @@ def _open(path: Path, entropy: Callable[[int], bytes], stack: ExitStack, *, must
 
 def _open_to_read(path: Path, stack: ExitStack, *, must_exist: bool) -> sqlite3.Connection:
     """``stack`` takes what has to be there for as long as the connection."""
-    with _translating(path):
-        _check_there(path, must_exist=must_exist)
+    with _translated_errors(path):
+        _check_exists(path, must_exist=must_exist)
         if not os.path.exists(path):
             connection = _connect(":memory:")
             migrate(connection, path, scripts(), bytes)
             return connection
         _check_regular(path)
         if is_read_only(path.parent):
-            connection = _look_into(_unchanging(path, stack), path, must_exist=must_exist)
+            connection = _open_checked(_read_only_uri(path, stack), path, must_exist=must_exist)
             connection.execute("PRAGMA query_only = ON")  # also of a copy, from which nothing would come back
             return connection
-        return _look_into(f"{path.absolute().as_uri()}?mode=ro", path, must_exist=must_exist)
+        return _open_checked(f"{path.absolute().as_uri()}?mode=ro", path, must_exist=must_exist)
 
 
-def _look_into(name: str, path: Path, *, must_exist: bool) -> sqlite3.Connection:
+def _open_checked(name: str, path: Path, *, must_exist: bool) -> sqlite3.Connection:
     connection = _connect(name)
     try:
-        connection.execute(_WAIT)
+        connection.execute(_BUSY_TIMEOUT)
         _check_version(connection, path, must_exist=must_exist)
     except BaseException:
         connection.close()
@@ -487,7 +487,7 @@ def is_read_only(directory: Path) -> bool:
     return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
 
 
-def _unchanging(path: Path, stack: ExitStack) -> str:
+def _read_only_uri(path: Path, stack: ExitStack) -> str:
     """How to open a database that nobody can write, for which SQLite would make files beside it.
 
     What a killed runner has left in the log beside it counts, so that is read in a copy of both.
@@ -601,17 +601,17 @@ def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) ->
             forget_leases(connection)
 
 
-def _keeper(connection: sqlite3.Connection, wish: _Append) -> RunnerError | None:
+def _key_conflict(connection: sqlite3.Connection, wish: _Append) -> RunnerError | None:
     """The refusal of an append because another run has its key, if that is why."""
     for event in wish.events:
         if isinstance(event, RunStarted) and event.key is not None:
             query = "SELECT id FROM runs WHERE key = ? AND name = ? AND id <> ?"
             for (run,) in connection.execute(query, (event.key, event.name, wish.owner)):
-                return run_exists(run, event)
+                return run_exists_error(run, event)
     return None
 
 
-def _refused(wish: _Append, error: Exception) -> RunnerError:
+def _refusal_of(wish: _Append, error: Exception) -> RunnerError:
     if getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_UNIQUE":
         return RunOver(f"run `{wish.owner}` has ended already")
     if getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_FOREIGNKEY":
@@ -623,14 +623,14 @@ def _damaged(path: Path, what: str) -> StoreDamaged:
     return StoreDamaged(f"`{path}` is damaged: {what}", hint=_HINTS[StoreDamaged])
 
 
-def _check_there(path: Path, *, must_exist: bool) -> None:
+def _check_exists(path: Path, *, must_exist: bool) -> None:
     if must_exist and not os.path.exists(path):
-        raise StoreDamaged(f"`{path}` is missing, and `{path.parent}` holds what runs have left", hint=REBUILD)
+        raise StoreDamaged(f"`{path}` is missing, and `{path.parent}` holds what runs have left", hint=REBUILD_HINT)
 
 
 def _check_version(connection: sqlite3.Connection, path: Path, *, must_exist: bool) -> None:
     if not _version(connection, path, known=len(scripts())) and must_exist:
-        raise StoreDamaged(f"`{path}` is empty, and `{path.parent}` holds what runs have left", hint=REBUILD)
+        raise StoreDamaged(f"`{path}` is empty, and `{path.parent}` holds what runs have left", hint=REBUILD_HINT)
 
 
 def _primary(error: sqlite3.Error) -> int:
@@ -638,7 +638,7 @@ def _primary(error: sqlite3.Error) -> int:
 
 
 @contextmanager
-def _translating(path: Path) -> Iterator[None]:
+def _translated_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:

@@ -28,16 +28,16 @@ from typing import Any
 import trio
 
 import runner.agents
-from runner.agents import command_of
-from runner.agents._cli import Cli
+from runner.agents import read_command
+from runner.agents._cli import CliAgent
 from runner.core import plugins
 from runner.core.model import Budget, Exit
 from runner.core.settings import shipped
-from runner.fake_model.provider import Double, serve_double
+from runner.fake_model.provider import FakeModel, serve_fake_model
 from runner.fake_model.script import Turn
 from runner.gateway.gateway import open_session
-from runner.ports.agent import Access, Ended
-from runner.ports.gateway import Grant
+from runner.ports.agent import AgentResult, ModelAccess
+from runner.ports.gateway import ModelGrant
 from runner.ports.provider import Paths
 from runner.steps.agent.home import furnish
 from tests.cli.test_agent_clis import PLACE
@@ -109,7 +109,7 @@ CASES = {
 async def record(name: str, case: str) -> dict[str, Any]:
     """Write one transcript, and give what is expected of it."""
     with tempfile.TemporaryDirectory(prefix="record-", dir=PLACE.parent) as root:
-        agent: Cli = plugins.load(runner.agents, name).agent
+        agent: CliAgent = plugins.load(runner.agents, name).agent
         began = time.monotonic()
         exit, port = await _play(name, agent, CASES[case], Path(root))
         print(f"{name:<8}{case:<18}{time.monotonic() - began:6.1f}s  {exit}")
@@ -123,11 +123,11 @@ async def record(name: str, case: str) -> dict[str, Any]:
     return {"exit": asdict(exit), **verdict_of(agent, name, case, exit)}
 
 
-def verdict_of(agent: Cli, name: str, case: str, exit: Exit) -> dict[str, Any]:
+def verdict_of(agent: CliAgent, name: str, case: str, exit: Exit) -> dict[str, Any]:
     """What a CLI's module says of a transcript, in plain form."""
     errors = TRANSCRIPTS / name / f"{case}.stderr"
-    ended = Ended(exit, TRANSCRIPTS / name / f"{case}.jsonl", errors if errors.exists() else Path("/dev/null"))
-    outcome, usage = agent.judge(ended), agent.usage(ended)
+    ended = AgentResult(exit, TRANSCRIPTS / name / f"{case}.jsonl", errors if errors.exists() else Path("/dev/null"))
+    outcome, usage = agent.outcome(ended), agent.usage(ended)
     return {
         "status": outcome.status.value,
         "reason": outcome.reason.value if outcome.reason else None,
@@ -138,7 +138,7 @@ def verdict_of(agent: Cli, name: str, case: str, exit: Exit) -> dict[str, Any]:
     }
 
 
-async def _play(name: str, agent: Cli, case: Case, root: Path) -> tuple[Exit, int]:
+async def _play(name: str, agent: CliAgent, case: Case, root: Path) -> tuple[Exit, int]:
     home, workspace = root / "home", root / "workspace"
     home.mkdir()
     workspace.mkdir()
@@ -146,9 +146,9 @@ async def _play(name: str, agent: Cli, case: Case, root: Path) -> tuple[Exit, in
     turns = [_turn(turn, tool) for turn in case.turns]
     tools = READERS.get(name) if case.restricted else None
     async with _served(agent, name, case, [*turns, *[turns[-1]] * 30]) as port:
-        url = f"http://127.0.0.1:{port}{agent.api.below}"
-        access = Access(MODELS[name], case.key, url, case.limit, tools, workspace=str(workspace), home=str(home))
-        prepared = agent.prepare(access)
+        url = f"http://127.0.0.1:{port}{agent.api.base_path}"
+        access = ModelAccess(MODELS[name], case.key, url, case.limit, tools, workspace=str(workspace), home=str(home))
+        prepared = agent.set_up(access)
         env = {"HOME": str(home), "PATH": f"{PLACE}/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", **prepared.env}
         places = replace(Paths(*[str(root)] * len(fields(Paths))), home=str(home))
         if furnishing := furnish(prepared, places, ()):
@@ -162,7 +162,7 @@ async def _play(name: str, agent: Cli, case: Case, root: Path) -> tuple[Exit, in
         }
         standard |= {"AGENT_MAX_TURNS": str(case.limit)} if case.limit else {}
         standard |= {"AGENT_ALLOWED_TOOLS": ",".join(tools)} if tools is not None else {}
-        argv = await command_of(shipped("runners") / f"{name}.sh", standard)
+        argv = await read_command(shipped("runners") / f"{name}.sh", standard)
         with (root / "stdout").open("wb") as out, (root / "stderr").open("wb") as errors:
             started = partial(
                 trio.run_process, argv, stdin=b"do it\n", stdout=out, stderr=errors, env=env, cwd=workspace
@@ -196,14 +196,14 @@ def _turn(turn: Mapping[str, Any], tool: str) -> Turn:
 
 
 @asynccontextmanager
-async def _served(agent: Cli, name: str, case: Case, turns: Sequence[Turn]) -> AsyncIterator[int]:
+async def _served(agent: CliAgent, name: str, case: Case, turns: Sequence[Turn]) -> AsyncIterator[int]:
     """The double, or for a case with a budget the gateway before it."""
     if case.budget is None:
-        async with serve_double(turns) as port:
+        async with serve_fake_model(turns) as port:
             yield port
         return
-    grant = Grant(agent.api, (MODELS[name],), case.budget)
-    opened = open_session(grant, Double(agent.api, turns), "", lambda exchange: None)
+    grant = ModelGrant(agent.api, (MODELS[name],), case.budget)
+    opened = open_session(grant, FakeModel(agent.api, turns), "", lambda exchange: None)
     async with opened as session, trio.open_nursery() as nursery:
         listeners = await nursery.start(partial(trio.serve_tcp, session.serve, 0, host="127.0.0.1"))
         yield listeners[0].socket.getsockname()[1]
@@ -247,7 +247,7 @@ def _write(path: Path, lines: Sequence[str]) -> None:
 def judge() -> None:
     for name in MODELS:
         table = TRANSCRIPTS / name / "expected.json"
-        agent: Cli = plugins.load(runner.agents, name).agent
+        agent: CliAgent = plugins.load(runner.agents, name).agent
         exits = {
             case: value["exit"] for case, value in json.loads(table.read_text()).items() if name in CASES[case].clis
         }

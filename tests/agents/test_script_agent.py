@@ -4,7 +4,7 @@ import pytest
 
 from runner.agents.script import agent
 from runner.core.model import Exit, Reason, Status
-from runner.ports.agent import Ended
+from runner.ports.agent import AgentResult
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_the_exit_status_is_the_verdict(
     (tmp_path / "stdout").write_bytes(b"looking\nwrote it\n")
     (tmp_path / "stderr").write_bytes(stderr)
 
-    outcome = agent.judge(Ended(exit, stdout=tmp_path / "stdout", stderr=tmp_path / "stderr"))
+    outcome = agent.outcome(AgentResult(exit, stdout=tmp_path / "stdout", stderr=tmp_path / "stderr"))
 
     assert (outcome.status, outcome.reason, outcome.message) == (status, reason, message)
 
@@ -36,6 +36,6 @@ def test_the_exit_status_is_the_verdict(
 def test_a_long_last_line_is_cut(tmp_path: Path) -> None:
     (tmp_path / "stderr").write_bytes(b"first\n" + b"x" * 100_000)
 
-    message = agent.judge(Ended(Exit(1), stdout=tmp_path / "stdout", stderr=tmp_path / "stderr")).message
+    message = agent.outcome(AgentResult(Exit(1), stdout=tmp_path / "stdout", stderr=tmp_path / "stderr")).message
 
     assert message == "exited 1: " + "x" * 197 + "..."

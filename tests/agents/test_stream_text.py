@@ -10,7 +10,7 @@ import pytest
 import runner.agents
 from runner.core import plugins
 from runner.core.model import Exit
-from runner.ports.agent import Ended
+from runner.ports.agent import AgentResult
 from tests.agents.record_transcripts import TRANSCRIPTS
 from tests.agents.test_transcripts import CASES, cli_of
 
@@ -20,7 +20,7 @@ MADE = "$ echo made > made.txt"
 def said(name: str, lines: list[str]) -> list[str]:
     """What is shown, but for blank lines."""
     agent = plugins.load(runner.agents, name).agent
-    shown = "".join(agent.say(line) or "" for line in lines)
+    shown = "".join(agent.display(line) or "" for line in lines)
     return [line for line in shown.split("\n") if line.strip()]
 
 
@@ -64,7 +64,7 @@ def test_what_is_no_line_of_the_stream_is_shown_as_it_is(name: str) -> None:
         "{half",
         "[1]",
     ]
-    assert cli_of(name).say("") == "\n\n"
+    assert cli_of(name).display("") == "\n\n"
 
 
 def test_words_that_come_in_pieces_are_put_together() -> None:
@@ -141,7 +141,7 @@ def test_the_last_words_are_the_models_whatever_the_cli_complains_of(name: str, 
     """The error was both the reason and the last words, and what the agent had said was lost."""
     (tmp_path / "out").write_text("".join(f"{json.dumps(line)}\n" for line in SPOKE[name]) + "half a line")
 
-    assert cli_of(name).words(Ended(Exit(), tmp_path / "out", tmp_path / "err")) == "I look deeper."
+    assert cli_of(name).last_message(AgentResult(Exit(), tmp_path / "out", tmp_path / "err")) == "I look deeper."
     assert [line for line in said(name, [json.dumps(SPOKE[name][-1])]) if not line.startswith("! ")] == []
 
 
@@ -149,4 +149,4 @@ def test_the_last_words_are_the_models_whatever_the_cli_complains_of(name: str, 
 def test_an_agent_that_only_complained_has_no_last_words(name: str) -> None:
     failed = TRANSCRIPTS / name / "wrong-key.jsonl"
 
-    assert cli_of(name).words(Ended(Exit(), failed, failed)) == ""
+    assert cli_of(name).last_message(AgentResult(Exit(), failed, failed)) == ""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.agents._subrunner import LONGEST_LINE, command_of
+from runner.agents._subrunner import MAX_LINE, read_command
 from runner.core.errors import SubRunnerContract
 from runner.core.settings import shipped
 
@@ -29,7 +29,7 @@ def sub_runner(tmp_path: Path) -> Write:
 async def test_the_printed_words_are_the_command(sub_runner: Write) -> None:
     script = sub_runner('emit_command stub -p --model "$LLM_MODEL"')
 
-    assert await command_of(script, PATH | {"LLM_MODEL": "x; rm -rf ~"}) == ["stub", "-p", "--model", "x; rm -rf ~"]
+    assert await read_command(script, PATH | {"LLM_MODEL": "x; rm -rf ~"}) == ["stub", "-p", "--model", "x; rm -rf ~"]
 
 
 @pytest.mark.scenario("TRI-25")
@@ -37,7 +37,7 @@ async def test_a_sub_runner_prints_its_command_and_does_not_run_it(tmp_path: Pat
     """Runs only inside the workspace, so a path that exists nowhere is as good as any."""
     env = PATH | {"AGENT_CLI": "script", "AGENT_SCRIPT": f"{tmp_path}/it's here.sh"}
 
-    assert await command_of(shipped("runners") / "script.sh", env) == ["bash", f"{tmp_path}/it's here.sh"]
+    assert await read_command(shipped("runners") / "script.sh", env) == ["bash", f"{tmp_path}/it's here.sh"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -45,21 +45,21 @@ async def test_only_the_given_environment_is_seen(sub_runner: Write, monkeypatch
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-host")
     script = sub_runner("emit_command $(compgen -e | sort)")
 
-    assert await command_of(script, PATH | {"AGENT_CLI": "stub"}) == ["AGENT_CLI", "PATH", "PWD", "SHLVL"]
+    assert await read_command(script, PATH | {"AGENT_CLI": "stub"}) == ["AGENT_CLI", "PATH", "PWD", "SHLVL"]
 
 
 async def test_the_environment_cannot_make_bash_run_something_first(sub_runner: Write, tmp_path: Path) -> None:
     (tmp_path / "canary.sh").write_text(f"touch {tmp_path}/canary\n")
     env = PATH | {"BASH_ENV": f"{tmp_path}/canary.sh", "BASH_FUNC_printf%%": f"() {{ touch {tmp_path}/canary; }}"}
 
-    assert await command_of(sub_runner("emit_command stub"), env) == ["stub"]
+    assert await read_command(sub_runner("emit_command stub"), env) == ["stub"]
     assert not (tmp_path / "canary").exists()
 
 
 async def test_a_sub_runner_has_no_input_no_folder_and_no_session_of_ours(sub_runner: Write) -> None:
     script = sub_runner('emit_command "$(cat)" "$PWD" "$(cut -d " " -f 6 < /proc/$$/stat)" $$')
 
-    stdin, folder, session, pid = await command_of(script, PATH)
+    stdin, folder, session, pid = await read_command(script, PATH)
 
     assert (stdin, folder) == ("", "/")
     assert session == pid != str(os.getsid(0))
@@ -81,14 +81,14 @@ async def test_a_sub_runner_has_no_input_no_folder_and_no_session_of_ours(sub_ru
         ("false; emit_command a", "exited 1"),
         ("emit_command $UNSET", "UNSET: unbound variable"),
         ("kill -KILL $$", "exited -9"),
-        ("yes", f"printed more than {LONGEST_LINE} bytes"),
+        ("yes", f"printed more than {MAX_LINE} bytes"),
         ("head -c 1000000 /dev/zero >&2; exit 1", "exited 1: \\x00\\x00"),
     ],
     ids=lambda value: value[:24],
 )
 async def test_anything_but_one_line_breaks_the_contract(sub_runner: Write, body: str, broken: str) -> None:
     with pytest.raises(SubRunnerContract) as caught:
-        await command_of(sub_runner(body), PATH)
+        await read_command(sub_runner(body), PATH)
 
     assert caught.value.message.startswith("sub-runner `stub.sh` ")
     assert broken in caught.value.message
@@ -96,7 +96,7 @@ async def test_anything_but_one_line_breaks_the_contract(sub_runner: Write, body
 
 async def test_shell_text_is_refused_and_nothing_of_it_runs(sub_runner: Write, tmp_path: Path) -> None:
     with pytest.raises(SubRunnerContract, match="`;` is an operator"):
-        await command_of(sub_runner(f"echo 'claude; touch {tmp_path}/pwn'"), PATH)
+        await read_command(sub_runner(f"echo 'claude; touch {tmp_path}/pwn'"), PATH)
 
     assert not (tmp_path / "pwn").exists()
 
@@ -105,7 +105,7 @@ async def test_a_job_left_behind_is_killed_and_holds_nothing_up(sub_runner: Writ
     script = sub_runner(f"sleep 600 & echo $! >{tmp_path}/pid; emit_command stub")
 
     with trio.fail_after(60):
-        assert await command_of(script, PATH) == ["stub"]
+        assert await read_command(script, PATH) == ["stub"]
 
     await gone(int((tmp_path / "pid").read_text()))
 
@@ -117,7 +117,7 @@ async def test_cancelling_kills_the_sub_runner_with_its_tree(sub_runner: Write, 
 
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(command_of, script, PATH)
+            nursery.start_soon(read_command, script, PATH)
             pids.append(int(await trio.Path(tmp_path / "ready").read_text()))
             nursery.cancel_scope.cancel()
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import runner.agents
-from runner.agents._cli import Cli
+from runner.agents._cli import CliAgent
 from runner.core import plugins
 from runner.core.model import CommandStatus, Exit, Reason, Status, Usage
-from runner.ports.agent import Ended
+from runner.ports.agent import AgentResult
 from tests.agents.record_transcripts import CASES as RECORDED
 from tests.agents.record_transcripts import TRANSCRIPTS, verdict_of
 
@@ -26,16 +26,16 @@ CLIS = ("claude", "codex", "gemini", "goose")
 TERMED = Exit(signal=15)
 
 
-def cli_of(name: str) -> Cli:
-    agent: Cli = plugins.load(runner.agents, name).agent
+def cli_of(name: str) -> CliAgent:
+    agent: CliAgent = plugins.load(runner.agents, name).agent
     return agent
 
 
-def ended(stdout: Path, exit: Exit, stderr: bytes = b"") -> Ended:
+def ended(stdout: Path, exit: Exit, stderr: bytes = b"") -> AgentResult:
     errors = stdout.parent / "stderr"
     if stderr:
         errors.write_bytes(stderr)
-    return Ended(exit, stdout, errors if stderr else Path("/dev/null"))
+    return AgentResult(exit, stdout, errors if stderr else Path("/dev/null"))
 
 
 EXPECTED = [
@@ -123,9 +123,9 @@ NEVER = (
 def test_only_transcripts_are_kept(name: str) -> None:
     agent = cli_of(name)
 
-    assert all(agent.keeps(path) for path in KEPT[name])
-    assert not any(agent.keeps(path.format(kept=kept)) for path in NEVER for kept in KEPT[name])
-    assert not any(agent.keeps(path) for other in CLIS if other != name for path in KEPT[other])
+    assert all(agent.is_transcript(path) for path in KEPT[name])
+    assert not any(agent.is_transcript(path.format(kept=kept)) for path in NEVER for kept in KEPT[name])
+    assert not any(agent.is_transcript(path) for other in CLIS if other != name for path in KEPT[other])
 
 
 # CLI, case, how it exited, and what that is
@@ -151,7 +151,7 @@ ENDS = [
 def test_only_a_completed_turn_is_a_success(
     name: str, case: str, exit: Exit, reason: Reason | None, message: str
 ) -> None:
-    outcome = cli_of(name).judge(ended(CASES / name / f"{case}.jsonl", exit))
+    outcome = cli_of(name).outcome(ended(CASES / name / f"{case}.jsonl", exit))
 
     assert outcome.reason is reason
     assert outcome.ok is (reason is None)
@@ -187,13 +187,13 @@ def test_what_a_cli_says_that_it_used(name: str, usage: Usage) -> None:
     ids=["out of memory", "not there", "status unknown", "silence"],
 )
 def test_an_agent_that_printed_nothing(name: str, exit: Exit, status: Status, reason: Reason) -> None:
-    outcome = cli_of(name).judge(ended(Path("/dev/null"), exit))
+    outcome = cli_of(name).outcome(ended(Path("/dev/null"), exit))
 
     assert (outcome.status, outcome.reason) == (status, reason)
 
 
 def test_a_cli_that_is_not_there_is_named(tmp_path: Path) -> None:
-    outcome = cli_of("goose").judge(ended(Path("/dev/null"), Exit(127)))
+    outcome = cli_of("goose").outcome(ended(Path("/dev/null"), Exit(127)))
 
     assert outcome.message == "`goose` is not in the workspace"
     assert "workspace.toolchains" in outcome.details[0]
@@ -205,9 +205,9 @@ def test_a_stream_that_was_cut_anywhere_is_no_success(name: str, tmp_path: Path)
     luck = random.Random(name)
     for at in [*range(0, len(whole), 17), len(whole) - 1, *(luck.randrange(len(whole)) for _ in range(50))]:
         (tmp_path / "stdout").write_bytes(whole[:at])
-        assert not cli_of(name).judge(ended(tmp_path / "stdout", Exit(0))).ok, at
+        assert not cli_of(name).outcome(ended(tmp_path / "stdout", Exit(0))).ok, at
     (tmp_path / "stdout").write_bytes(whole)
-    assert cli_of(name).judge(ended(tmp_path / "stdout", Exit(0))).ok
+    assert cli_of(name).outcome(ended(tmp_path / "stdout", Exit(0))).ok
 
 
 @pytest.mark.parametrize("name", CLIS)
@@ -222,14 +222,14 @@ def test_strange_lines_are_passed_over(name: str, tmp_path: Path) -> None:
                 for value in (None, 1, "x", [], {}, [1], {"content": [1, "x", None]})]  # fmt: skip
     (tmp_path / "stdout").write_bytes(b"\n".join([*strange, *good]) + b"\n")
 
-    assert cli_of(name).judge(ended(tmp_path / "stdout", Exit(0))).ok
+    assert cli_of(name).outcome(ended(tmp_path / "stdout", Exit(0))).ok
 
 
 def test_what_is_said_is_safe_to_show(tmp_path: Path) -> None:
     line = {"type": "result", "subtype": "success", "is_error": False, "result": "done\x1b]0;owned\a\n\u202e!"}
     (tmp_path / "stdout").write_text(json.dumps(line))
 
-    outcome = cli_of("claude").judge(ended(tmp_path / "stdout", Exit(0)))
+    outcome = cli_of("claude").outcome(ended(tmp_path / "stdout", Exit(0)))
 
     assert outcome.message.isprintable()
 
@@ -238,7 +238,7 @@ def test_a_complaint_on_stderr_is_told_when_the_stream_says_nothing(tmp_path: Pa
     (tmp_path / "stdout").touch()
 
     complaints = b"Please set an Auth method\n Project hooks disabled because the folder is not trusted.\n"
-    outcome = cli_of("gemini").judge(ended(tmp_path / "stdout", Exit(41), complaints))
+    outcome = cli_of("gemini").outcome(ended(tmp_path / "stdout", Exit(41), complaints))
 
     assert (outcome.reason, outcome.message) == (Reason.AUTH, "Please set an Auth method")
 
@@ -271,8 +271,8 @@ def test_what_gemini_complains_of_last_is_why_it_ended(
     lines: tuple[dict[str, Any], ...], reason: Reason | None, message: str, tmp_path: Path
 ) -> None:
     """It calls such an end a success, in its result as by its exit."""
-    outcome = cli_of("gemini").judge(ended(_written(tmp_path, _gemini(*lines)), Exit(0)))
+    outcome = cli_of("gemini").outcome(ended(_written(tmp_path, _gemini(*lines)), Exit(0)))
 
     assert (outcome.reason, outcome.message.startswith(message)) == (reason, True)
     assert outcome.ok is (reason is None)
-    assert cli_of("gemini").say(json.dumps(_LOOP)) == "\n! Loop detected, stopping execution\n"
+    assert cli_of("gemini").display(json.dumps(_LOOP)) == "\n! Loop detected, stopping execution\n"

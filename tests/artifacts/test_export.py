@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from runner.artifacts import export as exporting
-from runner.artifacts.export import Exported, export
+from runner.artifacts.export import ExportResult, export
 from runner.core.errors import UsageError
 from runner.core.redact import Redactor, forms_of
 
@@ -22,7 +22,7 @@ KEY = b"sk-ant-api03-Zm9v+YmFy/0123456789 $\"'\\~!\nsecond line of it: 987654321
 REDACTOR = Redactor({"KEY": KEY})
 
 
-async def exported(directory: Path, to: Path, redactor: Redactor = REDACTOR) -> Exported:
+async def exported(directory: Path, to: Path, redactor: Redactor = REDACTOR) -> ExportResult:
     work = partial(export, directory, to, name="run-1", at=1, redactor=redactor, added={})
     return await trio.to_thread.run_sync(work)
 
@@ -115,8 +115,8 @@ async def test_a_name_of_another_archive_is_refused(directory: Path, tmp_path: P
 async def test_what_is_too_large_is_left_out_and_named(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "MOST_FILE", 1_000)
-    monkeypatch.setattr(exporting, "MOST", 1_599)
+    monkeypatch.setattr(exporting, "MAX_FILE_BYTES", 1_000)
+    monkeypatch.setattr(exporting, "MAX_BYTES", 1_599)
     for name, size in {"a": 900, "b": 1_001, "c": 700, "d": 600}.items():
         (directory / name).write_bytes(b"x" * size)
     (directory / "e.tar.gz").write_bytes(packed("x", b"x" * 5_000))

@@ -23,10 +23,10 @@ from pathlib import Path
 import trio
 
 from runner.core.settings import Settings
-from runner.fake_model.provider import serve_double
+from runner.fake_model.provider import serve_fake_model
 from runner.fake_model.script import Turn
 from runner.gateway.gateway import ModelGateway
-from runner.ports.gateway import Api, Grant
+from runner.ports.gateway import Api, ModelGrant
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.docker import Docker
 from runner.providers.local import Local
@@ -37,7 +37,7 @@ from tests.support.providers import OnTestImage
 ROUNDS = rounds(300)
 STREAMS = amount(200)
 MIB = 1 << 20
-GRANT = Grant(Api.ANTHROPIC, ("sonnet",))
+GRANT = ModelGrant(Api.ANTHROPIC, ("sonnet",))
 LONG = Turn(say="x" * (MIB // 2))  # some 4 MiB of events
 SLOW = Turn(say="x" * 24 * 20, pace=10)
 
@@ -52,7 +52,7 @@ def settings(port: int) -> Settings:
 
 async def double(kind: str) -> None:
     turns = {"short": Turn(say="hello"), "long": LONG, "slow": SLOW}
-    async with serve_double([turns[kind]] * 100_000) as port:
+    async with serve_fake_model([turns[kind]] * 100_000) as port:
         print(port, flush=True)
         await trio.sleep_forever()
 

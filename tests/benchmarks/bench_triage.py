@@ -27,9 +27,9 @@ import trio
 
 from runner.agents import goose
 from runner.core.settings import shipped
-from runner.fake_model.provider import serve_double
+from runner.fake_model.provider import serve_fake_model
 from runner.fake_model.script import Turn
-from runner.ports.agent import Access
+from runner.ports.agent import ModelAccess
 from runner.ports.provider import Paths
 from runner.sandbox.bwrap import binary
 from runner.steps.agent.home import furnish
@@ -85,7 +85,7 @@ def timed(argv: list[str], env: Mapping[str, str], cwd: Path, stdin: bytes = b""
 
 async def asking(work: Callable[[int], Cost]) -> Cost:
     """The time of some blocking work beside a fresh double."""
-    async with serve_double(TURNS) as port:
+    async with serve_fake_model(TURNS) as port:
         return await trio.to_thread.run_sync(work, port)
 
 
@@ -160,8 +160,8 @@ async def compare(folder: Path, place: list[str], env: Mapping[str, str], stack:
     def bare(port: int) -> Cost:
         with tempfile.TemporaryDirectory(dir=folder) as home:
             paths = replace(Paths(*[str(incident)] * len(fields(Paths))), home=home, skills=str(shipped("skills")))
-            access = Access("gpt-4.1", KEY, f"http://127.0.0.1:{port}/v1", home=home)
-            prepared = goose.agent.prepare(access)
+            access = ModelAccess("gpt-4.1", KEY, f"http://127.0.0.1:{port}/v1", home=home)
+            prepared = goose.agent.set_up(access)
             subprocess.run(furnish(prepared, paths, [SKILL]), check=True)
             prompt = (incident / "prompt-sent.md").read_bytes()
             return timed(words(state), {**base, **prepared.env, "HOME": home}, incident, prompt)

@@ -30,12 +30,12 @@ from runner.core.model import Reason
 from runner.core.nurseries import open_services
 from runner.core.settings import Settings
 from runner.events.record import RunRecord
-from runner.fake_model.provider import Double, serve_double
+from runner.fake_model.provider import FakeModel, serve_fake_model
 from runner.fake_model.script import Fail, Turn
-from runner.network.http import LARGE_PLACES, Reply, Request, serve_http
+from runner.network.http import LARGE_PLACES, Request, Response, serve_http
 from runner.ops.planning.make_plan import make_plan
 from runner.ops.runs.apply import apply
-from runner.ports.agent import Access
+from runner.ports.agent import ModelAccess
 from runner.ports.gateway import Api
 from runner.steps.agent.model import MODEL_BUSY
 from tests.support import components, dockerd
@@ -122,7 +122,7 @@ def open_toolchain(toolchain: Path) -> Iterator[Path]:
 
 async def work_off(project: Project, name: str, turns: Sequence[Turn], heard: bytearray) -> RunRecord:
     """Apply the project with the key of one CLI and these turns in its provider's place, which keeps what it hears."""
-    async with serve_double(turns) as port, overheard(port, heard) as front:
+    async with serve_fake_model(turns) as port, overheard(port, heard) as front:
         return await applied(project, name, front)
 
 
@@ -491,10 +491,10 @@ def nonsense(name: str, pieces: Pieces) -> Pieces:
 async def serve_ends(name: str, turns: Sequence[Turn], change: Callable[[str, Pieces], Pieces]) -> AsyncIterator[int]:
     """A port with a double whose answers that say ``FINAL`` end as ``change`` has it."""
     api, large = _API[name], trio.Semaphore(LARGE_PLACES)
-    double = Double(api, turns)
+    double = FakeModel(api, turns)
 
-    async def answer(request: Request, reply: Reply) -> None:
-        target = request.target.decode().removeprefix(api.below)
+    async def answer(request: Request, reply: Response) -> None:
+        target = request.target.decode().removeprefix(api.base_path)
         async with double.send(request.method, target, request.headers, request.body) as answered:
             pieces = [piece async for piece in answered.body]
             headers = answered.headers
@@ -588,7 +588,7 @@ async def answering(spoken: AgentWords | None) -> AsyncIterator[int]:
     status, headers, body = spoken
     large = trio.Semaphore(LARGE_PLACES)
 
-    async def answer(request: Request, reply: Reply) -> None:
+    async def answer(request: Request, reply: Response) -> None:
         await (reply.start(status, headers) if status else trio.sleep_forever())
         await reply.send(body)
 
@@ -638,7 +638,7 @@ async def test_a_model_that_is_busy_for_a_while_is_waited_for(project: Project, 
 
 async def test_node_writes_all_that_it_says_before_it_ends_itself(toolchain: Path, tmp_path: Path) -> None:
     """As Gemini CLI does, whose last line says whether it has finished: a pipe holds 64 KiB of them."""
-    prepared = plugins.load(runner.agents, "gemini").agent.prepare(Access("m", "k", home=str(tmp_path)))
+    prepared = plugins.load(runner.agents, "gemini").agent.prepare(ModelAccess("m", "k", home=str(tmp_path)))
     for place, text in prepared.files.items():
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(text)

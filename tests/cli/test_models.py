@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from runner.agents._cli import Cli
+from runner.agents._cli import CliAgent
 from runner.core.errors import Rejected
 from runner.core.model import Reason, Usage
 from runner.core.settings import Settings
 from runner.events.record import RunRecord
-from runner.fake_model.provider import serve_double
+from runner.fake_model.provider import serve_fake_model
 from runner.fake_model.script import Turn
 from runner.ops.planning.make_plan import Request, make_plan
 from runner.ops.planning.saved_plan import make_saved_plan, save
 from runner.ops.runs.apply import apply
-from runner.ports.agent import Access
+from runner.ports.agent import ModelAccess
 from runner.report.format import usage
 from runner.report.json import record_document
 from runner.report.plan import render_plan
@@ -98,7 +98,7 @@ def write(project: Project, tools: Path, spec: str, *, run: str = "", provider: 
 @asynccontextmanager
 async def doubled(project: Project, turns: Sequence[dict[str, Any]]) -> AsyncIterator[Settings]:
     """Settings with every key, and a double in the providers' place."""
-    async with serve_double([Turn.model_validate(turn) for turn in turns]) as port:
+    async with serve_fake_model([Turn.model_validate(turn) for turn in turns]) as port:
         url = f"http://127.0.0.1:{port}"
         urls = {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1", "RUNNER_GEMINI_URL": url}
         yield settings_of(project, {**KEYS, **urls})
@@ -463,10 +463,10 @@ async def test_an_agent_that_has_the_key_is_marked_everywhere(project: Project, 
     ],
 )
 def test_an_agent_with_the_key_is_told_where_this_host_has_its_api(name: str, url: str, told: set[str]) -> None:
-    agent: Cli = import_module(f"runner.agents.{name}").agent
+    agent: CliAgent = import_module(f"runner.agents.{name}").agent
     settings = Settings.from_env({"HOME": "/", f"RUNNER_{agent.api.value.upper()}_URL": url})
 
-    prepared = agent.prepare(Access("m", "k", settings.own_model_url(agent.api.value)))
+    prepared = agent.set_up(ModelAccess("m", "k", settings.own_model_url(agent.api.value)))
 
     written = {f"{key}={value}" for key, value in prepared.env.items()}
     assert told <= written | {line for text in prepared.files.values() for line in text.splitlines()}

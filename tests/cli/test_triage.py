@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import trio
 
-from runner.fake_model.provider import serve_double
+from runner.fake_model.provider import serve_fake_model
 from runner.fake_model.script import Turn
 from tests.cli.test_agent_clis import CLIS, KEY, WORK, overheard, places_with, toolchain
 from tests.cli.test_rehearse import STAND_IN, claude
@@ -107,7 +107,7 @@ async def investigate(project: Project, name: str, provider: str, tools: Path) -
     look, *others = TURNS
     turns = [Turn.model_validate(turn) for turn in ({**look, "run": look["run"] + SEARCH}, *others)]
     heard = bytearray()
-    async with serve_double(turns) as port, overheard(port, heard) as front:
+    async with serve_fake_model(turns) as port, overheard(port, heard) as front:
         url = f"http://127.0.0.1:{front}"
         project.env |= {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1", "RUNNER_GEMINI_URL": url}
         done = await trio.to_thread.run_sync(partial(project.runner, "triage", "-w", "INC-1", *words))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from runner.fake_model.provider import serve_double
+from runner.fake_model.provider import serve_fake_model
 from runner.fake_model.script import Turn
 from tests.cli.test_agent_clis import KEY, toolchain
 from tests.cli.test_incident_places import kill
@@ -45,7 +45,7 @@ SPOKEN: list[dict[str, Any]] = [
 async def carried_out(project: Project, turns: list[dict[str, Any]], *arguments: str) -> Done:
     """A command whose agents ask a double that stands in the place of their model's provider."""
     project.env |= {"ANTHROPIC_API_KEY": KEY, "OPENAI_API_KEY": KEY}
-    async with serve_double([Turn.model_validate(turn) for turn in turns]) as port:
+    async with serve_fake_model([Turn.model_validate(turn) for turn in turns]) as port:
         url = f"http://127.0.0.1:{port}"
         project.env |= {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1"}
         return await trio.to_thread.run_sync(partial(project.runner, *arguments))
@@ -122,7 +122,7 @@ async def test_a_triage_whose_runner_was_killed_is_delivered_by_recover_and_cont
 ) -> None:
     (claude / "bin" / "claude").write_text(TALKS)
     project.env["ANTHROPIC_API_KEY"] = KEY
-    async with serve_double([Turn.model_validate(turn) for turn in HANGS]) as port:
+    async with serve_fake_model([Turn.model_validate(turn) for turn in HANGS]) as port:
         project.env["RUNNER_ANTHROPIC_URL"] = f"http://127.0.0.1:{port}"
         process = project.start("triage", "-w", "INC-1", *DESCRIBED, *place(project, "local", claude), *OUT)
         await trio.to_thread.run_sync(partial(begun, project))

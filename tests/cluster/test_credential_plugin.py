@@ -15,8 +15,8 @@ import trio
 from trio.testing import MockClock
 
 from runner.cluster.clusters import Clusters
-from runner.cluster.credential_plugin import PAUSE, SECONDS
-from runner.cluster.kubeconfig import Target, read_target
+from runner.cluster.credential_plugin import ASK_INTERVAL, TIMEOUT
+from runner.cluster.kubeconfig import ClusterTarget, read_target
 from runner.core.errors import BadKubeconfig, ClusterDenied, CredentialFailed, InputChanged, KubeconfigRefused
 from runner.core.redact import Redactor
 from runner.core.settings import Settings
@@ -72,7 +72,7 @@ class Situation:
         entry = {key: value for key, value in entry.items() if value is not ...}
         self.api.write(self.config, {"exec": entry}, **cluster)
 
-    def target(self) -> Target:
+    def target(self) -> ClusterTarget:
         return read_target(str(self.config), None, None, {})
 
     def grant(self) -> ClusterGrant:
@@ -82,12 +82,12 @@ class Situation:
 
     async def reach(self) -> None:
         with trio.fail_after(120):
-            await self.clusters.reach(self.grant())
+            await self.clusters.check(self.grant())
 
     def later(self) -> None:
         """As if the program had been asked long ago."""
         for credentials in self.clusters._credentials.values():
-            credentials._asked -= PAUSE
+            credentials._asked -= ASK_INTERVAL
 
     def just_asked(self) -> None:
         """As if the program had been asked this moment, however long that takes here."""
@@ -340,7 +340,7 @@ async def test_a_program_that_hangs_is_killed_with_what_it_has_started(
         nursery.start_soon(ask)
         while not pids.exists():
             await trio.sleep(0.05)
-        autojump_clock.jump(SECONDS)
+        autojump_clock.jump(TIMEOUT)
     with trio.fail_after(10):  # a signal takes its time, too
         while any(map(_lives, pids.read_text().split())):
             await trio.sleep(0.05)
@@ -452,11 +452,11 @@ async def test_a_program_that_fails_under_way_is_not_run_for_each_request(situat
         heard += [await line.get(PODS) for _ in range(3)]
 
     assert [one.status for one in heard] == [502] * 4
-    assert dict(session.complaints) == {
+    assert dict(session.credential_errors) == {
         "credential plug-in `./plug` of user `me` exited 1: /home/me/.aws is gone": "cluster.credential"
     }
     assert {one.json()["message"] for one in heard} == {
-        "runner: the cluster cannot be reached: its credential cannot be had any more"
+        "runner: the cluster cannot be reached: its credential is not available any more"
     }
     assert len(situation.told()) == 2
 
@@ -538,7 +538,7 @@ async def test_a_program_that_is_not_the_planned_one_is_not_run(
         situation.write(change)
 
     with pytest.raises(InputChanged, match="context `prod-eu` has its credential from ") as caught:
-        await situation.clusters.reach(grant)
+        await situation.clusters.check(grant)
     assert caught.value.hint == "plan again"
     assert situation.told() == []
 
@@ -549,7 +549,7 @@ async def test_a_program_that_is_new_in_a_kubeconfig_is_not_run(situation: Situa
     situation.write()
 
     with pytest.raises(InputChanged, match=r"from credential plug-in `\./plug` of user `me` by now"):
-        await situation.clusters.reach(grant)
+        await situation.clusters.check(grant)
     assert situation.told() == []
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runner.cluster.kubeconfig import Target, read_target
+from runner.cluster.kubeconfig import ClusterTarget, read_target
 from runner.core.errors import BadKubeconfig, KubeconfigRefused, RunnerError, UnknownContext
 from tests.skills.api_server import Cluster
 from tests.support.kubernetes import CONTEXT, NAMESPACE, TOKEN, Api
@@ -27,7 +27,7 @@ def api(authority: Path) -> Api:
     return Api(authority, Cluster())
 
 
-def read(path: Path | str, context: str | None = None, namespace: str | None = None, **reach: str) -> Target:
+def read(path: Path | str, context: str | None = None, namespace: str | None = None, **reach: str) -> ClusterTarget:
     return read_target(str(path), context, namespace, reach)
 
 

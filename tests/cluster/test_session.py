@@ -15,12 +15,12 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from runner.cluster.access_review import review_of
-from runner.cluster.authorized import Authorized
+from runner.cluster.access_review import parse_review
+from runner.cluster.authorized import AuthorizedUpstream
 from runner.cluster.clusters import Clusters
 from runner.cluster.credential_plugin import Credential
 from runner.cluster.kubeconfig import read_target
-from runner.cluster.session import BUSY_SECONDS, PIECE_SECONDS, PLACES, ReadSession
+from runner.cluster.session import BUSY_SECONDS, MAX_REQUESTS, READ_SECONDS, ReadOnlySession
 from runner.core.errors import ClusterDenied, ClusterUnreachable, InputChanged
 from runner.core.nurseries import open_services
 from runner.core.settings import Settings
@@ -115,8 +115,8 @@ async def scripted(tmp_path: Path, authority: Path, *said: Said) -> AsyncIterato
         await trio.lowlevel.checkpoint()
         return target.credential()
 
-    async with Authorized(own, lambda certificate: nullcontext(provider)) as way:
-        session = ReadSession(target, way, told.append, most_told=5)
+    async with AuthorizedUpstream(own, lambda certificate: nullcontext(provider)) as way:
+        session = ReadOnlySession(target, way, told.append, max_reported=5)
         async with connected(session, told) as line:
             yield line, provider
         session.close()
@@ -167,7 +167,7 @@ async def test_a_question_in_the_name_of_another_is_refused_and_never_answered_f
 
     for one in (heard, asked):
         assert (one.status, one.json()["kind"], one.json()["reason"]) == (403, "Status", "Forbidden")
-        assert one.json()["message"].startswith("runner: nobody else can be acted for")
+        assert one.json()["message"].startswith("runner: impersonation (`--as`) is not forwarded")
     assert api.asked == []
     assert [(one.verb, one.status, one.refusal) for one in line.told] == [
         ("list", 403, "impersonation"),
@@ -184,7 +184,7 @@ async def test_a_credential_of_the_client_s_own_is_refused_and_not_dropped(
         heard = await line.get(PODS, **{header: "Bearer mine"})
 
     assert (heard.status, heard.json()["reason"]) == (403, "Forbidden")
-    assert heard.json()["message"].startswith("runner: a credential of one's own (`--token`) is not forwarded")
+    assert heard.json()["message"].startswith("runner: a credential of your own (`--token`) is not forwarded")
     assert api.asked == []
     assert [one.refusal for one in line.told] == ["impersonation"]
 
@@ -206,7 +206,7 @@ async def test_an_answer_in_an_encoding_that_was_not_asked_for_is_not_passed_on(
         heard = await line.get(PODS)
 
     assert heard.status == 502
-    assert heard.json()["message"].endswith("it answers in an encoding that it was not asked for")
+    assert heard.json()["message"].endswith("it answers in an encoding that was not asked for")
     assert [one.refusal for one in line.told] == ["cluster"]
 
 
@@ -246,7 +246,7 @@ async def test_a_client_that_hangs_up_while_the_cluster_is_connected_to_ends_not
     """Connecting tries several addresses at once, so what is cancelled there is a group."""
     provider, told = Connecting(), list[ClusterRequest]()
     path = Api(authority, Cluster()).write(tmp_path / "config")
-    session = ReadSession(read_target(str(path), None, None, {}), provider, told.append)
+    session = ReadOnlySession(read_target(str(path), None, None, {}), provider, told.append)
     others: list[int] = []
     async with connected(session, told) as line:
         client = line.connect()
@@ -267,9 +267,9 @@ async def test_who_waits_for_a_place_is_told_so_after_a_while(
     tmp_path: Path, authority: Path, autojump_clock: MockClock
 ) -> None:
     async with scripted(tmp_path, authority, Said([b"one\n"], stalls=7200)) as (line, provider):
-        for _ in range(PLACES):
+        for _ in range(MAX_REQUESTS):
             await line.connect().send("GET", f"{PODS}?watch=true")
-        while len(provider.asked) < PLACES:
+        while len(provider.asked) < MAX_REQUESTS:
             await trio.sleep(0.01)
         start = trio.current_time()
         heard = await line.connect().ask("GET", PODS)
@@ -363,7 +363,7 @@ async def test_a_token_s_file_that_is_gone_is_said_without_its_place(api: Api, t
         heard = await line.get(PODS)
 
     assert heard.status == 502
-    assert heard.json()["message"].endswith(": its credential cannot be had any more")
+    assert heard.json()["message"].endswith(": its credential is not available any more")
 
 
 async def test_a_credential_that_is_refused_stays_so_and_is_not_shown(api: Api, tmp_path: Path) -> None:
@@ -493,11 +493,11 @@ def test_what_is_no_whole_message_is_no_question() -> None:
     whole = in_protobuf(verb="get", resource="secrets")
     attributes = {"verb": "get", "resource": "secrets"}
 
-    assert (review_of(whole) or {})["spec"] == {"resourceAttributes": attributes}
-    assert (review_of(whole + b"\x28\x80\x01\x31" + bytes(8)) or {})["spec"] == {"resourceAttributes": attributes}
+    assert (parse_review(whole) or {})["spec"] == {"resourceAttributes": attributes}
+    assert (parse_review(whole + b"\x28\x80\x01\x31" + bytes(8)) or {})["spec"] == {"resourceAttributes": attributes}
     for body in (whole[:40], whole + b"\x0a", whole + b"\x0a\xff", whole + b"\x0b", whole + b"\xff" * 60_000):
-        assert review_of(body) is None
-    assert review_of(b"k8s\0" + field(2, field(2, field(1, field(2, b"\xff"))))) is None
+        assert parse_review(body) is None
+    assert parse_review(b"k8s\0" + field(2, field(2, field(1, field(2, b"\xff"))))) is None
 
 
 async def test_no_more_than_some_requests_are_told_one_by_one(tmp_path: Path, authority: Path) -> None:
@@ -524,7 +524,7 @@ async def test_a_silent_cluster_is_given_up_and_a_silent_watch_is_not(
         given_up = trio.current_time() - start
         followed = await line.connect().ask("GET", f"{LOG}?follow=true")
 
-    assert (listed.whole, math.isclose(given_up, PIECE_SECONDS, abs_tol=1)) == (False, True)
+    assert (listed.whole, math.isclose(given_up, READ_SECONDS, abs_tol=1)) == (False, True)
     assert (followed.whole, followed.body) == (True, b"one\n")
 
 
@@ -535,7 +535,7 @@ async def test_what_is_under_way_at_the_end_is_broken_off(
         client = line.connect()
         await client.send("GET", f"{PODS}?watch=true")
         await client.receive(until=b"one")
-        assert isinstance(line.session, ReadSession)
+        assert isinstance(line.session, ReadOnlySession)
         line.session.close()
         await trio.sleep(1)
 
@@ -548,7 +548,7 @@ async def test_what_is_under_way_at_the_end_is_broken_off(
 
 async def test_rights_are_what_the_cluster_says_of_its_credential(api: Api, tmp_path: Path) -> None:
     async with open_line(api, api.write(tmp_path / "config")) as line:
-        rights = await line.session.rights()
+        rights = await line.session.permissions()
 
     assert rights.document("2026-11-21T02:52:00Z") == {
         "cluster_name": CONTEXT,
@@ -582,7 +582,7 @@ async def test_rights_that_nobody_tells_are_not_known_which_is_said_once(
 ) -> None:
     start = trio.current_time()
     async with scripted(tmp_path, authority, said) as (line, _):
-        rights = await line.session.rights()
+        rights = await line.session.permissions()
 
     assert trio.current_time() - start < 6
     assert (rights.pods, rights.document("")["can_get_pods"]) == (None, None)
@@ -594,16 +594,16 @@ async def test_a_cluster_is_reached_or_it_is_said_why_not(api: Api, tmp_path: Pa
     clusters = Clusters(Settings.from_env({}))
     path = api.write(tmp_path / "config")
 
-    await clusters.reach(grant(api, path))
+    await clusters.check(grant(api, path))
 
     api.tokens = set()
     with pytest.raises(ClusterDenied, match="does not accept the credential of context `prod-eu`"):
-        await clusters.reach(grant(api, path))
+        await clusters.check(grant(api, path))
     gone = api.write(tmp_path / "gone", server="https://127.0.0.1:1")
     with pytest.raises(ClusterUnreachable, match=r"https://127.0.0.1:1 cannot be reached: .*refused"):
-        await clusters.reach(grant(api, gone))
+        await clusters.check(grant(api, gone))
     with pytest.raises(InputChanged, match=r"leads to https://127.0.0.1:1 by now"):
-        await clusters.reach(ClusterGrant(str(gone), CONTEXT, "https://127.0.0.1:2", NAMESPACE))
+        await clusters.check(ClusterGrant(str(gone), CONTEXT, "https://127.0.0.1:2", NAMESPACE))
     assert SECRET not in str(api.asked)
 
 
@@ -611,5 +611,5 @@ async def test_a_server_of_another_authority_is_not_reached(api: Api, tmp_path: 
     path = api.write(tmp_path / "config", certificate_authority_data=None)
 
     with pytest.raises(ClusterUnreachable, match="certificate"):
-        await Clusters(Settings.from_env({})).reach(grant(api, path))
+        await Clusters(Settings.from_env({})).check(grant(api, path))
     assert api.asked == []

@@ -9,7 +9,7 @@ import pytest
 
 import runner.agents
 from runner.core import plugins
-from runner.core.npm_package import pin_of, program_at, version_of
+from runner.core.npm_package import find_program, installed_version, pinned_version
 from runner.ops.host.image import pins
 
 CLIS = ("claude", "codex", "gemini", "goose")
@@ -29,21 +29,21 @@ def installed(tmp_path: Path) -> Path:
 
 
 def test_the_version_is_that_of_the_package_with_the_program(installed: Path) -> None:
-    program = program_at(["/nonexistent", f"{installed}/bin"], "codex")
+    program = find_program(["/nonexistent", f"{installed}/bin"], "codex")
 
     assert program == installed / "bin" / "codex"
     assert program is not None
-    assert version_of(program, PACKAGE) == "0.159.3"
-    assert version_of(program, "@google/gemini-cli") == ""
+    assert installed_version(program, PACKAGE) == "0.159.3"
+    assert installed_version(program, "@google/gemini-cli") == ""
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"name": 7}', '{"version": "1"}'])
 def test_of_a_program_of_no_package_nothing_is_known(installed: Path, text: str) -> None:
     (installed / "lib" / "node_modules" / "@openai" / "codex" / "package.json").write_text(text)
 
-    assert version_of(installed / "bin" / "codex", PACKAGE) == ""
+    assert installed_version(installed / "bin" / "codex", PACKAGE) == ""
 
 
 @pytest.mark.parametrize("name", CLIS)
 def test_what_is_tested_is_what_the_image_is_built_with(name: str) -> None:
-    assert pin_of(plugins.load(runner.agents, name).agent.package) == pins()[name]
+    assert pinned_version(plugins.load(runner.agents, name).agent.package) == pins()[name]

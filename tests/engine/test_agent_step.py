@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 import trio
 
-from runner.agents import command_of
+from runner.agents import read_command
 from runner.core.compiled_programs import Program
 from runner.core.model import Handle
 from runner.core.settings import shipped
@@ -46,7 +46,7 @@ async def test_a_sub_runner_gets_the_standard_variables_and_nothing_of_this_host
 
     async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
         seen.update(env)
-        return await command_of(shipped("runners") / f"{name}.sh", env)
+        return await read_command(shipped("runners") / f"{name}.sh", env)
 
     machine.deps = replace(machine.deps, sub_runner=sub_runner)
     record = await machine.run()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.agents import command_of
+from runner.agents import read_command
 from runner.core.errors import OutOfMemory, ProviderFailed, RunnerError, WorkspaceLost
 from runner.core.model import Status
 from runner.core.settings import shipped
@@ -119,7 +119,7 @@ async def test_the_agent_gets_all_of_it_and_the_prompt_is_kept_before_it_starts(
 
     async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
         kept.append((directories[-1] / "prompt-sent.md").read_bytes())
-        return await command_of(shipped("runners") / f"{name}.sh", env)
+        return await read_command(shipped("runners") / f"{name}.sh", env)
 
     machine.deps = replace(machine.deps, sub_runner=sub_runner, random_hex=lambda count: "ab" * count)
     script = (

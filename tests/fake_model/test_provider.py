@@ -15,9 +15,9 @@ from trio.testing import MockClock
 from runner.core.errors import Rejected, Unpriced, UnreadableManifest
 from runner.core.model import Budget, Reason
 from runner.core.settings import shipped
-from runner.fake_model.provider import Double, Rehearsal, serve_double
+from runner.fake_model.provider import FakeModel, RehearsalGateway, serve_fake_model
 from runner.fake_model.script import Turn, Used, Write, read_turns
-from runner.ports.gateway import Api, Grant
+from runner.ports.gateway import Api, ModelGrant
 from tests.support.gateway_wire import CALLS, MODELS, Client, Heard, Line, open_line, request
 
 ALL = pytest.mark.parametrize("call", list(CALLS))
@@ -100,7 +100,7 @@ def called(call: str, heard: Heard) -> list[tuple[str, Any]]:
 @asynccontextmanager
 async def rehearsing(call: str, turns: Sequence[Turn], **options: Any) -> AsyncIterator[tuple[Line, Client, str]]:
     api, target = CALLS[call]
-    async with open_line(api, Double(api, turns), key="", **options) as line:
+    async with open_line(api, FakeModel(api, turns), key="", **options) as line:
         yield line, line.connect(), target
 
 
@@ -234,8 +234,8 @@ async def test_a_turn_fails_as_the_provider_would(call: str) -> None:
         assert heard.status == 400
         assert heard.json()["error"]["message"].endswith("it answered 429, slow down")
         assert [told.status for told in line.told] == [400]  # for the provider asks for more patience than there is
-        assert line.session.verdict is not None
-        assert line.session.verdict.reason is Reason.QUOTA
+        assert line.session.failure is not None
+        assert line.session.failure.reason is Reason.QUOTA
 
 
 @ALL
@@ -256,8 +256,8 @@ async def test_a_turn_is_cut_off(call: str) -> None:
         heard = await client.ask("POST", target, offering(call))
 
         assert not heard.whole
-        assert line.session.verdict is not None
-        assert line.session.verdict.reason is Reason.GATEWAY
+        assert line.session.failure is not None
+        assert line.session.failure.reason is Reason.GATEWAY
 
 
 async def test_given_figures_overrun_a_budget() -> None:
@@ -269,7 +269,7 @@ async def test_given_figures_overrun_a_budget() -> None:
 
 
 async def test_a_double_by_itself_speaks_every_api_on_one_port() -> None:
-    async with serve_double([Turn(say="hello")]) as port:
+    async with serve_fake_model([Turn(say="hello")]) as port:
         said = []
         for call, (_, target) in CALLS.items():
             if call != "chat":  # its script has been played to the other call of that API
@@ -284,9 +284,9 @@ async def test_a_double_by_itself_speaks_every_api_on_one_port() -> None:
 
 
 async def test_each_session_of_a_rehearsal_begins_with_the_first_turn() -> None:
-    rehearsal = Rehearsal("a.yaml", [Turn(say="first")])
+    rehearsal = RehearsalGateway("a.yaml", [Turn(say="first")])
     for _ in range(2):
-        async with rehearsal.open(Grant(Api.ANTHROPIC, ("sonnet",)), lambda exchange: None) as session:
+        async with rehearsal.open(ModelGrant(Api.ANTHROPIC, ("sonnet",)), lambda exchange: None) as session:
             near, far = trio.socket.socketpair()
             async with (
                 trio.SocketStream(near) as ours,
@@ -301,11 +301,11 @@ async def test_each_session_of_a_rehearsal_begins_with_the_first_turn() -> None:
 
 
 def test_a_rehearsal_needs_no_key_but_refuses_what_the_real_run_would() -> None:
-    rehearsal = Rehearsal("a.yaml", [Turn(say="x")])
-    rehearsal.check(Grant(Api.OPENAI, (MODELS[Api.OPENAI],), Budget(cost_usd=1)))
+    rehearsal = RehearsalGateway("a.yaml", [Turn(say="x")])
+    rehearsal.check(ModelGrant(Api.OPENAI, (MODELS[Api.OPENAI],), Budget(cost_usd=1)))
 
     with pytest.raises(Unpriced):
-        rehearsal.check(Grant(Api.OPENAI, ("house-model",), Budget(cost_usd=1)))
+        rehearsal.check(ModelGrant(Api.OPENAI, ("house-model",), Budget(cost_usd=1)))
 
 
 # --- scripts ----------------------------------------------------------------------------------------

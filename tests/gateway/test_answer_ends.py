@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from runner.core.model import Reason
 from runner.events.events import Event, WarningIssued
 from runner.gateway.meter import MAX_EVENT
-from runner.ports.gateway import Api, Refusal
+from runner.ports.gateway import Api, ModelRefusal
 from runner.steps.agent.model import tell_silence
 from tests.support.gateway_wire import CALLS, Provider, Said, open_line, request, stream
 
@@ -109,7 +109,7 @@ async def test_an_answer_is_whole_only_when_it_says_so(call: str, answer: Said, 
     api, target = CALLS[call]
     async with open_line(api, Provider(answer)) as line:
         heard = await line.connect().ask("POST", target, request(call))
-        verdict = line.session.verdict
+        verdict = line.session.failure
 
     assert (verdict and verdict.reason) is reason
     assert heard.status == (0 if verdict and "before its end" in verdict.message else 200)
@@ -128,10 +128,10 @@ async def test_what_says_nothing_is_no_answer(call: str, body: bytes, kind: byte
             heard_all = (await client.receive()).whole
         except Exception:  # noqa: BLE001  # of the client's own library
             heard_all = False
-        verdict = line.session.verdict
+        verdict = line.session.failure
 
     assert not heard_all
-    assert line.told[0].refusal is Refusal.GATEWAY
+    assert line.told[0].refusal is ModelRefusal.GATEWAY
     assert verdict is not None
     assert (verdict.reason, verdict.message) == (
         Reason.GATEWAY,
@@ -147,7 +147,7 @@ async def test_what_is_no_api_s_content_does_not_come_through(call: str, kind: b
     page = Said([b"<html><head><title>Sign in</title></head>", b"<body>...</body></html>"], kind=kind)
     async with open_line(api, Provider(page)) as line:
         heard = await line.connect().ask("POST", target, request(call))
-        verdict = line.session.verdict
+        verdict = line.session.failure
 
     assert (heard.status, b"<html" in heard.body) == (400, False)
     assert verdict is not None
@@ -164,7 +164,7 @@ async def test_a_page_says_nothing_of_keys_and_models(call: str, status: int) ->
     page = Said([b"<html>\n<head><title>404 Not Found</title></head>nginx, model of its kind</html>"], status=status)
     async with open_line(api, Provider(page)) as line:
         await line.connect().ask("POST", target, request(call))
-        verdict = line.session.verdict
+        verdict = line.session.failure
 
     assert verdict is not None
     assert (verdict.reason, len(verdict.details)) == (Reason.GATEWAY, 1)
@@ -194,7 +194,7 @@ async def test_an_error_is_what_the_api_calls_it(
     api, target = CALLS[call]
     async with open_line(api, Provider(whole(body, status=status))) as line:
         heard = await line.connect().ask("POST", target, request(call))
-        verdict = line.session.verdict
+        verdict = line.session.failure
 
     assert (verdict and verdict.reason) is reason
     assert (heard.json() == body) is (status == 400)  # by which a CLI may know that it has to be brief
@@ -205,7 +205,7 @@ async def test_an_event_that_is_too_long_to_be_read_is_nothing_against_an_answer
     async with open_line(Api.OPENAI, Provider(said({}, long))) as line:
         await line.connect().ask("POST", "/v1/responses", request("responses"))
 
-        assert line.session.verdict is None
+        assert line.session.failure is None
 
 
 async def test_the_last_line_of_a_stream_needs_no_end() -> None:
@@ -213,17 +213,17 @@ async def test_the_last_line_of_a_stream_needs_no_end() -> None:
     async with open_line(Api.GEMINI, Provider(Said([last], kind=b"text/event-stream"))) as line:
         await line.connect().ask("POST", CALLS["gemini"][1], request("gemini"))
 
-        assert line.session.verdict is None
+        assert line.session.failure is None
 
 
 async def test_what_was_cut_off_is_forgotten_once_the_model_has_gone_on() -> None:
     cut = said({**_DELTA, "delta": {"stop_reason": "max_tokens"}}, _STOP)
     async with open_line(Api.ANTHROPIC, Provider(cut, stream("messages"))) as line:
         await line.connect().ask("POST", "/v1/messages", request("messages"))
-        before = line.session.verdict
+        before = line.session.failure
         await line.connect().ask("POST", "/v1/messages", request("messages"))
 
-        assert (before is not None, line.session.verdict) == (True, None)
+        assert (before is not None, line.session.failure) == (True, None)
 
 
 @pytest.mark.parametrize("is_cut", [True, False], ids=["the work is cut off", "a helper is"])
@@ -235,19 +235,19 @@ async def test_a_helper_s_answer_says_nothing_of_the_work(is_cut: bool) -> None:
         await line.connect().ask("POST", "/v1/messages", request("messages", **TOOLS))
         await line.connect().ask("POST", "/v1/messages", request("messages"))
 
-        assert (line.session.verdict is not None) is is_cut
+        assert (line.session.failure is not None) is is_cut
 
 
 async def test_a_run_whose_every_request_reaches_out_is_denied_and_one_that_goes_on_is_not() -> None:
     reaching = request("responses", tools=[{"type": "web_search"}])
     async with open_line(Api.OPENAI, Provider(stream("responses"))) as line:
         await line.connect().ask("POST", "/v1/responses", reaching)
-        refused = line.session.verdict
+        refused = line.session.failure
         await line.connect().ask("POST", "/v1/responses", request("responses"))
 
         assert refused is not None
         assert (refused.reason, "the tool `web_search` is not granted" in refused.message) == (Reason.DENIED, True)
-        assert line.session.verdict is None
+        assert line.session.failure is None
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ async def test_a_run_whose_every_request_reaches_out_is_denied_and_one_that_goes
     [
         (Said(stalls=500, breaks=True), "the model had not answered for 25s"),
         (Said([b"data: {}\n\n"], kind=b"text/event-stream", stalls=500), "the model had not answered for 25s"),
-        (Said([b"{}"], status=500), "the provider was waited for: it answered 500, {}"),
+        (Said([b"{}"], status=500), "waited for the provider: it answered 500, {}"),
         (stream("messages"), ""),
     ],
     ids=["nothing came", "nothing more came", "only errors came", "it answered"],
@@ -268,7 +268,7 @@ async def test_what_the_agent_waited_for_is_known(answer: Said, words: str, auto
         await client.stream.aclose()
         await trio.sleep(1)
 
-        assert line.session.awaited == words
+        assert line.session.waiting_for == words
 
 
 async def test_how_long_a_model_has_been_silent_is_known(autojump_clock: MockClock) -> None:

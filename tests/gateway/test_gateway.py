@@ -16,13 +16,13 @@ from runner.core.errors import KeyMissing, Unpriced, UsageError
 from runner.core.model import Budget, Reason
 from runner.core.nurseries import open_services
 from runner.core.settings import Settings
-from runner.fake_model.provider import serve_double
+from runner.fake_model.provider import serve_fake_model
 from runner.fake_model.script import Turn
 from runner.gateway.gateway import ModelGateway
-from runner.ports.gateway import Api, Exchange, Grant
+from runner.ports.gateway import Api, ModelGrant, ModelRequest
 from tests.support.gateway_wire import KEY, Client, request
 
-GRANT = Grant(Api.ANTHROPIC, ("sonnet",))
+GRANT = ModelGrant(Api.ANTHROPIC, ("sonnet",))
 TOOLS = [{"name": "Bash", "input_schema": {"properties": {"command": {}}}}]
 
 
@@ -45,7 +45,7 @@ async def open_provider(certificate: Path) -> AsyncIterator[int]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, certificate.with_suffix(".key"))
 
-    async with serve_double([Turn(say="hello")] * 5) as double, open_services() as services:
+    async with serve_fake_model([Turn(say="hello")] * 5) as double, open_services() as services:
 
         async def serve(stream: trio.SSLStream[trio.SocketStream]) -> None:
             async with stream, await trio.open_tcp_stream("127.0.0.1", double) as other:
@@ -96,9 +96,9 @@ def settings(port: int, **env: str) -> Settings:
     return Settings.from_env({"ANTHROPIC_API_KEY": KEY, "RUNNER_ANTHROPIC_URL": f"https://localhost:{port}", **env})
 
 
-async def ask(settings: Settings, times: int = 1) -> tuple[list[Exchange], Reason | None, bytes]:
+async def ask(settings: Settings, times: int = 1) -> tuple[list[ModelRequest], Reason | None, bytes]:
     """What asking a model makes of it."""
-    told: list[Exchange] = []
+    told: list[ModelRequest] = []
     async with ModelGateway(settings).open(GRANT, told.append) as session, open_services() as services:
 
         async def serve(stream: trio.SocketStream) -> None:
@@ -112,7 +112,7 @@ async def ask(settings: Settings, times: int = 1) -> tuple[list[Exchange], Reaso
             for _ in range(times):
                 heard = await client.ask("POST", "/v1/messages", request("messages", tools=TOOLS))
         await client.stream.aclose()
-    return told, session.verdict and session.verdict.reason, heard.body
+    return told, session.failure and session.failure.reason, heard.body
 
 
 async def test_a_provider_is_reached_by_https_with_the_host_s_certificates(certificate: Path) -> None:
@@ -210,7 +210,7 @@ async def test_a_key_that_is_none_is_named_before_anything_is_made(env: dict[str
 def test_each_documented_key_is_taken(api: Api, env: str) -> None:
     settings = Settings.from_env({env: KEY})
 
-    ModelGateway(settings).check(Grant(api, ("any",)))
+    ModelGateway(settings).check(ModelGrant(api, ("any",)))
     assert KEY not in repr(settings)
 
 
@@ -220,14 +220,14 @@ def test_each_documented_key_is_taken(api: Api, env: str) -> None:
 )
 def test_a_budget_in_dollars_needs_a_price(model: str, priced: bool) -> None:
     gateway = ModelGateway(Settings.from_env({"ANTHROPIC_API_KEY": KEY}))
-    grant = Grant(Api.ANTHROPIC, (model,), Budget(cost_usd=1))
+    grant = ModelGrant(Api.ANTHROPIC, (model,), Budget(cost_usd=1))
 
     if priced:
         gateway.check(grant)
     else:
         with pytest.raises(Unpriced, match="claude-next"):
             gateway.check(grant)
-    gateway.check(Grant(Api.ANTHROPIC, (model,), Budget(tokens=1)))
+    gateway.check(ModelGrant(Api.ANTHROPIC, (model,), Budget(tokens=1)))
 
 
 async def test_who_is_on_this_host_is_asked_without_anybody_s_certificates() -> None:
@@ -237,7 +237,7 @@ async def test_who_is_on_this_host_is_asked_without_anybody_s_certificates() -> 
 
     gateway.check(GRANT)
     async with gateway.open(GRANT, lambda exchange: None) as session:
-        assert session.verdict is None
+        assert session.failure is None
 
 
 @pytest.mark.parametrize(
@@ -261,5 +261,5 @@ async def test_who_is_on_this_host_is_asked_without_anybody_s_certificates() -> 
 )
 def test_a_way_that_cannot_be_gone_is_said_before_anything_is_made(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=name) as refused:
-        ModelGateway(Settings.from_env({"OPENAI_API_KEY": KEY, name: text})).check(Grant(Api.OPENAI, ("any",)))
+        ModelGateway(Settings.from_env({"OPENAI_API_KEY": KEY, name: text})).check(ModelGrant(Api.OPENAI, ("any",)))
     assert (refused.value.hint or "").startswith(("it takes an https URL", "it takes a file", "it takes http://"))

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from runner.core.model import Budget, Reason
-from runner.gateway.max_cost import HIDDEN, UNSAID, most_usd
+from runner.gateway.max_cost import DEFAULT_OUTPUT, HIDDEN_INPUT, max_cost_usd
 from tests.support.gateway_wire import CALLS, MODELS, Provider, Said, open_line, request, stream
 
 SONNET = "claude-sonnet-4-6"  # 3 dollars in, 6 into the cache for an hour, 15 out, for a million tokens
@@ -20,8 +20,8 @@ SONNET = "claude-sonnet-4-6"  # 3 dollars in, 6 into the cache for an hour, 15 o
     ("api", "model", "body", "output"),
     [
         pytest.param("anthropic", SONNET, {"max_tokens": 100}, 100, id="Messages"),
-        pytest.param("anthropic", SONNET, {}, UNSAID, id="no limit"),
-        pytest.param("anthropic", SONNET, {"max_tokens": True}, UNSAID, id="a limit that is none"),
+        pytest.param("anthropic", SONNET, {}, DEFAULT_OUTPUT, id="no limit"),
+        pytest.param("anthropic", SONNET, {"max_tokens": True}, DEFAULT_OUTPUT, id="a limit that is none"),
         pytest.param("openai", "gpt-4.1", {"max_output_tokens": 7}, 7, id="Responses"),
         pytest.param("openai", "gpt-4.1", {"max_completion_tokens": 7, "n": 3}, 21, id="Chat Completions"),
         pytest.param("gemini", "gemini-2.0-flash",
@@ -33,14 +33,14 @@ def test_the_most_is_every_byte_at_the_dearest_price_and_all_of_the_answer(
 ) -> None:
     dearest, out = {SONNET: (6, 15), "gpt-4.1": (2, 8), "gemini-2.0-flash": (0.1, 0.4)}[model]
 
-    found = most_usd(api, model, body, 1_000)
+    found = max_cost_usd(api, model, body, 1_000)
 
-    assert found == pytest.approx(((1_000 + HIDDEN) * dearest + output * out) / 1e6)
+    assert found == pytest.approx(((1_000 + HIDDEN_INPUT) * dearest + output * out) / 1e6)
 
 
 @pytest.mark.parametrize("name", ["previous_response_id", "conversation", "cachedContent"])
 def test_of_what_is_not_in_the_request_there_is_no_telling(name: str) -> None:
-    assert most_usd("openai", "gpt-4.1", {name: "x", "max_output_tokens": 1}, 10) is None
+    assert max_cost_usd("openai", "gpt-4.1", {name: "x", "max_output_tokens": 1}, 10) is None
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -51,7 +51,7 @@ async def test_whatever_is_asked_at_once_the_sum_never_passes_a_strict_budget(
     chance = random.Random(seed)
     api, target = CALLS["messages"]
     body = json.dumps(request("messages", max_tokens=500, model=MODELS[api])).encode()
-    most = most_usd(api.value, MODELS[api], json.loads(body), len(body))
+    most = max_cost_usd(api.value, MODELS[api], json.loads(body), len(body))
     assert most is not None
     ceiling = most * chance.uniform(1, 6)
     provider = Provider(*[stream("messages", len(body), 500, pace=chance.uniform(0, 5)) for _ in range(40)])
@@ -70,8 +70,8 @@ async def test_whatever_is_asked_at_once_the_sum_never_passes_a_strict_budget(
     spent = line.session.usage.cost_usd
     assert spent is not None
     assert 0 < spent <= ceiling
-    assert line.session.verdict is not None
-    assert line.session.verdict.reason is Reason.BUDGET
+    assert line.session.failure is not None
+    assert line.session.failure.reason is Reason.BUDGET
     assert spent > ceiling - most  # and no more is left than one answer could take
 
 
@@ -83,16 +83,16 @@ async def test_an_answer_that_could_pass_what_is_left_is_not_asked_for(autojump_
 
     assert answer.status == 400
     assert line.session.usage.requests == 0
-    assert line.session.verdict is not None
-    assert "an answer can cost $0." in line.session.verdict.message
-    assert "and $0.0100 of $0.0100 are left" in line.session.verdict.message
+    assert line.session.failure is not None
+    assert "an answer can cost $0." in line.session.failure.message
+    assert "and $0.0100 of $0.0100 are left" in line.session.failure.message
 
 
 async def test_an_answer_that_is_cut_off_counts_for_no_more_than_it_could_cost(autojump_clock: MockClock) -> None:
     """Its bytes are counted then, of which a stream has many for a token."""
     api, target = CALLS["messages"]
     body = json.dumps(request("messages", max_tokens=5)).encode()
-    most = most_usd(api.value, MODELS[api], json.loads(body), len(body))
+    most = max_cost_usd(api.value, MODELS[api], json.loads(body), len(body))
     provider = Provider(Said([b": ping\n\n" * 100_000], kind=b"text/event-stream", breaks=True))
     async with open_line(api, provider, budget=Budget(cost_usd=1, strict=True)) as line:
         await line.connect().ask("POST", target, body)

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from runner.gateway.api import Counts, admits
+from runner.gateway.api import Counts, model_matches
 from runner.gateway.meter import MAX_EVENT, Meter
 from runner.gateway.prices import cost_usd
 
@@ -37,7 +37,7 @@ from runner.gateway.prices import cost_usd
 def test_a_name_in_a_manifest_stands_for_itself_its_snapshots_and_its_family(
     granted: str, asked: str, is_admitted: bool
 ) -> None:
-    assert admits(granted, asked) is is_admitted
+    assert model_matches(granted, asked) is is_admitted
 
 
 def event(**message: object) -> bytes:

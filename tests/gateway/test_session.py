@@ -14,10 +14,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runner.core.errors import WorkspaceLost
 from runner.core.model import Budget, Reason, Usage
-from runner.gateway.patience import MOST_WAITED, UNREACHED_WAITED
-from runner.gateway.session import MOST_BROKEN, MOST_FREE
-from runner.network.http import LARGE, MAX_BODY
-from runner.ports.gateway import Api, Refusal
+from runner.gateway.backoff import MAX_WAIT, MAX_WAIT_UNREACHED
+from runner.gateway.session import MAX_BROKEN, MAX_FREE_REPORTED
+from runner.network.http import LARGE_BODY, MAX_BODY
+from runner.ports.gateway import Api, ModelRefusal
 from tests.support.gateway_wire import (
     CALLS,
     KEY,
@@ -204,7 +204,7 @@ async def test_what_the_provider_would_fetch_or_run_itself_is_refused(call: str,
 
     assert (heard.status, provider.asked) == (400, [])
     assert "leaves the conversation" in heard.json()["error"]["message"]
-    assert [exchange.refusal for exchange in line.told] == [Refusal.REQUEST]
+    assert [exchange.refusal for exchange in line.told] == [ModelRefusal.REQUEST]
 
 
 _CLIENT_SIDE = {
@@ -254,7 +254,7 @@ async def test_a_body_that_cannot_be_judged_is_refused(call: str, body: bytes) -
         heard = await line.connect().ask("POST", target, body)
 
     assert (heard.status, provider.asked) == (400, [])
-    assert line.session.verdict is None
+    assert line.session.failure is None
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ async def test_a_model_that_is_not_granted_is_refused_in_the_api_s_own_words(cal
     provider = Provider(stream(call))
     async with open_line(api, provider, models=["other"]) as line:
         heard = await line.connect().ask("POST", target, request(call))
-        verdict = line.session.verdict
+        verdict = line.session.failure
 
     assert (heard.status, provider.asked) == (400, [])
     assert f"`{MODELS[api]}` is not granted to this run, only: other" in heard.json()["error"]["message"]
@@ -315,7 +315,7 @@ async def test_a_refused_helper_model_is_no_verdict_when_the_agent_s_own_has_ans
         await client.ask("POST", "/v1/messages", request("messages"))
         helper = await client.ask("POST", "/v1/messages", request("messages", model="claude-haiku-5-5"))
 
-        assert (helper.status, line.session.verdict) == (400, None)
+        assert (helper.status, line.session.failure) == (400, None)
 
 
 # --- faults -----------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ async def test_an_error_that_stays_ends_the_client_and_is_the_verdict_until_an_a
     async with open_line(api, provider) as line:
         client = line.connect()
         heard = await client.ask("POST", target, request(call))
-        verdict = line.session.verdict
+        verdict = line.session.failure
         await client.ask("POST", target, request(call))
 
         assert heard.status == (403 if reason is Reason.AUTH else 400)  # a CLI says of 403 that it could not log in
@@ -342,7 +342,7 @@ async def test_an_error_that_stays_ends_the_client_and_is_the_verdict_until_an_a
         assert verdict is not None
         assert verdict.reason is reason
         assert verdict.message.endswith(f"it answered {status}, so it is")
-        assert line.session.verdict is None
+        assert line.session.failure is None
         assert (line.session.usage.requests, len(provider.asked)) == (2, 2)
 
 
@@ -360,12 +360,12 @@ async def test_an_error_that_may_pass_is_waited_for_while_it_is_worth_it(
 
         assert (heard.status, trio.current_time() - began) == (400, 1 + 2 + 4 + 8 + 16)
         assert [told.status for told in line.told] == [*[status] * 5, 400]
-        assert [told.again_seconds for told in line.told] == [1, 2, 4, 8, 16, None]
-        assert line.told[0].why == f"it answered {status}, busy"
+        assert [told.retry_seconds for told in line.told] == [1, 2, 4, 8, 16, None]
+        assert line.told[0].retry_reason == f"it answered {status}, busy"
         assert line.session.usage.requests == 1
-        assert line.session.verdict is not None
-        assert line.session.verdict.reason is reason
-        assert f"it answered {status}, busy" in line.session.verdict.message
+        assert line.session.failure is not None
+        assert line.session.failure.reason is reason
+        assert f"it answered {status}, busy" in line.session.failure.message
 
 
 async def test_a_cli_that_asks_again_after_all_that_waiting_is_answered_at_once(autojump_clock: MockClock) -> None:
@@ -387,7 +387,7 @@ async def test_nobody_waits_longer_than_a_cli_does(autojump_clock: MockClock) ->
         began = trio.current_time()
         await line.connect().ask("POST", "/v1/messages", request("messages"))
 
-    assert MOST_WAITED - 30 < trio.current_time() - began <= MOST_WAITED
+    assert MAX_WAIT - 30 < trio.current_time() - began <= MAX_WAIT
 
 
 @ALL
@@ -399,9 +399,9 @@ async def test_a_redirection_is_an_error_that_nobody_pays_for(call: str) -> None
 
         assert (heard.status, "location" in heard.headers) == (400, False)
         assert (line.session.usage.requests, line.session.usage.tokens) == (1, 0)
-        assert line.session.verdict is not None
-        assert line.session.verdict.reason is Reason.GATEWAY
-        assert line.session.verdict.message.endswith("it answered 302, without a word")
+        assert line.session.failure is not None
+        assert line.session.failure.reason is Reason.GATEWAY
+        assert line.session.failure.message.endswith("it answered 302, without a message")
 
 
 async def test_an_answer_that_cannot_be_counted_is_not_passed_on() -> None:
@@ -411,9 +411,9 @@ async def test_an_answer_that_cannot_be_counted_is_not_passed_on() -> None:
         heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
 
         assert (heard.status, len(provider.asked), line.session.usage.tokens > 0) == (400, 1, True)
-        assert line.session.verdict is not None
-        assert line.session.verdict.reason is Reason.GATEWAY
-        assert line.session.verdict.message.endswith("in an encoding that it was not asked for")
+        assert line.session.failure is not None
+        assert line.session.failure.reason is Reason.GATEWAY
+        assert line.session.failure.message.endswith("in an encoding that was not asked for")
 
 
 async def test_of_an_error_that_cannot_be_read_the_status_is_enough() -> None:
@@ -422,9 +422,9 @@ async def test_of_an_error_that_cannot_be_read_the_status_is_enough() -> None:
         heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
 
         assert (heard.status, "content-encoding" in heard.headers) == (403, False)
-        assert line.session.verdict is not None
-        assert line.session.verdict.reason is Reason.AUTH
-        assert line.session.verdict.message.endswith("it answered 401, without a word")
+        assert line.session.failure is not None
+        assert line.session.failure.reason is Reason.AUTH
+        assert line.session.failure.message.endswith("it answered 401, without a message")
 
 
 async def test_an_error_without_an_end_is_read_as_far_as_it_says_something(autojump_clock: MockClock) -> None:
@@ -441,7 +441,7 @@ async def test_an_error_that_passes_is_not_heard_of(autojump_clock: MockClock) -
     async with open_line(Api.ANTHROPIC, Provider(busy, Said(breaks=True), stream("messages"))) as line:
         heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
 
-        assert (heard.status, line.session.verdict) == (200, None)
+        assert (heard.status, line.session.failure) == (200, None)
         assert [told.status for told in line.told] == [529, 0, 200]
 
 
@@ -495,14 +495,14 @@ async def test_answers_that_break_off_again_and_again_are_asked_for_no_more() ->
     broken = Said([b"data: {}\n\n"], kind=b"text/event-stream", breaks=True)
     provider = Provider(broken)
     async with open_line(Api.ANTHROPIC, provider) as line:
-        for _ in range(MOST_BROKEN):
+        for _ in range(MAX_BROKEN):
             await line.connect().ask("POST", "/v1/messages", request("messages"))
         heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
 
-        assert (heard.status, len(provider.asked)) == (400, MOST_BROKEN)
+        assert (heard.status, len(provider.asked)) == (400, MAX_BROKEN)
         assert "answers in a row have broken off" in heard.json()["error"]["message"]
-        assert line.session.verdict is not None
-        assert line.session.verdict.reason is Reason.GATEWAY
+        assert line.session.failure is not None
+        assert line.session.failure.reason is Reason.GATEWAY
 
 
 @pytest.mark.parametrize(
@@ -517,22 +517,22 @@ async def test_an_api_s_own_way_to_say_so_is_known(call: str, body: bytes, reaso
     async with open_line(api, Provider(Said([body], status=400))) as line:
         await line.connect().ask("POST", target, request(call))
 
-        assert line.session.verdict is not None
-        assert line.session.verdict.reason is reason
+        assert line.session.failure is not None
+        assert line.session.failure.reason is reason
 
 
 async def test_a_bad_request_of_the_agent_s_own_is_not_the_gateway_s_to_judge() -> None:
     async with open_line(Api.ANTHROPIC, Provider(Said([b'{"error": {}}'], status=400))) as line:
         await line.connect().ask("POST", "/v1/messages", request("messages"))
 
-        assert line.session.verdict is None
+        assert line.session.failure is None
 
 
 async def test_a_key_in_an_error_does_not_come_through() -> None:
     error = Said([b'{"error": {"message": "bad key ' + KEY[:9].encode(), KEY[9:].encode() + b'"}}'], status=401)
     async with open_line(Api.OPENAI, Provider(error)) as line:
         heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
-        verdict = line.session.verdict
+        verdict = line.session.failure
 
     assert heard.json()["error"]["message"].endswith("bad key [redacted]")
     assert KEY not in str(verdict)
@@ -544,8 +544,8 @@ async def test_a_key_in_what_is_waited_for_or_in_a_page_does_not_come_out(autoju
     async with open_line(Api.OPENAI, Provider(busy, page)) as line:
         heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
 
-    assert KEY not in heard.body.decode() + str(line.told) + str(line.session.verdict)
-    assert (line.told[0].why, b"[redacted]" in heard.body) == ("it answered 429, slow, [redacted]", True)
+    assert KEY not in heard.body.decode() + str(line.told) + str(line.session.failure)
+    assert (line.told[0].retry_reason, b"[redacted]" in heard.body) == ("it answered 429, slow, [redacted]", True)
 
 
 @pytest.mark.parametrize(
@@ -565,7 +565,7 @@ async def test_nor_does_one_that_is_written_otherwise_also_not_in_a_header(form:
     error = Said([b'{"error": {"message": "bad key <%s>"}}' % form], status=400, headers=[(b"x-request-id", form)])
     async with open_line(Api.OPENAI, Provider(error)) as line:
         heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
-        verdict = line.session.verdict
+        verdict = line.session.failure
 
     assert "[redacted:key]" in heard.json()["error"]["message"]
     assert "[redacted:key]" in heard.headers["x-request-id"]
@@ -577,13 +577,13 @@ async def test_a_provider_that_cannot_be_reached_is_the_platform_s_fault(autojum
     async with open_line(Api.ANTHROPIC, Provider(Said(unreachable=True))) as line:
         began = trio.current_time()
         heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
-        verdict = line.session.verdict
+        verdict = line.session.failure
 
     assert (heard.status, [told.status for told in line.told]) == (400, [0, 0, 400])
-    assert line.told[-1].refusal is Refusal.GATEWAY
+    assert line.told[-1].refusal is ModelRefusal.GATEWAY
     assert verdict is not None
     assert (verdict.reason, verdict.message) == (Reason.PLATFORM, "`api.example` could not be reached: nobody there")
-    assert trio.current_time() - began == UNREACHED_WAITED
+    assert trio.current_time() - began == MAX_WAIT_UNREACHED
     assert "`RUNNER_ANTHROPIC_URL`, `HTTPS_PROXY`" in verdict.details[0]
 
 
@@ -592,7 +592,7 @@ async def test_a_provider_that_hangs_up_at_once_is_asked_again(autojump_clock: M
     async with open_line(Api.ANTHROPIC, provider) as line:
         heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
 
-        assert (heard.status, line.session.verdict) == (200, None)
+        assert (heard.status, line.session.failure) == (200, None)
 
 
 @ALL
@@ -605,7 +605,7 @@ async def test_an_answer_that_breaks_off_is_cut_off_for_the_client_and_still_cou
         heard = await client.receive(until=b"data: {}\n\n" * 40)
         with pytest.raises(Exception, match="peer"):
             await client.receive()
-        verdict = line.session.verdict
+        verdict = line.session.failure
 
     told = line.told[0]
     assert (heard.status, heard.whole) == (200, False)
@@ -714,11 +714,11 @@ async def test_counting_tokens_and_listing_models_cost_nothing() -> None:
 async def test_of_requests_without_end_that_cost_nothing_only_so_many_are_told() -> None:
     async with open_line(Api.ANTHROPIC, Provider(stream("messages"))) as line:
         client = line.connect()
-        for _ in range(MOST_FREE + 5):
+        for _ in range(MAX_FREE_REPORTED + 5):
             await client.ask("GET", "/nowhere")
         await client.ask("POST", "/v1/messages", request("messages"))
 
-    assert (len(line.told), line.told[-1].call) == (MOST_FREE + 1, "messages")
+    assert (len(line.told), line.told[-1].call) == (MAX_FREE_REPORTED + 1, "messages")
 
 
 # --- budgets ----------------------------------------------------------------------------------------
@@ -743,12 +743,12 @@ async def test_a_request_over_the_budget_is_refused(call: str, budget: Budget, r
         client = line.connect()
         first = await client.ask("POST", target, request(call))
         second = await client.ask("POST", target, request(call))
-        verdict = line.session.verdict
+        verdict = line.session.failure
 
     assert (first.status, second.status, len(provider.asked)) == (200, 400, 1)
     assert words in second.json()["error"]["message"]
     assert verdict is not None
-    assert (verdict.reason, line.told[1].refusal) == (reason, Refusal.BUDGET)
+    assert (verdict.reason, line.told[1].refusal) == (reason, ModelRefusal.BUDGET)
 
 
 async def test_an_error_is_no_turn() -> None:
@@ -805,9 +805,9 @@ async def test_a_body_over_the_limit_is_refused() -> None:
 async def _try_to_send(client: Client, body: bytes) -> None:
     await client.stream.send_all(b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body))
     client._protocol.send(_head(len(body)))
-    for at in range(0, len(body), LARGE):
+    for at in range(0, len(body), LARGE_BODY):
         try:
-            await client.stream.send_all(body[at : at + LARGE])
+            await client.stream.send_all(body[at : at + LARGE_BODY])
         except trio.BrokenResourceError:
             return
 
@@ -892,7 +892,7 @@ async def test_a_silent_client_is_let_go(autojump_clock: MockClock) -> None:
 
 async def test_large_requests_wait_for_each_other(autojump_clock: MockClock) -> None:
     """So that many connections cost bounded memory; small ones pass meanwhile."""
-    body = json.dumps(request("messages", pad="x" * (2 * LARGE))).encode()
+    body = json.dumps(request("messages", pad="x" * (2 * LARGE_BODY))).encode()
     provider = Provider(stream("messages", stalls=10))
     started = trio.current_time()
     async with open_line(Api.ANTHROPIC, provider) as line, trio.open_nursery() as nursery:

@@ -16,10 +16,10 @@ from trio.testing import memory_stream_pair
 
 from runner.core.model import Budget
 from runner.core.nurseries import open_services
-from runner.gateway.session import GrantedSession
+from runner.gateway.session import GatewaySession
 from runner.network.http import Headers
-from runner.network.upstream import Answer, Unreachable, UpstreamFailed
-from runner.ports.gateway import Api, Exchange, Grant
+from runner.network.upstream import Unreachable, UpstreamFailed, UpstreamResponse
+from runner.ports.gateway import Api, ModelGrant, ModelRequest
 
 KEY = "sk-real-0123456789abcdef"
 MODELS = {Api.ANTHROPIC: "claude-sonnet-5-5", Api.OPENAI: "gpt-6.1-sol", Api.GEMINI: "gemini-2.5-pro"}
@@ -125,7 +125,7 @@ class Provider:
         self.asked: list[Asked] = []
 
     @asynccontextmanager
-    async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
+    async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[UpstreamResponse]:
         await trio.lowlevel.checkpoint()
         asked = Asked(method, target, {name.decode(): value.decode() for name, value in headers}, body)
         self.asked.append(asked)
@@ -136,7 +136,7 @@ class Provider:
             await trio.sleep(said.stalls)
             raise UpstreamFailed("nobody there")
         async with aclosing(_pieces(said, asked)) as pieces:
-            yield Answer(said.status, [(b"content-type", said.kind), *said.headers], pieces)
+            yield UpstreamResponse(said.status, [(b"content-type", said.kind), *said.headers], pieces)
 
 
 class Connecting:
@@ -148,12 +148,12 @@ class Connecting:
         self.begun = trio.Event()
 
     @asynccontextmanager
-    async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
+    async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[UpstreamResponse]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.sleep_forever)
             nursery.start_soon(trio.sleep_forever)
             self.begun.set()
-        yield Answer(200, [], _pieces(Said(), Asked(method, target, {}, body)))
+        yield UpstreamResponse(200, [], _pieces(Said(), Asked(method, target, {}, body)))
 
 
 async def _pieces(said: Said, asked: Asked) -> AsyncGenerator[bytes]:
@@ -171,9 +171,9 @@ async def _pieces(said: Said, asked: Asked) -> AsyncGenerator[bytes]:
 class Line:
     """A session, a way to connect to it, and what it told."""
 
-    session: GrantedSession
+    session: GatewaySession
     connect: Callable[[], Client]
-    told: list[Exchange]
+    told: list[ModelRequest]
 
 
 @asynccontextmanager
@@ -187,11 +187,11 @@ async def open_line(
     seconds: float = math.inf,
 ) -> AsyncIterator[Line]:
     """``seconds`` are what the agent has from now on."""
-    told: list[Exchange] = []
-    grant = Grant(api, tuple(models) or (MODELS[api],), budget or Budget())
+    told: list[ModelRequest] = []
+    grant = ModelGrant(api, tuple(models) or (MODELS[api],), budget or Budget())
     module = import_module(f"runner.gateway.apis.{api.value}").api
     deadline = trio.current_time() + seconds
-    session = GrantedSession(grant, module, upstream, key, told.append, deadline=deadline)
+    session = GatewaySession(grant, module, upstream, key, told.append, deadline=deadline)
     async with open_services() as services:
 
         async def serve(stream: Any) -> None:

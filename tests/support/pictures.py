@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import runner.agents
 from runner.core import plugins
-from runner.core.npm_package import pin_of
+from runner.core.npm_package import pinned_version
 from tests.support import components
 from tests.support.situations import Project, git
 from tests.support.terminal import on_terminal
@@ -84,7 +84,7 @@ def _example(project: Project, fixer: str, toolchain: Path) -> None:
     agent = plugins.load(runner.agents, "claude").agent
     cli = toolchain / "lib/node_modules" / agent.package
     cli.mkdir(parents=True)
-    (cli / "package.json").write_text(json.dumps({"name": agent.package, "version": pin_of(agent.package)}))
+    (cli / "package.json").write_text(json.dumps({"name": agent.package, "version": pinned_version(agent.package)}))
     (cli / agent.program).touch(0o755)
     (toolchain / "bin").mkdir()
     (toolchain / "bin" / agent.program).symlink_to(cli / agent.program)

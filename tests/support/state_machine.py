@@ -6,7 +6,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Sequence
 
-from runner.agents import command_of
+from runner.agents import read_command
 from runner.agents.script import agent
 from runner.cluster.clusters import Clusters
 from runner.core.ids import run_id
@@ -39,7 +39,7 @@ class Machine:
             provider=lambda name: open_provider(name, self.settings),
             git=open_git(self.settings),
             agent=lambda name: agent,
-            sub_runner=lambda name, env: command_of(shipped("runners") / f"{name}.sh", env),
+            sub_runner=lambda name, env: read_command(shipped("runners") / f"{name}.sh", env),
             gateway=ModelGateway(self.settings),
             cluster=Clusters(self.settings),
             model_key=lambda api: "",

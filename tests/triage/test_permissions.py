@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from runner.ports.cluster import Rights
+from runner.ports.cluster import ClusterPermissions
 from runner.triage.permissions import Permissions, permissions_of, permissions_text, read_permissions
 
 FULL = {
@@ -34,7 +34,9 @@ def test_the_file_of_the_predecessor_is_read() -> None:
 
 
 def test_what_a_cluster_says_is_in_the_same_form() -> None:
-    rights = Rights("prod-eu", "payments", pods=True, logs=True, events=False, warnings=("nodes: no answer",))
+    rights = ClusterPermissions(
+        "prod-eu", "payments", pods=True, logs=True, events=False, warnings=("nodes: no answer",)
+    )
     permissions = permissions_of(rights.document("2026-11-21T02:50:00Z"))
 
     assert permissions.lacking == ("events",)
@@ -42,7 +44,9 @@ def test_what_a_cluster_says_is_in_the_same_form() -> None:
 
 
 def test_rights_that_are_not_known_are_not_said_to_lack() -> None:
-    rights = Rights("prod-eu", "payments", warnings=("whether pods can be read is not known: no answer in 5 s",))
+    rights = ClusterPermissions(
+        "prod-eu", "payments", warnings=("whether pods can be read is not known: no answer in 5 s",)
+    )
     permissions, document = read_permissions(json.dumps(rights.document("2026-11-21T02:50:00Z")).encode())
 
     assert json.loads(permissions_text(document))["can_get_pods"] is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.cluster.kubeconfig import read_target
-from runner.cluster.session import _RIGHTS
+from runner.cluster.session import _PERMISSIONS
 from runner.core.settings import shipped
 from runner.manifest.text import parse
 from runner.triage.reader_account import OF_CLUSTER, READER, READS, reader_manifest
@@ -42,7 +42,7 @@ def test_what_the_scripts_read_and_what_rights_are_asked_for_may_be_read() -> No
 
     assert len(found) > 20
     assert found <= EVERY
-    assert {(group, "/".join(filter(None, (one, sub)))) for _, group, one, sub in _RIGHTS} <= EVERY
+    assert {(group, "/".join(filter(None, (one, sub)))) for _, group, one, sub in _PERMISSIONS} <= EVERY
     assert not [one for _, one in EVERY if "secret" in one]
 
 

@@ -67,6 +67,6 @@ def compare(pasts: Sequence[StoredRun], form: str, out: Output) -> None:
 
 
 def _account(stored: StoredRun) -> Account:
-    from runner.artifacts.run_files import account_of
+    from runner.artifacts.run_files import read_account
 
-    return account_of(stored.record, stored.directory)
+    return read_account(stored.record, stored.directory)

@@ -102,7 +102,7 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
 
 def rehearsal(turns: Path) -> Gateway:
     """What stands for every model: the script in a file. Raises ``Rejected``."""
-    from runner.fake_model.provider import Rehearsal
+    from runner.fake_model.provider import RehearsalGateway
     from runner.fake_model.script import read_turns
 
-    return Rehearsal(str(turns), read_turns(turns))
+    return RehearsalGateway(str(turns), read_turns(turns))

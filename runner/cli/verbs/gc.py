@@ -34,7 +34,7 @@ def main(args: Namespace, out: Output) -> int:
     from runner.core.settings import current
     from runner.ops.runs.gc import collect
     from runner.plan.model import plain_fields
-    from runner.store.sqlite import REBUILD
+    from runner.store.sqlite import REBUILD_HINT
 
     collection = trio.run(partial(collect, current(), dry_run=args.dry_run))
     if args.output == "json":
@@ -55,7 +55,7 @@ def main(args: Namespace, out: Output) -> int:
         first, *others = collection.unknown
         more = f", and of {len(others)} more" if others else ""
         message = f"nothing is removed: the store does not know all of {first.kind} `{first.id}`{more}"
-        out.findings([StoreDamaged(message, hint=REBUILD)])
+        out.findings([StoreDamaged(message, hint=REBUILD_HINT)])
     return 0 if collection.clean else LEFT
 
 

@@ -36,7 +36,7 @@ def main(args: Namespace, out: Output) -> int:
     from runner.core.settings import current
     from runner.ops.runs.recover import recover_store
     from runner.plan.model import plain_fields
-    from runner.store.sqlite import REBUILD
+    from runner.store.sqlite import REBUILD_HINT
 
     recovery = trio.run(partial(recover_store, current(), args.run, dry_run=args.dry_run))
     if args.output == "json":
@@ -45,10 +45,10 @@ def main(args: Namespace, out: Output) -> int:
         for line in _lines(recovery):
             out.line(sanitize(line, 1_000))
     if recovery.damage is not None:
-        out.findings([StoreDamaged(f"nothing is recovered: {recovery.damage}", hint=REBUILD)])
+        out.findings([StoreDamaged(f"nothing is recovered: {recovery.damage}", hint=REBUILD_HINT)])
     elif behind := [one for one in recovery.unknown if one.directory is not None]:
         message = f"the store does not know all of what was begun here: {len(behind)} directories know more"
-        out.findings([StoreDamaged(message, hint=REBUILD)])
+        out.findings([StoreDamaged(message, hint=REBUILD_HINT)])
     return 0 if recovery.clean else LEFT
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.fake_model.api import Said, Tools, Voice, event, pieces
+from runner.fake_model.api import FakeAnswer, FakeApi, Tools, event, pieces
 from runner.gateway.api import inner, objects
 
 
@@ -14,14 +14,14 @@ class Anthropic:
     def tools(self, body: Mapping[str, Any]) -> Tools:
         return {str(tool.get("name")): inner(tool, "input_schema", "properties") for tool in objects(body.get("tools"))}
 
-    def answer(self, said: Said) -> Mapping[str, Any]:
+    def answer(self, said: FakeAnswer) -> Mapping[str, Any]:
         return {**_message(said, _blocks(said)), "stop_reason": _reason(said), "usage": _usage(said)}
 
-    def stream(self, said: Said) -> Sequence[bytes]:
+    def stream(self, said: FakeAnswer) -> Sequence[bytes]:
         start = {**_message(said, []), "stop_reason": None, "usage": {**_usage(said), "output_tokens": 1}}
         events = [event({"type": "message_start", "message": start}, "message_start")]
         for index, block in enumerate(_blocks(said)):
-            empty, deltas = _opened(block)
+            empty, deltas = _block_deltas(block)
             events.append(_block("start", index, content_block=empty))
             events += [_block("delta", index, delta=delta) for delta in deltas]
             events.append(_block("stop", index))
@@ -29,7 +29,7 @@ class Anthropic:
         return [*events, event(end, "message_delta"), event({"type": "message_stop"}, "message_stop")]
 
 
-def _message(said: Said, content: list[dict[str, Any]]) -> dict[str, Any]:
+def _message(said: FakeAnswer, content: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": f"msg_{said.number}",
         "type": "message",
@@ -40,7 +40,7 @@ def _message(said: Said, content: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _blocks(said: Said) -> list[dict[str, Any]]:
+def _blocks(said: FakeAnswer) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if said.think:
         blocks.append({"type": "thinking", "thinking": said.think, "signature": "rehearsed"})
@@ -52,7 +52,7 @@ def _blocks(said: Said) -> list[dict[str, Any]]:
     ]
 
 
-def _opened(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _block_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A block as a stream begins it, and what then fills it."""
     match block["type"]:
         case "thinking":
@@ -70,11 +70,11 @@ def _block(what: str, index: int, **fields: Any) -> bytes:
     return event({"type": name, "index": index, **fields}, name)
 
 
-def _reason(said: Said) -> str:
+def _reason(said: FakeAnswer) -> str:
     return "tool_use" if said.calls else "end_turn"
 
 
-def _usage(said: Said) -> dict[str, int]:
+def _usage(said: FakeAnswer) -> dict[str, int]:
     counts = said.counts
     return {
         "input_tokens": counts.fresh,
@@ -84,4 +84,4 @@ def _usage(said: Said) -> dict[str, int]:
     }
 
 
-voice: Voice = Anthropic()
+api: FakeApi = Anthropic()

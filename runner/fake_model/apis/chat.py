@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.fake_model.api import Said, Tools, Voice, event, pieces
+from runner.fake_model.api import FakeAnswer, FakeApi, Tools, event, pieces
 from runner.gateway.api import inner, objects
 
 
@@ -15,12 +15,12 @@ class Chat:
         functions = [inner(tool, "function") for tool in objects(body.get("tools"))]
         return {str(function.get("name")): inner(function, "parameters", "properties") for function in functions}
 
-    def answer(self, said: Said) -> Mapping[str, Any]:
+    def answer(self, said: FakeAnswer) -> Mapping[str, Any]:
         message = {"role": "assistant", "content": said.say or None, **_calls(said)}
         choice = {"index": 0, "message": message, "finish_reason": _reason(said)}
         return {**_head(said, "chat.completion"), "choices": [choice], "usage": _usage(said)}
 
-    def stream(self, said: Said) -> Sequence[bytes]:
+    def stream(self, said: FakeAnswer) -> Sequence[bytes]:
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         deltas += [{"content": piece} for piece in pieces(said.say)]
         deltas += [_calls(said)] if said.calls else []
@@ -30,11 +30,11 @@ class Chat:
         return [*events, end, event({**head, "choices": [], "usage": _usage(said)}), b"data: [DONE]\n\n"]
 
 
-def _head(said: Said, kind: str) -> dict[str, Any]:
+def _head(said: FakeAnswer, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{said.number}", "object": kind, "created": 0, "model": said.model}
 
 
-def _calls(said: Said) -> dict[str, Any]:
+def _calls(said: FakeAnswer) -> dict[str, Any]:
     calls = [
         {
             "index": index,
@@ -47,11 +47,11 @@ def _calls(said: Said) -> dict[str, Any]:
     return {"tool_calls": calls} if calls else {}
 
 
-def _reason(said: Said) -> str:
+def _reason(said: FakeAnswer) -> str:
     return "tool_calls" if said.calls else "stop"
 
 
-def _usage(said: Said) -> dict[str, Any]:
+def _usage(said: FakeAnswer) -> dict[str, Any]:
     counts = said.counts
     return {
         "prompt_tokens": counts.input,
@@ -62,4 +62,4 @@ def _usage(said: Said) -> dict[str, Any]:
     }
 
 
-voice: Voice = Chat()
+api: FakeApi = Chat()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.fake_model.api import Said, Tools, Voice, event, pieces
+from runner.fake_model.api import FakeAnswer, FakeApi, Tools, event, pieces
 from runner.gateway.api import inner, objects
 
 
@@ -14,10 +14,10 @@ class Gemini:
         declared = [one for tool in objects(body.get("tools")) for one in objects(tool.get("functionDeclarations"))]
         return {str(one.get("name")): _parameters(one) for one in declared}
 
-    def answer(self, said: Said) -> Mapping[str, Any]:
+    def answer(self, said: FakeAnswer) -> Mapping[str, Any]:
         return {**_candidate(said, [*_texts(said), *_calls(said)], finish=True), "usageMetadata": _usage(said)}
 
-    def stream(self, said: Said) -> Sequence[bytes]:
+    def stream(self, said: FakeAnswer) -> Sequence[bytes]:
         texts = [event(_candidate(said, [text], finish=False)) for text in _texts(said)]
         last = {**_candidate(said, _calls(said), finish=True), "usageMetadata": _usage(said)}
         return [*texts, event(last)]
@@ -27,23 +27,23 @@ def _parameters(declared: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner(declared, "parametersJsonSchema", "properties") or inner(declared, "parameters", "properties")
 
 
-def _candidate(said: Said, parts: list[dict[str, Any]], *, finish: bool) -> dict[str, Any]:
+def _candidate(said: FakeAnswer, parts: list[dict[str, Any]], *, finish: bool) -> dict[str, Any]:
     candidate: dict[str, Any] = {"index": 0, "content": {"role": "model", "parts": parts}}
     if finish:
         candidate["finishReason"] = "STOP"
     return {"candidates": [candidate], "modelVersion": said.model, "responseId": f"resp-{said.number}"}
 
 
-def _texts(said: Said) -> list[dict[str, Any]]:
+def _texts(said: FakeAnswer) -> list[dict[str, Any]]:
     thought = [{"text": piece, "thought": True} for piece in pieces(said.think)]
     return [*thought, *({"text": piece} for piece in pieces(said.say))]
 
 
-def _calls(said: Said) -> list[dict[str, Any]]:
+def _calls(said: FakeAnswer) -> list[dict[str, Any]]:
     return [{"functionCall": {"id": call.id, "name": call.name, "args": call.arguments}} for call in said.calls]
 
 
-def _usage(said: Said) -> dict[str, int]:
+def _usage(said: FakeAnswer) -> dict[str, int]:
     counts = said.counts
     return {
         "promptTokenCount": counts.input,
@@ -54,4 +54,4 @@ def _usage(said: Said) -> dict[str, int]:
     }
 
 
-voice: Voice = Gemini()
+api: FakeApi = Gemini()

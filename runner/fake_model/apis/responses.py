@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from runner.fake_model.api import Said, ToolCall, Tools, Voice, event, pieces
+from runner.fake_model.api import FakeAnswer, FakeApi, ToolCall, Tools, event, pieces
 from runner.gateway.api import inner, objects
 
 
@@ -24,10 +24,10 @@ class Responses:
                     found[str(tool.get("name"))] = None if is_text else inner(tool, "parameters", "properties")
         return found
 
-    def answer(self, said: Said) -> Mapping[str, Any]:
+    def answer(self, said: FakeAnswer) -> Mapping[str, Any]:
         return _response(said, "completed", list(_items(said)))
 
-    def stream(self, said: Said) -> Sequence[bytes]:
+    def stream(self, said: FakeAnswer) -> Sequence[bytes]:
         events = [_event("response.created", response=_response(said, "in_progress", []))]
         for index, item in enumerate(_items(said)):
             place = {"output_index": index, "item_id": item["id"]}
@@ -48,7 +48,7 @@ def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"content": [], "status": "in_progress"} if item["type"] == "message" else {}
 
 
-def _response(said: Said, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+def _response(said: FakeAnswer, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
     counts = said.counts
     usage = {
         "input_tokens": counts.input,
@@ -68,7 +68,7 @@ def _response(said: Said, status: str, output: list[dict[str, Any]]) -> dict[str
     }
 
 
-def _items(said: Said) -> Iterable[dict[str, Any]]:
+def _items(said: FakeAnswer) -> Iterable[dict[str, Any]]:
     if said.think:
         summary = [{"type": "summary_text", "text": said.think}]
         yield {"type": "reasoning", "id": f"rs_{said.number}", "summary": summary, "encrypted_content": None}
@@ -91,4 +91,4 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {**common, "type": "function_call", "arguments": json.dumps(call.arguments)}
 
 
-voice: Voice = Responses()
+api: FakeApi = Responses()

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.core.model import Reason
-from runner.gateway.api import Api, Call, Counts, End, Kind, ended, failure, inner, objects, reason_of, whole
-from runner.ports.gateway import Refusal
+from runner.gateway.api import Api, Call, Counts, End, Kind, end_of, failed_end, inner, objects, reason_of, whole
+from runner.ports.gateway import ModelRefusal
 
 _TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 502: "api_error"}
 _CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_", "tool_search_tool_")
@@ -37,7 +37,7 @@ class Anthropic:
                 return Call("models", Kind.LIST, path)
         return None
 
-    def reach(self, body: Mapping[str, Any]) -> str | None:
+    def external_access(self, body: Mapping[str, Any]) -> str | None:
         for name in ("mcp_servers", "container"):
             if body.get(name):
                 return f"`{name}`"
@@ -72,17 +72,17 @@ class Anthropic:
     def end(self, message: Mapping[str, Any]) -> End | None:
         match message.get("type"):
             case "error":
-                return failure(inner(message, "error"), _ERRORS)
+                return failed_end(inner(message, "error"), _ERRORS)
             case "message":
-                return ended(message.get("stop_reason"), _WHOLE)
+                return end_of(message.get("stop_reason"), _WHOLE)
             case "message_delta":  # of a whole answer something follows
-                end = ended(inner(message, "delta").get("stop_reason"), _WHOLE)
+                end = end_of(inner(message, "delta").get("stop_reason"), _WHOLE)
                 return end if end and end.reason else None
             case "message_stop":
                 return End()
         return None
 
-    def error(self, status: int, refusal: Refusal, message: str) -> bytes:
+    def error(self, status: int, refusal: ModelRefusal, message: str) -> bytes:
         kind = _TYPES.get(status, "invalid_request_error")
         return json.dumps({"type": "error", "error": {"type": kind, "message": message}}).encode()
 

@@ -16,15 +16,15 @@ from runner.gateway.api import (
     Counts,
     End,
     Kind,
-    ended,
-    failure,
+    end_of,
+    failed_end,
     inner,
     json_of,
     objects,
     reason_of,
     whole,
 )
-from runner.ports.gateway import Refusal
+from runner.ports.gateway import ModelRefusal
 
 _CALL = re.compile(rf"/v1(?:beta)?/models/([\w.-]{{1,{MAX_MODEL}}}):(\w+)", re.ASCII)
 _KINDS = {"generateContent": Kind.ANSWER, "streamGenerateContent": Kind.ANSWER, "countTokens": Kind.COUNT}
@@ -51,7 +51,7 @@ class Gemini:
         found = _CALL.fullmatch(path) if method == "POST" else None
         return Call(found[2], _KINDS[found[2]], path, found[1]) if found and found[2] in _KINDS else None
 
-    def reach(self, body: Mapping[str, Any]) -> str | None:
+    def external_access(self, body: Mapping[str, Any]) -> str | None:
         for name in ("cachedContent", "cached_content"):
             if body.get(name):
                 return f"`{name}`"
@@ -83,17 +83,17 @@ class Gemini:
             output=whole(usage.get("candidatesTokenCount")) + thought,
             reasoning=thought,
         )
-        ended = any("finishReason" in candidate for candidate in objects(message.get("candidates")))
-        return counts, ended or "promptFeedback" in message
+        is_last = any("finishReason" in candidate for candidate in objects(message.get("candidates")))
+        return counts, is_last or "promptFeedback" in message
 
     def end(self, message: Mapping[str, Any]) -> End | None:
         if error := inner(message, "error"):
-            return failure(error, _ERRORS)
+            return failed_end(error, _ERRORS)
         told = [candidate.get("finishReason") for candidate in objects(message.get("candidates"))]
         told.append(inner(message, "promptFeedback").get("blockReason"))
-        return next(filter(None, (ended(word, ("STOP",)) for word in told)), None)
+        return next(filter(None, (end_of(word, ("STOP",)) for word in told)), None)
 
-    def error(self, status: int, refusal: Refusal, message: str) -> bytes:
+    def error(self, status: int, refusal: ModelRefusal, message: str) -> bytes:
         error = {"code": status, "message": message, "status": _STATES.get(status, "INVALID_ARGUMENT")}
         return json.dumps({"error": error}).encode()
 

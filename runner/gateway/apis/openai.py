@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runner.core.model import Reason
-from runner.gateway.api import Api, Call, Counts, End, Kind, ended, failure, inner, objects, reason_of, whole
-from runner.ports.gateway import Refusal
+from runner.gateway.api import Api, Call, Counts, End, Kind, end_of, failed_end, inner, objects, reason_of, whole
+from runner.ports.gateway import ModelRefusal
 
 _CODES = {
-    Refusal.MODEL: "model_not_allowed",
-    Refusal.BUDGET: "budget_exceeded",
-    Refusal.GATEWAY: "gateway_unavailable",
+    ModelRefusal.MODEL: "model_not_allowed",
+    ModelRefusal.BUDGET: "budget_exceeded",
+    ModelRefusal.GATEWAY: "gateway_unavailable",
 }
 _CLIENT_TOOLS = ("function", "custom", "local_shell", "apply_patch", "namespace")
 _TIERS = (None, "auto", "default")
@@ -42,7 +42,7 @@ class OpenAi:
                 return Call("models", Kind.LIST, below)
         return None
 
-    def reach(self, body: Mapping[str, Any]) -> str | None:
+    def external_access(self, body: Mapping[str, Any]) -> str | None:
         for name in ("background", "prompt", "web_search_options"):
             if body.get(name):
                 return f"`{name}`"
@@ -79,11 +79,11 @@ class OpenAi:
             return _end_of(inner(message, "response") or message, kind)
         error = message if kind == "error" and not inner(message, "error") else inner(message, "error")
         if error:
-            return failure(error, _ERRORS)
+            return failed_end(error, _ERRORS)
         told = (choice.get("finish_reason") for choice in objects(message.get("choices")))
-        return next(filter(None, (ended(word, _WHOLE) for word in told)), None)
+        return next(filter(None, (end_of(word, _WHOLE) for word in told)), None)
 
-    def error(self, status: int, refusal: Refusal, message: str) -> bytes:
+    def error(self, status: int, refusal: ModelRefusal, message: str) -> bytes:
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": _CODES.get(refusal)}
         return json.dumps({"error": error}).encode()
 
@@ -102,8 +102,8 @@ def _end_of(response: Mapping[str, Any], kind: object) -> End:
         case "completed":
             return End()
         case "failed":
-            return failure(inner(response, "error"), _ERRORS)
-    return ended(inner(response, "incomplete_details").get("reason") or "incomplete", ()) or End()
+            return failed_end(inner(response, "error"), _ERRORS)
+    return end_of(inner(response, "incomplete_details").get("reason") or "incomplete", ()) or End()
 
 
 def _hosted(places: Iterable[Mapping[str, Any]]) -> str | None:

@@ -14,10 +14,10 @@ from runner.core import plugins
 from runner.core.errors import KeyMissing, UsageError
 from runner.core.model import Budget, Usage
 from runner.core.settings import Settings
-from runner.gateway.gateway import ModelGateway, usable
+from runner.gateway.gateway import ModelGateway, usable_key
 from runner.manifest.load import defaults
 from runner.ports.agent import ModelAgent
-from runner.ports.gateway import Api, Exchange, Grant, Session
+from runner.ports.gateway import Api, ModelGrant, ModelRequest, ModelSession
 
 PATIENCE = 30.0  # seconds for one answer
 
@@ -83,7 +83,7 @@ def agent_keys(settings: Settings) -> tuple[AgentKey, ...]:
 def _key(name: str, agent: ModelAgent, settings: Settings) -> AgentKey:
     key, model = settings.model_keys[agent.api.value], defaults()[f"AgentType {name}"].written["model"]
     try:
-        usable(key)
+        usable_key(key)
         settings.model_url(agent.api.value)
     except KeyMissing as error:
         return AgentKey(name, agent.api, model, None, error.message)
@@ -101,7 +101,7 @@ async def _ask(api: Api, settings: Settings) -> KeyTest:
     import h11
 
     tiny = _TINY[api]
-    told: list[Exchange] = []
+    told: list[ModelRequest] = []
     body = json.dumps(tiny.body).encode()
     wire = h11.Connection(h11.CLIENT)
     headers = [*tiny.headers, ("host", "gateway"), ("content-type", "application/json")]
@@ -109,20 +109,20 @@ async def _ask(api: Api, settings: Settings) -> KeyTest:
     request = h11.Request(method="POST", target=tiny.target, headers=headers)
     words = b"".join(wire.send(part) or b"" for part in (request, h11.Data(data=body), h11.EndOfMessage()))
     start = trio.current_time()
-    async with ModelGateway(settings).open(Grant(api, (tiny.model,), Budget(turns=1)), told.append) as session:
+    async with ModelGateway(settings).open(ModelGrant(api, (tiny.model,), Budget(turns=1)), told.append) as session:
         with trio.move_on_after(PATIENCE):
             async with _connected(session) as stream:
                 await stream.send_all(words)
                 while await stream.receive_some():
                     pass
     problem = None if told and told[-1].status == 200 else "no answer came"
-    if session.verdict is not None:
-        problem = session.verdict.message
+    if session.failure is not None:
+        problem = session.failure.message
     return KeyTest(api, tiny.model, trio.current_time() - start, session.usage, problem)
 
 
 @asynccontextmanager
-async def _connected(session: Session) -> AsyncIterator[trio.SocketStream]:
+async def _connected(session: ModelSession) -> AsyncIterator[trio.SocketStream]:
     ours, theirs = map(trio.SocketStream, trio.socket.socketpair())
 
     async def serve() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import trio
 
 from runner.artifacts.history import FILE, Unreadable, last_seq, read_events
-from runner.artifacts.run_lock import is_held
+from runner.artifacts.run_lock import is_locked
 from runner.core.errors import RunUnfinished, StoreDamaged, StoreFailed
 from runner.core.settings import Settings
 from runner.events.events import Recorded
@@ -85,7 +85,7 @@ def _require_unused(settings: Settings) -> None:
     """Whoever has the old store open would go on writing to that."""
     home = settings.home
     for held in (*home.glob("runs/*"), *home.glob("workspaces/*/lease"), home / PLACE):
-        if held.is_dir() and is_held(held):
+        if held.is_dir() and is_locked(held):
             what = (
                 f"run `{held.name}` has a runner, which lives" if held.parent.name == "runs" else f"`{held}` is in use"
             )

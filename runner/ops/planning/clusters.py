@@ -63,7 +63,7 @@ async def check_clusters(plans: Iterable[RunPlan], deps: AgentDependencies, *, r
 
     async def look(grant: ClusterGrant) -> None:
         try:
-            await deps.cluster.reach(grant)
+            await deps.cluster.check(grant)
         except RunnerError as error:
             findings[error.message] = error
 

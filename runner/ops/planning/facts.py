@@ -244,18 +244,18 @@ async def _cli_version(
     if want.agent is None:
         return {}
     import runner.agents  # most runs have no model
-    from runner.core.npm_package import pin_of, program_at, version_of
+    from runner.core.npm_package import find_program, installed_version, pinned_version
     from runner.ports.provider import PATH, Images, program_directory
 
     agent = plugins.load(runner.agents, want.agent).agent
     folders = [*map(program_directory, toolchains)]
-    program = program_at(folders if image else [*folders, *PATH.split(":")], agent.program)
-    found = version_of(program, agent.package) if program else ""
+    program = find_program(folders if image else [*folders, *PATH.split(":")], agent.program)
+    found = installed_version(program, agent.package) if program else ""
     for name in want.providers if image and program is None else ():
         provider = open_provider(name, settings)
         if isinstance(provider, Images) and name in probes and probes[name].available:
             found = found or (await provider.labels(image or "")).get(cli_label(agent.program), "")
-    return {want.run: CliVersion(found, pin_of(agent.package))} if found else {}
+    return {want.run: CliVersion(found, pinned_version(agent.package))} if found else {}
 
 
 def cli_label(program: str) -> str:

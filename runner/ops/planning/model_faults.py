@@ -20,12 +20,12 @@ def model_faults(selected: Selected, spec: RunSpec) -> list[RunnerError]:
         return []
     import runner.agents
     from runner.gateway.gateway import check_prices
-    from runner.ports.agent import Access, ModelAgent
-    from runner.ports.gateway import Grant
+    from runner.ports.agent import ModelAccess, ModelAgent
+    from runner.ports.gateway import ModelGrant
 
     agent = plugins.load(runner.agents, spec.agent).agent
     assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
-    own = agent.prepare(Access(spec.model.name, "none", "http://127.0.0.1:1")).env
+    own = agent.set_up(ModelAccess(spec.model.name, "none", "http://127.0.0.1:1")).env
     document = selected.agent_type
     found: list[RunnerError] = [
         BadValue(
@@ -39,7 +39,7 @@ def model_faults(selected: Selected, spec: RunSpec) -> list[RunnerError]:
     found += _no_writer(selected, spec)
     if not spec.model.key_inside:
         try:
-            check_prices(Grant(agent.api, (spec.model.name,), spec.model.budget))
+            check_prices(ModelGrant(agent.api, (spec.model.name,), spec.model.budget))
         except Unpriced as error:
             found.append(Unpriced(error.message, at=document.place("budget", "cost_usd"), hint=error.hint))
     return found

@@ -12,11 +12,11 @@ import runner.agents
 from runner.cluster.clusters import Clusters
 from runner.core import plugins
 from runner.core.errors import CliMissing, Rejected, RunnerError, distinct
-from runner.core.npm_package import pin_of, program_at
+from runner.core.npm_package import find_program, pinned_version
 from runner.core.redact import Redactor
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
-from runner.gateway.gateway import ModelGateway, usable
+from runner.gateway.gateway import ModelGateway, usable_key
 from runner.ops.planning.clusters import check_clusters
 from runner.ops.planning.facts import cli_label, first_available, open_provider
 from runner.ops.planning.make_plan import PlanResult
@@ -42,7 +42,7 @@ def outside_of(settings: Settings, gateway: Gateway | None = None, redact: Redac
         agent=agent,
         gateway=gateway or ModelGateway(settings),
         cluster=Clusters(settings, redact),
-        model_key=lambda api: usable(settings.model_keys[api.value]),
+        model_key=lambda api: usable_key(settings.model_keys[api.value]),
         model_url=lambda api: settings.own_model_url(api.value),
     )
 
@@ -132,9 +132,9 @@ async def _lacks(one: _Sought, settings: Settings) -> list[CliMissing]:
     agent = plugins.load(runner.agents, one.agent).agent
     assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
     folders = [*map(program_directory, one.toolchains)]
-    if program_at(folders, agent.program) is not None:
+    if find_program(folders, agent.program) is not None:
         return []
-    package = f"{agent.package}@{pin_of(agent.package)}"
+    package = f"{agent.package}@{pinned_version(agent.package)}"
     provider = open_provider(one.provider, settings)
     if isinstance(provider, Images):
         labels = await provider.labels(one.image) if one.image is not None else {}
@@ -142,7 +142,7 @@ async def _lacks(one: _Sought, settings: Settings) -> list[CliMissing]:
             return []
         message = f"`{agent.program}` is not in image `{excerpt(one.called)}`"
         return [CliMissing(message, hint=f"`runner image build` makes one with {package}")]
-    if program_at(PATH.split(":"), agent.program) is not None:
+    if find_program(PATH.split(":"), agent.program) is not None:
         return []
     where = ", ".join(f"`{folder}`" for folder in (*folders, *PATH.split(":")))
     hint = f"`npm install --prefix DIR -g {package}`, and name DIR in `workspace.toolchains`"

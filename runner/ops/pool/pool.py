@@ -15,7 +15,7 @@ from functools import partial
 
 import trio
 
-from runner.artifacts.run_lock import is_held, take
+from runner.artifacts.run_lock import is_locked, try_lock
 from runner.core.errors import NoPool, PoolKept, RunnerError, UnknownPool, UsageError, nearest
 from runner.core.model import Feature, SlotKey, SlotState
 from runner.core.nurseries import open_services
@@ -98,7 +98,7 @@ async def open_pool(
     ``PoolKept`` while another process keeps the pools of this store.
     """
     store, deps, home = env.store, env.deps, env.settings.home
-    lock = await trio.to_thread.run_sync(take, home / PLACE)
+    lock = await trio.to_thread.run_sync(try_lock, home / PLACE)
     if lock is None:
         raise PoolKept(f"another process keeps the warm pools of `{home}`", hint="runner pool status")
     try:
@@ -138,7 +138,7 @@ def providers_of(env: WorkspaceEnv) -> list[Provider]:
 
 async def clear_left(env: WorkspaceEnv, *, dry_run: bool) -> list[CompletedChange]:
     """End what a keeper that has died has left, or only say what it is."""
-    if is_held(env.settings.home / PLACE):
+    if is_locked(env.settings.home / PLACE):
         return []
     found = await clear(env.store, providers_of(env), dry_run=dry_run)
     return [CompletedChange(id, "was kept warm by a process that has died", left=left) for id, left in found.items()]
@@ -151,7 +151,7 @@ async def status(env: WorkspaceEnv) -> PoolStatus:
     store = env.store
     pools, slots, counts = await store.pools(), await store.slots(), await store.pool_counts()
     states = [PoolState(pool.name, pool.key, pool.size, _states(pool, slots)) for pool in pools]
-    return PoolStatus(is_held(env.settings.home / PLACE), tuple(states), counts)
+    return PoolStatus(is_locked(env.settings.home / PLACE), tuple(states), counts)
 
 
 def _states(pool: PoolRow, slots: Sequence[SlotRow]) -> dict[SlotState, int]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import trio
 
 from runner.artifacts.layout import RunFiles
-from runner.artifacts.run_files import account_of, write_comparisons
-from runner.artifacts.run_lock import is_held
+from runner.artifacts.run_files import read_account, write_comparisons
+from runner.artifacts.run_lock import is_locked
 from runner.core.errors import Attached, RunExists, RunnerError, RunOver
 from runner.core.ids import run_id
 from runner.core.model import Status
@@ -146,15 +146,15 @@ async def apply_all(
             except RunExists as taken:
                 files.discard()
                 advise(Attached(f"{taken.message}: attached to it, nothing is started"))
-                held = partial(is_held, RunPaths(settings.home, taken.run).directory)
-                record = await follow(taken.run, store, sinks, control, now=now_microseconds, is_held=held)
+                held = partial(is_locked, RunPaths(settings.home, taken.run).directory)
+                record = await follow(taken.run, store, sinks, control, now=now_microseconds, is_locked=held)
             records[name] = record
 
     async with trio.open_nursery() as signals:
         await signals.start(stop_at_signals, list(controls.values()))
         await execute(Graph({name: plan.needs for name, plan in plans.items()}), one)
         signals.cancel_scope.cancel()
-    write_comparisons([account_of(records[name], settings.home / "runs" / records[name].id) for name in plans])
+    write_comparisons([read_account(records[name], settings.home / "runs" / records[name].id) for name in plans])
     return [records[name] for name in plans]
 
 

@@ -29,17 +29,17 @@ async def follow(
     control: RunCancellation,
     *,
     now: Callable[[], int],
-    is_held: Callable[[], bool],
+    is_locked: Callable[[], bool],
 ) -> RunRecord:
     """Hand every event of a run to the sinks, from its first to its last, and return its record.
 
-    Raises ``RunUnfinished`` when it has lost its runner, which ``is_held`` tells, when it has not ended by its
+    Raises ``RunUnfinished`` when it has lost its runner, which ``is_locked`` tells, when it has not ended by its
     deadline and stop budget, and when ``control`` stops the waiting; the run itself goes on.
     """
     record, seen = RunRecord(run), 0
     with control.work:
         while True:
-            lives = is_held()  # asked before the journal: who has let go has written the end
+            lives = is_locked()  # asked before the journal: who has let go has written the end
             for recorded in await store.events(run, after=seen):
                 fold(record, recorded)
                 seen = recorded.seq

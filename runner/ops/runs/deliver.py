@@ -20,8 +20,8 @@ from tempfile import mkdtemp
 
 import trio
 
-from runner.artifacts.export import Exported, Opener, export
-from runner.artifacts.run_files import account_of
+from runner.artifacts.export import ExportResult, Opener, export
+from runner.artifacts.run_files import read_account
 from runner.core.errors import (
     CommitsDiffer,
     NothingPublished,
@@ -110,7 +110,7 @@ async def push(
     )
 
 
-async def export_run(stored: StoredRun, settings: Settings, *, to: Path | None) -> Exported:
+async def export_run(stored: StoredRun, settings: Settings, *, to: Path | None) -> ExportResult:
     """See ``export``; by default to an archive of the run's name here."""
     name, at = f"run-{stored.record.id}", stored.record.started // 1_000_000
     place = (to or Path(f"{name}.tar.gz")).absolute()  # a worker thread may have a working directory of its own
@@ -121,7 +121,7 @@ async def export_run(stored: StoredRun, settings: Settings, *, to: Path | None) 
 
 
 def _markdown(stored: StoredRun) -> Opener:
-    text = markdown.render([account_of(stored.record, stored.directory)])
+    text = markdown.render([read_account(stored.record, stored.directory)])
     return partial(BytesIO, text.encode(errors="backslashreplace"))
 
 

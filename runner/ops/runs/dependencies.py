@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 
-from runner.agents import command_of
+from runner.agents import read_command
 from runner.core.errors import RunnerError
 from runner.core.model import Fence
 from runner.core.redact import Redactor
@@ -38,7 +38,7 @@ def dependencies_of(
     """What runs of a store reach the world through, ``outside`` if that was looked at already."""
 
     async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
-        return await command_of(shipped("runners") / f"{name}.sh", env)
+        return await read_command(shipped("runners") / f"{name}.sh", env)
 
     async def room(workspace: str) -> None:
         check_limit(settings.max_workspaces, await store.workspaces(), workspace)

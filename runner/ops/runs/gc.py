@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trio
 
-from runner.artifacts.run_lock import is_held, take
+from runner.artifacts.run_lock import is_locked, try_lock
 from runner.core.errors import RunnerError
 from runner.core.model import Handle
 from runner.core.nurseries import unwrapping_groups
@@ -135,7 +135,7 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
         if row is not None and row.ended is not None:
             touched = row.ended / 1e6
         age = now - touched
-        used = (row is not None and row.ended is None) or (run is not None and is_held(home / "runs" / run))
+        used = (row is not None and row.ended is None) or (run is not None and is_locked(home / "runs" / run))
         verdict = GcVerdict.IN_USE if used else judge(age, settings.run_retention)
         if run is not None and row is None and kind in _WORK and verdict.goes:
             verdict = GcVerdict.UNKNOWN
@@ -193,5 +193,5 @@ def _lock(kept: StoredItem, home: Path) -> int | None:
     """Hold what its users hold: a mirror by the file beside it, the rest by its run's directory."""
     if kept.kind != "mirror":
         directory = home / "runs" / str(kept.run)
-        return take(directory) if directory.is_dir() else os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+        return try_lock(directory) if directory.is_dir() else os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     return mirror.try_lock(kept.path)

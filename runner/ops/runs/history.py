@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from runner.artifacts.run_lock import is_held
+from runner.artifacts.run_lock import is_locked
 from runner.core.errors import StoreDamaged, UnknownRun, nearest
 from runner.core.model import Reason, Status
 from runner.core.settings import Settings
@@ -112,7 +112,7 @@ async def list_runs(settings: Settings) -> list[RunRow]:
     """Every run, newest first; ``lost`` is the status of one whose runner has died before its end."""
     async with read_state(settings) as store:
         rows = await store.runs()
-        suspects = {row.id for row in rows if row.ended is None and not is_held(settings.home / "runs" / row.id)}
+        suspects = {row.id for row in rows if row.ended is None and not is_locked(settings.home / "runs" / row.id)}
         if suspects:  # asked again, for a runner writes the end before it lets go
             rows = await store.runs()
         return [replace(r, status=Status.LOST) if r.id in suspects and r.ended is None else r for r in rows]
@@ -122,7 +122,7 @@ async def find_run(settings: Settings, run: str) -> StoredRun:
     """The run that a unique prefix or ``last`` means, also when it is lost. Raises ``UnknownRun``."""
     async with read_state(settings) as store:
         row = await store.find(run)
-        lives = is_held(settings.home / "runs" / row.id)
+        lives = is_locked(settings.home / "runs" / row.id)
         history = await store.events(row.id)
     try:
         record = replay(row.id, history)

@@ -12,7 +12,7 @@ from runner.core.model import Command, CommandStatus, Exit
 from runner.core.settings import Settings
 from runner.ops.runs.history import StoredRun, find_run
 from runner.ops.runs.watch import planned
-from runner.ports.agent import Ended, ModelAgent
+from runner.ports.agent import AgentResult, ModelAgent
 from runner.report.triage import header_of
 from runner.safefs.safe_open import read_beneath
 from runner.triage.baseline import cleaned
@@ -25,7 +25,7 @@ _ENDS = {CommandStatus.DENIED: "refused", CommandStatus.CUT: "cut off"}
 def last_words(agent: str, directory: Path) -> str:
     """What the agent of the run in ``directory`` said last, in one line; empty of one without a model."""
     found = _ended(agent, directory)
-    return found[0].words(found[1]) if found is not None else ""
+    return found[0].last_message(found[1]) if found is not None else ""
 
 
 async def load_previous_attempt(stored: StoredRun, settings: Settings) -> PreviousAttempt | None:
@@ -47,7 +47,7 @@ def _left_by(stored: StoredRun) -> PreviousAttempt | None:
     if found is None:
         return None
     agent, ended = found
-    commands, words = agent.commands(ended), cleaned(agent.words(ended).encode(errors="replace"))
+    commands, words = agent.commands(ended), cleaned(agent.last_message(ended).encode(errors="replace"))
     try:
         report = cleaned(read_beneath(directory / "output", header.report, _READ)) if header.report else ""
     except OSError:
@@ -59,12 +59,12 @@ def _left_by(stored: StoredRun) -> PreviousAttempt | None:
     return PreviousAttempt(record.id, why, header.report, report, tuple(map(_told, commands)), words)
 
 
-def _ended(name: str, directory: Path) -> tuple[ModelAgent, Ended] | None:
+def _ended(name: str, directory: Path) -> tuple[ModelAgent, AgentResult] | None:
     out, err = (directory / "logs" / f"agent.{stream}" for stream in ("stdout", "stderr"))
     if name not in plugins.names(runner.agents) or not out.is_file():
         return None
     agent = plugins.load(runner.agents, name).agent
-    return (agent, Ended(Exit(), out, err)) if isinstance(agent, ModelAgent) else None
+    return (agent, AgentResult(Exit(), out, err)) if isinstance(agent, ModelAgent) else None
 
 
 def _told(command: Command) -> str:

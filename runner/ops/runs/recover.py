@@ -16,7 +16,7 @@ import trio
 
 from runner.artifacts.history import was_started
 from runner.artifacts.layout import is_finished, write_copies
-from runner.artifacts.run_lock import is_held, take
+from runner.artifacts.run_lock import is_locked, try_lock
 from runner.core.errors import Escaped, RunnerError, RunUnfinished, StoreDamaged
 from runner.core.model import Fence, Handle
 from runner.core.nurseries import unwrapping_groups
@@ -37,7 +37,7 @@ from runner.runtime.context import RunDependencies, RunPaths
 from runner.runtime.incident_files import is_latest
 from runner.safefs import trees
 from runner.sandbox import mounts, processes
-from runner.store.sqlite import REBUILD
+from runner.store.sqlite import REBUILD_HINT
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def require_known(run: str, unknown: Sequence[Unrecorded]) -> None:
     """Raises ``StoreDamaged`` for a run that only its directory knows, or knows better."""
     for one in unknown:
         if run and one.kind == "run" and one.id.startswith(run):
-            raise StoreDamaged(f"run `{one.id}` is not all in the store: {one.why}", hint=REBUILD)
+            raise StoreDamaged(f"run `{one.id}` is not all in the store: {one.why}", hint=REBUILD_HINT)
 
 
 def _is_whole(row: RunRow, paths: RunPaths, workspaces: Sequence[str]) -> bool:
@@ -129,9 +129,9 @@ def _is_whole(row: RunRow, paths: RunPaths, workspaces: Sequence[str]) -> bool:
 async def _holding(directory: Path, dry_run: bool) -> AsyncIterator[bool]:
     """Hold a run that nobody holds; whether it could be had. A dry run only looks."""
     if dry_run:
-        yield not is_held(directory)
+        yield not is_locked(directory)
         return
-    held = await trio.to_thread.run_sync(take, directory)
+    held = await trio.to_thread.run_sync(try_lock, directory)
     try:
         yield held is not None
     finally:

@@ -17,7 +17,7 @@ from pathlib import Path
 import trio
 
 from runner.artifacts.layout import RunFiles
-from runner.artifacts.run_lock import take
+from runner.artifacts.run_lock import try_lock
 from runner.core.errors import NotResumable, RunnerError, RunOver, RunUnfinished, WorkMissing, nearest
 from runner.core.ids import run_id
 from runner.core.model import Reason, Status
@@ -131,7 +131,7 @@ async def _holding(kept: ResumeSource | None) -> AsyncIterator[None]:
     if kept is None:
         yield
         return
-    held = await trio.to_thread.run_sync(take, kept.directory)
+    held = await trio.to_thread.run_sync(try_lock, kept.directory)
     if held is None:
         run = kept.directory.name
         raise RunUnfinished(f"another process is at run `{run}`", hint="try again when it is done")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from runner.artifacts.run_files import STREAMS, ends
+from runner.artifacts.run_files import STREAMS, log_tails
 from runner.events.record import RunRecord
 from runner.report.format import size
 from runner.triage.baseline import cleaned
@@ -163,7 +163,7 @@ def translator_of(agent: str) -> Say | None:
     if agent not in plugins.names(runner.agents):
         return None
     found = plugins.load(runner.agents, agent).agent
-    return found.say if isinstance(found, ModelAgent) else None
+    return found.display if isinstance(found, ModelAgent) else None
 
 
 def words_of(file: Path, say: Say) -> Iterator[str]:
@@ -181,6 +181,6 @@ def tail_of(record: RunRecord, directory: Path, step: str, say: Say | None) -> t
     """The last lines that the command printed which failed a step, or else the step. Both streams have their share."""
     if say is not None:
         return tuple(deque(StepOutput(directory, step, say).end(), maxlen=TAIL))
-    out, err = ([plain(line) for line in end.splitlines()] for end in ends(record, directory, step))
+    out, err = ([plain(line) for line in end.splitlines()] for end in log_tails(record, directory, step))
     share = min(len(err), max(TAIL // 2, TAIL - len(out)))
     return (*out[-(TAIL - share) :], *err[len(err) - share :])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.artifacts.history import FILE, last_seq, was_started
-from runner.artifacts.run_lock import is_held
+from runner.artifacts.run_lock import is_locked
 from runner.core.settings import Settings
 from runner.lifecycle.pool import PREFIX
 from runner.ports.store import Store
@@ -59,7 +59,7 @@ def _knows(counts: Mapping[str, int], nonce: str | None, left: Remains) -> bool:
 
 def started_directories(home: Path) -> list[tuple[str, Path]]:
     """The directories of runs and workspaces that were begun and that nobody holds, and of which kind each is."""
-    runs = [path for path in sorted(home.glob("runs/*")) if was_started(path) and not is_held(path)]
+    runs = [path for path in sorted(home.glob("runs/*")) if was_started(path) and not is_locked(path)]
     workspaces = [path.parent for path in sorted(home.glob(f"workspaces/*/{FILE}"))]
-    free = [path for path in workspaces if not is_held(path / "lease")]
+    free = [path for path in workspaces if not is_locked(path / "lease")]
     return [*(("run", path) for path in runs), *(("workspace", path) for path in free)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from runner.artifacts.run_lock import is_held
+from runner.artifacts.run_lock import is_locked
 from runner.core.errors import BadPlanFile
 from runner.core.settings import Settings
 from runner.engine.run import RunCancellation
@@ -27,9 +27,9 @@ async def watch(stored: StoredRun, settings: Settings, sinks: Sequence[Sink]) ->
     """
     run = stored.record.id
     stop_budget = float(planned(stored).get("stop_budget_seconds", 0.0)) + _LATE
-    held = partial(is_held, stored.directory)
+    held = partial(is_locked, stored.directory)
     async with read_state(settings) as store:
-        return await follow(run, store, sinks, RunCancellation(stop_budget), now=now_microseconds, is_held=held)
+        return await follow(run, store, sinks, RunCancellation(stop_budget), now=now_microseconds, is_locked=held)
 
 
 def planned(stored: StoredRun) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import runner.agents
 from runner.core import plugins
-from runner.core.npm_package import program_at
+from runner.core.npm_package import find_program
 from runner.core.settings import Settings, parse_size
 from runner.ops.planning.agent_programs import ON_THIS_HOST, docker_answers, find_agent, is_open
 from runner.ops.triage.options import VARIABLES, find_kubeconfig
@@ -38,7 +38,7 @@ def program_of(triage: TriageRequest) -> Path | None:
     """Find the agent's program on this host; ``None`` when it is missing."""
     agent = plugins.load(runner.agents, triage.agent).agent
     assert isinstance(agent, ModelAgent)  # options._agent has checked
-    return program_at([*map(program_directory, triage.toolchains), *PATH.split(":")], agent.program)
+    return find_program([*map(program_directory, triage.toolchains), *PATH.split(":")], agent.program)
 
 
 def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:

@@ -16,10 +16,10 @@ import runner.agents
 from runner.cluster.clusters import Clusters
 from runner.core import plugins
 from runner.core.errors import ImageMissing, ProviderUnavailable, Rejected, RunnerError, nearest
-from runner.core.npm_package import pin_of, version_of
+from runner.core.npm_package import installed_version, pinned_version
 from runner.core.nurseries import stoppable
 from runner.core.settings import Settings
-from runner.gateway.gateway import usable
+from runner.gateway.gateway import usable_key
 from runner.manifest.load import defaults
 from runner.ops.planning.agent_programs import install_hint
 from runner.ops.planning.clusters import foreign_places
@@ -30,7 +30,7 @@ from runner.ops.triage.place import program_of
 from runner.ops.triage.plan import plan_triage
 from runner.ops.triage.request import IMAGE, NOWHERE, TriageRequest
 from runner.ports.agent import ModelAgent
-from runner.ports.cluster import ClusterGrant, Rights
+from runner.ports.cluster import ClusterGrant, ClusterPermissions
 from runner.ports.gateway import Api
 from runner.ports.provider import Images
 from runner.triage.permissions import MINIMUM
@@ -120,13 +120,13 @@ async def _incident(triage: TriageRequest) -> list[PreflightCheck]:
 
 async def _key(triage: TriageRequest, settings: Settings) -> list[PreflightCheck]:
     """A list of models costs nothing, and only a key that is accepted gets one."""
-    from runner.network.upstream import UpstreamFailed, check_reach, open_remote
+    from runner.network.upstream import UpstreamFailed, check_remote, open_remote
 
     agent = plugins.load(runner.agents, triage.agent).agent
     assert isinstance(agent, ModelAgent)  # as whoever made a triage has checked
     key, base = settings.model_keys[agent.api.value], settings.model_urls[agent.api.value]
-    header = import_module(f"runner.gateway.apis.{agent.api.value}").api.auth(usable(key))
-    check_reach(base, settings.reach)
+    header = import_module(f"runner.gateway.apis.{agent.api.value}").api.auth(usable_key(key))
+    check_remote(base, settings.reach)
     start = trio.current_time()
     try:
         async with (
@@ -156,7 +156,7 @@ async def _key(triage: TriageRequest, settings: Settings) -> list[PreflightCheck
 
 def _model(triage: TriageRequest, body: bytes, host: str) -> list[PreflightCheck]:
     """What a list of models says of the one that is asked for; nothing when it is none, or not all of it."""
-    from runner.gateway.api import admits, inner, json_of, objects
+    from runner.gateway.api import inner, json_of, model_matches, objects
 
     found = inner(json_of(body))
     if found.get("has_more") or found.get("nextPageToken"):
@@ -166,7 +166,7 @@ def _model(triage: TriageRequest, body: bytes, host: str) -> list[PreflightCheck
     model = triage.model or str(defaults()[f"AgentType {triage.agent}"].written["model"])
     if not names:
         return []
-    if any(admits(model, name) for name in names):
+    if any(model_matches(model, name) for name in names):
         return [PreflightCheck("model", True, f"{model} is offered by {host}")]
     return [
         PreflightCheck("model", False, f"`{model}` is none of the {len(names)} models of {host}", nearest(model, names))
@@ -195,7 +195,7 @@ def _program(triage: TriageRequest) -> PreflightCheck:
     if where is None:
         return PreflightCheck("agent", False, f"`{triage.agent}` is not on this host", install_hint(triage.agent))
     package = plugins.load(runner.agents, triage.agent).agent.package
-    version, pin = version_of(where, package), pin_of(package)
+    version, pin = installed_version(where, package), pinned_version(package)
     if version not in ("", pin):
         return PreflightCheck(
             "agent", None, f"{where} {version}", f"install the tested one: npm install {package}@{pin}"
@@ -215,14 +215,14 @@ async def _cluster(triage: TriageRequest, settings: Settings) -> list[PreflightC
     clusters = Clusters(settings)
     program = target.plug_in.sha256 if target.plug_in is not None else ""
     grant = ClusterGrant(triage.kubeconfig, target.context, target.server, target.namespace, program)
-    await clusters.reach(grant)
+    await clusters.check(grant)
     where = f"{target.context} {target.server}"
     async with clusters.open(grant, lambda request: None) as session:
-        rights = await session.rights()
+        rights = await session.permissions()
     return [PreflightCheck("cluster", True, f"{where} answers; read only"), rights_told(rights)]
 
 
-def rights_told(rights: Rights) -> PreflightCheck:
+def rights_told(rights: ClusterPermissions) -> PreflightCheck:
     """Good with all that is asked about, and no good where the least is known to lack."""
     names = ("pods", "logs", "events", "deployments", "services", "configmaps", "nodes")
     has = [name for name in names if getattr(rights, name)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import trio
 
-from runner.artifacts.run_lock import is_held
+from runner.artifacts.run_lock import is_locked
 from runner.core.errors import LeaseHeld, LeaseTakenOver, UsageError, WorkspaceState
 from runner.core.model import Lease
 from runner.core.settings import Settings
@@ -71,7 +71,7 @@ async def release(env: WorkspaceEnv, text: str) -> str:
         return f"workspace {row.id} is free"
     if row.run is not None:
         hint = f"runner recover {row.run}"
-        if is_held(env.settings.home / "runs" / row.run):
+        if is_locked(env.settings.home / "runs" / row.run):
             hint = f"wait, or `runner lease break {row.id} --yes`"
         raise LeaseHeld(f"workspace `{row.id}` is in use by {lease.holder}", hint=hint)
     async with hold(env, row, "release"):
@@ -116,7 +116,7 @@ async def ask_to_end(env: WorkspaceEnv, row: WorkspaceRow) -> str | None:
     """
     lease = await env.store.lease(row.id)
     lock = env.lock(row.id)
-    if not lease.id or not is_held(lock):
+    if not lease.id or not is_locked(lock):
         return None
     doing, _, pid = lease.holder.rpartition(" ")
     if doing != COMMAND or int(pid) == os.getpid():
@@ -144,7 +144,7 @@ def _state(lease: Lease, home: Path, now: int) -> LeaseState:
     state = "live"
     if not lease.live(now):
         state = "expired"
-    elif not is_held(_lock(lease, home)):
+    elif not is_locked(_lock(lease, home)):
         state = "dead"
     times = (lease.acquired, lease.refreshed, lease.expires)
     return LeaseState(lease.id, lease.workspace, lease.holder, state, *times, lease.fence)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 
-from runner.artifacts.run_lock import is_held
+from runner.artifacts.run_lock import is_locked
 from runner.core.errors import LeaseError, RunnerError, WorkspaceExpired
 from runner.core.model import WorkspaceStatus
 from runner.core.nurseries import open_services
@@ -144,7 +144,7 @@ async def complete_changes(env: WorkspaceEnv, unknown: Collection[str] = (), *, 
     found = []
     for row in await env.store.workspaces():
         abandoned = row.status in UNFINISHED or (await env.store.lease(row.id)).id
-        if row.run is None and row.id not in unknown and abandoned and not is_held(env.lock(row.id)):
+        if row.run is None and row.id not in unknown and abandoned and not is_locked(env.lock(row.id)):
             done = CompletedChange(row.id, f"was left {row.status}")
             found.append(done if dry_run else await _finish(env, row))
     return found
@@ -180,7 +180,7 @@ async def sweep(env: WorkspaceEnv, unknown: Collection[str] = (), *, dry_run: bo
     known = {row.id for row in await env.store.workspaces()}.union(unknown)
     found = []
     for folder in sorted((env.settings.home / "workspaces").glob("*")):
-        if folder.name not in known and not is_held(env.lock(folder.name)):
+        if folder.name not in known and not is_locked(env.lock(folder.name)):
             found.append(str(folder))
             if not dry_run:
                 await trio.to_thread.run_sync(trees.remove, folder)
@@ -196,4 +196,4 @@ def _is_written(env: WorkspaceEnv, id: str) -> bool:
     """Whether somebody who lives may be about to record a workspace, as its run, its keeper or its first holder."""
     home = env.settings.home
     holders = (env.lock(id), home / "runs" / id.rpartition("-")[0], home / PLACE)
-    return any(holder.is_dir() and is_held(holder) for holder in holders)
+    return any(holder.is_dir() and is_locked(holder) for holder in holders)

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import trio
 
-from runner.artifacts.history import FILE, add_events, line
+from runner.artifacts.history import FILE, add_events, event_line
 from runner.artifacts.layout import write
-from runner.artifacts.run_lock import take
+from runner.artifacts.run_lock import try_lock
 from runner.core.errors import LeaseHeld, LeaseLost, LeaseTakenOver, WorkspaceLost
 from runner.core.model import Fence, Handle, Lease
 from runner.core.nurseries import unwrapping_groups
@@ -114,7 +114,7 @@ class HeldWorkspace:
         """Let the workspace's folder have all of its events: whoever had it last may have died before he wrote one."""
         history = await self.env.store.workspace_events(self.row.id)
         folder = self.env.folder(self.row.id)
-        await trio.to_thread.run_sync(write, folder / FILE, "\n".join(map(line, history)))
+        await trio.to_thread.run_sync(write, folder / FILE, "\n".join(map(event_line, history)))
 
     async def end(self, last: Event) -> None:
         """Write the last event of a workspace and let go of it at once: who finds none, finds no lease of it either."""
@@ -166,7 +166,7 @@ async def _acquire(held: HeldWorkspace, locks: ExitStack, intent: Event | None, 
 
     give_up = trio.current_time() + PATIENCE
     while True:
-        lock = await trio.to_thread.run_sync(take, env.lock(id))
+        lock = await trio.to_thread.run_sync(try_lock, env.lock(id))
         if lock is not None:
             locks.callback(os.close, lock)
             before = await env.store.lease(id)

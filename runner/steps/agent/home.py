@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runner.core.settings import shipped
-from runner.ports.agent import Preparation
+from runner.ports.agent import AgentSetup
 from runner.ports.provider import Paths
 
 _TRIAGE = "k8s-troubleshooter"  # the skill that the files in ``runners/context`` are about
@@ -27,7 +27,7 @@ for place in {" ".join(_SKILLS)}; do ln -sfn -- "$@" "$place/" || exit; done
 """
 
 
-def furnish(prepared: Preparation, paths: Paths, skills: Sequence[str]) -> Sequence[str]:
+def furnish(prepared: AgentSetup, paths: Paths, skills: Sequence[str]) -> Sequence[str]:
     """The command that does it; no words when there is nothing to do."""
     files = dict(prepared.files)
     if _TRIAGE in skills:

@@ -16,8 +16,8 @@ from runner.core.errors import KeyInside
 from runner.core.model import Outcome, Reason, failed
 from runner.core.nurseries import open_services
 from runner.events import events as ev
-from runner.ports.agent import Access, Ended, ModelAgent, Preparation
-from runner.ports.gateway import Exchange, Grant, Session
+from runner.ports.agent import AgentResult, AgentSetup, ModelAccess, ModelAgent
+from runner.ports.gateway import ModelGrant, ModelRequest, ModelSession
 from runner.ports.provider import Workspace
 from runner.runtime.context import AgentDependencies, RunContext
 from runner.runtime.exec import emit_all
@@ -29,8 +29,8 @@ SILENCE = 60.0  # seconds without a word of an answer that are told
 _LOOK = 5.0  # seconds between looks at that
 
 
-def grant_of(agent: ModelAgent, model: ModelSpec) -> Grant:
-    return Grant(agent.api, (model.name,), model.budget)
+def grant_of(agent: ModelAgent, model: ModelSpec) -> ModelGrant:
+    return ModelGrant(agent.api, (model.name,), model.budget)
 
 
 def check(agent: ModelAgent, model: ModelSpec, deps: AgentDependencies) -> None:
@@ -52,28 +52,28 @@ class Way:
     """How an agent reaches its model, and the gateway's session if that is through it."""
 
     agent: ModelAgent
-    access: Access
-    session: Session | None
+    access: ModelAccess
+    session: ModelSession | None
 
-    def prepare(self) -> Preparation:
-        return self.agent.prepare(self.access)
+    def prepare(self) -> AgentSetup:
+        return self.agent.set_up(self.access)
 
     def _in_our_words(self, outcome: Outcome) -> Outcome:
         """CLIs tell their own limit of turns as if somebody could answer them, or go to their settings."""
-        turns = self.access.turns
+        turns = self.access.max_turns
         if outcome.reason is not Reason.TURNS or turns is None:
             return outcome
         spent = f"the budget of this run is used up: {turns} of {turns} turns are used"
         return failed(Reason.TURNS, spent, details=(f"the agent: {outcome.message}",))
 
-    async def judge(self, ended: Ended, run: RunContext, step: str) -> Outcome:
+    async def judge(self, ended: AgentResult, run: RunContext, step: str) -> Outcome:
         """Rule on the agent's step. What the gateway has seen counts before what the agent's CLI says."""
-        outcome = self._in_our_words(self.agent.judge(ended))
+        outcome = self._in_our_words(self.agent.outcome(ended))
         if self.session is None:
             if claimed := self.agent.usage(ended):
                 await run.emit(ev.UsageReportedByAgent(step, claimed))
             return outcome
-        if verdict := self.session.verdict:
+        if verdict := self.session.failure:
             said = outcome.details if outcome.reason is Reason.TURNS else (f"the agent: {outcome.message}",)
             outcome = replace(verdict, details=(*verdict.details, *said))
         elif outcome.ok and not self.session.usage.requests:
@@ -89,14 +89,14 @@ async def open_way(
     paths = workspace.paths
     incident = (paths.incident,) if "incident" in run.plan.values else ()
     access = partial(
-        Access,
+        ModelAccess,
         model.name,
-        turns=model.budget.turns,
+        max_turns=model.budget.turns,
         tools=model.tools,
         skills=skills,
         workspace=paths.workspace,
         home=paths.home,
-        others=(paths.output, *incident, *((paths.skills,) if skills else ())),
+        extra_directories=(paths.output, *incident, *((paths.skills,) if skills else ())),
     )
     if _has_key(model, run.deps):
         await run.emit(ev.WarningIssued(KeyInside.code, f"the key of `{model.name}` was given to the agent", step))
@@ -104,11 +104,11 @@ async def open_way(
         return
     send, receive = trio.open_memory_channel[ev.Event](math.inf)
 
-    def tell(exchange: Exchange) -> None:
+    def tell(exchange: ModelRequest) -> None:
         send.send_nowait(_asked(exchange, step))
-        if exchange.again_seconds is not None:
-            pause = exchange.again_seconds
-            send.send_nowait(ev.RetryScheduled(step, "asking the model", MODEL_BUSY, exchange.why, pause))
+        if exchange.retry_seconds is not None:
+            pause = exchange.retry_seconds
+            send.send_nowait(ev.RetryScheduled(step, "asking the model", MODEL_BUSY, exchange.retry_reason, pause))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(emit_all, receive, run.emit)
@@ -118,14 +118,14 @@ async def open_way(
                 try:
                     async with open_services() as services, workspace.listen(session.serve) as port:
                         services.start_soon(tell_silence, session, step, send.send_nowait)
-                        address = f"http://127.0.0.1:{port}{agent.api.below}"
+                        address = f"http://127.0.0.1:{port}{agent.api.base_path}"
                         yield Way(agent, access(STANDS_FOR_KEY, address), session)
                 finally:
                     assert run.current_step is not None  # the engine performs steps only
-                    run.current_step.awaited = session.awaited
+                    run.current_step.awaited = session.waiting_for
 
 
-async def tell_silence(session: Session, step: str, tell: Callable[[ev.Event], None]) -> None:
+async def tell_silence(session: ModelSession, step: str, tell: Callable[[ev.Event], None]) -> None:
     """Say that a model is silent, after a minute and then each time that it has been so for twice as long."""
     worth = SILENCE
     while True:
@@ -138,7 +138,7 @@ async def tell_silence(session: Session, step: str, tell: Callable[[ev.Event], N
             worth *= 2
 
 
-def _asked(exchange: Exchange, step: str) -> ev.ModelRequestFinished:
+def _asked(exchange: ModelRequest, step: str) -> ev.ModelRequestFinished:
     refusal = exchange.refusal.value if exchange.refusal is not None else None
     return ev.ModelRequestFinished(
         step,

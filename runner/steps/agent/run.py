@@ -16,7 +16,7 @@ import trio
 from runner.core.errors import IsolationMismatch
 from runner.core.model import CommandStatus, Exit, Feature, Isolation, IsolationClass, Limits, Outcome
 from runner.events import events as ev
-from runner.ports.agent import Agent, Ended, ModelAgent, Preparation
+from runner.ports.agent import Agent, AgentResult, AgentSetup, ModelAgent
 from runner.ports.provider import Workspace, program_directory
 from runner.runtime.cluster import open_cluster
 from runner.runtime.context import RunContext, write_new
@@ -49,7 +49,7 @@ async def perform(body: AgentBody, run: RunContext) -> Outcome:
     try:
         async with open_cluster(run, workspace, STEP, body.cluster):
             if body.model is None:
-                ended = await work.carry_out(Preparation({}))
+                ended = await work.carry_out(AgentSetup({}))
             else:
                 assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
                 async with open_way(agent, body.model, run, workspace, STEP, skills=body.shape.skills) as way:
@@ -59,7 +59,7 @@ async def perform(body: AgentBody, run: RunContext) -> Outcome:
         run.begin_close()
         _tell_commands(agent, run)
     await run.end_processes()
-    outcome = agent.judge(ended) if body.model is None else await way.judge(ended, run, STEP)
+    outcome = agent.outcome(ended) if body.model is None else await way.judge(ended, run, STEP)
     run.agent_succeeded = outcome.ok
     if ended.exit.code != CLOSED or seen.isolation:
         return outcome
@@ -75,7 +75,7 @@ class _Work:
     workspace: Workspace
     prompt: bytes
 
-    async def carry_out(self, prepared: Preparation, key: str = "") -> Ended:
+    async def carry_out(self, prepared: AgentSetup, key: str = "") -> AgentResult:
         """Prepare the agent's home and run its CLI on the prompt; what fails first is what it ended with."""
         run, workspace, body = self.run, self.workspace, self.body
         env = {**prepared.env, **run.variables(workspace.paths), **run.fill_all(body.env)}
@@ -97,7 +97,7 @@ class _Work:
                 async with self._heard(logs) as heard:
                     exit = await run_command(run, workspace, argv, heard, env=env, stdin=self.prompt)
         out, err = (log.path for log in logs)
-        return Ended(exit, out, err)
+        return AgentResult(exit, out, err)
 
     @asynccontextmanager
     async def _heard(self, logs: tuple[LogFile, LogFile]) -> AsyncIterator[tuple[Log, Log]]:
@@ -118,7 +118,7 @@ def _tell_commands(agent: Agent, run: RunContext) -> None:
     """What an agent has asked for is told of one that was stopped, too."""
     out, err = (run.paths.logs / f"{STEP}.{stream}" for stream in ("stdout", "stderr"))
     if isinstance(agent, ModelAgent) and out.exists():
-        statuses = Counter(command.status for command in agent.commands(Ended(Exit(), out, err)))
+        statuses = Counter(command.status for command in agent.commands(AgentResult(Exit(), out, err)))
         run.pending_events.append(
             ev.CommandsReportedByAgent(
                 STEP, statuses[CommandStatus.EXECUTED], statuses[CommandStatus.DENIED], statuses[CommandStatus.CUT]
@@ -130,7 +130,7 @@ async def _tell_obeyed(agent: Agent, run: RunContext) -> None:
     if not isinstance(agent, ModelAgent):
         return
     _, handle = run.require()
-    for place in agent.obeys:
+    for place in agent.autorun_paths:
         if (handle.tree / place).exists():
             text = f"`{agent.program}` runs by itself what the repository has in `{place}`"
             await run.emit(ev.WarningIssued("agent.repository-hooks", text, STEP))

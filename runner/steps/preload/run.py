@@ -117,7 +117,7 @@ async def _with_stated(run: RunContext, probed: Permissions, text: str, content:
 
 async def _probed(run: RunContext, workspace: Workspace, session: ClusterSession) -> tuple[Permissions, str]:
     """The rights as the cluster says that they are now, kept with the output too."""
-    rights = await session.rights()
+    rights = await session.permissions()
     now = datetime.fromtimestamp(run.deps.now() // 1_000_000, UTC)
     document = rights.document(now.strftime("%Y-%m-%dT%H:%M:%SZ"))
     permissions = permissions_of(document)

@@ -22,7 +22,7 @@ from runner.core.errors import ProviderFailed, RunnerError, WorkspaceLost, leaf
 from runner.core.model import Command, CommandStatus, Exit, Outcome, succeeded
 from runner.core.sanitize import escape_unprintable
 from runner.core.settings import shipped
-from runner.ports.agent import Ended, ModelAgent
+from runner.ports.agent import AgentResult, ModelAgent
 from runner.runtime.context import RunContext, write_new
 from runner.runtime.exec import open_logs, run_command
 from runner.safefs.safe_open import open_beneath, read_beneath
@@ -64,7 +64,7 @@ async def perform(body: SessionBody, run: RunContext) -> Outcome:
         return succeeded("nothing kept of a session that went well", warnings=tuple(kept.warnings))
     if isinstance(agent, ModelAgent):
         out, err = (run.paths.logs / f"agent.{stream}" for stream in ("stdout", "stderr"))
-        ended = Ended(Exit(), out, err)
+        ended = AgentResult(Exit(), out, err)
         commands = await trio.to_thread.run_sync(agent.commands, ended) if out.exists() else ()
         write_new(run.paths.logs / COMMANDS, run.deps.redact.clean(_listing(body, run, commands).encode()))
     if kept.files:
@@ -109,7 +109,7 @@ async def _ask(hook: str, body: SessionBody, run: RunContext, kept: _Kept) -> li
 def _gather(agent: ModelAgent, named: Sequence[str], run: RunContext, kept: _Kept) -> None:
     """Read what of the named files may be kept. Blocking."""
     _, handle = run.require()
-    wanted = {name for name in named if agent.keeps(name)}
+    wanted = {name for name in named if agent.is_transcript(name)}
     others = len({name for name in named if name}) - len(wanted)
     if others:
         kept.warnings.append(f"{others} of the paths that it printed are no transcripts of {agent.program}")

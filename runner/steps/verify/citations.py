@@ -19,7 +19,7 @@ from runner.core.errors import ClaimNotRun
 from runner.core.model import Check, CheckKind, CommandStatus, Exit, Handle
 from runner.core.sanitize import sanitize
 from runner.events import events as ev
-from runner.ports.agent import Ended, ModelAgent
+from runner.ports.agent import AgentResult, ModelAgent
 from runner.runtime.context import RunContext
 from runner.safefs.safe_open import read_beneath
 from runner.steps.agent.plan import AgentBody
@@ -58,7 +58,7 @@ async def _tell_claims(report: str, evidence: Evidence, run: RunContext) -> None
     claims = claimed(report)
     if not claims or not isinstance(agent, ModelAgent) or not out.exists():
         return
-    commands = await trio.to_thread.run_sync(agent.commands, Ended(Exit(), out, err))
+    commands = await trio.to_thread.run_sync(agent.commands, AgentResult(Exit(), out, err))
     shown = evidence.texts("/output/triage/baseline.txt")
     ran = [command.text for command in commands if command.status is not CommandStatus.DENIED]
     missing = not_run(claims, ran, (shown or [""])[0] or "")

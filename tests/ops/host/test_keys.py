@@ -7,11 +7,11 @@ import trio
 
 from runner.core.errors import KeyMissing, UsageError
 from runner.core.settings import Settings
-from runner.fake_model.provider import serve_double
+from runner.fake_model.provider import serve_fake_model
 from runner.fake_model.script import Turn
-from runner.gateway.gateway import ModelGateway, usable
+from runner.gateway.gateway import ModelGateway, usable_key
 from runner.ops.host.keys import agent_keys, spend
-from runner.ports.gateway import Api, Grant
+from runner.ports.gateway import Api, ModelGrant
 
 KEY = "sk-0123456789"
 
@@ -45,7 +45,7 @@ def test_each_cli_is_shown_with_its_model_and_where_its_key_is() -> None:
 )
 def test_why_a_key_is_none_is_said_without_it(text: str, words: str) -> None:
     with pytest.raises(KeyMissing, match=words) as refused:
-        usable(settings(GEMINI_API_KEY=text).model_keys["gemini"])
+        usable_key(settings(GEMINI_API_KEY=text).model_keys["gemini"])
 
     assert text not in refused.value.message
 
@@ -58,12 +58,12 @@ def test_a_url_that_is_none_stops_only_who_needs_it_and_shows_no_password() -> N
     assert (found["codex"] or "").startswith("`RUNNER_OPENAI_URL` is `https://...@x.org/v1?...`; it takes an https URL")
     assert ("RUNNER_OPENAI_URL", "https://...@x.org/v1?...", "environment") in bad.rows()
     with pytest.raises(UsageError, match="RUNNER_OPENAI_URL") as refused:
-        ModelGateway(bad).check(Grant(Api.OPENAI, ("gpt-4.1",)))
+        ModelGateway(bad).check(ModelGrant(Api.OPENAI, ("gpt-4.1",)))
     assert "hunter2" not in f"{refused.value.message}{refused.value.hint}"
 
 
 async def test_a_provider_is_asked_once_and_what_it_costs_is_said() -> None:
-    async with serve_double([Turn(say="Hi")]) as port:
+    async with serve_fake_model([Turn(say="Hi")]) as port:
         url = f"http://127.0.0.1:{port}"
         place = {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1", "RUNNER_GEMINI_URL": url}
         asking = settings(ANTHROPIC_API_KEY=KEY, OPENAI_API_KEY=KEY, GEMINI_API_KEY=KEY, **place)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.artifacts.run_lock import claim
+from runner.artifacts.run_lock import create_locked
 from runner.git.mirror import try_lock
 from runner.ops.runs.gc import GcVerdict, judge
 from runner.ports.provider import WorkspaceRequest
@@ -136,7 +136,7 @@ def test_nothing_of_a_run_that_has_not_ended_is_removed_whether_it_lives_or_is_l
     temporary.mkdir(parents=True)
     set_age(temporary, 31)
     living = project.home / "state" / "runs" / "beginning"
-    held = claim(living)
+    held = create_locked(living)
     set_age(living, 31)
 
     assert found(project) == {temporary.name: "in use"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runner.artifacts.run_lock import take
+from runner.artifacts.run_lock import try_lock
 from runner.cli.main import main
 from runner.cli.output import Output
 from tests.support.situations import Done, Project, document, git, step
@@ -220,7 +220,7 @@ def replace_in(file: Path, old: str, new: str) -> None:
 def test_work_that_another_process_is_at_is_left_to_it(here: Here) -> None:
     here.script("true", run="verify: {report: {path: x, min_bytes: 1}}")
     _, record = here.apply()
-    held = take(here.directory(record))
+    held = try_lock(here.directory(record))
     assert held is not None
 
     busy = here.runner("resume", "last")

@@ -11,11 +11,11 @@ import trio
 from trio.testing import MockClock
 
 from runner.core.settings import Settings
-from runner.fake_model.provider import serve_double
+from runner.fake_model.provider import serve_fake_model
 from runner.fake_model.script import Turn
 from runner.ops.triage.preflight import PATIENCE, PreflightCheck, preflight, rights_told
 from runner.ops.triage.request import NOWHERE, TriageRequest
-from runner.ports.cluster import Rights
+from runner.ports.cluster import ClusterPermissions
 from tests.support.needs import MEMORY
 
 KEYS = {
@@ -46,7 +46,7 @@ def found(checked: list[PreflightCheck], what: str) -> PreflightCheck:
 @pytest.mark.parametrize("agent", KEYS)
 async def test_what_is_there_is_said_to_be_there(tools: Path, agent: str) -> None:
     variable, url, path = KEYS[agent]
-    async with serve_double([Turn(say="never asked")]) as port:
+    async with serve_fake_model([Turn(say="never asked")]) as port:
         env = {variable: "sk-test-9f8e7d6c", url: f"http://127.0.0.1:{port}{path}"}
         checked = await preflight(wanted(tools, agent), Settings.from_env(env))
 
@@ -200,7 +200,7 @@ async def test_what_a_run_would_refuse_is_said(
 )
 def test_a_right_that_nobody_knows_of_is_not_said_to_lack(known: dict[str, bool], good: bool | None, text: str) -> None:
     told = rights_told(
-        Rights("prod-eu", "payments", **known, warnings=("whether the rest can be read is not known: why",))
+        ClusterPermissions("prod-eu", "payments", **known, warnings=("whether the rest can be read is not known: why",))
     )
 
     assert told.good is good

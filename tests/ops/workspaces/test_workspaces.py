@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from runner.artifacts.run_lock import take
+from runner.artifacts.run_lock import try_lock
 from runner.core.errors import (
     BadDirectory,
     ForbiddenFiles,
@@ -511,7 +511,7 @@ async def test_releasing_ends_a_dead_lease_and_breaking_a_live_one(env: Workspac
 async def test_only_the_process_that_holds_the_lock_is_asked_to_end(env: WorkspaceEnv) -> None:
     """The number in a lease may be that of another process by now."""
     row = await ws.create(env, WorkspaceOptions())
-    lock = take(env.lock(row.id))
+    lock = try_lock(env.lock(row.id))
     assert lock is not None
     async with trio.open_nursery() as nursery:
         other: trio.Process = await nursery.start(trio.run_process, ["sleep", "100"])

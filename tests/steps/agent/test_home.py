@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import fields, replace
 from pathlib import Path
 
-from runner.ports.agent import Preparation
+from runner.ports.agent import AgentSetup
 from runner.ports.provider import Paths
 from runner.steps.agent.home import furnish
 
@@ -18,7 +18,7 @@ def test_files_are_written_as_they_are_for_their_user_only_and_skills_linked(tmp
     home = tmp_path / "a home"
     home.mkdir()
     paths = replace(Paths(*["/nowhere"] * len(fields(Paths))), home=str(home), skills="/skills")
-    words = furnish(Preparation({}, FILES), paths, ["one", "two"])
+    words = furnish(AgentSetup({}, FILES), paths, ["one", "two"])
     for _ in range(2):  # a later agent step of a run finds what an earlier one had
         subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
 
@@ -29,13 +29,13 @@ def test_files_are_written_as_they_are_for_their_user_only_and_skills_linked(tmp
         "/skills/two",
     ]
     assert sorted(os.listdir(home / ".agents" / "skills")) == ["one", "two"]
-    assert furnish(Preparation({}), paths, []) == ()
+    assert furnish(AgentSetup({}), paths, []) == ()
 
 
 def test_a_file_that_can_not_be_written_ends_it(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     paths = replace(Paths(*["/nowhere"] * len(fields(Paths))), home=str(tmp_path))
-    words = furnish(Preparation({}, {"taken/it": "x", "later": "y"}), paths, ["one"])
+    words = furnish(AgentSetup({}, {"taken/it": "x", "later": "y"}), paths, ["one"])
 
     assert subprocess.run(words, check=False, stderr=subprocess.DEVNULL).returncode != 0
     assert not (tmp_path / "later").exists()
