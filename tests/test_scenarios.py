@@ -101,13 +101,13 @@ def test_a_stand_in_and_a_variation_show_no_part(mark: pytest.MarkDecorator, par
 SUITE = """
 import os, pytest
 from pathlib import Path
-from tests.support.fake_provider import Fake
+from tests.support.fake_provider import FakeProvider
 
 @pytest.mark.scenario("WSM-15")
 def test_real(): pass
 
 @pytest.mark.scenario("WSM-16")
-def test_fake(tmp_path): Fake(tmp_path)
+def test_fake(tmp_path): FakeProvider(tmp_path)
 
 @pytest.mark.scenario("WSM-17")
 def test_skipped(): pytest.skip("x")

@@ -1,9 +1,9 @@
-"""Provider ``docker``, class namespaces: one container for each opening, with a guest as its first process.
+"""Provider ``docker``, class namespaces: each sandbox is a container with a guest as its first process.
 
-The daemon only makes and removes containers. Commands go through the guest, which dials a socket of ours, so a
-daemon that hangs, restarts or is gone holds up no command, and what it does not end any more we end ourselves.
-Everything in a container runs as the workspace's own user, without any capability. What is different with another
-runtime is a ``Flavour``.
+The daemon only makes and removes containers. Commands go through the guest, which dials a socket of the runner, so a
+daemon that hangs, restarts or is gone delays no command, and what it fails to end the runner ends itself. Everything in
+a container runs as the workspace's own user, without any capability. ``ContainerRuntime`` has what differs between
+runtimes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from runner.guest.framing import NONCE_BYTES
 from runner.ports.provider import STOP_GRACE, Probe, SandboxHandoff, SandboxSpec, Workspace, WorkspaceRequest
 from runner.safefs import trees
 from runner.sandbox import processes
-from runner.sandbox.cgroup import Group
-from runner.sandbox.container import GUEST, Container, Recipe
-from runner.sandbox.container_init import First, membership, open_first
-from runner.sandbox.directories import Directories
+from runner.sandbox.cgroup import ControlGroups
+from runner.sandbox.container import GUEST, Container, ContainerMounts
+from runner.sandbox.container_init import InitProcess, membership, open_init_process
+from runner.sandbox.directories import WorkspaceDirectories
 from runner.sandbox.docker_api import PATIENCE, Engine
 from runner.sandbox.docker_mounts import (
     Cover,
@@ -45,80 +45,94 @@ from runner.sandbox.docker_mounts import (
     remove_stale_stage,
     reopen_daemon_stage,
 )
-from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_reached
-from runner.sandbox.prepared_mounts import Room, open_room
-from runner.sandbox.protected_paths import open_guards, remove_stand_ins
-from runner.sandbox.sandbox_layout import ENV, PATHS, show_all, workspace_path, write_system_files
-from runner.sandbox.socket_channel import Dialled, open_dialled
-from runner.sandbox.warm_containers import Idle, Seat, Stay, covers, mounts_of, open_tree, seat_of
+from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, SandboxContext, open_dialling_guest
+from runner.sandbox.prepared_mounts import PreparedMounts, prepare_mounts
+from runner.sandbox.protected_paths import open_guards, remove_placeholders
+from runner.sandbox.sandbox_layout import ENV, PATHS, mount_all, workspace_path, write_system_files
+from runner.sandbox.socket_channel import SocketChannel, open_socket_channel
+from runner.sandbox.warm_containers import (
+    DetachState,
+    HandedOffContainer,
+    WarmContainer,
+    covers,
+    open_tree,
+    read_handoff,
+    slot_mounts,
+)
 
 _TMP, _TMP_BYTES = "/tmp", 1 << 30
 _ROOT = "/root"
-_STARTING = 5.0  # seconds for a runtime to say its version
-_VOLUME_BYTES = 1 << 16  # for the places that ours are shown at; nobody inside is root
-_CEILINGS = {Feature.CPU: "CpuCfsQuota", Feature.MEMORY: "MemoryLimit", Feature.PIDS: "PidsLimit"}
+_VERSION_TIMEOUT = 5.0  # seconds for a runtime to print its version
+_VOLUME_BYTES = 1 << 16  # for mount points; nobody inside can write there
+_LIMIT_SUPPORT = {Feature.CPU: "CpuCfsQuota", Feature.MEMORY: "MemoryLimit", Feature.PIDS: "PidsLimit"}
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Channel(Protocol):
-    """How the guest of one container is reached."""
+    """Connections to the guest of one container."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What the container is made with for its sake."""
+        """What the channel adds to the body of the call that creates the container."""
 
     async def prepare(self, container: str) -> None:
-        """Called once it is made, before it starts. Raises ``ProviderFailed``."""
+        """Prepare to connect to a container that is made and not started. Raises ``ProviderFailed``."""
 
-    async def connect(self, first: First) -> trio.abc.Stream:
-        """The guest's next connection. Raises ``WorkspaceLost`` when there will be none."""
+    async def connect(self, init: InitProcess) -> trio.abc.Stream:
+        """Wait for the guest's next connection. Raises ``WorkspaceLost`` when there will be none."""
 
 
 @dataclass(frozen=True)
-class Flavour:
-    """What tells the containers of one runtime from those of another.
+class ContainerRuntime:
+    """Settings that differ between container runtimes (runc, runsc). ``name`` is the provider's.
 
-    ``hint`` is how a daemon gets the runtime; ``capabilities`` as for ``Container``, ``lends`` as for ``Directories``.
-    Where a container's first process ``ends_last``, nothing of it runs any more once that has ended.
-    Of the limits, ``outside`` are those that the daemon keeps a container within, ``inside`` those that its guest
-    holds commands to. ``not_warm``
-    is why none of its containers can be started before it is known for whom, if so.
+    ``program`` is the runtime's name in the daemon, ``hint`` says how to install it. ``capabilities`` is as for
+    ``Container``, ``idmaps`` as for ``WorkspaceDirectories``. With ``init_ends_last`` nothing in a container runs any
+    more once its first process has ended. The daemon enforces ``container_limits``, the guest ``command_limits``.
+    ``why_not_warm`` says why its containers cannot be kept in a warm pool, if so.
     """
 
     name: str
     isolation: IsolationClass
-    runtime: str
+    program: str
     hint: str | None
-    open_channel: Callable[[Engine, DaemonStage, Recipe, str], AbstractContextManager[Channel]]
+    open_channel: Callable[[Engine, DaemonStage, ContainerMounts, str], AbstractContextManager[Channel]]
     capabilities: tuple[str, ...] = ()
-    lends: bool = True
-    ends_last: bool = False
-    outside: Callable[[Limits], Limits] = lambda limits: limits
-    inside: Callable[[Limits], Limits] = lambda _limits: Limits()
-    not_warm: str | None = None
+    idmaps: bool = True
+    init_ends_last: bool = False
+    container_limits: Callable[[Limits], Limits] = lambda limits: limits
+    command_limits: Callable[[Limits], Limits] = lambda _limits: Limits()
+    why_not_warm: str | None = None
 
 
 @dataclass(frozen=True)
 class _Started:
-    room: Room
+    prepared: PreparedMounts
     channel: Channel
-    first: First
+    init: InitProcess
     container: str
-    bare: bool  # of stand-ins in its tree
+    has_placeholders: bool  # in its tree
 
     async def connect(self) -> trio.abc.Stream:
-        return await self.channel.connect(self.first)
+        return await self.channel.connect(self.init)
 
 
-RUNC = Flavour("docker", IsolationClass.NAMESPACES, "runc", None, open_dialled, ends_last=True)
+RUNC = ContainerRuntime(
+    name="docker",
+    isolation=IsolationClass.NAMESPACES,
+    program="runc",
+    hint=None,
+    open_channel=open_socket_channel,
+    init_ends_last=True,
+)
 
 
-def provider(settings: Settings) -> Docker:
-    return Docker(settings.home, settings.docker_host)
+def provider(settings: Settings) -> DockerProvider:
+    return DockerProvider(settings.home, settings.docker_host)
 
 
-class Docker:
-    """``host`` and ``patience`` as for ``Engine``, ``grace`` as for ``Local``."""
+class DockerProvider:
+    """``host`` and ``patience`` as for ``Engine``, ``grace`` as for ``LocalProvider``."""
 
     def __init__(
         self,
@@ -127,41 +141,41 @@ class Docker:
         *,
         grace: float = STOP_GRACE,
         patience: float = PATIENCE,
-        flavour: Flavour = RUNC,
+        runtime: ContainerRuntime = RUNC,
     ) -> None:
-        self.name = flavour.name
-        self._flavour = flavour
-        self._directories = Directories(home, self.name, lends=flavour.lends)
+        self.name = runtime.name
+        self._runtime = runtime
+        self._directories = WorkspaceDirectories(home, self.name, idmaps=runtime.idmaps)
         self._engine = Engine(host, patience)
         self._grace = grace
-        self._seats: dict[str, Seat] = {}
+        self._handed_off: dict[str, HandedOffContainer] = {}
 
     async def probe(self) -> Probe:
-        why = self._directories.why_unbounded()
+        why = self._directories.why_no_disk_limit()
         missing = {Feature.DISK: why} if why else {}
-        missing |= {Feature.WARM_POOL: self._flavour.not_warm} if self._flavour.not_warm else {}
+        missing |= {Feature.WARM_POOL: self._runtime.why_not_warm} if self._runtime.why_not_warm else {}
         versions: dict[str, str] = {}
         try:
             _check_user(self.name)
             guest = _program()
             about = await self._engine.about()
             versions = _versions(about, guest)
-            missing |= {f: f"the daemon cannot limit {f}" for f, word in _CEILINGS.items() if not about.get(word)}
-            _check_daemon(about, self._flavour)
-            await check_runtime(about, self._flavour.runtime)
+            missing |= {f: f"the daemon cannot limit {f}" for f, word in _LIMIT_SUPPORT.items() if not about.get(word)}
+            _check_daemon(about, self._runtime)
+            await check_runtime(about, self._runtime.program)
             await trio.to_thread.run_sync(_check_reach, self._engine.socket)
         except ProviderFailed as error:
             return Probe(
                 self.name,
                 False,
-                self._flavour.isolation,
+                self._runtime.isolation,
                 missing,
                 versions,
                 reason=error.message,
                 hint=error.hint,
                 needs_image=True,
             )
-        return Probe(self.name, True, self._flavour.isolation, missing, versions, needs_image=True)
+        return Probe(self.name, True, self._runtime.isolation, missing, versions, needs_image=True)
 
     async def image(self, name: str) -> str:
         return str((await self._engine.image(name))["Id"])
@@ -174,11 +188,11 @@ class Docker:
         if request.image is None:
             raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")
         image = await self._engine.image(request.image)
-        kept = {"image": image["Id"], "volumes": _volumes(image)}
+        found = {"image": image["Id"], "volumes": _volumes(image)}
 
         def fill(private: Path) -> None:
             write_system_files(private, private.stat().st_uid)
-            _kept(private).write_text(json.dumps(kept))
+            _image_file(private).write_text(json.dumps(found))
 
         await self._directories.prepare(request)
         return await trio.to_thread.run_sync(self._directories.create, request, fill)
@@ -187,96 +201,100 @@ class Docker:
     async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
         async with AsyncExitStack() as stack:
-            workspace: Workspace | None = await self._find_seat(stack, handle, spec)
+            workspace: Workspace | None = await self._find_handed_off(stack, handle, spec)
             if workspace is None:
                 workspace = await stack.enter_async_context(self._open(handle, spec))
             yield workspace
 
     @asynccontextmanager
     async def _open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[GuestWorkspace]:
-        """``open`` with a container of its own."""
-        async with self._started(handle, spec, Stay()) as started:
-            path, tree = workspace_path(handle, started.room), started.room.tree_fd
-            around = self._around(handle, spec, self._group(handle, started.first), path, tree)
-            reached = self._reach(started.connect, started.first, around, _what(handle), bare=started.bare)
+        """Open the workspace in a new container."""
+        async with self._started(handle, spec, DetachState()) as started:
+            path, tree = workspace_path(handle, started.prepared), started.prepared.tree_fd
+            context = self._context(handle, spec, self._group(handle, started.init), path, tree)
+            reached = self._reach(
+                started.connect, started.init, context, _what(handle), has_placeholders=started.has_placeholders
+            )
             async with reached as workspace:
                 yield workspace
 
     @asynccontextmanager
-    async def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[Idle]:
+    async def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[WarmContainer]:
         self._directories.check(handle)
-        mounts = mounts_of(handle)
+        mounts = slot_mounts(handle)
         for mount in mounts:
             mount.source.mkdir(mode=0o700)
             trees.chown(mount.source, handle.uid)
-        stay, nonce = Stay(late=True), os.urandom(NONCE_BYTES)
-        async with self._started(handle, SandboxSpec(mounts, toolchains=tuple(toolchains)), stay) as started:
-            first, channel, places = started.first, started.channel, started.room.places
-            assert isinstance(channel, Dialled)
-            assert isinstance(places, DaemonStage)
-            words = {
+        state, nonce = DetachState(extensible=True), os.urandom(NONCE_BYTES)
+        async with self._started(handle, SandboxSpec(mounts, toolchains=tuple(toolchains)), state) as started:
+            init, channel, stage = started.init, started.channel, started.prepared.stage
+            assert isinstance(channel, SocketChannel)
+            assert isinstance(stage, DaemonStage)
+            fields = {
                 "container": started.container,
-                "pid": first.pid,
-                "tree": started.room.tree.path,
+                "pid": init.pid,
+                "tree": started.prepared.tree.path,
                 "nonce": nonce.hex(),
-                "groups": self._group(handle, first).words,
+                "groups": self._group(handle, init).paths,
                 "toolchains": list(toolchains),
-                "shown": [mount.target for mount in mounts],
+                "mounted": [mount.target for mount in mounts],
             }
             try:
                 async with open_guest(
-                    started.connect, what=_what(handle), kill_sandbox=first.kill, nonce=nonce
+                    started.connect, what=_what(handle), kill_sandbox=init.kill, nonce=nonce
                 ) as guest:
-                    yield Idle(stay, guest, first, channel.listener, words)
+                    yield WarmContainer(state, guest, init, channel.listener, fields)
             finally:
-                places.detached = stay.stays
-                if not stay.stays:
+                stage.detached = state.detached
+                if not state.detached:
                     with trio.CancelScope(shield=True):
-                        await first.end()
+                        await init.end()
 
     async def assign(self, handle: Handle, request: WorkspaceRequest) -> Handle:
         return await trio.to_thread.run_sync(self._directories.assign, handle, request)
 
     def receive(self, handle: Handle, handoff: SandboxHandoff) -> None:
-        self._seats[handle.id] = seat_of(handoff)
+        self._handed_off[handle.id] = read_handoff(handoff)
 
-    async def _find_seat(self, stack: AsyncExitStack, handle: Handle, spec: SandboxSpec) -> GuestWorkspace | None:
-        """The container that was handed over for a workspace, if there is one that fits; any other is ended."""
-        seat = self._seats.pop(handle.id, None)
-        if seat is None:
+    async def _find_handed_off(self, stack: AsyncExitStack, handle: Handle, spec: SandboxSpec) -> GuestWorkspace | None:
+        """Open the container that was handed over for a workspace, if it fits; end it otherwise."""
+        handed_off = self._handed_off.pop(handle.id, None)
+        if handed_off is None:
             return None
-        listener = socket.socket(fileno=seat.descriptor)
-        if seat.fits(handle, spec):
+        listener = socket.socket(fileno=handed_off.descriptor)
+        if handed_off.fits(handle, spec):
             with suppress(ProviderFailed, WorkspaceLost):  # it has died meanwhile
-                return await stack.enter_async_context(self._sit(handle, spec, seat, listener))
+                return await stack.enter_async_context(self._open_handed_off(handle, spec, handed_off, listener))
         listener.close()
         await self._end(handle)
         return None
 
     @asynccontextmanager
-    async def _sit(
-        self, handle: Handle, spec: SandboxSpec, seat: Seat, listener: socket.socket
+    async def _open_handed_off(
+        self, handle: Handle, spec: SandboxSpec, handed_off: HandedOffContainer, listener: socket.socket
     ) -> AsyncIterator[GuestWorkspace]:
-        """The workspace of a container that was handed over, which has ended when the block ends."""
+        """Open the workspace in a container that was handed over, which ends with the block."""
         with (
             listener,
-            open_first(seat.pid, seat.container, _what(handle)) as first,
-            reopen_daemon_stage(self._engine, handle.private.name, handle.uid) as places,
-            open_tree(places, seat) as tree,
+            open_init_process(handed_off.pid, handed_off.container, _what(handle)) as init,
+            reopen_daemon_stage(self._engine, handle.private.name, handle.uid) as stage,
+            open_tree(stage, handed_off) as tree,
             open_guards(tree, spec.protected) as guards,
         ):
             try:
-                _cover(places, tree, covers(handle.private, guards))
-                around = self._around(handle, spec, seat.group, PATHS.workspace, tree)
-                connect = partial(Dialled(listener, _what(handle)).connect, first)
-                bare = not any(guard.is_stand_in for guard in guards)
-                async with self._reach(connect, first, around, _what(handle), seat.nonce, bare=bare) as workspace:
-                    await workspace.ping()  # what it said when it was handed over is no proof that it lives
+                _cover(stage, tree, covers(handle.private, guards))
+                context = self._context(handle, spec, handed_off.group, PATHS.workspace, tree)
+                connect = partial(SocketChannel(listener, _what(handle)).connect, init)
+                has_placeholders = any(guard.is_placeholder for guard in guards)
+                async with self._reach(
+                    connect, init, context, _what(handle), handed_off.nonce, has_placeholders=has_placeholders
+                ) as workspace:
+                    await workspace.ping()  # it may have died since it was handed over
                     yield workspace
             finally:
                 with trio.CancelScope(shield=True), suppress(ProviderFailed):
-                    await first.end()
-                    places.close()  # stand-ins that something is mounted over could not be removed
+                    await init.end()
+                    stage.close()  # placeholders that are mounted over cannot be removed
                     await self._remove(handle)
                     _containers(handle.private).unlink(missing_ok=True)
 
@@ -284,18 +302,18 @@ class Docker:
     async def _reach(
         self,
         connect: Callable[[], Awaitable[trio.abc.Stream]],
-        first: First,
-        around: Surroundings,
+        init: InitProcess,
+        context: SandboxContext,
         what: str,
         nonce: bytes | None = None,
         *,
-        bare: bool,
+        has_placeholders: bool,
     ) -> AsyncIterator[GuestWorkspace]:
-        """The workspace of a container that has been started, which has ended when the block ends.
+        """Open the workspace in a started container, which ends with the block.
 
-        One whose tree is not ``bare`` of stand-ins is still only when those are gone, or a scan would find them.
+        With placeholders in the tree ``terminated`` is not set: a scan would find them before they are removed.
         """
-        guest = open_reached(connect, around, what=what, kill_sandbox=first.kill, nonce=nonce)
+        guest = open_dialling_guest(connect, context, what=what, kill_sandbox=init.kill, nonce=nonce)
         workspace: GuestWorkspace | None = None
         try:
             async with AsyncExitStack() as stack:
@@ -306,94 +324,96 @@ class Docker:
                 yield workspace
         finally:
             with trio.CancelScope(shield=True):
-                await first.end()
-            if workspace is not None and self._flavour.ends_last and bare:
+                await init.end()
+            if workspace is not None and self._runtime.init_ends_last and not has_placeholders:
                 workspace.terminated.set()
 
     @asynccontextmanager
-    async def _started(self, handle: Handle, spec: SandboxSpec, stay: Stay) -> AsyncIterator[_Started]:
-        """A container of a workspace; with the block go it and what is shown in it, unless it is to stay."""
+    async def _started(self, handle: Handle, spec: SandboxSpec, state: DetachState) -> AsyncIterator[_Started]:
+        """Start a container; remove it and its mounts when the block ends, unless it was detached."""
         await trio.to_thread.run_sync(self._directories.mount, handle)
         program = _program()
         _containers(handle.private).touch()
-        lent = handle.tree if handle.adopted else None
-        places = open_daemon_stage(self._engine, handle.private.name, handle.uid, lent)
-        async with open_room(handle, spec, places) as room:
-            assert isinstance(room.places, DaemonStage)
-            with open_guards(room.tree_fd, spec.pinned_paths) as guards:
-                recipe = Recipe()
+        idmapped = handle.tree if handle.adopted else None
+        stage = open_daemon_stage(self._engine, handle.private.name, handle.uid, idmapped)
+        async with prepare_mounts(handle, spec, stage) as prepared:
+            assert isinstance(prepared.stage, DaemonStage)
+            with open_guards(prepared.tree_fd, spec.pinned_paths) as guards:
+                mounts = ContainerMounts()
                 image = self._image(handle)
                 for volume in image["volumes"]:  # else the daemon makes a writable one for each
-                    recipe.show(room.places.add_tmpfs(_VOLUME_BYTES, 0), volume, writable=True)
+                    mounts.show(prepared.stage.add_tmpfs(_VOLUME_BYTES, 0), volume, writable=True)
                 if any(mount.target == PATHS.kube for mount in spec.mounts):
-                    # What an image has there is root's own, and would keep others from what is shown below it.
-                    recipe.show(room.places.add_tmpfs(_VOLUME_BYTES, 0), _ROOT, writable=True)
-                recipe.show(room.places.add_tmpfs(_tmp_bytes(handle.limits), handle.uid), _TMP, writable=True)
-                show_all(recipe, handle, spec, room, guards)
-                recipe.show(room.add(program.path), GUEST)
-                if stay.late:
-                    room.places.share(room.tree)
-                    recipe.follow.add(PATHS.workspace)
-                room.places.seal(recipe.read_only)
+                    # The image's own /root may keep other users out.
+                    mounts.show(prepared.stage.add_tmpfs(_VOLUME_BYTES, 0), _ROOT, writable=True)
+                mounts.show(prepared.stage.add_tmpfs(_tmp_bytes(handle.limits), handle.uid), _TMP, writable=True)
+                mount_all(mounts, handle, spec, prepared, guards)
+                mounts.show(prepared.add(program.path), GUEST)
+                if state.extensible:
+                    prepared.stage.share(prepared.tree)
+                    mounts.following.add(PATHS.workspace)
+                prepared.stage.seal(mounts.read_only)
                 container = Container(
-                    image["image"],
-                    handle.uid,
-                    self._labels(handle),
-                    self._flavour.outside(handle.limits),
-                    ENV,
-                    self._flavour.runtime,
-                    self._flavour.capabilities,
+                    image=image["image"],
+                    uid=handle.uid,
+                    labels=self._labels(handle),
+                    limits=self._runtime.container_limits(handle.limits),
+                    env=ENV,
+                    runtime=self._runtime.program,
+                    capabilities=self._runtime.capabilities,
                 )
-                with self._flavour.open_channel(self._engine, room.places, recipe, _what(handle)) as channel:
+                with self._runtime.open_channel(self._engine, prepared.stage, mounts, _what(handle)) as channel:
                     try:
-                        made = await self._make(handle, {**container.config(recipe), **channel.config})
+                        made = await self._make(handle, {**container.config(mounts), **channel.config})
                         await channel.prepare(made)
                         started = await self._engine.start(made)
-                        with open_first(started["State"]["Pid"], made, _what(handle)) as first:
-                            bare = not any(guard.is_stand_in for guard in guards)
-                            yield _Started(room, channel, first, made, bare)
+                        with open_init_process(started["State"]["Pid"], made, _what(handle)) as init:
+                            has_placeholders = any(guard.is_placeholder for guard in guards)
+                            yield _Started(prepared, channel, init, made, has_placeholders)
                     finally:
                         with trio.CancelScope(shield=True), suppress(ProviderFailed):
-                            # Nothing runs in it any more, or will once its guest finds that nobody listens.
-                            # What a daemon that is away does not remove, destroying will name.
-                            if not stay.stays:
+                            # Nothing runs in it any more, or only until its guest finds that nobody listens.
+                            # If the daemon is away, destroying the workspace names what it did not remove.
+                            if not state.detached:
                                 await self._remove(handle)
 
     async def _make(self, handle: Handle, config: Mapping[str, Any]) -> str:
-        """Make a container, of which it is durable whose it is before it starts; its id."""
+        """Make a container and return its id, which is on the disk before it starts."""
         await self._remove(handle)
         made = await self._engine.make(f"runner-{handle.id}-{secrets.token_hex(4)}", config)
         _containers(handle.private).write_text(f"{made}\n")
         return made
 
-    def _group(self, handle: Handle, first: First) -> Group:
-        return first.group(self._flavour.outside(handle.limits))
+    def _group(self, handle: Handle, init: InitProcess) -> ControlGroups:
+        return init.group(self._runtime.container_limits(handle.limits))
 
-    def _around(self, handle: Handle, spec: SandboxSpec, group: Group, workspace: str, tree: int) -> Surroundings:
-        return Surroundings(
-            self.name,
-            self._flavour.isolation,
-            handle.uid,
-            replace(PATHS, workspace=workspace),
-            tree,
-            {**ENV, **spec.environment},
-            group,
-            self._grace,
-            user=handle.uid if self._flavour.capabilities else None,
-            inside=self._flavour.inside(handle.limits),
+    def _context(
+        self, handle: Handle, spec: SandboxSpec, group: ControlGroups, workspace: str, tree: int
+    ) -> SandboxContext:
+        return SandboxContext(
+            provider=self.name,
+            isolation=self._runtime.isolation,
+            uid=handle.uid,
+            paths=replace(PATHS, workspace=workspace),
+            tree=tree,
+            env={**ENV, **spec.environment},
+            group=group,
+            grace=self._grace,
+            user=handle.uid if self._runtime.capabilities else None,
+            command_limits=self._runtime.command_limits(handle.limits),
             volume=self._directories.volume(handle),
         )
 
     def _image(self, handle: Handle) -> Mapping[str, Any]:
-        """What ``create`` has learned of it. Raises ``WorkspaceLost``."""
+        """Read what ``create`` has stored of the image. Raises ``WorkspaceLost``."""
         try:
-            kept: Mapping[str, Any] = json.loads(_kept(handle.private).read_text())
+            found: Mapping[str, Any] = json.loads(_image_file(handle.private).read_text())
         except OSError as error:
             raise WorkspaceLost(f"workspace `{handle.id}` is gone: {error}") from error
-        return kept
+        return found
 
     def _labels(self, handle: Handle) -> dict[str, str]:
-        """Of the workspace's containers. Raises ``WorkspaceLost`` when it is gone."""
+        """Return the labels of the workspace's containers. Raises ``WorkspaceLost`` when it is gone."""
         owner = self._directories.owner(handle)
         if owner is None:
             raise WorkspaceLost(f"workspace `{handle.id}` is gone")
@@ -403,7 +423,7 @@ class Docker:
         return {f"runner.{key}": word for key, word in words.items()}
 
     async def _remove(self, handle: Handle) -> None:
-        """Remove the workspace's containers, also those from before it was this one."""
+        """Remove the workspace's containers, also those of the slot that it was."""
         labels = self._labels(handle)
         await self._engine.remove({name: word for name, word in labels.items() if name != "runner.run"})
 
@@ -411,12 +431,12 @@ class Docker:
         await trio.to_thread.run_sync(self._directories.chown_to_workspace_user, handle)
 
     async def list_owned(self, nonce: str) -> list[Handle]:
-        return await trio.to_thread.run_sync(self._directories.owned, nonce)
+        return await trio.to_thread.run_sync(self._directories.list_owned, nonce)
 
     async def evict(self, handle: Handle) -> None:
         self._directories.check(handle)
         await self._end(handle)
-        await trio.to_thread.run_sync(remove_stand_ins, handle.tree)
+        await trio.to_thread.run_sync(remove_placeholders, handle.tree)
 
     async def destroy(self, handle: Handle) -> None:
         self._directories.check(handle)
@@ -424,9 +444,9 @@ class Docker:
         await trio.to_thread.run_sync(self._directories.destroy, handle)
 
     async def _end(self, handle: Handle) -> None:
-        """End all that runs in the workspace, with or without the daemon, and remove what it ran in."""
-        if seat := self._seats.pop(handle.id, None):
-            os.close(seat.descriptor)
+        """End all that runs in the workspace, with or without the daemon, and remove its containers."""
+        if handed_off := self._handed_off.pop(handle.id, None):
+            os.close(handed_off.descriptor)
         if self._directories.owner(handle) is None or not _containers(handle.private).exists():
             return
         containers = _containers(handle.private).read_text().split()
@@ -445,11 +465,11 @@ def _runs_in(pid: int, containers: Sequence[str]) -> bool:
     return any(container in groups for container in containers)
 
 
-def _cover(places: DaemonStage, tree: int, wanted: Sequence[Cover]) -> None:
+def _cover(stage: DaemonStage, tree: int, wanted: Sequence[Cover]) -> None:
     try:
-        places.cover(tree, wanted)
+        stage.cover(tree, wanted)
     except OSError as error:
-        raise ProviderFailed(f"a container cannot be shown more: {error}") from error
+        raise ProviderFailed(f"mounts cannot be added to a running container: {error}") from error
 
 
 def _what(handle: Handle) -> str:
@@ -459,17 +479,17 @@ def _what(handle: Handle) -> str:
 def _program() -> binary.Program:
     program = binary.find()
     if program is None:
-        raise ProviderFailed(f"commands in containers are run by a guest, and {NO_GUEST}", hint="apt install gcc")
+        raise ProviderFailed(f"commands in containers need a guest, and {NO_GUEST}", hint="apt install gcc")
     return program
 
 
 def _containers(private: Path) -> Path:
-    """The id of the workspace's container, before that starts; there, and empty, before anything is handed over."""
+    """Return the file with the id of the workspace's container; it exists, empty, before any mount is made."""
     return private / "system" / "containers"
 
 
 def _volumes(image: Mapping[str, Any]) -> list[str]:
-    """The places that an image wants to be writable. Raises ``ProviderFailed`` for one inside of ours."""
+    """Return the volumes that an image declares. Raises ``ProviderFailed`` for one below a workspace's own mount."""
     found = sorted(posixpath.normpath(place) for place in image["Config"].get("Volumes") or ())
     ours = (PATHS.workspace, PATHS.output, PATHS.runner, PATHS.home, PATHS.skills, PATHS.kube, _TMP)
     if within := [place for place in found if any(place.startswith(f"{our}/") for our in ours)]:
@@ -481,12 +501,12 @@ def _volumes(image: Mapping[str, Any]) -> list[str]:
 
 
 def _tmp_bytes(limits: Limits) -> int:
-    """Of memory, so less than its limit: else files alone could use it up, and with no command left the guest dies."""
+    """Return the size of /tmp: less than the memory limit, or files alone could exhaust it and kill the guest."""
     return _TMP_BYTES if limits.memory_bytes is None else min(_TMP_BYTES, limits.memory_bytes // 2)
 
 
-def _kept(private: Path) -> Path:
-    """What ``create`` has learned of the image."""
+def _image_file(private: Path) -> Path:
+    """Return the file in which ``create`` stores what it found out about the image."""
     return private / "system" / "image.json"
 
 
@@ -496,8 +516,8 @@ def _versions(about: Mapping[str, Any], guest: binary.Program) -> dict[str, str]
     return {**found, "guest": guest.sha256[:12]}
 
 
-def _check_daemon(about: Mapping[str, Any], flavour: Flavour) -> None:
-    """Raises ``ProviderFailed`` for a daemon whose containers would not be what the others' are."""
+def _check_daemon(about: Mapping[str, Any], runtime: ContainerRuntime) -> None:
+    """Raise ``ProviderFailed`` for a daemon whose containers would differ from what this provider promises."""
     ours = platform.machine()
     if about.get("OSType") != "linux" or about.get("Architecture") not in (ours, _MACHINES.get(ours)):
         raise ProviderFailed(f"the docker daemon runs {about.get('OSType')} on {about.get('Architecture')}")
@@ -507,18 +527,17 @@ def _check_daemon(about: Mapping[str, Any], flavour: Flavour) -> None:
                 "the docker daemon gives containers other users than this host has",
                 hint="start dockerd as root and without `userns-remap`",
             )
-    if flavour.runtime not in about.get("Runtimes", {}):
-        raise ProviderFailed(f"the docker daemon has no runtime `{flavour.runtime}`", hint=flavour.hint)
+    if runtime.program not in about.get("Runtimes", {}):
+        raise ProviderFailed(f"the docker daemon has no runtime `{runtime.program}`", hint=runtime.hint)
 
 
 async def check_runtime(about: Mapping[str, Any], runtime: str) -> None:
-    """Raises ``ProviderFailed`` for a runtime that is more than a name for the daemon, and whose program does not start
-    here; the daemon itself never looks."""
+    """Raise ``ProviderFailed`` for a runtime whose program does not start here, which the daemon does not check."""
     path = about["Runtimes"][runtime].get("path")
     if path is None or not os.path.isabs(path):
         return
-    why = f"it has not answered within {_STARTING:.0f}s"
-    with trio.move_on_after(_STARTING):
+    why = f"no answer within {_VERSION_TIMEOUT:.0f}s"
+    with trio.move_on_after(_VERSION_TIMEOUT):
         try:
             tried = await trio.run_process(
                 [path, "--version"], env={}, capture_stdout=True, capture_stderr=True, check=False
@@ -528,24 +547,24 @@ async def check_runtime(about: Mapping[str, Any], runtime: str) -> None:
         else:
             if tried.returncode == 0:
                 return
-            why = tried.stderr.decode(errors="replace").strip()[-200:] or f"it exits {tried.returncode}"
+            why = tried.stderr.decode(errors="replace").strip()[-200:] or f"exit status {tried.returncode}"
     raise ProviderFailed(
         f"the runtime `{runtime}` of the docker daemon, `{path}`, does not start: {why}", hint=f"{path} --version"
     )
 
 
 def _check_user(provider: str) -> None:
-    """Raises ``ProviderFailed`` for whom no change of the daemon or of a group would help."""
+    """Raise ``ProviderFailed`` for a user that no setting of the daemon or group membership would help."""
     if not trees.can_chown():
         raise ProviderFailed(
-            f"{provider} needs root here, and to be in the group docker is not enough: "
-            "only root can hand directories over so that no path is looked up twice",
+            f"{provider} needs root here, and membership in the group docker is not enough: "
+            "only root can mount directories for the daemon without looking a path up twice",
             hint="run as root, or use provider `local`",
         )
 
 
 def _check_reach(daemon: Path) -> None:
-    """Raises ``ProviderFailed`` where directories cannot be handed over."""
+    """Raise ``ProviderFailed`` where the daemon's mount namespace cannot be entered."""
     try:
         Namespace(daemon).close()
     except OSError as error:

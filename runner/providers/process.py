@@ -1,9 +1,9 @@
-"""Provider ``process``, class none: commands of this host with nothing around them but a user and a session.
+"""Provider ``process``, class none: commands run directly on this host, with a user and a session of their own at most.
 
-For hosts where no sandbox can be had, and never chosen unless named. Started as root, commands run as
-a uid that only this workspace has; otherwise as ourselves, and can then do what we can. What it does
-promise is an end: a guest runs the commands and is the parent of what loses its own, until it is killed, which Landlock
-keeps commands from where the kernel has it. An installation without a guest marks its processes instead.
+For hosts where no sandbox works; never chosen unless named. Started as root, commands run as a uid that only this
+workspace has; otherwise as the runner's own user, with all its rights. It does promise that everything ends: a guest
+runs the commands and adopts orphans, and Landlock, where the kernel has it, keeps commands from killing the guest.
+An installation without a guest tags its processes instead.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from runner.guest import binary
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Probe, SandboxSpec, Workspace, WorkspaceRequest
 from runner.safefs import trees
 from runner.sandbox import cgroup, child_process, processes
-from runner.sandbox.directories import Directories
-from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, Surroundings, open_workspace
+from runner.sandbox.directories import WorkspaceDirectories
+from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, SandboxContext, open_workspace
 from runner.sandbox.mounts import can_stage, open_stage
-from runner.sandbox.prepared_mounts import Room, open_room, paths_on_host
+from runner.sandbox.prepared_mounts import PreparedMounts, paths_on_host, prepare_mounts
 from runner.sandbox.sandbox_layout import NO_IMAGE, NOT_WARM
-from runner.sandbox.tagged_process import open_unconfined
+from runner.sandbox.tagged_process import open_host_workspace
 
 _NO_NAMESPACES = "process runs commands directly on this host"
-_NO_QUOTA = "process has no disk quota"  # a volume would not be all of this host that they can write to
+_NO_QUOTA = "process has no disk quota"  # commands can write outside a volume
 
 
-def provider(settings: Settings) -> OnHost:
-    return OnHost(settings.home)
+def provider(settings: Settings) -> ProcessProvider:
+    return ProcessProvider(settings.home)
 
 
-class OnHost:
-    """``grace`` is how long a command has between TERM and KILL, in seconds; ``guest`` as for ``Local``."""
+class ProcessProvider:
+    """``grace`` is the time between TERM and KILL, in seconds; ``guest`` as for ``LocalProvider``."""
 
     name = "process"
 
     def __init__(self, home: Path, *, grace: float = STOP_GRACE, guest: bool = True) -> None:
-        self._directories = Directories(home, self.name)
+        self._directories = WorkspaceDirectories(home, self.name)
         self._grace = grace
         self._guest = guest
         self._root = trees.can_chown()
 
     async def probe(self) -> Probe:
         missing = {
-            **cgroup.missing(),
+            **cgroup.missing_limits(),
             Feature.DISK: _NO_QUOTA,
             Feature.BASE_IMAGE: NO_IMAGE,
             Feature.WARM_POOL: NOT_WARM,
@@ -71,7 +71,7 @@ class OnHost:
         return Probe(self.name, True, IsolationClass.NONE, missing, versions)
 
     async def create(self, request: WorkspaceRequest) -> Handle:
-        cgroup.check(request.limits, self.name)
+        cgroup.require_limits(request.limits, self.name)
         if request.limits.disk_bytes is not None:
             raise ProviderFailed(f"`{self.name}` cannot limit the disk of workspace `{request.id}`: {_NO_QUOTA}")
         return await trio.to_thread.run_sync(self._directories.create, request)
@@ -82,13 +82,15 @@ class OnHost:
         if spec.pinned_paths:
             raise ProviderFailed("`process` cannot protect paths", hint="use provider `local`")
         async with (
-            open_room(handle, spec, open_stage(handle.uid if self._root and can_stage() else None)) as room,
-            cgroup.open_group(handle.id, handle.limits) as group,
+            prepare_mounts(handle, spec, open_stage(handle.uid if self._root and can_stage() else None)) as prepared,
+            cgroup.open_groups(handle.id, handle.limits) as group,
         ):
-            around = self._surroundings(handle, spec, room, group)
+            context = self._context(handle, spec, prepared, group)
             program = self._program()
             try:
-                async with self._inhabit(program, handle, around) if program else open_unconfined(around) as workspace:
+                async with (
+                    self._open_guest(program, handle, context) if program else open_host_workspace(context) as workspace
+                ):
                     yield workspace
             finally:
                 with trio.CancelScope(shield=True):
@@ -97,22 +99,33 @@ class OnHost:
     def _program(self) -> binary.Program | None:
         return binary.find() if self._guest else None
 
-    def _surroundings(self, handle: Handle, spec: SandboxSpec, room: Room, group: cgroup.Group) -> Surroundings:
-        paths = paths_on_host(room, spec)
-        env = {"LANG": "C.UTF-8", "HOME": room.home.path, "TMPDIR": room.tmp.path, **spec.environment}
+    def _context(
+        self, handle: Handle, spec: SandboxSpec, prepared: PreparedMounts, group: cgroup.ControlGroups
+    ) -> SandboxContext:
+        paths = paths_on_host(prepared, spec)
+        env = {"LANG": "C.UTF-8", "HOME": prepared.home.path, "TMPDIR": prepared.tmp.path, **spec.environment}
         if not self._directories.has_own_user(handle):
-            env["RUNNER_PRIVATE"] = f"{handle.private}/"  # by which its processes are told from others of their user
+            env["RUNNER_PRIVATE"] = f"{handle.private}/"  # tells its processes from others of the same user
         uid = handle.uid if self._root else os.geteuid()
-        return Surroundings(self.name, IsolationClass.NONE, uid, paths, room.tree_fd, env, group, self._grace)
+        return SandboxContext(
+            provider=self.name,
+            isolation=IsolationClass.NONE,
+            uid=uid,
+            paths=paths,
+            tree=prepared.tree_fd,
+            env=env,
+            group=group,
+            grace=self._grace,
+        )
 
     @asynccontextmanager
-    async def _inhabit(
-        self, program: binary.Program, handle: Handle, around: Surroundings
+    async def _open_guest(
+        self, program: binary.Program, handle: Handle, context: SandboxContext
     ) -> AsyncIterator[GuestWorkspace]:
         what = f"workspace `{handle.id}`"
         file = os.open(program.path, os.O_RDONLY)  # its user may not be able to walk there
         try:
-            uid = around.uid if self._root else None
+            uid = context.uid if self._root else None
             child = child_process.start(
                 [f"/proc/self/fd/{file}"], env={}, cwd="/", uid=uid, pass_fds=[file], channel=True
             )
@@ -121,12 +134,12 @@ class OnHost:
         finally:
             os.close(file)
         try:
-            around.group.join(child.pid)
-            async with open_workspace(child.stdin, around, what=what, kill_sandbox=child.kill) as workspace:
+            context.group.join(child.pid)
+            async with open_workspace(child.stdin, context, what=what, kill_sandbox=child.kill) as workspace:
                 yield workspace
         finally:
             with trio.CancelScope(shield=True):
-                # Its supervisors end their trees when it is gone, if it goes by itself; what does not is looked for.
+                # A guest that ends by itself lets its supervisors end their trees; survivors are killed later.
                 with trio.move_on_after(KILL_GRACE):
                     await child.wait()
                 child.kill()
@@ -136,21 +149,21 @@ class OnHost:
         await trio.to_thread.run_sync(self._directories.chown_to_workspace_user, handle)
 
     async def list_owned(self, nonce: str) -> list[Handle]:
-        return await trio.to_thread.run_sync(self._directories.owned, nonce)
+        return await trio.to_thread.run_sync(self._directories.list_owned, nonce)
 
     async def evict(self, handle: Handle) -> None:
         self._directories.check(handle)
-        await cgroup.find_left(handle.id).remove()
+        await cgroup.find_stale_groups(handle.id).remove()
         await self._kill_left(handle)
 
     async def destroy(self, handle: Handle) -> None:
         self._directories.check(handle)
-        await cgroup.find_group(handle.id).remove()
+        await cgroup.find_groups(handle.id).remove()
         await self._kill_left(handle)
         await trio.to_thread.run_sync(self._directories.destroy, handle)
 
     async def _kill_left(self, handle: Handle) -> None:
-        """End whatever lives on: all of the workspace's own user, else what has its home in the workspace."""
+        """Kill surviving processes: all of the workspace's own user, else those with a home in the workspace."""
         home = f"={handle.private}/".encode()
 
         def belongs(pid: int) -> bool:
@@ -162,6 +175,6 @@ class OnHost:
 
 
 def _closed_to_others(path: Path) -> Path | None:
-    """The first directory on the way to ``path`` that other users cannot enter."""
+    """Return the first directory on the way to ``path`` that other users cannot enter."""
     way = [*reversed(path.parents), path]
     return next((place for place in way if place.exists() and not place.stat().st_mode & 0o001), None)

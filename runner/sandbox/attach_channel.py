@@ -1,8 +1,8 @@
-"""A guest that is attached: its standard input and output are the channel, through the docker daemon.
+"""Channel to a guest through the docker daemon, attached to the guest's standard input and output.
 
-For a runtime whose containers reach no Unix socket of the host. There is one connection, made before the container
-starts. When the daemon ends, the connection is lost and the workspace with it: the pipe behind it has no boundary at
-which a guest could begin anew.
+For a runtime whose containers cannot reach Unix sockets of the host. There is one connection, made before the container
+starts. When the daemon ends, the connection is lost and the workspace with it: the byte stream has no boundary at which
+a new connection could resume.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ import trio
 
 from runner.core.errors import OutOfMemory, ProviderFailed, WorkspaceLost
 from runner.core.model import Limits
-from runner.sandbox.cgroup import Group
-from runner.sandbox.container import Recipe
-from runner.sandbox.container_init import First
+from runner.sandbox.cgroup import ControlGroups
+from runner.sandbox.container import ContainerMounts
+from runner.sandbox.container_init import InitProcess
 from runner.sandbox.docker_api import Engine
 from runner.sandbox.docker_mounts import DaemonStage
 
 _ANY_MEMORY = Limits(memory_bytes=1)
-_LINGER = 0.5  # seconds for the daemon to bring what the guest has said at last
-_ASKING = 3.0  # seconds for the daemon to tell why a container has ended
+_LINGER = 0.5  # seconds for the daemon to deliver the guest's last output
+_STATUS_TIMEOUT = 3.0  # seconds for the daemon to say why a container has ended
 _HEAD_BYTES = 1 << 14
 _READ_BYTES = 1 << 18
 _FRAME = 8  # bytes of the daemon's header: the stream, three zeros, the length of what follows
 
 
 @contextmanager
-def open_attached(engine: Engine, places: DaemonStage, recipe: Recipe, what: str) -> Iterator[Attached]:
-    attached = Attached(engine, what)
+def open_attach_channel(
+    engine: Engine, stage: DaemonStage, mounts: ContainerMounts, what: str
+) -> Iterator[AttachChannel]:
+    channel = AttachChannel(engine, what)
     try:
-        yield attached
+        yield channel
     finally:
-        attached.close()
+        channel.close()
 
 
-class Attached:
+class AttachChannel:
     """The channel of one container. ``what`` names the workspace in messages."""
 
     config: Mapping[str, Any] = {
@@ -46,14 +48,14 @@ class Attached:
         "AttachStdin": True,
         "AttachStdout": True,
         "OpenStdin": True,
-        "StdinOnce": True,  # so the guest ends with the one that has attached
+        "StdinOnce": True,  # so the guest ends when the connection does
     }
 
     def __init__(self, engine: Engine, what: str) -> None:
         self._engine = engine
         self._what = what
         self._container = ""
-        self._memory = Group({})
+        self._memory = ControlGroups({})
         self._stream: trio.SocketStream | None = None
 
     async def prepare(self, container: str) -> None:
@@ -64,20 +66,25 @@ class Attached:
             except (OSError, trio.BrokenResourceError) as error:
                 raise ProviderFailed(f"the docker daemon does not attach to {self._what}: {error}") from error
             return
-        raise ProviderFailed(f"the docker daemon does not attach to {self._what}: it has not answered")
+        raise ProviderFailed(
+            f"the docker daemon does not attach to {self._what}: no answer in {self._engine.patience:.0f}s"
+        )
 
-    async def connect(self, first: First) -> trio.abc.Stream:
+    async def connect(self, init: InitProcess) -> trio.abc.Stream:
         if self._stream is None:
-            raise await self._why(first)
+            raise await self._why(init)
         stream, self._stream = self._stream, None
-        self._memory = first.group(_ANY_MEMORY)
-        return _Demultiplexed(stream, first, self._memory)
+        self._memory = init.group(_ANY_MEMORY)
+        return AttachStream(stream, init, self._memory)
 
-    async def _why(self, first: First) -> WorkspaceLost:
-        """What became of it. Its container is killed if it still runs: nobody can reach it any more."""
-        first.kill()
-        for_memory, why = self._memory.oom_kills() > 0, f"the docker daemon has not said why within {_ASKING:.0f}s"
-        with trio.move_on_after(0 if for_memory else _ASKING):
+    async def _why(self, init: InitProcess) -> WorkspaceLost:
+        """Find out why the connection was lost, killing the container, which cannot be reached any more."""
+        init.kill()
+        for_memory, why = (
+            self._memory.oom_kills() > 0,
+            f"the docker daemon has not said why within {_STATUS_TIMEOUT:.0f}s",
+        )
+        with trio.move_on_after(0 if for_memory else _STATUS_TIMEOUT):
             try:
                 for_memory = await self._engine.was_killed_for_memory(self._container)
                 why = "it was killed, or ended by itself"
@@ -93,7 +100,7 @@ class Attached:
 
 
 async def _attach(engine: Engine, container: str) -> trio.SocketStream:
-    """A connection to a container's standard input and output. Raises ``OSError`` for one that is refused."""
+    """Connect to a container's standard input and output. Raises ``OSError`` when the daemon refuses."""
     stream = await trio.open_unix_socket(engine.socket)
     try:
         words = f"POST /containers/{container}/attach?stream=1&stdin=1&stdout=1 HTTP/1.1"
@@ -113,15 +120,15 @@ async def _expect_upgrade(stream: trio.SocketStream) -> None:
         head += byte
     status = head.partition(b"\r\n")[0].decode(errors="replace")
     if status.split()[1:2] != ["101"] or not head.endswith(b"\r\n\r\n"):
-        raise ConnectionRefusedError(f"it answers `{status}`")
+        raise ConnectionRefusedError(f"the answer is `{status}`")
 
 
-class _Demultiplexed(trio.abc.Stream):
-    """What the first process of a container prints, and its input. Ends with that process, whatever the daemon does."""
+class AttachStream(trio.abc.Stream):
+    """Output and input of a container's first process. Ends with that process, whatever the daemon does."""
 
-    def __init__(self, stream: trio.SocketStream, first: First, memory: Group) -> None:
+    def __init__(self, stream: trio.SocketStream, init: InitProcess, memory: ControlGroups) -> None:
         self._stream = stream
-        self._first = first
+        self._init = init
         self._memory = memory
         self._rest = b""  # of a header
         self._left = 0  # bytes of the frame that has begun
@@ -133,7 +140,6 @@ class _Demultiplexed(trio.abc.Stream):
         await self._stream.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """What has come, in whatever pieces."""
         while chunk := await self._receive(max_bytes or _READ_BYTES):
             if payload := self._unwrap(chunk):
                 return payload
@@ -149,8 +155,8 @@ class _Demultiplexed(trio.abc.Stream):
         return chunk
 
     async def _cancel_at_end(self, scope: trio.CancelScope) -> None:
-        await self._first.wait_ended()
-        self._memory.oom_kills()  # what was counted is soon gone with the control group, and told late by the daemon
+        await self._init.wait_ended()
+        self._memory.oom_kills()  # read now: the control group is removed soon, and the daemon reports late
         await trio.sleep(_LINGER)
         scope.cancel()
 

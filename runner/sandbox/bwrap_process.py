@@ -1,4 +1,4 @@
-"""One run of bubblewrap: its process on the host, and below it the sandbox's own first process."""
+"""A run of bubblewrap: its process on the host, and below it the sandbox's own first process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from runner.sandbox.mounts import MountSource, MountStage
 
 @dataclass(frozen=True)
 class Shell:
-    """bubblewrap, as the user that commands run as can reach it; ``uid`` is ``None`` for our own.
+    """The path of bubblewrap for the user ``uid`` that commands run as; ``None`` is our own user.
 
-    With a ``guard``, the guest's program, bubblewrap ends with us from its first moment on: by itself it does so only
-    once its namespaces are made.
+    With a ``guard``, the guest's program, bubblewrap ends with this process from the first moment on; by itself it does
+    so only once its namespaces are made.
     """
 
     bwrap: str
@@ -30,13 +30,13 @@ class Shell:
     guard: str | None = None
 
 
-def open_shell(places: MountStage, uid: int | None, guard: MountSource | None = None) -> Shell:
+def open_shell(stage: MountStage, uid: int | None, guard: MountSource | None = None) -> Shell:
     folder, name = bwrap.binary()
-    return Shell(f"{places.add(open_linkless(folder)).path}/{name}", uid, guard.path if guard else None)
+    return Shell(f"{stage.add(open_linkless(folder)).path}/{name}", uid, guard.path if guard else None)
 
 
-class Enclosure:
-    """A sandbox for one program. Its starter calls ``begin``, and ``close`` in the end."""
+class BwrapProcess:
+    """A sandbox for one program. Call ``begin`` first and ``close`` last."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Enclosure:
         self._init_pidfd: int | None = None
 
     async def begin(self) -> None:
-        """Learn the sandbox's first process, which waits at the gate, put it under the limits, and let it go."""
+        """Find the sandbox's first process, which waits at the gate, apply the limits to it, and open the gate."""
         try:
             while not self._said.endswith(b"\n") and (said := await self._status.receive_some(1024)):
                 self._said += said
@@ -70,14 +70,14 @@ class Enclosure:
         finally:
             os.close(self._gate)  # end of file opens it
 
-    def report(self) -> bwrap.Report:
+    def report(self) -> bwrap.BwrapStatus:
         self._said += self._status.receive_waiting()
-        return bwrap.read_report(self._said)
+        return bwrap.read_status(self._said)
 
     def complaint(self) -> str:
-        """What bubblewrap has said, if it is that which speaks."""
+        """Return what bubblewrap has printed to its standard error."""
         self.child.stderr.look_ahead()
-        return bwrap.words_of(self.child.stderr.head)
+        return bwrap.complaint_in(self.child.stderr.head)
 
     def kill(self) -> None:
         if not self.child.ended:
@@ -88,7 +88,7 @@ class Enclosure:
                 self.child.kill()
 
     async def close(self) -> None:
-        """Wait until nothing of it lives, which must have been killed or have ended. Raises ``Escaped``."""
+        """Wait until all its processes are gone, once it was killed or has ended. Raises ``Escaped``."""
         with trio.move_on_after(KILL_GRACE) as patience:
             await self.child.wait()
             if self._init_pidfd is not None:
@@ -102,50 +102,54 @@ class Enclosure:
         await self._status.aclose()
         if patience.cancelled_caught:
             living = [self.child.pid, *(processes.descendants(self.init) if self.init is not None else ())]
-            raise Escaped(f"killed processes still live{cgroup.in_group(living[-1])}: {', '.join(map(str, living))}")
+            raise Escaped(
+                f"killed processes still live{cgroup.describe_group(living[-1])}: {', '.join(map(str, living))}"
+            )
 
 
-def enclose(
+def start_bwrap(
     shell: Shell,
-    recipe: bwrap.Recipe,
-    group: cgroup.Group,
+    options: bwrap.BwrapOptions,
+    group: cgroup.ControlGroups,
     argv: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
     cwd: str = "/",
-) -> Enclosure:
+) -> BwrapProcess:
     """Start a command in a sandbox. Raises ``ProviderFailed``."""
-    return _enclose(shell, recipe, group.join, argv, env=env, cwd=cwd)
+    return _start(shell, options, group.join, argv, env=env, cwd=cwd)
 
 
-def enclose_guest(shell: Shell, recipe: bwrap.Recipe, group: cgroup.Group, program: str) -> Enclosure:
+def start_guest_in_bwrap(
+    shell: Shell, options: bwrap.BwrapOptions, group: cgroup.ControlGroups, program: str
+) -> BwrapProcess:
     """Start a guest as the first process of a sandbox, with its channel. Raises ``ProviderFailed``."""
-    with group.open_lists() as lists:
+    with group.open_task_files() as lists:
         words = [program, *(("+", *map(str, lists)) if lists else ())]
         join = partial(group.join, itself=True)
-        return _enclose(shell, recipe, join, words, options=["--as-pid-1"], channel=True, inherited=lists)
+        return _start(shell, options, join, words, extra=["--as-pid-1"], channel=True, inherited=lists)
 
 
-def _enclose(
+def _start(
     shell: Shell,
-    recipe: bwrap.Recipe,
+    options: bwrap.BwrapOptions,
     join: Callable[[int], None],
     argv: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
     cwd: str = "/",
-    options: Sequence[str] = (),
+    extra: Sequence[str] = (),
     channel: bool = False,
     inherited: Sequence[int] = (),
-) -> Enclosure:
-    """Start bubblewrap with further ``options`` of its own and ``inherited`` descriptors.
+) -> BwrapProcess:
+    """Start bubblewrap with ``extra`` options of its own and ``inherited`` descriptors.
 
     ``channel`` is as for ``child_process.start``.
     """
     status, their_status = os.pipe()
     their_gate, gate = os.pipe()
     arguments = os.memfd_create("arguments")
-    words = recipe.arguments(env=env or {}, cwd=cwd, status=their_status, gate=their_gate)
+    words = options.arguments(env=env or {}, cwd=cwd, status=their_status, gate=their_gate)
     os.write(arguments, words)
     os.lseek(arguments, 0, os.SEEK_SET)
     lifeline, their_lifeline = socketpair() if shell.guard else (None, None)
@@ -155,10 +159,10 @@ def _enclose(
     theirs = [arguments, their_status, their_gate, *([their_lifeline.detach()] if their_lifeline else [])]
     try:
         child = child_process.start(
-            [*guard, shell.bwrap, "--args", str(arguments), *options, "--", *argv],
+            [*guard, shell.bwrap, "--args", str(arguments), *extra, "--", *argv],
             env={},
-            uid=None if guard else shell.uid,  # the guard becomes that user; Python would copy all of us for it
-            pass_fds=(*theirs, *recipe.descriptors, *inherited),
+            uid=None if guard else shell.uid,  # the guard becomes that user; Python would fork to do it
+            pass_fds=(*theirs, *options.descriptors, *inherited),
             channel=channel,
         )
     except OSError as error:
@@ -170,4 +174,4 @@ def _enclose(
     finally:
         for fd in theirs:
             os.close(fd)
-    return Enclosure(child, child_process.PipeReader(status), gate, join, lifeline)
+    return BwrapProcess(child, child_process.PipeReader(status), gate, join, lifeline)

@@ -1,8 +1,8 @@
 """Resource limits by control groups, version 1 and 2, where this host lets us make a directory for them.
 
-``find`` says where; ``open_group`` makes the directories of one opening, and removes them with all that runs
-in them. Version 1 has a hierarchy a controller; version 2 has one for all, in which a group that
-holds processes cannot hand controllers on, so we first step aside into a group of our own.
+``find_hierarchies`` says where; ``open_groups`` makes the directories for one sandbox, and removes them with all that
+runs in them. Version 1 has a hierarchy for each controller; version 2 has one for all, in which a group that holds
+processes cannot delegate controllers, so the runner first moves to a group of its own.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from runner.ports.provider import KILL_GRACE
 
 CONTROLLERS = {Feature.MEMORY: "memory", Feature.CPU: "cpu", Feature.PIDS: "pids"}
 _PERIOD = 100_000  # microseconds
-_ASIDE = "runner-itself"
+_OWN_GROUP = "runner-itself"
 
 
 @dataclass(frozen=True)
 class Hierarchies:
-    """Where groups can be made: the parent directory of each version 1 controller, and version 2's if it has any."""
+    """Parent directories for new groups: one for each version 1 controller, and that of version 2 if it has any."""
 
     v1: Mapping[str, Path]
     v2: Path | None = None
@@ -46,12 +46,12 @@ class Hierarchies:
 
 
 def locate(mountinfo: str, membership: str) -> tuple[dict[str, Path], Path | None]:
-    """Our own group in each version 1 hierarchy by controller, and in version 2, of the kernel's two texts."""
+    """Return the group of a process in each version 1 hierarchy, by controller, and in version 2."""
     v1: dict[str, Path] = {}
     v2 = None
     own = [line.split(":", 2) for line in membership.splitlines()]
     for line in mountinfo.splitlines():
-        if " - cgroup" not in line:  # of hundreds
+        if " - cgroup" not in line:  # there may be hundreds
             continue
         mount, _, kind = line.partition(" - ")
         words, (filesystem, _, options) = mount.split(" "), kind.split(" ")[:3]
@@ -60,7 +60,7 @@ def locate(mountinfo: str, membership: str) -> tuple[dict[str, Path], Path | Non
         for number, controllers, group in own:
             shared = here & set(controllers.split(","))
             if not shared and (filesystem, number) != ("cgroup2", "0"):
-                continue  # before any path is made, of which there would be hundreds
+                continue  # before any path is made: there may be hundreds
             inside = Path(group).relative_to(root) if Path(group).is_relative_to(root) else Path()
             if shared:
                 v1.update(dict.fromkeys(shared, point / inside))
@@ -70,15 +70,15 @@ def locate(mountinfo: str, membership: str) -> tuple[dict[str, Path], Path | Non
 
 
 def _mountinfo() -> str:
-    """With names as they are: a mount point need not be text."""
+    """Read the mounts with names as bytes: a mount point need not be text."""
     return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
 
 
-def find() -> Hierarchies:
-    """The hierarchies as they are now; only those that we may write to."""
+def find_hierarchies() -> Hierarchies:
+    """Find the hierarchies that this process may write to."""
     v1, v2 = locate(_mountinfo(), Path("/proc/self/cgroup").read_text())
     writable = {controller: path for controller, path in v1.items() if os.access(path, os.W_OK)}
-    if v2 is not None and v2.name == _ASIDE:
+    if v2 is not None and v2.name == _OWN_GROUP:
         v2 = v2.parent
     if v2 is None or not os.access(v2 / "cgroup.procs", os.W_OK):
         return Hierarchies(writable)
@@ -86,8 +86,8 @@ def find() -> Hierarchies:
     return Hierarchies(writable, v2, offered)
 
 
-class Group:
-    """The control groups of one opening. Without limits it has none, and everything here does nothing."""
+class ControlGroups:
+    """The control groups of one sandbox. Without limits there are none, and every method does nothing."""
 
     def __init__(self, directories: Mapping[str, Path]) -> None:
         self._directories = directories
@@ -95,34 +95,34 @@ class Group:
         self.needed = bool(directories)
 
     @property
-    def words(self) -> dict[str, str]:
-        """Its directories by controller."""
+    def paths(self) -> dict[str, str]:
+        """The directories by controller."""
         return {controller: str(directory) for controller, directory in self._directories.items()}
 
     def join(self, pid: int, *, itself: bool = False) -> None:
-        """Move a process in; its descendants are born there. One that moves ``itself`` only where it cannot."""
+        """Move a process in; its descendants start there. With ``itself`` only where the process cannot do it."""
         for directory in set(self._directories.values()):
             if not itself or _is_v2(directory):
                 (directory / "cgroup.procs").write_text(str(pid))
 
     @contextmanager
-    def open_lists(self) -> Iterator[list[int]]:
-        """Descriptors of the lists of tasks in which a process writes "0" to move itself, where it can."""
+    def open_task_files(self) -> Iterator[list[int]]:
+        """Open the files in which a process writes "0" to move itself, where it can."""
         with ExitStack() as stack:
             lists = [directory / "tasks" for directory in set(self._directories.values()) if not _is_v2(directory)]
             yield [stack.enter_context(path.open("wb", buffering=0)).fileno() for path in lists]
 
     def oom_kills(self) -> int:
-        """How often the kernel has killed here for want of memory; as last seen, once the group is gone."""
+        """Return how many processes the kernel killed here for lack of memory; the last count once a group is gone."""
         if directory := self._directories.get("memory"):
             counts = directory / ("memory.events" if _is_v2(directory) else "memory.oom_control")
-            with suppress(OSError):  # removed, or on its way
+            with suppress(OSError):  # removed, or being removed
                 words = map(str.split, counts.read_text().splitlines())
                 self._oom_kills = next((int(n) for word, n in words if word == "oom_kill"), 0)
         return self._oom_kills
 
     def limits(self) -> Limits:
-        """The ceilings as the kernel has them."""
+        """Read the limits from the kernel."""
         read = {c: _read_limit(c, directory) for c, directory in self._directories.items()}
         memory, pids = read.get("memory"), read.get("pids")
         return Limits(
@@ -132,14 +132,14 @@ class Group:
         )
 
     def kill(self) -> None:
-        """Kill everything that is inside now."""
+        """Kill every process in the groups."""
         pids = {int(pid) for d in self._directories.values() for pid in (d / "cgroup.procs").read_text().split()}
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     async def remove(self) -> None:
-        """Kill and remove. Raises ``CleanUpIncomplete`` when something inside does not die."""
+        """Kill every process and remove the groups. Raises ``CleanUpIncomplete`` when a process does not die."""
         with trio.move_on_after(KILL_GRACE):
             while self._directories:
                 try:
@@ -149,71 +149,71 @@ class Group:
                     self._directories = {}
                 except FileNotFoundError:
                     self._directories = {c: d for c, d in self._directories.items() if d.exists()}
-                except OSError:  # busy: what was killed is not gone yet
+                except OSError:  # busy: killed processes are not gone yet
                     await trio.sleep(0.01)
         if self._directories:
             raise CleanUpIncomplete(f"control groups remain: {', '.join(map(str, self._directories.values()))}")
 
 
-def missing() -> dict[Feature, str]:
-    """The limits that cannot be set on this host, with the reason."""
-    hierarchies = find()
+def missing_limits() -> dict[Feature, str]:
+    """Return the limits that cannot be set on this host, with the reason."""
+    hierarchies = find_hierarchies()
     return {f: f"no writable cgroup for {c}" for f, c in CONTROLLERS.items() if not hierarchies.has(c)}
 
 
-def check(limits: Limits, provider: str) -> None:
-    """Refuse limits that could not be kept. Raises ``ProviderFailed``."""
+def require_limits(limits: Limits, provider: str) -> None:
+    """Raise ``ProviderFailed`` for limits that cannot be set here."""
     wanted = {c for c, value in _wanted(limits).items() if value is not None}
-    lacking = [reason for f, reason in missing().items() if CONTROLLERS[f] in wanted]
+    lacking = [reason for f, reason in missing_limits().items() if CONTROLLERS[f] in wanted]
     if lacking:
-        raise ProviderFailed(f"`{provider}` cannot keep the limits: {'; '.join(lacking)}")
+        raise ProviderFailed(f"`{provider}` cannot set limits: {'; '.join(lacking)}")
 
 
-def find_group(workspace: str) -> Group:
-    """The control groups that an opening of a workspace left behind, if its runner was killed."""
-    hierarchies = find()
+def find_groups(workspace: str) -> ControlGroups:
+    """Find the control groups that a killed runner left behind for a workspace, where new ones would be made."""
+    hierarchies = find_hierarchies()
     parents = {**dict.fromkeys(sorted(hierarchies.v2_controllers), hierarchies.v2), **hierarchies.v1}
     named = {c: parent / f"runner-{workspace}" for c, parent in parents.items() if parent is not None}
-    return Group({c: directory for c, directory in named.items() if directory.is_dir()})
+    return ControlGroups({c: directory for c, directory in named.items() if directory.is_dir()})
 
 
-def group_of(pid: int, limits: Limits) -> Group:
-    """The control groups of another's making that keep a process within ``limits``. Raises ``OSError``."""
+def groups_of(pid: int, limits: Limits) -> ControlGroups:
+    """Find the control groups, made by another program, that limit a process. Raises ``OSError``."""
     v1, v2 = locate(_mountinfo(), Path(f"/proc/{pid}/cgroup").read_text())
     wanted = [controller for controller, value in _wanted(limits).items() if value is not None]
     found = {controller: v1.get(controller, v2) for controller in wanted}
-    return Group({controller: directory for controller, directory in found.items() if directory is not None})
+    return ControlGroups({controller: directory for controller, directory in found.items() if directory is not None})
 
 
-def find_left(workspace: str) -> Group:
-    """Those groups wherever on this host they are: whoever cleans up may itself be in another group."""
+def find_stale_groups(workspace: str) -> ControlGroups:
+    """Find them anywhere on this host: the process that cleans up may be in another group."""
     name = f"runner-{workspace}"
     mounts = (line.split(" ") for line in _mountinfo().splitlines())
     points = [words[4] for words in mounts if words[words.index("-") + 1] in ("cgroup", "cgroup2")]
     found = [Path(top, name) for point in points for top, inner, _ in os.walk(point) if name in inner]
-    return Group({str(directory): directory for directory in found})
+    return ControlGroups({str(directory): directory for directory in found})
 
 
 @asynccontextmanager
-async def open_group(workspace: str, limits: Limits) -> AsyncIterator[Group]:
-    """The control groups for ``limits``, gone with the block. Raises ``ProviderFailed`` where they cannot be had."""
+async def open_groups(workspace: str, limits: Limits) -> AsyncIterator[ControlGroups]:
+    """Make control groups for ``limits``, gone with the block. Raises ``ProviderFailed``."""
     knobs = {c: value for c, value in _wanted(limits).items() if value is not None}
     if not knobs:
-        yield Group({})
+        yield ControlGroups({})
         return
-    await find_group(workspace).remove()
-    hierarchies = find()
+    await find_groups(workspace).remove()
+    hierarchies = find_hierarchies()
     directories = hierarchies.directories(f"runner-{workspace}", set(knobs))
-    group = Group(directories)
+    group = ControlGroups(directories)
     try:
         if set(knobs) - set(hierarchies.v1) and hierarchies.v2 is not None:
-            _hand_on(hierarchies.v2, set(knobs) - set(hierarchies.v1))
+            _delegate(hierarchies.v2, set(knobs) - set(hierarchies.v1))
         for controller, directory in directories.items():
             directory.mkdir(exist_ok=True)
             for name, value in _settings(controller, knobs[controller], v2=_is_v2(directory)).items():
                 (directory / name).write_text(value)
     except OSError as error:
-        await find_group(workspace).remove()
+        await find_groups(workspace).remove()
         raise ProviderFailed(f"the limits of workspace `{workspace}` cannot be set: {error}") from error
     try:
         yield group
@@ -259,21 +259,21 @@ def _is_v2(directory: Path) -> bool:
     return (directory.parent / "cgroup.controllers").exists()
 
 
-def _hand_on(parent: Path, controllers: set[str]) -> None:
-    """Let the children of our own version 2 group have these controllers."""
+def _delegate(parent: Path, controllers: set[str]) -> None:
+    """Delegate controllers to the children of this process's version 2 group."""
     control = parent / "cgroup.subtree_control"
     if controllers <= set(control.read_text().split()):
         return
-    if (parent / "cgroup.type").exists():  # not the topmost, which may hold processes beside its children
-        aside = parent / _ASIDE
+    if (parent / "cgroup.type").exists():  # not the root group, which may hold processes beside its children
+        aside = parent / _OWN_GROUP
         aside.mkdir(exist_ok=True)
         for pid in (parent / "cgroup.procs").read_text().split():
             (aside / "cgroup.procs").write_text(pid)
     control.write_text(" ".join(f"+{controller}" for controller in sorted(controllers)))
 
 
-def in_group(pid: int) -> str:
-    """Where a process is, for people: as in `` in cgroup `/runner-w` ``; empty if that is our own, or it has ended."""
+def describe_group(pid: int) -> str:
+    """Say where a process is, as in `` in cgroup `/runner-w` ``; empty for our own group or an ended process."""
     try:
         groups = _groups(str(pid)) - _groups("self")
     except (FileNotFoundError, ProcessLookupError):

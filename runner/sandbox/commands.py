@@ -1,4 +1,4 @@
-"""The commands that run in an open workspace without a guest: each ends with its block, all end with the workspace."""
+"""Running commands of a workspace without a guest: each ends with its block, all end with the workspace."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Stoppable(Protocol):
     def kill(self) -> None: ...
 
 
-class Running:
-    """``grace`` is how long a command has between TERM and KILL, in seconds."""
+class RunningCommands:
+    """``grace`` is the time between TERM and KILL, in seconds."""
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._commands: dict[Stoppable, trio.Event] = {}
 
     @asynccontextmanager
-    async def own(self, command: Stoppable) -> AsyncIterator[None]:
-        """Have the command for the length of the block. Ending it is shielded, and raises what ``end`` raises."""
+    async def track(self, command: Stoppable) -> AsyncIterator[None]:
+        """End the command with the block. Ending is shielded, and raises what ``end`` raises."""
         over = self._commands[command] = trio.Event()
         try:
             yield
@@ -38,7 +38,7 @@ class Running:
                     over.set()
 
     async def kill(self) -> None:
-        """End the grace of commands that are being stopped, and wait until they are."""
+        """End the grace of commands that are being stopped, and wait for them."""
         for command in self._commands:
             command.kill()
         with trio.move_on_after(KILL_GRACE):

@@ -1,4 +1,4 @@
-"""What a container is made with: the daemon's own words for one opening. Pure."""
+"""The body of the call that creates a container. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PERIOD = 100_000  # microseconds
 
 
 @dataclass
-class Recipe:
-    """The mounts of one opening, in the order in which they are added; later ones cover earlier ones.
+class ContainerMounts:
+    """The mounts of one container, in the order in which they are added; later ones cover earlier ones.
 
-    Those that ``follow`` their place show what is mounted below it later.
+    Targets in ``following`` receive mounts that are made below their source later.
     """
 
     shown: dict[str, tuple[MountSource, bool]] = field(default_factory=dict)
-    follow: set[str] = field(default_factory=set)
+    following: set[str] = field(default_factory=set)
 
     def show(self, place: MountSource, target: str, *, writable: bool = False) -> None:
         self.shown[target.rstrip("/")] = (place, writable)
@@ -35,9 +35,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Container:
-    """``image`` is an id. Of what that asks for nothing is heeded.
+    """``image`` is an id; its own entry point, user and environment are ignored.
 
-    With ``capabilities`` the guest is root, to run its commands as ``uid``; else it is that user, and has none.
+    With ``capabilities`` the guest is root, and runs its commands as ``uid``; else it is that user, without any.
     """
 
     image: str
@@ -48,8 +48,8 @@ class Container:
     runtime: str
     capabilities: Sequence[str] = ()
 
-    def config(self, recipe: Recipe) -> dict[str, Any]:
-        """The body of the call that creates it, but for the guest's channel."""
+    def config(self, mounts: ContainerMounts) -> dict[str, Any]:
+        """Return the body of the call, but for the guest's channel."""
         user = 0 if self.capabilities else self.uid
         return {
             "Image": self.image,
@@ -62,29 +62,29 @@ class Container:
             "Labels": dict(self.labels),
             "NetworkDisabled": True,
             "HostConfig": {
-                **_walls(),
-                **_ceilings(self.limits),
+                **_isolation(),
+                **_limits(self.limits),
                 "CapAdd": list(self.capabilities) or None,
-                "Mounts": _mounts(recipe),
+                "Mounts": _mounts(mounts),
                 "Runtime": self.runtime,
             },
         }
 
 
-def _mounts(recipe: Recipe) -> list[dict[str, Any]]:
+def _mounts(mounts: ContainerMounts) -> list[dict[str, Any]]:
     return [
         {
             "Type": "bind",
             "Source": place.path,
             "Target": target,
             "ReadOnly": not writable,
-            "BindOptions": {"Propagation": "rslave" if target in recipe.follow else "rprivate"},
+            "BindOptions": {"Propagation": "rslave" if target in mounts.following else "rprivate"},
         }
-        for target, (place, writable) in recipe.shown.items()
+        for target, (place, writable) in mounts.shown.items()
     ]
 
 
-def _walls() -> dict[str, Any]:
+def _isolation() -> dict[str, Any]:
     return {
         "CapDrop": ["ALL"],
         "CgroupnsMode": "private",
@@ -98,8 +98,8 @@ def _walls() -> dict[str, Any]:
     }
 
 
-def _ceilings(limits: Limits) -> dict[str, Any]:
-    """Of memory the offender dies, not the container: docker's default, which leaves what else runs alone."""
+def _limits(limits: Limits) -> dict[str, Any]:
+    """The limits. Out of memory kills one process, not the container: docker's default, which spares the others."""
     found: dict[str, Any] = {"ShmSize": _SHM_BYTES}
     if limits.memory_bytes is not None:
         found |= {"Memory": limits.memory_bytes, "MemorySwap": limits.memory_bytes}

@@ -1,4 +1,4 @@
-"""A container's first process as this host sees it: what keeps it within its limits, and its end without the daemon."""
+"""A container's first process as this host sees it: its control groups, and killing it without the daemon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.ports.provider import KILL_GRACE
 from runner.sandbox import cgroup
 
 
-class First:
+class InitProcess:
     """``what`` names the workspace in messages."""
 
     def __init__(self, pid: int, pidfd: int, what: str) -> None:
@@ -24,19 +24,18 @@ class First:
         self._pidfd = pidfd
         self._what = what
 
-    def group(self, limits: Limits) -> cgroup.Group:
-        """What the daemon keeps its container within. Raises ``ProviderFailed``."""
+    def group(self, limits: Limits) -> cgroup.ControlGroups:
+        """Return the control groups that the daemon has put it in. Raises ``ProviderFailed``."""
         try:
-            return cgroup.group_of(self.pid, limits)
+            return cgroup.groups_of(self.pid, limits)
         except OSError as error:
             raise ProviderFailed(f"the limits of {self._what} cannot be read: {error}") from error
 
     async def wait_ended(self) -> None:
-        """Wait until it has."""
         await trio.lowlevel.wait_readable(self._pidfd)
 
     def kill(self) -> None:
-        """All that runs in its container ends with it."""
+        """Kill it, and with it everything in its container."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -50,22 +49,22 @@ class First:
 
 
 @contextmanager
-def open_first(pid: int, container: str, what: str) -> Iterator[First]:
-    """The process with this pid, if it is the container's. Raises ``ProviderFailed`` when that has ended already."""
+def open_init_process(pid: int, container: str, what: str) -> Iterator[InitProcess]:
+    """Open the process with this pid. Raises ``ProviderFailed`` unless it is the container's, or if it has ended."""
     try:
         pidfd = os.pidfd_open(pid)
     except (OSError, ValueError) as error:  # an ended container has the pid 0
-        raise ProviderFailed(f"the guest of {what} has ended at once") from error
+        raise ProviderFailed(f"the guest of {what} ended at once") from error
     try:
         if container not in membership(pid):  # the pid is another's by now
-            raise ProviderFailed(f"the guest of {what} has ended at once")
-        yield First(pid, pidfd, what)
+            raise ProviderFailed(f"the guest of {what} ended at once")
+        yield InitProcess(pid, pidfd, what)
     finally:
         os.close(pidfd)
 
 
 def membership(pid: int) -> str:
-    """The control groups of a process in the kernel's text, which name its container; empty for one that has ended."""
+    """Return the kernel's text of a process's control groups, which name its container; empty once it has ended."""
     try:
         return Path(f"/proc/{pid}/cgroup").read_text()
     except OSError:

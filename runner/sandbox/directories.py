@@ -1,10 +1,9 @@
 """A workspace as directories of this host: the tree, the private directories, and the record that names its owner.
 
-The record is written first and removed last, so whatever was half made is found again. Where we are
-root, tree and private directories belong to a uid that only this workspace has, below directories
-that nobody else can enter. With a limit on their disk they lie in a volume of their own, and a link is in the tree's
-place. Workspaces that see their project whole have one uid together: they may add to the
-project's directory, but the names in its ``workspaces`` stay ours, since we go by them.
+The record is written first and removed last, so that half-made workspaces are found again. Where the runner is root,
+tree and private directories belong to a uid that only this workspace has, below directories that nobody else can enter.
+With a disk limit they lie in a volume of their own, and a link is in the tree's place. Workspaces that share their
+project share one uid: they may add to the project's directory, but only the runner changes its ``workspaces``.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from runner.safefs import trees
 from runner.safefs.safe_open import open_linkless
 from runner.sandbox.docker_mounts import traces_of
 from runner.sandbox.idmapped_mounts import why_no_idmap
-from runner.sandbox.volumes import Volume, Volumes, prepare, why_none
+from runner.sandbox.volumes import Volume, Volumes, make_template, why_no_volumes
 
 PRIVATE = ("home", "tmp", "output", "runner")
 WORKSPACES = "workspaces"  # of a project's directory
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class Directories:
+class WorkspaceDirectories:
     """The workspaces of one provider below one ``RUNNER_HOME``. Blocking; call it in a worker thread.
 
-    ``own_users``: a workspace belongs to a user of its own, and not to us. By default where that is possible.
-    ``lends``: an opening shows the directory of another user as the workspace's own, see ``_lent``.
+    ``own_users``: a workspace belongs to a user of its own, not to the runner's; by default where that is possible.
+    ``idmaps``: the provider can show the directory of another user as the workspace's own, see ``idmapped_mounts``.
     """
 
-    def __init__(self, home: Path, provider: str, *, own_users: bool | None = None, lends: bool = False) -> None:
+    def __init__(self, home: Path, provider: str, *, own_users: bool | None = None, idmaps: bool = False) -> None:
         self.home = Path(os.path.realpath(home))  # ``resolve`` raises for links in a circle
         self.own_users = trees.can_chown() if own_users is None else own_users
-        self._lends = lends
+        self._idmaps = idmaps
         self._provider = provider
         self._records = self.home / "sandboxes"
         self._volumes = Volumes(self.home)
@@ -58,9 +57,9 @@ class Directories:
         adopted: tuple[Path, int] | None = None,
         slot: str | None = None,
     ) -> Handle:
-        """The places of a workspace; ``adopted`` is a tree that was there before, and whose it is.
+        """Compute the handle of a workspace; ``adopted`` is an existing tree and the user that commands run as.
 
-        One that was a ``slot`` of a warm pool stays where that was, with its user.
+        A workspace that was a ``slot`` of a warm pool keeps the slot's directories and user.
         """
         if slot is not None:
             return replace(self.handle(slot, limits), id=id, project=project)
@@ -69,18 +68,28 @@ class Directories:
         own = private / "tree" if limits.disk_bytes is not None else directory / WORKSPACES / id
         tree, uid = adopted or (own, self._uid(f"{self.home}/projects/{project}" if shared else id))
         whole = directory if shared else None
-        return Handle(self._provider, id, tree, private, uid, limits, project, whole, adopted is not None)
+        return Handle(
+            provider=self._provider,
+            id=id,
+            tree=tree,
+            private=private,
+            uid=uid,
+            limits=limits,
+            project=project,
+            project_tree=whole,
+            adopted=adopted is not None,
+        )
 
-    def why_unbounded(self) -> str | None:
-        """Why workspaces can have no limit on their disk here; ``None`` where they can."""
+    def why_no_disk_limit(self) -> str | None:
+        """Return why disk limits are impossible here; ``None`` where they are possible."""
         if not self.own_users:
             return f"{self._provider} limits the disk only of workspaces that root makes"
-        return why_none()
+        return why_no_volumes()
 
     def volume(self, handle: Handle) -> Volume | None:
-        """What all that the workspace's commands write is in, if there is a limit on it.
+        """Find the volume that holds everything the workspace's commands write, if its disk is limited.
 
-        A file system's own tables make it a little larger or smaller than it should be, which is not told.
+        The size is the limit itself when the file system's tables make it differ by no more than one percent.
         """
         wanted = handle.limits.disk_bytes
         found = self._volumes.find(handle.private) if wanted is not None else None
@@ -89,18 +98,18 @@ class Directories:
         return replace(found, bytes=wanted)
 
     async def prepare(self, request: WorkspaceRequest) -> None:
-        """What ``create`` needs to be there. Raises ``ProviderFailed``, also for a limit that cannot be kept."""
+        """Prepare for ``create``. Raises ``ProviderFailed``, also for a disk limit that cannot be enforced."""
         if request.limits.disk_bytes is None:
             return
-        why = self.why_unbounded()
+        why = self.why_no_disk_limit()
         if request.tree is not None or request.shared:
             why = "others write to the same disk"
         if why is not None:
             raise ProviderFailed(f"`{self._provider}` cannot limit the disk of workspace `{request.id}`: {why}")
-        await prepare(request.limits.disk_bytes)
+        await make_template(request.limits.disk_bytes)
 
     def has_own_user(self, handle: Handle) -> bool:
-        """Whether nothing else runs as the handle's user."""
+        """Whether only this workspace's processes run as the handle's user."""
         return self.own_users and handle.project_tree is None and not handle.adopted
 
     def create(self, request: WorkspaceRequest, fill: Callable[[Path], None] = lambda private: None) -> Handle:
@@ -112,7 +121,7 @@ class Directories:
             if not _ID.fullmatch(word):
                 raise ProviderFailed(f"`{word}` is not {what}")
         if request.tree is not None and request.shared:
-            raise ProviderFailed(f"`{request.tree}` is not in its project's directory, so it cannot share that")
+            raise ProviderFailed(f"`{request.tree}` is outside its project's directory, which it cannot share")
         adopted = (request.tree, self._owner(request.tree, request.id)) if request.tree is not None else None
         handle = self.handle(
             request.id, request.limits, project=request.project, shared=request.shared, adopted=adopted
@@ -142,21 +151,21 @@ class Directories:
             self._volumes.make(handle.private, handle.limits.disk_bytes)
             trees.chown(handle.private, handle.uid)
         if not handle.adopted:
-            self._make_project(self._name(handle).parent, handle)
+            self._make_project(self._public_path(handle).parent, handle)
             places.append(handle.tree)
         for directory in places:
             directory.mkdir(mode=0o700)
             trees.chown(directory, handle.uid)
         if handle.limits.disk_bytes is not None:
-            self._name(handle).symlink_to(handle.tree)
+            self._public_path(handle).symlink_to(handle.tree)
 
-    def _name(self, handle: Handle) -> Path:
-        """Where a tree is that is in no volume, and where people look for it."""
+    def _public_path(self, handle: Handle) -> Path:
+        """Return where people look for a tree: its place, or that of a link into its volume."""
         project = DEFAULT_PROJECT if handle.slot else handle.project
         return self.home / "projects" / project / WORKSPACES / handle.private.name
 
     def mount(self, handle: Handle) -> None:
-        """Let the files of a workspace be where the handle says. Raises ``WorkspaceLost``, ``ProviderFailed``."""
+        """Mount the workspace's volume, if it has one. Raises ``WorkspaceLost``, ``ProviderFailed``."""
         if handle.limits.disk_bytes is None:
             return
         try:
@@ -167,7 +176,7 @@ class Directories:
             raise ProviderFailed(f"the disk of workspace `{handle.id}` cannot be mounted: {error}") from error
 
     def _make_project(self, workspaces: Path, handle: Handle) -> None:
-        """Its directory, as its workspaces see it: in a shared one they make what they like beside ``workspaces``."""
+        """Make the project's directory; shared workspaces may write into it, but not into ``workspaces``."""
         workspaces.mkdir(mode=0o711, parents=True, exist_ok=True)
         if self.own_users:
             shared = handle.project_tree is not None
@@ -176,8 +185,10 @@ class Directories:
                 directory.chmod(mode if shared else 0o711)
 
     def _owner(self, tree: Path, id: str) -> int:
-        """Whom commands run as in a directory that is to be adopted: its user, or if that is root another, to whom it
-        is lent. Raises ``ProviderFailed`` for one that cannot be adopted."""
+        """Choose the user that commands run as in an adopted directory: its owner, or another if that is root.
+
+        Raises ``ProviderFailed`` for a directory that cannot be adopted.
+        """
         if not tree.is_absolute() or self.home.is_relative_to(tree) or tree.is_relative_to(self.home):
             raise ProviderFailed(f"`{tree}` cannot become a workspace", hint="name a directory outside RUNNER_HOME")
         try:
@@ -188,7 +199,7 @@ class Directories:
             os.listdir(f"/proc/self/fd/{fd}")
             uid = os.fstat(fd).st_uid
             if self.own_users and uid == 0:
-                return self._lent(tree, fd, self._uid(id))
+                return self._check_idmap(tree, fd, self._uid(id))
         except OSError as error:
             raise ProviderFailed(f"`{tree}` cannot become a workspace: {error.strerror}") from error
         finally:
@@ -197,35 +208,35 @@ class Directories:
             raise ProviderFailed(f"`{tree}` belongs to user {uid}, and commands run as {os.getuid()}")
         return uid
 
-    def _lent(self, tree: Path, directory: int, uid: int) -> int:
-        """Commands can leave programs of root there with the set-id bit, so no other user may get at them."""
-        why = why_no_idmap(directory, uid) if self._lends else f"{self._provider} cannot map owners"
-        hint = "take a directory of an ordinary user"
+    def _check_idmap(self, tree: Path, directory: int, uid: int) -> int:
+        """Refuse a directory of root that others can enter, where commands could leave set-uid programs of root."""
+        why = why_no_idmap(directory, uid) if self._idmaps else f"{self._provider} cannot map owners"
+        hint = "use a directory of an ordinary user"
         if why is None and not any(parent.stat().st_mode & 0o011 == 0 for parent in tree.parents):
             why = f"other users can enter `{tree.parent}`, and would find programs there that run as root"
             hint += ", or one below a directory that only root can enter"
         if why is not None:
-            text = f"`{tree}` belongs to root, as whom no command runs, and cannot be lent to another user: {why}"
+            text = f"`{tree}` belongs to root, which runs no command, and cannot be mapped to another user: {why}"
             raise ProviderFailed(text, hint=hint)
         return uid
 
     def _check_neighbours(self, handle: Handle) -> None:
-        """Refuse a workspace that another one would be within reach of, against what was promised to that.
+        """Refuse a workspace whose commands could reach one that is promised to be isolated, or the reverse.
 
-        Asked when the record is there: of two that come at once, both see the other.
+        Called once the record is written, so that of two requests at the same time both see the other.
         """
         for id, record in self._all().items():
             if id in (handle.id, handle.slot):
                 continue
             other = self._recorded(id, record)
             if handle.adopted and other.adopted and _overlap(handle.tree, other.tree):
-                raise ProviderFailed(f"`{other.tree}` is the workspace `{other.id}` already")
+                raise ProviderFailed(f"`{other.tree}` is already workspace `{other.id}`")
             apart = (other.project_tree is None) != (handle.project_tree is None)
             if other.project == handle.project and apart and not (handle.adopted or other.adopted):
                 how = "sees itself alone" if other.project_tree is None else "sees the whole project"
                 raise ProviderFailed(
                     f"workspace `{other.id}` of project `{handle.project}` {how}, and this one would not",
-                    hint="a project is isolated or not: first let that workspace end",
+                    hint="destroy that workspace first: all workspaces of a project are isolated, or none",
                 )
 
     def _recorded(self, id: str, record: dict[str, Any]) -> Handle:
@@ -240,26 +251,26 @@ class Directories:
         )
 
     def _all(self) -> dict[str, dict[str, Any]]:
-        """The records of all workspaces by their ids, without those of slots that have become others."""
+        """Read the records of all workspaces by id, without those of slots that became other workspaces."""
         records = {path.stem: _read(path) for path in sorted(self._records.glob("*.json"))}
         assigned = {record.get("slot") for record in records.values()}
         return {id: record for id, record in records.items() if record and id not in assigned}
 
-    def owned(self, nonce: str) -> list[Handle]:
+    def list_owned(self, nonce: str) -> list[Handle]:
         found = [
             self._recorded(id, record)
             for id, record in self._all().items()
             if record.get("provider") == self._provider and record.get("nonce") == nonce
         ]
         for handle in found:
-            with suppress(PlatformError):  # half made, or damaged: whoever opens it is told
+            with suppress(PlatformError):  # half made or damaged: opening it raises
                 self.mount(handle)
         return found
 
     def assign(self, slot: Handle, request: WorkspaceRequest) -> Handle:
-        """Let a slot be the workspace that is asked for. Raises ``ProviderFailed``, and then nothing has changed.
+        """Turn a slot into the requested workspace. Raises ``ProviderFailed``, having changed nothing.
 
-        The slot's own record stays: somebody waits, and until the new one is on the disk it says whose the places are.
+        The new record is not synced to the disk, since the caller waits; until it is, the slot's record remains valid.
         """
         self.check(slot)
         handle = self.handle(request.id, slot.limits, project=request.project, slot=slot.id)
@@ -287,7 +298,7 @@ class Directories:
         if not record:
             left = [str(path) for path in places if path.exists()]
             if left:
-                raise CleanUpIncomplete(f"nothing says whose {left} are", hint="remove them by hand")
+                raise CleanUpIncomplete(f"no record says who owns {left}", hint="remove them by hand")
             return
         if record.get("provider") != self._provider:
             raise ProviderFailed(f"workspace `{handle.id}` belongs to another provider")
@@ -297,7 +308,7 @@ class Directories:
             else:
                 left = []
                 self._volumes.remove(handle.private)
-                self._name(handle).unlink(missing_ok=True)
+                self._public_path(handle).unlink(missing_ok=True)
         except OSError as error:
             left = [str(error)]
         if left:
@@ -307,16 +318,16 @@ class Directories:
                 self._record(id).unlink(missing_ok=True)
 
     def owner(self, handle: Handle) -> tuple[str, str] | None:
-        """The run and the store that a workspace was made for; ``None`` when there is none any more."""
+        """Return the run and the store's nonce that a workspace was made for; ``None`` when it is gone."""
         record = self._found(handle)
         return (record["run"], record["nonce"]) if record else None
 
     def _found(self, handle: Handle) -> dict[str, Any]:
-        """The record of a workspace, or that of the slot which it was if a loss of power took its own."""
+        """Read the record of a workspace, or of the slot that it was if its own was lost in a power cut."""
         return _read(self._record(handle.id)) or (_read(self._record(handle.slot)) if handle.slot else {})
 
     def check(self, handle: Handle) -> None:
-        """Refuse a handle that does not name the places that its id stands for, as recorded while it exists."""
+        """Raise ``ProviderFailed`` for a handle that differs from the workspace's record."""
         if not _ID.fullmatch(handle.id) or handle != replace(self._known(handle), limits=handle.limits):
             raise ProviderFailed(f"`{handle.id}` at `{handle.tree}` is not a workspace of `{self._provider}` here")
 
@@ -366,8 +377,8 @@ class Directories:
 
 
 @dataclass(frozen=True)
-class Remains:
-    """Where there is something of a workspace; ``run`` is whose it is, if one's, and ``nonce`` that of its store."""
+class WorkspaceTraces:
+    """Paths and mounts of a workspace; ``run`` is the one that it was made for, ``nonce`` that of its store."""
 
     workspace: str
     run: str
@@ -375,22 +386,22 @@ class Remains:
     places: tuple[str, ...]
 
 
-def find_remains(home: Path) -> list[Remains]:
-    """Of every workspace of a ``RUNNER_HOME``, whichever store it was made for; nothing is mounted for it."""
+def find_workspace_traces(home: Path) -> list[WorkspaceTraces]:
+    """Find the traces of every workspace of a ``RUNNER_HOME``, of any store; mounts nothing."""
     found = []
-    for id, record in Directories(home, "")._all().items():
-        directories = Directories(home, record.get("provider", ""))
+    for id, record in WorkspaceDirectories(home, "")._all().items():
+        directories = WorkspaceDirectories(home, record.get("provider", ""))
         handle = directories._recorded(id, record)
-        tree = handle.tree if handle.adopted else directories._name(handle)
+        tree = handle.tree if handle.adopted else directories._public_path(handle)
         found_there = [str(path) for path in (tree, handle.private) if os.path.lexists(path)]
         volume = [] if handle.limits.disk_bytes is None else directories._volumes.traces(handle.private)
         places = (*found_there, *volume, *traces_of(handle.private.name))
-        found.append(Remains(id, record.get("run", ""), record.get("nonce", ""), places))
+        found.append(WorkspaceTraces(id, record.get("run", ""), record.get("nonce", ""), places))
     return found
 
 
 def _tops(handle: Handle) -> tuple[Path, ...]:
-    """The directories that hold all of a workspace which is the runner's."""
+    """Return the directories that hold everything of a workspace that is the runner's to remove."""
     within = handle.adopted or handle.tree.is_relative_to(handle.private)
     return (handle.private,) if within else (handle.tree, handle.private)
 
@@ -400,7 +411,7 @@ def _overlap(one: Path, other: Path) -> bool:
 
 
 def _read(record: Path) -> dict[str, Any]:
-    """A record of ours, or nothing."""
+    """Read a record; empty when it is missing or damaged."""
     try:
         found = json.loads(record.read_text())
     except (OSError, ValueError):

@@ -236,7 +236,7 @@ _FILTERED = ("bpf", "foreign-calls", "io-uring", "kernel-log", "keyctl", "perf",
 _EVERYWHERE = ("descriptors", "environment", *_FILTERED)
 
 # Where the host's own settings refuse it, such a gap is not seen.
-GAPS: Mapping[str, Mapping[str, str]] = {
+KNOWN_GAPS: Mapping[str, Mapping[str, str]] = {
     "process": {escape.name: _NOTHING for escape in ESCAPES if escape.name not in _EVERYWHERE},
     "gvisor": {
         **dict.fromkeys(("user-namespace", "namespaces", "mount", "memory-killer"), _OTHER_KERNEL),

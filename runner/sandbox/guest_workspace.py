@@ -1,4 +1,4 @@
-"""A workspace whose commands are run by a guest: what all providers that have one share."""
+"""A workspace whose commands are run by a guest, as all providers have it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from runner.ports.provider import KILL_GRACE, Connection, ExecResult, Paths, Rea
 from runner.sandbox import cgroup, child_process, readback
 from runner.sandbox.volumes import Volume
 
-NO_GUEST = "this installation was made without a compiler"
-OOM_SCORE = 1000  # whatever a command is, it is the better victim: without the guest all statuses are lost
+NO_GUEST = "the guest binary is missing (no C compiler at install time)"
+OOM_SCORE = 1000  # commands are killed before the guest, with which all statuses would be lost
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a guest cannot tell about its sandbox. ``uid`` is the host's, ``volume`` as for ``Outside``.
+class SandboxContext:
+    """Facts of a sandbox that its guest cannot know. ``uid`` is the host's, ``volume`` as for ``HostView``.
 
-    ``user`` is there when commands run as another one than the guest, and is the sandbox's. The limits ``inside`` are
-    those that the sandbox leaves to its commands: of processes by the guest, of memory when its kernel has its share.
+    ``user`` is set when commands run as another user than the guest, and is the sandbox's. ``command_limits`` are what
+    the sandbox leaves to its commands: processes limited by the guest, memory less the share of the sandbox's kernel.
     """
 
     provider: str
@@ -37,30 +37,30 @@ class Surroundings:
     paths: Paths
     tree: int
     env: Mapping[str, str]
-    group: cgroup.Group
+    group: cgroup.ControlGroups
     grace: float
     user: int | None = None
-    inside: Limits = field(default_factory=Limits)
+    command_limits: Limits = field(default_factory=Limits)
     volume: Volume | None = None
 
     def limits(self) -> Limits:
-        """What holds."""
-        found, inside = self.group.limits(), self.inside
-        if inside.memory_bytes is not None and found.memory_bytes is not None:
-            found = replace(found, memory_bytes=min(found.memory_bytes, inside.memory_bytes))
-        return found if inside.pids is None else replace(found, pids=inside.pids)
+        """Return the limits in effect for commands."""
+        found, inner = self.group.limits(), self.command_limits
+        if inner.memory_bytes is not None and found.memory_bytes is not None:
+            found = replace(found, memory_bytes=min(found.memory_bytes, inner.memory_bytes))
+        return found if inner.pids is None else replace(found, pids=inner.pids)
 
-    def request(self, argv: Sequence[str], env: Mapping[str, str], place: str) -> Request:
+    def request(self, argv: Sequence[str], env: Mapping[str, str], directory: str) -> Request:
         user = KEEP if self.user is None else self.user
-        pids = self.inside.pids
+        pids = self.command_limits.pids
         limits = {} if pids is None else {resource.RLIMIT_NPROC: (pids, pids)}
-        return Request(argv, env, place, user, user, oom_score_adj=OOM_SCORE, limits=limits)
+        return Request(argv, env, directory, user, user, oom_score_adj=OOM_SCORE, limits=limits)
 
 
 def open_workspace(
-    stream: trio.abc.Stream, around: Surroundings, *, what: str, kill_sandbox: Callable[[], None]
+    stream: trio.abc.Stream, context: SandboxContext, *, what: str, kill_sandbox: Callable[[], None]
 ) -> AbstractAsyncContextManager[GuestWorkspace]:
-    """The workspace of a guest that was started with the other end of ``stream`` as its channel."""
+    """Open the workspace of a guest that has the other end of ``stream`` as its channel."""
     streams = [stream]
 
     async def connect() -> trio.abc.Stream:
@@ -69,21 +69,21 @@ def open_workspace(
             raise WorkspaceLost(f"the guest of {what} has ended")
         return streams.pop()
 
-    return open_reached(connect, around, what=what, kill_sandbox=kill_sandbox)
+    return open_dialling_guest(connect, context, what=what, kill_sandbox=kill_sandbox)
 
 
 @asynccontextmanager
-async def open_reached(
+async def open_dialling_guest(
     connect: Callable[[], Awaitable[trio.abc.Stream]],
-    around: Surroundings,
+    context: SandboxContext,
     *,
     what: str,
     kill_sandbox: Callable[[], None],
     nonce: bytes | None = None,
 ) -> AsyncIterator[GuestWorkspace]:
-    """The workspace of a guest whose connections ``connect`` gives, as for ``open_guest``."""
+    """Open the workspace of a guest whose connections come from ``connect``, as for ``open_guest``."""
     async with open_guest(connect, what=what, kill_sandbox=kill_sandbox, nonce=nonce) as guest:
-        workspace = GuestWorkspace(guest, around)
+        workspace = GuestWorkspace(guest, context)
         try:
             yield workspace
         finally:
@@ -94,26 +94,26 @@ async def open_reached(
 class GuestWorkspace:
     """An open workspace with a guest in it."""
 
-    def __init__(self, guest: Guest, around: Surroundings) -> None:
+    def __init__(self, guest: Guest, context: SandboxContext) -> None:
         self._guest = guest
-        self._around = around
-        self._stopping: set[Counted] = set()
+        self._context = context
+        self._stopping: set[GuestProcess] = set()
         self.terminated = trio.Event()
 
     @property
     def paths(self) -> Paths:
-        return self._around.paths
+        return self._context.paths
 
     @property
     def tree(self) -> int:
-        return self._around.tree
+        return self._context.tree
 
     async def ping(self) -> None:
-        """Hear from inside. Raises ``WorkspaceLost``."""
+        """Check that the guest answers. Raises ``WorkspaceLost``."""
         await self._guest.ping()
 
     async def kill(self) -> None:
-        """End the grace of commands that are being stopped, and wait until they are."""
+        """End the grace of commands that are being stopped, and wait for them."""
         self._guest.hurry()
         with trio.move_on_after(KILL_GRACE):
             for command in tuple(self._stopping):
@@ -126,25 +126,25 @@ class GuestWorkspace:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         on_stop: Callable[[StopStage], None] | None = None,
-    ) -> AbstractAsyncContextManager[Counted]:
-        around = self._around
-        place = posixpath.join(around.paths.workspace, cwd) if cwd else around.paths.workspace
-        words = {**around.env, **(env or {}), "PWD": place}
-        return self._exec(around.request(argv, words, place), on_stop)
+    ) -> AbstractAsyncContextManager[GuestProcess]:
+        context = self._context
+        directory = posixpath.join(context.paths.workspace, cwd) if cwd else context.paths.workspace
+        whole = {**context.env, **(env or {}), "PWD": directory}
+        return self._exec(context.request(argv, whole, directory), on_stop)
 
     @asynccontextmanager
-    async def _exec(self, request: Request, on_stop: Callable[[StopStage], None] | None) -> AsyncIterator[Counted]:
-        counted = Counted(self._around.group)
+    async def _exec(self, request: Request, on_stop: Callable[[StopStage], None] | None) -> AsyncIterator[GuestProcess]:
+        process = GuestProcess(self._context.group)
         try:
-            async with self._guest.exec(request, grace=self._around.grace, on_stop=on_stop) as counted.command:
+            async with self._guest.exec(request, grace=self._context.grace, on_stop=on_stop) as process.command:
                 try:
-                    yield counted
+                    yield process
                 finally:
-                    self._stopping.add(counted)
+                    self._stopping.add(process)
         finally:
-            self._stopping.discard(counted)
-            counted.count()
-            counted.over.set()
+            self._stopping.discard(process)
+            process.count()
+            process.over.set()
 
     async def run(
         self,
@@ -163,26 +163,26 @@ class GuestWorkspace:
             yield listener.port
 
     async def effective(self) -> Isolation:
-        around = self._around
+        context = self._context
         async with self.exec(["/bin/sh", "-c", readback.SCRIPT]) as process:
             text = await readback.receive(process.stdout)
             await process.stdin.aclose()
             await process.wait()
-        kernel = readback.kernel() if around.isolation >= IsolationClass.KERNEL else None
-        closed = Shield.CALLS in self._guest.shield
-        outside = readback.Outside(readback.namespaces(), around.uid, around.limits(), around.volume, kernel, closed)
+        kernel = readback.kernel() if context.isolation >= IsolationClass.KERNEL else None
+        filtered = Shield.CALLS in self._guest.shield
+        host = readback.HostView(readback.namespaces(), context.uid, context.limits(), context.volume, kernel, filtered)
         seen = readback.read_back(
-            text, outside, provider=around.provider, isolation=around.isolation, paths=around.paths
+            text, host, provider=context.provider, isolation=context.isolation, paths=context.paths
         )
-        return replace(seen, notes=(*seen.notes, *_weaknesses(self._guest.shield, around)))
+        return replace(seen, notes=(*seen.notes, *_weaknesses(self._guest.shield, context)))
 
 
-class Counted:
-    """A command, and what the kernel killed in its sandbox for want of memory since it began."""
+class GuestProcess:
+    """A command, with a count of the processes that the kernel killed in its sandbox for lack of memory."""
 
     command: Command
 
-    def __init__(self, group: cgroup.Group) -> None:
+    def __init__(self, group: cgroup.ControlGroups) -> None:
         self._group = group
         self._before = group.oom_kills()
         self.oom_kills = 0
@@ -203,19 +203,19 @@ class Counted:
     async def wait(self) -> Exit:
         ended = await self.command.wait()
         self.count()
-        killed = ended.signal == signal.SIGKILL or ended.code == 128 + signal.SIGKILL  # a shell's word for its child
+        killed = ended.signal == signal.SIGKILL or ended.code == 128 + signal.SIGKILL  # as a shell reports its child
         return replace(ended, oom=True) if self.oom_kills and killed else ended
 
     def count(self) -> None:
         self.oom_kills = self._group.oom_kills() - self._before
 
 
-def _weaknesses(shield: Shield, around: Surroundings) -> tuple[str, ...]:
+def _weaknesses(shield: Shield, context: SandboxContext) -> tuple[str, ...]:
     notes = []
     if not shield & Shield.SIGNALS:
-        reached = "each other and the guest" if around.user is None else "each other"
+        reached = "each other and the guest" if context.user is None else "each other"
         notes.append(f"commands of one user can signal {reached}: no Landlock with signal scope here")
-    if around.inside.memory_bytes is not None:
+    if context.command_limits.memory_bytes is not None:
         notes.append("when its commands exceed the memory limit, the sandbox is killed whole")
     if not shield & Shield.INIT:
         notes.append("the guest can be killed from outside its workspace, which ends every command in it")

@@ -1,4 +1,4 @@
-"""The host's side of an opening: the tree that it shows, with its throw-away layer, and the private directories."""
+"""The host's directories of a sandbox, staged to be mounted: the tree, perhaps under a layer, and the private ones."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from runner.sandbox.mounts import MountSource, MountStage
 
 
 @dataclass(frozen=True)
-class Room:
-    """What every opening has, where commands of the workspace's user can reach it. ``tree_fd`` is the tree, open.
+class PreparedMounts:
+    """Staged sources of the mounts that every sandbox has. ``tree_fd`` is the open tree.
 
-    ``project`` is there when commands see it whole, and ``tree_path`` is where they find the tree then as well.
+    ``project`` is set when commands see it whole; ``tree_path`` is the tree's path on this host.
     """
 
-    places: MountStage
+    stage: MountStage
     project: MountSource | None
     tree: MountSource
     tree_path: str
@@ -42,52 +42,49 @@ class Room:
     uid: int
 
     def add(self, source: Path) -> MountSource:
-        """A further host file or directory. Raises ``ProtectedLink``, and ``ProviderFailed`` for a missing one."""
+        """Stage another file or directory. Raises ``ProtectedLink``, and ``ProviderFailed`` for a missing one."""
         try:
-            return self.places.add(open_linkless(source))
+            return self.stage.add(open_linkless(source))
         except OSError as error:
-            raise ProviderFailed(f"`{source}` cannot be shown: {error.strerror}") from error
+            raise ProviderFailed(f"`{source}` cannot be mounted: {error.strerror}") from error
 
-    def cover(self, source: Path) -> MountSource:
-        """A further host directory under a layer that takes every write, and is thrown away with the opening.
-
-        Raises as ``add``.
-        """
+    def add_overlay(self, source: Path) -> MountSource:
+        """Stage another directory under a layer that takes every write and is discarded. Raises as ``add``."""
         lower = self.add(source)
         layer = _make_layer(Path(mkdtemp(prefix="layer-", dir=self.scratch)), source, self.uid)
         try:
-            return self.places.overlay_inside(lower, self.add(layer))
+            return self.stage.overlay_inside(lower, self.add(layer))
         except OSError as error:
-            raise ProviderFailed(f"`{source}` cannot be shown: {error.strerror}") from error
+            raise ProviderFailed(f"`{source}` cannot be mounted: {error.strerror}") from error
 
 
-def paths_on_host(room: Room, spec: SandboxSpec) -> Paths:
-    """Where commands find things that see this host's own names. Raises ``ProviderFailed`` for a mount elsewhere."""
-    shown = {mount.target: room.add(mount.source).path for mount in spec.mounts}
+def paths_on_host(prepared: PreparedMounts, spec: SandboxSpec) -> Paths:
+    """Return the paths for commands that see this host's own files. Raises ``ProviderFailed`` for other mounts."""
+    sources = {mount.target: prepared.add(mount.source).path for mount in spec.mounts}
     paths = Paths(
-        workspace=room.tree_path,
-        output=shown.pop("/output", room.output.path),
-        incident=shown.pop("/incident", "/incident"),
-        runner=room.runner.path,
-        home=room.home.path,
-        skills=shown.pop("/skills", "/skills"),
-        kube=shown.pop("/root/.kube", "/root/.kube"),
+        workspace=prepared.tree_path,
+        output=sources.pop("/output", prepared.output.path),
+        incident=sources.pop("/incident", "/incident"),
+        runner=prepared.runner.path,
+        home=prepared.home.path,
+        skills=sources.pop("/skills", "/skills"),
+        kube=sources.pop("/root/.kube", "/root/.kube"),
     )
-    if shown:
-        raise ProviderFailed(f"a provider without mounts can have nothing at `{min(shown)}`")
+    if sources:
+        raise ProviderFailed(f"a provider without mounts cannot mount `{min(sources)}`")
     return paths
 
 
 @asynccontextmanager
-async def open_room(
-    handle: Handle, spec: SandboxSpec, opening_places: AbstractContextManager[MountStage]
-) -> AsyncIterator[Room]:
-    """Prepare an opening; what is thrown away with it is gone when the block ends.
+async def prepare_mounts(
+    handle: Handle, spec: SandboxSpec, opening_stage: AbstractContextManager[MountStage]
+) -> AsyncIterator[PreparedMounts]:
+    """Stage the sources of a sandbox; layers and scratch directories are gone when the block ends.
 
-    ``opening_places`` is where its sources are put; it is entered and left here.
+    ``opening_stage`` is entered and left here.
     Raises ``WorkspaceLost`` when the workspace is not there, ``ProviderFailed`` when the host refuses.
     """
-    scratch = handle.private / "opening"
+    scratch = handle.private / "scratch"
     try:
         await trio.to_thread.run_sync(_prepare, handle, scratch)
     except FileNotFoundError as error:
@@ -95,15 +92,15 @@ async def open_room(
     except OSError as error:
         raise ProviderFailed(f"workspace `{handle.id}` cannot be opened: {error}") from error
     try:
-        with opening_places as places:
-            add = partial(_add, places)
-            tree = await _open_tree(handle, spec, scratch, places)
-            tree_fd = places.open(tree)
+        with opening_stage as stage:
+            add = partial(_add, stage)
+            tree = await _open_tree(handle, spec, scratch, stage)
+            tree_fd = stage.open(tree)
             whole = handle.project_tree if spec.tree is None and spec.tree_writable else None
             project = add(whole) if whole else None
             try:
-                yield Room(
-                    places=places,
+                yield PreparedMounts(
+                    stage=stage,
                     project=project,
                     tree=tree,
                     tree_path=f"{project.path}/{WORKSPACES}/{handle.id}" if project else tree.path,
@@ -121,7 +118,7 @@ async def open_room(
         with trio.CancelScope(shield=True):
             left = await trio.to_thread.run_sync(trees.remove, scratch)
     if left:
-        raise ProviderFailed(f"workspace `{handle.id}` keeps what it should throw away: {left[0]}")
+        raise ProviderFailed(f"scratch files of workspace `{handle.id}` remain: {left[0]}")
 
 
 def _prepare(handle: Handle, scratch: Path) -> None:
@@ -137,27 +134,27 @@ def _make(directory: Path, uid: int) -> None:
     trees.chown(directory, uid)
 
 
-def _add(places: MountStage, source: Path) -> MountSource:
-    return places.add(open_linkless(source))
+def _add(stage: MountStage, source: Path) -> MountSource:
+    return stage.add(open_linkless(source))
 
 
-async def _open_tree(handle: Handle, spec: SandboxSpec, scratch: Path, places: MountStage) -> MountSource:
+async def _open_tree(handle: Handle, spec: SandboxSpec, scratch: Path, stage: MountStage) -> MountSource:
     source = spec.tree.source if spec.tree else handle.tree
     try:
         fd = open_linkless(source)
     except OSError as error:
         raise WorkspaceLost(f"the tree of workspace `{handle.id}` is gone: `{source}`") from error
     theirs = os.fstat(fd).st_uid == handle.uid
-    lower = places.add(fd)
+    lower = stage.add(fd)
     if spec.tree_writable and (spec.tree is None or spec.tree.writable):
         return lower
     if theirs:  # through a layer, the files of another owner cannot be written
         try:
             layer = _make_layer(Path(mkdtemp(prefix="layer-", dir=scratch)), source, handle.uid)
-            return places.overlay(lower, _add(places, layer))
+            return stage.overlay(lower, _add(stage, layer))
         except OSError:
-            pass  # an ordinary user, or a file system that takes no layer: the copy is as good, only slower
-    return _add(places, await _copy(source, scratch / "tree", handle.uid))
+            pass  # an ordinary user, or a file system without overlays: a copy does as well, only slower
+    return _add(stage, await _copy(source, scratch / "tree", handle.uid))
 
 
 def _make_layer(layer: Path, lower: Path, uid: int) -> Path:

@@ -1,10 +1,9 @@
-"""Which mounts hold the protected paths of a tree in place.
+"""Mounts that keep the protected paths of a tree in place.
 
-A protected entry is bound read-only onto itself. Each directory above it is bound onto itself too,
-since a mount point cannot be moved: otherwise ``mv a b`` would take the protected entry away and leave
-its name free. What does not exist gets an empty stand-in for as long as the opening lasts. It has no
-permission bit and was last changed in the first second of the epoch, as nothing that a person has, so one
-that a crash left behind is known.
+A protected entry is bound read-only onto itself. Each directory above it is bound onto itself too, since a mount point
+cannot be moved: otherwise ``mv a b`` would take the protected entry away and leave its name free. A missing path gets
+an empty placeholder for the life of the sandbox. It has no permission bit and was last changed in the first second of
+the epoch, unlike anything that a person has, so that one left behind by a crash is recognised.
 """
 
 from __future__ import annotations
@@ -40,32 +39,32 @@ class Guard:
     source: int
 
     @property
-    def is_stand_in(self) -> bool:
+    def is_placeholder(self) -> bool:
         return self.kind in (Kind.MISSING_FILE, Kind.MISSING_DIRECTORY)
 
 
 @contextmanager
 def open_guards(tree: int, protected: Sequence[str]) -> Iterator[list[Guard]]:
-    """The mounts that protect ``protected`` in the open directory ``tree``, outermost first.
+    """Open the mounts that protect ``protected`` in the open directory ``tree``, outermost first.
 
-    Stand-ins are in the tree until the block ends. Whoever takes over a ``source`` duplicates it.
+    Placeholders are in the tree until the block ends. A ``source`` belongs to the block; duplicate it to keep it.
     Raises ``ProtectedLink`` for a path that leads through a symbolic link.
     """
     guards: dict[tuple[str, ...], Guard] = {}
     try:
         for path in sorted(protected):
-            _guard(tree, path, guards)
+            _add_guards(tree, path, guards)
         yield [guards[parts] for parts in sorted(guards)]
     finally:
         for parts in sorted(guards, reverse=True):
             guard = guards[parts]
-            if guard.is_stand_in:
+            if guard.is_placeholder:
                 parent = guards[parts[:-1]].source if len(parts) > 1 else tree
-                _remove_stand_in(parent, parts[-1], only=os.fstat(guard.source).st_ino)
+                _remove_placeholder(parent, parts[-1], only=os.fstat(guard.source).st_ino)
             os.close(guard.source)
 
 
-def _guard(tree: int, path: str, guards: dict[tuple[str, ...], Guard]) -> None:
+def _add_guards(tree: int, path: str, guards: dict[tuple[str, ...], Guard]) -> None:
     parts = tuple(part for part in path.split("/") if part)
     at = tree
     for depth, name in enumerate(parts, start=1):
@@ -77,7 +76,7 @@ def _guard(tree: int, path: str, guards: dict[tuple[str, ...], Guard]) -> None:
         if known and not last:
             at = known.source
             continue
-        guard = _look(at, name, "/".join(here), last=last, directory=not last or path.endswith("/"))
+        guard = _open_guard(at, name, "/".join(here), last=last, directory=not last or path.endswith("/"))
         if known:
             os.close(known.source)
         guards[here] = guard
@@ -86,25 +85,25 @@ def _guard(tree: int, path: str, guards: dict[tuple[str, ...], Guard]) -> None:
         at = guard.source
 
 
-def _look(parent: int, name: str, path: str, *, last: bool, directory: bool) -> Guard:
+def _open_guard(parent: int, name: str, path: str, *, last: bool, directory: bool) -> Guard:
     try:
         fd = _open(parent, name)
     except FileNotFoundError:
         try:
-            _make_stand_in(parent, name, directory=directory)
+            _make_placeholder(parent, name, directory=directory)
         except OSError as error:
             if error.errno != errno.EOVERFLOW:
                 raise
             with linux.files_owned_by(os.fstat(parent).st_uid):  # an idmapped directory, which does not know root
-                _make_stand_in(parent, name, directory=directory)
+                _make_placeholder(parent, name, directory=directory)
         return Guard(path, Kind.MISSING_DIRECTORY if directory else Kind.MISSING_FILE, _open(parent, name))
     found = os.fstat(fd)
     if stat.S_ISLNK(found.st_mode):
         os.close(fd)
         raise ProtectedLink(f"`{path}` is a symbolic link", hint="protect what it points to, or remove the link")
-    if _is_stand_in(found):
+    if _is_placeholder(found):
         return Guard(path, Kind.MISSING_DIRECTORY if stat.S_ISDIR(found.st_mode) else Kind.MISSING_FILE, fd)
-    # A file where a directory is expected stands in the way of the protected path: it is held in its place.
+    # A file where a directory is expected blocks the protected path: it is protected itself.
     return Guard(path, Kind.PRESENT if last or not stat.S_ISDIR(found.st_mode) else Kind.ANCESTOR, fd)
 
 
@@ -112,7 +111,7 @@ def _open(parent: int, name: str) -> int:
     return os.open(name, safe_open.PATH, dir_fd=parent)
 
 
-def _make_stand_in(parent: int, name: str, *, directory: bool) -> None:
+def _make_placeholder(parent: int, name: str, *, directory: bool) -> None:
     if directory:
         os.mkdir(name, mode=0, dir_fd=parent)
     else:
@@ -120,11 +119,11 @@ def _make_stand_in(parent: int, name: str, *, directory: bool) -> None:
     os.utime(name, (_CHANGED, _CHANGED), dir_fd=parent, follow_symlinks=False)
 
 
-def _remove_stand_in(parent: int, name: str, *, only: int | None = None) -> None:
-    """``only`` this inode: whoever slept too long finds those of the next opening in the place of its own."""
+def _remove_placeholder(parent: int, name: str, *, only: int | None = None) -> None:
+    """Remove a placeholder, ``only`` if it has this inode: a late process would find those of the next sandbox."""
     with suppress(FileNotFoundError):
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if not _is_stand_in(found) or only not in (None, found.st_ino):
+        if not _is_placeholder(found) or only not in (None, found.st_ino):
             return
         if stat.S_ISDIR(found.st_mode):
             os.rmdir(name, dir_fd=parent)
@@ -132,14 +131,14 @@ def _remove_stand_in(parent: int, name: str, *, only: int | None = None) -> None
             os.unlink(name, dir_fd=parent)
 
 
-def remove_stand_ins(tree: Path) -> None:
-    """Remove what an opening whose runner was killed has left in a tree. Nothing may run in it any more."""
+def remove_placeholders(tree: Path) -> None:
+    """Remove the placeholders that a killed runner left in a tree, in which nothing may run any more."""
     for _, directories, files, parent in os.fwalk(tree) if tree.is_dir() else ():
         for name in (*directories, *files):
-            with suppress(OSError):  # a directory that is not empty is none
-                _remove_stand_in(parent, name)
+            with suppress(OSError):  # a directory that is not empty is no placeholder
+                _remove_placeholder(parent, name)
 
 
-def _is_stand_in(found: os.stat_result) -> bool:
+def _is_placeholder(found: os.stat_result) -> bool:
     marked = stat.S_IMODE(found.st_mode) == 0 and found.st_mtime == _CHANGED
     return marked and (stat.S_ISDIR(found.st_mode) or found.st_size == 0)

@@ -1,4 +1,4 @@
-"""Isolation as a sandbox reports it from inside: the probe script, and the pure reading of what it prints."""
+"""Isolation as a sandbox reports it from inside: a script for the sandbox, and a pure reader of its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.sandbox.volumes import Volume
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 _MARK = "----"
-# Waits at the end, so that the host can look at a living process too. Starts few programs: a shell reads what is short.
+# Waits at the end, so that the host can look at the living process too. The shell reads short files: programs are slow.
 SCRIPT = f"""
 cat /proc/self/status; echo {_MARK}
 ls -l /proc/self/ns; echo {_MARK}
@@ -25,16 +25,16 @@ while IFS= read -r line; do printf '%s\\n' "$line"; done </proc/version; echo {_
 read -r _
 """
 _SECTIONS = 5
-_FILTER = "2"  # how the kernel writes that a process has one
+_FILTER = "2"  # the kernel's number for a process with a seccomp filter
 
 
 @dataclass(frozen=True)
-class Outside:
-    """What only the host can know: its own namespaces by name, the user that the probe ran as, the limits set.
+class HostView:
+    """Facts that only the host knows: its own namespaces by name, the user that the script ran as, the limits set.
 
-    ``volume`` is what the workspace's files should be in. ``kernel`` is the host's, where the sandbox should have
-    another: it shares no namespace then, and as it need not say so, its guest has to keep privileges from being gained.
-    ``calls_closed``: its guest was refused the system calls that commands shall not make.
+    ``volume`` should hold the workspace's files. ``kernel`` is the host's, where the sandbox should have another: it
+    then shares no namespace, and since it may not report ``no_new_privs``, its guest has to prevent new privileges.
+    ``filtered``: the guest was refused the system calls that commands must not make.
     """
 
     namespaces: Mapping[str, str]
@@ -42,11 +42,11 @@ class Outside:
     limits: Limits
     volume: Volume | None = None
     kernel: str | None = None
-    calls_closed: bool = False
+    filtered: bool = False
 
 
 async def receive(stdout: Reader) -> str:
-    """What ``SCRIPT`` prints, up to where it waits."""
+    """Read what ``SCRIPT`` prints before it waits."""
     text = b""
     while text.count(f"{_MARK}\n".encode()) < _SECTIONS and (chunk := await stdout.receive_some(1 << 16)):
         text += chunk
@@ -54,7 +54,7 @@ async def receive(stdout: Reader) -> str:
 
 
 def namespaces() -> dict[str, str]:
-    """The namespaces of the calling thread."""
+    """Return the namespaces of the calling thread by name."""
     return {name: os.readlink(f"/proc/thread-self/ns/{name}") for name in NAMESPACES}
 
 
@@ -62,37 +62,37 @@ def kernel() -> str:
     return Path("/proc/version").read_text()
 
 
-def read_back(text: str, outside: Outside, *, provider: str, isolation: IsolationClass, paths: Paths) -> Isolation:
-    """The isolation that ``SCRIPT``'s output shows. Raises ``ProviderFailed`` for output that is not its own."""
+def read_back(text: str, host: HostView, *, provider: str, isolation: IsolationClass, paths: Paths) -> Isolation:
+    """Read the isolation from ``SCRIPT``'s output. Raises ``ProviderFailed`` for output that is not the script's."""
     try:
         status, spaces, mounts, devices, version, _ = text.split(f"{_MARK}\n")
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         inside = {words[-3]: words[-1] for words in map(str.split, spaces.splitlines()) if words[-2:-1] == ["->"]}
-        own = outside.kernel is not None
-        shared = () if own else tuple(name for name in NAMESPACES if inside[name] == outside.namespaces[name])
+        own = host.kernel is not None
+        shared = () if own else tuple(name for name in NAMESPACES if inside[name] == host.namespaces[name])
         effective, bounding = int(fields["CapEff"], 16), int(fields["CapBnd"], 16)
         no_new_privileges = fields.get("NoNewPrivs", "1" if own else "?") == "1"
-        filtered = outside.calls_closed and fields.get("Seccomp", "2" if own else "?") == _FILTER
+        filtered = host.filtered and fields.get("Seccomp", "2" if own else "?") == _FILTER
     except (KeyError, ValueError) as error:
         raise ProviderFailed(f"`{provider}` cannot read its isolation back: {error}") from error
-    if version == outside.kernel:
+    if version == host.kernel:
         raise ProviderFailed(f"`{provider}` runs commands on this host's own kernel, and should not")
     return Isolation(
         isolation=isolation,
         provider=provider,
-        uid=outside.uid,
+        uid=host.uid,
         capabilities=f"effective {effective:x}, bounding {bounding:x}" if effective or bounding else "none",
         no_new_privileges=no_new_privileges,
         shared_namespaces=shared,
         interfaces=None if "net" in shared else _interfaces(devices),
         read_only=tuple(sorted(_read_only(mounts, paths.workspace))),
         filtered=filtered,
-        limits=replace(outside.limits, disk_bytes=_disk(mounts, outside.volume, isolation, paths)),
+        limits=replace(host.limits, disk_bytes=_disk(mounts, host.volume, isolation, paths)),
     )
 
 
 def _disk(mounts: str, volume: Volume | None, isolation: IsolationClass, paths: Paths) -> int | None:
-    """The size of the volume, if all the places are in it; a kernel of its own numbers its devices anew."""
+    """Return the size of the volume if it holds the whole workspace, as far as a sandbox's own kernel can tell."""
     if volume is None or isolation >= IsolationClass.KERNEL:
         return volume.bytes if volume else None
     devices = {words[4]: words[2] for words in map(str.split, mounts.splitlines())}
@@ -105,7 +105,7 @@ def _interfaces(devices: str) -> tuple[str, ...]:
 
 
 def _read_only(mounts: str, workspace: str) -> set[str]:
-    """Read-only mount points at or below the workspace; of mounts on one place the last one holds."""
+    """Return read-only mount points at or below the workspace; of several mounts on one point the last counts."""
     modes = {}
     for line in mounts.splitlines():
         words = line.split(" ")

@@ -1,4 +1,4 @@
-"""What a sandbox with mounts of its own shows, and where: the same on every provider that has them."""
+"""The paths inside a sandbox, and what is mounted there: the same on every provider that has mounts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runner.core.model import Handle
 from runner.ports.provider import PATH, Paths, SandboxSpec
 from runner.sandbox.directories import WORKSPACES
 from runner.sandbox.mounts import MountSource
-from runner.sandbox.prepared_mounts import Room
+from runner.sandbox.prepared_mounts import PreparedMounts
 from runner.sandbox.protected_paths import Guard, Kind
 
-NO_IMAGE = "commands see this host's own system"  # of the providers that have none
-NOT_WARM = "its workspaces open in milliseconds, so none is kept running"  # of the providers that need no pool
+NO_IMAGE = "commands see this host's own system"  # why a provider has no images
+NOT_WARM = "its workspaces open in milliseconds, so none is kept running"  # why a provider needs no pool
 WORKSPACE, HOME = "/workspace", "/home/agent"
 PATHS = Paths(WORKSPACE, "/output", "/incident", "/run/runner", HOME, "/skills", "/root/.kube")
 ENV = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": HOME}
@@ -25,14 +25,14 @@ EMPTY = {Kind.MISSING_FILE: "nothing", Kind.MISSING_DIRECTORY: "nowhere"}
 _SYSTEM_FILES = ("passwd", "group", "hosts")
 
 
-class Recipe(Protocol):
+class MountTable(Protocol):
     def show(self, place: MountSource, target: str, *, writable: bool = False) -> None: ...
 
 
 def write_system_files(private: Path, uid: int) -> None:
-    """The few files of ``/etc`` that a sandbox needs, and the two empty entries that stand for missing ones.
+    """Write the files of ``/etc`` that a sandbox needs, and two empty entries to mount over placeholders.
 
-    ``uid`` is the user of commands as they see it.
+    ``uid`` is the user of commands inside.
     """
     directory = private / "system"
     directory.mkdir(mode=0o755)
@@ -44,58 +44,60 @@ def write_system_files(private: Path, uid: int) -> None:
     (directory / "nowhere").mkdir(mode=0o555)
 
 
-def workspace_path(handle: Handle, room: Room) -> str:
-    """Where commands find the workspace's tree."""
-    return f"{WORKSPACE}/{WORKSPACES}/{handle.id}" if room.project else WORKSPACE
+def workspace_path(handle: Handle, prepared: PreparedMounts) -> str:
+    """Return where commands find the workspace's tree."""
+    return f"{WORKSPACE}/{WORKSPACES}/{handle.id}" if prepared.project else WORKSPACE
 
 
-def show_all(recipe: Recipe, handle: Handle, spec: SandboxSpec, room: Room, guards: Sequence[Guard]) -> None:
-    """Everything but ``/tmp``, which is each provider's own. Raises ``ProtectedLink``, ``ProviderFailed``."""
-    workspace = workspace_path(handle, room)
-    if room.project is not None:
-        _show_project(recipe, handle, room, room.project)
-    recipe.show(room.tree, workspace, writable=True)
+def mount_all(
+    table: MountTable, handle: Handle, spec: SandboxSpec, prepared: PreparedMounts, guards: Sequence[Guard]
+) -> None:
+    """Mount everything but ``/tmp``, which differs by provider. Raises ``ProtectedLink``, ``ProviderFailed``."""
+    workspace = workspace_path(handle, prepared)
+    if prepared.project is not None:
+        _mount_project(table, handle, prepared, prepared.project)
+    table.show(prepared.tree, workspace, writable=True)
     for guard in guards:
-        place, writable = _place_of(guard, handle, spec, room)
-        recipe.show(place, f"{workspace}/{guard.path}", writable=writable)
-    recipe.show(room.home, PATHS.home, writable=True)
-    recipe.show(room.output, PATHS.output, writable=True)
-    recipe.show(room.runner, PATHS.runner)
+        place, writable = _source_of(guard, handle, spec, prepared)
+        table.show(place, f"{workspace}/{guard.path}", writable=writable)
+    table.show(prepared.home, PATHS.home, writable=True)
+    table.show(prepared.output, PATHS.output, writable=True)
+    table.show(prepared.runner, PATHS.runner)
     for name in _SYSTEM_FILES:
-        recipe.show(room.add(handle.private / "system" / name), f"/etc/{name}")
+        table.show(prepared.add(handle.private / "system" / name), f"/etc/{name}")
     for toolchain in spec.toolchains:
-        recipe.show(room.add(Path(toolchain)), toolchain)
+        table.show(prepared.add(Path(toolchain)), toolchain)
     for mount in sorted(spec.mounts, key=lambda mount: mount.target):
-        recipe.show(room.add(mount.source), mount.target, writable=mount.writable)
+        table.show(prepared.add(mount.source), mount.target, writable=mount.writable)
 
 
-def _place_of(guard: Guard, handle: Handle, spec: SandboxSpec, room: Room) -> tuple[MountSource, bool]:
-    """What is shown at a guarded path, and whether it can be written.
+def _source_of(guard: Guard, handle: Handle, spec: SandboxSpec, prepared: PreparedMounts) -> tuple[MountSource, bool]:
+    """Return the source of a guard's mount, and whether it is writable.
 
-    Package managers' tools keep caches beside the packages, so what they write to a dependency goes to a layer. Raises
-    ``ProviderFailed`` for one that would hide something of the tree.
+    Tools keep caches beside the packages of a dependency, so writes to it go to a layer. Raises ``ProviderFailed`` for
+    a dependency that would hide something of the tree.
     """
     dependency = next((mount.source for mount in spec.dependencies if mount.target == guard.path), None)
     if dependency is not None:
         if guard.kind is not Kind.MISSING_DIRECTORY:
             raise ProviderFailed(f"`{guard.path}` is in the tree already", hint="remove it from dependencies")
-        return room.cover(dependency), True
+        return prepared.add_overlay(dependency), True
     empty = EMPTY.get(guard.kind)
-    place = room.add(handle.private / "system" / empty) if empty else room.places.add(os.dup(guard.source))
+    place = prepared.add(handle.private / "system" / empty) if empty else prepared.stage.add(os.dup(guard.source))
     return place, guard.kind is Kind.ANCESTOR
 
 
-def _show_project(recipe: Recipe, handle: Handle, room: Room, project: MountSource) -> None:
-    """The project, whole and writable; but which workspaces there are is not its agents' to change.
+def _mount_project(table: MountTable, handle: Handle, prepared: PreparedMounts, project: MountSource) -> None:
+    """Mount the project writable, but keep commands from adding or removing workspaces.
 
-    That is a matter of permissions where commands run as another user, and of mounts else; then those that are made
-    later can only be read.
+    Permissions do that where commands run as another user, else mounts; then workspaces that are made later are
+    read-only.
     """
-    recipe.show(project, WORKSPACE, writable=True)
+    table.show(project, WORKSPACE, writable=True)
     workspaces = handle.tree.parent
     if workspaces.stat().st_uid != handle.uid:
         return
-    recipe.show(room.add(workspaces), f"{WORKSPACE}/{WORKSPACES}")
+    table.show(prepared.add(workspaces), f"{WORKSPACE}/{WORKSPACES}")
     for tree in sorted(workspaces.iterdir()):
         if tree != handle.tree:
-            recipe.show(room.add(tree), f"{WORKSPACE}/{WORKSPACES}/{tree.name}", writable=True)
+            table.show(prepared.add(tree), f"{WORKSPACE}/{WORKSPACES}/{tree.name}", writable=True)

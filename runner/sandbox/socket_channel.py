@@ -1,4 +1,4 @@
-"""A guest that dials: the Unix socket that it finds in its container, and the only connections that are taken there."""
+"""Channel to a guest that dials a Unix socket in its container; only the guest's own connections are accepted."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from typing import Any
 import trio
 
 from runner.core.errors import WorkspaceLost
-from runner.sandbox import container
-from runner.sandbox.container_init import First
+from runner.sandbox.container import CHANNEL, SOCKET, ContainerMounts
+from runner.sandbox.container_init import InitProcess
 from runner.sandbox.docker_api import Engine
 from runner.sandbox.docker_mounts import DaemonStage
 
-_ARRIVAL = 30.0  # seconds from a container's start to its guest's first word, on a busy host
+_CONNECT_TIMEOUT = 30.0  # seconds from a container's start to its guest's connection, on a busy host
 
 
 @contextmanager
-def open_dialled(engine: Engine, places: DaemonStage, recipe: container.Recipe, what: str) -> Iterator[Dialled]:
-    listener, directory = places.listen(container.SOCKET)
-    recipe.show(directory, container.CHANNEL)
+def open_socket_channel(
+    engine: Engine, stage: DaemonStage, mounts: ContainerMounts, what: str
+) -> Iterator[SocketChannel]:
+    listener, directory = stage.listen(SOCKET)
+    mounts.show(directory, CHANNEL)
     with listener:
-        yield Dialled(listener, what)
+        yield SocketChannel(listener, what)
 
 
-class Dialled:
+class SocketChannel:
     """The channel of one container. ``what`` names the workspace in messages."""
 
-    config: Mapping[str, Any] = {"Cmd": [f"{container.CHANNEL}/{container.SOCKET}"]}
+    config: Mapping[str, Any] = {"Cmd": [f"{CHANNEL}/{SOCKET}"]}
 
     def __init__(self, listener: socket.socket, what: str) -> None:
         self.listener = listener
@@ -38,17 +40,17 @@ class Dialled:
         self._what = what
 
     async def prepare(self, container: str) -> None:
-        """There is nothing to do before it starts."""
+        """Do nothing."""
 
-    async def connect(self, first: First) -> trio.abc.Stream:
-        """Its next connection; whatever else runs there as its user is turned away. Raises ``WorkspaceLost``."""
+    async def connect(self, init: InitProcess) -> trio.abc.Stream:
+        """Accept the guest's next connection and close those of other processes. Raises ``WorkspaceLost``."""
         found: trio.SocketStream | None = None
         async with trio.open_nursery() as nursery:
-            nursery.cancel_scope.deadline = trio.current_time() + _ARRIVAL
-            nursery.start_soon(_cancel_at_end, first, nursery.cancel_scope)
+            nursery.cancel_scope.deadline = trio.current_time() + _CONNECT_TIMEOUT
+            nursery.start_soon(_cancel_at_end, init, nursery.cancel_scope)
             while found is None:
                 accepted, _ = await self._listener.accept()
-                if _peer(accepted) == first.pid:
+                if _peer(accepted) == init.pid:
                     found = trio.SocketStream(accepted)
                 else:
                     accepted.close()
@@ -58,8 +60,8 @@ class Dialled:
         return found
 
 
-async def _cancel_at_end(first: First, scope: trio.CancelScope) -> None:
-    await first.wait_ended()
+async def _cancel_at_end(init: InitProcess, scope: trio.CancelScope) -> None:
+    await init.wait_ended()
     scope.cancel()
 
 

@@ -1,8 +1,8 @@
-"""A workspace of ``process`` without a guest: every process carries a mark that its descendants inherit.
+"""A workspace of ``process`` without a guest: every process carries a tag that its descendants inherit.
 
-They keep it whatever session they make or parent they lose. The mark is a soft limit that nothing else uses. A process
-that changes it on purpose lives until the opening ends, and for good if it forgets its environment too and we
-are not root.
+They keep it in new sessions and when their parent ends. The tag is a soft limit that nothing else uses. A process that
+changes its tag on purpose lives until the workspace is closed, and forever if it clears its environment too and the
+runner is not root.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from runner.core.model import Exit, Isolation, IsolationClass, StopStage
 from runner.ports.provider import KILL_GRACE, Connection, ExecResult
 from runner.safefs import trees
 from runner.sandbox import cgroup, child_process, processes, readback
-from runner.sandbox.commands import Running
-from runner.sandbox.guest_workspace import Surroundings
+from runner.sandbox.commands import RunningCommands
+from runner.sandbox.guest_workspace import SandboxContext
 
-_MARKED = resource.RLIMIT_MSGQUEUE
+_TAG_LIMIT = resource.RLIMIT_MSGQUEUE
 
 
 @asynccontextmanager
-async def open_unconfined(around: Surroundings) -> AsyncIterator[Unconfined]:
-    workspace = Unconfined(around)
+async def open_host_workspace(context: SandboxContext) -> AsyncIterator[HostWorkspace]:
+    workspace = HostWorkspace(context)
     try:
         yield workspace
     finally:
@@ -38,15 +38,15 @@ async def open_unconfined(around: Surroundings) -> AsyncIterator[Unconfined]:
             await workspace.kill()
 
 
-class Unconfined:
-    """An open workspace of ``process``: its paths are this host's."""
+class HostWorkspace:
+    """An open workspace of ``process``, whose paths are this host's."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._uid = around.uid if trees.can_chown() else None
-        self._group = around.group
-        self._running = Running(around.grace)
-        self._env = around.env
-        self.paths, self.tree, self.terminated = around.paths, around.tree, trio.Event()
+    def __init__(self, context: SandboxContext) -> None:
+        self._uid = context.uid if trees.can_chown() else None
+        self._group = context.group
+        self._running = RunningCommands(context.grace)
+        self._env = context.env
+        self.paths, self.tree, self.terminated = context.paths, context.tree, trio.Event()
 
     def exec(
         self,
@@ -55,19 +55,19 @@ class Unconfined:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         on_stop: Callable[[StopStage], None] | None = None,
-    ) -> AbstractAsyncContextManager[Marked]:
+    ) -> AbstractAsyncContextManager[TaggedProcess]:
         where = os.path.join(self.paths.workspace, cwd) if cwd else self.paths.workspace
         return self._exec(argv, env or {}, where, on_stop or (lambda stage: None))
 
     @asynccontextmanager
     async def _exec(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, on_stop: Callable[[StopStage], None]
-    ) -> AsyncIterator[Marked]:
+    ) -> AsyncIterator[TaggedProcess]:
         await trio.lowlevel.checkpoint_if_cancelled()
-        with _marking() as mark:
+        with _tagging() as tag:
             child = self._spawn(argv, {**self._env, **env, "PWD": cwd}, cwd)
-        process = Marked(child, mark, os.geteuid() if self._uid is None else self._uid, self._group, on_stop)
-        async with self._running.own(process):
+        process = TaggedProcess(child, tag, os.geteuid() if self._uid is None else self._uid, self._group, on_stop)
+        async with self._running.track(process):
             await process.begin()
             yield process
 
@@ -82,7 +82,7 @@ class Unconfined:
             return child_process.start(gated if self._group.needed else argv, env=env, cwd=cwd, uid=self._uid)
         except (FileNotFoundError, PermissionError):
             pass
-        try:  # the shell says why in words, and ends with the status that everyone knows
+        try:  # the shell prints why, and exits with the usual status
             return child_process.start(["/bin/sh", "-c", 'exec "$@"', "sh", *argv], env=env, cwd=cwd, uid=self._uid)
         except OSError as error:
             raise ProviderFailed(f"`{argv[0]}` cannot be started in `{cwd}`: {error.strerror}") from error
@@ -101,23 +101,28 @@ class Unconfined:
     def listen(
         self, serve: Callable[[Connection], Awaitable[None]], *, port: int = 0
     ) -> AbstractAsyncContextManager[int]:
-        raise ProviderFailed("a workspace without a guest cannot be listened in")
+        raise ProviderFailed("a workspace without a guest cannot listen")
 
     async def effective(self) -> Isolation:
         async with self.exec(["/bin/sh", "-c", readback.SCRIPT]) as process:
             text = await readback.receive(process.stdout)
-            outside = readback.Outside(readback.namespaces(), processes.user(process.pid), self._group.limits())
-        return readback.read_back(text, outside, provider="process", isolation=IsolationClass.NONE, paths=self.paths)
+            host = readback.HostView(readback.namespaces(), processes.user(process.pid), self._group.limits())
+        return readback.read_back(text, host, provider="process", isolation=IsolationClass.NONE, paths=self.paths)
 
 
-class Marked:
-    """A command, and every process that carries its mark."""
+class TaggedProcess:
+    """A command, and every process that carries its tag."""
 
     def __init__(
-        self, child: child_process.Child, mark: int, uid: int, group: cgroup.Group, on_stop: Callable[[StopStage], None]
+        self,
+        child: child_process.Child,
+        tag: int,
+        uid: int,
+        group: cgroup.ControlGroups,
+        on_stop: Callable[[StopStage], None],
     ) -> None:
         self._child = child
-        self._mark = mark
+        self._tag = tag
         self._uid = uid
         self._group = group
         self._on_stop = on_stop
@@ -133,7 +138,7 @@ class Marked:
     async def begin(self) -> None:
         if self._group.needed:
             self._group.join(self.pid)
-            self._in_group = cgroup.in_group(self.pid)
+            self._in_group = cgroup.describe_group(self.pid)
             await self.stdin.send_all(b"\n")
 
     async def wait(self) -> Exit:
@@ -143,7 +148,7 @@ class Marked:
         return Exit(ended.code, ended.signal, oom=killed and self.oom_kills > 0)
 
     async def end(self, grace: float) -> None:
-        """TERM to all that carry the mark, ``grace`` seconds, KILL. Raises ``Escaped``."""
+        """Send TERM to tagged processes, wait ``grace`` seconds, and kill. Raises ``Escaped``."""
         if not self._child.ended and not self._killed:
             self._on_stop(StopStage.TERM)
             processes.signal_where(processes.processes(), signal.SIGTERM, self._belongs)
@@ -180,21 +185,21 @@ class Marked:
         self.oom_kills = self._group.oom_kills() - self._oom_kills_before
 
     def _belongs(self, pid: int) -> bool:
-        return processes.owner(pid) == self._uid and processes.soft_limit(pid, "Max msgqueue size") == self._mark
+        return processes.owner(pid) == self._uid and processes.soft_limit(pid, "Max msgqueue size") == self._tag
 
 
 def _lives(pid: int) -> bool:
-    """Whether it is no zombie. Raises as ``processes.parent``."""
+    """Whether a process is not a zombie. Raises as ``processes.parent``."""
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
 
 
 @contextmanager
-def _marking() -> Iterator[int]:
-    """Processes spawned in the block carry the mark, and so does all that they start."""
-    soft, hard = resource.getrlimit(_MARKED)
-    mark = 1 + secrets.randbelow((soft if soft > 0 else 1 << 32) - 1)
-    resource.setrlimit(_MARKED, (mark, hard))
+def _tagging() -> Iterator[int]:
+    """Tag the processes that are started in the block, and with them their descendants."""
+    soft, hard = resource.getrlimit(_TAG_LIMIT)
+    tag = 1 + secrets.randbelow((soft if soft > 0 else 1 << 32) - 1)
+    resource.setrlimit(_TAG_LIMIT, (tag, hard))
     try:
-        yield mark
+        yield tag
     finally:
-        resource.setrlimit(_MARKED, (soft, hard))
+        resource.setrlimit(_TAG_LIMIT, (soft, hard))

@@ -1,10 +1,9 @@
-"""A workspace's disk: a file system of a fixed size in a sparse file, so that its commands can fill that and no more.
+"""Disk limits: each workspace has a file system of a fixed size in a sparse file.
 
-Only for root. The image lies in ``RUNNER_HOME``, and takes of the host's disk what is written into it. It is mounted at
-a place that all processes of the runner see, until the workspace is destroyed or the host is started again; then
-``mount`` mounts it anew. However often it is mounted, there is one loop device for an image: two would destroy it. That
-device goes by itself when the last mount has gone. There is no journal: after a crash of the host the
-file system is checked first.
+Only for root. The image lies in ``RUNNER_HOME``, and takes as much of the host's disk as is written into it. It is
+mounted where all processes of the runner see it, until the workspace is destroyed or the host restarts; ``mount`` then
+mounts it again. An image has one loop device however often it is mounted, since two would destroy it; the device goes
+with the last mount. There is no journal: after a crash of the host the file system is checked first.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ _SHUT_DOWN, _WITHOUT_LOG = 0x8004587D, 2  # of ext4
 _STATUS = struct.Struct("5Q4I64s64s32s2Q")  # ``struct loop_info64``
 _ATTEMPTS = 50  # others take free devices at the same time
 _STATE_AT, _CLEAN = 1024 + 58, 1  # of the superblock
-_MENDED = 2  # the highest exit code of e2fsck that is no failure
+_REPAIRED = 2  # the highest exit code of e2fsck for success
 
 
 @dataclass(frozen=True)
 class Volume:
-    """A mounted one as found: its device as in ``/proc/*/mountinfo``, and how much can be written into it."""
+    """A mounted volume: its device as in ``/proc/*/mountinfo``, and its size."""
 
     device: str
     bytes: int
 
 
-def why_none() -> str | None:
-    """Why this host can have no volumes; ``None`` where it can."""
+def why_no_volumes() -> str | None:
+    """Return why this host cannot have volumes; ``None`` where it can."""
     if not can_stage():
         return "this root cannot mount"
     if shutil.which("mkfs.ext4", path=_PATH) is None:
@@ -58,24 +57,26 @@ def why_none() -> str | None:
         with open(_CONTROL, "rb") as control:
             os.close(os.open(f"/dev/loop{fcntl.ioctl(control, _GET_FREE)}", os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
-        return f"no loop device can be had: {error}"
+        return f"no loop device is available: {error}"
     return None
 
 
-async def prepare(size: int) -> None:
-    """What images of a size are copied from, if it is not there yet. Raises ``ProviderFailed``."""
+async def make_template(size: int) -> None:
+    """Make the file system that images of a size are copied from, once. Raises ``ProviderFailed``."""
     if _template(size).exists():
         return
     await trio.to_thread.run_sync(make_shared_directory)
     directory = os.open(shared_directory(), os.O_RDONLY | os.O_DIRECTORY)
     file = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o600, dir_fd=directory)
     try:
-        # The tables of inodes, which are 256 bytes for each 16 kB, are not to count.
+        # Add the inode tables, 256 bytes for each 16 kB, which do not count towards the limit.
         os.ftruncate(file, (size + size // 64 + (1 << 16) + 4095) // 4096 * 4096)
         words = ["mkfs.ext4", *_MKFS, "-E", "lazy_itable_init=1,nodiscard", f"/proc/self/fd/{file}"]
         made = await trio.run_process(words, env={"PATH": _PATH}, pass_fds=[file], capture_stderr=True, check=False)
         if made.returncode != 0:
-            raise ProviderFailed(f"no disk of {size} bytes can be made: {made.stderr.decode(errors='replace').strip()}")
+            raise ProviderFailed(
+                f"a disk of {size} bytes cannot be made: {made.stderr.decode(errors='replace').strip()}"
+            )
         with suppress(FileExistsError):
             os.link(f"/proc/self/fd/{file}", _template(size).name, dst_dir_fd=directory, follow_symlinks=True)
     finally:
@@ -88,10 +89,10 @@ def _template(size: int) -> Path:
 
 
 class Volumes:
-    """Those of the workspaces of one ``RUNNER_HOME``. Blocking; call it in a worker thread of trio.
+    """The volumes of one ``RUNNER_HOME``. Blocking; call it in a worker thread of trio.
 
-    ``floor`` is how many bytes must be free on the host for another one, or as many as it may take if that is less:
-    where the host's disk runs full, writes inside fail as on a broken disk.
+    A new volume needs ``floor`` bytes free on the host, or its own size if that is less: when the host's disk is full,
+    writes inside a volume fail as on a broken disk.
     """
 
     def __init__(self, home: Path, *, floor: int = 1 << 28) -> None:
@@ -100,18 +101,18 @@ class Volumes:
         self._mounted = shared_directory() / sha256(os.fsencode(home)).hexdigest()[:16]
 
     def place(self, id: str) -> Path:
-        """Where the volume of a workspace is when it is mounted; everything else goes by that."""
+        """Return the mount point of a workspace's volume, by which the other methods know it."""
         return self._mounted / id
 
     def make(self, place: Path, size: int) -> None:
-        """Make a volume, empty, of a size that was prepared. Raises ``OSError``, ``ProviderFailed``."""
+        """Make an empty volume of a size that has a template. Raises ``OSError``, ``ProviderFailed``."""
         self._images.mkdir(mode=0o700, exist_ok=True)
         host = os.statvfs(self._images)
         free = host.f_bavail * host.f_frsize
         if free < min(size, self._floor):
             raise ProviderFailed(
-                f"only {free >> 20} MiB are free on the disk of `{self._images}`",
-                hint="`runner gc` removes what is not needed any more",
+                f"the disk of `{self._images}` has only {free >> 20} MiB free",
+                hint="run `runner gc` to remove what is not needed any more",
             )
         part = self._part(place)
         _copy_sparse(_template(size), part)
@@ -120,9 +121,9 @@ class Volumes:
         (place / "lost+found").rmdir()
 
     def mount(self, place: Path) -> None:
-        """Mount a volume that is not, as after the host was started again.
+        """Mount a volume that is not mounted, as after a restart of the host.
 
-        Raises ``FileNotFoundError`` for none, ``OSError``, and ``ProviderFailed`` for one that cannot be mended.
+        Raises ``FileNotFoundError`` when there is none, ``OSError``, and ``ProviderFailed`` if it cannot be repaired.
         """
         if place.is_mount():
             return
@@ -132,25 +133,27 @@ class Volumes:
                     mount_shared(device, place, "ext4", "noinit_itable")
 
     def remove(self, place: Path) -> None:
-        """Remove a volume with all that is in it, also when it is half made. Who still uses it cannot write any more,
-        and keeps its device until he ends."""
+        """Remove a volume with its content, also when half made.
+
+        Processes that still use it cannot write any more, and keep its device until they end.
+        """
         self._part(place).unlink(missing_ok=True)
         with suppress(FileNotFoundError), self._locked(place):
-            self._image(place).unlink()  # so nobody mounts it any more
+            self._image(place).unlink()  # first, so that nobody mounts it again
         if place.is_mount():
-            _give_up(place)
+            _discard(place)
         with suppress(FileNotFoundError):
-            place.rmdir()  # and so unmounted in any namespace that had a copy of its own
+            place.rmdir()  # which unmounts it in any namespace that had a copy
 
     def find(self, place: Path) -> Volume | None:
-        """``None`` when it is not mounted."""
+        """Describe a mounted volume; ``None`` when it is not mounted."""
         if not place.is_mount():
             return None
         device, found = place.stat().st_dev, os.statvfs(place)
         return Volume(f"{os.major(device)}:{os.minor(device)}", found.f_blocks * found.f_frsize)
 
     def traces(self, place: Path) -> list[str]:
-        """Where on this host there is something of a volume."""
+        """List image, loop device and mount of a volume, those that exist."""
         image = self._image(place)
         if not image.exists():
             return []
@@ -167,7 +170,7 @@ class Volumes:
 
     @contextmanager
     def _locked(self, place: Path) -> Iterator[None]:
-        """Have the image of a volume to oneself. Raises ``FileNotFoundError`` for none."""
+        """Lock the image of a volume. Raises ``FileNotFoundError`` when there is none."""
         image = os.open(self._image(place), os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(image, fcntl.LOCK_EX)
@@ -182,8 +185,8 @@ class Volumes:
         return self._images / f".{place.name}.part"
 
 
-def _give_up(place: Path) -> None:
-    """Unmount a file system without writing what is not on the disk yet, which can be all of it."""
+def _discard(place: Path) -> None:
+    """Unmount a file system and discard what is not on the disk yet, which can be all of it."""
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     try:
         unmount(place)
@@ -205,17 +208,17 @@ def _copy_sparse(source: Path, to: Path) -> None:
 def _data_after(file: int, at: int) -> int | None:
     try:
         return os.lseek(file, at, os.SEEK_DATA)
-    except OSError:  # only a hole is left
+    except OSError:  # only a hole follows
         return None
 
 
 @contextmanager
 def _attached(image: Path) -> Iterator[str]:
-    """The loop device of an image, which is the caller's to use, for as long as the block or a mount of it lasts."""
+    """Attach an image to its loop device, which stays until the block ends and nothing of it is mounted."""
     with open(image, "rb+", buffering=0) as file:
         device = _find(image, os.fstat(file.fileno()))
         if device is None:
-            _check(file.fileno(), image)
+            _repair(file.fileno(), image)
             device = _attach(file.fileno(), image)
     try:
         yield os.readlink(f"/proc/self/fd/{device}")
@@ -224,7 +227,7 @@ def _attached(image: Path) -> Iterator[str]:
 
 
 def _find(path: Path, image: os.stat_result) -> int | None:
-    """The loop device that an image has already, open. None of others is opened: that would keep it from going."""
+    """Open the loop device that an image already has. Opens no other device, which would keep that from going."""
     for attached in Path("/sys/block").glob("loop*/loop"):
         try:
             if os.fsencode(path.name) not in (attached / "backing_file").read_bytes():
@@ -234,7 +237,7 @@ def _find(path: Path, image: os.stat_result) -> int | None:
             continue
         try:
             found = _STATUS.unpack(fcntl.ioctl(device, _GET_STATUS, bytes(_STATUS.size)))
-        except OSError:  # it is none any more
+        except OSError:  # detached meanwhile
             found = (0, 0)
         if found[:2] == (image.st_dev, image.st_ino):
             return device
@@ -243,7 +246,7 @@ def _find(path: Path, image: os.stat_result) -> int | None:
 
 
 def _attach(image: int, path: Path) -> int:
-    """A loop device for an image, open; it goes when nothing has it open any more."""
+    """Open a free loop device for an image; it is detached when nothing has it open any more."""
     name = os.fsencode(path)[-63:]
     status = _STATUS.pack(0, 0, 0, 0, 0, 0, 0, 0, _AUTOCLEAR, name, b"", b"", 0, 0)
     wanted = struct.pack("2I", image, 0) + status + bytes(64)
@@ -259,15 +262,15 @@ def _attach(image: int, path: Path) -> int:
                 raise
         else:
             return device
-    raise ProviderFailed("no loop device stays free for as long as it takes to take it")
+    raise ProviderFailed("no free loop device: others took each one first")
 
 
-def _check(image: int, path: Path) -> None:
-    """Mend what a crash of the host has left."""
+def _repair(image: int, path: Path) -> None:
+    """Repair what a crash of the host has left."""
     (state,) = struct.unpack("<H", os.pread(image, 2, _STATE_AT))
     if state == _CLEAN:
         return
     words = ["e2fsck", "-fy", str(path)]
     done = trio.from_thread.run(partial(trio.run_process, words, env={"PATH": _PATH}, capture_stdout=True, check=False))
-    if done.returncode > _MENDED:
-        raise ProviderFailed(f"the disk `{path}` is damaged, and e2fsck cannot mend it")
+    if done.returncode > _REPAIRED:
+        raise ProviderFailed(f"the disk `{path}` is damaged, and e2fsck cannot repair it")

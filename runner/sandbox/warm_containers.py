@@ -1,9 +1,9 @@
-"""Containers that run before it is known for whom, and what is shown in them later.
+"""Containers of a warm pool: started before their workspace is known, detached, and taken over by another process.
 
-The tree of such a container follows a mount of ours, so what is mounted over a path of that is seen inside at once:
-that is how protected paths come in. What is not in the tree lies in directories of the workspace that are shown from
-the start, and empty until it is known for whom. Its guest knows its host by a nonce, and dials a socket whose
-listening end goes from process to process; where nobody has that any more, the guest ends.
+The tree of such a container receives the mounts that are made on the host later: that is how protected paths come in.
+Everything else lies in directories of the workspace that are mounted from the start, and empty until it is known. The
+guest knows its host by a nonce, and dials a socket whose listening end passes from process to process; the guest ends
+when nobody holds that end any more.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from runner.core.model import Handle, Mount
 from runner.guest.client import Guest
 from runner.ports.provider import SandboxHandoff, SandboxSpec
 from runner.safefs.safe_open import open_linkless
-from runner.sandbox.cgroup import Group
-from runner.sandbox.container_init import First
+from runner.sandbox.cgroup import ControlGroups
+from runner.sandbox.container_init import InitProcess
 from runner.sandbox.docker_mounts import Cover, DaemonStage
 from runner.sandbox.mounts import MountSource
 from runner.sandbox.protected_paths import Guard, Kind
@@ -29,36 +29,36 @@ from runner.sandbox.sandbox_layout import EMPTY, PATHS
 
 
 @dataclass
-class Stay:
-    """``late``: a container can be shown more while it runs. ``stays``: it does not end with what has started it."""
+class DetachState:
+    """``extensible``: mounts can be added while the container runs. ``detached``: it outlives who started it."""
 
-    late: bool = False
-    stays: bool = False
+    extensible: bool = False
+    detached: bool = False
 
 
-class Idle:
-    """A container in which nothing runs; ``listener`` is what its guest dials, and ``words`` are those of ``Seat``."""
+class WarmContainer:
+    """A ``Slot``. Its guest dials ``listener``; ``fields`` are those of ``HandedOffContainer``."""
 
     def __init__(
-        self, stay: Stay, guest: Guest, first: First, listener: socket.socket, words: Mapping[str, Any]
+        self, state: DetachState, guest: Guest, init: InitProcess, listener: socket.socket, fields: Mapping[str, Any]
     ) -> None:
-        self.wait_ended = first.wait_ended
-        self._guest, self._stay, self._listener, self._words = guest, stay, listener, words
+        self.wait_ended = init.wait_ended
+        self._guest, self._state, self._listener, self._fields = guest, state, listener, fields
 
     async def ping(self) -> None:
         await self._guest.ping()
 
     def detach(self) -> SandboxHandoff:
-        self._stay.stays = True
-        return SandboxHandoff(self._words, (os.dup(self._listener.fileno()),))
+        self._state.detached = True
+        return SandboxHandoff(self._fields, (os.dup(self._listener.fileno()),))
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A container that was handed over; its first process is ``pid``, and its tree is mounted at ``tree``.
+class HandedOffContainer:
+    """A container that another process has detached; its first process is ``pid``, its tree is mounted at ``tree``.
 
-    ``descriptor`` is the socket that its guest dials, and whose has the seat. ``shown`` are the places, beside the
-    workspace's own, at which it shows directories of the workspace.
+    ``descriptor`` is the socket that its guest dials, owned by this value's owner. ``mounted`` are the targets of
+    ``slot_mounts`` that it has.
     """
 
     descriptor: int
@@ -68,39 +68,39 @@ class Seat:
     nonce: bytes
     groups: Mapping[str, str]
     toolchains: tuple[str, ...]
-    shown: tuple[str, ...]
+    mounted: tuple[str, ...]
 
     @property
-    def group(self) -> Group:
-        """What keeps it within its limits, which takes longer to find than to be told."""
-        return Group({controller: Path(directory) for controller, directory in self.groups.items()})
+    def group(self) -> ControlGroups:
+        """Its control groups, which would take longer to look up again."""
+        return ControlGroups({controller: Path(directory) for controller, directory in self.groups.items()})
 
     def fits(self, handle: Handle, spec: SandboxSpec) -> bool:
-        """Whether all that an opening asks for is there, or can be shown now; dependencies cannot."""
-        here = {mount for mount in mounts_of(handle) if mount.target in self.shown}
+        """Whether the container has all that ``spec`` asks for, or can get it now; dependencies it cannot get."""
+        here = {mount for mount in slot_mounts(handle) if mount.target in self.mounted}
         plain = SandboxSpec(protected=spec.protected, toolchains=self.toolchains, env=spec.env)
         return replace(spec, mounts=()) == plain and here.issuperset(spec.mounts)
 
 
-def seat_of(handoff: SandboxHandoff) -> Seat:
-    """What ``Idle`` has handed over. Raises ``KeyError``, ``TypeError``, ``ValueError`` for another version's."""
-    words = dict(handoff.state)
-    toolchains, shown = tuple(words.pop("toolchains")), tuple(words.pop("shown"))
-    nonce = bytes.fromhex(words.pop("nonce"))
+def read_handoff(handoff: SandboxHandoff) -> HandedOffContainer:
+    """Read what ``detach`` returned. Raises ``KeyError``, ``TypeError``, ``ValueError`` for another version's."""
+    fields = dict(handoff.state)
+    toolchains, mounted = tuple(fields.pop("toolchains")), tuple(fields.pop("mounted"))
+    nonce = bytes.fromhex(fields.pop("nonce"))
     (descriptor,) = handoff.descriptors
-    return Seat(descriptor, nonce=nonce, toolchains=toolchains, shown=shown, **words)
+    return HandedOffContainer(descriptor, nonce=nonce, toolchains=toolchains, mounted=mounted, **fields)
 
 
-def mounts_of(handle: Handle) -> tuple[Mount, ...]:
-    """What a container shows whoever it will be for."""
-    shown = {"incident": PATHS.incident, "skills": PATHS.skills, "kube": PATHS.kube}
-    return tuple(Mount(handle.private / name, target) for name, target in shown.items())
+def slot_mounts(handle: Handle) -> tuple[Mount, ...]:
+    """The mounts of every container of a warm pool, whatever workspace it will serve."""
+    targets = {"incident": PATHS.incident, "skills": PATHS.skills, "kube": PATHS.kube}
+    return tuple(Mount(handle.private / name, target) for name, target in targets.items())
 
 
 @contextmanager
-def open_tree(places: DaemonStage, seat: Seat) -> Iterator[int]:
-    """The tree as the container has it, an ``O_PATH`` descriptor."""
-    tree = places.open(MountSource(seat.tree))
+def open_tree(stage: DaemonStage, container: HandedOffContainer) -> Iterator[int]:
+    """Open the tree as the container has it, as ``O_PATH``."""
+    tree = stage.open(MountSource(container.tree))
     try:
         yield tree
     finally:
@@ -108,7 +108,7 @@ def open_tree(places: DaemonStage, seat: Seat) -> Iterator[int]:
 
 
 def covers(private: Path, guards: Iterable[Guard]) -> list[Cover]:
-    """What is to be mounted over the tree, outermost first; the descriptors are whose list this is."""
+    """Prepare the mounts of guards over the tree, outermost first; the caller owns their descriptors."""
     return [
         Cover(
             guard.path,

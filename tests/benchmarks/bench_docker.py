@@ -19,7 +19,7 @@ import trio
 
 from runner.core.model import Limits
 from runner.ports.provider import SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers.docker import RUNC, Docker, Flavour
+from runner.providers.docker import RUNC, ContainerRuntime, DockerProvider
 from runner.providers.gvisor import RUNSC
 from tests.support import dockerd
 
@@ -78,15 +78,15 @@ def show(what: str, ours: float, theirs: float, *, beside: str) -> None:
 
 
 async def main() -> None:
-    for flavour, size in ((RUNC, 1024 * MIB), (RUNSC, 64 * MIB)):
-        if flavour is RUNC or dockerd.no_gvisor() is None:
-            print(f"{flavour.name}:")
-            await measure(flavour, size)
+    for runtime, size in ((RUNC, 1024 * MIB), (RUNSC, 64 * MIB)):
+        if runtime is RUNC or dockerd.no_gvisor() is None:
+            print(f"{runtime.name}:")
+            await measure(runtime, size)
 
 
-async def measure(flavour: Flavour, size: int) -> None:
+async def measure(runtime: ContainerRuntime, size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        provider = Docker(Path(folder), dockerd.host(), flavour=flavour)
+        provider = DockerProvider(Path(folder), dockerd.host(), runtime=runtime)
         request = WorkspaceRequest(f"bench-{os.getpid()}", "run", "nonce", LIMITS, image=dockerd.IMAGE)
         handle = await provider.create(request)
 
@@ -94,7 +94,7 @@ async def measure(flavour: Flavour, size: int) -> None:
             async with provider.open(handle, SandboxSpec()) as workspace:
                 await one(workspace)
 
-        run = ("run", "--rm", f"--runtime={flavour.runtime}", *WALLS, dockerd.IMAGE, "/bin/true")
+        run = ("run", "--rm", f"--runtime={runtime.program}", *WALLS, dockerd.IMAGE, "/bin/true")
         client = await in_turns(OPENINGS, whole, lambda: docker(*run))
         show("open, /bin/true, close", *client, beside="docker run --rm")
         async with provider.open(handle, SandboxSpec()) as workspace:

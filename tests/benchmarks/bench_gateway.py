@@ -28,8 +28,8 @@ from runner.fake_model.script import Turn
 from runner.gateway.gateway import ModelGateway
 from runner.ports.gateway import Api, ModelGrant
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
-from runner.providers.docker import Docker
-from runner.providers.local import Local
+from runner.providers.docker import DockerProvider
+from runner.providers.local import LocalProvider
 from tests.benchmarks.sizes import amount, rounds
 from tests.support import dockerd
 from tests.support.providers import OnTestImage
@@ -177,7 +177,7 @@ print(statistics.median(firsts) * 1e3, statistics.median(wholes) * 1e3)
 """
 
 
-async def relayed(kind: str, provider: Local | Docker, direct: int) -> None:
+async def relayed(kind: str, provider: LocalProvider | DockerProvider, direct: int) -> None:
     handle = await provider.create(WorkspaceRequest(f"bench-{os.getpid()}", "run", "nonce"))
     try:
         async with (
@@ -195,7 +195,7 @@ async def relayed(kind: str, provider: Local | Docker, direct: int) -> None:
 
 async def relays() -> None:
     with role("double", "short") as (direct, _), tempfile.TemporaryDirectory() as folder:
-        await relayed("local", Local(Path(folder)), direct)
+        await relayed("local", LocalProvider(Path(folder)), direct)
         if dockerd.missing() is None:
             await relayed("docker", OnTestImage(Path(folder), dockerd.host()), direct)
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import trio
 
 from runner.ports.provider import Provider, SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers.local import Local
-from runner.providers.process import OnHost
+from runner.providers.local import LocalProvider
+from runner.providers.process import ProcessProvider
 from tests.benchmarks.sizes import rounds
 
 ROUNDS = rounds(400)
@@ -121,7 +121,7 @@ async def idle(provider: Provider, count: int) -> float:
 
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for provider in (Local(Path(folder), grace=GRACE), OnHost(Path(folder), grace=GRACE)):
+        for provider in (LocalProvider(Path(folder), grace=GRACE), ProcessProvider(Path(folder), grace=GRACE)):
             handle = await provider.create(WorkspaceRequest("bench", "run", "nonce"))
             async with provider.open(handle, SandboxSpec()) as workspace:
                 ours, host = await median(lambda w=workspace: one(w), plain)

@@ -27,7 +27,7 @@ from runner.ops.pool.pool import open_pool
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow
-from runner.providers.docker import Docker
+from runner.providers.docker import DockerProvider
 from runner.store.sqlite import open_store
 from tests.benchmarks.sizes import amount
 from tests.support import dockerd
@@ -50,7 +50,7 @@ def fill(handle: Handle) -> None:
     (handle.tree / "deploy" / "key").write_text("secret")
 
 
-async def use(provider: Docker, handle: Handle) -> float:
+async def use(provider: DockerProvider, handle: Handle) -> float:
     """When the first command had ended; a second one finds that both paths are protected."""
     async with provider.open(handle, OPENING) as workspace:
         await workspace.run(["/bin/true"])
@@ -60,7 +60,7 @@ async def use(provider: Docker, handle: Handle) -> float:
     return ended
 
 
-async def measure_handoff(provider: Docker, key: SlotKey, home: Path) -> float:
+async def measure_handoff(provider: DockerProvider, key: SlotKey, home: Path) -> float:
     start = time.perf_counter()
     request = WorkspaceRequest(f"bench-{secrets.token_hex(4)}", "run", "nonce", LIMITS, image=key.image)
     handle = await warm(home, provider, key, request)
@@ -71,7 +71,7 @@ async def measure_handoff(provider: Docker, key: SlotKey, home: Path) -> float:
     return took
 
 
-async def cold(provider: Docker, image: str) -> float:
+async def cold(provider: DockerProvider, image: str) -> float:
     start = time.perf_counter()
     request = WorkspaceRequest(f"bench-{secrets.token_hex(4)}", "run", "nonce", LIMITS, image=image)
     handle = await provider.create(request)
@@ -93,7 +93,7 @@ async def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         settings = Settings.from_env({"RUNNER_HOME": folder, "DOCKER_HOST": dockerd.host()})
-        provider, key = Docker(home, dockerd.host()), SlotKey("docker", dockerd.image_id(), LIMITS)
+        provider, key = DockerProvider(home, dockerd.host()), SlotKey("docker", dockerd.image_id(), LIMITS)
         times: list[float] = []
         async with open_store(home / "state.db", now=lambda: time.time_ns() // 1000, entropy=os.urandom) as store:
             from runner.ops.runs.dependencies import dependencies_of

@@ -20,11 +20,11 @@ from pathlib import Path
 import trio
 
 from runner.ports.provider import SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers.local import Local
-from runner.providers.process import OnHost
+from runner.providers.local import LocalProvider
+from runner.providers.process import ProcessProvider
 from runner.runtime.exec import open_logs, run_logged
 from runner.safefs import trees
-from runner.sandbox.bwrap_exec import Sandbox
+from runner.sandbox.bwrap_exec import BwrapWorkspace
 from runner.sandbox.processes import descendants
 
 ROUNDS, EACH = 15, 20
@@ -60,10 +60,10 @@ def logged(workspace: Workspace, folder: Path) -> Action:
     return action
 
 
-def bubblewrap(sandbox: Sandbox, uid: int | None) -> Action:
+def bubblewrap(sandbox: BwrapWorkspace, uid: int | None) -> Action:
     """The sandbox's own words, given to bubblewrap by ``subprocess``."""
-    recipe, shell = sandbox._recipe, sandbox._shell
-    argv = [shell.bwrap, *recipe.words, "--remount-ro", "/", "--chdir", "/workspace", "--", *TRUE]
+    options, shell = sandbox._recipe, sandbox._shell
+    argv = [shell.bwrap, *options.words, "--remount-ro", "/", "--chdir", "/workspace", "--", *TRUE]
 
     async def action() -> None:
         subprocess.run(
@@ -75,7 +75,7 @@ def bubblewrap(sandbox: Sandbox, uid: int | None) -> Action:
             user=uid,
             group=uid,
             extra_groups=None if uid is None else [],
-            pass_fds=recipe.descriptors,
+            pass_fds=options.descriptors,
         )
 
     return action
@@ -111,13 +111,13 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         for title, with_guest, without in (
-            ("process", OnHost(home), OnHost(home, guest=False)),
-            ("local", Local(home), Local(home, guest=False)),
+            ("process", ProcessProvider(home), ProcessProvider(home, guest=False)),
+            ("local", LocalProvider(home), LocalProvider(home, guest=False)),
         ):
             handles = [await with_guest.create(WorkspaceRequest(f"{title}-{n}", "run", "nonce")) for n in range(2)]
             uid = handles[0].uid if trees.can_chown() else None
             async with without.open(handles[0], SandboxSpec()) as plain:
-                if isinstance(plain, Sandbox):
+                if isinstance(plain, BwrapWorkspace):
                     actions = {"bubblewrap": bubblewrap(plain, plain._shell.uid)}
                 else:
                     actions = {"trio.run_process, same user": piped(uid), "trio.run_process, our user": piped(None)}

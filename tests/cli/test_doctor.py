@@ -61,7 +61,7 @@ def test_docker_says_first_that_it_needs_root_and_no_group(project: Project) -> 
 
     shown = project.runner("doctor").out
 
-    assert "docker needs root here, and to be in the group docker is not enough" in shown
+    assert "docker needs root here, and membership in the group docker is not enough" in shown
     assert "systemctl" not in shown
 
 

@@ -16,7 +16,7 @@ from runner.ops.host.probe import EscapeAttempt, EscapeResult, ProbedProvider, _
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.sandbox.escapes import ESCAPES
 from tests.support import dockerd
-from tests.support.fake_provider import Fake, Scripted
+from tests.support.fake_provider import FakeProvider, Scripted
 from tests.support.situations import Project, leftovers
 
 
@@ -95,7 +95,7 @@ def test_a_provider_that_is_not_there_is_said_so_and_is_no_success(project: Proj
 
 async def test_an_image_without_the_programs_that_try_is_not_one_with_ways_out(tmp_path: Path) -> None:
     """Each of the twenty was a failure, `ends the sandbox`, in an image without `true`."""
-    provider = Fake(tmp_path, lambda argv: Scripted(Exit(code=127)))
+    provider = FakeProvider(tmp_path, lambda argv: Scripted(Exit(code=127)))
     handle = await provider.create(WorkspaceRequest("w", "r", "n", Limits()))
     async with provider.open(handle, SandboxSpec()) as workspace:
         tried = await _try(workspace, ESCAPES[0], {}, None)

@@ -57,7 +57,7 @@ _HOST_GAPS = dict.fromkeys(
     _HOST,
 )
 _KILLED_WHOLE = "the host sees one program, and kills it whole"
-GAPS: dict[str, dict[str, str]] = {
+KNOWN_GAPS: dict[str, dict[str, str]] = {
     GVISOR: {
         "test_memory_over_the_limit_ends_the_offender_and_says_why_and_the_workspace_lives": _KILLED_WHOLE,
         "test_kills_for_memory_are_counted_also_when_the_command_goes_on": _KILLED_WHOLE,
@@ -190,7 +190,7 @@ def _night(late: bool) -> list[pytest.MarkDecorator]:
 
 
 def _gaps(kind: str, name: str) -> list[pytest.MarkDecorator]:
-    gap = _FAKE if kind == FAKE and name not in FAKE_PASSES else GAPS.get(kind, {}).get(name)
+    gap = _FAKE if kind == FAKE and name not in FAKE_PASSES else KNOWN_GAPS.get(kind, {}).get(name)
     return [pytest.mark.xfail(reason=gap, strict=True)] if gap else []
 
 

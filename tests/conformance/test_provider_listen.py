@@ -11,7 +11,7 @@ import trio
 from runner.core.errors import ProviderFailed
 from runner.core.model import Feature
 from runner.ports.provider import Connection, SandboxSpec, Workspace, WorkspaceRequest
-from tests.support.fake_provider import Fake
+from tests.support.fake_provider import FakeProvider
 from tests.support.providers import BARE_LOCAL, BARE_PROCESS, GRACE, GUESTS, INSTALLED, MIB, PROCESS, Place, make
 
 KINDS = INSTALLED
@@ -54,7 +54,7 @@ async def _echo(connection: Connection) -> None:
 
 async def _echoed(place: Place, workspace: Workspace, port: int, count: int, size: int) -> int:
     """How many of so many connections at once got back what they said."""
-    if isinstance(place.provider, Fake):
+    if isinstance(place.provider, FakeProvider):
         return await _echoed_by_fake(place.provider, port, count, size)
     with trio.fail_after(60):
         done = await workspace.run(["python3", "-SIc", CLIENT, str(port), str(count), str(size)])
@@ -62,7 +62,7 @@ async def _echoed(place: Place, workspace: Workspace, port: int, count: int, siz
     return int(done.stdout)
 
 
-async def _echoed_by_fake(provider: Fake, port: int, count: int, size: int) -> int:
+async def _echoed_by_fake(provider: FakeProvider, port: int, count: int, size: int) -> int:
     good = 0
 
     async def talk() -> None:
@@ -87,7 +87,7 @@ async def _echoed_by_fake(provider: Fake, port: int, count: int, size: int) -> i
 
 async def _answers(place: Place, workspace: Workspace, port: int) -> bool:
     """Whether anything listens on a port of the workspace's loopback."""
-    if isinstance(place.provider, Fake):
+    if isinstance(place.provider, FakeProvider):
         return port in place.provider.listening
     done = await workspace.run(["python3", "-SIc", KNOCK, str(port)])
     return done.stdout == b"True\n"
@@ -126,7 +126,7 @@ async def test_a_connection_is_closed_when_its_server_returns_and_at_the_end_of_
             cut.set()
 
     async def hold(port: int) -> None:
-        if isinstance(place.provider, Fake):
+        if isinstance(place.provider, FakeProvider):
             async with place.provider.dial(port) as stream:
                 await stream.send_all(b"a")
                 assert await stream.receive_some() == b""

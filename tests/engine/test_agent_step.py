@@ -21,9 +21,9 @@ from runner.engine.run import RunCancellation
 from runner.events import events as ev
 from runner.guest import build
 from runner.ports.provider import SandboxSpec
-from runner.providers.local import Local
+from runner.providers.local import LocalProvider
 from runner.steps.agent.run import SMALL_PROMPT
-from tests.support.fake_provider import Fake
+from tests.support.fake_provider import FakeProvider
 from tests.support.situations import Project
 from tests.support.state_machine import Machine
 
@@ -70,7 +70,7 @@ async def test_a_sub_runner_gets_the_standard_variables_and_nothing_of_this_host
     assert {(directory / name).read_text() for name in ("prompt-sent.md", "output/stdin", "output/file")} == {prompt}
 
 
-class Slow(Fake):
+class Slow(FakeProvider):
     """Nothing runs in its sandboxes any more when their work is saved; it takes longer until they are cleared away."""
 
     def __init__(self, home: Path) -> None:
@@ -108,7 +108,7 @@ async def test_work_is_looked_at_as_soon_as_nothing_runs_in_its_sandbox(project:
     assert slow.cleared
 
 
-class Altered(Local):
+class Altered(LocalProvider):
     """``local`` with a guest of another source."""
 
     def __init__(self, home: Path, program: Program) -> None:

@@ -14,7 +14,7 @@ from runner.core.model import Status
 from runner.engine.run import RunCancellation
 from runner.events import events as ev
 from runner.ops.planning.facts import open_provider
-from tests.support.fake_provider import Fake, Scripted
+from tests.support.fake_provider import FakeProvider, Scripted
 from tests.support.situations import Project, leftovers
 from tests.support.state_machine import Machine
 
@@ -57,7 +57,7 @@ async def test_a_process_that_will_not_die_is_named_in_the_record(machine: Machi
     def stuck(argv: Sequence[str]) -> Scripted:
         raise Escaped("process 4711 of the command does not end")
 
-    fake = Fake(machine.settings.home, stuck)
+    fake = FakeProvider(machine.settings.home, stuck)
     machine.deps = replace(machine.deps, provider=lambda name: fake)
 
     record = await machine.run()

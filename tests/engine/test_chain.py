@@ -29,7 +29,7 @@ from runner.events.record import RunRecord, replay
 from runner.plan.model import RunPlan
 from runner.ports.provider import Probe
 from runner.runtime.context import RunPaths
-from tests.support.fake_provider import Fake, Scripted
+from tests.support.fake_provider import FakeProvider, Scripted
 from tests.support.situations import Project, leftovers
 from tests.support.state_machine import Machine, Watch
 
@@ -42,7 +42,7 @@ BROKEN = ProviderFailed("no sandbox can be made")
 STUCK = CleanUpIncomplete("a file cannot be removed")
 
 
-class Named(Fake):
+class Named(FakeProvider):
     """A fake under a name of the chain. ``faults`` maps a method to which of its calls fail, and with what."""
 
     def __init__(

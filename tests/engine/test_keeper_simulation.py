@@ -27,7 +27,7 @@ from runner.ops.pool.handoff import discard
 from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow
 from runner.store.memory import MemoryStore
-from tests.support.fake_provider import Fake
+from tests.support.fake_provider import FakeProvider
 
 KEY = SlotKey("fake", None, Limits())
 NAME = name_of(KEY)
@@ -100,7 +100,7 @@ class World:
         self.luck = random.Random(seed)
         self.calm = False
         self.store = MemoryStore(lambda: round(trio.current_time() * 1e6))
-        self.provider = Fake(home, faults=Luck(self))
+        self.provider = FakeProvider(home, faults=Luck(self))
         self.names = count(1)
         self.process = Process(dead=True)
         self.keeper: Keeper | None = None

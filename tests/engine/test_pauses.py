@@ -32,7 +32,7 @@ from runner.ports.provider import Provider
 from runner.runtime.context import RunDependencies
 from runner.runtime.lease_holder import LeaseHolder
 from runner.store.sqlite import SqliteStore, open_store
-from tests.support.fake_provider import Fake, Scripted
+from tests.support.fake_provider import FakeProvider, Scripted
 from tests.support.situations import Project, leftovers, processes_of
 
 Away = Callable[["Host"], Awaitable[None]]
@@ -114,7 +114,7 @@ async def host_in(home: Path, provider: str) -> AsyncIterator[Host]:
             (tree / "made").write_text("work\n")
         return Scripted()
 
-    made: Any = Fake(settings.home, play) if provider == "fake" else open_provider(provider, settings)
+    made: Any = FakeProvider(settings.home, play) if provider == "fake" else open_provider(provider, settings)
 
     def now() -> int:
         return now_microseconds() + round(host.ahead * 1e6)

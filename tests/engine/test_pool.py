@@ -19,7 +19,7 @@ from runner.lifecycle.pool import BACK_OFF, MAX_AGE, name_of
 from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow, SlotRow
 from runner.store.memory import MemoryStore
-from tests.support.fake_provider import Fake, Idle
+from tests.support.fake_provider import FakeProvider, FakeSlot
 
 KEY = SlotKey("fake", None, Limits())
 NAME = name_of(KEY)
@@ -41,7 +41,7 @@ class Scene:
     arrived: list[Handle] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.provider = Fake(self.home, faults=self.faults)
+        self.provider = FakeProvider(self.home, faults=self.faults)
         numbers = count(1)
         self.keeper = Keeper(
             self.store,
@@ -258,7 +258,7 @@ class Mortal:
         opened, ended = self.scene.provider.open_slot, self.ended
 
         @asynccontextmanager
-        async def open_slot(handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[Idle]:
+        async def open_slot(handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[FakeSlot]:
             async with opened(handle, toolchains) as idle:
                 idle.wait_ended = ended  # type: ignore[method-assign]
                 yield idle

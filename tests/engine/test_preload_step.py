@@ -23,7 +23,7 @@ from runner.steps.preload.plan import PreloadBody
 from runner.steps.provision.plan import ProvisionBody
 from runner.triage.baseline import MAX_BYTES
 from tests.support import dockerd
-from tests.support.fake_provider import Fake, Scripted
+from tests.support.fake_provider import FakeProvider, Scripted
 from tests.support.situations import Project
 from tests.support.state_machine import Machine
 
@@ -242,7 +242,7 @@ def scripted(machine: Machine, script: Scripted, faults: Mapping[str, dict[str, 
     """Let workspaces be the fake's, by the names of others, whose triage script goes like this."""
     home = machine.settings.home
     named = {
-        name: Fake(home / name, lambda argv: script if argv[0].endswith(SCRIPT) else Scripted(), faults=broken)
+        name: FakeProvider(home / name, lambda argv: script if argv[0].endswith(SCRIPT) else Scripted(), faults=broken)
         for name, broken in {"local": {}, "process": {}, **(faults or {})}.items()
     }
     machine.deps = replace(machine.deps, provider=named.__getitem__)

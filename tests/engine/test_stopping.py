@@ -22,7 +22,7 @@ from runner.events.record import RunRecord
 from runner.ports.provider import SandboxSpec
 from runner.safefs import trees
 from runner.store.memory import MemoryStore
-from tests.support.fake_provider import Fake, Played, Scripted, Stage
+from tests.support.fake_provider import FakeProcess, FakeProvider, FakeWorkspace, Scripted
 from tests.support.situations import Project
 from tests.support.state_machine import Machine
 
@@ -60,7 +60,7 @@ class Clock:
             self._clock.autojump_threshold = 0 if self._users else math.inf
 
 
-class Timed(Fake):
+class Timed(FakeProvider):
     """A fake that notes when its stop stages begin, and how often it was opened. A command goes by its last word."""
 
     def __init__(self, home: Path, clock: Clock, agent: Scripted, others: Mapping[str, Scripted]) -> None:
@@ -73,11 +73,11 @@ class Timed(Fake):
     async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Any]:
         self.openings += 1
         async with super().open(handle, spec) as stage:
-            yield TimedStage(stage, self)
+            yield TimedWorkspace(stage, self)
 
 
-class TimedStage:
-    def __init__(self, stage: Stage, provider: Timed) -> None:
+class TimedWorkspace:
+    def __init__(self, stage: FakeWorkspace, provider: Timed) -> None:
         self._stage, self._provider = stage, provider
         self.paths, self.tree = stage.paths, stage.tree
         self.effective, self.terminated = stage.effective, stage.terminated
@@ -85,7 +85,7 @@ class TimedStage:
     @asynccontextmanager
     async def exec(
         self, argv: Sequence[str], *, env: Mapping[str, str], on_stop: Callable[[StopStage], None]
-    ) -> AsyncIterator[Played]:
+    ) -> AsyncIterator[FakeProcess]:
         def noted(stage: StopStage) -> None:
             self._provider.begun.append((stage, trio.current_time()))
             on_stop(stage)
@@ -429,7 +429,7 @@ async def test_a_workspace_that_can_not_be_opened_is_the_platform_s_failure(
     stopping: Stopping, mock_clock: MockClock
 ) -> None:
     """No command ran, so nothing about it is unknown."""
-    fake = Fake(stopping.machine.settings.home, faults={"open": WorkspaceLost("it is gone")})
+    fake = FakeProvider(stopping.machine.settings.home, faults={"open": WorkspaceLost("it is gone")})
     stopping.project.script("")
     stopping.machine.deps = replace(stopping.machine.deps, provider=lambda name: fake)
 

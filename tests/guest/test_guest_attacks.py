@@ -38,7 +38,9 @@ def sandboxed(program: Path, user: int | None) -> Iterator[Host]:
     folder, name = reachable_bubblewrap(program.parent)
     drop = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups") if user else ()
     place = ("--tmpfs", "/tmp", "--ro-bind", program, "/guest", "--remount-ro", "/", "--clearenv", "--as-pid-1")
-    with inherited(*drop, folder / name, *bwrap.WALLS, *bwrap.system(), *place, "/guest", env={"PATH": PATH}) as host:
+    with inherited(
+        *drop, folder / name, *bwrap.ISOLATION, *bwrap.system(), *place, "/guest", env={"PATH": PATH}
+    ) as host:
         yield host
 
 

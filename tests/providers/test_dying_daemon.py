@@ -108,11 +108,11 @@ MANY = """
 import json, os, secrets, sys, trio
 from pathlib import Path
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
-from runner.providers.docker import Docker
+from runner.providers.docker import DockerProvider
 
 MANY, FEW = 50, 2
 host, image, home = sys.argv[1:]
-provider = Docker(Path(home), host, grace=0.2)
+provider = DockerProvider(Path(home), host, grace=0.2)
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -11,13 +11,13 @@ from trio.testing import MockClock
 from runner.core.errors import ProviderFailed
 from runner.core.model import Exit
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
-from tests.support.fake_provider import Fake, Scripted
+from tests.support.fake_provider import FakeProvider, Scripted
 
 REQUEST = WorkspaceRequest("w", "run", "nonce")
 
 
 async def test_an_hour_of_a_scripted_command_costs_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
-    fake = Fake(tmp_path, lambda argv: Scripted(Exit(code=3), stdout=b"done", seconds=3600))
+    fake = FakeProvider(tmp_path, lambda argv: Scripted(Exit(code=3), stdout=b"done", seconds=3600))
     async with fake.open(await fake.create(REQUEST), SandboxSpec()) as workspace:
         before = trio.current_time()
         result = await workspace.run(["make"])
@@ -28,6 +28,6 @@ async def test_an_hour_of_a_scripted_command_costs_nothing(tmp_path: Path, autoj
 
 @pytest.mark.parametrize("method", ["create", "destroy"])
 async def test_a_fault_is_raised_by_the_method_it_names(tmp_path: Path, method: str) -> None:
-    fake = Fake(tmp_path, faults={method: ProviderFailed("out of order")})
+    fake = FakeProvider(tmp_path, faults={method: ProviderFailed("out of order")})
     with pytest.raises(ProviderFailed, match="out of order"):
         await fake.destroy(await fake.create(REQUEST))

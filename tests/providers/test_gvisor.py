@@ -16,7 +16,7 @@ import trio
 from runner.core.errors import CleanUpIncomplete, OutOfMemory, ProviderFailed, WorkspaceLost
 from runner.core.model import Exit, Handle, IsolationClass, Limits
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
-from runner.providers.docker import Docker, check_runtime
+from runner.providers.docker import DockerProvider, check_runtime
 from runner.providers.gvisor import RUNSC
 from tests.support import dockerd
 from tests.support.dockerd import IMAGE, Daemon
@@ -36,11 +36,11 @@ def mortal() -> Iterator[Daemon]:
     daemon.stop()
 
 
-def at(home: Path, host: str | None = None, *, patience: float = 10) -> Docker:
-    return Docker(home, host or dockerd.host(), grace=0.2, patience=patience, flavour=RUNSC)
+def at(home: Path, host: str | None = None, *, patience: float = 10) -> DockerProvider:
+    return DockerProvider(home, host or dockerd.host(), grace=0.2, patience=patience, runtime=RUNSC)
 
 
-async def workspace_of(provider: Docker, limits: Limits | None = None) -> Handle:
+async def workspace_of(provider: DockerProvider, limits: Limits | None = None) -> Handle:
     name = f"gvisor-{secrets.token_hex(6)}"
     return await provider.create(WorkspaceRequest(name, "run-1", "nonce", limits or Limits(), image=IMAGE))
 
@@ -84,7 +84,7 @@ async def test_the_guest_has_just_what_it_needs_and_commands_have_nothing(tmp_pa
 
 
 async def test_a_daemon_without_the_runtime_is_unavailable_and_the_hint_is_its_configuration(tmp_path: Path) -> None:
-    without = Docker(tmp_path, dockerd.host(), flavour=replace(RUNSC, runtime="runsc-that-is-not-there"))
+    without = DockerProvider(tmp_path, dockerd.host(), runtime=replace(RUNSC, program="runsc-that-is-not-there"))
     probe = await without.probe()
 
     assert (probe.available, probe.isolation) == (False, IsolationClass.KERNEL)

@@ -83,10 +83,10 @@ OPENERS = """
 import os, random, signal, sys, time, trio
 from pathlib import Path
 from runner.ports.provider import SandboxSpec
-from runner.providers.local import Local
+from runner.providers.local import LocalProvider
 
 _, home, nonce = sys.argv
-provider = Local(Path(home))
+provider = LocalProvider(Path(home))
 (handle,) = trio.run(provider.list_owned, nonce)
 
 async def opening():

@@ -13,7 +13,7 @@ import trio
 from runner.core.errors import WorkspaceLost
 from runner.core.model import Handle
 from runner.ports.provider import Provider, SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers.local import Local
+from runner.providers.local import LocalProvider
 from tests.support.guest_driver import marked
 from tests.support.providers import living_of
 
@@ -91,7 +91,7 @@ def living(handles: list[Handle], mark: str) -> list[int]:
 @pytest.mark.parametrize("count", [160, pytest.param(10_000, marks=pytest.mark.nightly)])
 async def test_however_and_whenever_commands_are_ended_none_is_left(tmp_path: Path, count: int) -> None:
     random, mark, ended = Random(count), f"random-{os.getpid()}", Counter[str]()
-    provider = Local(tmp_path, grace=0.01)
+    provider = LocalProvider(tmp_path, grace=0.01)
     handles = [await provider.create(WorkspaceRequest(f"{mark}-{n}", "run", "nonce")) for n in range(WORKSPACES)]
     while ended.total() < count:
         async with trio.open_nursery() as nursery:

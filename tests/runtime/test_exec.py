@@ -14,8 +14,8 @@ import trio
 
 from runner.core.model import Exit
 from runner.ports.provider import Provider, SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers.local import Local
-from runner.providers.process import OnHost
+from runner.providers.local import LocalProvider
+from runner.providers.process import ProcessProvider
 from runner.runtime.exec import DRAIN, MAX_LOG, TAIL, LogFile, open_logs, run_logged
 
 GRACE = 60.0
@@ -25,11 +25,11 @@ FLOOD = """
 import json, os, resource, sys, trio
 from pathlib import Path
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
-from runner.providers.local import Local
+from runner.providers.local import LocalProvider
 from runner.runtime.exec import open_logs, run_logged
 
 async def main(home, script):
-    provider = Local(home)
+    provider = LocalProvider(home)
     handle = await provider.create(WorkspaceRequest(f"flood-{os.getpid()}", "run", "nonce"))
     async with provider.open(handle, SandboxSpec()) as workspace:
         await workspace.run(["true"])
@@ -44,7 +44,7 @@ trio.run(main, Path(sys.argv[1]), sys.argv[2])
 """
 
 
-@pytest.fixture(params=[Local, OnHost], ids=["local", "process"])
+@pytest.fixture(params=[LocalProvider, ProcessProvider], ids=["local", "process"])
 async def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workspace]:
     provider: Provider = request.param(tmp_path, grace=GRACE)
     handle = await provider.create(WorkspaceRequest(f"commands-{os.getpid()}", "run", "nonce"))
@@ -115,7 +115,7 @@ async def test_a_descendant_that_holds_the_pipes_does_not_hold_the_step(workspac
 
 async def test_what_a_descendant_prints_just_after_its_command_is_kept(tmp_path: Path) -> None:
     """As of ``tee`` in a process substitution. In a pid namespace of its own it dies with the command."""
-    provider = OnHost(tmp_path)
+    provider = ProcessProvider(tmp_path)
     handle = await provider.create(WorkspaceRequest(f"late-{os.getpid()}", "run", "nonce"))
     async with provider.open(handle, SandboxSpec()) as workspace:
         _, out, _ = await run(workspace, tmp_path, "(sleep 0.2; echo late) & echo done")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from runner.core.errors import ProviderFailed
-from runner.sandbox.bwrap import Recipe, Report, command_not_started, hint, read_report
+from runner.sandbox.bwrap import BwrapOptions, BwrapStatus, command_not_started, hint, read_status
 
 
 @pytest.mark.parametrize(
     ("text", "report"),
     [
-        (b"", Report(None, None)),
-        (b'{ "child-pid": 7 }\n', Report(7, None)),
-        (b'{ "child-pid": 7, "mnt-namespace": 4 }\n{ "exit-code": 137 }\n', Report(7, 137)),
+        (b"", BwrapStatus(None, None)),
+        (b'{ "child-pid": 7 }\n', BwrapStatus(7, None)),
+        (b'{ "child-pid": 7, "mnt-namespace": 4 }\n{ "exit-code": 137 }\n', BwrapStatus(7, 137)),
     ],
     ids=["nothing", "started", "ended"],
 )
-def test_a_report_without_a_code_is_never_read_as_success(text: bytes, report: Report) -> None:
-    assert read_report(text) == report
+def test_a_report_without_a_code_is_never_read_as_success(text: bytes, report: BwrapStatus) -> None:
+    assert read_status(text) == report
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_host_that_forbids_user_namespaces_gets_the_command_that_allows_them()
 
 
 def test_a_command_s_own_environment_wins_over_the_opening_s() -> None:
-    words = Recipe({"A": "opening", "B": "opening"}, []).arguments(env={"A": "own"}, cwd="/w", status=3, gate=4)
+    words = BwrapOptions({"A": "opening", "B": "opening"}, []).arguments(env={"A": "own"}, cwd="/w", status=3, gate=4)
 
     assert b"\0--setenv\0A\0own\0--setenv\0B\0opening\0" in words
 
@@ -48,4 +48,4 @@ def test_a_command_s_own_environment_wins_over_the_opening_s() -> None:
 @pytest.mark.parametrize(("env", "cwd"), [({"A": "x\0--bind\0/\0/tmp"}, "/w"), ({}, "/w\0--bind")])
 def test_a_nul_never_becomes_another_argument(env: dict[str, str], cwd: str) -> None:
     with pytest.raises(ProviderFailed, match="NUL"):
-        Recipe({}, []).arguments(env=env, cwd=cwd, status=3, gate=4)
+        BwrapOptions({}, []).arguments(env=env, cwd=cwd, status=3, gate=4)

@@ -1,4 +1,4 @@
-"""Where control groups are found, from the kernel's two texts of hosts unlike this one."""
+"""Control groups of hosts unlike this one, read from the kernel's texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.model import Limits
-from runner.sandbox.cgroup import Group, locate
+from runner.sandbox.cgroup import ControlGroups, locate
 
 V1 = (
     "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
@@ -47,7 +47,7 @@ def test_version_2_files_are_read_in_their_own_words(tmp_path: Path) -> None:
     (group / "pids.max").write_text("30\n")
     (group / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\noom_group_kill 0\n")
 
-    found = Group(dict.fromkeys(("memory", "cpu", "pids"), group))
+    found = ControlGroups(dict.fromkeys(("memory", "cpu", "pids"), group))
 
     assert found.limits() == Limits(cpus=0.5, memory_bytes=64 << 20, pids=30)
     assert found.oom_kills() == 1

@@ -10,7 +10,7 @@ import pytest
 from runner.core.errors import ProviderFailed
 from runner.core.model import Limits
 from runner.ports.provider import WorkspaceRequest
-from runner.sandbox.directories import Directories
+from runner.sandbox.directories import WorkspaceDirectories
 
 
 def wish(id: str) -> WorkspaceRequest:
@@ -21,22 +21,22 @@ def wish(id: str) -> WorkspaceRequest:
 def test_a_record_that_a_loss_of_power_took_leaves_nothing_that_is_nobodys(
     tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
-    places = Directories(tmp_path, "docker")
+    places = WorkspaceDirectories(tmp_path, "docker")
     handle = places.assign(places.create(wish("slot")), wish("warm"))
-    assert [found.id for found in places.owned("nonce")] == ["warm"]
+    assert [found.id for found in places.list_owned("nonce")] == ["warm"]
 
     damage(tmp_path / "sandboxes" / "warm.json")
 
-    assert [found.id for found in places.owned("nonce")] == ["slot"]
+    assert [found.id for found in places.list_owned("nonce")] == ["slot"]
     places.check(handle)
     places.destroy(handle)
-    assert places.owned("nonce") == []
+    assert places.list_owned("nonce") == []
     assert list((tmp_path / "sandboxes").iterdir()) == []
     assert not handle.tree.exists()
 
 
 def test_a_slot_that_became_a_workspace_of_another_project_is_no_neighbour(tmp_path: Path) -> None:
-    places = Directories(tmp_path, "docker", own_users=False)
+    places = WorkspaceDirectories(tmp_path, "docker", own_users=False)
     slot = places.create(wish("slot"))
     shared = WorkspaceRequest("whole", "run-2", "nonce", Limits(), shared=True)
     with pytest.raises(ProviderFailed, match="sees itself alone"):

@@ -11,8 +11,8 @@ import pytest
 
 from runner.core.errors import ProviderFailed
 from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
-from runner.providers.docker import Docker
-from runner.providers.local import Local
+from runner.providers.docker import DockerProvider
+from runner.providers.local import LocalProvider
 from tests.support import dockerd
 from tests.support.needs import USERS
 from tests.support.providers import shell
@@ -21,11 +21,13 @@ pytestmark = USERS.mark
 COMMANDS = "cat kept; echo more >> kept; mkdir made; cat others; echo no > AGENTS.md; rm -rf .runner; id -u"
 
 
-def docker(home: Path) -> Docker:
-    return Docker(home, dockerd.host())
+def docker(home: Path) -> DockerProvider:
+    return DockerProvider(home, dockerd.host())
 
 
-@pytest.mark.parametrize("provider_at", [Local, partial(Local, guest=False), docker], ids=["local", "bare", "docker"])
+@pytest.mark.parametrize(
+    "provider_at", [LocalProvider, partial(LocalProvider, guest=False), docker], ids=["local", "bare", "docker"]
+)
 async def test_what_commands_make_in_a_directory_of_root_is_root_s(
     tmp_path: Path, provider_at: Callable[[Path], Provider]
 ) -> None:
@@ -54,6 +56,6 @@ async def test_what_commands_make_in_a_directory_of_root_is_root_s(
 async def test_a_directory_of_root_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     """A command could leave a program of root's there with the set-id bit."""
     with pytest.raises(ProviderFailed, match="other users can enter"):
-        await Local(tmp_path).create(WorkspaceRequest("lent", "run-1", "nonce", tree=Path("/usr/share/misc")))
+        await LocalProvider(tmp_path).create(WorkspaceRequest("lent", "run-1", "nonce", tree=Path("/usr/share/misc")))
 
     assert list((tmp_path / "sandboxes").glob("*")) == []

@@ -6,7 +6,7 @@ import pytest
 
 from runner.core.errors import ProviderFailed
 from runner.core.model import Isolation, IsolationClass, Limits
-from runner.sandbox.readback import NAMESPACES, Outside, read_back
+from runner.sandbox.readback import NAMESPACES, HostView, read_back
 from runner.sandbox.sandbox_layout import PATHS
 from runner.sandbox.volumes import Volume
 
@@ -30,8 +30,8 @@ def text(
     return "----\n".join([status, f"total 0\n{listed}", mounts, heads + devices, "Linux\n", ""])
 
 
-def read(body: str, volume: Volume | None = None, *, calls_closed: bool = True) -> Isolation:
-    outside = Outside(HOST, 7000, Limits(pids=9), volume, calls_closed=calls_closed)
+def read(body: str, volume: Volume | None = None, *, filtered: bool = True) -> Isolation:
+    outside = HostView(HOST, 7000, Limits(pids=9), volume, filtered=filtered)
     return read_back(body, outside, provider="local", isolation=IsolationClass.NAMESPACES, paths=PATHS)
 
 
@@ -52,16 +52,16 @@ def test_a_shared_namespace_is_named_and_the_host_s_interfaces_are_not_listed_as
     assert (found.shared_namespaces, found.interfaces) == (("net",), None)
 
 
-@pytest.mark.parametrize(("seccomp", "calls_closed"), [(0, True), (1, True), (2, False)])
+@pytest.mark.parametrize(("seccomp", "filtered"), [(0, True), (1, True), (2, False)])
 def test_calls_are_filtered_when_the_guest_was_refused_and_the_command_has_a_filter(
-    seccomp: int, calls_closed: bool
+    seccomp: int, filtered: bool
 ) -> None:
     assert read(text()).filtered
-    assert not read(text(seccomp=seccomp), calls_closed=calls_closed).filtered
+    assert not read(text(seccomp=seccomp), filtered=filtered).filtered
 
 
 def with_own_kernel(body: str) -> Isolation:
-    outside = Outside(HOST, 7000, Limits(), kernel="Linux of the host\n")
+    outside = HostView(HOST, 7000, Limits(), kernel="Linux of the host\n")
     return read_back(body, outside, provider="gvisor", isolation=IsolationClass.KERNEL, paths=PATHS)
 
 

@@ -14,9 +14,9 @@ import pytest
 from runner.core.errors import CleanUpIncomplete, ProviderFailed
 from runner.core.model import Handle, Limits
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
-from runner.providers.local import Local
+from runner.providers.local import LocalProvider
 from runner.safefs.linux import unmount
-from runner.sandbox.directories import Directories
+from runner.sandbox.directories import WorkspaceDirectories
 from runner.sandbox.volumes import Volumes
 from tests.support.needs import USERS
 from tests.support.providers import MIB, on_host
@@ -39,15 +39,15 @@ def left(home: Path) -> list[Path]:
 
 
 @pytest.fixture
-async def made(tmp_path: Path) -> AsyncIterator[tuple[Local, Handle]]:
-    local = Local(tmp_path)
+async def made(tmp_path: Path) -> AsyncIterator[tuple[LocalProvider, Handle]]:
+    local = LocalProvider(tmp_path)
     handle = await local.create(requested())
     yield local, handle
     await local.destroy(handle)
     assert (left(tmp_path), volumes_of(tmp_path), on_host(tmp_path)) == ([], [], set())
 
 
-async def test_a_link_is_where_people_look_for_the_tree(made: tuple[Local, Handle], tmp_path: Path) -> None:
+async def test_a_link_is_where_people_look_for_the_tree(made: tuple[LocalProvider, Handle], tmp_path: Path) -> None:
     _, handle = made
 
     assert (tmp_path / "projects" / "default" / "workspaces" / "w").resolve() == handle.tree
@@ -70,7 +70,7 @@ for line in sys.stdin:
 
 
 async def test_however_many_mount_it_there_is_one_device_and_all_see_it(
-    made: tuple[Local, Handle], tmp_path: Path
+    made: tuple[LocalProvider, Handle], tmp_path: Path
 ) -> None:
     """Also those that moved to a namespace of their own before it was mounted."""
     _, handle = made
@@ -95,7 +95,7 @@ async def test_however_many_mount_it_there_is_one_device_and_all_see_it(
 
 
 async def test_a_volume_is_mounted_again_after_the_host_was_started_again(
-    made: tuple[Local, Handle], tmp_path: Path
+    made: tuple[LocalProvider, Handle], tmp_path: Path
 ) -> None:
     """A host that has crashed leaves a file system that nobody has unmounted."""
     local, handle = made
@@ -112,7 +112,7 @@ async def test_a_volume_is_mounted_again_after_the_host_was_started_again(
         unmount(handle.private)
         end()
         assert not handle.tree.exists()
-        assert await Local(tmp_path).list_owned("nonce") == [handle]
+        assert await LocalProvider(tmp_path).list_owned("nonce") == [handle]
         assert (handle.tree / "kept").read_text() == "kept\n"
         unmount(handle.private)
         async with local.open(handle, SandboxSpec()) as workspace:
@@ -121,7 +121,7 @@ async def test_a_volume_is_mounted_again_after_the_host_was_started_again(
 
 
 async def test_one_that_is_in_use_is_removed_and_its_device_goes_when_it_is_not(tmp_path: Path) -> None:
-    local = Local(tmp_path)
+    local = LocalProvider(tmp_path)
     handle = await local.create(requested())
     (handle.tree / "open").touch()
     with (handle.tree / "open").open():
@@ -131,7 +131,9 @@ async def test_one_that_is_in_use_is_removed_and_its_device_goes_when_it_is_not(
     assert volumes_of(tmp_path) == []
 
 
-async def test_what_is_mounted_in_a_workspace_keeps_its_files(made: tuple[Local, Handle], tmp_path: Path) -> None:
+async def test_what_is_mounted_in_a_workspace_keeps_its_files(
+    made: tuple[LocalProvider, Handle], tmp_path: Path
+) -> None:
     """A file system of another on the way of whoever removes a tree."""
     local, _ = made
     plain = await local.create(WorkspaceRequest("plain", "run", "nonce"))
@@ -142,7 +144,7 @@ async def test_what_is_mounted_in_a_workspace_keeps_its_files(made: tuple[Local,
     try:
         # In this thread: one that trio keeps from before the first volume may see other mounts.
         with pytest.raises(CleanUpIncomplete, match="another file system is mounted there"):
-            Directories(tmp_path, "local").destroy(plain)
+            WorkspaceDirectories(tmp_path, "local").destroy(plain)
         assert (other.tree / "kept").read_text() == "kept"
     finally:
         unmount(plain.tree / "in" / "mount")
@@ -152,7 +154,7 @@ async def test_what_is_mounted_in_a_workspace_keeps_its_files(made: tuple[Local,
 
 def test_a_host_that_is_nearly_full_gets_no_further_volumes(tmp_path: Path) -> None:
     volumes = Volumes(tmp_path, floor=1 << 60)
-    with pytest.raises(ProviderFailed, match="MiB are free on the disk"):
+    with pytest.raises(ProviderFailed, match="has only"):
         volumes.make(volumes.place("w"), 1 << 60)
     volumes.remove(volumes.place("w"))
     assert left(tmp_path) == []
@@ -162,7 +164,7 @@ async def test_an_adopted_directory_has_no_limit_of_its_own(tmp_path: Path) -> N
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     with pytest.raises(ProviderFailed, match="others write to the same disk"):
-        await Local(tmp_path / "home").create(WorkspaceRequest("w", "run", "nonce", LIMIT, tree=theirs))
+        await LocalProvider(tmp_path / "home").create(WorkspaceRequest("w", "run", "nonce", LIMIT, tree=theirs))
 
 
 CRASHING = """
@@ -172,20 +174,20 @@ from runner.core.model import Limits
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.sandbox.mounts import stage_directory
 from runner.sandbox.volumes import Volumes
-from runner.providers.local import Local
+from runner.providers.local import LocalProvider
 
 home, first, step = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 EVENTS = {"fcntl.flock", "fcntl.ioctl", "open", "os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove",
           "os.rename", "os.rmdir", "os.symlink", "os.truncate"}
 
 async def live():
-    local = Local(home)
+    local = LocalProvider(home)
     handle = await local.create(WorkspaceRequest("w", "run", "nonce", Limits(disk_bytes=8 << 20)))
     (handle.tree / "made").write_text("made")
     await local.destroy(handle)
 
 async def recover():
-    local = Local(home)
+    local = LocalProvider(home)
     for handle in await local.list_owned("nonce"):
         await local.evict(handle)
         await local.destroy(handle)

@@ -4,7 +4,7 @@
 ``@pytest.mark.scenario(ID, only=PART)`` is what a test shows. The rules:
 
 * A mark stands on a test of the real component. Tests of pure rooms, which only look at tables, carry none; a marked
-  test makes no ``Fake`` provider, nor a store in memory when the scenario is about what is stored (``STORED``), and a
+  test makes no ``FakeProvider``, nor a store in memory when the scenario is about what is stored (``STORED``), and a
   parameter that names one of them carries no mark.
 * A mark's id is claimed, and its part is one that the claim names. ``only="provider"`` is the provider that the test is
   given; a variation of one, as by an ordinary user, shows no part. What is expected to fail carries no mark.
@@ -26,7 +26,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from runner.store.memory import MemoryStore
-from tests.support.fake_provider import Fake
+from tests.support.fake_provider import FakeProvider
 
 FOLDER = Path(__file__).parents[1]
 PROVIDERS = {"local", "docker", "gvisor"}
@@ -136,7 +136,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure() -> None:
-    for stand_in in (Fake, MemoryStore):
+    for stand_in in (FakeProvider, MemoryStore):
         stand_in.__init__ = _telling(stand_in.__init__, stand_in.__name__)  # type: ignore[method-assign,misc]
 
 

@@ -36,12 +36,12 @@ from runner.ops.runs.recover import recover_runs
 from runner.ops.runs.resume import plan_resume, resume_run
 from runner.ports.provider import Provider
 from runner.ports.store import Store
-from runner.providers.docker import RUNC, Docker
+from runner.providers.docker import RUNC, DockerProvider
 from runner.providers.gvisor import RUNSC
-from runner.providers.local import Local
+from runner.providers.local import LocalProvider
 from runner.store.sqlite import open_store
 from tests.support import effects
-from tests.support.fake_provider import Fake, Script, Scripted
+from tests.support.fake_provider import FakeProvider, Script, Scripted
 from tests.support.forked import load_everything
 
 FAULTS = {"ENOSPC": sqlite3.SQLITE_FULL, "EIO": sqlite3.SQLITE_IOERR}
@@ -138,7 +138,7 @@ def _settings(home: Path) -> Settings:
     return Settings.from_env({"RUNNER_HOME": str(home / "state"), **env})
 
 
-class Named(Fake):
+class Named(FakeProvider):
     """A provider of a chain, of which the first fails at whatever it is asked to run."""
 
     def __init__(self, name: str, home: Path, script: Script) -> None:
@@ -148,10 +148,10 @@ class Named(Fake):
 
 def _provider(name: str, request: dict[str, Any], settings: Settings) -> Provider:
     if request["provider"] == "local":
-        return Local(settings.home)
+        return LocalProvider(settings.home)
     if request["provider"] in ("docker", "gvisor"):
-        flavour = RUNSC if request["provider"] == "gvisor" else RUNC
-        return Docker(settings.home, settings.docker_host, flavour=flavour)
+        runtime = RUNSC if request["provider"] == "gvisor" else RUNC
+        return DockerProvider(settings.home, settings.docker_host, runtime=runtime)
 
     def play(argv: Sequence[str]) -> Scripted:
         """Whatever is run leaves work behind, and a witness of it outside."""
@@ -160,7 +160,7 @@ def _provider(name: str, request: dict[str, Any], settings: Settings) -> Provide
             (settings.home.parent / "witness").touch()
         return Scripted()
 
-    return Named(name, settings.home, play) if request["provider"] == "chain" else Fake(settings.home, play)
+    return Named(name, settings.home, play) if request["provider"] == "chain" else FakeProvider(settings.home, play)
 
 
 def _count(request: dict[str, Any]) -> Path:

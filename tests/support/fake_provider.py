@@ -30,9 +30,9 @@ from runner.ports.provider import (
     SandboxSpec,
     WorkspaceRequest,
 )
-from runner.sandbox.directories import Directories
+from runner.sandbox.directories import WorkspaceDirectories
 from runner.sandbox.mounts import open_stage
-from runner.sandbox.prepared_mounts import open_room, paths_on_host
+from runner.sandbox.prepared_mounts import paths_on_host, prepare_mounts
 
 _PORTS = count(40_000)
 
@@ -58,11 +58,11 @@ class Scripted:
 Script = Callable[[Sequence[str]], Scripted]
 
 
-def provider(settings: Settings) -> Fake:
-    return Fake(settings.home)
+def provider(settings: Settings) -> FakeProvider:
+    return FakeProvider(settings.home)
 
 
-class Fake:
+class FakeProvider:
     """``faults`` maps a method of the provider to what it raises; ``asked`` lists the commands in order.
 
     ``started`` lists the places of the sandboxes that were started, and ``running`` has those that were not ended.
@@ -78,7 +78,7 @@ class Fake:
         faults: Mapping[str, RunnerError] | None = None,
         grace: float = STOP_GRACE,
     ) -> None:
-        self._directories = Directories(home, self.name)
+        self._directories = WorkspaceDirectories(home, self.name)
         self._script = script
         self._faults = {} if faults is None else faults
         self._grace = grace
@@ -100,14 +100,14 @@ class Fake:
         return self._directories.create(request)
 
     @asynccontextmanager
-    async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Stage]:
+    async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[FakeWorkspace]:
         await self._reach("open")
-        async with open_room(handle, spec, open_stage(None)) as room:
+        async with prepare_mounts(handle, spec, open_stage(None)) as prepared:
             if handle.id in self._received:
                 self._received.remove(handle.id)
             else:
                 self._start(handle)
-            stage = Stage(paths_on_host(room, spec), room.tree_fd, self)
+            stage = FakeWorkspace(paths_on_host(prepared, spec), prepared.tree_fd, self)
             try:
                 yield stage
             finally:
@@ -120,10 +120,10 @@ class Fake:
         self.running.add(handle.private.name)
 
     @asynccontextmanager
-    async def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[Idle]:
+    async def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[FakeSlot]:
         await self._reach("open_slot")
         self._start(handle)
-        idle = Idle(partial(self._reach, "ping"))
+        idle = FakeSlot(partial(self._reach, "ping"))
         try:
             yield idle
         finally:
@@ -143,7 +143,7 @@ class Fake:
 
     async def list_owned(self, nonce: str) -> list[Handle]:
         await self._reach("list_owned")
-        return self._directories.owned(nonce)
+        return self._directories.list_owned(nonce)
 
     async def evict(self, handle: Handle) -> None:
         await self._reach("evict")
@@ -162,9 +162,9 @@ class Fake:
         self.listening[port](trio.SocketStream(far))
         return trio.SocketStream(near)
 
-    def play(self, argv: Sequence[str], on_stop: Callable[[StopStage], None]) -> Played:
+    def play(self, argv: Sequence[str], on_stop: Callable[[StopStage], None]) -> FakeProcess:
         self.asked.append(tuple(argv))
-        return Played(self._script(argv), self._grace, on_stop)
+        return FakeProcess(self._script(argv), self._grace, on_stop)
 
     async def _reach(self, method: str) -> None:
         await trio.lowlevel.checkpoint()
@@ -172,7 +172,7 @@ class Fake:
             raise fault
 
 
-class Idle:
+class FakeSlot:
     """A sandbox of ``fake`` in which nothing runs."""
 
     def __init__(self, ping: Callable[[], Awaitable[None]]) -> None:
@@ -187,13 +187,13 @@ class Idle:
         return SandboxHandoff({})
 
 
-class Stage:
+class FakeWorkspace:
     """An open workspace of ``fake``."""
 
-    def __init__(self, paths: Paths, tree: int, provider: Fake) -> None:
+    def __init__(self, paths: Paths, tree: int, provider: FakeProvider) -> None:
         self._provider = provider
         self._lost = False
-        self._running: set[Played] = set()
+        self._running: set[FakeProcess] = set()
         self.paths, self.tree, self.terminated = paths, tree, trio.Event()
 
     def exec(
@@ -203,11 +203,11 @@ class Stage:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         on_stop: Callable[[StopStage], None] | None = None,
-    ) -> AbstractAsyncContextManager[Played]:
+    ) -> AbstractAsyncContextManager[FakeProcess]:
         return self._exec(argv, on_stop or (lambda stage: None))
 
     @asynccontextmanager
-    async def _exec(self, argv: Sequence[str], on_stop: Callable[[StopStage], None]) -> AsyncIterator[Played]:
+    async def _exec(self, argv: Sequence[str], on_stop: Callable[[StopStage], None]) -> AsyncIterator[FakeProcess]:
         if self._lost:
             raise WorkspaceLost("the fake's sandbox was killed")
         process = self._provider.play(argv, on_stop)
@@ -276,7 +276,7 @@ async def _serve(serve: Callable[[Connection], Awaitable[None]], stream: trio.So
             await serve(stream)
 
 
-class Played:
+class FakeProcess:
     """A scripted command. Its output is there at once; it ends when its time has passed."""
 
     def __init__(self, scripted: Scripted, grace: float, on_stop: Callable[[StopStage], None]) -> None:

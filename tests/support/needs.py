@@ -71,7 +71,7 @@ def _kubectl() -> str | None:
 
 ROOT = Component("root", lambda: None if os.geteuid() == 0 else "these tests mount, or look as another user")
 USERS = Component("root over other users", lambda: None if can_chown() else "workspaces get no user of their own")
-MEMORY = Component("memory limits", lambda: cgroup.missing().get(Feature.MEMORY))
+MEMORY = Component("memory limits", lambda: cgroup.missing_limits().get(Feature.MEMORY))
 CARGO = program("cargo")
 GIT = program("git")
 GO = program("go")

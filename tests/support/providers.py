@@ -14,13 +14,13 @@ import trio
 
 from runner.core.model import Exit, Handle, StopStage
 from runner.ports.provider import Process, Provider, SandboxSpec, Workspace, WorkspaceRequest
-from runner.providers.docker import RUNC, Docker
+from runner.providers.docker import RUNC, DockerProvider
 from runner.providers.gvisor import RUNSC
-from runner.providers.local import Local
-from runner.providers.process import OnHost
+from runner.providers.local import LocalProvider
+from runner.providers.process import ProcessProvider
 from runner.sandbox import container_init, processes
 from tests.support import dockerd
-from tests.support.fake_provider import Fake, Scripted
+from tests.support.fake_provider import FakeProvider, Scripted
 from tests.support.guest_driver import alive, marked, pids
 from tests.support.situations import groups, read, volumes_of
 
@@ -43,7 +43,7 @@ STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1; done"
 _LANDLOCK_VERSION = 444, None, 0, 1
 
 
-class OnTestImage(Docker):
+class OnTestImage(DockerProvider):
     """Every workspace on the one image that is there."""
 
     async def create(self, request: WorkspaceRequest) -> Handle:
@@ -52,14 +52,14 @@ class OnTestImage(Docker):
 
 def make(kind: str, home: Path, grace: float) -> Provider:
     kinds: Mapping[str, Callable[[], Provider]] = {
-        LOCAL: lambda: Local(home, grace=grace),
-        ORDINARY: lambda: Local(home, grace=grace, own_users=False),
-        PROCESS: lambda: OnHost(home, grace=grace),
-        FAKE: lambda: Fake(home, _scripted, grace=grace),
-        DOCKER: lambda: OnTestImage(home, dockerd.host(), grace=grace, flavour=RUNC),
-        GVISOR: lambda: OnTestImage(home, dockerd.host(), grace=grace, flavour=RUNSC),
-        BARE_LOCAL: lambda: Local(home, grace=grace, guest=False),
-        BARE_PROCESS: lambda: OnHost(home, grace=grace, guest=False),
+        LOCAL: lambda: LocalProvider(home, grace=grace),
+        ORDINARY: lambda: LocalProvider(home, grace=grace, own_users=False),
+        PROCESS: lambda: ProcessProvider(home, grace=grace),
+        FAKE: lambda: FakeProvider(home, _scripted, grace=grace),
+        DOCKER: lambda: OnTestImage(home, dockerd.host(), grace=grace, runtime=RUNC),
+        GVISOR: lambda: OnTestImage(home, dockerd.host(), grace=grace, runtime=RUNSC),
+        BARE_LOCAL: lambda: LocalProvider(home, grace=grace, guest=False),
+        BARE_PROCESS: lambda: ProcessProvider(home, grace=grace, guest=False),
     }
     return kinds[kind]()
 

@@ -22,7 +22,7 @@ from runner.ops.planning.facts import open_provider
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv, hold, open_workspace_env
 from runner.ops.workspaces.workspaces import WorkspaceOptions, create, destroy
 from runner.ports.provider import Provider, SandboxSpec, Workspace
-from runner.sandbox.escapes import ESCAPES, GAPS, Escape, breaches, open_bait
+from runner.sandbox.escapes import ESCAPES, KNOWN_GAPS, Escape, breaches, open_bait
 
 EACH = 10.0  # seconds for one probe
 ALL = 120.0  # for all of one provider
@@ -94,7 +94,7 @@ async def _tried(env: WorkspaceEnv, name: str, image: str | None) -> tuple[Escap
     async with open_scratch(env, WorkspaceOptions(provider=name, image=image)) as workspace:
         with open_bait(env.settings.home) as bait, trio.move_on_after(ALL):
             for escape in ESCAPES:
-                tried.append(await _try(workspace, escape, bait, GAPS.get(name, {}).get(escape.name)))
+                tried.append(await _try(workspace, escape, bait, KNOWN_GAPS.get(name, {}).get(escape.name)))
     late = (
         EscapeAttempt(escape.name, escape.about, EscapeResult.UNTRIED, ("no time was left",))
         for escape in ESCAPES[len(tried) :]

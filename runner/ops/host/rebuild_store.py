@@ -22,7 +22,7 @@ from runner.events.events import Recorded
 from runner.ops.host.state import now_microseconds, state_file
 from runner.ops.pool.handoff import PLACE
 from runner.ops.runs.unrecorded import started_directories
-from runner.sandbox.directories import find_remains
+from runner.sandbox.directories import find_workspace_traces
 from runner.store.sqlite import open_store
 
 
@@ -105,7 +105,7 @@ def _put_aside(store: Path) -> Path:
 
 def _nonce(home: Path) -> bytes | None:
     """By which what was made for the lost store is known as its own, as most of that has it."""
-    found = Counter(left.nonce for left in find_remains(home))
+    found = Counter(left.nonce for left in find_workspace_traces(home))
     try:
         return next((bytes.fromhex(nonce) for nonce, _ in found.most_common(1)), None)
     except ValueError:

@@ -14,7 +14,7 @@ from runner.artifacts.run_lock import is_locked
 from runner.core.settings import Settings
 from runner.lifecycle.pool import PREFIX
 from runner.ports.store import Store
-from runner.sandbox.directories import Remains, find_remains
+from runner.sandbox.directories import WorkspaceTraces, find_workspace_traces
 from runner.store.sqlite import Reader
 
 
@@ -34,7 +34,7 @@ async def find_unrecorded(store: Store | Reader | None, nonce: str | None, setti
     """``store`` is ``None`` for one that is lost or damaged, which knows nothing."""
     # Before the store is asked: what begins from here on is in neither.
     directories = [(kind, path, max(last_seq(path), 1)) for kind, path in started_directories(settings.home)]
-    remains = find_remains(settings.home)
+    remains = find_workspace_traces(settings.home)
     counts = await store.counts() if store is not None else {}
     found = {}
     for kind, path, seq in directories:
@@ -51,7 +51,7 @@ async def find_unrecorded(store: Store | Reader | None, nonce: str | None, setti
     return [found[id] for id in sorted(found)]
 
 
-def _knows(counts: Mapping[str, int], nonce: str | None, left: Remains) -> bool:
+def _knows(counts: Mapping[str, int], nonce: str | None, left: WorkspaceTraces) -> bool:
     if left.nonce != nonce:
         return False
     return left.run in counts or left.workspace in counts or left.workspace.startswith(PREFIX)

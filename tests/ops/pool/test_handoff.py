@@ -23,7 +23,7 @@ from runner.ops.workspaces.workspace_lease import open_workspace_env
 from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow
 from runner.store.memory import MemoryStore
-from tests.support.fake_provider import Fake
+from tests.support.fake_provider import FakeProvider
 
 KEY = SlotKey("fake", None, Limits())
 NAME = name_of(KEY)
@@ -34,7 +34,7 @@ class Kept:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.provider = Fake(home)
+        self.provider = FakeProvider(home)
         self.store = MemoryStore(lambda: round(trio.current_time() * 1e6))
         ids = count(1)
         self.keeper = Keeper(
@@ -104,10 +104,10 @@ async def test_a_miss_says_why(tmp_path: Path) -> None:
 
 
 async def test_where_nobody_keeps_a_pool_there_is_no_answer(tmp_path: Path) -> None:
-    assert await warm(tmp_path, Fake(tmp_path), KEY, WorkspaceRequest("run-1", "run", "n")) is None
+    assert await warm(tmp_path, FakeProvider(tmp_path), KEY, WorkspaceRequest("run-1", "run", "n")) is None
     async with kept(tmp_path / "home"):
         pass
-    assert await warm(tmp_path / "home", Fake(tmp_path), KEY, WorkspaceRequest("run-1", "run", "n")) is None
+    assert await warm(tmp_path / "home", FakeProvider(tmp_path), KEY, WorkspaceRequest("run-1", "run", "n")) is None
 
 
 async def test_one_that_breaks_off_costs_a_slot_and_leaves_nothing(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ async def test_one_that_breaks_off_costs_a_slot_and_leaves_nothing(tmp_path: Pat
 
 
 async def test_what_a_keeper_has_made_before_it_died_is_removed(tmp_path: Path) -> None:
-    provider, request = Fake(tmp_path), WorkspaceRequest("run-1", "run", "n")
+    provider, request = FakeProvider(tmp_path), WorkspaceRequest("run-1", "run", "n")
     await provider.create(request)
     (tmp_path / PLACE).mkdir()
     with listening(tmp_path) as listener:

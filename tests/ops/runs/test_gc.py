@@ -16,7 +16,7 @@ from runner.artifacts.run_lock import create_locked
 from runner.git.mirror import try_lock
 from runner.ops.runs.gc import GcVerdict, judge
 from runner.ports.provider import WorkspaceRequest
-from runner.providers.process import OnHost
+from runner.providers.process import ProcessProvider
 from tests.support.situations import Project, leftovers
 
 DAY = 86_400
@@ -151,7 +151,7 @@ def test_a_workspace_that_was_kept_goes_with_its_record(project: Project) -> Non
     project.script("echo work > made", provider="process")
     _, record = project.apply()
     age(project, 31)
-    provider = OnHost(project.home / "state")
+    provider = ProcessProvider(project.home / "state")
     with closing(sqlite3.connect(project.home / "state" / "state.db")) as store:
         (nonce,) = store.execute("SELECT nonce FROM meta").fetchone()
     handle = trio.run(provider.create, WorkspaceRequest(f"{record['id']}-1", record["id"], nonce))

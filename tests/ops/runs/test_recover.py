@@ -20,7 +20,7 @@ from runner.ops.host.state import now_microseconds
 from runner.ports.provider import WorkspaceRequest
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store
-from tests.support.fake_provider import Fake
+from tests.support.fake_provider import FakeProvider
 from tests.support.situations import Project, leftovers, processes_of, step
 
 AGENT = """
@@ -141,7 +141,7 @@ def claim(path: Path, run: str, slot: str) -> None:
 
 
 async def test_a_keeper_that_begins_clears_no_slot_that_a_workspace_was_claimed_from(tmp_path: Path) -> None:
-    store, provider = MemoryStore(now_microseconds), Fake(tmp_path)
+    store, provider = MemoryStore(now_microseconds), FakeProvider(tmp_path)
     for id in ("slot-1", "slot-2"):
         await provider.create(WorkspaceRequest(id, "", store.nonce))
     await store.append("r", [RunStarted("work", "", "", {}, 1.0), ResourceIntended("", "workspace", "r-1", "fake")])
