@@ -327,7 +327,7 @@ def test_a_workspace_whose_work_cannot_be_saved_is_kept(project: Project) -> Non
     done, record = project.apply()
 
     assert done.code == 3, done.out + done.err
-    assert record["receipt"] is None
+    assert record["saved_work"] is None
     assert {name: step(record, name)["status"] for name in ("save", "teardown")} == dict.fromkeys(
         ("save", "teardown"), "failed"
     )

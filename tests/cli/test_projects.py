@@ -103,6 +103,7 @@ def test_a_project_made_without_isolation_is_seen_whole(project: Project) -> Non
     assert notes.with_name("y").read_text() == "x\n"
 
 
+@pytest.mark.scenario("ISO-03")
 def test_a_project_is_shown_in_words(project: Project) -> None:
     called("project", "create", "shop", "--workspace-isolation", "--protected", "b/", "--protected", "a")
     called("project", "create", "cellar")

@@ -164,9 +164,10 @@ def judge(mutant: Mutant, tree: Tree) -> tuple[bool, str]:
     except Stale as stale:
         return False, f"STALE     {mutant.name}: {stale}"
     failed = FAILED.search(out)
-    if code == 0 or failed is None:
-        why = "" if code == 0 else f"; pytest ended with {code}: {out[-2_000:]}"
-        return False, f"SURVIVED  {mutant.name}: {mutant.breaks}{why}"
+    if code == 0:
+        return False, f"SURVIVED  {mutant.name}: {mutant.breaks}"
+    if failed is None:
+        return False, f"BROKEN    {mutant.name}: pytest ended with {code}: {out[-1_000:]}"
     killer = failed[1]
     if tree.run(killer)[0] != 0:
         return False, f"BROKEN    {mutant.name}: {killer} fails without it, too"

@@ -275,13 +275,14 @@ async def test_a_workspace_that_begins_with_an_agents_file_keeps_it(env: Workspa
     assert await shell(env, row, "cat AGENTS.md") == (0, b"be quick\n")
 
 
+@pytest.mark.scenario("ISO-13", only="local")
 async def test_a_workspace_of_a_shared_project_sees_the_project(env: WorkspaceEnv, house: House) -> None:
     (house.theirs / "AGENTS.md").write_text("be kind\n")
     await env.store.put_project(ProjectRow("shop", str(house.theirs), False, ("AGENTS.md",)))
 
     row = await ws.create(env, WorkspaceOptions(project="shop"))
 
-    assert await shell(env, row, "pwd; cat /workspace/AGENTS.md; echo own > /workspace/AGENTS.md") == (
+    assert await shell(env, row, "pwd; cat /workspace/AGENTS.md; echo own | tee /workspace/AGENTS.md > AGENTS.md") == (
         0,
         f"/workspace/workspaces/{row.id}\nbe kind\n".encode(),
     )
