@@ -48,7 +48,7 @@ class CommandLog:
     _asked: dict[str, Command] = field(default_factory=dict)
 
     def ask(self, id: str, text: str) -> None:
-        self._asked.setdefault(id, Command(text, status=CommandStatus.CUT))
+        self._asked.setdefault(id, Command(text, status=CommandStatus.UNFINISHED))
 
     def end(self, id: str, exit: object = None, status: CommandStatus = CommandStatus.EXECUTED) -> None:
         """``exit`` is what a stream has in its place, which counts if it is a status."""

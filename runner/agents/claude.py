@@ -83,7 +83,7 @@ def _commands(lines: Iterable[Line]) -> tuple[Command, ...]:
                     _end_command(calls, line, result)
                     killed += [text(result, "tool_use_id")] if _result_text(result).startswith(_KILLED) else []
     for id in killed:
-        calls.end(id, status=CommandStatus.CUT)
+        calls.end(id, status=CommandStatus.UNFINISHED)
     return calls.all()
 
 

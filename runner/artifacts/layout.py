@@ -67,7 +67,7 @@ def write_copies(directory: Path, history: Iterable[Recorded], record: RunRecord
 def is_finished(directory: Path) -> bool:
     """Whether the files of a run are all there, and say that nothing of it was left behind."""
     try:
-        return not json.loads((directory / "run.json").read_text(encoding="utf-8"))["left"]
+        return not json.loads((directory / "run.json").read_text(encoding="utf-8"))["left_behind"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # damaged is as good as missing: it is written anew
         return False
 

@@ -287,11 +287,11 @@ class Usage:
 
 
 class CommandStatus(StrEnum):
-    """What became of a command that an agent asked for; ``CUT`` is one whose end its CLI did not tell."""
+    """The end of a command that an agent asked for; ``UNFINISHED`` is one whose end its CLI did not report."""
 
     EXECUTED = "executed"
     DENIED = "denied"
-    CUT = "cut"
+    UNFINISHED = "unfinished"
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def belongings(record: RunRecord, paths: RunPaths) -> list[Path]:
 
 def unsaved(record: RunRecord) -> bool:
     """Whether there is a workspace with work in it that is nowhere else."""
-    return has_work(record) and any(kind == "workspace" for kind, _ in record.effects)
+    return has_work(record) and any(kind == "workspace" for kind, _ in record.resources)
 
 
 async def recover(
@@ -152,15 +152,14 @@ async def recover(
     async with open_services() as services:
         services.start_soon(ending.keep_lease)
         await ending.emit(*(ev.StepEnded(name, KILLED) for name in record.unfinished()))
-        for kind, name in list(record.effects):
+        for kind, name in list(record.resources):
             if kind == "workspace":
-                await ending.workspace(name, record.effects[kind, name])
+                await ending.workspace(name, record.resources[kind, name])
         await ending.remove_own_paths()
         await ending.lease_holder.release(ending.emit)
     if record.ended is None:
-        left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
         outcome = Outcome(Status.UNKNOWN, Reason.UNKNOWN, _because(record))
-        await ending.emit(ev.RunEnded(outcome, exit_code(outcome), left))
+        await ending.emit(ev.RunEnded(outcome, exit_code(outcome)))
     return ending.result()
 
 
@@ -222,7 +221,7 @@ class _Ending:
         ``LeaseHeld``.
         """
         row = await self._deps.lease(self.lease_holder.workspace)
-        if row.id or any(kind in ("lease", "workspace") for kind, _ in self._record.effects):
+        if row.id or any(kind in ("lease", "workspace") for kind, _ in self._record.resources):
             dead = row.holder in (f"run {self._record.id}", self.lease_holder.holder)
             await self.lease_holder.acquire(self.emit, forced=dead)
 
@@ -302,7 +301,7 @@ class _Ending:
                 lease_holder=self.lease_holder,
             )
             run.provider, run.handle, run.inputs = provider, handle, saving.inputs
-            run.placed, run.protected, run.rehearsal = record.placed, record.protected, record.rehearsal
+            run.injected_files, run.protected, run.rehearsal = record.injected_files, record.protected, record.rehearsal
             started = [name for name, step in record.steps.items() if step.started is not None]
             run.unchecked = tuple(dict.fromkeys(one for name in started for one in saving.secrets.get(name, ())))
             if base is not None:
@@ -330,7 +329,7 @@ class _Ending:
                 self._left.append(f"{path}: {left}")
             else:
                 self._removed.append(str(path))
-        for kind, name in list(self._record.effects):
+        for kind, name in list(self._record.resources):
             if kind == "checkout" and not (self._paths.checkout.parent / name).exists():
                 await self.emit(ev.ResourceRemoved("", kind, name))
 

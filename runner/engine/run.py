@@ -165,8 +165,7 @@ async def execute_run(
     outcome = _verdict(record, control)
     text = "what was written before secret {} was known may show it"
     last += (ev.WarningIssued("secret.late", text.format(name)) for name in deps.redact.late)
-    left = tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in record.effects.items())
-    await journal.write(*last, ev.RunEnded(outcome, exit_code(outcome), left))
+    await journal.write(*last, ev.RunEnded(outcome, exit_code(outcome)))
     return record
 
 

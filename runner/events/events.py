@@ -1,8 +1,8 @@
 """The events of a run: the only way in which its state changes.
 
-Frozen and small; step output lives in files. ``encode`` and ``decode`` are the stored form, a type name
-and a JSON body; a type or field is never reused for another meaning. An unknown type is refused, since
-a fold over half a history would lie.
+Events are frozen and small; step output lives in files. The stored form is a type name and a JSON body (``encode``,
+``decode``). A type or field is never reused for another meaning, and an unknown type is refused, since a fold over
+half a history would lie.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RunStarted(Event):
     """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order.
 
     A store has one run of each ``key`` and name. ``resumes`` is the run that this one continues. ``rehearsal`` is the
-    file whose script stood for every model. ``manifests`` is the file or folder that the plan was made from.
+    script file that stood in for every model. ``manifests`` is the file or folder that the plan was made from.
     """
 
     name: str
@@ -62,7 +62,7 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class PhaseStarted(Event):
-    """``work`` or ``finalize``, which begins after work has ended, for whatever reason."""
+    """``phase`` is ``work``, or ``finalize``, which begins after work has ended for whatever reason."""
 
     phase: str
 
@@ -74,7 +74,7 @@ class StepStarted(Event):
 
 @dataclass(frozen=True)
 class StepReused(Event):
-    """The step is not performed: what it did in ``from_run``, under the same content ``key``, is taken over."""
+    """A step is not performed: its result in ``from_run``, under the same content ``key``, is reused."""
 
     step: str
     from_run: str
@@ -89,7 +89,7 @@ class StepEnded(Event):
 
 @dataclass(frozen=True)
 class CommandFailed(Event):
-    """A command decided against its step. What it printed lies between these bytes of the step's two logs."""
+    """A command failed its step. Its output lies between these byte offsets of the step's two logs."""
 
     step: str
     stdout: tuple[int, ...]
@@ -98,7 +98,7 @@ class CommandFailed(Event):
 
 @dataclass(frozen=True)
 class ResourceIntended(Event):
-    """Durable before anything outside the store is made; ``name`` finds it again after a crash."""
+    """Written before anything outside the store is created; ``name`` finds it after a crash."""
 
     step: str
     kind: str
@@ -115,7 +115,7 @@ class ResourceCreated(Event):
 
 @dataclass(frozen=True)
 class ResourceRemovalStarted(Event):
-    """Durable before the effect is removed: from now on nothing begins with it."""
+    """Written before a resource is removed: nothing new uses it from here on."""
 
     step: str
     kind: str
@@ -124,7 +124,7 @@ class ResourceRemovalStarted(Event):
 
 @dataclass(frozen=True)
 class ResourceRemoved(Event):
-    """The effect was removed, and its absence was checked."""
+    """A resource was removed, and its absence was verified."""
 
     step: str
     kind: str
@@ -133,15 +133,15 @@ class ResourceRemoved(Event):
 
 @dataclass(frozen=True)
 class LeaseAcquired(Event):
-    """Exclusive use of a workspace for ``ttl_seconds``. ``over`` is the lease that it takes the place of, expired or,
-    with ``forced``, of a holder that is known to be dead."""
+    """Exclusive use of a workspace for ``ttl_seconds``. ``replaces`` is the lease that it replaces: an expired one or,
+    with ``forced``, that of a holder known to be dead."""
 
     workspace: str
     lease: str
     holder: str
     fence: int
     ttl_seconds: float
-    over: str = ""
+    replaces: str = ""
     forced: bool = False
 
 
@@ -160,14 +160,14 @@ class LeaseReleased(Event):
 
 @dataclass(frozen=True)
 class BaseCommitRecorded(Event):
-    """The checkout is there: ``commit`` is what the work will be compared with."""
+    """The checkout is complete; work is compared with ``commit``."""
 
     commit: str
 
 
 @dataclass(frozen=True)
 class FileInjected(Event):
-    """The runner is about to put a file of its own into the tree: no work of the agent's, whatever becomes of it."""
+    """The runner is about to put a file of its own into the tree; it never counts as the agent's work."""
 
     path: str
     sha256: str
@@ -175,9 +175,9 @@ class FileInjected(Event):
 
 @dataclass(frozen=True)
 class ProtectedPathsHashed(Event):
-    """What is at each protected path before the first command can reach it, as a digest; empty for nothing."""
+    """Digests of the protected paths before the first command can reach them; empty for a path that does not exist."""
 
-    content: dict[str, str]
+    digests: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class ProviderChosen(Event):
 
 @dataclass(frozen=True)
 class ProviderRejected(Event):
-    """One hop of the provider chain, with its reason."""
+    """A provider of the chain cannot be used, for ``reason``."""
 
     provider: str
     reason: str
@@ -196,24 +196,24 @@ class ProviderRejected(Event):
 
 @dataclass(frozen=True)
 class FallbackStarted(Event):
-    """``step`` failed with ``provider`` for the ``reason``, and nothing that is done only once has begun.
+    """``step`` failed with ``provider`` for ``reason``, before any step that is done only once.
 
-    The steps ``again`` begin anew, in the workspace of the next ``attempt`` and with a provider further down the chain.
+    The ``repeated`` steps run again in the workspace of the next ``attempt``, with a provider further down the chain.
     """
 
     step: str
     provider: str
     reason: str
     attempt: int
-    again: tuple[str, ...]
+    repeated: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class RetryScheduled(Event):
-    """What a step asked of the platform failed in a way that may pass, and is asked again after ``pause_seconds``."""
+    """An ``operation`` of a step failed in a way that may pass; it is repeated after ``pause_seconds``."""
 
     step: str
-    what: str
+    operation: str
     code: str
     reason: str
     pause_seconds: float
@@ -221,7 +221,7 @@ class RetryScheduled(Event):
 
 @dataclass(frozen=True)
 class SlotClaimed(Event):
-    """The workspace was had warm: it was the ``slot`` of a pool before."""
+    """The workspace was taken from a warm pool, where it was ``slot``."""
 
     workspace: str
     slot: str
@@ -229,7 +229,7 @@ class SlotClaimed(Event):
 
 @dataclass(frozen=True)
 class PoolMissed(Event):
-    """The workspace is made cold, though workspaces are kept warm."""
+    """The workspace is created cold, although a warm pool exists."""
 
     workspace: str
     reason: PoolMissReason
@@ -245,7 +245,7 @@ class IsolationObserved(Event):
 
 @dataclass(frozen=True)
 class LogOpened(Event):
-    """All that a step's agent prints, both streams in the order of arrival, is in this file as it comes."""
+    """The file that gets the output of a step's agent as it arrives, both streams interleaved."""
 
     step: str
     path: str
@@ -253,9 +253,9 @@ class LogOpened(Event):
 
 @dataclass(frozen=True)
 class ContextPreloaded(Event):
-    """What the prompt has of the incident: the estimated ``tokens`` of each of its ``parts``, and of all together.
+    """The incident context of the prompt: estimated ``tokens`` of each of its ``parts``, and of all together.
 
-    ``cut`` characters of the baseline were left out. ``headline`` is what that is about, in a line.
+    ``cut`` characters of the baseline were left out. ``headline`` is the baseline's first finding, in one line.
     """
 
     step: str
@@ -267,10 +267,10 @@ class ContextPreloaded(Event):
 
 @dataclass(frozen=True)
 class ModelRequestFinished(Event):
-    """One request of a step's agent through the model gateway, without its contents, once it has ended.
+    """One request of a step's agent through the model gateway has ended; contents are not recorded.
 
-    ``refusal`` says why it was answered by the gateway itself; ``estimated`` that the answer was cut off before it said
-    what was used.
+    ``refusal`` says why the gateway answered it itself. Usage is ``estimated`` when the answer was cut off before it
+    reported any.
     """
 
     step: str
@@ -288,9 +288,9 @@ class ModelRequestFinished(Event):
 
 @dataclass(frozen=True)
 class AgentStarted(Event):
-    """The words that the agent's CLI is started with, before it is; its prompt is not among them.
+    """The agent's CLI is about to start with ``argv``, which does not contain its prompt.
 
-    ``version`` is the CLI's, empty when nobody knows it.
+    ``version`` is the CLI's, empty when unknown.
     """
 
     step: str
@@ -300,17 +300,17 @@ class AgentStarted(Event):
 
 @dataclass(frozen=True)
 class CommandsReportedByAgent(Event):
-    """How many shell commands a step's agent asked for, by what became of them, as its CLI tells it."""
+    """Counts of the shell commands that a step's agent asked for, by their status, as reported by its CLI."""
 
     step: str
     executed: int
     denied: int
-    cut: int
+    unfinished: int
 
 
 @dataclass(frozen=True)
 class UsageReportedByAgent(Event):
-    """What an agent that had the key of its model itself says that it used; nobody has counted."""
+    """Usage reported by an agent that had the key of its model; the gateway has not counted it."""
 
     step: str
     usage: Usage
@@ -318,7 +318,7 @@ class UsageReportedByAgent(Event):
 
 @dataclass(frozen=True)
 class ClusterAccessOpened(Event):
-    """Commands of a step can read a cluster, through the runner and without its credential."""
+    """Commands of a step can read a cluster through the runner's proxy, without its credential."""
 
     step: str
     context: str
@@ -328,10 +328,10 @@ class ClusterAccessOpened(Event):
 
 @dataclass(frozen=True)
 class ClusterRequestFinished(Event):
-    """One request of a step's commands to the cluster, without its contents, once it has ended.
+    """One request of a step's commands to the cluster has ended; contents are not recorded.
 
-    Beyond the first thousand of a step, ``count`` alike ones together, with no ``resource``. ``refusal`` says why it
-    was answered by the runner and not by the cluster.
+    Beyond the first thousand of a step, ``count`` equal requests share one event without ``resource``. ``refusal`` says
+    why the runner's proxy answered instead of the cluster.
     """
 
     step: str
@@ -360,9 +360,9 @@ class CancelRequested(Event):
 
 @dataclass(frozen=True)
 class StopStageReached(Event):
-    """One stage of ending a step's command: TERM, KILL, the whole sandbox.
+    """A step's command is being stopped: by TERM, by KILL, or by ending the whole sandbox.
 
-    After TERM it has ``grace_seconds`` at most to end by itself; after the others it has none.
+    After TERM it has at most ``grace_seconds`` to exit; after the other stages it has none.
     """
 
     step: str
@@ -373,7 +373,7 @@ class StopStageReached(Event):
 
 @dataclass(frozen=True)
 class OomKilled(Event):
-    """The kernel killed ``count`` processes in a step's sandbox for want of memory; the sandbox lives."""
+    """The kernel killed ``count`` processes in a step's sandbox, which is out of memory; the sandbox lives on."""
 
     step: str
     count: int
@@ -381,7 +381,7 @@ class OomKilled(Event):
 
 @dataclass(frozen=True)
 class ProcessEscaped(Event):
-    """Something escaped: it did not end though it was killed. ``detail`` names it."""
+    """A process was killed and did not end. ``detail`` names it."""
 
     step: str
     detail: str
@@ -395,7 +395,7 @@ class ViolationsFound(Event):
 
 @dataclass(frozen=True)
 class ChecksFinished(Event):
-    """All that a step has verified, in order, whether it was so or not."""
+    """All checks of a step, passed and failed, in order."""
 
     step: str
     checks: tuple[Check, ...]
@@ -414,9 +414,9 @@ class SnapshotPublished(Event):
 
 @dataclass(frozen=True)
 class AgentCommitsImported(Event):
-    """What the agent committed itself, ``count`` commits from the base to ``commit``, and the ``bundle`` that has them.
+    """The agent's own commits: ``count`` from the base to ``commit``, kept in ``bundle``.
 
-    ``withheld`` says why there is none; ``violations`` are those of any of the commits.
+    ``withheld`` says why there is no bundle; ``violations`` are those of all commits.
     """
 
     count: int = 0
@@ -436,19 +436,18 @@ class WorkSaved(Event):
 
 @dataclass(frozen=True)
 class RunEnded(Event):
-    """The one terminal event. ``left`` lists what may not have been removed."""
+    """The one terminal event."""
 
     outcome: Outcome
     exit_code: int
-    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class WorkspaceRequested(Event):
-    """Durable before a workspace is made that belongs to no run. ``path`` is a directory that it adopts.
+    """Written before a workspace is created that belongs to no run. ``path`` is the directory that it adopts.
 
-    ``not_enforced`` are the limits that it should have as well, and that its provider cannot keep here; ``image`` is
-    the id of the system that its commands see, for a provider that has images.
+    ``not_enforced`` are requested limits that its provider cannot enforce on this host; ``image`` is the id of its
+    image, for a provider that has images.
     """
 
     provider: str
@@ -473,7 +472,7 @@ class WorkspaceStatusChanged(Event):
 
 @dataclass(frozen=True)
 class WorkspaceUsed(Event):
-    """Something was done in a workspace, so it lives ``ttl_seconds`` from now, but never beyond its greatest age."""
+    """A workspace was used: it lives ``ttl_seconds`` from now, but never beyond its maximum age."""
 
     ttl_seconds: float
     max_age_seconds: float | None = None
@@ -481,18 +480,18 @@ class WorkspaceUsed(Event):
 
 @dataclass(frozen=True)
 class WorkspaceSaved(Event):
-    """What was unsaved in a workspace is kept; the patch of ``saved_work`` is relative to where that is."""
+    """Unsaved work of a workspace was saved; the patch is relative to the directory that holds it."""
 
     saved_work: SavedWork
 
 
 @dataclass(frozen=True)
 class UnsavedWorkDiscarded(Event):
-    """Its user gave up what is unsaved in a workspace."""
+    """The user gave up the unsaved work of a workspace."""
 
 
 class Recorded(NamedTuple):
-    """A durable event: its run, its number there from 1, and when (microseconds since the epoch, UTC)."""
+    """A stored event: its run, its number in that run from 1, and its time (microseconds since the epoch, UTC)."""
 
     run: str
     seq: int
@@ -506,7 +505,7 @@ _ENUMS = (CheckKind, Status, Reason, StopStage, StopReason, IsolationClass, Work
 
 
 def with_texts(value: T, change: Callable[[str], str]) -> T:
-    """A value of an event, or an event, in which every text is what ``change`` makes of it; words of enums stay."""
+    """Apply ``change`` to every text in an event or a value of one, except the values of enums."""
     return cast("T", _with_texts(value, change))
 
 
@@ -531,7 +530,7 @@ class UnknownEvent(ValueError):
 
 
 def encode(event: Event) -> tuple[str, str]:
-    """The stored form: type name and compact JSON, steps in plan order."""
+    """Return the stored form: type name and compact JSON, steps in plan order."""
     body = {f.name: _plain(getattr(event, f.name)) for f in fields(event)}
     return type(event).__name__, json.dumps(body, separators=(",", ":"))
 
@@ -543,7 +542,7 @@ def decode(name: str, body: str) -> Event:
 
 
 def as_json(recorded: Recorded) -> dict[str, object]:
-    """One line of ``events.jsonl`` and of ``--output jsonl``."""
+    """Return one line of ``events.jsonl`` and of ``--output jsonl``."""
     event = recorded.event
     body = {f.name: _plain(getattr(event, f.name)) for f in fields(event)}
     return {"run": recorded.run, "seq": recorded.seq, "at": recorded.at, "type": type(event).__name__, **body}

@@ -1,4 +1,4 @@
-"""What the events of a run add up to. Storage, console, report and API all use this one fold."""
+"""The state that the events of a run add up to. Store, console and report all use this one fold."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from runner.events import events as ev
 
 @dataclass
 class StepRecord:
-    """``stop_stages`` says what had to be done to end the step's commands, each with its time.
+    """``stop_stages`` are the times and stages of stopping the step's commands.
 
-    ``reused`` is the run in which the step was performed, when this one only took its result over. ``failure`` says
-    where the first command that failed it printed.
+    ``reused`` is the run whose result the step reuses. ``failure`` locates the output of the first command that failed
+    the step.
     """
 
     kind: str
@@ -45,27 +45,27 @@ class StepRecord:
 
 @dataclass
 class ClusterUse:
-    """What commands asked of a cluster: how often each verb and resource was, was refused here, and failed there."""
+    """Requests of commands to a cluster, counted by verb and resource: answered, refused here, failed there."""
 
     context: str
     server: str
     namespace: str
-    asked: dict[str, int] = field(default_factory=dict)
+    answered: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
 
     @property
     def requests(self) -> int:
-        return sum(sum(each.values()) for each in (self.asked, self.refused, self.failed))
+        return sum(sum(each.values()) for each in (self.answered, self.refused, self.failed))
 
 
 @dataclass
 class RunRecord:
-    """A run so far. ``effects`` maps (kind, name) of what exists, or may exist, outside the store to its place.
+    """A run so far. ``resources`` maps (kind, name) of what exists, or may exist, outside the store to its place.
 
-    ``log`` is the file that has what its agent printed. ``attempt`` counts its workspaces, of which it has one at a
-    time. ``models`` are what the gateway counted, by model; ``claimed`` and ``commands`` are what an agent says of
-    itself; ``argv`` is what it was started with, in its ``version``.
+    ``log`` is the file with the agent's output. ``attempt`` counts the run's workspaces, of which it has one at a
+    time. ``models`` is usage counted by the gateway, by model; ``reported_usage`` and ``commands`` are the agent's own
+    account; ``argv`` and ``version`` are those of its CLI.
     """
 
     id: str
@@ -85,30 +85,29 @@ class RunRecord:
     isolation: IsolationClass | None = None
     observed: Isolation | None = None
     models: dict[str, Usage] = field(default_factory=dict)
-    claimed: Usage | None = None
+    reported_usage: Usage | None = None
     argv: tuple[str, ...] = ()
     version: str = ""
     commands: ev.CommandsReportedByAgent | None = None
     log: str | None = None
     preloaded: ev.ContextPreloaded | None = None
     cluster: ClusterUse | None = None
-    refused: list[tuple[str, str]] = field(default_factory=list)
+    rejected_providers: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[tuple[str, str]] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
     checks: dict[str, tuple[Check, ...]] = field(default_factory=dict)
-    placed: dict[str, str] = field(default_factory=dict)
+    injected_files: dict[str, str] = field(default_factory=dict)
     protected: dict[str, str] = field(default_factory=dict)
     base: str | None = None
     snapshot: ev.SnapshotPublished | None = None
     commits: ev.AgentCommitsImported | None = None
     slot: str | None = None
-    missed: PoolMissReason | None = None
+    pool_miss: PoolMissReason | None = None
     saved_work: SavedWork | None = None
-    effects: dict[tuple[str, str], str] = field(default_factory=dict)
+    resources: dict[tuple[str, str], str] = field(default_factory=dict)
     cancelled_by: str | None = None
     outcome: Outcome | None = None
     exit_code: int | None = None
-    left: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float | None:
@@ -116,8 +115,14 @@ class RunRecord:
 
     @property
     def workspace(self) -> str:
-        """The id of the run's workspace, made or not."""
+        """The id of the run's workspace, created or not."""
         return f"{self.id}-{self.attempt}"
+
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """The resources that the run has ended without removing: kind, name and place of each."""
+        found = () if self.ended is None else self.resources.items()
+        return tuple(f"{kind} {name} {place}".rstrip() for (kind, name), place in found)
 
     def unfinished(self) -> list[str]:
         """The steps that have started and not ended."""
@@ -125,7 +130,7 @@ class RunRecord:
 
 
 def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR0912, PLR0915  # one arm an event type
-    """Advance a record by one event, in place. A record belongs to whoever folds it."""
+    """Advance a record by one event, in place."""
     match recorded.event:
         case ev.RunStarted() as started:
             record.name, record.plan, record.key = started.name, started.plan, started.key
@@ -147,38 +152,36 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.CommandFailed(step=step) as failure:
             record.steps[step].failure = record.steps[step].failure or failure
         case ev.ResourceIntended(kind=kind, name=name, place=place):
-            record.effects[kind, name] = place
+            record.resources[kind, name] = place
         case ev.ResourceRemoved(kind=kind, name=name):
-            record.effects.pop((kind, name), None)
-            record.left = tuple(what for what in record.left if not f"{what} ".startswith(f"{kind} {name} "))
+            record.resources.pop((kind, name), None)
         case ev.LeaseAcquired(workspace=workspace, lease=lease):
-            record.effects["lease", workspace] = lease
+            record.resources["lease", workspace] = lease
         case ev.LeaseReleased(workspace=workspace):
-            record.effects.pop(("lease", workspace), None)
-            record.left = tuple(what for what in record.left if not f"{what} ".startswith(f"lease {workspace} "))
+            record.resources.pop(("lease", workspace), None)
         case ev.FileInjected(path=path, sha256=sha256):
-            record.placed[path] = sha256
-        case ev.ProtectedPathsHashed(content=content):
-            record.protected = content
+            record.injected_files[path] = sha256
+        case ev.ProtectedPathsHashed(digests=digests):
+            record.protected = digests
         case ev.BaseCommitRecorded(commit=commit):
             record.base = commit
         case ev.ProviderChosen(provider=provider, isolation=isolation):
             record.provider, record.isolation = provider, isolation
         case ev.ProviderRejected(provider=provider, reason=reason):
-            record.refused.append((provider, reason))
-        case ev.FallbackStarted(step=step, provider=provider, reason=reason, attempt=attempt, again=again):
-            record.refused.append((provider, f"{step}: {reason}"))
+            record.rejected_providers.append((provider, reason))
+        case ev.FallbackStarted(step=step, provider=provider, reason=reason, attempt=attempt, repeated=repeated):
+            record.rejected_providers.append((provider, f"{step}: {reason}"))
             record.attempt = attempt
-            record.steps |= {name: StepRecord(record.steps[name].kind) for name in again}
+            record.steps |= {name: StepRecord(record.steps[name].kind) for name in repeated}
             record.provider = record.isolation = record.observed = record.base = None
-            record.placed, record.protected = {}, {}
-            record.slot = record.missed = record.preloaded = None
-        case ev.RetryScheduled(step=step, what=what, code=code, reason=reason):
-            record.warnings.append((code, f"{step}: {what} failed and was tried again: {reason}"))
+            record.injected_files, record.protected = {}, {}
+            record.slot = record.pool_miss = record.preloaded = None
+        case ev.RetryScheduled(step=step, operation=operation, code=code, reason=reason):
+            record.warnings.append((code, f"{step}: {operation} failed and was tried again: {reason}"))
         case ev.SlotClaimed(slot=slot):
-            record.slot, record.missed = slot, None
+            record.slot, record.pool_miss = slot, None
         case ev.PoolMissed(reason=reason):
-            record.slot, record.missed = None, reason
+            record.slot, record.pool_miss = None, reason
         case ev.IsolationObserved(isolation=observed):
             record.observed = observed
         case ev.LogOpened(path=path):
@@ -194,7 +197,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.cluster is not None
         ):
             used = record.cluster
-            counts = used.asked if refusal is None else used.failed if refusal == "cluster" else used.refused
+            counts = used.answered if refusal is None else used.failed if refusal == "cluster" else used.refused
             what = f"{verb} {resource}".rstrip()
             counts[what] = counts.get(what, 0) + count
         case ev.AgentStarted(argv=argv, version=version):
@@ -202,7 +205,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.CommandsReportedByAgent() as seen:
             record.commands = seen
         case ev.UsageReportedByAgent(usage=usage):
-            record.claimed = usage
+            record.reported_usage = usage
         case ev.WarningIssued(code=code, message=message):
             record.warnings.append((code, message))
         case ev.CancelRequested(reason=reason):
@@ -217,9 +220,9 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.commits = commits
         case ev.WorkSaved(saved_work=saved_work):
             record.saved_work = saved_work
-        case ev.RunEnded(outcome=outcome, exit_code=exit_code, left=left):
+        case ev.RunEnded(outcome=outcome, exit_code=exit_code):
             record.status, record.outcome, record.exit_code = outcome.status, outcome, exit_code
-            record.ended, record.left = recorded.at, left
+            record.ended = recorded.at
         case ev.StopStageReached(step=step) as reached:
             record.steps[step].stop_stages.append((recorded.at, reached))
         case ev.OomKilled(step=step, count=count):
@@ -232,7 +235,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
 
 
 def replay(run: str, history: Iterable[ev.Recorded]) -> RunRecord:
-    """The record of a whole history."""
+    """Fold a whole history."""
     record = RunRecord(run)
     for recorded in history:
         fold(record, recorded)

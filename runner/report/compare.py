@@ -36,7 +36,7 @@ class Row:
     cost_usd: float | None
     executed: int | None
     denied: int | None
-    cut: int | None
+    unfinished: int | None
     sections: int | None
     sections_wanted: int | None
     report_bytes: int | None
@@ -60,7 +60,7 @@ def row_of(account: Account) -> Row:
         cost_usd=usage.cost_usd,
         executed=commands.executed if commands is not None else None,
         denied=commands.denied if commands is not None else None,
-        cut=commands.cut if commands is not None else None,
+        unfinished=commands.unfinished if commands is not None else None,
         sections=found[0] if found else None,
         sections_wanted=found[1] if found else None,
         report_bytes=report_bytes(record),
@@ -122,6 +122,6 @@ def _cells(row: Row) -> list[str]:
 
 def _commands(row: Row) -> str:
     """All that ran, and how many did not come to their end or were refused."""
-    if row.executed is None or row.denied is None or row.cut is None:
+    if row.executed is None or row.denied is None or row.unfinished is None:
         return ""
-    return f"{row.executed + row.cut}{others(row.denied, row.cut)}"
+    return f"{row.executed + row.unfinished}{others(row.denied, row.unfinished)}"

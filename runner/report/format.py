@@ -54,8 +54,8 @@ def age(seconds: float) -> str:
 
 def commands(seen: CommandsReportedByAgent) -> str:
     """``17 commands, 1 of them cut, 2 refused``: 17 ran; what there is none of is left out."""
-    ran = seen.executed + seen.cut
-    return f"{ran} command{'s' * (ran != 1)}{others(seen.denied, seen.cut)}"
+    ran = seen.executed + seen.unfinished
+    return f"{ran} command{'s' * (ran != 1)}{others(seen.denied, seen.unfinished)}"
 
 
 def others(denied: int, cut: int) -> str:

@@ -26,9 +26,9 @@ def record_document(record: RunRecord) -> Json:
         "provider": record.provider,
         "isolation": plain(record.isolation),
         "observed": plain(record.observed),
-        "warm": {"slot": record.slot, "missed": plain(record.missed)},
+        "pool": {"slot": record.slot, "miss": plain(record.pool_miss)},
         "models": {name: plain(usage) for name, usage in record.models.items()},
-        "claimed": plain(record.claimed),
+        "reported_usage": plain(record.reported_usage),
         "cluster": plain(record.cluster),
         "argv": list(record.argv),
         "version": record.version,
@@ -55,12 +55,14 @@ def record_document(record: RunRecord) -> Json:
             }
             for name, step in record.steps.items()
         ],
-        "refused": [{"provider": provider, "reason": reason} for provider, reason in record.refused],
+        "rejected_providers": [
+            {"provider": provider, "reason": reason} for provider, reason in record.rejected_providers
+        ],
         "warnings": [{"code": code, "message": message} for code, message in record.warnings],
         "violations": plain(record.violations),
         "checks": {step: plain(checks) for step, checks in record.checks.items()},
         "snapshot": plain(snapshot),
         "commits": plain(record.commits),
         "saved_work": plain(record.saved_work),
-        "left": list(record.left),
+        "left_behind": list(record.left_behind),
     }

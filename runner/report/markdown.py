@@ -80,7 +80,7 @@ def _run(account: Account) -> Iterator[str]:
     yield _list("verified", [_check(check) for checks in record.checks.values() for check in checks])
     yield _list("violations of policy", [code(str(violation)) for violation in record.violations])
     yield _list("warnings", [f"{one} {code(message)}" for one, message in record.warnings])
-    yield _list("LEFT BEHIND", [code(left) for left in record.left])
+    yield _list("LEFT BEHIND", [code(left) for left in record.left_behind])
     for name, tail in account.tails.items():
         yield f"<details><summary>the end of what {name} printed</summary>\n\n{fence(tail)}\n</details>\n\n"
 

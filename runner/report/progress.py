@@ -58,8 +58,8 @@ def news(  # noqa: C901, PLR0912  # one arm an event type
             yield f"  ! provider {provider} refused: {reason}"
         case ev.FallbackStarted(step=name, provider=provider, reason=reason):
             yield f"  ! falling back from {provider}: {name}: {reason}"
-        case ev.RetryScheduled(step=name, what=what, reason=reason, pause_seconds=pause):
-            yield f"  ! {name}: {what} failed, trying again in {duration(pause)}: {reason}"
+        case ev.RetryScheduled(step=name, operation=operation, reason=reason, pause_seconds=pause):
+            yield f"  ! {name}: {operation} failed, trying again in {duration(pause)}: {reason}"
         case ev.StepEnded(step=name, outcome=outcome):
             if not ((outcome.ok and record.steps[name].kind in _HOUSEKEEPING) or outcome.status is Status.SKIPPED):
                 yield f"  {step_line(name, record.steps[name], _did(record, name))}"
@@ -165,8 +165,8 @@ def ending(account: Account, *, several: bool = False) -> Iterator[str]:
     yield from _violations(account)
     if record.cluster is not None:
         yield f"  cluster    {cluster_line(record.cluster)}"
-    yield from (f"  LEFT BEHIND  {left}" for left in record.left)
-    if record.left:
+    yield from (f"  LEFT BEHIND  {left}" for left in record.left_behind)
+    if record.left_behind:
         yield f"  clean up   runner recover {record.id}"
     yield from (
         f"  output     {path}" for path in (record.saved_work.outputs[:10] if record.saved_work is not None else ())

@@ -61,7 +61,7 @@ def used(record: RunRecord) -> Usage:
     """What the gateway counted of all models; else what the agent says of itself."""
     if record.models:
         return sum(record.models.values(), Usage())
-    return record.claimed or Usage()
+    return record.reported_usage or Usage()
 
 
 def sections(record: RunRecord) -> tuple[int, int] | None:

@@ -30,7 +30,7 @@ def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
     if record.resumes is not None:
         yield f"  resumes    run {record.resumes}"
     yield f"  isolation  {isolation_line(record)}"
-    yield from (f"  refused    {provider}: {reason}" for provider, reason in record.refused)
+    yield from (f"  refused    {provider}: {reason}" for provider, reason in record.rejected_providers)
     told = _because(record)
     if told:
         yield f"  because    {brief(told)}"
@@ -52,8 +52,8 @@ def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
         yield from _step(name, step, told)
     yield from _found_later(record)
     yield from _places(record, directory)
-    yield from (f"  LEFT BEHIND  {left}" for left in record.left)
-    yield from [f"  clean up   runner recover {record.id}"] if record.left else []
+    yield from (f"  LEFT BEHIND  {left}" for left in record.left_behind)
+    yield from [f"  clean up   runner recover {record.id}"] if record.left_behind else []
 
 
 def status_word(record: RunRecord) -> str:
@@ -81,8 +81,8 @@ def usage_lines(record: RunRecord) -> Iterator[str]:
     """What was used of each model, and what nobody has counted."""
     unspent = ", not spent" if record.rehearsal is not None else ""
     yield from (f"{name}: {usage(used)}{unspent}" for name, used in record.models.items())
-    if record.claimed is not None:
-        yield f"as the agent says, which had the key: {usage(record.claimed)}"
+    if record.reported_usage is not None:
+        yield f"as the agent says, which had the key: {usage(record.reported_usage)}"
 
 
 def cluster_line(used: ClusterUse) -> str:

@@ -119,8 +119,8 @@ def news(record: RunRecord, event: ev.Event) -> Iterator[str]:
             yield f" ! provider {provider} refused: {reason}"
         case ev.FallbackStarted(step=name, provider=provider, reason=reason):
             yield f" ! falling back from {provider}: {name}: {reason}"
-        case ev.RetryScheduled(step=name, what=what, reason=reason, pause_seconds=pause):
-            yield f" ! {name}: {what} failed, trying again in {duration(pause)}: {reason}"
+        case ev.RetryScheduled(step=name, operation=operation, reason=reason, pause_seconds=pause):
+            yield f" ! {name}: {operation} failed, trying again in {duration(pause)}: {reason}"
         case ev.StepEnded(step=name, outcome=outcome):
             if name not in _HOUSEKEEPING or not outcome.ok:
                 yield " " + step_line(name, record.steps[name])
@@ -181,9 +181,9 @@ def closing(record: RunRecord, header: Header, found: Result) -> Iterator[str]:
     if found.report and found.place is not None:
         label = "Report" if record.status is Status.SUCCEEDED else "Draft"
         yield f"  {label:<10}  {shown_path(found.place, found.here)}"
-    for left in record.left:
+    for left in record.left_behind:
         yield f"  LEFT BEHIND {left}"
-    if record.left:
+    if record.left_behind:
         yield f"  Clean up    runner recover {record.id}"
     yield from _next(record, header, found)
 

@@ -28,7 +28,7 @@ async def place_in_tree(run: RunContext, wanted: ContextFile | None) -> None:
         return
     content = await trio.to_thread.run_sync(read_input, wanted)
     await run.emit(ev.FileInjected(AGENTS_FILE, wanted.sha256))
-    run.placed = {AGENTS_FILE: wanted.sha256}
+    run.injected_files = {AGENTS_FILE: wanted.sha256}
     await trio.to_thread.run_sync(write_new, path, content, 0o644)
 
 
@@ -59,7 +59,7 @@ def changed(run: RunContext) -> tuple[str, ...]:
     """What became of the copies, in words, of those that are not what they were. Nothing may run in the tree."""
     _, handle = run.require()
     warnings = []
-    for name, wanted in run.placed.items():
+    for name, wanted in run.injected_files.items():
         try:
             same = sha256(safe_open.read_beneath(handle.tree, name, _MOST)).hexdigest() == wanted
         except OSError:

@@ -203,7 +203,7 @@ class RunContext:
         self.pending_events: list[ev.Event] = []
         self._emit = emit
         self.lease_holder = lease_holder
-        self.kept = kept
+        self.resume_source = kept
         self.attempt = attempt
         self.secrets = secrets or {}
         self._services = services  # outlives work, so that finalize finds its sandboxes' services alive
@@ -211,13 +211,13 @@ class RunContext:
         self.provider: Provider | None = None
         self.probe: Probe | None = None
         self.handle: Handle | None = None
-        self.missed: PoolMissReason | None = None  # why the workspace was not had warm, if it should have been
-        self.chosen: str | None = None  # of the chain of providers
-        self.refused: dict[str, str] = {}  # those that were tried, or could not be, with the reason
+        self.pool_miss: PoolMissReason | None = None  # why the workspace was not had warm, if it should have been
+        self.provider_name: str | None = None  # of the chain of providers
+        self.rejected_providers: dict[str, str] = {}  # those that were tried, or could not be, with the reason
         self.abandoned: dict[str, Provider] = {}  # workspaces that were fallen back from and are still there
         self.agent_started = False  # the agent may have begun: no other provider is tried any more
         self.inputs: tuple[str, ...] = ()  # the incident's files, when they lie in the tree
-        self.placed: dict[str, str] = {}  # files of the runner's own in the tree, with the digest of each
+        self.injected_files: dict[str, str] = {}  # files of the runner's own in the tree, with the digest of each
         self.protected: dict[str, str] = {}  # what was there before any command, as ``_content.digests`` tells it
         self.base: str | None = None
         self.scan: ScanResult | None = None
@@ -249,8 +249,8 @@ class RunContext:
 
     def reset_workspace(self) -> None:
         """Forget all that was learned of a workspace that is fallen back from."""
-        self.provider = self.probe = self.handle = self.base = self.missed = None
-        self.inputs, self.placed, self.protected, self.context = (), {}, {}, b""
+        self.provider = self.probe = self.handle = self.base = self.pool_miss = None
+        self.inputs, self.injected_files, self.protected, self.context = (), {}, {}, b""
         self._repository = False
 
     async def retry(self, what: str, act: Callable[[], Awaitable[_T]]) -> _T:
@@ -278,7 +278,7 @@ class RunContext:
         It then has the work that was kept for this run, or is empty.
         """
         if not self._repository:
-            git, kept = self.deps.git, self.kept
+            git, kept = self.deps.git, self.resume_source
             await trio.to_thread.run_sync(trees.remove, self.paths.repository)
             if kept is not None:
                 await git.fetch(kept.repository, kept.commit, into=self.paths.repository, depth=None)

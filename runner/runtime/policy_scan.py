@@ -58,7 +58,7 @@ def broken(violations: Sequence[Violation], where: str = "") -> Outcome:
 async def _scan(run: RunContext, specs: Sequence[PolicySpec]) -> ScanResult:
     _, handle = run.require()
 
-    skipped = (".git", *run.placed)
+    skipped = (".git", *run.injected_files)
     return await trio.to_thread.run_sync(
         lambda: scan(handle.tree, policy_of(specs), skip_top=skipped, should_stop=_stopping)
     )
@@ -98,7 +98,7 @@ async def commit_tree(
     """Commit what is on disk but for what offends; changes that break policy offend from then on."""
     _, handle = run.require()
     repository = await run.repository()
-    foreign = {name.encode() for name in (*run.inputs, *run.placed)}
+    foreign = {name.encode() for name in (*run.inputs, *run.injected_files)}
     wanted = SnapshotOptions(message, run.author(), run.offending | foreign)
     git = run.deps.git
     snapshot = await git.snapshot(repository, handle.tree, run.base, wanted)

@@ -31,14 +31,14 @@ async def fall_back(run: RunContext, step: str, outcome: Outcome, attempt: int, 
     What of the old one cannot be removed is a warning, and the run's end tries again. Cancelled, the old one is the
     run's, without any work to save.
     """
-    provider, left, name = run.provider, run.workspace_id, run.chosen
+    provider, left, name = run.provider, run.workspace_id, run.provider_name
     assert provider is not None  # only what has a workspace is fallen back from
     assert name is not None
     run.handle = None
     if not await _is_removed(run, step, provider, left):
         run.abandoned[left] = provider
     await trio.to_thread.run_sync(trees.remove, run.paths.repository)
-    run.refused[name] = f"{step}: {outcome.message}"
+    run.rejected_providers[name] = f"{step}: {outcome.message}"
     fallen = ev.FallbackStarted(step, name, outcome.message, attempt, again)
     await run.lease_holder.move(f"{run.id}-{attempt}", run.emit, fallen)
     run.reset_workspace()

@@ -15,28 +15,28 @@ from runner.safefs import trees
 
 async def restore_tree(run: RunContext) -> None:
     """Put the kept work into the private repository, and on disk in the place of what is there."""
-    assert run.kept is not None  # or nothing is taken over
+    assert run.resume_source is not None  # or nothing is taken over
     _, handle = run.require()
     repository = await run.repository()
     await trio.to_thread.run_sync(_clear, handle.tree)
-    run.placed = {}  # went with the rest
-    await run.deps.git.materialise(repository, run.kept.commit, handle.tree)
+    run.injected_files = {}  # went with the rest
+    await run.deps.git.materialise(repository, run.resume_source.commit, handle.tree)
 
 
 async def restore_commits(run: RunContext) -> None:
     """Take over what an earlier run took of the agent's own commits: the bundle, and what is in it."""
-    assert run.kept is not None
-    taken = run.kept.commits
+    assert run.resume_source is not None
+    taken = run.resume_source.commits
     if taken is None:
         return
     if taken.bundle is not None:
         assert run.base is not None  # or there would be no bundle
         git, quarantine, to = run.deps.git, run.paths.quarantine, run.paths.directory / taken.bundle
         try:
-            content = await trio.to_thread.run_sync((run.kept.directory / taken.bundle).read_bytes)
+            content = await trio.to_thread.run_sync((run.resume_source.directory / taken.bundle).read_bytes)
             authored = await git.quarantine(run.paths.repository, content, run.base, into=quarantine)
             if authored[-1].commit != taken.commit:
-                raise WorkMissing(f"`{run.kept.directory / taken.bundle}` is not the bundle that the run made")
+                raise WorkMissing(f"`{run.resume_source.directory / taken.bundle}` is not the bundle that the run made")
             await git.accept(run.paths.repository, quarantine, run.base, taken.commit, to=to)
         finally:
             trees.remove(quarantine)

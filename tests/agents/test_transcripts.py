@@ -70,7 +70,7 @@ def test_a_command_is_executed_refused_or_cut_off(name: str) -> None:
     """As the golden data has it, where a reviewer may pass over it."""
     found = {case: value["commands"] for cli, case, value in EXPECTED if cli == name}
 
-    assert [status for status, _, _ in found["stopped"]] == ["executed", "cut"]
+    assert [status for status, _, _ in found["stopped"]] == ["executed", "unfinished"]
     assert [text for _, _, text in found["failing-command"]] == ["exit 3", "cat > x <<'EOF'\nline\nEOF\nfalse"]
     assert [exit for _, exit, _ in found["failing-command"]] == [3, 1]
     assert "executed" not in [status for status, _, _ in found["denied"]]

@@ -194,7 +194,7 @@ async def test_a_turn_with_a_tool_is_worked_off_and_the_key_is_nowhere(
     assert any(code == "agent.repository-hooks" for code, _ in record.warnings) is (name == "goose")
     assert (f"{SAYS}-TOLD" in heard.decode(errors="replace")) is True
     assert record.commands is not None
-    assert (record.commands.executed, record.commands.denied, record.commands.cut) == (1, 0, 0)
+    assert (record.commands.executed, record.commands.denied, record.commands.unfinished) == (1, 0, 0)
     assert record.argv[0] == name
     with tarfile.open(directory / "logs" / "agent-session.tar.gz") as archive:
         (member,) = archive.getmembers()
@@ -323,7 +323,7 @@ async def test_a_timeout_ends_what_a_cli_has_detached(project: Project, toolchai
 
     assert record.exit_code == 124, record.outcome
     assert record.commands is not None
-    assert record.commands.executed + record.commands.cut == 1
+    assert record.commands.executed + record.commands.unfinished == 1
     alive = [path.read_bytes().split(b"\0")[1:2] for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)]
     assert not [word for word in alive if word and word[0].decode(errors="replace") in marks]
 
@@ -368,7 +368,7 @@ async def test_what_goes_wrong_with_the_model_ends_the_step_with_its_reason(
     assert seconds is not None
     waited = 2 ** sum(code == MODEL_BUSY for code, _ in record.warnings) - 1  # seconds, by the gateway
     assert turn.fail is None or seconds - waited < 15
-    assert record.left == ()
+    assert record.left_behind == ()
 
 
 # --- models ------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_a_chain_of_providers_is_walked_and_each_hop_recorded(host_without_user_
     done, record = project.apply()
 
     assert done.code == 0, done.out + done.err
-    assert [r["provider"] for r in record["refused"]] == ["local"]
+    assert [r["provider"] for r in record["rejected_providers"]] == ["local"]
     assert record["isolation"] == "none"
     assert "NOT ISOLATED" in done.out
 
@@ -353,7 +353,7 @@ def test_a_check_that_changes_what_another_would_look_at_fails_and_no_other_is_r
     done, record = project.apply()
 
     assert (done.code, record["outcome"]["reason"]) == (1, "verify"), done.out + done.err
-    assert record["left"] == []
+    assert record["left_behind"] == []
     bad = step(record, "verify")["outcome"]["details"]
     name = "src/app.sh" if "folder" in how else "README"
     assert f"changed {name} of the clean checkout" in bad[0]

@@ -258,7 +258,7 @@ def test_a_clone_that_is_refused_leaves_no_workspace(project: Project, repositor
     assert done.code == 4
     assert "git.hostile-tree" in plain(done)
     assert step(record, "agent")["status"] == "skipped"
-    assert record["left"] == []
+    assert record["left_behind"] == []
 
 
 def test_nothing_of_a_source_runs_and_its_bytes_arrive(project: Project, repository: Path) -> None:

@@ -163,9 +163,9 @@ def test_kubectl_reads_a_cluster_and_gets_neither_secrets_nor_writes(
     cluster = record["cluster"]
     assert (cluster["context"], cluster["server"], cluster["namespace"]) == ("prod-eu", api.server, "payments")
     assert cluster["refused"]["list secrets"] == 1
-    assert cluster["asked"]["get pods/log"] >= 1
+    assert cluster["answered"]["get pods/log"] >= 1
     refused = sum(cluster["refused"].values())
-    total = refused + sum(cluster["asked"].values())
+    total = refused + sum(cluster["answered"].values())
     assert f"  cluster    prod-eu: {total} requests, {refused} refused (" in done.out
 
 
@@ -398,7 +398,7 @@ def test_rights_and_a_baseline_of_the_cluster_are_in_the_prompt(
     assert '"can_get_nodes": false' in prompt
     assert "OOMKilled" in prompt
     assert asked(project, record)["pods"].code == 0
-    assert record["cluster"]["asked"]["list pods"] >= 2
+    assert record["cluster"]["answered"]["list pods"] >= 2
     assert "secrets" not in "".join(api.paths())
     assert places_with(TOKEN, project.home) == []
     permissions = json.loads((project.folder / "incident" / "output" / "incident_cluster_permissions.json").read_text())
@@ -414,9 +414,9 @@ def test_a_watch_does_not_outlive_its_step(project: Project, kubectl: Path, auth
         done, record = project.apply()
 
     assert done.code == 124, done.out + done.err
-    assert (record["outcome"]["reason"], record["left"]) == ("timeout", [])
-    assert record["cluster"]["asked"]["watch pods"] == 1
-    assert record["cluster"]["asked"]["get pods/log"] == 1
+    assert (record["outcome"]["reason"], record["left_behind"]) == ("timeout", [])
+    assert record["cluster"]["answered"]["watch pods"] == 1
+    assert record["cluster"]["answered"]["get pods/log"] == 1
 
 
 @pytest.mark.nightly

@@ -282,6 +282,6 @@ async def test_the_agents_hook_comes_after_those_of_its_type_and_the_run_and_aft
     begun = {name: step.started for name, step in record.steps.items()}
     assert (begun["agent"] or 0) < (begun["post_hook"] or 0) < (begun["session"] or 0)
     assert record.commands is not None
-    assert (record.commands.executed, record.commands.cut) == (0, 1)
+    assert (record.commands.executed, record.commands.unfinished) == (0, 1)
     assert len(archived(project, record)) == 2
     assert "$ ls  # cut off" in (directory(project, record) / "logs" / session.COMMANDS).read_text()

@@ -28,7 +28,7 @@ def test_a_run_whose_setup_fails_with_one_provider_is_done_with_the_next_and_say
     assert done.code == 0, done.out + done.err
     failure = "setup: setup command 1 of 1 exited 1"
     assert f"falling back from local: {failure}" in done.out
-    assert record["refused"] == [{"provider": "local", "reason": failure}]
+    assert record["rejected_providers"] == [{"provider": "local", "reason": failure}]
     assert (record["provider"], record["isolation"], record["attempt"]) == ("process", "none", 2)
     assert [step(record, name)["status"] for name in ("clone", "setup", "agent")] == ["succeeded"] * 3
     shown = project.runner("runs", "show", "last").out
@@ -45,5 +45,5 @@ def test_a_single_provider_is_never_fallen_back_from(project: Project) -> None:
     done, record = project.apply()
 
     assert done.code == 1
-    assert record["refused"] == []
+    assert record["rejected_providers"] == []
     assert (record["provider"], record["attempt"]) == ("local", 1)

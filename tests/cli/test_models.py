@@ -444,7 +444,7 @@ async def test_an_agent_that_has_the_key_is_marked_everywhere(project: Project, 
     assert record.warnings[0] == ("agent.key-inside", "the key of `gpt-4.1` was given to the agent")
     assert given(project, record, "key") == hashed(KEYS["OPENAI_API_KEY"])
     assert not record.models
-    assert record.claimed is not None
+    assert record.reported_usage is not None
     assert "as the agent says, which had the key: 220 tokens" in render_run(record, project.home)
 
 

@@ -28,7 +28,7 @@ def test_the_sandbox_works_and_is_read_back(root_without_other_users: Project) -
     assert project.logs("agent") == "1000\nrefused\n"
     assert project.logs("verify") == "made\n"
     assert (record["isolation"], record["observed"]["uid"]) == ("namespaces", 0)
-    assert record["left"] == []
+    assert record["left_behind"] == []
 
 
 def test_the_doctor_says_what_is_there(root_without_other_users: Project) -> None:
@@ -53,7 +53,7 @@ def test_what_outgrows_a_limit_on_the_disk_is_ended_and_kept(root_without_other_
     assert record["outcome"]["reason"] == "disk"
     assert "its workspace had grown to 8" in record["outcome"]["message"]
     assert "+first" in (project.directory(record) / "withheld.patch").read_text()  # a file of 80M breaks the policy
-    assert record["left"] == []
+    assert record["left_behind"] == []
 
 
 def test_what_outgrew_the_disk_before_anybody_looked_is_found_at_the_end_of_its_step(

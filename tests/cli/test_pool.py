@@ -123,8 +123,8 @@ async def test_a_run_has_its_workspace_from_the_pool_or_says_why_not(docked: Pro
     assert read == ["hello", "denied"]
     assert message(warm) == "docker, isolation namespaces, kept warm"
     assert message(cold) == "docker, isolation namespaces, made cold: empty"
-    assert (str(warm.slot).partition("-")[0], warm.missed) == ("slot", None)
-    assert (cold.slot, cold.missed) == (None, PoolMissReason.EMPTY)
+    assert (str(warm.slot).partition("-")[0], warm.pool_miss) == ("slot", None)
+    assert (cold.slot, cold.pool_miss) == (None, PoolMissReason.EMPTY)
     assert warm.observed is not None
     assert cold.observed is not None
     assert warm.observed.read_only == ("/workspace/README",)
@@ -153,12 +153,12 @@ def test_a_slot_of_another_kind_is_left_alone_and_the_miss_is_counted(docked: Pr
             docked.script("true", provider="docker", **change)
             done, record = docked.apply()
             assert done.code == 0, done.out + done.err
-            missed[reason] = record["warm"]
+            missed[reason] = record["pool"]
         assert slots(docked) == before
         shown = docked.runner("pool", "status", "--output", "json")
         client.remove_image("runner-tests:other")
 
-    assert missed == {reason: {"slot": None, "missed": reason} for reason in changes}
+    assert missed == {reason: {"slot": None, "miss": reason} for reason in changes}
     assert json.loads(shown.out)["counts"] == dict.fromkeys(changes, 1)
 
 
@@ -172,14 +172,14 @@ def test_a_warm_workspace_is_ready_within_150_ms_and_there_is_another_for_the_ne
             settled(docked, 1)
             done, record = docked.apply()
             assert done.code == 0, done.out + done.err
-            assert record["warm"]["slot"].startswith("slot-")
+            assert record["pool"]["slot"].startswith("slot-")
             took.append(seconds_until(docked, record, "ResourceCreated"))
             used.append(seconds_until(docked, record, "IsolationObserved"))
         settled(docked, 1)
     _, cold = docked.apply()
 
     assert sum(seconds <= 0.15 for seconds in took) == 3, took
-    assert cold["warm"]["slot"] is None
+    assert cold["pool"]["slot"] is None
     assert min(used) < seconds_until(docked, cold, "IsolationObserved"), "its sandbox was not there before"
 
 
@@ -211,7 +211,7 @@ def test_the_size_of_a_pool_follows_within_a_minute_and_a_killed_keeper_leaves_n
         for size in (3, 0, 2):
             assert docked.runner("pool", "resize", str(size)).code == 0
             settled(docked, size)
-        assert docked.apply()[1]["warm"]["slot"].startswith("slot-")
+        assert docked.apply()[1]["pool"]["slot"].startswith("slot-")
         settled(docked, 2)
         second = docked.runner("pool", "warm", str(docked.folder))
         os.kill(process.pid, signal.SIGKILL)
@@ -221,7 +221,7 @@ def test_the_size_of_a_pool_follows_within_a_minute_and_a_killed_keeper_leaves_n
     recovered = docked.runner("recover")
 
     assert (second.code, "error[pool.kept]" in second.err) == (5, True)
-    assert (done.code, record["warm"]["missed"]) == (0, "no keeper")
+    assert (done.code, record["pool"]["miss"]) == (0, "no keeper")
     assert "2 left, which `runner recover` removes" in shown.out
     assert recovered.out.count("was kept warm by a process that has died") == 2
     assert slots(docked) == []

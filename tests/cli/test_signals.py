@@ -101,7 +101,7 @@ def test_a_fatal_signal_ends_the_work_which_is_saved_and_nothing_is_left(
     assert (record["status"], record["exit_code"], record["cancelled_by"]) == ("cancelled", 130, "signal")
     assert step(record, where)["status"] == "cancelled"
     assert saved(project, record)
-    assert record["left"] == []
+    assert record["left_behind"] == []
     assert processes_of(project.home) == []
 
 
@@ -135,7 +135,7 @@ def test_a_second_signal_takes_no_grace_and_says_what_is_left(project: Project, 
     assert time.monotonic() - began < 9, "the grace is ten seconds"
     assert code == 130, text
     assert said(text, "agent") == ["TERM (signal)", "KILL (second signal)"]
-    assert [left.split()[0] for left in record["left"]] == ["lease", "workspace"]
+    assert [left.split()[0] for left in record["left_behind"]] == ["lease", "workspace"]
     assert f"LEFT BEHIND  {record['left'][0]}" in text
     assert f"clean up   runner recover {record['id']}" in text
     assert processes_of(project.home) == []
@@ -209,7 +209,7 @@ def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
     assert said(text, "agent")[: len(stop_stages)] == stop_stages  # a daemon may have needed more than its command
     assert processes_of(project.home) == []
     assert saved(project, record)
-    assert record["left"] == []
+    assert record["left_behind"] == []
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_each_step_has_a_deadline_at_which_all_that_it_started_is_gone(
     assert record["outcome"]["message"] == f"{where}: stopped at its deadline of 2s"
     assert processes_of(project.home) == []
     assert saved(project, record)
-    assert record["left"] == []
+    assert record["left_behind"] == []
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_after_one_signal_all_is_over_within_the_stop_budget(project: Project) -
     assert code == 130, text
     assert said(text, "agent") == ["TERM (signal)", KILL_BUDGET]
     assert saved(project, record)
-    assert record["left"] == []
+    assert record["left_behind"] == []
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_a_hook_that_never_ends_leaves_half_of_the_stop_budget_to_save_and_tear_
     assert project.logs("post_hook") == "begun\n"
     assert step(record, "post_hook")["outcome"]["reason"] == "timeout"
     assert saved(project, record)
-    assert record["left"] == []
+    assert record["left_behind"] == []
     assert processes_of(project.home) == []
 
 
@@ -313,5 +313,5 @@ def test_an_agent_whose_sandbox_is_killed_is_unknown_and_its_work_saved(project:
     assert outcome["message"].startswith("the sandbox was lost while a command ran in it: ")
     assert "UNKNOWN work" in text
     assert saved(project, record)
-    assert record["left"] == []
+    assert record["left_behind"] == []
     assert processes_of(project.home) == []

@@ -45,7 +45,7 @@ async def test_a_cancel_at_any_event_leaves_nothing_and_saves_the_work(machine: 
         record = await machine.run(stop)
 
         assert leftovers(machine.project.home) == [], stop_at
-        assert record.effects == {}, stop_at
+        assert record.resources == {}, stop_at
         assert record.exit_code == 130, stop_at
         history = await machine.store.events(record.id)
         assert [type(r.event) for r in history].count(ev.RunEnded) == 1
@@ -64,7 +64,7 @@ async def test_a_process_that_will_not_die_is_named_in_the_record(machine: Machi
 
     assert record.exit_code == 4
     assert record.warnings == [("provider.escaped", "setup: process 4711 of the command does not end")]
-    assert record.effects == {}
+    assert record.resources == {}
 
 
 async def test_a_second_stop_gives_settling_up_and_says_what_is_left(machine: Machine) -> None:
@@ -76,7 +76,7 @@ async def test_a_second_stop_gives_settling_up_and_says_what_is_left(machine: Ma
         record = await machine.run(stop)
 
     assert record.exit_code == 130
-    assert [left.split()[0] for left in record.left] == ["lease", "workspace"]
+    assert [left.split()[0] for left in record.left_behind] == ["lease", "workspace"]
     provider = open_provider("local", machine.settings)
     for handle in await provider.list_owned(machine.deps.nonce):
         await provider.destroy(handle)

@@ -116,7 +116,7 @@ class Chain:
 
     @property
     def retried(self) -> list[tuple[str, str, float]]:
-        return [(e.step, e.what, e.pause_seconds) for e in self.events if isinstance(e, ev.RetryScheduled)]
+        return [(e.step, e.operation, e.pause_seconds) for e in self.events if isinstance(e, ev.RetryScheduled)]
 
 
 def with_floor(plan: RunPlan, floor: IsolationClass) -> RunPlan:
@@ -148,7 +148,7 @@ async def test_a_provider_that_was_looked_at_a_moment_ago_is_not_asked_again(cha
 
     record = await chain.run()
 
-    assert (record.status, record.provider, record.refused) == (Status.SUCCEEDED, "local", [])
+    assert (record.status, record.provider, record.rejected_providers) == (Status.SUCCEEDED, "local", [])
 
 
 async def test_a_failed_setup_begins_again_in_a_fresh_workspace_of_the_next_provider(chain: Chain) -> None:
@@ -157,8 +157,8 @@ async def test_a_failed_setup_begins_again_in_a_fresh_workspace_of_the_next_prov
 
     assert record.status is Status.SUCCEEDED
     assert chain.fallen == [("setup", "setup command 1 of 1 exited 3")]
-    assert record.refused == [("local", "setup: setup command 1 of 1 exited 3")]
-    assert (record.provider, record.attempt, record.left) == ("process", 2, ())
+    assert record.rejected_providers == [("local", "setup: setup command 1 of 1 exited 3")]
+    assert (record.provider, record.attempt, record.left_behind) == ("process", 2, ())
     intended = [(event.name, event.place) for event in chain.events if isinstance(event, ev.ResourceIntended)]
     assert intended == [(f"{record.id}-1", "local"), (f"{record.id}-2", "process")]
     gone = [event.name for event in chain.events if isinstance(event, ev.ResourceRemoved)]
@@ -233,7 +233,7 @@ async def test_a_workspace_that_cannot_be_made_is_made_by_the_next(
     record = await chain.run()
 
     assert (record.status, record.provider, record.attempt) == (Status.SUCCEEDED, "process", 1)
-    assert record.refused == [("local", fault.message)]
+    assert record.rejected_providers == [("local", fault.message)]
     assert chain.fallen == []
 
 
@@ -243,7 +243,7 @@ async def test_a_provider_that_cannot_even_be_asked_is_refused(chain: Chain) -> 
     record = await chain.run()
 
     assert (record.status, record.provider) == (Status.SUCCEEDED, "process")
-    assert record.refused == [("local", BROKEN.message)]
+    assert record.rejected_providers == [("local", BROKEN.message)]
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ async def test_a_signal_while_a_workspace_is_left_ends_the_run_with_nothing_of_i
 
         record = await chain.run(watch=stop)
 
-        assert (record.exit_code, record.left) == (130, ())
+        assert (record.exit_code, record.left_behind) == (130, ())
         assert leftovers(chain.project.home) == []
 
 
@@ -341,7 +341,7 @@ async def test_when_no_other_place_is_fit_the_first_failure_is_the_runs(chain: C
     assert chain.fallen == []
     assert (record.exit_code, record.provider) == (1, "local")
     why = "isolation none is below namespaces" if floor else "not installed"
-    assert record.refused == [("process", why)]
+    assert record.rejected_providers == [("process", why)]
 
 
 async def strong(provider: Named) -> Probe:
@@ -381,7 +381,7 @@ async def test_a_workspace_that_cannot_be_left_is_told_and_removed_by_recovery(c
     record = await chain.run()
 
     assert (record.status, record.provider) == (Status.SUCCEEDED, "process")
-    assert record.left == (f"workspace {record.id}-1 local",)
+    assert record.left_behind == (f"workspace {record.id}-1 local",)
     assert record.warnings.count((STUCK.code, f"workspace {record.id}-1 remains: {STUCK.message}")) == 2
 
     await recover_whole(chain, record)
@@ -396,7 +396,7 @@ async def recover_whole(chain: Chain, record: RunRecord) -> None:
         return await store.append(run, events, fence=fence)
 
     recovered = await recover(record, "no plan", paths=paths, deps=chain.machine.deps, append=append)
-    assert recovered.left == record.left == ()
+    assert recovered.left == record.left_behind == ()
     assert leftovers(chain.project.home) == []
 
 
@@ -405,7 +405,7 @@ async def test_a_workspace_that_cannot_be_left_yet_is_removed_at_the_end(chain: 
     chain.play("local", {"prepare": FAILS}, {"destroy": (range(1, 6), STUCK)})
     record = await chain.run()
 
-    assert (record.status, record.left) == (Status.SUCCEEDED, ())
+    assert (record.status, record.left_behind) == (Status.SUCCEEDED, ())
     assert leftovers(chain.project.home) == []
 
 
@@ -426,7 +426,7 @@ async def test_what_may_pass_is_asked_again_and_each_failure_is_told(
     chain.play("local", faults={method: (range(1, 4), fault)})
     record = await chain.run()
 
-    assert (record.status, record.provider, record.left) == (Status.SUCCEEDED, "local", ())
+    assert (record.status, record.provider, record.left_behind) == (Status.SUCCEEDED, "local", ())
     assert chain.retried == [(step, what, pytest.approx(pause)) for pause in (0.4, 0.8, 1.6)]
     told = (fault.code, f"{step}: {what} failed and was tried again: {fault.message}")
     assert record.warnings.count(told) == 3
@@ -467,6 +467,6 @@ async def test_a_workspace_that_cannot_be_removed_does_not_hide_how_the_run_ende
 
     assert record.outcome is not None
     assert (record.outcome.reason, record.exit_code) == (Reason.EXIT, 1)
-    assert record.left == (f"workspace {record.id}-1 local",)
+    assert record.left_behind == (f"workspace {record.id}-1 local",)
     assert len(chain.retried) == 3
     await recover_whole(chain, record)

@@ -154,7 +154,7 @@ def assert_ended(home: Path, run: str, events: list[tuple[str, dict[str, Any]]])
     assert kinds.count("RunEnded") == 1
     ended = json.loads((directory / "run.json").read_text())
     assert ended["status"] == events[kinds.index("RunEnded")][1]["outcome"]["status"]
-    assert ended["left"] == []
+    assert ended["left_behind"] == []
     assert [json.loads(line)["type"] for line in (directory / "events.jsonl").read_text().splitlines()] == kinds
     open_steps = {body["step"] for kind, body in events if kind == "StepStarted"}
     assert open_steps == {body["step"] for kind, body in events if kind == "StepEnded" and body["step"] in open_steps}
@@ -297,7 +297,7 @@ def test_what_could_not_be_removed_is_named_and_done_by_a_later_recovery(crashin
     assert leftovers(home) == []
     (run,) = (home / "state" / "runs").iterdir()
     assert (run / "work.patch").exists()
-    assert json.loads((run / "run.json").read_text())["left"] == []
+    assert json.loads((run / "run.json").read_text())["left_behind"] == []
     assert (run / "events.jsonl").read_text().count("RunEnded") == 1
 
 

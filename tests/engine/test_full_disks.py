@@ -122,7 +122,7 @@ def assert_ended(home: Path, recovered: int) -> None:
         assert store.execute("SELECT * FROM leases WHERE id <> ''").fetchall() == []
     assert sorted(ended) == sorted((run,) for run in runs)
     kept = {path.name for path in home.glob("state/projects/default/workspaces/*")}
-    named = [json.loads((home / "state" / "runs" / run / "run.json").read_text())["left"] for run in runs]
+    named = [json.loads((home / "state" / "runs" / run / "run.json").read_text())["left_behind"] for run in runs]
     assert kept == {text.split()[1] for left in named for text in left}
 
 

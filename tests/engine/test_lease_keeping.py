@@ -218,7 +218,7 @@ async def test_a_run_whose_lease_cannot_be_refreshed_has_ended_before_it_does(au
     assert world.ended == [until - STOP_BUDGET - KILL_GRACE]
     assert record.cancelled_by == "lease"
     assert record.outcome is not None
-    assert (record.outcome.reason, record.exit_code, record.effects) == ("lease", 5, {})
+    assert (record.outcome.reason, record.exit_code, record.resources) == ("lease", 5, {})
     why = [message for code, message in record.warnings if code == "lease.refresh-failed"]
     assert [message.partition(" failed")[2] for message in why] == [
         ", and is tried again: another process keeps the store locked",
@@ -257,7 +257,7 @@ async def test_a_recovery_that_takes_long_refreshes_its_lease(autojump_clock: Mo
 
     history = await world.store.events("r0")
     record = replay("r0", history)
-    assert (record.exit_code, record.effects) == (4, {})
+    assert (record.exit_code, record.resources) == (4, {})
     (since,) = [r.at for r in history if isinstance(r.event, ev.LeaseAcquired) and "recovery" in r.event.holder]
     refreshed = [(r.at - since) / 1e6 for r in history if isinstance(r.event, ev.LeaseRefreshed) and r.at > since]
     assert refreshed == [REFRESH * n for n in range(1, len(refreshed) + 1)]

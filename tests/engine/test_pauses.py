@@ -199,7 +199,7 @@ async def test_a_lease_that_ended_while_nobody_came_is_had_again_to_save_the_wor
             where = (at, kinds[at - 1], record.outcome)
             assert (record.exit_code, record.outcome and record.outcome.reason) == (5, "lease"), where
             assert "lease.lost" in [code for code, _ in record.warnings]
-            assert (record.effects, record.left) == ({}, ()), where
+            assert (record.resources, record.left_behind) == ({}, ()), where
             assert await host.store.leases() == []
             assert leftovers(host.home) == [], where
             agent = record.steps["agent"]

@@ -276,7 +276,7 @@ async def test_a_provider_that_cannot_open_for_the_script_is_fallen_back_from_an
     record = await machine.run()
 
     assert record.steps["agent"].status is Status.SUCCEEDED
-    assert record.refused == [("local", "preload: provider.failed: no more sandboxes")]
+    assert record.rejected_providers == [("local", "preload: provider.failed: no more sandboxes")]
     prompt = prompt_of(machine, record)
     assert prompt.count("<incident>") == prompt.count("<initial_triage_report>") == 1
     assert "\nseen\n" in prompt

@@ -284,7 +284,7 @@ async def test_a_second_signal_takes_what_is_left_of_the_grace(stopping: Stoppin
 
     assert ended.stop_stages == [("agent", TERM, SIGNAL, 20, 10), ("agent", KILL, SECOND, 23, 0)]
     assert ended.record.exit_code == 130
-    assert [left.split()[0] for left in ended.record.left] == ["lease", "workspace"]
+    assert [left.split()[0] for left in ended.record.left_behind] == ["lease", "workspace"]
     trees.remove(stopping.project.home / "state")
 
 
@@ -388,7 +388,7 @@ async def test_a_sandbox_lost_under_a_command_leaves_its_outcome_unknown_and_its
     assert outcome.message == "the sandbox was lost while a command ran in it: the guest has ended"
     assert (ended.record.status, ended.record.exit_code) == (Status.UNKNOWN, 4)
     assert ended.record.saved_work is not None
-    assert ended.record.effects == {}
+    assert ended.record.resources == {}
 
 
 @pytest.mark.parametrize("killed", ["agent", "setup"])

@@ -53,7 +53,7 @@ def test_the_document_has_the_numbers() -> None:
         "cost_usd": 0.31,
         "executed": 17,
         "denied": 1,
-        "cut": 2,
+        "unfinished": 2,
         "sections": 1,
         "sections_wanted": 2,
         "report_bytes": 120,

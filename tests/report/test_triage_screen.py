@@ -178,11 +178,11 @@ def test_what_the_baseline_found_stands_below_the_step_that_asked() -> None:
 
 
 def test_what_is_left_behind_is_said_with_what_removes_it() -> None:
-    left = ev.RunEnded(failed(Reason.CANCELLED, "signal"), 130, ("lease 1",))
+    held = ev.LeaseAcquired("7k3q-1", "1", "run 7k3q", 1, 60.0)
 
-    lines = list(closing(told(START, left), SCENE, Result()))
+    lines = list(closing(told(START, held, ev.RunEnded(failed(Reason.CANCELLED, "signal"), 130)), SCENE, Result()))
 
-    assert lines[lines.index("  LEFT BEHIND lease 1") + 1] == "  Clean up    runner recover 7k3q"
+    assert lines[lines.index("  LEFT BEHIND lease 7k3q-1 1") + 1] == "  Clean up    runner recover 7k3q"
 
 
 def test_whoever_ran_out_of_turns_is_told_the_flag() -> None:

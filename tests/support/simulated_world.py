@@ -330,7 +330,7 @@ class World:
         self.runs[id] = process
         record = replay(id, await self.store.events(id))
         leased = {lease.workspace for lease in await self.store.leases()}
-        if record.ended is not None and not record.left and f"{id}-1" not in {*leased, *self.workspaces}:
+        if record.ended is not None and not record.left_behind and f"{id}-1" not in {*leased, *self.workspaces}:
             return
         connection = self.connect(process)
         if record.started:

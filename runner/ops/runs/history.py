@@ -102,7 +102,7 @@ async def _listed(row: RunRow, store: Reader) -> RunSummary:
     except (KeyError, TypeError, AttributeError, StoreDamaged):
         return RunSummary(row, state_of(row), message="its events are damaged: `runner store rebuild`")
     outcome = record.outcome
-    cost = used(record).cost_usd if record.models or record.claimed else None
+    cost = used(record).cost_usd if record.models or record.reported_usage else None
     if outcome is None or outcome.status is Status.SUCCEEDED:
         return RunSummary(row, state_of(row), cost_usd=cost)
     return RunSummary(row, state_of(row), outcome.reason, outcome.message, cost)

@@ -19,7 +19,7 @@ from runner.triage.baseline import cleaned
 from runner.triage.prompt import PreviousAttempt
 
 _READ = 1 << 24  # bytes of a draft that are looked at
-_ENDS = {CommandStatus.DENIED: "refused", CommandStatus.CUT: "cut off"}
+_ENDS = {CommandStatus.DENIED: "refused", CommandStatus.UNFINISHED: "cut off"}
 
 
 def last_words(agent: str, directory: Path) -> str:

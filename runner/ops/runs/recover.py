@@ -151,7 +151,7 @@ async def _recover(
         return [Recovered(row.id, row.name, row.status, left=(message,))]
     if dry_run:
         return [_foreseen(record, paths)]
-    if lacking := [handle for handle in own if ("workspace", handle.id) not in record.effects]:
+    if lacking := [handle for handle in own if ("workspace", handle.id) not in record.resources]:
         intents = [ev.ResourceIntended("", "workspace", handle.id, handle.provider) for handle in lacking]
         for recorded in await store.append(row.id, intents):
             history.append(recorded)
@@ -188,7 +188,9 @@ def _saving(record: RunRecord, paths: RunPaths) -> Saving | str:
 
 def _foreseen(record: RunRecord, paths: RunPaths) -> Recovered:
     """What recovering would do."""
-    workspaces = [f"workspace {name} {place}" for (kind, name), place in record.effects.items() if kind == "workspace"]
+    workspaces = [
+        f"workspace {name} {place}" for (kind, name), place in record.resources.items() if kind == "workspace"
+    ]
     saved = "its work" if unsaved(record) else None
     found = [str(path) for path in belongings(record, paths)]
     status = "unknown" if record.ended is None else record.status.value

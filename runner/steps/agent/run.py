@@ -121,7 +121,10 @@ def _tell_commands(agent: Agent, run: RunContext) -> None:
         statuses = Counter(command.status for command in agent.commands(AgentResult(Exit(), out, err)))
         run.pending_events.append(
             ev.CommandsReportedByAgent(
-                STEP, statuses[CommandStatus.EXECUTED], statuses[CommandStatus.DENIED], statuses[CommandStatus.CUT]
+                STEP,
+                statuses[CommandStatus.EXECUTED],
+                statuses[CommandStatus.DENIED],
+                statuses[CommandStatus.UNFINISHED],
             )
         )
 
@@ -138,11 +141,11 @@ async def _tell_obeyed(agent: Agent, run: RunContext) -> None:
 
 async def take_over(body: AgentBody, run: RunContext) -> None:
     """Without a clone, the tree comes back here; the output does in any case."""
-    assert run.kept is not None
+    assert run.resume_source is not None
     provider, handle = run.require()
     if run.base is None:
         await restore_tree(run)
-    await trio.to_thread.run_sync(trees.copy_out, run.kept.directory / "output", handle.private / "output")
+    await trio.to_thread.run_sync(trees.copy_out, run.resume_source.directory / "output", handle.private / "output")
     await provider.chown_to_workspace_user(handle)
 
 

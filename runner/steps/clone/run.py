@@ -53,7 +53,7 @@ async def take_over(body: CloneBody, run: RunContext) -> None:
     """The tree is that of the kept work at once, so that it is never taken for work that undid it."""
     await restore_tree(run)
     await place_in_tree(run, body.agents_file)
-    assert run.kept is not None
-    assert run.kept.base is not None  # work on a clone has one
-    run.cloned(run.kept.base)
-    await run.emit(ev.BaseCommitRecorded(run.kept.base))
+    assert run.resume_source is not None
+    assert run.resume_source.base is not None  # work on a clone has one
+    run.cloned(run.resume_source.base)
+    await run.emit(ev.BaseCommitRecorded(run.resume_source.base))

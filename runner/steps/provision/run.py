@@ -38,7 +38,7 @@ async def perform(body: ProvisionBody, run: RunContext) -> Outcome:
     """Walk the chain of providers, of which each is tried once in a run; every hop is an event with its reason."""
     while (found := await next_fit(body, run)) is not None:
         name, provider, probe = found
-        run.chosen = name
+        run.provider_name = name
         reason = await _create(body, run, provider, probe)
         if reason is None:
             await _fill(body, run)
@@ -47,20 +47,20 @@ async def perform(body: ProvisionBody, run: RunContext) -> Outcome:
                 await run.emit(ev.WarningIssued(ProtectedIgnored.code, message))
             return succeeded(f"{name}, isolation {probe.isolation.word}{_warmth(run)}")
         await _refuse(run, name, reason)
-    refused = "; ".join(f"`{name}`: {reason}" for name, reason in run.refused.items())
+    refused = "; ".join(f"`{name}`: {reason}" for name, reason in run.rejected_providers.items())
     raise ProviderUnavailable(f"no provider could make the workspace: {refused}", hint="see `runner doctor`")
 
 
 def _warmth(run: RunContext) -> str:
-    if run.missed is not None:
-        return f", made cold: {run.missed.value}"
+    if run.pool_miss is not None:
+        return f", made cold: {run.pool_miss.value}"
     return ", kept warm" if run.handle is not None and run.handle.slot else ""
 
 
 async def next_fit(body: ProvisionBody, run: RunContext) -> tuple[str, Provider, Probe] | None:
     """The next provider of the chain that was not tried yet and is what is asked for; the others are refused."""
     for name in body.providers:
-        if name in run.refused or name == run.chosen:
+        if name in run.rejected_providers or name == run.provider_name:
             continue
         provider = run.deps.provider(name)
         ask = partial(_ask, body, run, provider)
@@ -85,7 +85,7 @@ async def _ask(body: ProvisionBody, run: RunContext, provider: Provider) -> Prob
 
 
 async def _refuse(run: RunContext, name: str, reason: str) -> None:
-    run.refused[name] = reason
+    run.rejected_providers[name] = reason
     await run.emit(ev.ProviderRejected(name, reason))
 
 
@@ -122,15 +122,15 @@ async def _warm(
     body: ProvisionBody, run: RunContext, provider: Provider, probe: Probe, request: WorkspaceRequest
 ) -> Handle | None:
     """A workspace that was kept warm, if there is one for this run."""
-    if not probe.enforces(Feature.WARM_POOL) or run.kept is not None:
+    if not probe.enforces(Feature.WARM_POOL) or run.resume_source is not None:
         return None  # the first sandbox of a run that goes on may be of another shape
     found = await run.deps.warm(provider, slot_key(body, provider.name, probe), request)
     if isinstance(found, Handle):
         await run.emit(ev.SlotClaimed(request.id, str(found.slot)))
         return found
     if found is not None or body.warm.size:
-        run.missed = found or PoolMissReason.NO_KEEPER
-        await run.emit(ev.PoolMissed(request.id, run.missed))
+        run.pool_miss = found or PoolMissReason.NO_KEEPER
+        await run.emit(ev.PoolMissed(request.id, run.pool_miss))
     return None
 
 

@@ -37,7 +37,7 @@ _PRINTED = 1 << 20  # bytes of the hook's output that are kept
 _NAMED = 100  # files
 _FILE = 16 << 20  # bytes
 _ALL = 64 << 20
-_MARKS = {CommandStatus.EXECUTED: "", CommandStatus.DENIED: "  # refused", CommandStatus.CUT: "  # cut off"}
+_MARKS = {CommandStatus.EXECUTED: "", CommandStatus.DENIED: "  # refused", CommandStatus.UNFINISHED: "  # cut off"}
 
 
 @dataclass
@@ -168,7 +168,7 @@ def _listing(body: SessionBody, run: RunContext, commands: Sequence[Command]) ->
         f"# Incident: {incident_id(run)}",
         f"# Session: {session_id(run)}",
         f"# Commands: {len(commands)}, of which {statuses[CommandStatus.DENIED]} refused"
-        f" and {statuses[CommandStatus.CUT]} cut off",
+        f" and {statuses[CommandStatus.UNFINISHED]} cut off",
     ]
     return "\n".join([*head, "", *(_line(command) for command in commands)]) + "\n"
 

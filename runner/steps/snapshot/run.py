@@ -38,9 +38,9 @@ async def perform(body: SnapshotBody, run: RunContext) -> Outcome:
         )
     )
     commits = ""
-    if body.commits is not None and run.kept is None:
+    if body.commits is not None and run.resume_source is None:
         commits = await take_commits(run, body.commits, policy_of(body.policies))
-    elif run.kept is not None and run.kept.commits is not None:
+    elif run.resume_source is not None and run.resume_source.commits is not None:
         await run.emit(ev.AgentCommitsImported(withheld="this snapshot was made again, of what they came to"))
     left_out = f", {snapshot.ignored} ignored" if snapshot.ignored else ""
     touched = any(change.path == repository.FILE.encode() for change in changes)
@@ -50,9 +50,9 @@ async def perform(body: SnapshotBody, run: RunContext) -> Outcome:
 
 async def take_over(body: SnapshotBody, run: RunContext) -> None:
     """The same commit is published again; its branch is named after this run, if it is named after any."""
-    assert run.kept is not None
-    assert run.kept.snapshot is not None  # published when the step succeeded
-    old = run.kept.snapshot
+    assert run.resume_source is not None
+    assert run.resume_source.snapshot is not None  # published when the step succeeded
+    old = run.resume_source.snapshot
     run.snapshot = Snapshot(old.commit, old.tree, old.base, old.entries, old.ignored)
     await run.emit(replace(old, branch=_branch(body, run)))
     await restore_commits(run)

@@ -161,7 +161,7 @@ def test_a_workspace_that_was_kept_goes_with_its_record(project: Project) -> Non
 
     assert leftovers(project.home) == []
     events = project.runner("runs", "show", record["id"], "--output", "json")
-    assert json.loads(events.out)["left"] == []
+    assert json.loads(events.out)["left_behind"] == []
 
 
 def test_a_mirror_goes_when_it_was_long_unused_and_nobody_holds_it(project: Project) -> None:
