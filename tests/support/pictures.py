@@ -138,11 +138,11 @@ def _text(x: float, y: float, line: list[Span]) -> str:
 
 def _diagram(steps: list[dict[str, Any]]) -> str:
     """Draw the steps from left to right in three rows: the sandbox, the runner, the clean sandbox of the checks."""
-    box, gap, lane = 74, 6, 84
-    left, rows = 150, {"sandbox": 52, "runner": 52 + lane, "clean": 52 + 2 * lane}
+    box, gap, lane = 66, 5, 84
+    left, rows = 118, {"sandbox": 52, "runner": 52 + lane, "clean": 52 + 2 * lane}
     width, height = left + len(steps) * (box + gap) + _EDGE, 52 + 3 * lane + 8
     lanes = {
-        "sandbox": ("the sandbox", "no network, no keys"),
+        "sandbox": ("the sandbox", "no network, no model key"),
         "runner": ("runner", "on your host"),
         "clean": ("a clean sandbox", "of the commit alone"),
     }
@@ -162,7 +162,7 @@ def _diagram(steps: list[dict[str, Any]]) -> str:
         if step["network"] == "model gateway":
             below = rows["runner"] + 12
             parts.append(f'<path d="M{x + box / 2} {y + 36} V{below}" class="line"/>')
-            parts.append(f'<rect x="{x - 42}" y="{below}" width="{box + 84}" height="52" rx="5" class="gateway"/>')
+            parts.append(f'<rect x="{x - 40}" y="{below}" width="{box + 80}" height="52" rx="5" class="gateway"/>')
             parts.append(_label(x + box / 2, below + 22, "model gateway", "kind"))
             parts.append(_label(x + box / 2, below + 40, "key, models, budget", "middle"))
     drawn = "\n".join(parts)
@@ -172,7 +172,7 @@ def _diagram(steps: list[dict[str, Any]]) -> str:
 <style>
 text {{ font: 13px system-ui, sans-serif; fill: #1f2328 }}
 .head {{ font-weight: 600 }} .note, .middle {{ fill: #59636e; font-size: 12px }}
-.kind, .middle {{ text-anchor: middle }}
+.kind, .middle {{ text-anchor: middle }} .kind {{ font-size: 12px }}
 .sandbox {{ fill: #ddf4ff }} .runner {{ fill: #f6f8fa }} .clean {{ fill: #dafbe1 }}
 .step {{ fill: #fff; stroke: #59636e }}
 .gateway {{ fill: #fff8c5; stroke: #9a6700 }} .line {{ stroke: #59636e; fill: none }}
