@@ -1,4 +1,4 @@
-"""What the runner knows of agent CLIs: the sub-runner contract, and one module per CLI that judges its output."""
+"""Agent CLIs: the sub-runner contract, and one module per CLI that judges its output."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What all CLIs that work with a model have in common: reading their stream of JSON lines, and judging what it adds up
-to. What a line means is each CLI's own; where a line is damaged, or of a kind that nobody knows, it says nothing.
+"""The parts that all CLIs with a model share: reading their stream of JSON lines, and the outcome that it adds up to.
+Each CLI's module interprets its lines; a damaged line, or one of an unknown kind, is skipped.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _NOT_FOUND = 127  # what a shell says of a command that there is none of
 
 @dataclass(frozen=True)
 class TurnState:
-    """What a CLI's stream says of its work: whether the last turn is ``under_way``, was ``finished``, or why it failed.
+    """The progress of a CLI's work by its stream: whether the last turn is ``under_way``, was ``finished``, or why it
+    failed.
 
-    ``said`` is its last words, or its complaint. ``denied`` counts the tool calls that the CLI's own rules refused,
+    ``said`` is its last message, or its error. ``denied`` counts the tool calls that the CLI's own rules refused,
     ``used`` those that ran.
     """
 
@@ -51,7 +52,7 @@ class CommandLog:
         self._asked.setdefault(id, Command(text, status=CommandStatus.UNFINISHED))
 
     def end(self, id: str, exit: object = None, status: CommandStatus = CommandStatus.EXECUTED) -> None:
-        """``exit`` is what a stream has in its place, which counts if it is a status."""
+        """Set the end of a command; ``exit`` is the stream's value, which counts if it is an exit status."""
         if id in self._asked:
             code = exit if isinstance(exit, int) and not isinstance(exit, bool) else None
             self._asked[id] = Command(self._asked[id].text, code, status)
@@ -62,9 +63,10 @@ class CommandLog:
 
 @dataclass(frozen=True)
 class CliAgent:
-    """``read`` makes a ``TurnState`` of the lines of standard output, ``ran`` the commands in them, and ``said`` is
-    ``Agent.say`` of such a line. ``transcript`` matches the paths in the home directory that are kept. ``exits`` say
-    why it failed when its stream does not; a complaint that ``noise`` matches is none. ``package`` is npm's name of it.
+    """An agent CLI. ``read`` makes a ``TurnState`` of the lines of standard output, ``ran`` lists the commands in them,
+    and ``said`` is ``Agent.display`` of such a line. ``transcript`` matches the paths in the home directory that are
+    kept. ``exits`` are the reasons of exit statuses when its stream has none; an error line that ``noise`` matches is
+    skipped. ``package`` is its npm package.
     """
 
     program: str
@@ -105,7 +107,7 @@ class CliAgent:
         return self.transcript.fullmatch(path) is not None
 
     def outcome(self, result: AgentResult) -> Outcome:
-        """Only a completed turn is a success, whatever the exit status says."""
+        """Return the outcome: only a completed turn is a success, whatever the exit status."""
         exit = result.exit
         if exit.oom:
             return failed(Reason.OOM, str(exit))
@@ -130,7 +132,7 @@ class CliAgent:
 
 
 def _is_model_text(line: str) -> bool:
-    """Whether a line of what a person is shown is of the model's words, and not a command, a tool, or a complaint."""
+    """Tell whether a displayed line is of the model's words, and not a command, a tool, or an error."""
     return not line.startswith(("$ ", "[", "! "))
 
 
@@ -151,7 +153,7 @@ def _failure(turn: TurnState, exit: Exit, said: str) -> Outcome:
 
 
 def lines(path: Path) -> Iterator[Line]:
-    """The JSON objects of a file, one a line; anything else is passed over."""
+    """Yield the JSON objects of a file, one a line; anything else is skipped."""
     with path.open("rb") as stream:
         while raw := stream.readline(MAX_LINE):
             if (value := line_of(raw)) is not None:
@@ -159,7 +161,7 @@ def lines(path: Path) -> Iterator[Line]:
 
 
 def line_of(raw: bytes) -> Line | None:
-    """The JSON object that a line is, if it is one."""
+    """Return the JSON object of a line; ``None`` when it is not one."""
     if not raw.startswith(b"{"):
         return None
     try:
@@ -170,14 +172,14 @@ def line_of(raw: bytes) -> Line | None:
 
 
 def at(value: object, *keys: str) -> Any:
-    """What stands below ``keys`` in nested objects; ``None`` where there is nothing, or no object."""
+    """Return the value below ``keys`` in nested objects; ``None`` where there is none."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def items(value: object, *keys: str) -> list[Any]:
-    """The list that stands below ``keys``; empty when there is none."""
+    """Return the list below ``keys``; empty when there is none."""
     found = at(value, *keys)
     return found if isinstance(found, list) else []
 
@@ -197,7 +199,7 @@ _REASONS = {401: Reason.AUTH, 403: Reason.AUTH, 404: Reason.MODEL, 402: Reason.Q
 
 
 def reason_of(message: str) -> Reason | None:
-    """Why a model's provider refused, by the HTTP status that a complaint names."""
+    """Return the reason of a provider's error by the HTTP status that a message names."""
     found = _STATUS.search(message)
     return reason_of_status(int(found[1])) if found else None
 

@@ -1,8 +1,8 @@
 """Split a sub-runner's line into words, reading Bash quoting and nothing else of Bash.
 
-The line is data from a script, and what it names is executed without a shell. Whatever Bash would
-expand, glob, redirect or run is therefore an error, and never passed on as a literal: the author
-meant something by it. What ``printf %q`` emits is always accepted, in any locale.
+The line is data from a script, and its words are executed without a shell. Anything that Bash would expand, glob,
+redirect or run is therefore an error, and never passed on as a literal: the author meant something by it. The output of
+``printf %q`` is always accepted, in any locale.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _MEANINGS = (
 
 
 def split(line: str) -> list[str]:
-    """The words of one line, as Bash would pass them to a command.
+    """Split one line into words, as Bash would pass them to a command.
 
-    Raises ``SubRunnerContract`` with the column (from 1, in characters) for anything but quoting,
-    and for words that are not UTF-8 or hold NUL.
+    Raises ``SubRunnerContract`` with the column (from 1, in characters) for anything but quoting, and for words that
+    are not UTF-8 or contain NUL.
     """
     words: list[str] = []
     word: bytearray | None = None
@@ -106,7 +106,7 @@ def _unquote(token: re.Match[str]) -> bytes:
 
 
 def _unescape(token: re.Match[str]) -> bytes:
-    """The bytes of ``$'...'``; octal and ``\\x`` escapes are bytes, which only together make characters."""
+    """Return the bytes of ``$'...'``; octal and ``\\x`` escapes are bytes, which only together make characters."""
     at, end = token.span("ansi")
     found = bytearray()
     while at < end:

@@ -1,8 +1,8 @@
-"""What the streams of the CLIs say to a person who watches: the model's words, and each tool as it is called.
+"""The text that a person who watches is shown of each CLI's stream: the model's words, and each tool as it is called.
 
-One function a CLI, of one line of its stream. What ends without a line break goes on in the next; a command is ``$``
-and its text, any other tool is in brackets, as is the exit status of a command that failed, and what the CLI itself
-complains of begins with ``!``. What tools answer is not for the terminal: the log has it.
+One function per CLI, for one line of its stream. Text without a line break at its end is continued by the next; a
+command is ``$`` and its text, any other tool is in brackets, as is the exit status of a command that failed, and an
+error of the CLI itself begins with ``!``. Answers of tools are not shown: the log has them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def codex_text(line: Line) -> str | None:
 
 
 def shell_script(command: str) -> str:
-    """What the shell was asked for, without the shell around it."""
+    """Return the script of a shell command, without the shell around it."""
     try:
         words = shlex.split(command)
     except ValueError:
@@ -79,7 +79,7 @@ def gemini_text(line: Line) -> str | None:
 
 
 def goose_text(line: Line) -> str | None:
-    """A message comes in several lines, of which each has a further piece."""
+    """Return the text of a line; a message comes in several lines, each with a further piece."""
     if line.get("type") != "message":
         return None
     if at(line, "message", "role") == "user":
@@ -122,5 +122,5 @@ def _line(words: str) -> str | None:
 
 
 def _complaint(words: str) -> str | None:
-    """What a CLI says in the place of its model."""
+    """Return an error of the CLI itself as lines that begin with ``!``."""
     return _line("\n".join(f"! {line}" for line in words.splitlines() if line.strip()))

@@ -23,10 +23,10 @@ _BASH = ("bash", "--noprofile", "--norc", "-p", "-c", 'set -euo pipefail; source
 
 
 async def read_command(script: Path, env: Mapping[str, str]) -> list[str]:
-    """The command line that a sub-runner prints for this environment, as words; nothing of it is run.
+    """Return the command line that a sub-runner prints for this environment, as words; nothing of it is run.
 
-    Raises ``SubRunnerContract`` unless it exits 0 having printed exactly one line of quoted words. When
-    the call ends, also by cancelling, the script and what it started have been killed.
+    Raises ``SubRunnerContract`` unless it exits 0 having printed exactly one line of quoted words. When the call ends,
+    also by cancelling, the script and its processes have been killed.
     """
     done = await capture([*_BASH, str(script)], env, most=MAX_LINE, tail=_ERROR_TAIL, cwd="/")
     line = done.out

@@ -1,7 +1,7 @@
-"""Claude Code, by its ``stream-json``: the ``result`` line says how the turn ended, exit 0 does not.
+"""Claude Code, judged by its ``stream-json``: the ``result`` line says how the turn ended, exit 0 does not.
 
-Its sub-runner has it pass over the settings, hooks, skills and MCP servers of the repository, and so it does over what
-the repository says to agents. That comes by the home directory's own file, which names it.
+Its sub-runner makes it skip the settings, hooks, skills and MCP servers of the repository, and with them the
+repository's instructions to agents. Those are imported by the file in the home directory.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _result_text(result: Line) -> str:
 
 
 def _denied(result: Line) -> bool:
-    """Whether an answer to a call for a tool is that the CLI's own rules do not allow it."""
+    """Tell whether the result of a tool call is that the CLI's own rules do not allow it."""
     said = _result_text(result)
     return at(result, "is_error") is True and not CLAUDE_EXIT.match(said) and any(words in said for words in _REFUSED)
 
@@ -100,7 +100,7 @@ def _end_command(calls: CommandLog, line: Line, result: Line) -> None:
 
 
 def _end_turn(turn: TurnState, line: Line) -> TurnState:
-    """The last of several ``result`` lines counts."""
+    """Apply a ``result`` line; the last of several counts."""
     finished = line.get("subtype") == "success" and line.get("is_error") is False
     reason = _ENDS.get(text(line, "subtype")) or reason_of_status(line.get("api_error_status"))
     said = text(line, "result") or "; ".join(str(error) for error in items(line, "errors"))

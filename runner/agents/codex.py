@@ -1,7 +1,7 @@
-"""Codex, by ``codex exec --json``: a turn is completed only when it says so and has not failed.
+"""Codex, judged by ``codex exec --json``: a turn is completed only when it says so and has not failed.
 
-Its built-in provider ignores ``OPENAI_BASE_URL`` and tries a websocket first, so it is given a provider of its own.
-That one takes the key of ``codex login``, which the runner feeds by standard input.
+Its built-in provider ignores ``OPENAI_BASE_URL`` and tries a websocket first, so it gets a provider of its own. That
+one uses the key of ``codex login``, which the runner feeds by standard input.
 """
 
 from __future__ import annotations

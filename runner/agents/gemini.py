@@ -1,9 +1,10 @@
-"""Gemini CLI, by its ``stream-json``: the ``result`` line says how the turn ended. Stopped, it exits 0 in silence.
+"""Gemini CLI, judged by its ``stream-json``: the ``result`` line says how the turn ended. Stopped, it exits 0 in
+silence.
 
-The repository's own settings, hooks, extensions and MCP servers are left alone only in a folder that it does not
-trust. There it has no mode in which all is allowed, so a policy file says what is; of commands with a pattern of
-arguments, for without that it would look into them by itself and refuse every ``git``. And there it passes over the
-repository's GEMINI.md, which is therefore named like one of the home directory's own.
+It ignores the repository's own settings, hooks, extensions and MCP servers only in a folder that it does not trust.
+There it has no mode in which everything is allowed, so a policy file lists what is; commands get a pattern of
+arguments, for without that it would inspect them and refuse every ``git``. It also skips the repository's GEMINI.md
+there, which is therefore named like one of the home directory's own.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def _read_turn(lines: Iterable[Line]) -> TurnState:
 
 
 def _stop_reason(line: Line) -> Reason | None:
-    """Why the work ends with a complaint, if nothing comes after it: what it says of a loop it calls a warning."""
+    """Return the reason for which an error ends the work, if nothing follows it: a loop is reported as a warning."""
     said = text(line, "message")
     if "session turns" in said:
         return Reason.TURNS

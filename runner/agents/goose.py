@@ -1,7 +1,7 @@
-"""Goose, by its ``stream-json``. It exits 0 and says ``complete`` whatever happened: only a last message that its model
-made, without a call for a tool, is a completed turn.
+"""Goose, judged by its ``stream-json``. It exits 0 and says ``complete`` whatever happened: only a last message that
+its model made, without a tool call, is a completed turn.
 
-Hooks of plug-ins in a repository are run, and there is no setting against that which the repository could not undo.
+Hooks of plug-ins in a repository are run, and no setting prevents it that the repository could not undo.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _set_up(access: ModelAccess) -> AgentSetup:
 
 
 def _redirected(url: SplitResult) -> dict[str, str]:
-    """It wants host and path apart, and the path down to the call."""
+    """Split the base URL into host and the path down to the call, as Goose wants them."""
     host = f"{url.scheme}://{url.netloc}"
     return {"OPENAI_HOST": host, "OPENAI_BASE_PATH": f"{url.path.strip('/')}/chat/completions".lstrip("/")}
 

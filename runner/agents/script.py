@@ -1,4 +1,4 @@
-"""The deterministic agent: a committed shell script. Its exit status is the verdict."""
+"""The deterministic agent: a committed shell script. Its exit status is the outcome."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from runner.ports.agent import Agent, AgentResult
 
 class ScriptAgent:
     def display(self, line: str) -> str | None:
-        """It says what it prints."""
+        """Return the line as it is."""
         return f"{line}\n"
 
     def outcome(self, result: AgentResult) -> Outcome:
-        """Rule on a script that has ended; its last line, on stderr if it failed, is its word on it."""
+        """Return the outcome of a script; the message is its last line, on stderr if it failed."""
         if result.exit.oom:
             return failed(Reason.OOM, str(result.exit))
         if result.exit.ok:

@@ -1,1 +1,1 @@
-"""What a run leaves on disk for people and programs: its directory and the files in it."""
+"""The files that a run leaves on disk for people and programs."""

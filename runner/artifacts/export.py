@@ -1,8 +1,8 @@
-"""The evidence of a run as a folder or one file that can be kept, sent and checked without the product.
+"""Export the evidence of a run as a folder or one file that can be kept, sent and checked without the product.
 
-Regular files of the run's directory, each reached through no link, and what is ``added``: ``report.md``, the log that
-lies with an incident. Secrets are taken out once more, since by now this host may know some that it did not know then.
-``EXPORT.json`` says what is here, under which name and with what taken out, and what is not here and why;
+It consists of the regular files of the run's directory, each reached through no link, and the ``added`` ones:
+``report.md``, the log of an incident. Secrets are redacted once more, since by now this host may know some that it did
+not know then. ``EXPORT.json`` lists the files, their names, what was redacted in each, and what was left out and why;
 ``SHA256SUMS`` has all checksums as ``sha256sum --check`` reads it. Equal files make an equal archive. Blocking; call it
 in a worker thread.
 """
@@ -51,7 +51,7 @@ Opener = Callable[[], IO[bytes]]  # a file from its start; raises ``OSError``
 
 @dataclass(frozen=True)
 class OmittedFile:
-    """``name`` is relative to the run's directory, and printable."""
+    """A file that was left out. ``name`` is relative to the run's directory, and printable."""
 
     name: str
     why: str
@@ -59,7 +59,7 @@ class OmittedFile:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """``redacted`` are the files of which secrets were taken out."""
+    """The result of an export. ``redacted`` are the files in which secrets were redacted."""
 
     to: Path
     files: int
@@ -80,11 +80,12 @@ def export(
     redactor: Redactor,
     added: Mapping[str, Opener],
 ) -> ExportResult:
-    """Copy a run's directory, and what is ``added`` by its name there, to the new folder or ``.tar.gz`` file ``to``.
+    """Copy a run's directory, and the ``added`` files by their names there, to the new folder or ``.tar.gz`` file
+    ``to``.
 
     For the owner only. In an archive everything lies below ``name`` and has the time ``at``, seconds since the epoch.
-    What is there already is left alone: ``TargetExists``. Raises ``HostRefused`` and leaves nothing when the disk does
-    not take it, and nothing is left either when cancelled. Raises ``UsageError`` for the name of another archive.
+    Raises ``TargetExists`` when ``to`` exists; ``HostRefused`` when the disk fails; ``UsageError`` for the name of
+    another kind of archive. Nothing is left after an error or a cancellation.
     """
     is_archive = to.name.lower().endswith(_SUFFIXES)
     if not is_archive and to.name.lower().endswith(_OTHER_SUFFIXES):
@@ -111,7 +112,7 @@ def export(
 
 
 def _list_files(directory: Path) -> tuple[dict[str, Opener], list[OmittedFile]]:
-    """The regular files, and what else is no directory."""
+    """List the regular files, and what else is not a directory."""
     files: dict[str, Opener] = {}
     left_out: list[OmittedFile] = []
     for folder, folders, names in os.walk(directory):
@@ -132,7 +133,7 @@ def _opener(directory: Path, relative: str) -> Opener:
 
 
 class _Archive:
-    """What has been put so far."""
+    """The files that have been put so far."""
 
     def __init__(self, redactor: Redactor, left_out: list[OmittedFile]) -> None:
         self._redactor = redactor
@@ -143,7 +144,7 @@ class _Archive:
         self._size = 0
 
     def take(self, source: str, opener: Opener, put: Put) -> None:
-        """Put a file, or note why not."""
+        """Put a file, or note why it is left out."""
         shown = self._redactor.text(escape_unprintable(source))
         with opener() as file, SpooledTemporaryFile(max_size=_MEMORY) as clean:
             size = _size(file)  # what a run under way adds after this is not in it
@@ -191,7 +192,7 @@ class _Archive:
         self._size += size
 
     def _named(self, source: str) -> str:
-        """A name that every system can write and no terminal obeys, and that no other file has."""
+        """Return a name that every system can write, no terminal interprets, and no other file has."""
         name = "/".join(_safe_name(part) for part in source.split("/"))
         stem, number = name, 1
         while name.casefold() in self._names:
@@ -208,7 +209,7 @@ def _safe_name(part: str) -> str:
 
 
 def _size(file: IO[bytes]) -> int:
-    """Leaves it at its start."""
+    """Return the size of a file; leaves it at its start."""
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     return size
@@ -217,7 +218,7 @@ def _size(file: IO[bytes]) -> int:
 def _copy_redacted(
     file: IO[bytes], size: int, write: Callable[[bytes], object], redactor: Redactor
 ) -> tuple[set[str], bool]:
-    """Copy the first ``size`` bytes without secrets; which these were, and whether it is text."""
+    """Copy the first ``size`` bytes without secrets; return the names of these, and whether it is text."""
     stream, left, text = redactor.stream(), size, True
     while left and (chunk := file.read(min(_CHUNK, left))):
         check_cancelled()
@@ -229,7 +230,7 @@ def _copy_redacted(
 
 
 def _archive_fault(source: str, file: IO[bytes], redactor: Redactor) -> str | None:
-    """Why an archive is not taken: it shows secrets, or nobody can say. Leaves ``file`` at its start."""
+    """Return why an archive is left out: it has secrets, or cannot be searched. Leaves ``file`` at its start."""
     is_packed = file.read(len(GZIP)) == GZIP
     file.seek(0)
     if not is_packed and not source.endswith(_SUFFIXES):

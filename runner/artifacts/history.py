@@ -1,6 +1,6 @@
-"""The events of a run, or of a workspace, as its own directory has them: what a lost store is read anew from.
+"""The events of a run, or of a workspace, in its own directory, from which a lost store is rebuilt.
 
-They are written there once the store has them, before anything is done that rests on them. So a store knows all that
+They are written there once the store has them, before anything is done that depends on them. So a store knows all that
 a directory knows, or it is not the one that the directory was written beside.
 """
 
@@ -26,7 +26,7 @@ _TAIL_BYTES = 1 << 16
 
 
 class Unreadable(ValueError):
-    """A line of an ``events.jsonl`` that is no event, or not the next one."""
+    """A line of an ``events.jsonl`` is not an event, or not the next one."""
 
 
 def event_line(recorded: Recorded) -> str:
@@ -34,7 +34,7 @@ def event_line(recorded: Recorded) -> str:
 
 
 def was_started(directory: Path) -> bool:
-    """Whether a run's directory holds anything that is only there after its first event."""
+    """Tell whether a run's directory contains anything that is only there after its first event."""
     if not directory.is_dir() or directory.is_symlink():
         return False
     names = set(os.listdir(directory))
@@ -45,7 +45,7 @@ def was_started(directory: Path) -> bool:
 
 
 def last_seq(directory: Path) -> int:
-    """The number of the last event that a directory has whole; 0 without any."""
+    """Return the number of the last complete event of a directory; 0 without any."""
     try:
         with (directory / FILE).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -60,7 +60,7 @@ def last_seq(directory: Path) -> int:
 
 
 def read_events(directory: Path, owner: str) -> list[Recorded]:
-    """All events that a directory has of ``owner``; a last line that was cut off is none. Raises ``Unreadable``."""
+    """Read all events of ``owner`` in a directory; a last line if cut off, does not count. Raises ``Unreadable``."""
     try:
         content = (directory / FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -81,6 +81,6 @@ def _parse_line(text: bytes, number: int, owner: str) -> Recorded:
 
 
 def add_events(directory: Path, recorded: Sequence[Recorded]) -> None:
-    """Write further events of a workspace behind those that are there."""
+    """Append further events of a workspace."""
     with (directory / FILE).open("a", encoding="utf-8", errors=ESCAPED) as file:
         file.writelines(f"{event_line(one)}\n" for one in recorded)

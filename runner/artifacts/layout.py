@@ -1,7 +1,7 @@
 """A run's directory: ``plan.json``, ``events.jsonl`` as they happen, the report and ``run.json`` at the end.
 
-The journal is the truth; these are copies that can be read, archived and deleted without the product. ``run.json``
-comes last and at once: where it is, everything is; but for the comparison of a matrix, which waits for all its members.
+The journal is the truth; these are copies that can be read, archived and deleted without the product. ``run.json`` is
+written last and whole: where it is, everything is, except the comparison of a matrix, which waits for all its members.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from runner.report.text import render_run
 
 
 class RunFiles:
-    """Writes one run's files; as a sink, it appends each event. Holds the run until its record is written.
+    """Writes one run's files; as a sink, it appends each event. Keeps the run locked until its record is written.
 
-    ``clean`` takes secrets out of the plan; events and record are clean when they come here.
+    ``clean`` removes secrets from the plan; events and record are clean already.
     """
 
     def __init__(self, directory: Path, clean: Callable[[str], str] = str) -> None:
@@ -59,13 +59,13 @@ class RunFiles:
 
 
 def write_copies(directory: Path, history: Iterable[Recorded], record: RunRecord) -> None:
-    """The files of a run that has ended, from its journal; those that its runner could not write any more."""
+    """Write the files of a run that has ended, from its journal, in place of its runner."""
     write(directory / FILE, "\n".join(map(event_line, history)))
     _write_end(directory, record)
 
 
 def is_finished(directory: Path) -> bool:
-    """Whether the files of a run are all there, and say that nothing of it was left behind."""
+    """Tell whether the files of a run are complete, and say that nothing of it was left behind."""
     try:
         return not json.loads((directory / "run.json").read_text(encoding="utf-8"))["left_behind"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # damaged is as good as missing: it is written anew
@@ -78,7 +78,7 @@ def _write_end(directory: Path, record: RunRecord) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """A file and its final line break, all at once."""
+    """Write a file and its final line break, all at once."""
     part = path.with_name(f".{path.name}.part")
     part.write_text(text + "\n", encoding="utf-8", errors=ESCAPED)
     part.replace(path)

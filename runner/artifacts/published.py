@@ -1,4 +1,4 @@
-"""Files that a user has asked for by name, outside of a run's directory."""
+"""Output files that a user has named, outside of a run's directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OutputFile:
 
     @classmethod
     def replacing(cls, path: Path) -> OutputFile:
-        """One that is written anew, all at once; links are followed, directories made. Raises ``ReportNotWritten``."""
+        """Make one that is replaced at once; links are followed, directories made. Raises ``ReportNotWritten``."""
         target = Path(os.path.realpath(path))
         if os.path.exists(target) and not os.path.isfile(target):
             raise ReportNotWritten(f"`{path}` is not a regular file", hint="name a new file")
@@ -36,7 +36,7 @@ class OutputFile:
 
     @classmethod
     def appending(cls, path: Path) -> OutputFile:
-        """Raises ``ReportNotWritten``."""
+        """Make one that is appended to. Raises ``ReportNotWritten``."""
         try:
             path.open("ab").close()
         except OSError as error:
@@ -44,11 +44,11 @@ class OutputFile:
         return cls(path, adds=True)
 
     def room(self, most: int) -> int:
-        """Bytes that are left of ``most``."""
+        """Return the bytes that are left of ``most``."""
         return max(0, most - self.path.stat().st_size) if self.adds else most
 
     def write(self, text: str) -> None:
-        """Whole or not at all. Raises ``HostRefused``."""
+        """Write the text, whole or not at all. Raises ``HostRefused``."""
         content = text.encode(errors=ENCODING_ERRORS)
         try:
             if self.adds:
@@ -73,7 +73,7 @@ def _not_writable(path: Path, error: OSError) -> ReportNotWritten:
 
 
 def _mode(path: Path) -> int:
-    """Of the file that is there, else what any new file gets."""
+    """Return the mode of an existing file, else the one of any new file."""
     try:
         return path.stat().st_mode & 0o777
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a run's directory says to its reports: where it was asked for, and the end of what its steps printed."""
+"""The content of a run's directory for its reports: where it was requested, and the end of its steps' output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STREAMS = ("stdout", "stderr")
 
 
 def read_account(record: RunRecord, directory: Path) -> Account:
-    """Everything that reports of a run are made from. A directory that is gone, or has other files, says nothing."""
+    """Read everything that reports of a run are made from; a directory that is gone adds nothing."""
     plan = _plan(directory)
     steps: list[dict[str, Any]] = plan.get("steps", [])
     bodies: dict[str, dict[str, Any]] = {step["kind"]: step["body"] for step in steps}
@@ -64,8 +64,9 @@ def _tail(record: RunRecord, directory: Path, step: str) -> Iterator[str]:
 
 
 def log_tails(record: RunRecord, directory: Path, step: str) -> Iterator[bytes]:
-    """The end of what a step printed to each of its streams, the first line of which may be cut: of the command that
-    failed it, if that is known."""
+    """Yield the end of what a step printed to each of its streams, the first line of which may be cut: that of the
+    command that failed it, if known.
+    """
     failure = record.steps[step].failure
     spans = (failure.stdout, failure.stderr) if failure is not None else (None, None)
     for stream, span in zip(STREAMS, spans, strict=True):
@@ -83,7 +84,7 @@ def log_tails(record: RunRecord, directory: Path, step: str) -> Iterator[bytes]:
 
 
 def write_comparisons(accounts: Sequence[Account]) -> None:
-    """Beside the record of each member of a matrix, how all of them did: ``comparison.json`` and ``comparison.md``."""
+    """Write the comparison of a matrix, ``comparison.json`` and ``comparison.md``, beside the record of each member."""
     for members in groups(accounts).values():
         rows = [row_of(account) for account in members]
         for directory in (account.directory for account in members if account.directory.is_dir()):

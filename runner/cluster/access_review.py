@@ -1,7 +1,7 @@
-"""What a review asks a Kubernetes API about, in either form that clients write it in. Pure.
+"""Parse access reviews, the questions to a Kubernetes API about permissions, in either form that clients write. Pure.
 
-``kubectl`` before 1.33 writes JSON, a newer one protobuf (``runtime.Unknown`` behind four bytes), and neither writes
-the other form when it is told that its own is not taken. Every client reads an answer in JSON.
+``kubectl`` before 1.33 writes JSON, a newer one protobuf (``runtime.Unknown`` behind four bytes), and neither falls
+back to the other form. Every client reads an answer in JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WIDTHS = {1: 8, 5: 4}  # of numbers, in bytes, by the wire's type
 
 
 def parse_review(body: bytes) -> dict[str, Any] | None:
-    """The document of a review, of what is in protobuf only its resource; ``None`` for what is none."""
+    """Return the document of a review, of one in protobuf only its resource; ``None`` for anything else."""
     if not body.startswith(_MAGIC):
         return json_object(body.decode(errors="replace"))
     try:
@@ -32,7 +32,7 @@ def parse_review(body: bytes) -> dict[str, Any] | None:
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """The object that a text is in JSON, if it is one."""
+    """Return the JSON object of a text; ``None`` when it is not one."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -45,7 +45,9 @@ def _words(fields: dict[int, bytes], names: dict[int, str]) -> dict[str, str]:
 
 
 def _fields(message: bytes) -> dict[int, bytes]:
-    """The texts and messages within a message, by number, the last of each. Raises ``ValueError``, ``IndexError``."""
+    """Return the texts and messages within a message by number, the last of each. Raises ``ValueError``,
+    ``IndexError``.
+    """
     found: dict[int, bytes] = {}
     at = 0
     while at < len(message):
@@ -64,7 +66,7 @@ def _fields(message: bytes) -> dict[int, bytes]:
 
 
 def _number(message: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends."""
+    """Return a number and the position where it ends."""
     value = 0
     for shift in range(0, 64, 7):
         byte = message[at]

@@ -1,4 +1,6 @@
-"""The way to a cluster with its credential: shown with each request, renewed when it ends, hidden in each answer."""
+"""Connections to a cluster with its credential: sent with each request, renewed when it expires, removed from each
+answer.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ _PREFIX = 4  # bytes of a form that are looked for before it is compared
 
 
 class CredentialSource(Protocol):
-    """Gives the credential, and another one when the cluster has ``refused`` it, if there is one."""
+    """Returns the credential, and another one when the cluster has ``refused`` it, if there is one."""
 
     async def __call__(self, refused: Credential | None = None) -> Credential: ...
 
 
 class AuthorizedUpstream:
-    """An ``Upstream`` as long as its block lasts. ``open_with`` makes the way for a client certificate, or for none.
+    """An ``Upstream`` for the length of its block. ``open_with`` opens one with a client certificate, or without.
 
     A request that is refused (401) is sent once more when there is another credential by then.
     """
@@ -46,12 +48,12 @@ class AuthorizedUpstream:
         await self._stack.aclose()
 
     async def ready(self) -> None:
-        """Have the credential. Raises what is wrong with it."""
+        """Get the credential. Raises its errors."""
         await self._ask()
 
     @asynccontextmanager
     async def send(self, method: str, target: str, headers: Headers, body: bytes) -> AsyncIterator[UpstreamResponse]:
-        """See ``Upstream``; raises what is wrong with the credential, too."""
+        """See ``Upstream``; also raises the errors of the credential."""
         credential = await self._ask()
         for last in (False, True):
             own = [(b"authorization", credential.authorization)] if credential.authorization else []
@@ -67,7 +69,7 @@ class AuthorizedUpstream:
                 return
 
     async def _upstream(self, certificate: tuple[bytes, bytes] | None) -> Upstream:
-        """The way for a certificate; one for an earlier one stays until the end, for what is under way there."""
+        """Return the upstream for a certificate; those for earlier ones stay open for what is under way there."""
         if self._opened is None or self._opened[0] != certificate:
             self._opened = certificate, await self._stack.enter_async_context(self._open_with(certificate))
         return self._opened[1]
@@ -88,10 +90,10 @@ async def _filtered(body: AsyncIterator[bytes], hiding: SecretFilter) -> AsyncGe
 
 
 class SecretFilter:
-    """Bytes on their way, with some words left out. ``held`` is what may be the beginning of one.
+    """Removes secrets from a stream of bytes. ``held`` is what may be the beginning of one.
 
-    Only the words as they are, of which base64 and others are some: what looks for them across white space, too, waits
-    at the end of many a line for the next one.
+    It looks for the secrets as they are, among them in base64 and other forms, and not across white space: that would
+    delay the end of many a line until the next one.
     """
 
     def __init__(self, words: frozenset[bytes]) -> None:
@@ -111,7 +113,7 @@ class SecretFilter:
         return text[:at]
 
     def _begun(self, text: bytes) -> int:
-        """Where a word begins that the text ends in the middle of; else where the text ends."""
+        """Return the position of a secret that begins in the text and is cut off by its end; else the text's length."""
         first = len(text)
         for word in self._words:
             at = max(len(text) - len(word) + 1, 0)

@@ -1,4 +1,6 @@
-"""The way to the clusters of this host's kubeconfigs. What it takes to go it is imported with the first one."""
+"""Open sessions with the clusters of this host's kubeconfigs. The modules that this needs are imported with the first
+one.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Clusters:
-    """The way to clusters themselves, with the kubeconfigs of this host."""
+    """The clusters themselves, by the kubeconfigs of this host."""
 
     def __init__(
         self, settings: Settings, redact: Redactor | None = None, now: Callable[[], float] = time.time
@@ -86,7 +88,7 @@ class Clusters:
 
     @asynccontextmanager
     async def _way(self, target: ClusterTarget) -> AsyncIterator[AuthorizedUpstream]:
-        """The way to a cluster, its credential at hand. Raises what is wrong with that."""
+        """Connect to a cluster with a credential. Raises the errors of the credential."""
         from runner.cluster.authorized import AuthorizedUpstream
         from runner.cluster.credential_plugin import Credentials
 
@@ -112,13 +114,13 @@ class Clusters:
             yield way
 
     async def _own(self, target: ClusterTarget, refused: Credential | None = None) -> Credential:
-        """The credential of a kubeconfig itself, as of now: a token's file may be replaced at any time."""
+        """Return the credential of a kubeconfig itself, as of now: a token's file may be replaced at any time."""
         await trio.lowlevel.checkpoint()
         self._hide(target, found := target.credential())
         return found
 
     def _learn(self, target: ClusterTarget, credential: Credential) -> None:
-        """Raises ``CredentialFailed`` for a certificate that is none."""
+        """Raise ``CredentialFailed`` for an invalid certificate; register the secrets with the redactor."""
         try:
             target.certificates(credential.certificate)
         except BadKubeconfig as error:

@@ -58,11 +58,11 @@ class CredentialPlugin:
 
     @property
     def sha256(self) -> str:
-        """What another command, argument or variable changes; a credential may be among the last two."""
+        """The digest of the command, its arguments and variables; the last two may hold a credential."""
         return hashlib.sha256(json.dumps([self.written, self.args, self.env]).encode()).hexdigest()
 
     def program(self, env: Mapping[str, str]) -> str:
-        """Where it is, found as kubectl does. Raises ``CredentialFailed`` with the hint of the kubeconfig."""
+        """Return its path, found as kubectl does. Raises ``CredentialFailed`` with the hint of the kubeconfig."""
         found = shutil.which(self.command, path=env.get("PATH", ""))
         if found is None or not os.path.isabs(found):
             hint = sanitize(" ".join(self.hint.split()), _MAX_MESSAGE) or "install it, or name another `--kubeconfig`"
@@ -75,8 +75,9 @@ class CredentialPlugin:
 
 @dataclass(frozen=True)
 class Credential:
-    """What is shown to a cluster: the value of a header, a client certificate with its key, or both. ``ends`` is in
-    seconds since the epoch."""
+    """The credential for a cluster: the value of a header, a client certificate with its key, or both. ``ends`` is in
+    seconds since the epoch.
+    """
 
     authorization: bytes = field(default=b"", repr=False)
     certificate: tuple[bytes, bytes] | None = field(default=None, repr=False)
@@ -84,14 +85,15 @@ class Credential:
 
     @property
     def secrets(self) -> tuple[bytes, ...]:
-        """What nobody else may see of it."""
+        """The parts that nobody else may see."""
         kind, _, word = self.authorization.partition(b" ")
         password = b64decode(word).partition(b":")[2:] if kind == b"Basic" else ()
         return tuple(filter(None, (word, *password, *(self.certificate or ())[1:])))
 
 
 def read_plugin(entry: Any, user: str, folder: os.PathLike[str], cluster: Mapping[str, Any]) -> CredentialPlugin:
-    """The program of a user's ``exec``. ``folder`` is that of the kubeconfig, ``cluster`` what it may know of that.
+    """Read the program of a user's ``exec``. ``folder`` is that of the kubeconfig, ``cluster`` what the program may
+    know.
 
     Raises ``BadKubeconfig`` for what kubectl refuses too, and ``KubeconfigRefused`` when it must ask a person.
     """
@@ -125,7 +127,7 @@ def read_plugin(entry: Any, user: str, folder: os.PathLike[str], cluster: Mappin
 
 
 def cluster_info(cluster: Mapping[str, Any], authorities: str) -> dict[str, Any]:
-    """What a program may be told of its cluster; ``authorities`` in base64."""
+    """Return what a program may be told of its cluster; ``authorities`` in base64."""
     names = ("server", "tls-server-name", "proxy-url")
     told = {name: cluster[name] for name in names if cluster.get(name)}
     told |= {"certificate-authority-data": authorities} if authorities else {}
@@ -137,9 +139,9 @@ def cluster_info(cluster: Mapping[str, Any], authorities: str) -> dict[str, Any]
 
 
 class Credentials:
-    """The credential of one plug-in, asked for when it is wanted, and again before it ends.
+    """The credential of one plug-in, requested when it is needed, and again before it expires.
 
-    ``learn`` is told of each new one before anybody else; ``now`` is in seconds since the epoch.
+    ``learn`` is called for each new one before it is used; ``now`` is in seconds since the epoch.
     """
 
     def __init__(
@@ -158,9 +160,10 @@ class Credentials:
         self._asked = -math.inf
 
     async def get(self, refused: Credential | None = None) -> Credential:
-        """The credential, another one if the cluster has ``refused`` it and there is one. Raises ``CredentialFailed``.
+        """Return the credential, another one if the cluster has ``refused`` it and there is one. Raises
+        ``CredentialFailed``.
 
-        Whoever cancels it ends the program, and the next one starts it anew.
+        Cancelling ends the program, and the next call starts it again.
         """
         async with self._lock:
             if self._is_stale(refused) and trio.current_time() - self._asked >= ASK_INTERVAL:
@@ -196,7 +199,7 @@ class Credentials:
 
 
 def _read_answer(done: Captured, plug_in: CredentialPlugin) -> Credential:
-    """The credential that a program printed; nothing of it is repeated in an error."""
+    """Return the credential that a program printed; errors repeat nothing of it."""
     last = sanitize(" ".join(done.err.decode(errors="replace").split())[-_MAX_MESSAGE:], _MAX_MESSAGE)
     if len(done.out) > MAX_OUTPUT:
         raise CredentialFailed(f"{plug_in} printed more than {MAX_OUTPUT >> 20} MiB")
@@ -257,7 +260,7 @@ def _field(status: Mapping[str, Any], name: str, plug_in: CredentialPlugin) -> s
 
 
 def _parse_time(text: str, plug_in: CredentialPlugin) -> float:
-    """The moment of an RFC 3339 time in seconds since the epoch; of none, never."""
+    """Return an RFC 3339 time in seconds since the epoch; an empty one is infinite."""
     if not text:
         return math.inf
     try:

@@ -1,11 +1,11 @@
-"""Kubeconfig files, read as data: which cluster a context means, and with what it is reached. Nothing is run here: a
-program that gives the credential is only named, and only by a kubeconfig that is the operator's own affair.
+"""Read kubeconfig files as data: the cluster that a context means, and how to reach it. Nothing is run here: a program
+that prints the credential is only named, and only by a kubeconfig of the operator's own.
 
-A kubeconfig may come from anywhere, and what it names is sent to a server that it names too. So a file that it refers
-to is taken only by these rules, links followed: it is a regular file of the operator's or of root's, which nobody else
+A kubeconfig may come from anywhere, and sends what it names to a server that it names too. So a file that it refers to
+is accepted only by these rules, links followed: it is a regular file of the operator's or of root's, which nobody else
 can write; a token lies beside the kubeconfig or below, or where Kubernetes puts the one of a service account;
-certificates and keys, of which nothing is sent that is secret, may also lie in another directory of the operator's.
-What would trust any server, or act as somebody else, is refused.
+certificates and keys, of which nothing secret is sent, may also lie in another directory of the operator's. Settings
+that would trust any server, or act as somebody else, are refused.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _KINDS = (("cluster", "clusters"), ("user", "users"), ("context", "contexts"))
 
 @dataclass(frozen=True)
 class ClusterTarget:
-    """A cluster and how it is reached. ``exposed`` says what others can do with the kubeconfig; empty for nothing."""
+    """A cluster and how to reach it. ``exposed`` says what others can do with the kubeconfig; empty for nothing."""
 
     context: str
     server: str
@@ -76,7 +76,7 @@ class ClusterTarget:
     plug_in: CredentialPlugin | None = None  # what gives the credential, when nothing else does
 
     def certificates(self, own: tuple[bytes, bytes] | None) -> ssl.SSLContext | None:
-        """What the server is judged by, and what is shown to it as one's ``own``; ``None`` stands for the host's
+        """Return the TLS context with the server's authorities and one's ``own`` certificate; ``None`` for the host's
         certificates.
 
         Raises ``BadKubeconfig``.
@@ -98,11 +98,13 @@ class ClusterTarget:
         return context
 
     def credential(self) -> Credential:
-        """That of the kubeconfig itself. Raises ``BadKubeconfig`` and ``KubeconfigRefused`` about the token's file."""
+        """Return the credential in the kubeconfig itself. Raises ``BadKubeconfig`` and ``KubeconfigRefused`` about a
+        token's file.
+        """
         return Credential(self.authorization(), self.certificate)
 
     def authorization(self) -> bytes:
-        """The header's value, or nothing; raises as ``credential``."""
+        """Return the header's value, or nothing; raises as ``credential``."""
         if self.server.startswith("http:"):
             return b""
         if self.token_file is not None:
@@ -113,7 +115,7 @@ class ClusterTarget:
 
 
 class TokenFile:
-    """A token that somebody may replace at any time. ``beside`` is the directory of the kubeconfig that names it."""
+    """A token in a file that may change at any time. ``beside`` is the directory of the kubeconfig that names it."""
 
     def __init__(self, name: str, beside: Path) -> None:
         self._name = name
@@ -122,7 +124,7 @@ class TokenFile:
         self._text = ""
 
     def read(self) -> str:
-        """Its text as of now. Raises ``BadKubeconfig`` and ``KubeconfigRefused``."""
+        """Return its text as of now. Raises ``BadKubeconfig`` and ``KubeconfigRefused``."""
         descriptor = _open_reference(self._name, self._beside, is_sent=True)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
@@ -141,11 +143,11 @@ def read_target(
     *,
     foreign: Mapping[Path, str] | None = None,
 ) -> ClusterTarget:
-    """What a context means, or the current one; several files are merged as kubectl does: what comes first wins.
+    """Resolve a context, or the current one; several files are merged as kubectl does: the first entry of a name wins.
 
-    A kubeconfig in one of the ``foreign`` directories, each with what it is, may name no program; in one of which
-    nothing is said, it may.
-    Raises ``BadKubeconfig``, ``UnknownContext`` and ``KubeconfigRefused``, none of which repeats what may be secret.
+    A kubeconfig in one of the ``foreign`` directories, each with a description, may name no program; with an empty
+    description it may. Raises ``BadKubeconfig``, ``UnknownContext`` and ``KubeconfigRefused``, none of which repeats
+    what may be secret.
     """
     merged = _MergedKubeconfig(files)
     name = context or merged.current
@@ -190,7 +192,7 @@ def read_target(
 
 
 class _MergedKubeconfig:
-    """The entries of all files by kind and name, each with the directory that its relative paths mean."""
+    """The entries of all files by kind and name, each with the directory of its relative paths."""
 
     def __init__(self, files: str) -> None:
         self._entries: dict[str, dict[str, tuple[dict[str, Any], Path]]] = {kinds: {} for _, kinds in _KINDS}
@@ -229,7 +231,7 @@ class _MergedKubeconfig:
         return known[name]
 
     def refuse_programs(self, user: str, foreign: Mapping[Path, str]) -> None:
-        """Raises ``KubeconfigRefused`` when a file lies in a ``foreign`` directory; the nearest one counts."""
+        """Raise ``KubeconfigRefused`` when a file lies in a ``foreign`` directory; the nearest one counts."""
         for path, folder in self._folders.items():
             around = [root for root in foreign if folder.is_relative_to(root)]
             if around and (what := foreign[max(around, key=lambda root: len(root.parts))]):
@@ -237,7 +239,7 @@ class _MergedKubeconfig:
                 raise KubeconfigRefused(f"{message}: none is run from there", hint=_OWN_HINT)
 
     def _read(self, path: str) -> dict[str, Any]:
-        """One file. Raises ``FileNotFoundError``, ``BadKubeconfig`` and ``KubeconfigRefused``."""
+        """Read one file. Raises ``FileNotFoundError``, ``BadKubeconfig`` and ``KubeconfigRefused``."""
         if os.path.islink(path):
             real = os.path.realpath(path)
             raise BadKubeconfig(
@@ -268,7 +270,7 @@ _MISSING_HINT = "name one with `--kubeconfig` or as `incident.kubeconfig`, or le
 
 
 def _read_file(path: str) -> tuple[bytes, int]:
-    """The bytes and the mode of a regular file of the operator's or of root's; never waits."""
+    """Return the bytes and the mode of a regular file of the operator's or of root's; never blocks."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
     except FileNotFoundError:
@@ -355,7 +357,7 @@ def _certificate(user: Mapping[str, Any], folder: Path) -> tuple[bytes, bytes] |
 
 
 def _read_pem(entry: Mapping[str, Any], name: str, folder: Path) -> bytes | None:
-    """PEM from the kubeconfig itself, or else from a file that it names."""
+    """Return PEM from the kubeconfig itself, or else from a file that it names."""
     if data := _text(entry, f"{name}-data"):
         try:
             return b64decode("".join(data.split()), validate=True)
@@ -368,7 +370,7 @@ def _read_pem(entry: Mapping[str, Any], name: str, folder: Path) -> bytes | None
 
 
 def _open_reference(name: str, beside: Path, *, is_sent: bool) -> int:
-    """A descriptor of a file that a kubeconfig may refer to; see the module's rules."""
+    """Open a file that a kubeconfig may refer to; see the module's rules."""
     real = Path(os.path.realpath(beside / name))
     said = excerpt(name, _MAX_PATH)
     near = real.is_relative_to(beside) or (is_sent and real.is_relative_to(os.path.realpath(_SERVICE_ACCOUNT)))
@@ -393,7 +395,7 @@ def _open_reference(name: str, beside: Path, *, is_sent: bool) -> int:
 
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: bytes, name: str) -> None:
-    """Have a client certificate with its key, which ``ssl`` takes from a file only: one in memory."""
+    """Load a client certificate with its key from a file in memory: ``ssl`` reads files only."""
     descriptor = os.memfd_create("certificate")
     try:
         os.write(descriptor, certificate)

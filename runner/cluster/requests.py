@@ -1,9 +1,9 @@
-"""What a request to a Kubernetes API asks for, by the rules of the API server itself, and whether it only reads. Pure.
+"""Parse requests to a Kubernetes API by the rules of the API server, and decide whether they only read. Pure.
 
-The server's rules (its ``RequestInfo``) decide from method and path. Here only one spelling of each path is taken:
-plain segments, nothing encoded, no empty one and no dots; and what is forwarded is written anew from what was judged.
-So no two readers can disagree about it. What is not known to read is refused: another prefix, a subresource that
-connects or was added later, a query that no reader needs.
+The server's rules (its ``RequestInfo``) decide by method and path. Here only one spelling of each path is accepted:
+plain segments, nothing encoded, no empty one and no dots; and the forwarded request is written from the parsed one. So
+no two readers can disagree about it. Everything that is not known to read is refused: another prefix, a subresource
+that connects or was added later, a query that no reader needs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ClusterRefusal(StrEnum):
 
 @dataclass(frozen=True)
 class KubeRequest:
-    """A request in the API's words. ``target`` is what is forwarded, and empty with a ``refusal``."""
+    """A request in the API's words. ``target`` is forwarded, and empty with a ``refusal``."""
 
     verb: str
     resource: str
@@ -75,7 +75,7 @@ class _RequestRefused(Exception):
 
 
 def parse_request(method: str, target: bytes) -> KubeRequest:
-    """What a request asks for, ready to be forwarded or refused with the reason in words."""
+    """Parse a request, to be forwarded or to be refused with a message."""
     verb = _VERBS.get(method, "other")
     asked = KubeRequest(verb, "")
     try:
@@ -90,7 +90,7 @@ def parse_request(method: str, target: bytes) -> KubeRequest:
 
 
 def refusal_of(verb: str, group: str, resource: str, subresource: str) -> ClusterRefusal | None:
-    """Why a verb on a resource is refused, whatever its object; ``None`` when it reads what may be read."""
+    """Return the refusal of a verb on a resource, whatever its object; ``None`` when it reads what may be read."""
     if resource in SECRET_RESOURCES or subresource in SECRET_RESOURCES or resource == "*":
         return ClusterRefusal.SECRETS
     if verb not in ("get", "list", "watch"):
@@ -101,7 +101,7 @@ def refusal_of(verb: str, group: str, resource: str, subresource: str) -> Cluste
 
 
 def _split_target(target: bytes) -> tuple[list[str], list[tuple[str, str]]]:
-    """Path segments and query of a target in its one spelling."""
+    """Split a target in its one spelling into path segments and query."""
     text = target.decode("ascii", "replace")
     path, _, query = text.partition("?")
     if len(text) > MAX_TARGET:
@@ -121,7 +121,7 @@ def _split_target(target: bytes) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def _describe(method: str, parts: list[str], query: list[tuple[str, str]]) -> KubeRequest:
-    """Verb, resource and namespace, as the API server names them; of what is no resource, the first of its path."""
+    """Return verb, resource and namespace as the API server names them; for other paths, the first segment."""
     verb = _VERBS.get(method, "other")
     group, rest = _split_group(parts)
     if not rest:
@@ -136,14 +136,14 @@ def _describe(method: str, parts: list[str], query: list[tuple[str, str]]) -> Ku
 
 
 def _split_group(parts: list[str]) -> tuple[str, list[str]]:
-    """The group of a path, and what follows its version; nothing for the path of no resource."""
+    """Return the group of a path, and the segments after its version; none for a path that is not a resource's."""
     if parts[0] == "api":
         return "", parts[2:]
     return (parts[1], parts[3:]) if parts[0] == "apis" and len(parts) > 3 else ("", [])
 
 
 def _split_namespace(rest: list[str]) -> tuple[str, list[str]]:
-    """The namespace of a resource, and the words from the resource on."""
+    """Return the namespace of a resource, and the segments from the resource on."""
     if rest[0] != "namespaces" or len(rest) < 2:
         return "", rest
     inner = len(rest) > 2 and rest[2] not in ("status", "finalize")
@@ -151,7 +151,7 @@ def _split_namespace(rest: list[str]) -> tuple[str, list[str]]:
 
 
 def _check_allowed(asked: KubeRequest, parts: list[str], query: list[tuple[str, str]]) -> str:
-    """What kind of request it is. Raises ``_RequestRefused``."""
+    """Return the kind of a request: plain, stream or review. Raises ``_RequestRefused``."""
     group, rest = _split_group(parts)
     if not rest:
         _check_path(asked, parts)
@@ -184,7 +184,7 @@ def _check_allowed(asked: KubeRequest, parts: list[str], query: list[tuple[str, 
 
 
 def _check_path(asked: KubeRequest, parts: list[str]) -> None:
-    """Discovery, schemas, version and health."""
+    """Allow discovery, schemas, version and health."""
     if asked.verb != "get":
         raise _RequestRefused(ClusterRefusal.WRITE, f"read only: {_ALLOWED}")
     match parts:

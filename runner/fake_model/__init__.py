@@ -1,1 +1,1 @@
-"""The scripted model behind a rehearsal."""
+"""The scripted model of a rehearsal."""

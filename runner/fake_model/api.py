@@ -1,4 +1,4 @@
-"""What a turn becomes, whatever the API: text, and calls of tools that the request has offered."""
+"""Turn a scripted turn into an answer, whatever the API: text, and calls of tools that the request has offered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class FakeAnswer:
-    """An answer of the double. ``number`` is unique in a session."""
+    """An answer of the fake model. ``number`` is unique in a session."""
 
     number: int
     model: str
@@ -53,18 +53,18 @@ class FakeApi(Protocol):
     def tools(self, body: Mapping[str, Any]) -> Tools: ...
 
     def answer(self, said: FakeAnswer) -> Mapping[str, Any]:
-        """The answer to a request that wants no stream."""
+        """Return the answer to a request that wants no stream."""
 
     def stream(self, said: FakeAnswer) -> Sequence[bytes]:
-        """The answer's server-sent events."""
+        """Return the answer as server-sent events."""
 
 
 class ToolMissing(Exception):
-    """The request does not offer what a turn needs. Never leaves the double."""
+    """The request does not offer the tool that a turn needs. Never leaves the fake model."""
 
 
 def answer_of(turn: Turn, number: int, model: str, tools: Tools, sent_bytes: int) -> FakeAnswer:
-    """A turn as an answer to a request with these tools. Raises ``ToolMissing``."""
+    """Turn a turn into an answer to a request with these tools. Raises ``ToolMissing``."""
     calls = []
     if turn.write is not None:
         calls.append(_write_call(f"call_{number}_w", tools, turn.write.path, turn.write.content))
@@ -85,7 +85,7 @@ def pieces(text: str) -> list[str]:
 
 
 def event(data: Mapping[str, Any], name: str = "") -> bytes:
-    """A server-sent event."""
+    """Return a server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data)}\n\n".encode()
 

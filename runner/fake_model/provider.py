@@ -1,7 +1,7 @@
-"""The model double: a provider whose answers are a script. It knows no key, and nothing beyond this host.
+"""The fake model: a provider whose answers are a script. It needs no key, and reaches nothing beyond this host.
 
 Each request that offers tools takes the next turn of the script, whatever it says; one without tools is a helper's,
-such as for a session's title, and gets a line of text. When the script is at its end, the answer is an error.
+such as for a session's title, and gets a line of text. At the end of the script the answer is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HELPER_TEXT = "rehearsal"  # what a request without tools is told
 
 
 class FakeModel:
-    """Stands for one API's provider, for one session."""
+    """Replaces one API's provider for one session."""
 
     def __init__(self, api: Api, turns: Sequence[Turn]) -> None:
         self._api: ApiModule = import_module(f"runner.gateway.apis.{api.value}").api
@@ -112,14 +112,14 @@ class FakeModel:
 
 
 class RehearsalGateway:
-    """The gateway with the double behind it; ``rehearsal`` is the file of the turns, as it was named."""
+    """The gateway with the fake model behind it; ``rehearsal`` is the file of the turns, as it was named."""
 
     def __init__(self, name: str, turns: Sequence[Turn]) -> None:
         self.rehearsal: str | None = name
         self._turns = turns
 
     def check(self, grant: ModelGrant) -> None:
-        """As the port says, but for the key: none is needed."""
+        """Check the prices; no key is needed."""
         check_prices(grant)
 
     @asynccontextmanager
@@ -131,9 +131,9 @@ class RehearsalGateway:
 
 @asynccontextmanager
 async def serve_fake_model(turns: Sequence[Turn], *, port: int = 0) -> AsyncIterator[int]:
-    """A double of every API on a port of this host's loopback, and the port, for the length of the block.
+    """Serve a fake model of every API on a port of this host's loopback for the length of the block; yield the port.
 
-    The turns are taken by each API's requests for itself.
+    Each API's requests take the turns for themselves.
     """
     doubles = {api: FakeModel(api, turns) for api in Api}
     large = trio.Semaphore(LARGE_PLACES)
@@ -170,7 +170,7 @@ def _encode(voice: FakeApi, said: FakeAnswer, *, streams: bool) -> Sequence[byte
 
 
 async def _play(turn: Turn, pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:
-    """The pieces at the turn's pace, and not all of them when it is cut off."""
+    """Yield the pieces at the turn's pace, and only a part of them when it is cut off."""
     last = max(1, len(pieces) // 2) if turn.cut_off else len(pieces)
     for piece in pieces[:last]:
         yield piece if last > 1 or not turn.cut_off else piece[: len(piece) // 2]

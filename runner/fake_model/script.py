@@ -1,4 +1,4 @@
-"""Reading the script of a rehearsal, the form of which is ``runner.manifest.model_script``."""
+"""Read the script of a rehearsal; ``runner.manifest.model_script`` has its form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Call", "Fail", "Script", "Turn", "Used", "Write", "read_turns"]
 
 
 def read_turns(path: Path) -> Sequence[Turn]:
-    """The turns of a file. Raises ``Rejected`` with every finding, and what reading a file raises."""
+    """Read the turns of a file. Raises ``Rejected`` with every finding, and the errors of reading a file."""
     script, findings = load_value(Script, str(path), text.read(path, str(path)))
     if script is None:
         raise Rejected(findings)

@@ -1,4 +1,4 @@
-"""What the gateway asks an API's module, and what the modules share."""
+"""The protocol that each API's module implements for the gateway, and helpers that the modules share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Call:
-    """``path`` is below the provider's base URL; ``model`` is what it names, empty where the body does."""
+    """A call of an API. ``path`` is below the provider's base URL; ``model`` is the one in it, empty where the body
+    names it.
+    """
 
     name: str
     kind: Kind
@@ -37,7 +39,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Counts:
-    """Tokens as they are priced. ``fresh``, ``cached``, ``written`` and ``written_hour`` add up to the input.
+    """Tokens by price. ``fresh``, ``cached``, ``written`` and ``written_hour`` add up to the input.
 
     The written ones go into the provider's cache, for minutes or for an hour; ``reasoning`` is part of ``output``.
     """
@@ -54,62 +56,64 @@ class Counts:
         return self.fresh + self.cached + self.written + self.written_hour
 
     def largest(self, other: Counts) -> Counts:
-        """Both together, where each may leave out what the other says; streams count up."""
+        """Return the higher count of each kind: an event may omit what another says, and streams count up."""
         mine, theirs = vars(self), vars(other)
         return Counts(**{name: max(value, theirs[name]) for name, value in mine.items()})
 
 
 @dataclass(frozen=True)
 class End:
-    """How an answer has ended, as one of its events says: it is whole, or there is a ``reason`` why it is not."""
+    """The end of an answer, as one of its events says: it is complete, or there is a ``reason`` why it is not."""
 
     reason: Reason | None = None
     said: str = ""
 
 
 class Api(Protocol):
-    """One provider's API. ``forwarded`` are the headers of a request that are let through, beside the usual few.
+    """A provider's API. ``forwarded`` are the headers of a request that are forwarded, beside the usual few.
 
-    Each event that says how an answer ends holds one of ``marks``.
+    Each event that says how an answer ends contains one of ``marks``.
     """
 
     forwarded: frozenset[bytes]
     marks: tuple[bytes, ...]
 
     def route(self, method: str, path: str) -> Call | None:
-        """The call that a request makes; ``None`` when that is none that is let through."""
+        """Return the call that a request makes; ``None`` when it must not be forwarded."""
 
     def external_access(self, body: Mapping[str, Any]) -> str | None:
-        """What in a request for an answer the provider would have to fetch, run or bill otherwise; ``None`` if nothing.
+        """Name what in a request the provider would have to fetch, run or bill otherwise; ``None`` if nothing.
 
-        A workspace without network has none through its model either: what is not known to stay in the conversation
-        is refused.
+        A workspace without network has none through its model either: everything that is not known to stay in the
+        conversation is refused.
         """
 
     def auth(self, key: str) -> tuple[bytes, bytes]: ...
 
     def counts(self, message: Mapping[str, Any]) -> tuple[Counts, bool] | None:
-        """What an event of a stream, or a whole answer, says of tokens, and whether that is the last word."""
+        """Return the tokens in an event of a stream, or in a whole answer, and whether they are final."""
 
     def end(self, message: Mapping[str, Any]) -> End | None:
-        """What an event of a stream, or a whole answer, says of the answer's end; ``None`` for nothing."""
+        """Return the answer's end, if an event of a stream, or a whole answer, tells it."""
 
     def error(self, status: int, refusal: ModelRefusal, message: str) -> bytes:
-        """An error's body, in the shape that the API's clients read."""
+        """Return an error's body, in the shape that the API's clients read."""
 
     def reason(self, status: int, body: bytes) -> Reason | None:
-        """Why an answer that is an error is one; ``None`` where only the agent can tell."""
+        """Return the reason of an error; ``None`` where only the agent can tell."""
 
     def pause(self, body: bytes) -> float | None:
-        """How many seconds an error's body says to wait, infinite when waiting is of no use; ``None`` for nothing."""
+        """Return the seconds that an error's body asks to wait, infinite when waiting is of no use; ``None`` for no
+        word of it.
+        """
 
 
 class BadBody(ValueError):
-    """A request's body that is not let through."""
+    """A request's body cannot be forwarded."""
 
 
 def read_body(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises ``BadBody``; equal keys are refused, for the provider might read the other one."""
+    """Parse a JSON object. Raises ``BadBody``; equal keys are refused, for the provider might read the other one."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_NODES:
         raise BadBody(f"the body has more than {MAX_NODES} values")
     try:
@@ -129,9 +133,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def model_matches(granted: str, asked: str) -> bool:
-    """Whether a model that a manifest names stands for the one that a request names.
+    """Tell whether a model that a manifest grants covers the one that a request asks for.
 
-    It stands for itself, for its dated snapshots, and as one word (``sonnet``) for every version of that family.
+    It covers itself, its dated snapshots, and as one word (``sonnet``) every version of that family.
     """
     if granted == asked:
         return True
@@ -141,19 +145,19 @@ def model_matches(granted: str, asked: str) -> bool:
 
 
 def whole(value: object) -> int:
-    """A count of tokens; what is none counts nothing."""
+    """Return a count of tokens; 0 for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def inner(value: object, *names: str) -> Mapping[str, Any]:
-    """The object at the end of a path of keys; empty when there is none."""
+    """Return the object at the end of a path of keys; empty when there is none."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
 
 
 def objects(value: object) -> Iterable[Mapping[str, Any]]:
-    """The objects of a list; nothing when it is none."""
+    """Return the objects of a list; none when it is not a list."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else ()
 
 
@@ -162,7 +166,7 @@ _OF_API = (401, 403, 404)  # what only the API itself can say of a key or a mode
 
 
 def json_of(body: bytes) -> Any:
-    """The value that a body is; ``None`` for one that is no JSON."""
+    """Return the JSON value of a body; ``None`` when it is not JSON."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -170,22 +174,22 @@ def json_of(body: bytes) -> Any:
 
 
 def failed_end(error: Mapping[str, Any], words: Mapping[str, Reason]) -> End:
-    """The end of an answer that is an error: by the provider's word for it, and its message."""
+    """Return the end of an answer that is an error: by the provider's word for it, and its message."""
     reason = _reason_of_words(error, words) or Reason.GATEWAY
     return End(reason, f"its answer ended with an error: {error.get('message') or 'without a message'}")
 
 
 def end_of(word: object, whole: Container[str]) -> End | None:
-    """The end that a provider has a word for, of which some are those of a whole answer; ``None`` for no word."""
+    """Return the end that a provider's ``word`` means, complete for those in ``whole``; ``None`` without a word."""
     if not isinstance(word, str):
         return None
     return End() if word in whole else End(Reason.CUT_OFF, f"it stopped its answer with `{word[:MAX_MODEL]}`")
 
 
 def reason_of(status: int, body: bytes, words: Mapping[str, Reason]) -> Reason | None:
-    """Why a status that is an error is one, by the provider's word for it, else by the status.
+    """Return the reason of an error by the provider's word for it, else by the status.
 
-    A page, or what does not speak of models, was not said by the API, but by what stands in its place.
+    A page, or a body that does not mention models, did not come from the API, but from what stands in its place.
     """
     found = json_of(body)
     if reason := _reason_of_words(inner(found, "error"), words):

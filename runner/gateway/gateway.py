@@ -1,6 +1,6 @@
-"""The model gateway: keys and prices are checked here, and a session is opened on what stands for the provider.
+"""The model gateway: it checks keys and prices, and opens sessions on whatever stands for the provider.
 
-What it takes to serve is imported with the first session: most runs have no model.
+Serving is imported with the first session: most runs have no model.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ModelGateway:
 async def open_session(
     grant: ModelGrant, upstream: Upstream, key: str, on_request: Callable[[ModelRequest], None]
 ) -> AsyncIterator[ModelSession]:
-    """A grant on whatever stands for the provider, for the length of the block; its deadline is the caller's."""
+    """Open a session on whatever stands for the provider, for the length of the block; its deadline is the caller's."""
     from runner.gateway.session import GatewaySession
 
     api, deadline = import_module(f"runner.gateway.apis.{grant.api.value}").api, trio.current_effective_deadline()
@@ -70,7 +70,7 @@ async def open_session(
 
 
 def usable_key(key: ModelKey) -> str:
-    """The key's text. Raises ``KeyMissing`` when there is none, or what is there can be none."""
+    """Return the key's text. Raises ``KeyMissing`` when it is not set, or cannot be a key."""
     names = " or ".join(f"`{name}`" for name in key.variables)
     hint = "set it where runner is started, or rehearse without a key: `runner rehearse`"
     if not key.variable:
@@ -91,7 +91,7 @@ def _key_fault(text: str) -> str | None:
 
 
 def check_prices(grant: ModelGrant) -> None:
-    """Raises ``Unpriced`` when a budget in dollars could not be kept."""
+    """Raise ``Unpriced`` when a budget in dollars could not be enforced."""
     from runner.gateway.prices import is_priced
 
     if grant.budget.cost_usd is None:

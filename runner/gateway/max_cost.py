@@ -1,4 +1,4 @@
-"""The most that a request can cost, known before it is made."""
+"""Compute the highest cost of a request before it is made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REFERENCES = ("previous_response_id", "conversation", "cachedContent")  # what 
 
 
 def max_cost_usd(api: str, model: str, body: Mapping[str, Any], sent_bytes: int) -> float | None:
-    """In dollars; ``None`` when there is no telling. No token is shorter than a byte of the request."""
+    """Return the highest cost in dollars; ``None`` when unknown. No token is shorter than a byte of the request."""
     settings = {**inner(body, "generationConfig"), **body}
     if any(settings.get(name) for name in _REFERENCES):
         return None

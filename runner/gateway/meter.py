@@ -1,4 +1,4 @@
-"""What an answer cost and how it ended, read while it passes: the provider's own figures, or an estimate when it was
+"""Measure an answer while it passes: its tokens and its end, by the provider's own figures, or an estimate when it was
 cut off.
 """
 
@@ -16,7 +16,7 @@ _RECEIVED_BYTES = 8  # the same of what comes back; a stream has 50 and more for
 
 
 class Meter:
-    """Reads the counts and the end of one answer, whose pieces are fed as they come; keeps at most one event of it."""
+    """Reads the counts and the end of one answer from its pieces as they come; keeps at most one event of it."""
 
     def __init__(self, api: Api, *, stream: bool) -> None:
         self._api = api
@@ -43,12 +43,12 @@ class Meter:
         self._read_lines(lines)
 
     def end(self) -> End | None:
-        """How the answer has ended, once nothing of it comes any more; ``None`` when it stopped before its end."""
+        """Return the end of an answer that sends nothing more; ``None`` when it stopped before its end."""
         self._read_rest()
         return End() if self._passed_over and self._end is None else self._end
 
     def counts(self, sent_bytes: int) -> tuple[Counts, bool]:
-        """All counts, and whether they are estimated, of a request of so many bytes."""
+        """Return all counts, and whether they are estimated, for a request of so many bytes."""
         self._read_rest()
         if self._complete:
             return self._counts, False
@@ -86,7 +86,7 @@ class Meter:
 
 
 def _messages(text: bytes) -> Iterator[dict[str, Any]]:
-    """The objects of an event's data, or of an answer's body, which may be a list of them."""
+    """Yield the objects of an event's data, or of an answer's body, which may be a list of them."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What models cost, by the table that travels with the product."""
+"""Prices of models, by the table that is part of the product."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def _models(api: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def is_priced(api: str, granted: str) -> bool:
-    """Whether there is a price for what a manifest names, a family's at least."""
+    """Tell whether there is a price for a model that a manifest names, or for its family."""
     return any(model_matches(granted, model) for model in _models(api)) or _row(api, granted) is not None
 
 
 def cost_usd(api: str, model: str, counts: Counts) -> float | None:
-    """What the tokens of one request cost; ``None`` when the model has no price here."""
+    """Return the cost of the tokens of one request; ``None`` when the model has no price here."""
     row = _row(api, model)
     if row is None:
         return None

@@ -1,15 +1,14 @@
-"""Replacing files of a user's checkout: all of them, or none.
+"""Replace files of a user's checkout: all of them, or none.
 
-Theory of operation. Everything that is written is prepared in ``<git directory>/runner-apply``: a hard link to each
-old file, each new file with its bytes on the disk, and a journal that lists what will be done, each entry with what
-stood there before and what will stand there after. Then the list is carried out by renames. Removing the journal is
-the moment from which the change counts. An error or a cancel before that undoes everything that was done; after a
-kill or a power cut the folder is still there, and the next use of the checkout undoes it first. Old files come back
-as themselves: the same inode, bytes, mode and times. A file that somebody changed in between is never touched: it is
-named, and the folder with the old files stays.
+Theory of operation. Everything to be written is prepared in ``<git directory>/runner-apply``: a hard link to each old
+file, each new file with its bytes on the disk, and a journal that lists each operation with the state of its path
+before and after. Renames then perform the list. Removing the journal commits the change. An error or a cancellation
+before that undoes everything; after a kill or a power cut the folder is still there, and the next use of the checkout
+undoes it first. Old files come back as themselves: the same inode, bytes, mode and times. A file that somebody changed
+in between is never touched: the error names it, and the folder with the old files stays.
 
-All paths are reached by descriptors, one component at a time, and no link is followed. What no one can exclude is
-another program that writes a file between our last look at it and the rename, a few microseconds later.
+All paths are reached by descriptors, one component at a time, and no link is followed. Nothing can exclude another
+program that writes a file between the last look at it and the rename, a few microseconds later.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class _JournalEntry:
-    """One entry of the journal. ``what`` is unlink, rmdir, mkdir or place; ``mode`` that of a removed directory."""
+    """A journal entry. ``what`` is unlink, rmdir, mkdir or place; ``mode`` is that of a removed directory."""
 
     what: str
     path: str
@@ -67,7 +66,7 @@ class _JournalEntry:
 
 
 def check_not_interrupted(git: Path) -> None:
-    """Raise ``ApplyInterrupted`` when an apply is under way here, or was cut short."""
+    """Raise ``ApplyInterrupted`` when an apply is under way here, or was interrupted."""
     if (git / FOLDER).exists():
         raise ApplyInterrupted(
             f"an apply is under way in `{git}`, or was cut short",
@@ -77,9 +76,9 @@ def check_not_interrupted(git: Path) -> None:
 
 @contextmanager
 def locked(git: Path, top: Path) -> Iterator[Path]:
-    """The folder for one change, held until it is over and then removed; what was cut short before is undone first.
+    """Lock the folder of one change for the length of the block, and remove it; an interrupted change is undone first.
 
-    Raises ``ApplyInterrupted`` when another process holds it, or when somebody changed what is to be undone.
+    Raises ``ApplyInterrupted`` when another process has the lock, or when somebody changed a file that is to be undone.
     """
     folder = git / FOLDER
     held = _lock(folder)
@@ -122,10 +121,11 @@ def _make_folders(folder: Path) -> None:
 def stage_files(
     top: Path, tree: Path, committed: Mapping[bytes, TreeEntry], paths: Sequence[bytes]
 ) -> tuple[dict[bytes, os.stat_result | None], set[bytes]]:
-    """The status of each path's file on the disk, copied to ``tree``; and the paths that are not as committed.
+    """Return the status of each path's file on the disk, which is copied to ``tree``, and the paths that differ from
+    the commit.
 
-    Raises ``UnsafePath`` for a path through a link or into another repository, and for one that is neither a file
-    nor a link.
+    Raises ``UnsafePath`` for a path through a link or into another repository, and for one that is neither a file nor a
+    link.
     """
     seen: dict[bytes, os.stat_result | None] = {}
     changed = set()
@@ -189,7 +189,7 @@ def _unsafe_path(path: bytes, why: str) -> UnsafePath:
 
 
 def plan_replacements(top: Path, tree: Path, seen: Mapping[bytes, os.stat_result | None]) -> list[Replacement]:
-    """What is to be replaced so that the checkout has the files of ``tree``.
+    """List the replacements after which the checkout has the files of ``tree``.
 
     Raises ``PatchConflict`` for a directory in the way that does not become empty.
     """
@@ -207,7 +207,7 @@ def plan_replacements(top: Path, tree: Path, seen: Mapping[bytes, os.stat_result
 
 
 def _mode_at(directories: disk.Directories, path: bytes) -> int | None:
-    """Git's mode of a file or link; ``None`` where there is none."""
+    """Return git's mode of a file or link; ``None`` when there is none."""
     try:
         above, name = _parent_of(directories, path)
         status = os.lstat(name, dir_fd=above)
@@ -225,7 +225,7 @@ def _is_directory(directories: disk.Directories, path: bytes) -> bool:
 
 
 def _emptied_folders(top: Path, changes: Sequence[Replacement]) -> list[tuple[bytes, int]]:
-    """Directories that go away, deepest first, with their modes: what they hold is removed, and nothing comes in."""
+    """List the directories that become empty, deepest first, with their modes."""
     gone = {each.path for each in changes if each.mode is None}
     coming = {each.path for each in changes if each.mode is not None}
     needed = parents(coming)
@@ -241,9 +241,9 @@ def _emptied_folders(top: Path, changes: Sequence[Replacement]) -> list[tuple[by
 
 
 def replace_files(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement]) -> None:
-    """Carry out all the changes; when any fails, or the caller is cancelled, undo them and raise.
+    """Perform all the changes; when one fails, or the caller is cancelled, undo them and raise.
 
-    Raises ``WouldOverwrite`` for a file that is not any more as it was when it was looked at.
+    Raises ``WouldOverwrite`` for a file that has changed since it was staged.
     """
     done = 0
     try:
@@ -256,7 +256,7 @@ def replace_files(top: Path, folder: Path, tree: Path, changes: Sequence[Replace
 
 
 def replace_stepwise(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement]) -> Iterator[int]:
-    """``replace_files``, stopping before each thing that it does, with the number of those that it has done.
+    """Perform ``replace_files``, yielding before each operation the number of those that are done.
 
     Wherever it is left, ``roll_back`` undoes it.
     """
@@ -277,7 +277,7 @@ def replace_stepwise(top: Path, folder: Path, tree: Path, changes: Sequence[Repl
 
 
 def _prepare(top: Path, folder: Path, tree: Path, changes: Sequence[Replacement]) -> list[_JournalEntry]:
-    """The new files and links to the old ones, and what to do in order."""
+    """Make the new files and the links to the old ones; return the operations in order."""
     unlinks, places = [], []
     coming = parents(each.path for each in changes if each.mode is not None)
     with disk.Directories(top) as ours, disk.Directories(tree) as copies:
@@ -348,11 +348,10 @@ def _perform(ours: disk.Directories, folder: Path, entry: _JournalEntry) -> None
 
 
 def roll_back(top: Path, folder: Path, carried_out: int | None = None) -> None:
-    """Undo what a journal says, if there is one; can be cut short and repeated.
+    """Undo the operations of a journal, if there is one; it can be interrupted and repeated.
 
-    Only its first entries when it is known how many of them were ``carried_out``.
-
-    Raises ``ApplyInterrupted`` naming what somebody changed since, after everything else has been undone.
+    ``carried_out`` limits it to the first ones, when that number is known. Raises ``ApplyInterrupted``, which names
+    what somebody changed since, after everything else has been undone.
     """
     if not (folder / _JOURNAL).exists():
         return
@@ -384,7 +383,7 @@ def _parse_identity(numbers: Sequence[int] | None) -> Identity | None:
 
 
 def _undo(ours: disk.Directories, folder: Path, entry: _JournalEntry) -> bool:
-    """Whether the path is as it was."""
+    """Undo one operation; return whether the path is as it was."""
     above, name = _parent_of(ours, entry.raw)
     if entry.what == "mkdir":
         _rmdir(name, above)
@@ -423,7 +422,7 @@ def _parent_of(directories: disk.Directories, path: bytes) -> tuple[int, bytes]:
 
 
 def _identity_at(above: int, name: bytes) -> Identity | None:
-    """Of a file or link; a directory is none."""
+    """Return the identity of a file or link; a directory has none."""
     try:
         status = os.lstat(name, dir_fd=above)
     except FileNotFoundError:

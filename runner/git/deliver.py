@@ -1,8 +1,8 @@
-"""Work out of a private repository: as a branch of a user's repository, onto a checkout, to a remote.
+"""Deliver work from a private repository: as a branch of a user's repository, onto a checkout, to a remote.
 
-Needs the git binary. A user's repository is asked and written to with its hooks, and the host's configuration,
-switched off. Only a push uses what is the user's own (credential helpers, ssh, proxies, certificates), because it is
-the user's deliberate act; hooks are off there as well, nothing prompts, and only https, ssh and files are spoken.
+Requires the git binary. A user's repository is read and written with its hooks, and the host's configuration, switched
+off. Only a push uses the user's own credential helpers, ssh, proxies and certificates, because it is the user's
+deliberate act; hooks are off there as well, nothing prompts, and only https, ssh and files are allowed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _UNKNOWN_USER = re.compile(r"Permission denied|Authentication failed|could not r
 
 @dataclass(frozen=True)
 class DeliveredBranch:
-    """A branch as it stands; ``made`` is false when it was there with this very commit."""
+    """A branch as delivered; ``made`` is false when it already had this commit."""
 
     repository: Path
     branch: str
@@ -95,7 +95,9 @@ class DeliveredBranch:
 
 @dataclass(frozen=True)
 class PushResult:
-    """A remote's branch as it stands; ``before`` is the commit that it had. ``moved``: it was not there already."""
+    """A remote's branch after a push; ``before`` is the commit that it had. ``moved`` is false when it already had
+    ``commit``.
+    """
 
     url: str
     branch: str
@@ -106,7 +108,7 @@ class PushResult:
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """``present``: the checkout has all of the work committed already, and nothing was to do."""
+    """The files of an apply. ``present``: the checkout had all of the work committed, and nothing was changed."""
 
     checkout: Path
     paths: tuple[str, ...]
@@ -117,13 +119,13 @@ class Delivery(GitBinary):
     """Cancelling any call ends every process that it started."""
 
     async def branch(self, repository: Path, commit: str, *, into: Path, name: str) -> DeliveredBranch:
-        """Make the branch ``name`` at ``commit`` in the user's repository that ``into`` is in.
+        """Make the branch ``name`` at ``commit`` in the user's repository that contains ``into``.
 
-        Objects go into a quarantine, are checked there (fsck, connectivity) and become the repository's own only
-        then; the branch is created if it is absent at that moment. HEAD, index, work tree, hooks and every other
-        branch stay out of it; a branch that turns out to be taken at the last moment may leave objects that no name
-        leads to. Raises ``BranchTaken``, ``BadRef``, and ``BaseMissing`` when the private history is
-        shallow and the repository lacks the rest.
+        Objects go into a quarantine, are checked there (fsck, connectivity) and become the repository's own only then;
+        the branch is created if it is absent at that moment. HEAD, index, work tree, hooks and every other branch are
+        not touched; a branch that turns out to exist at the last moment may leave unreachable objects. Raises
+        ``BranchTaken``, ``BadRef``, and ``BaseMissing`` when the private history is shallow and the repository lacks
+        the rest.
         """
         check_branch(name)
         await self.check_commit(repository, commit)
@@ -152,10 +154,10 @@ class Delivery(GitBinary):
         return DeliveredBranch(local.top, name, commit, made=True)
 
     async def remote_url(self, to: str, *, repository: Path | None) -> str:
-        """The URL that ``to`` means: itself, or where the remote of that name in ``repository`` is pushed to.
+        """Return the URL that ``to`` means: itself, or the push URL of the remote of that name in ``repository``.
 
-        Raises ``BadRemote`` for a remote that is not there, and ``BadUrl`` for any other protocol, for credentials in
-        a URL, and for what is none.
+        Raises ``BadRemote`` for an unknown remote, and ``BadUrl`` for any other protocol, for credentials in a URL, and
+        for a text that is not a URL.
         """
         if _REMOTE_NAME.fullmatch(to):
             to = await self._url_of_remote(to, repository)
@@ -168,12 +170,12 @@ class Delivery(GitBinary):
     async def push(
         self, repository: Path, commit: str, *, url: str, branch: str, explicit: bool, person: Mapping[str, str]
     ) -> PushResult:
-        """Make a remote's ``branch`` have ``commit``, if that is a step forward from what it has at that moment.
+        """Set a remote's ``branch`` to ``commit``, if that is a fast-forward of what it has at that moment.
 
         ``person`` is the part of the environment that git and ssh need to act for the user. A branch that may be the
-        remote's default one is refused unless it is asked for by name (``explicit``). A cancelled push may or may
-        not have arrived; the same push again is then a no-op. Raises ``DefaultBranch``, ``BranchTaken``,
-        ``PushRejected``, ``RemoteDenied``, ``RemoteUnreachable``.
+        remote's default one is refused unless it was named (``explicit``). A cancelled push may or may not have
+        arrived; repeating it is then a no-op. Raises ``DefaultBranch``, ``BranchTaken``, ``PushRejected``,
+        ``RemoteDenied``, ``RemoteUnreachable``.
         """
         check_branch(branch)
         await self.check_commit(repository, commit)
@@ -203,14 +205,14 @@ class Delivery(GitBinary):
         return PushResult(url, branch, commit, before, moved=True)
 
     async def apply(self, patch: Path, base: str | None, *, into: Path, scratch: Path, check: bool) -> ApplyResult:
-        """Change the work tree of the checkout that ``into`` is in as ``patch`` says; index and HEAD stay as they are.
+        """Apply ``patch`` to the work tree of the checkout that contains ``into``; index and HEAD stay as they are.
 
-        The patch is tried first, in the empty directory ``scratch``, on copies of the files that it names. Whatever
-        is refused is refused before anything is written: a HEAD without ``base`` (``BaseMissing``), a file that is
-        not as HEAD has it or is in the way (``WouldOverwrite``), a path that leads through a link or to something
-        special (``UnsafePath``), and a patch that does not fit (``PatchConflict``). Files that git converts on
-        checkout count as changed. What holds while files are being replaced, also through a crash, ``atomic_apply``
-        says; an apply that was cut short is undone by the next one. ``check`` ends before anything is written.
+        The patch is tried first, in the empty directory ``scratch``, on copies of the files that it names. Everything
+        is refused before anything is written: a HEAD without ``base`` (``BaseMissing``), a file that differs from HEAD
+        or is in the way (``WouldOverwrite``), a path that leads through a link or to something special
+        (``UnsafePath``), and a patch that does not fit (``PatchConflict``). Files that git converts on checkout count
+        as changed. ``atomic_apply`` has the guarantees while files are being replaced, also through a crash; the next
+        apply undoes an interrupted one. ``check`` ends before anything is written.
         """
         local = await in_thread(source.find_repository, into)
         if local.bare:
@@ -258,7 +260,7 @@ class Delivery(GitBinary):
         return ApplyResult(local.top, names), await in_thread(atomic_apply.plan_replacements, local.top, tree, seen)
 
     async def _staged(self, local: source.LocalRepository, head: str | None, paths: Sequence[bytes]) -> _IndexState:
-        """What HEAD has of the paths, and those of them that the index has otherwise."""
+        """Return HEAD's entries of the paths, and the paths whose entry in the index differs from HEAD's."""
         entries = {entry.path: entry for entry in (await self.tree_entries(local.common, head) if head else [])}
         listed = await self.git(local.git, "ls-files", "--stage", "-z")
         index: dict[bytes, bytes] = {}
@@ -270,14 +272,14 @@ class Delivery(GitBinary):
         return _IndexState(committed, {path for path in paths if index.get(path) != wanted.get(path)})
 
     async def _apply_to(self, scratch: Path, *argv: str | Path) -> GitResult:
-        """``git apply`` on the copies."""
+        """Run ``git apply`` on the copies."""
         words = [os.fspath(word) for word in argv]
         return await self.run_git(
             scratch / "git", "-C", str(scratch / "tree"), "apply", "--whitespace=nowarn", *words, tree=scratch / "tree"
         )
 
     async def _leads_to(self, git: Path, ancestor: str, commit: str) -> bool:
-        """Whether ``ancestor`` is there and in the history of ``commit``."""
+        """Tell whether ``ancestor`` exists and is in the history of ``commit``."""
         if await self.find_commit(git, ancestor) != ancestor:
             return False
         return not (await self.git(git, "merge-base", "--is-ancestor", ancestor, commit, accept=(0, 1))).code
@@ -299,7 +301,7 @@ class Delivery(GitBinary):
     async def _remote_state(
         self, repository: Path, url: str, branch: str, person: Mapping[str, str]
     ) -> tuple[str | None, str | None]:
-        """The remote's default branch and the commit of ``branch``, as far as it says."""
+        """Return the remote's default branch and the commit of ``branch``, as far as the remote lists them."""
         ref = f"refs/heads/{branch}"
         ended = await self._as_person(
             repository, person, "ls-remote", "--symref", "--quiet", "--end-of-options", url, "HEAD", ref
@@ -341,7 +343,9 @@ def _branch_taken(what: str) -> BranchTaken:
 
 
 def _rejection(ended: GitResult) -> str:
-    """Why a ref was not updated, of ``push --porcelain``; empty when it never came to that."""
+    """Return the reason in ``push --porcelain`` for which a ref was not updated; empty when the push failed before
+    that.
+    """
     found = re.search(rb"^!\t[^\t]*\t\[[\w ]+\](?: \((.*)\))?", ended.stdout, re.MULTILINE)
     return (found[1] or b"rejected").decode("utf-8", "replace") if found else ""
 
@@ -370,13 +374,13 @@ def _push_error(url: str, branch: str, ended: GitResult) -> RunnerError:
 
 
 def _server_message(words: str) -> str:
-    """What the server printed."""
+    """Return the lines that the server printed."""
     lines = [line.removeprefix("remote:").strip() for line in words.splitlines() if line.startswith("remote:")]
     return sanitize("; ".join(line for line in lines if line))
 
 
 def _remote_error(url: str, ended: GitResult) -> RunnerError:
-    """Why a remote could not be talked to, by git's own words."""
+    """Return the error for a failed conversation with a remote, judged by git's own messages."""
     if _UNKNOWN_USER.search(ended.stderr):
         hint = "load the key into the ssh agent, or configure a credential helper of git; nothing prompts here"
         return RemoteDenied(f"`{url}` does not let this user in", hint=hint)

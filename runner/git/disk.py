@@ -1,7 +1,7 @@
-"""Trees on a disk, and bare bones of a repository: what both adapters read and write themselves.
+"""Trees on a disk, and the bare bones of a repository: what both adapters read and write without git.
 
-Everything below a root is reached through descriptors, one component at a time, and no link is ever
-followed: a tree may have been written by an agent. All of it blocks; adapters call it in a thread.
+Everything below a root is reached through descriptors, one component at a time, and no link is followed: a tree may
+have been written by an agent. All of it blocks; adapters call it in a thread.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class DiskFile:
 
 class IgnoreRule(Protocol):
     def __call__(self, path: bytes, *, directory: bool) -> bool:
-        """Whether rules leave out this path; its parents are known not to be."""
+        """Tell whether rules leave out this path; its parents are known not to be."""
 
 
 class Directories:
-    """Descriptors of a tree's directories by path; one chain is open, so paths in order cost little."""
+    """Descriptors of a tree's directories by path; one chain of them is open, so paths in order cost little."""
 
     def __init__(self, root: Path | int) -> None:
         top = os.open(".", _DIRECTORY, dir_fd=root) if isinstance(root, int) else os.open(root, _DIRECTORY)
@@ -67,7 +67,9 @@ class Directories:
             os.close(descriptor)
 
     def open(self, path: bytes, *, make: bool = False) -> int:
-        """The directory's descriptor, ours to close. A link on the way is ``NotADirectoryError``."""
+        """Return the directory's descriptor, which stays owned by this object. A link on the way is
+        ``NotADirectoryError``.
+        """
         names = path.split(b"/") if path else []
         same = 0
         while same < min(len(names), len(self._chain) - 1) and self._chain[same + 1][0] == names[same]:
@@ -98,11 +100,11 @@ def walk(
     tracked: Collection[bytes] = frozenset(),
     exclude: frozenset[bytes] = frozenset(),
 ) -> tuple[list[DiskFile], int]:
-    """Regular files and links below ``root``, and how many entries were left out.
+    """List regular files and links below ``root``, and count the entries that were left out.
 
-    Left out are what ``ignores`` names unless ``tracked``, nested ``.git`` and names like it, and files
-    of any other type. The ``.git`` at the top and what is in or below ``exclude`` do not count.
-    Raises ``HostileTree`` for a path that is too long to be opened by name.
+    Left out are entries that ``ignores`` matches unless they are ``tracked``, nested ``.git`` and names like it, and
+    files of any other type. The ``.git`` at the top and everything in or below ``exclude`` does not count. Raises
+    ``HostileTree`` for a path that is too long to be opened by name.
     """
     found: list[DiskFile] = []
     left_out = 0
@@ -149,7 +151,7 @@ def mode_of(status: os.stat_result) -> int:
 
 
 def read(directories: Directories, path: bytes) -> Iterator[bytes]:
-    """The content of a file, or the target of a link, in chunks."""
+    """Yield the content of a file, or the target of a link, in chunks."""
     folder, _, name = path.rpartition(b"/")
     above = directories.open(folder)
     if stat.S_ISLNK(os.lstat(name, dir_fd=above).st_mode):
@@ -164,7 +166,7 @@ def read(directories: Directories, path: bytes) -> Iterator[bytes]:
 
 
 def blob_id_of(directories: Directories, found: DiskFile, *, like: str) -> str:
-    """The blob id of what is on the disk."""
+    """Return the blob id of a file on the disk."""
     digest = hasher(found.stat.st_size, like=like)
     for chunk in read(directories, found.path):
         digest.update(chunk)
@@ -172,7 +174,7 @@ def blob_id_of(directories: Directories, found: DiskFile, *, like: str) -> str:
 
 
 def store_blob(objects: Path, directories: Directories, found: DiskFile, *, like: str) -> str:
-    """Stream a file into a loose object, and name it by what was read."""
+    """Stream a file into a loose object, named by the bytes that were read."""
     size = found.stat.st_size
     digest = hasher(size, like=like)
     deflate = zlib.compressobj(1)
@@ -191,7 +193,7 @@ def store_blob(objects: Path, directories: Directories, found: DiskFile, *, like
 
 
 def store_object(objects: Path, kind: bytes, content: bytes, *, like: str) -> str:
-    """Write an object of any kind that is no file's content, and name it."""
+    """Write an object of any kind from memory; return its id."""
     digest = hasher(len(content), like=like, kind=kind)
     digest.update(content)
     with tempfile.NamedTemporaryFile(dir=objects, prefix="tmp_obj_", delete=False) as file:
@@ -226,7 +228,7 @@ def write(directories: Directories, path: bytes, mode: int, content: Iterable[by
 
 
 def remove(directories: Directories, path: bytes) -> None:
-    """Remove a file or link if it is there, and the directories above it that this entries empty."""
+    """Remove a file or link if it exists, and the directories above it that become empty."""
     while path:
         folder, _, name = path.rpartition(b"/")
         try:
@@ -243,7 +245,7 @@ def remove(directories: Directories, path: bytes) -> None:
 
 
 def differences(root: Path | int, entries: Iterable[TreeEntry]) -> dict[bytes, str]:
-    """Where the disk is not as the entries say: ``missing``, ``mode`` (also another type) or ``content``."""
+    """Map paths where the disk differs from the entries to ``missing``, ``mode`` (also another type) or ``content``."""
     found: dict[bytes, str] = {}
     with Directories(root) as directories:
         for number, entry in enumerate(entries):
@@ -281,7 +283,7 @@ def _difference(directories: Directories, entry: TreeEntry) -> str | None:
 
 
 def extras(root: Path | int, entries: Iterable[TreeEntry]) -> list[bytes]:
-    """What is below ``root`` beside the entries and the directories above them; such a directory once."""
+    """List what is below ``root`` beside the entries and the directories above them; such a directory once."""
     expected = {entry.path for entry in entries}
     needed = parents(expected)
     found = []
@@ -306,14 +308,14 @@ def check_empty(into: Path) -> None:
 
 
 def init_private(repository: Path, *, like: str) -> None:
-    """Make a bare repository of the runner's, of the object format that ids ``like`` this one have."""
+    """Make a bare private repository with the object format of ids ``like`` this one."""
     _make_git_dir(repository, bare=True, branch="none", like=like)
     (repository / "info").mkdir()
     (repository / "info" / "attributes").write_text(_ATTRIBUTES)
 
 
 def init_view(git: Path, objects: Path, *, like: str) -> None:
-    """Make a bare git directory of the runner's that has the objects of somebody else's repository."""
+    """Make a bare git directory that has the objects of another repository."""
     _make_git_dir(git, bare=True, branch="none", like=like, objects=objects)
 
 
@@ -361,7 +363,7 @@ def init_work_tree(tree: Path, branch: str) -> None:
 
 
 def _chown_tree(directory: int, whose: os.stat_result) -> None:
-    """Give a tree that only we have written to the owner and group of another directory."""
+    """Give a tree that only this process has written to the owner and group of another directory."""
     for _, folders, files, parent in os.fwalk(".", dir_fd=directory):
         for name in (*folders, *files):
             os.chown(name, whose.st_uid, whose.st_gid, dir_fd=parent, follow_symlinks=False)
@@ -375,7 +377,7 @@ def _write_ref(ref: Path, commit: str) -> None:
 
 
 def cut_history(source: Path, target: Path, commits: frozenset[bytes]) -> None:
-    """Say in ``target``, which has these ``commits``, where the history of ``source`` is cut."""
+    """Copy to ``target``, which has these ``commits``, where the history of ``source`` is cut."""
     with suppress(FileNotFoundError):
         cut = commits.intersection((source / "shallow").read_bytes().split())
         (target / "shallow").write_bytes(b"".join(id + b"\n" for id in sorted(cut)))

@@ -1,7 +1,7 @@
-"""The adapter over dulwich: for hosts without git. The same results, several times slower.
+"""The adapter over dulwich, for hosts without git: the same results, several times slower.
 
-It uses the library's object store, refs and index, never its porcelain, and reads no configuration.
-Only SHA-1 repositories on this host; blobs are read whole, one at a time.
+It uses the library's object store, refs and index, never its porcelain, and reads no configuration. Only SHA-1
+repositories on this host; blobs are read whole, one at a time.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _url_needs_git(url: str) -> UrlUnsupported:
 
 @contextmanager
 def _objects(git: Path) -> Iterator[DiskObjectStore]:
-    """The objects of a git directory; one that is missing or damaged is ``GitFailed``."""
+    """Open the objects of a git directory; a missing or damaged one raises ``GitFailed``."""
     store = DiskObjectStore(os.fspath(source.common(git) / "objects"))
     try:
         yield store
@@ -155,7 +155,7 @@ def _find_commit(git: Path, name: str) -> str | None:
 
 
 def _tree_entries(git: Path, commit: str, *, strict: bool = False) -> list[TreeEntry]:
-    """The entries in git's order; with ``strict``, trees that git would not have written are ``HostileTree``."""
+    """List the entries in git's order; with ``strict``, trees that git would not have written are ``HostileTree``."""
     found: list[TreeEntry] = []
     with _objects(git) as store:
         head = store[_id(commit)]
@@ -202,7 +202,7 @@ def _check_tree(tree: Tree) -> None:
 
 
 def _canonical(mode: int) -> int:
-    """Old trees have modes such as 100664."""
+    """Return the mode that git writes today: old trees have modes such as 100664."""
     if mode in (LINK, GITLINK):
         return mode
     return EXECUTABLE if mode & 0o100 else FILE
@@ -231,7 +231,7 @@ def _copy_closure(view: Path, commit: str, into: Path, depth: int | None) -> Non
 
 
 def _commits_at_depth(store: DiskObjectStore, commit: str, depth: int, shallow: set[ObjectID]) -> set[ObjectID]:
-    """The commits ``depth`` steps away, counted along the shortest way."""
+    """List the commits ``depth`` steps away, counted along the shortest path."""
     content = level = {_id(commit)}
     for _ in range(depth - 1):
         above = {id for id in level - shallow for id in _parents(store, id)} - content
@@ -248,7 +248,7 @@ def _parents(store: DiskObjectStore, id: ObjectID) -> list[ObjectID]:
 
 
 def _write(repository: Path, entries: Sequence[TreeEntry], into: Path, *, index: Path | None) -> None:
-    """Write files and, where wanted, the index that a checkout of them has."""
+    """Write files and, if wanted, the index that a checkout of them has."""
     made: dict[bytes, IndexEntry] = {}
     with _objects(repository) as store, disk.Directories(into) as directories:
         for entry in entries:
@@ -267,7 +267,7 @@ def _write(repository: Path, entries: Sequence[TreeEntry], into: Path, *, index:
 
 
 def _store(repository: Path, tree: Path, content: SnapshotContent) -> str:
-    """Store the files of a snapshot and the trees above them; the id of the top one."""
+    """Store the files of a snapshot and the trees above them; return the id of the top one."""
     entries = [(entry.path, entry.mode, entry.id) for entry in content.kept]
     with _objects(repository) as store:
         with disk.Directories(tree) as directories:

@@ -1,4 +1,4 @@
-"""Ignore rules as git reads them, for a walk that goes from the top down."""
+"""Match ignore rules as git does, for a walk from the top down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class IgnoreRules:
-    """The rules of the ignore files that ``read`` gives: one directory's text, ``None`` where there is none.
+    """The rules of ignore files; ``read`` returns the text of a directory's file, ``None`` when there is none.
 
     ``extra`` is read first at the top, as git does with ``info/exclude``.
     """
@@ -23,7 +23,9 @@ class IgnoreRules:
         self._chain = cache(self._climb)
 
     def _climb(self, folder: bytes) -> tuple[tuple[int, list[Pattern]], ...]:
-        """The patterns that apply in a folder, the strongest first, each list with where its paths begin."""
+        """List the patterns that apply in a folder, the strongest first, each list with the offset at which its paths
+        begin.
+        """
         text = (b"" if folder else self._extra + b"\n") + (self._read(folder) or b"")
         above = self._chain(folder.rpartition(b"/")[0]) if folder else ()
         if not text.strip():

@@ -1,4 +1,4 @@
-"""Patches in git's format, for the adapter that has no git: text where both sides are short text, else literals."""
+"""Write patches in git's format without git: text where both sides are short text, else literals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ABSENT = "0" * 40
 def write_change(
     file: IO[bytes], path: bytes, old: TreeEntry | None, new: TreeEntry | None, content: Callable[[TreeEntry], bytes]
 ) -> None:
-    """Append one path's change. A change of type is a deletion and a creation, as git has it."""
+    """Append the change of one path. As in git, a change of type is a deletion and a creation."""
     if old and new and old.mode & 0o170000 != new.mode & 0o170000:
         write_change(file, path, old, None, content)
         write_change(file, path, None, new, content)
@@ -78,7 +78,7 @@ def _literal(content: bytes) -> Iterator[bytes]:
 
 
 def _quoted(path: bytes) -> bytes:
-    """A name as git writes it: in C quotes when a byte of it needs them."""
+    """Return a name as git writes it: in C quotes when one of its bytes needs them."""
     if all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in path):
         return path
     return b'"%s"' % b"".join(

@@ -1,13 +1,13 @@
-"""A user's repository on this host: found, judged and compared without running anything of it.
+"""A user's repository on this host: found, checked and compared without running anything of it.
 
-Its directories are found by looking, and its names read, without asking git, so that neither its configuration nor
-its hooks have a say. Git reads its objects through a ``open_view``, a git directory of ours. The index is read for its
-stat data only: what git last saw unchanged is unchanged. What reads one is imported where there is one.
+Its directories are found by looking, and its refs read, without git, so that neither its configuration nor its hooks
+have an effect. Git reads its objects through a *view*, a git directory of the runner's. The index is read for its stat
+data only: a file that git last saw unchanged is unchanged.
 
 A repository that the user named is followed where it leads: a linked work tree has its objects elsewhere. One that a
-manifest of a stranger names must lie ``within`` what the user named, since a ``.git`` file or a link in a pull request
-would otherwise give its author what only the user can read. Objects that another repository lends are refused always:
-that one may drop them while a run needs them.
+stranger's manifest names must lie ``within`` the directory that the user named, since a ``.git`` file or a link in a
+pull request would otherwise give its author what only the user can read. A repository that borrows objects from another
+is always refused: the other may drop them while a run needs them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ _READ_NAMES = ("HEAD", "index", "packed-refs", "shallow", "info", "refs", "objec
 
 @dataclass(frozen=True)
 class LocalRepository:
-    """Where a repository is: its work tree (``None`` when bare), its git directory, the one shared by work trees."""
+    """The place of a repository: its work tree (``top`` itself when bare), its git directory, the one shared by work
+    trees.
+    """
 
     top: Path
     bare: bool
@@ -50,12 +52,14 @@ class LocalRepository:
 
     @property
     def has_reftable(self) -> bool:
-        """Whether its names are in files that only git can read."""
+        """True when its refs are in files that only git can read."""
         return (self.common / "reftable").exists()
 
 
 def find_repository(path: Path, within: Path | None = None) -> LocalRepository:
-    """The repository that ``path`` is in. Raises ``BadSource`` and ``Untrusted`` as the port's ``inspect`` says."""
+    """Find the repository that contains ``path``. Raises ``BadSource`` and ``Untrusted`` as the port's ``inspect``
+    does.
+    """
     path = Path(os.path.realpath(path))
     if not os.path.exists(path):
         raise BadSource(f"`{path}` does not exist")
@@ -103,7 +107,7 @@ def _untrusted(what: str) -> Untrusted:
 
 
 def _find_links(paths: Sequence[Path]) -> Iterator[Path]:
-    """The links among some paths and what is below them."""
+    """Yield the links among some paths and everything below them."""
     waiting = list(paths)
     while waiting:
         path = waiting.pop()
@@ -115,7 +119,7 @@ def _find_links(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def common(git: Path) -> Path:
-    """The directory with the objects and branches of a git directory: another one for a linked work tree."""
+    """Return the directory with the objects and branches of a git directory: another one for a linked work tree."""
     own = git / "commondir"
     return Path(os.path.normpath(git / _read_small(own))) if own.is_file() else git
 
@@ -150,7 +154,7 @@ def _check_owner_and_files(path: Path, local: LocalRepository) -> None:
 
 
 def read_ref(local: LocalRepository, name: str) -> str | None:
-    """The id that ``HEAD`` or a full ref name stands for; ``None`` when there is none. Raises ``BadSource``."""
+    """Return the id that ``HEAD`` or a full ref name stands for; ``None`` when there is none. Raises ``BadSource``."""
     for _ in range(_MAX_SYMBOLIC):
         text = _read_loose_ref(local, name)
         if text is None:
@@ -166,14 +170,14 @@ def read_ref(local: LocalRepository, name: str) -> str | None:
 
 
 def read_branch(local: LocalRepository) -> str | None:
-    """The branch that HEAD is on."""
+    """Return the branch that HEAD is on."""
     text = _read_loose_ref(local, "HEAD") or ""
     name = text.removeprefix("ref:").strip()
     return name.removeprefix("refs/heads/") if name != text and name.startswith("refs/heads/") else None
 
 
 def _read_loose_ref(local: LocalRepository, name: str) -> str | None:
-    """What the file of a name says."""
+    """Return the content of a ref's file."""
     path = local.git / name if name == "HEAD" else local.common / name
     return _read_small(path).strip() if path.is_file() else None
 
@@ -191,9 +195,9 @@ def _read_packed_ref(local: LocalRepository, name: str) -> str | None:
 
 @contextmanager
 def open_view(local: LocalRepository, *, like: str, inside: Path | None = None) -> Iterator[Path]:
-    """A git directory of ours that has a repository's objects and where its history is cut, and nothing else of it.
+    """Make a git directory with the objects of a repository and where its history is cut, and nothing else of it.
 
-    It is made in the directory ``inside``, and gone when the block ends. Raises ``BadSource``.
+    It lies in the directory ``inside``, and is removed when the block ends. Raises ``BadSource``.
     """
     with tempfile.TemporaryDirectory(prefix="runner-view-", dir=inside) as folder:
         git = Path(folder)
@@ -215,7 +219,7 @@ def _copy_shallow(listed: Path, to: Path) -> None:
 
 
 def uncommitted_paths(local: LocalRepository, head: Sequence[TreeEntry]) -> list[bytes]:
-    """The paths whose files differ from HEAD's entries: changed, deleted, or untracked and not ignored."""
+    """List the paths whose files differ from HEAD's entries: changed, deleted, or untracked and not ignored."""
     if local.bare:
         return []
     index = read_index(local.git / "index", like=head[0].id if head else "0" * 40)
@@ -237,7 +241,7 @@ def uncommitted_paths(local: LocalRepository, head: Sequence[TreeEntry]) -> list
 
 
 def why_not_ignored(local: LocalRepository, name: str) -> str | None:
-    """Why a directory of a work tree is none that git entries alone, to be read after its name."""
+    """Return why git does not ignore a directory of a work tree, to be read after its name; ``None`` when it does."""
     path = os.fsencode(name)
     known = read_index(local.git / "index", like="0" * 40).entries
     if any(entry == path or entry.startswith(path + b"/") for entry in known):
@@ -254,20 +258,20 @@ def why_not_ignored(local: LocalRepository, name: str) -> str | None:
 
 @dataclass(frozen=True)
 class GitIndex:
-    """What git saw of a work tree; ``written`` is the index's own time, in nanoseconds."""
+    """The index of a work tree; ``written`` is the index's own time, in nanoseconds."""
 
     entries: Mapping[bytes, IndexEntry]
     written: int
 
     def is_unchanged(self, found: disk.DiskFile, entry: TreeEntry) -> bool:
-        """Whether git saw this file when it held the entry's content, and it has not been touched since.
+        """Tell whether git saw this file with the entry's content, and it has not been touched since.
 
         As in git, a file changed no earlier than the index was written proves nothing.
         """
         return self.unchanged_id(found) == entry.id
 
     def unchanged_id(self, found: disk.DiskFile) -> str | None:
-        """The id of a file's content, if git saw it and the file has not been touched since."""
+        """Return the id of a file's content, if git saw it and the file has not been touched since."""
         known = self.entries.get(found.path)
         if known is None:
             return None
@@ -281,7 +285,7 @@ class GitIndex:
 
 
 def read_index(path: Path, *, like: str) -> GitIndex:
-    """An index with ids ``like`` this one; empty when there is none. Raises ``BadSource``."""
+    """Read an index with ids ``like`` this one; empty when there is none. Raises ``BadSource``."""
     if not path.exists():
         return GitIndex({}, 0)
     from dulwich.index import IndexEntry, UnsupportedIndexFormat, read_index_dict
@@ -319,7 +323,7 @@ def _differs(directories: disk.Directories, found: disk.DiskFile, index: GitInde
 
 
 def copy_paths(local: LocalRepository, paths: Sequence[bytes], into: Path) -> None:
-    """Make ``into`` have these paths as the work tree has them now, present or not."""
+    """Copy these paths of the work tree into ``into``; paths that are missing are removed there."""
     with disk.Directories(local.top) as source, disk.Directories(into) as target:
         for path in paths:
             disk.remove(target, path)

@@ -1,7 +1,7 @@
-"""What git's trees and names may hold, decided without touching a disk or a repository.
+"""The rules for git's trees and names, decided without touching a disk or a repository.
 
-A *entry* is an ``TreeEntry``; beside the three modes of the port it may have ``GITLINK``, which is never
-written to a disk and never content outside this room.
+Beside the three modes of the port a ``TreeEntry`` may have ``GITLINK`` (a submodule), which is never written to a disk
+and never leaves this room.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_names(entries: Iterable[TreeEntry]) -> None:
 
 
 def blob_id(content: bytes, *, like: str) -> str:
-    """The id of a blob in a repository whose ids look ``like`` this one."""
+    """Return the id of a blob in a repository whose ids look ``like`` this one."""
     found = hasher(len(content), like=like)
     found.update(content)
     return found.hexdigest()
@@ -65,7 +65,7 @@ def hasher(size: int, *, like: str, kind: bytes = b"blob") -> hashlib._Hash:
 
 
 def covers(excluded: frozenset[bytes]) -> Callable[[bytes], bool]:
-    """A test for paths that are in ``excluded`` or below one that is."""
+    """Return a test for paths that are in ``excluded`` or below one that is."""
 
     def covered(path: bytes) -> bool:
         end = len(path)
@@ -79,7 +79,7 @@ def covers(excluded: frozenset[bytes]) -> Callable[[bytes], bool]:
 
 
 def carried_over(base: Iterable[TreeEntry], found: Iterable[bytes], options: SnapshotOptions) -> list[TreeEntry]:
-    """The entries of the base that a snapshot takes over without looking at the disk.
+    """List the entries of the base that a snapshot takes over without looking at the disk.
 
     These are the excluded ones, and submodules unless something was put in their place.
     """
@@ -90,7 +90,7 @@ def carried_over(base: Iterable[TreeEntry], found: Iterable[bytes], options: Sna
 
 
 def changes(before: Sequence[TreeEntry], after: Sequence[TreeEntry]) -> list[Change]:
-    """What differs between the entries of two trees, by path."""
+    """List the differences between the entries of two trees, by path."""
     old = {entry.path: entry for entry in before}
     found = [Change(path, "D", None) for path in old.keys() - {entry.path for entry in after}]
     for entry in after:
@@ -105,7 +105,7 @@ def changes(before: Sequence[TreeEntry], after: Sequence[TreeEntry]) -> list[Cha
 
 
 def commit_object(tree: str, base: str | None, options: SnapshotOptions) -> bytes:
-    """The body of a commit object; both adapters store these bytes, so equal input gives an equal id."""
+    """Return the body of a commit object; both adapters store these bytes, so equal input gives an equal id."""
     who = _ident(options.author)
     parent = f"parent {base}\n" if base else ""
     message = options.message.replace("\0", "").rstrip("\n")

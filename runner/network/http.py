@@ -1,7 +1,8 @@
-"""HTTP/1.1 towards the workspace: one connection, its requests one after the other, each bounded in size and time.
+"""An HTTP/1.1 server for the workspace: one connection, its requests one after the other, each limited in size and
+time.
 
 h11 does the parsing; here are only the limits, and who waits for whom. A client that goes away while it is served
-takes its request along.
+cancels its request.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Request:
-    """``began`` is when its first byte was there, trio time."""
+    """A request. ``began`` is when its first byte arrived, trio time."""
 
     method: str
     target: bytes
@@ -53,7 +54,7 @@ class Request:
 
 
 class BadRequest(Exception):
-    """What a client sent cannot be answered by whoever serves requests. Never leaves this module."""
+    """A request of a client cannot be answered. Never leaves this module."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -61,9 +62,9 @@ class BadRequest(Exception):
 
 
 class Response:
-    """The answer to one request: ``start`` once, ``send`` any number of times. What serves it sends the end.
+    """The response to one request: ``start`` once, ``send`` any number of times. The server sends the end.
 
-    Pieces that are there at the same time are sent together, and none waits for another.
+    Pieces that are ready at the same time are sent together, and none waits for another.
     """
 
     def __init__(self, wire: HttpConnection, *, bodiless: bool) -> None:
@@ -75,7 +76,7 @@ class Response:
         self.is_cut = False
 
     def cut(self) -> None:
-        """What was sent is not all: the client gets no end, and the connection is closed."""
+        """Mark the response as incomplete: the client gets no end, and the connection is closed."""
         self.is_cut = True
 
     async def start(self, status: int, headers: Headers) -> None:
@@ -83,7 +84,7 @@ class Response:
         await self._wire.put(h11.Response(status_code=status, headers=list(headers)))
 
     async def send(self, data: bytes) -> None:
-        """Hand a piece on; waits only while the client is behind by a window."""
+        """Send a piece; waits only while the client is behind by a window."""
         if self.first_byte is None:
             self.first_byte = trio.current_time()
         self.sent_bytes += len(data)
@@ -145,7 +146,9 @@ class HttpConnection:
         self._filled, self._emptied = trio.Event(), trio.Event()
 
     async def receive(self) -> Request | None:
-        """The next request with its body; ``None`` when there is no other. Raises ``BadRequest`` and h11's errors."""
+        """Return the next request with its body; ``None`` when there is no other. Raises ``BadRequest`` and h11's
+        errors.
+        """
         with trio.move_on_after(IDLE_SECONDS):
             while (head := self._protocol.next_event()) is h11.NEED_DATA:
                 if not await self._feed(IDLE_SECONDS):
@@ -176,7 +179,7 @@ class HttpConnection:
                 return bytes(body)
 
     async def _feed(self, seconds: float) -> bool:
-        """Hand on what comes next; false when nothing does in that time."""
+        """Pass the next bytes to the parser; false when none come in that time."""
         with trio.move_on_after(seconds):
             data = await self._connection.receive_some(_CHUNK)
             self._protocol.receive_data(data)
@@ -184,7 +187,9 @@ class HttpConnection:
         return False
 
     async def watch(self, serving: trio.CancelScope) -> None:
-        """Cancel what is served when the client goes away; what it says meanwhile is its next request."""
+        """Cancel the request that is served when the client goes away; bytes that it sends meanwhile belong to its next
+        request.
+        """
         ahead = 0
         while ahead <= MAX_HEAD:
             try:
@@ -199,7 +204,7 @@ class HttpConnection:
                 return
 
     async def put(self, part: h11.Event | bytes) -> None:
-        """Let a part of the answer be sent; waits while more than a window does."""
+        """Queue a part of the response; waits while more than a window is queued."""
         while self._waiting_bytes > WINDOW:
             await self._emptied.wait()
         if isinstance(part, bytes):
@@ -211,7 +216,7 @@ class HttpConnection:
         self._filled.set()
 
     async def write(self, serving: trio.CancelScope) -> None:
-        """Send what is put, all that is there at once; cancel what is served when the client does not take it."""
+        """Send everything that is queued at once; cancel the request when the client does not take it."""
         while True:
             await self._filled.wait()
             self._filled = trio.Event()
@@ -225,7 +230,7 @@ class HttpConnection:
             self._emptied = trio.Event()
 
     async def drained(self) -> None:
-        """Wait until all that was put is sent."""
+        """Wait until everything queued is sent."""
         while self._filled.is_set() or self._sending:
             await self._emptied.wait()
 
@@ -242,7 +247,7 @@ class HttpConnection:
         return not (waiting.cancelled_caught or self._sending)
 
     def again(self) -> bool:
-        """Whether the connection serves another request after this one."""
+        """Tell whether the connection takes another request after this one."""
         states = {self._protocol.our_state, self._protocol.their_state}
         if states != {h11.DONE}:
             return False

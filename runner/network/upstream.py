@@ -1,4 +1,4 @@
-"""The way from the gateway to a provider: https with the host's certificates, through the host's proxy if any."""
+"""Connections to providers and clusters: https with the host's certificates, through the host's proxy if any."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _CONNECT_FAILURES = (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2
 
 
 class UpstreamFailed(Exception):
-    """The provider cannot be reached, or did not go on. Never leaves the gateway."""
+    """The provider cannot be reached, or stalled. Never leaves the gateway."""
 
 
 class Unreachable(UpstreamFailed):
-    """No connection to ``host`` came about: a name, a route, a certificate or a proxy of this host is in the way."""
+    """No connection to ``host`` was made: a name, a route, a certificate or a proxy of this host is in the way."""
 
     def __init__(self, why: str, host: str) -> None:
         super().__init__(why)
@@ -49,7 +49,7 @@ class Unreachable(UpstreamFailed):
 
 @dataclass(frozen=True)
 class UpstreamResponse:
-    """An answer under way. Iterating ``body`` raises ``UpstreamFailed`` when it breaks off."""
+    """A response under way. Iterating ``body`` raises ``UpstreamFailed`` when it breaks off."""
 
     status: int
     headers: Headers  # names in lower case
@@ -57,9 +57,9 @@ class UpstreamResponse:
 
 
 class Upstream(Protocol):
-    """Whatever stands for a provider: the provider itself, or a scripted double.
+    """A provider, or a fake model in its place.
 
-    ``warnings`` are what whoever had the answers should know, once there are no more.
+    ``warnings`` are for the caller once there are no more responses.
     """
 
     @property
@@ -68,14 +68,14 @@ class Upstream(Protocol):
     def send(
         self, method: str, target: str, headers: Headers, body: bytes
     ) -> AbstractAsyncContextManager[UpstreamResponse]:
-        """Ask, and have the answer for the length of the block; leaving it early breaks the answer off.
+        """Send a request, and yield the response for the length of the block; leaving it early breaks the response off.
 
         ``target`` is a path below the base URL, with its query. Raises ``UpstreamFailed`` and ``Unreachable``.
         """
 
 
 def check_remote(base: str, reach: Mapping[str, str]) -> None:
-    """Raises ``UsageError`` when the certificates that were named or the host's proxy cannot be used."""
+    """Raise ``UsageError`` when the named certificates or the host's proxy cannot be used."""
     if reach.get("SSL_CERT_FILE"):  # the host's own are not read for nothing: that takes longer than all else here
         _certificates(base, reach)
     _proxy(base, reach)
@@ -90,10 +90,11 @@ async def open_remote(
     server_name: str | None = None,
     read_seconds: float | None = READ_SECONDS,
 ) -> AsyncIterator[Upstream]:
-    """A provider at its base URL, reached as ``reach`` of the settings says; connections are kept between requests.
+    """Open a provider at its base URL, with the network ``reach`` of the settings; connections are kept between
+    requests.
 
-    The server is judged by ``certificates`` instead of the host's, and by ``server_name`` instead of its own. Without
-    ``read_seconds`` it may be silent for ever. Raises what ``check_remote`` raises.
+    ``certificates`` replace the host's, and ``server_name`` the server's own. Without ``read_seconds`` it may be silent
+    for ever. Raises what ``check_remote`` raises.
     """
     proxy = _proxy(base, reach)
     through = f"{proxy.url.host.decode()}:{proxy.url.port}" if proxy is not None else ""
@@ -161,7 +162,7 @@ async def _body(response: httpcore2.Response) -> AsyncGenerator[bytes]:
 
 
 def _error_message(error: BaseException) -> str:
-    """The first of an error and its causes that says something; the library keeps a cause as an argument."""
+    """Return the first message among an error and its causes; the library keeps a cause as an argument."""
     if isinstance(error, httpcore2.ProxyError):
         return f"the proxy answered {error}"
     if words := _ERROR_NOISE.sub("", str(error)):
@@ -175,7 +176,7 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 def _system_message(error: BaseException) -> str:
-    """What the system said of a connection, such as that it was refused, deep down among the causes."""
+    """Return the operating system's message about a connection, such as that it was refused, from among the causes."""
     found: BaseException | None = error
     while found is not None and not (isinstance(found, OSError) and found.errno and found.strerror):
         found = found.exceptions[0] if isinstance(found, BaseExceptionGroup) else _cause(found)
@@ -184,7 +185,7 @@ def _system_message(error: BaseException) -> str:
 
 
 def _in_network(host: str, networks: str) -> bool:
-    """Whether an address lies in one of the networks of a list such as ``localhost,10.0.0.0/8``, as Go reads it."""
+    """Tell whether an address lies in one of the networks of a list like ``localhost,10.0.0.0/8``, as Go reads it."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -197,7 +198,7 @@ def _in_network(host: str, networks: str) -> bool:
 
 
 def _certificates(base: str, reach: Mapping[str, str]) -> ssl.SSLContext | None:
-    """Whom to trust; ``None`` for a base URL that needs nobody's word."""
+    """Return the TLS context; ``None`` for plain http."""
     file = reach.get("SSL_CERT_FILE")
     if urlsplit(base).scheme != "https":
         return None
@@ -209,7 +210,7 @@ def _certificates(base: str, reach: Mapping[str, str]) -> ssl.SSLContext | None:
 
 
 def _proxy(base: str, reach: Mapping[str, str]) -> httpcore2.Proxy | None:
-    """The proxy for a base URL; those that are not https are on this host, and reached directly."""
+    """Return the proxy for a base URL; those that are not https are on this host, and reached directly."""
     parts = urlsplit(base)
     named = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
     name = next((name for name in named if reach.get(name)), None)

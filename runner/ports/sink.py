@@ -1,4 +1,4 @@
-"""Who watches a run: consoles and files that draw from the one event stream."""
+"""The sink port: consoles and files that follow the one event stream of a run."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from runner.events.events import Recorded
 
 class Sink(Protocol):
     def __call__(self, recorded: Recorded) -> None:
-        """See one durable event, in order within its run. Must not block and must not raise."""
+        """Handle one durable event, in order within its run. Must not block and must not raise."""

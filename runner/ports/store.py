@@ -1,4 +1,4 @@
-"""What keeps events. The journal is the truth; every other table is a projection written in the same transaction."""
+"""The store port. The journal is the truth; every other table is a projection written in the same transaction."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from runner.events.events import Event, Recorded
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run as listings show it. Times are microseconds since the epoch, UTC; ``resumes`` is the run it continues,
-    ``rehearsal`` what stood for its models, and ``manifests`` the file or folder that its plan was made from."""
+    """A run as listings show it. Times are microseconds since the epoch, UTC; ``resumes`` is the run that it continues,
+    ``rehearsal`` what replaced its models, and ``manifests`` the file or folder that its plan was made from.
+    """
 
     id: str
     name: str
@@ -29,10 +30,10 @@ class RunRow:
 
 @dataclass(frozen=True)
 class ProjectRow:
-    """What is known of a project beside its manifests; ``root`` is a directory of this host.
+    """The record of a project beside its manifests; ``root`` is a directory of this host.
 
-    ``manifest`` is the file that it comes from, which alone changes it from then on; ``None`` for one that was
-    made by a command. ``updated`` is set by the store: microseconds since the epoch, UTC.
+    ``manifest`` is the file that it comes from, which alone changes it from then on; ``None`` for one that a command
+    made. The store sets ``updated``: microseconds since the epoch, UTC.
     """
 
     name: str
@@ -45,13 +46,13 @@ class ProjectRow:
 
 @dataclass(frozen=True)
 class WorkspaceRow:
-    """A workspace as it stands. Times are microseconds since the epoch, UTC.
+    """The state of a workspace. Times are microseconds since the epoch, UTC.
 
-    ``run`` is the run that made it, and will remove it, if one did. ``path`` is a directory that it has adopted, with
-    its ``inode`` then. ``base`` is the commit that its work is compared with, ``snapshot`` what was last saved of it.
-    ``expires`` is ``None`` for one that lives until it is destroyed. ``not_enforced`` are limits that it should have
-    beside ``limits``, and that its provider cannot keep. ``image`` is the id of the system that its commands see.
-    ``slot`` is what it was before in a warm pool, which its directories are named after.
+    ``run`` is the run that made it, and will remove it, if any. ``path`` is an adopted directory, with its ``inode`` at
+    that time. ``base`` is the commit that its work is compared with, ``snapshot`` the last one saved of it. ``expires``
+    is ``None`` for one that lives until it is destroyed. ``not_enforced`` are limits that it should have beside
+    ``limits``, and that its provider cannot enforce. ``image`` is the id of the system that its commands see. ``slot``
+    is its id in a warm pool before it was claimed, which its directories are named after.
     """
 
     id: str
@@ -77,7 +78,7 @@ class WorkspaceRow:
 
 @dataclass(frozen=True)
 class PoolRow:
-    """A warm pool: how many slots of a key there should be. ``name`` is that of ``lifecycle.pool``."""
+    """A warm pool: the number of slots that a key should have. ``name`` is the key's by ``lifecycle.pool``."""
 
     name: str
     key: SlotKey
@@ -86,9 +87,9 @@ class PoolRow:
 
 @dataclass(frozen=True)
 class SlotRow:
-    """A slot of a pool, whose ``id`` is that of its workspace. ``workspace`` is the one that it is claimed for.
+    """A slot of a pool; its ``id`` is that of its workspace. ``workspace`` is the one that it is claimed for.
 
-    ``created`` is set by the store: microseconds since the epoch, UTC.
+    The store sets ``created``: microseconds since the epoch, UTC.
     """
 
     id: str
@@ -102,92 +103,95 @@ class SlotRow:
 class Store(Protocol):
     @property
     def nonce(self) -> str:
-        """This store's identity, put on everything that runs of it create."""
+        """The identity of this store, put on everything that its runs create."""
 
     async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
         """Make events durable, all or none, and return them as recorded; numbers have no gaps.
 
-        With a ``fence`` they are written only by who still has that lease, by this store's clock, in the same
-        transaction; else ``LeaseLost``. A ``LeaseAcquired`` that comes second raises ``LeaseHeld``.
+        With a ``fence`` they are written only while the caller still has that lease, by this store's clock, in the same
+        transaction; else ``LeaseLost``. The second of two ``LeaseAcquired`` raises ``LeaseHeld``.
 
-        Returning means that they survive a kill and a power cut. Appends of concurrent callers share
-        one commit. A cancelled caller's events may or may not be there, never in part.
-        Raises ``StoreFailed`` (disk full, I/O), ``StoreBusy``, and ``RunExists`` for a ``RunStarted`` whose key
-        and name another run has.
+        Returning means that they survive a kill and a power cut. Appends of concurrent callers share one commit. The
+        events of a cancelled caller may or may not be there, never in part. Raises ``StoreFailed`` (disk full, I/O),
+        ``StoreBusy``, and ``RunExists`` for a ``RunStarted`` with the key and name of another run.
         """
 
     async def append_to_workspace(
         self, workspace: str, events: Sequence[Event], *, fence: Fence | None = None
     ) -> list[Recorded]:
-        """``append`` for what happens to a workspace outside of any run: a journal of its own, numbered from 1.
+        """Append events of a workspace outside of any run: a journal of its own, numbered from 1.
 
-        Raises ``WorkspaceState`` for a change that is none of ``lifecycle.workspace``.
+        Raises ``WorkspaceState`` for a change that ``lifecycle.workspace`` does not allow.
         """
 
     async def lease(self, workspace: str) -> Lease:
-        """The lease of a workspace, which may be free."""
+        """Return the lease of a workspace, which may be free."""
 
     async def leases(self) -> list[Lease]:
-        """Every lease that somebody has, expired ones as well, the oldest first."""
+        """List every lease that has a holder, expired ones as well, the oldest first."""
 
     async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
-        """The events of a workspace's own journal, whose ``run`` is the workspace's id."""
+        """List the events of a workspace's own journal, whose ``run`` is the workspace's id."""
 
     async def workspaces(self) -> list[WorkspaceRow]:
-        """Every workspace that is there, newest first, those of runs as well."""
+        """List every workspace that exists, newest first, those of runs as well."""
 
     async def workspace(self, id: str) -> WorkspaceRow:
-        """The workspace whose id starts with ``id``. Raises ``UnknownWorkspace``."""
+        """Return the workspace whose id starts with ``id``. Raises ``UnknownWorkspace``."""
 
     async def anchor(self) -> ClockReference | None:
-        """How this host's clock was seen the last time, if it was."""
+        """Return the last reading of this host's clock, if there is one."""
 
     async def set_anchor(self, anchor: ClockReference) -> None: ...
 
     async def newest(self) -> int:
-        """When the newest event of any journal was written; 0 when there is none."""
+        """Return the time of the newest event of any journal; 0 when there is none."""
 
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
-        """The events of a run in order, those numbered above ``after``."""
+        """List the events of a run in order, those numbered above ``after``."""
 
     async def counts(self) -> dict[str, int]:
-        """How many events there are in each journal, of runs and of workspaces."""
+        """Return the number of events in each journal, of runs and of workspaces."""
 
     async def runs(self) -> list[RunRow]:
-        """Every run, newest first."""
+        """List every run, newest first."""
 
     async def find(self, run: str) -> RunRow:
-        """The run whose id starts with ``run``, or the newest for ``last``. Raises ``UnknownRun``."""
+        """Return the run whose id starts with ``run``, or the newest for ``last``. Raises ``UnknownRun``."""
 
     async def put_project(self, project: ProjectRow) -> ProjectRow:
-        """Make or change the record of a project. Raises ``ProjectOwned`` for one of a manifest, without another."""
+        """Make or change the record of a project. Raises ``ProjectOwned`` for a manifest's, when no manifest changes
+        it.
+        """
 
     async def projects(self) -> list[ProjectRow]:
-        """Every project, by name."""
+        """List every project, by name."""
 
     async def project(self, name: str) -> ProjectRow:
-        """Raises ``UnknownProject``, with near misses."""
+        """Return a project. Raises ``UnknownProject``, with near misses."""
 
     async def pools(self) -> list[PoolRow]:
-        """Every warm pool, by name; those of size 0 as well."""
+        """List every warm pool, by name; those of size 0 as well."""
 
     async def put_pools(self, pools: Sequence[PoolRow]) -> None:
-        """Let there be just these pools. All or none."""
+        """Replace all pools by these, all or none."""
 
     async def resize_pools(self, sizes: Mapping[str, int]) -> None:
         """Change how many slots the pools with these names should have."""
 
     async def slots(self) -> list[SlotRow]:
-        """Every slot, the oldest first."""
+        """List every slot, the oldest first."""
 
     async def put_slot(self, slot: SlotRow) -> SlotRow:
-        """Make a slot known; durable before anything of it is made."""
+        """Record a slot; durable before anything of it is made."""
 
     async def move_slot(self, id: str, before: SlotState, after: SlotState, workspace: str | None = None) -> bool:
-        """Change the state of a slot, if it is what it was ``before``: one of many who try at once succeeds."""
+        """Change the state of a slot, if it is still ``before``; return whether it was: of concurrent callers one
+        succeeds.
+        """
 
     async def remove_slot(self, id: str) -> None:
-        """Forget a slot of which nothing is left, or that has become a workspace. Idempotent."""
+        """Remove a slot of which nothing is left, or that has become a workspace. Idempotent."""
 
     async def pool_counts(self) -> dict[str, int]:
-        """How often a workspace was had warm (``hit``), and how often not, by reason; as all journals say."""
+        """Return the number of claims by all journals: of a warm workspace as ``hit``, of others by reason."""

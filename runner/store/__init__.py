@@ -1,1 +1,1 @@
-"""Where events are kept: SQLite for real, memory for tests; one conformance suite for both."""
+"""Stores of events: SQLite for real, memory for tests; one conformance suite for both."""

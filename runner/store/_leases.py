@@ -1,4 +1,4 @@
-"""The lease rows of a SQLite store, written by events in the transaction that keeps these."""
+"""The lease rows of a SQLite store, written by events in the transaction that stores the events."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def read_leases(connection: sqlite3.Connection) -> list[Lease]:
 
 
 def check_fence(connection: sqlite3.Connection, fence: Fence, at: int) -> None:
-    """Raises ``LeaseLost``."""
+    """Raise ``LeaseLost`` when the fence is not that of the current lease."""
     check(read_lease(connection, fence.workspace), fence, at)
 
 
 def write_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int) -> None:
-    """Raises ``LeaseHeld`` and ``LeaseLost``."""
+    """Apply an event to a lease. Raises ``LeaseHeld`` and ``LeaseLost``."""
     _write(connection, advance(read_lease(connection, event.workspace), event, at))
 
 
 def restore_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int) -> None:
-    """What an event has made of a lease that others may have had in between, of which nothing is known any more."""
+    """Apply an event to a lease that others may have had in between, whose events are not known any more."""
     row = read_lease(connection, event.workspace)
     match event:
         case LeaseAcquired(fence=fence):
@@ -49,10 +49,10 @@ def _write(connection: sqlite3.Connection, row: Lease) -> None:
 
 
 def forget_leases(connection: sqlite3.Connection) -> None:
-    """Drop the free rows of workspaces that are gone, whose ids are never given again.
+    """Remove the free rows of workspaces that are gone, whose ids are never used again.
 
-    While a run may still make its workspace the row stays: who comes next would get the number of a holder that was
-    away, and that one could write again.
+    While a run may still make its workspace the row stays: the next holder would get the fence of an earlier one, who
+    could write again.
     """
     run = "substr(workspace, 1, instr(workspace, '-') - 1)"
     connection.execute(

@@ -15,7 +15,7 @@ _COLUMNS = "name, root, workspace_isolation, protected_paths, manifest, updated"
 
 
 def read_projects(connection: sqlite3.Connection) -> list[ProjectRow]:
-    """By name; none in a store of an older version, which a reader does not migrate."""
+    """List projects by name; none in a store of an older version, which a reader does not migrate."""
     if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'projects'").fetchone():
         return []
     rows = connection.execute(f"SELECT {_COLUMNS} FROM projects ORDER BY name")
@@ -26,7 +26,7 @@ def read_projects(connection: sqlite3.Connection) -> list[ProjectRow]:
 
 
 def write_project(connection: sqlite3.Connection, project: ProjectRow, at: int) -> ProjectRow:
-    """One statement, so that no other writer comes between. Raises ``ProjectOwned``."""
+    """Write a record in one statement, so that no other writer comes between. Raises ``ProjectOwned``."""
     manifest = project.manifest and _text(project.manifest)
     protected = json.dumps(project.protected_paths)
     found = connection.execute(
@@ -47,7 +47,7 @@ def project_owned_error(project: ProjectRow) -> ProjectOwned:
 
 
 def find_project(rows: Sequence[ProjectRow], name: str) -> ProjectRow:
-    """The project of that name. Raises ``UnknownProject`` with near misses."""
+    """Return the project of that name. Raises ``UnknownProject`` with near misses."""
     for row in rows:
         if row.name == name:
             return row
@@ -55,5 +55,5 @@ def find_project(rows: Sequence[ProjectRow], name: str) -> ProjectRow:
 
 
 def _text(path: str) -> str:
-    """A path that SQLite takes, whatever bytes it has."""
+    """Return a path as text that SQLite takes, whatever bytes it has."""
     return path.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Rows as values. A bit that flips in SQLite's file may change the type of what is in a column."""
+"""Turn rows into values. A bit that flips in SQLite's file may change the type of a column's value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def as_rows(kind: type[T], found: Iterable[Sequence[object]]) -> Iterator[T]:
-    """Make values of rows. Raises ``TypeError``, which the store tells as damage, for a column of another type."""
+    """Make values of rows. Raises ``TypeError``, which the store reports as damage, for a column of another type."""
     kinds = get_type_hints(kind)
     for values in found:
         for (name, wanted), value in zip(kinds.items(), values, strict=True):

@@ -1,4 +1,4 @@
-"""Which run a person means, and which one has a key."""
+"""Find the run that a person means, or the one that has a key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CANDIDATES = 8
 
 
 def find_run(rows: Sequence[RunRow], text: str) -> RunRow:
-    """The run among ``rows`` (newest first) whose id starts with ``text``, or the first for ``last``.
+    """Return the run among ``rows`` (newest first) whose id starts with ``text``, or the first for ``last``.
 
     Raises ``UnknownRun``, which lists the candidates when there are several.
     """

@@ -19,7 +19,7 @@ _COLUMNS = "id, pool, state, keeper, created, workspace"
 
 
 def count_name(event: Event) -> str | None:
-    """What an event adds one to, if anything."""
+    """Return the name of the count that an event increases, if any."""
     match event:
         case SlotClaimed():
             return HIT
@@ -34,7 +34,7 @@ def read_pools(connection: sqlite3.Connection) -> list[PoolRow]:
 
 
 def _rows(connection: sqlite3.Connection, table: str, columns: str, order: str) -> list[Any]:
-    """None in a store of an older version, which a reader does not migrate."""
+    """Read a table; empty in a store of an older version, which a reader does not migrate."""
     if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).fetchone():
         return []
     return connection.execute(f"SELECT {columns} FROM {table} ORDER BY {order}").fetchall()
@@ -76,7 +76,7 @@ def write_slot(connection: sqlite3.Connection, slot: SlotRow, at: int) -> SlotRo
 def change_slot(
     connection: sqlite3.Connection, id: str, before: SlotState, after: SlotState, workspace: str | None
 ) -> bool:
-    """One statement, so that no other writer comes between."""
+    """Change a slot in one statement, so that no other writer comes between."""
     assert after in NEXT[before]
     query = "UPDATE slots SET state = ?, workspace = ? WHERE id = ? AND state = ?"
     return connection.execute(query, (after.value, workspace, id, before.value)).rowcount == 1

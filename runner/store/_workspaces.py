@@ -1,4 +1,4 @@
-"""The rows of workspaces, and which of them a person means."""
+"""The rows of workspaces; find the one that a person means."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WRITE = (
 
 
 def find_workspace(rows: Sequence[WorkspaceRow], text: str) -> WorkspaceRow:
-    """The workspace among ``rows`` whose id starts with ``text``.
+    """Return the workspace among ``rows`` whose id starts with ``text``.
 
     Raises ``UnknownWorkspace``, which lists the candidates when there are several.
     """
@@ -50,7 +50,7 @@ def read_workspaces(connection: sqlite3.Connection) -> list[WorkspaceRow]:
 
 
 def project_workspace(connection: sqlite3.Connection, owner: str, at: int, event: Event) -> None:
-    """Bring the row of the workspace that an event is about to what the journal will say. Raises ``WorkspaceState``."""
+    """Update the row of the workspace that an event is about. Raises ``WorkspaceState``."""
     id = named(owner, event)
     if id is None:
         return

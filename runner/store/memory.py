@@ -1,4 +1,4 @@
-"""A store that forgets everything when the process ends; engine tests run on it."""
+"""A store in memory, lost when the process ends; engine tests run on it."""
 
 from __future__ import annotations
 

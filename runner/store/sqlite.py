@@ -1,10 +1,9 @@
 """The store on one machine: SQLite in WAL mode, every acknowledged event flushed to disk.
 
-One caller at a time writes, for all who wait, in one transaction and one hop to a thread; whoever comes
-meanwhile waits for the next. A flush costs milliseconds, an event in it microseconds. There is no writer
-task: it would be no faster, cancelling must not reach it, and its nursery would wrap what the block raises.
-Each append is a savepoint, so that a refused one takes no other with it. Several processes may have the
-same store open.
+One caller at a time writes, for all who wait, in one transaction and one hop to a thread; later callers wait for the
+next. A flush costs milliseconds, an event in it microseconds. There is no writer task: it would be no faster,
+cancelling must not reach it, and its nursery would wrap what the block raises. Each append is a savepoint, so that a
+refused one takes no other with it. Several processes may have the same store open.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ Hook = Callable[[str], None]
 
 @dataclass(frozen=True)
 class _Journal:
-    """A table of events, and the column that says whose they are."""
+    """A table of events, and the column of their owner."""
 
     table: str
     owner: str
@@ -120,7 +119,7 @@ _WORKSPACE_JOURNAL = _Journal("workspace_events", "workspace")
 
 @dataclass
 class _Append:
-    """A caller's wish and, once it has been written or refused, the answer."""
+    """A request to append and, once it has been written or refused, the answer."""
 
     owner: str
     events: Sequence[Event]
@@ -131,7 +130,7 @@ class _Append:
 
 
 class Reader:
-    """The reading half of a store. One call at a time has the connection."""
+    """The reading half of a store. One call at a time uses the connection."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
@@ -168,7 +167,7 @@ class Reader:
         return await self._in_thread(lambda: {owner: int(seq) for owner, seq in self._connection.execute(both)})
 
     async def check(self) -> None:
-        """Read all that there is. Raises ``StoreDamaged`` for what is not as it was written."""
+        """Read everything. Raises ``StoreDamaged`` for what is not as it was written."""
         await self._in_thread(self._check)
         runs = {row.id for row in await self.runs()}
         for owner in await self.counts():
@@ -279,14 +278,14 @@ class SqliteStore(Reader):
         await self._in_thread(lambda: drop_slot(self._connection, id))
 
     async def restore(self, run: str, history: Sequence[Recorded]) -> None:
-        """Take over further events of a run as they were recorded, with their times; all or none.
+        """Insert further events of a run as they were recorded, with their times; all or none.
 
-        For events that a store has accepted once: nobody's lease is asked for. Raises ``StoreFailed`` for others.
+        For events that a store has accepted once: no lease is checked. Raises ``StoreFailed`` for others.
         """
         await self._in_thread(lambda: self._restore(_RUN_JOURNAL, run, history))
 
     async def restore_workspace(self, workspace: str, history: Sequence[Recorded]) -> None:
-        """``restore`` for the journal of a workspace."""
+        """Insert events as ``restore`` does, into the journal of a workspace."""
         await self._in_thread(lambda: self._restore(_WORKSPACE_JOURNAL, workspace, history))
 
     def _restore(self, journal: _Journal, owner: str, history: Sequence[Recorded]) -> None:
@@ -310,19 +309,19 @@ class SqliteStore(Reader):
     async def _append(
         self, journal: _Journal, owner: str, events: Sequence[Event], fence: Fence | None
     ) -> list[Recorded]:
-        wish = _Append(owner, events, [encode(event) for event in events], fence, journal)
-        self._backlog.append(wish)
-        while wish.answer is None:
+        request = _Append(owner, events, [encode(event) for event in events], fence, journal)
+        self._backlog.append(request)
+        while request.answer is None:
             if self._writing is None:
                 await self._write()
             else:
                 await self._writing.wait()
-        if isinstance(wish.answer, RunnerError):
-            raise wish.answer
-        return wish.answer
+        if isinstance(request.answer, RunnerError):
+            raise request.answer
+        return request.answer
 
     async def _write(self) -> None:
-        """Commit whatever waits. Shielded, for others wait for it too; bounded by the busy time-out."""
+        """Commit all waiting requests. Shielded, for others wait for it too; bounded by the busy time-out."""
         self._writing = trio.Event()
         batch: list[_Append] = []
         try:
@@ -331,56 +330,56 @@ class SqliteStore(Reader):
                 batch, self._backlog = self._backlog, []
                 await trio.to_thread.run_sync(self._commit, batch, limiter=self._limiter)
         finally:
-            for wish in batch:
-                if wish.answer is None:
-                    wish.answer = StoreFailed(f"`{self._path}`: the commit did not come to an end")
+            for request in batch:
+                if request.answer is None:
+                    request.answer = StoreFailed(f"`{self._path}`: the commit did not come to an end")
             self._writing.set()
             self._writing = None
 
     def _commit(self, batch: Sequence[_Append]) -> None:
-        """Write a batch in one transaction and leave an answer in each wish."""
+        """Write a batch in one transaction and leave an answer in each request."""
         try:
             with _translated_errors(self._path):
                 self._hook("before")
                 if self._refusal:
                     raise self._refusal
                 self._connection.execute("BEGIN IMMEDIATE")
-                answers = [self._try_insert(wish) for wish in batch]
+                answers = [self._try_insert(request) for request in batch]
                 self._hook("torn")
                 self._connection.execute("COMMIT")
                 self._hook("after")
         except RunnerError as error:
             answers = [error for _ in batch]
             self._roll_back(error)
-        for wish, answer in zip(batch, answers, strict=True):
-            wish.answer = answer
+        for request, answer in zip(batch, answers, strict=True):
+            request.answer = answer
 
-    def _try_insert(self, wish: _Append) -> list[Recorded] | RunnerError:
+    def _try_insert(self, request: _Append) -> list[Recorded] | RunnerError:
         answer: list[Recorded] | RunnerError
         self._connection.execute("SAVEPOINT append")
         try:
-            answer = self._insert(wish)
+            answer = self._insert(request)
         except (sqlite3.IntegrityError, UnicodeEncodeError) as error:
             self._connection.execute("ROLLBACK TO append")
-            answer = _key_conflict(self._connection, wish) or _refusal_of(wish, error)
+            answer = _key_conflict(self._connection, request) or _refusal_of(request, error)
         except LeaseError as refusal:
             self._connection.execute("ROLLBACK TO append")
             answer = refusal
         self._connection.execute("RELEASE append")
         return answer
 
-    def _insert(self, wish: _Append) -> list[Recorded]:
-        run, at, journal = wish.owner, self._now(), wish.journal
-        if wish.fence is not None:
-            check_fence(self._connection, wish.fence, at)
+    def _insert(self, request: _Append) -> list[Recorded]:
+        run, at, journal = request.owner, self._now(), request.journal
+        if request.fence is not None:
+            check_fence(self._connection, request.fence, at)
         query = f"SELECT coalesce(max(seq), 0) + 1 FROM {journal.table} WHERE {journal.owner} = ?"
         (first,) = self._connection.execute(query, (run,)).fetchone()
-        for event in wish.events:
+        for event in request.events:
             if type(event) in _PROJECTED:  # a test alone for what an agent says a thousand times
                 _project(self._connection, run, at, event)
-        rows = [(run, seq, at, name, body) for seq, (name, body) in zip(count(first), wish.rows, strict=False)]
+        rows = [(run, seq, at, name, body) for seq, (name, body) in zip(count(first), request.rows, strict=False)]
         self._connection.executemany(f"INSERT INTO {journal.table} VALUES (?, ?, ?, ?, ?)", rows)
-        return [Recorded(run, seq, at, event) for seq, event in zip(count(first), wish.events, strict=False)]
+        return [Recorded(run, seq, at, event) for seq, event in zip(count(first), request.events, strict=False)]
 
     def _roll_back(self, error: RunnerError) -> None:
         if isinstance(error.__cause__, sqlite3.Error) and _primary(error.__cause__) == sqlite3.SQLITE_IOERR:
@@ -401,11 +400,11 @@ async def open_store(
     hook: Hook = lambda point: None,
     must_exist: bool = False,
 ) -> AsyncIterator[SqliteStore]:
-    """The store in ``path``, migrated first if need be, and made unless it ``must_exist``.
+    """Open the store in ``path``, migrated first if need be, and made unless it ``must_exist``.
 
-    Where nothing can be written it can be read, and every write is refused with ``StoreFailed``.
+    On a read-only medium it can be read, and every write is refused with ``StoreFailed``.
 
-    ``now`` gives microseconds since the epoch. ``hook`` is called in the writing thread at each commit with
+    ``now`` returns microseconds since the epoch. ``hook`` is called in the writing thread at each commit with
     ``before``, ``torn`` (rows written, not committed) and ``after``. Raises ``StoreFailed``, ``StoreBusy``,
     ``StoreDamaged`` and ``StoreTooNew``.
     """
@@ -419,9 +418,9 @@ async def open_store(
 
 @asynccontextmanager
 async def open_reader(path: Path, *, must_exist: bool = False) -> AsyncIterator[Reader]:
-    """The store in ``path`` for reading, also while others write, and where nothing can be written.
+    """Open the store in ``path`` for reading, also while others write, and on a read-only medium.
 
-    One that does not exist is empty, and stays away; unless it ``must_exist``: then ``StoreDamaged``.
+    A missing one is empty, and not made; with ``must_exist`` it is ``StoreDamaged``.
     """
     with ExitStack() as stack:
         connection = await trio.to_thread.run_sync(partial(_open_to_read, path, stack, must_exist=must_exist))
@@ -430,7 +429,7 @@ async def open_reader(path: Path, *, must_exist: bool = False) -> AsyncIterator[
 
 
 def _open(path: Path, entropy: Callable[[int], bytes], stack: ExitStack, *, must_exist: bool) -> sqlite3.Connection:
-    """``stack`` as for ``_open_to_read``."""
+    """Open a store for writing; ``stack`` as for ``_open_to_read``."""
     if path.exists() and is_read_only(path.parent):
         return _open_to_read(path, stack, must_exist=must_exist)
     try:
@@ -456,7 +455,7 @@ def _open(path: Path, entropy: Callable[[int], bytes], stack: ExitStack, *, must
 
 
 def _open_to_read(path: Path, stack: ExitStack, *, must_exist: bool) -> sqlite3.Connection:
-    """``stack`` takes what has to be there for as long as the connection."""
+    """Open a store for reading; ``stack`` holds what must live as long as the connection."""
     with _translated_errors(path):
         _check_exists(path, must_exist=must_exist)
         if not os.path.exists(path):
@@ -483,14 +482,14 @@ def _open_checked(name: str, path: Path, *, must_exist: bool) -> sqlite3.Connect
 
 
 def is_read_only(directory: Path) -> bool:
-    """Whether the medium that a directory is on takes no writes."""
+    """Tell whether the medium that a directory is on takes no writes."""
     return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
 
 
 def _read_only_uri(path: Path, stack: ExitStack) -> str:
-    """How to open a database that nobody can write, for which SQLite would make files beside it.
+    """Return the URI of a database that cannot be written, for which SQLite would make files beside it.
 
-    What a killed runner has left in the log beside it counts, so that is read in a copy of both.
+    The log that a killed runner has left beside it counts, so a copy of both is read.
     """
     log = path.with_name(f"{path.name}-wal")
     if not log.exists() or not log.stat().st_size:
@@ -512,16 +511,16 @@ def _connect(name: str) -> sqlite3.Connection:
 
 
 def scripts() -> list[str]:
-    """The migrations in their order: number 1 comes first and makes an empty file a store."""
+    """List the migrations in their order: the first makes an empty file a store."""
     return [file.read_text() for file in sorted((Path(__file__).parent / "migrations").glob("*.sql"))]
 
 
 def migrate(
     connection: sqlite3.Connection, path: Path, scripts: Sequence[str], entropy: Callable[[int], bytes]
 ) -> None:
-    """Bring a database to the newest schema, each script in a transaction of its own; never back.
+    """Migrate a database to the newest schema, each script in a transaction of its own; never back.
 
-    One that holds something is copied beside itself first, as ``NAME.schema-VERSION``.
+    One with content is copied beside itself first, as ``NAME.schema-VERSION``.
     """
     new = not _version(connection, path, known=len(scripts))
     while (version := _version(connection, path, known=len(scripts))) < len(scripts):
@@ -543,7 +542,7 @@ def migrate(
 
 
 def _version(connection: sqlite3.Connection, path: Path, *, known: int) -> int:
-    """The schema's number, 0 for an empty file. Raises ``StoreTooNew`` and ``StoreDamaged``."""
+    """Return the schema's number, 0 for an empty file. Raises ``StoreTooNew`` and ``StoreDamaged``."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     if not tables:
         return 0
@@ -560,7 +559,7 @@ def _version(connection: sqlite3.Connection, path: Path, *, known: int) -> int:
 
 
 def _back_up(connection: sqlite3.Connection, to: Path) -> None:
-    """Under its name only once it is whole: several processes may do this at a time."""
+    """Copy a database; the copy gets its name once it is whole: several processes may do this at a time."""
     file, part = tempfile.mkstemp(dir=to.parent, prefix=f".{to.name}.")
     os.close(file)
     try:
@@ -573,7 +572,7 @@ def _back_up(connection: sqlite3.Connection, to: Path) -> None:
 
 
 def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) -> None:
-    """Bring the other tables to what the journal will say."""
+    """Update the projection tables for an event."""
     project_workspace(connection, run, at, event)
     project_count(connection, event)
     match event:
@@ -601,22 +600,22 @@ def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) ->
             forget_leases(connection)
 
 
-def _key_conflict(connection: sqlite3.Connection, wish: _Append) -> RunnerError | None:
-    """The refusal of an append because another run has its key, if that is why."""
-    for event in wish.events:
+def _key_conflict(connection: sqlite3.Connection, request: _Append) -> RunnerError | None:
+    """Return the refusal of an append whose key another run has, if that is the reason."""
+    for event in request.events:
         if isinstance(event, RunStarted) and event.key is not None:
             query = "SELECT id FROM runs WHERE key = ? AND name = ? AND id <> ?"
-            for (run,) in connection.execute(query, (event.key, event.name, wish.owner)):
+            for (run,) in connection.execute(query, (event.key, event.name, request.owner)):
                 return run_exists_error(run, event)
     return None
 
 
-def _refusal_of(wish: _Append, error: Exception) -> RunnerError:
+def _refusal_of(request: _Append, error: Exception) -> RunnerError:
     if getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_UNIQUE":
-        return RunOver(f"run `{wish.owner}` has ended already")
+        return RunOver(f"run `{request.owner}` has ended already")
     if getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_FOREIGNKEY":
-        return StoreFailed(f"run `{wish.owner}` has not started")
-    return StoreFailed(f"events of run `{wish.owner}` cannot be stored: {error}")
+        return StoreFailed(f"run `{request.owner}` has not started")
+    return StoreFailed(f"events of run `{request.owner}` cannot be stored: {error}")
 
 
 def _damaged(path: Path, what: str) -> StoreDamaged:

@@ -1,1 +1,1 @@
-"""How a double speaks each API: what tools a request offers, and an answer in the API's own shape."""
+"""The fake model's side of each API: which tools a request offers, and an answer in the API's own shape."""

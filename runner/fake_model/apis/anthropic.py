@@ -1,4 +1,4 @@
-"""The double as Anthropic's Messages API."""
+"""The fake model's Messages API of Anthropic."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _blocks(said: FakeAnswer) -> list[dict[str, Any]]:
 
 
 def _block_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block as a stream begins it, and what then fills it."""
+    """Return a block as a stream begins it, and the deltas that fill it."""
     match block["type"]:
         case "thinking":
             deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])]

@@ -1,4 +1,4 @@
-"""The double as OpenAI's Chat Completions API."""
+"""The fake model's Chat Completions API of OpenAI."""
 
 from __future__ import annotations
 

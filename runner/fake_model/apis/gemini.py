@@ -1,4 +1,4 @@
-"""The double as Google's Gemini API."""
+"""The fake model's Gemini API of Google."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The double as OpenAI's Responses API."""
+"""The fake model's Responses API of OpenAI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.gateway.api import inner, objects
 
 class Responses:
     def tools(self, body: Mapping[str, Any]) -> Tools:
-        """Those of the request, of its items and of their namespaces."""
+        """List the tools of the request, of its items and of their namespaces."""
         places: list[Mapping[str, Any]] = [body, *objects(body.get("input"))]
         found: dict[str, Mapping[str, Any] | None] = {}
         while places:

@@ -1,1 +1,1 @@
-"""What is particular to each provider's API, pure: one module each, and its ``api`` is the registration."""
+"""The APIs of providers, pure: one module each, whose ``api`` is the registration."""

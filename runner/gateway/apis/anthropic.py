@@ -98,7 +98,7 @@ class Anthropic:
 
 
 def _fetched(contents: list[object]) -> str | None:
-    """A picture or document that is not in the request itself."""
+    """Name a picture or document that is not in the request itself."""
     while contents:
         for block in objects(contents.pop()):
             if block.get("type") in ("image", "document", "container_upload"):

@@ -97,7 +97,7 @@ class OpenAi:
 
 
 def _end_of(response: Mapping[str, Any], kind: object) -> End:
-    """The end of a response, which the last event of its stream, or else its own status, tells."""
+    """Return the end of a response by the last event of its stream, or else by its own status."""
     match str(kind).removeprefix("response.") if kind in _LAST else response.get("status"):
         case "completed":
             return End()
@@ -107,7 +107,7 @@ def _end_of(response: Mapping[str, Any], kind: object) -> End:
 
 
 def _hosted(places: Iterable[Mapping[str, Any]]) -> str | None:
-    """The first tool that is not the client's own; tools stand in the request, in its items, and in each other."""
+    """Return the first tool that is not the client's own; tools are in the request, in its items, and in each other."""
     waiting = list(places)
     while waiting:
         for tool in objects(waiting.pop().get("tools")):
@@ -119,7 +119,7 @@ def _hosted(places: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _fetched(item: Mapping[str, Any]) -> str | None:
-    """The part of an item that the provider would fetch, or has from elsewhere."""
+    """Name the part of an item that the provider would fetch, or has from elsewhere."""
     for part in (item, *objects(item.get("content")), *objects(item.get("output"))):
         picture = part.get("image_url")
         url = picture.get("url") if isinstance(picture, dict) else picture
