@@ -110,5 +110,6 @@ def test_links_are_followed_to_their_headings() -> None:
 
 def test_only_what_is_volatile_may_differ() -> None:
     assert matches(["run 4x8k2m9qz7tb in 3.2s"], "run 1a2b3c4d5e6f in 10ms")
+    assert matches(["... bytes in a", "...m ago"], "29922 bytes in a\n3m ago")
     assert not matches(["exit 3"], "exit 4")
     assert not matches(["3 files"], "3 files\nand more")

@@ -26,17 +26,16 @@ _LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\
 _EXIT = re.compile(r"\[exit (\d+)\]")
 _END = "=====runner-page====="
 HOME = "/home/you"  # as pages write it
-_VOLATILE = (  # what differs between two runs of one command
-    (
-        r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?|\b\d\d:\d\d:\d\d(?:\.\d+)?",
-        "<time>",
-    ),
-    (r"(?<=127\.0\.0\.1:)\d+", "<port>"),
-    (r"\b(?=[a-z]*\d)[0-9a-hjkmnp-tv-z]{12}\b", "<id>"),
-    (r"\b[0-9a-f]{7,64}\b", "<digest>"),
-    (r"(?<![\w.])(?:\d+d)?(?:\d+h)?(?:\d+m)?\d+(?:\.\d+)? ?(?:ms|[smhd])(?!\w)", "<duration>"),
-    (r"(?<![\w.])\d+(?:\.\d+)? ?(?:[KMGTk]i?B?|bytes|B)(?!\w)", "<size>"),
-)
+_VOLATILE = {  # what differs between two runs of one command
+    "date": r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::[\d.]+)?(?:Z|[+-]\d\d:?\d\d)?)?",
+    "clock": r"\b\d\d:\d\d:\d\d(?:\.\d+)?",
+    "port": r"(?<=127\.0\.0\.1:)\d+",
+    "id": r"\b(?=[a-z]*\d)[0-9a-hjkmnp-tv-z]{12}\b",
+    "digest": r"\b[0-9a-f]{7,64}\b",
+    "duration": r"(?<![\w.])(?:\d+d)?(?:\d+h)?(?:\d+m)?\d+(?:\.\d+)? ?(?:ms|[smhd])(?!\w)",
+    "size": r"(?<![\w.])\d+(?:\.\d+)? ?(?:[KMGTk]i?B?|bytes|B)(?!\w)",
+}
+_ANY_VOLATILE = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _VOLATILE.items()))
 
 
 @dataclass(frozen=True)
@@ -156,18 +155,26 @@ class Answer:
 
 def matches(expected: Sequence[str], output: str) -> bool:
     """Whether an output is what a page shows, but for what is volatile; nothing shown fits anything."""
-    wanted = normal("\n".join(expected)).splitlines()
+    wanted = _squeezed("\n".join(expected)).splitlines()
     pattern = "".join(r"(?:.*\n)*?" if line == "..." else _pattern(line) + r"\n" for line in wanted)
-    return not wanted or re.fullmatch(pattern, normal(output) + "\n") is not None
+    return not wanted or re.fullmatch(pattern, _squeezed(output) + "\n") is not None
 
 
 def _pattern(line: str) -> str:
-    return ".*".join(re.escape(part) for part in line.split("..."))
+    return ".*".join(map(_literal, line.split("...")))
 
 
-def normal(text: str) -> str:
-    for pattern, name in _VOLATILE:
-        text = re.sub(pattern, name, text)
+def _literal(text: str) -> str:
+    """A pattern for a text in which anything of its kind may be in the place of what is volatile."""
+    pattern, end = "", 0
+    for found in _ANY_VOLATILE.finditer(text):
+        pattern += f"{re.escape(text[end : found.start()])}(?:{_VOLATILE[str(found.lastgroup)]})"
+        end = found.end()
+    return pattern + re.escape(text[end:])
+
+
+def _squeezed(text: str) -> str:
+    """Without blanks at the ends, and with one in place of several."""
     return "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
 
 
