@@ -181,7 +181,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     found = [str(value) for name, value in report.user_properties if name == "scenario"]
     stand_ins = [str(value) for name, value in report.user_properties if name == "stand-in"]
     skipped = report.skipped and not hasattr(report, "wasxfail") and not os.environ.get("CI")
-    if "Fake" not in stand_ins:
+    if FakeProvider.__name__ not in stand_ins:
         stand_ins = stand_ins if STORED & {value.partition("/")[0] for value in found} else []
     if found and report.when == "call" and stand_ins:
         _session.problems.add(f"{report.nodeid} is marked {', '.join(found)} and runs on a {', '.join(stand_ins)}")
