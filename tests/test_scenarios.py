@@ -156,7 +156,9 @@ def test_a_session_says_what_it_did_not_show(tmp_path: Path, workers: str, ci: s
         *("WSM-16", "WSM-19", "WSM-21", "LIF-25 (docker)"),
         *(["WSM-17"] if ci else []),
     }
-    assert [line for line in said if "runs on a" in line and line.endswith("is marked WSM-16/ and runs on a FakeProvider")]
+    assert [
+        line for line in said if "runs on a" in line and line.endswith("is marked WSM-16/ and runs on a FakeProvider")
+    ]
 
 
 def test_no_test_vanishes() -> None:

@@ -1,7 +1,7 @@
-"""What the host has opened behind a guest, or let be opened: commands, listeners and relayed connections.
+"""Channels to a guest: commands, listeners and relayed connections.
 
-Each knows what the guest has said of it, judges what it says next, and can tell a new connection what the last one
-may have lost. No input and no output.
+Each keeps what the guest has said of it, checks what it says next, and can tell a new connection what the last one may
+have lost. No input and no output.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from runner.guest._streams import Bell, Incoming, Outbox, Outgoing
 from runner.guest.framing import STDERR, STDOUT, Mark, Phase, Stage, State, Type, Violation
 
 _STAGES = {
-    Stage.NONE: "the guest does not say why",
+    Stage.NONE: "the guest gives no reason",
     Stage.REQUEST: "the guest refused the request",
-    Stage.FORK: "no process could be had",
+    Stage.FORK: "no process could be made",
     Stage.LIMITS: "its limits or its user could not be set",
     Stage.DIRECTORY: "its directory cannot be entered",
     Stage.LISTEN: "the port cannot be listened on",
@@ -29,11 +29,11 @@ _STAGES = {
 
 
 def _nobody_reads() -> Exception:
-    return trio.BrokenResourceError("nobody reads it any more")
+    return trio.BrokenResourceError("the reading side is closed")
 
 
 class Channel:
-    """``inputs`` and ``outputs`` are its streams into the workspace and out of it, by number."""
+    """``inputs`` are its streams into the workspace, ``outputs`` those out of it, by number."""
 
     inputs: tuple[Outgoing, ...] = ()
     outputs: tuple[Incoming, ...] = ()
@@ -47,24 +47,24 @@ class Channel:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it is left inside."""
+        """Whether nothing of the channel is left in the workspace."""
         return self._lost is not None
 
     def interrupt(self) -> None:
-        """The connection was lost."""
+        """Note that the connection was lost."""
         self.listed = False
         for stream in self.inputs:
             stream.interrupt()
 
     def resume(self) -> list[bytes]:
-        """What a new connection has to be told, once the guest has said all that it knows. Raises ``Violation``."""
+        """Return the frames for a new connection, once the guest has listed what it knows. Raises ``Violation``."""
         return [frame for stream in self.outputs for frame in stream.resume()]
 
     def hear_reset(self) -> None:
         raise Violation("a listener has no stream")
 
     def lose(self, fault: Callable[[], Exception]) -> None:
-        """The guest is lost."""
+        """Note that the guest is lost."""
         self._lost = self._lost or fault
         for outgoing in self.inputs:
             outgoing.finish(fault)
@@ -73,15 +73,15 @@ class Channel:
         self.changed.ring()
 
     def let_go(self) -> None:
-        """The guest is told to forget it, so nothing may be said of it any more."""
+        """End all streams: the guest forgets the channel, so nothing may be sent about it any more."""
         for outgoing in self.inputs:
             outgoing.finish(_nobody_reads)
         for incoming in self.outputs:
             incoming.finish()
 
 
-class Asked(Channel):
-    """What was asked for, and has a state. ``request`` is the frames that ask for it, ``name`` its name in messages."""
+class RequestedChannel(Channel):
+    """A command or listener, with a state. ``request`` is the frames that start it, ``name`` its name in messages."""
 
     def __init__(self, outbox: Outbox, id: int, request: bytes, name: str) -> None:
         super().__init__(outbox, id)
@@ -90,7 +90,7 @@ class Asked(Channel):
         self._request = request
         self._asked = False
         self._serial = 0
-        self._signals: list[tuple[int, int]] = []  # serial and number of those that are not known to be carried out
+        self._signals: list[tuple[int, int]] = []  # serial and number of those not yet confirmed
         self._failure = ""
 
     @property
@@ -104,21 +104,21 @@ class Asked(Channel):
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing more will be heard of it."""
+        """Whether the guest will send nothing more about it."""
         return self.over and all(stream.ended for stream in self.outputs)
 
     def ask(self) -> None:
         self._asked = self._outbox.say(self._request)
 
     async def started(self) -> None:
-        """Wait until the guest has taken it up. Raises ``ProviderFailed``, ``WorkspaceLost``."""
+        """Wait until the guest has accepted it. Raises ``ProviderFailed``, ``WorkspaceLost``."""
         while self.state is None:
             self.check()
             await self.changed.wait()
         self.check()
 
     def check(self) -> None:
-        """Raise what keeps it from ever ending."""
+        """Raise the failure or loss that keeps it from ever ending."""
         if self._failure:
             raise ProviderFailed(self._failure)
         if self._lost:
@@ -132,14 +132,14 @@ class Asked(Channel):
     def cancel(self) -> None:
         """Take back a request that no connection has carried."""
         if not self._asked and not self.over:
-            self._never()
+            self._mark_unsent()
 
     def farewell(self) -> list[bytes]:
-        """What makes the guest forget it, once it is over."""
+        """Return the frames that make the guest forget it, once it is over."""
         return [framing.frame(Type.FORGET, self.id)] if self._asked else []
 
     def hear(self, state: State) -> None:
-        """``STATE``. Raises ``Violation``."""
+        """Process a ``STATE``. Raises ``Violation``."""
         if not self._asked or state.serial > self._serial:
             raise Violation("a state of what was not asked for")
         if self.state is not None:
@@ -164,14 +164,14 @@ class Asked(Channel):
 
     def _ask_again(self) -> list[bytes]:
         if self.state is not None:
-            raise Violation("it has forgotten what it should keep")
+            raise Violation("the guest has forgotten a channel that it should keep")
         if self._signals:
-            self._never()
+            self._mark_unsent()
             return []
         self._asked = True
         return [self._request]
 
-    def _never(self) -> None:
+    def _mark_unsent(self) -> None:
         self._asked = False
         self.state = State(Phase.GONE, marks=Mark.UNKNOWN)
         self.let_go()
@@ -183,7 +183,7 @@ class Asked(Channel):
 
 
 def _check_progress(before: State, state: State, *, again: bool) -> None:
-    """``again``: this connection has not heard of it, and may hear what the last one said."""
+    """With ``again`` the state may repeat the last one, as it does first on a new connection."""
     known = (before.phase, before.serial)
     if (
         state.phase < before.phase
@@ -195,7 +195,7 @@ def _check_progress(before: State, state: State, *, again: bool) -> None:
         raise Violation("a command has failed to start and has run")
 
 
-class Command(Asked):
+class Command(RequestedChannel):
     """A running command, as the port's ``Process`` says."""
 
     def __init__(self, outbox: Outbox, id: int, request: bytes, name: str, word: str) -> None:
@@ -213,9 +213,9 @@ class Command(Asked):
         return self._exit is None and not self.over
 
     async def wait(self) -> Exit:
-        """How the main process ended; a program that cannot be run ends as a shell would. Any number of tasks may wait.
+        """Wait for the main process; a program that cannot be run exits as from a shell. Any number of tasks may wait.
 
-        Raises ``ProviderFailed`` when it could not be started, ``WorkspaceLost`` when that is not known any more.
+        Raises ``ProviderFailed`` when it could not be started, ``WorkspaceLost`` when its end is unknown.
         """
         if self._exit:
             await trio.lowlevel.checkpoint()
@@ -232,8 +232,8 @@ class Command(Asked):
     def hear_reset(self) -> None:
         self.stdin.finish(_nobody_reads)
 
-    def _never(self) -> None:
-        super()._never()
+    def _mark_unsent(self) -> None:
+        super()._mark_unsent()
         self._exit = Exit()
 
     def _fail(self, state: State) -> None:
@@ -256,8 +256,8 @@ def _exit(state: State) -> Exit:
     return Exit(signal=number & 0x7F) if number else Exit(code=code)
 
 
-class Listener(Asked):
-    """A port of the workspace's loopback whose connections come here."""
+class Listener(RequestedChannel):
+    """A port of the workspace's loopback whose connections are relayed to the host."""
 
     def __init__(
         self, outbox: Outbox, id: int, request: bytes, name: str, serve: Callable[[Relayed], Awaitable[None]]
@@ -272,7 +272,7 @@ class Listener(Asked):
 
     @property
     def runs(self) -> bool:
-        return False  # no process, so nothing that could end by itself
+        return False  # there is no process that could end by itself
 
 
 class Relayed(Channel):
@@ -287,21 +287,21 @@ class Relayed(Channel):
         self.inputs = (self._out,)
         self.outputs = (self._in,)
         self.closed = False
-        self._whole = False  # when it was closed, all that its other end said had been read
+        self._whole = False  # everything from the other end had been read when it was closed
 
     async def receive_some(self, max_bytes: int) -> bytes:
         """Empty at its end, or when the guest is lost. Raises ``trio.BrokenResourceError`` when it was reset."""
         return await self._in.receive_some(max_bytes)
 
     async def send_all(self, data: bytes) -> None:
-        """Raises what a command's standard input raises."""
+        """Send as to a command's standard input, with the same exceptions."""
         await self._out.send_all(data)
 
     async def send_eof(self) -> None:
         await self._out.aclose()
 
     async def aclose(self) -> None:
-        """Receive no more. What was sent arrives, and its end."""
+        """Stop receiving and send the end of file; data sent before still arrives."""
         self.close()
         await trio.lowlevel.checkpoint()
 
@@ -313,7 +313,7 @@ class Relayed(Channel):
             self._out.close()
 
     def farewell(self) -> list[bytes]:
-        """What ends a closed connection, once its other end has got everything; nothing until then."""
+        """Return the frames that end a closed connection, once its other end has received everything."""
         if not self.closed or not self._out.done:
             return []
         if self._whole:

@@ -1,8 +1,8 @@
 """The connection to a guest, made again when it is lost, and the table of what is open behind it.
 
-Two tasks serve a guest, one that receives and one that sends; what they change wakes whoever waits for it. Every
-frame is judged by what was said before: the guest may have been taken over by what runs in its workspace, and must
-then cost no more than that workspace. A lost guest is noted here and raised where somebody waits, never by the tasks.
+Two tasks serve a guest, one that receives and one that sends; their changes wake the tasks that wait for them. Every
+frame is checked against what was said before: the guest may be under the control of its workspace's commands, and must
+then harm nothing but that workspace. A lost guest is recorded here and raised where somebody waits, never in the tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import trio
 
 from runner.core.errors import WorkspaceLost
 from runner.guest import framing
-from runner.guest._channels import Asked, Channel, Listener, Relayed
+from runner.guest._channels import Channel, Listener, Relayed, RequestedChannel
 from runner.guest._streams import Bell, Incoming, Outbox
 from runner.guest.framing import (
     MAX_COMMANDS,
@@ -33,7 +33,7 @@ from runner.guest.framing import (
 
 _GREETING = 10.0  # seconds from a connection to the end of the guest's list
 _READ_BYTES = 1 << 18
-_TURN = 256  # frames of one chunk, before other tasks have theirs
+_TURN = 256  # frames of one chunk before other tasks get their turn
 
 _AT_FIRST = frozenset({Type.HELLO})
 _IN_LIST = frozenset({Type.STATE, Type.OPEN, Type.ACK, Type.RESET, Type.READY})
@@ -42,10 +42,10 @@ _OF_STREAMS = frozenset({Type.DATA, Type.EOF, Type.ACK})
 
 
 class Link:
-    """``kill_sandbox`` is called at most once, and then the guest is lost or about to be.
+    """``kill_sandbox`` is called at most once; the guest is then lost or about to be.
 
-    ``open_relayed`` is told of each new connection, after it is in the table; it answers whether anybody serves it.
-    ``nonce`` is what the guest knows its host by, when it has had a connection of another link before.
+    ``open_relayed`` is called with each new connection, once it is in the table, and says whether anybody serves it.
+    ``nonce`` identifies the host to a guest that was connected to another link before.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Link:
         # Of one connection:
         self._allowed = _AT_FIRST
         self._greeting = trio.CancelScope()
-        self._before = RELAY  # the last relayed connection that was heard of on an earlier one
-        self._strangers: set[int] = set()  # what the guest lists and we have let go
+        self._before = RELAY  # the last relayed connection that an earlier connection announced
+        self._strangers: set[int] = set()  # ids in the guest's list that the host has dropped
         self._hear: dict[Type, Callable[[Frame], None]] = {
             Type.HELLO: self._hear_hello,
             Type.STATE: self._hear_state,
@@ -94,22 +94,22 @@ class Link:
         self._last_id += 1
         return self._last_id
 
-    def ask(self, channel: Asked) -> None:
+    def ask(self, channel: RequestedChannel) -> None:
         """Start a command or a listener, now or when there is a connection. Raises ``WorkspaceLost``."""
         self.check()
         self._channels[channel.id] = channel
         channel.ask()
 
     def drop(self, channel: Channel, *farewell: bytes) -> None:
-        """Know nothing of it any more, and have the guest forget it."""
+        """Remove a channel from the table, and let the guest forget it."""
         if self._channels.pop(channel.id, None):
             self._relayed -= isinstance(channel, Relayed)
             channel.let_go()
             if farewell and not self.outbox.say(*farewell) and channel.listed:
-                self._strangers.add(channel.id)  # the list that is being told has it already
+                self._strangers.add(channel.id)  # the guest's list, now under way, has it already
 
     def settle(self, channel: Relayed) -> None:
-        """Let go of a closed connection once its other end has got everything."""
+        """Drop a closed connection once its other end has received everything."""
         if farewell := channel.farewell():
             self.drop(channel, *farewell)
 
@@ -119,7 +119,7 @@ class Link:
             kill()
 
     def lose(self, words: str, kind: type[WorkspaceLost] = WorkspaceLost) -> None:
-        """Nothing behind the guest lives any more, or can be known."""
+        """Record that the guest is lost, with the state of everything behind it."""
         if self.lost is None:
             self.lost, self._kind = words, kind
             self.outbox.close()
@@ -131,7 +131,7 @@ class Link:
             self._changed.ring()
 
     def check(self) -> None:
-        """Raises ``WorkspaceLost``."""
+        """Raise ``WorkspaceLost`` if the guest is lost."""
         if self.lost is not None:
             raise self._fault()
 
@@ -145,7 +145,7 @@ class Link:
             await self._changed.wait()
 
     async def ping(self) -> None:
-        """There and back. Raises ``WorkspaceLost``."""
+        """Wait for the answer to a ping. Raises ``WorkspaceLost``."""
         self.check()
         token = next(self._tokens)
         bell = self._pings[token] = Bell()
@@ -156,7 +156,7 @@ class Link:
     # --- connections ---
 
     async def serve(self, connect: Callable[[], Awaitable[trio.abc.Stream]]) -> None:
-        """Keep a connection until there is no other, or the guest is not to be trusted. Raises nothing."""
+        """Serve connections until there are no more, or the guest breaks the protocol. Raises nothing."""
         try:
             while True:
                 stream = await connect()
@@ -249,7 +249,7 @@ class Link:
         if channel is None and frame.id < RELAY and state.phase >= Phase.FAILED:
             if self._allowed is _IN_LIST:
                 self._note_stranger(frame.id)
-        elif isinstance(channel, Asked):
+        elif isinstance(channel, RequestedChannel):
             channel.hear(state)
         else:
             raise Violation("a state is about what has none")
@@ -316,7 +316,7 @@ class Link:
                 self.drop(channel)
 
     def _hear_ready(self, frame: Frame) -> None:
-        """The guest has said what it knows: tell it what it does not, and go on."""
+        """Answer the guest's list with what it lacks, and continue."""
         answer = [framing.frame(Type.RESET if id > RELAY else Type.FORGET, id) for id in self._strangers]
         for channel in list(self._channels.values()):
             if isinstance(channel, Relayed) and not channel.listed:
@@ -335,7 +335,7 @@ class Link:
         self._changed.ring()
 
     def _hear_pong(self, frame: Frame) -> None:
-        """An answer to a later ping is one to those before it."""
+        """Take an answer for its ping and all earlier ones."""
         value = framing.read_offset(frame.payload)
         if value not in self._pings:
             raise Violation("a PONG without a PING")

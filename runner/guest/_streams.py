@@ -1,7 +1,7 @@
-"""The host's ends of byte streams, and what is waiting to be sent to the guest. No input and no output.
+"""The host's ends of byte streams, and the queue of frames for the guest. No input and no output.
 
-Each end knows by offsets what the other side has got, so that a lost connection loses and doubles nothing;
-framing.py says the rules. Nothing here waits for a connection: the ``Outbox`` is emptied by whoever has one.
+Each end knows by offsets what the other side has received, so that a lost connection loses and repeats nothing;
+framing.py has the rules. Nothing here waits for a connection: whoever has one empties the ``Outbox``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from runner.guest.framing import MAX_CHUNK, MAX_RELAYED, OFFSET, WINDOW, Type, V
 
 _STEP = WINDOW // 4  # an acknowledgement of less waits for something else to be sent
 _BATCH_BYTES = 1 << 18
-_MAX_LEFT = WINDOW + (1 << 20)  # what a command can leave in the guest and in a pipe
+_MAX_LEFT = WINDOW + (1 << 20)  # as much as a command can leave in the guest and in a pipe
 _MAX_ANSWERS = 4 * MAX_RELAYED
 
 
 class Bell:
-    """Wakes all that wait for a change. Costs nothing while nobody does."""
+    """Wakes all tasks that wait for a change; costs nothing while there are none."""
 
     def __init__(self) -> None:
         self._event: trio.Event | None = None
@@ -38,9 +38,9 @@ class Bell:
 
 
 class Outbox:
-    """What is to be sent: small frames in their order, acknowledgements, then streams in turn.
+    """The queue to the guest: small frames in order, acknowledgements, then streams in turn.
 
-    Takes nothing while it is closed: what was said to a lost connection is found again in the state of the channels.
+    Accepts nothing while closed: the channels know what a lost connection has to be told again.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Outbox:
         self._filled.ring()
 
     def say(self, *frames: bytes) -> bool:
-        """Whether the frames were taken."""
+        """Queue frames; whether they were accepted."""
         if self._open:
             self._frames.extend(frames)
             self._filled.ring()
@@ -81,13 +81,13 @@ class Outbox:
         self._acknowledging.pop(stream, None)
 
     def add(self, stream: Outgoing) -> None:
-        """Give the stream its turns, until it has nothing more."""
+        """Send from the stream in its turns, until it has nothing more."""
         if self._open:
             self._streams[stream] = None
             self._filled.ring()
 
     async def next(self) -> bytes:
-        """What is to be sent now. Waits until there is something."""
+        """Wait for something to send, and return it."""
         while not (batch := self._collect()):
             await self._filled.wait()
         return batch
@@ -110,13 +110,13 @@ class Outbox:
         return b"".join(parts)
 
     async def has_room(self) -> None:
-        """Wait while a guest that does not read has been given too many answers."""
+        """Wait while too many answers are queued for a guest that does not read."""
         while len(self._frames) > _MAX_ANSWERS:
             await self._emptied.wait()
 
 
 class Incoming:
-    """A stream out of the workspace. What was received before it ended or was lost can be read, then end of file."""
+    """A stream out of the workspace. Bytes received before its end or loss can be read, then end of file."""
 
     def __init__(self, outbox: Outbox, id: int, stream: int) -> None:
         self._outbox = outbox
@@ -124,8 +124,8 @@ class Incoming:
         self._stream = stream
         self._buffer = bytearray()
         self._received = 0
-        self._next = 0  # what has to come next on this connection: less than received while bytes come twice
-        self._told = 0  # the last acknowledgement
+        self._next = 0  # the next offset on this connection: less than received while bytes are repeated
+        self._acknowledged = 0
         self._end: int | None = None
         self._finished = False
         self._keeping = False
@@ -133,7 +133,7 @@ class Incoming:
         self._bell = Bell()
 
     async def receive_some(self, max_bytes: int) -> bytes:
-        """At most ``max_bytes``; empty at end of file. Cancelling loses nothing."""
+        """Receive at most ``max_bytes``; empty at end of file. Cancelling loses nothing."""
         if self._buffer or self.ended:
             await trio.lowlevel.checkpoint()
         while not self._buffer and not self.ended:
@@ -152,18 +152,18 @@ class Incoming:
 
     @property
     def whole(self) -> bool:
-        """Whether its own end has come, and all before it was read."""
+        """Whether its end of file has come, and everything before was read."""
         return self._end is not None and not self._buffer
 
     def take(self, payload: bytes | memoryview) -> None:
-        """``DATA``. Raises ``Violation``."""
+        """Process ``DATA``. Raises ``Violation``."""
         if self._finished:
-            return  # on its way when we gave it up
+            return  # sent before the guest knew that nobody reads
         offset = framing.read_offset(payload)
         end = offset + len(payload) - OFFSET.size
         if not self._next <= offset <= self._received:
             raise Violation("bytes of a stream are missing, or come twice")
-        if end > self._told + WINDOW or (self._end is not None and end > self._end):
+        if end > self._acknowledged + WINDOW or (self._end is not None and end > self._end):
             raise Violation("a stream has more bytes than it may")
         self._next = end
         if end > self._received:
@@ -174,7 +174,7 @@ class Incoming:
             self._bell.ring()
 
     def take_end(self, length: int) -> None:
-        """``EOF``. Raises ``Violation``."""
+        """Process ``EOF``. Raises ``Violation``."""
         if self._finished:
             return
         if not self._next <= length == self._received:
@@ -185,15 +185,15 @@ class Incoming:
         self._bell.ring()
 
     def acknowledgement(self) -> bytes:
-        self._told = self._position
-        return framing.offset(Type.ACK, self._id, self._stream, self._told)
+        self._acknowledged = self._position
+        return framing.offset(Type.ACK, self._id, self._stream, self._acknowledged)
 
     def resume(self) -> list[bytes]:
-        """What a new connection has to be told of it."""
+        """Return the frames for a new connection."""
         if self._finished:
             return []
         frame = self.acknowledgement()
-        self._next = self._told
+        self._next = self._acknowledged
         return [frame]
 
     @property
@@ -202,11 +202,11 @@ class Incoming:
         return passed + (passed == self._end)
 
     def _passed_on(self) -> None:
-        if not self._finished and (ahead := self._position - self._told):
+        if not self._finished and (ahead := self._position - self._acknowledged):
             self._outbox.acknowledge(self, overdue=ahead >= _STEP)
 
     async def complete(self) -> None:
-        """Now that its writers are gone, take what they have left, whether or not anybody reads it meanwhile."""
+        """Receive the rest once the writers are gone, whether or not anybody reads it."""
         self._keeping = True
         self._keep()
         while not self.ended:
@@ -218,7 +218,7 @@ class Incoming:
         self._passed_on()
 
     def finish(self, last: bytes = b"", *, fault: Callable[[], Exception] | None = None) -> None:
-        """Nothing more comes but ``last``. Readers get the fault, if there is one, unless the stream has ended."""
+        """End the stream with ``last``. Readers get ``fault``, if given, unless the stream has ended already."""
         if not self.ended:
             self._fault = fault
         self._finished = True
@@ -234,9 +234,9 @@ class Outgoing:
         self._outbox = outbox
         self._id = id
         self._buffer = bytearray()  # from ``_start`` to ``_end``
-        self._start = 0  # what is acknowledged and was sent, on this connection too
+        self._start = 0  # offset up to which all is acknowledged and was sent on this connection
         self._acked = 0
-        self._sent = 0  # on this connection, the end included
+        self._sent = 0  # on this connection, including the end
         self._most = 0  # ever
         self._end = 0
         self._closed = False
@@ -245,10 +245,10 @@ class Outgoing:
         self._bell = Bell()
 
     async def send_all(self, data: bytes) -> None:
-        """Returns when all is on its way; when cancelled, some of it may be.
+        """Queue all of ``data``; when cancelled, some of it may be queued.
 
-        Raises ``trio.BrokenResourceError`` when nobody reads it any more, ``trio.ClosedResourceError``
-        after its end, ``WorkspaceLost`` when the guest is lost.
+        Raises ``trio.BrokenResourceError`` when the reading side is closed, ``trio.ClosedResourceError`` after
+        ``close``, ``WorkspaceLost`` when the guest is lost.
         """
         await trio.lowlevel.checkpoint()
         self._check()
@@ -265,7 +265,7 @@ class Outgoing:
                 self._check()
 
     async def aclose(self) -> None:
-        """Say its end; no error for one that nobody reads."""
+        """Send the end of file; no error when the reading side is closed."""
         self.close()
         await trio.lowlevel.checkpoint()
 
@@ -280,11 +280,11 @@ class Outgoing:
 
     @property
     def done(self) -> bool:
-        """Whether the other side has passed on its end."""
+        """Whether the other side has passed on the end of file."""
         return self._closed and self._acked > self._end
 
     def next(self) -> bytes:
-        """The next frame; empty when there is none."""
+        """Return the next frame; empty when there is none."""
         if self._fault or self._sent >= self._end + self._closed:
             return b""
         at = self._sent - self._start
@@ -298,7 +298,7 @@ class Outgoing:
         return frame
 
     def take(self, acked: int) -> None:
-        """``ACK``. Raises ``Violation``."""
+        """Process ``ACK``. Raises ``Violation``."""
         least = self._acked if self._fresh else self._acked + 1
         if not least <= acked <= self._most:
             raise Violation("an acknowledgement goes back, or beyond what was sent")
@@ -308,17 +308,17 @@ class Outgoing:
         self._bell.ring()
 
     def interrupt(self) -> None:
-        """The connection was lost: the first acknowledgement of the next may be the last of this."""
+        """Note a lost connection: the next one may repeat the last acknowledgement."""
         self._fresh = True
 
     def resume(self) -> None:
-        """Send again from what is acknowledged."""
+        """Send again from the acknowledged offset."""
         self._sent = self._acked
         self._trim()
         self._outbox.add(self)
 
     def finish(self, fault: Callable[[], Exception]) -> None:
-        """Nobody reads it any more; whoever writes gets the fault."""
+        """Close the reading side; further writes raise ``fault``."""
         if not self._fault:
             self._fault = fault
             self._buffer.clear()
@@ -326,13 +326,13 @@ class Outgoing:
             self._bell.ring()
 
     def _trim(self) -> None:
-        # What is acknowledged may be ahead of what was sent again; within a connection nothing is left out.
+        # The acknowledged offset may be ahead of what was sent again; a connection must not skip bytes.
         if (size := min(self._acked, self._sent, self._end) - self._start) > 0:
             del self._buffer[:size]
             self._start += size
 
     def _check(self) -> None:
         if self._closed:
-            raise trio.ClosedResourceError("its end was said")
+            raise trio.ClosedResourceError("the stream is closed")
         if self._fault:
             raise self._fault()

@@ -9,5 +9,4 @@ from runner.core.compiled_programs import Program as Program
 
 
 def find(folder: Path = compiled_programs.FOLDER) -> Program | None:
-    """As ``programs.find``."""
     return compiled_programs.find("guest", folder)

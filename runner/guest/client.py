@@ -1,4 +1,4 @@
-"""What providers use of a guest: commands, listeners, and the ladder that ends them. The connection is ``_link``'s."""
+"""A guest as providers use it: commands, listeners, and the stages of stopping them. ``_link`` has the connection."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from runner.core.errors import Escaped, ProviderFailed, WorkspaceLost
 from runner.core.model import StopStage
 from runner.core.sanitize import sanitize
 from runner.guest import framing
-from runner.guest._channels import Asked, Command, Listener, Relayed
+from runner.guest._channels import Command, Listener, Relayed, RequestedChannel
 from runner.guest._link import Link
 from runner.guest.framing import MAX_RELAYED, Request, Shield
 from runner.ports.provider import KILL_GRACE
 
-_LEFT_GRACE = 1.0  # seconds for the rest of a tree that was sent TERM, once its main process has obeyed
+_LEFT_GRACE = 1.0  # seconds for the descendants after TERM, once the main process has ended
 
 __all__ = ["Command", "Guest", "Listener", "Relayed", "open_guest"]
 
@@ -30,16 +30,15 @@ async def open_guest(
     kill_sandbox: Callable[[], None],
     nonce: bytes | None = None,
 ) -> AsyncIterator[Guest]:
-    """Serve a guest for the length of the block; with the block's end it is lost, and ends with all that it runs.
+    """Serve a guest for the length of the block; at its end the guest is lost, and ends with all that it runs.
 
-    ``connect`` is awaited for the first connection, and again for each that is lost; it raises ``WorkspaceLost`` when
-    there is no other. ``what`` names the workspace in messages. ``kill_sandbox`` is called, at most once, for a guest
-    that breaks the protocol or does not end what it should. A guest that is to be served again, by another process
-    perhaps, must have been given the same ``nonce``, and have run nothing. Raises ``WorkspaceLost`` when no guest
-    answers.
+    ``connect`` is awaited for the first connection, and again after each lost one; it raises ``WorkspaceLost`` when
+    there will be no other. ``what`` names the workspace in messages. ``kill_sandbox`` is called, at most once, for a
+    guest that breaks the protocol or does not end its processes. A guest that another process has served before must
+    get the same ``nonce``, and have run nothing. Raises ``WorkspaceLost`` when no guest answers.
     """
     failure: BaseException | None = None
-    serving = trio.CancelScope(shield=True)  # cancelling the block stops its commands, and for that it takes a guest
+    serving = trio.CancelScope(shield=True)  # a cancelled block still needs the guest to stop its commands
 
     async def serve() -> None:
         with serving:
@@ -59,18 +58,18 @@ async def open_guest(
     except BaseExceptionGroup as group:
         if len(group.exceptions) > 1:
             raise
-        failure = group.exceptions[0]  # the block's own, that the nursery has wrapped
+        failure = group.exceptions[0]  # the block's own, wrapped by the nursery
     if failure is not None:
         raise failure
 
 
 class Guest:
-    """One guest, and every command that runs behind it."""
+    """A guest with its commands and listeners."""
 
     def __init__(
         self, nursery: trio.Nursery, what: str, kill_sandbox: Callable[[], None], nonce: bytes | None = None
     ) -> None:
-        self.link = Link(what, kill_sandbox, self._open_relayed, nonce)
+        self.link = Link(what, kill_sandbox, self._serve_connection, nonce)
         self._nursery = nursery
         self._what = what
         self._hurried = False
@@ -79,17 +78,17 @@ class Guest:
 
     @property
     def shield(self) -> Shield:
-        """What stands between commands and the guest."""
+        """The protection of the guest from its commands."""
         return self.link.shield
 
     def hurry(self) -> None:
-        """From now on nothing that is being stopped has any grace."""
+        """End the grace of everything that is being stopped, now and later."""
         self._hurried = True
         for scope in self._graces:
             scope.cancel()
 
     async def ping(self) -> float:
-        """Seconds there and back. Raises ``WorkspaceLost``."""
+        """Return the round-trip time in seconds. Raises ``WorkspaceLost``."""
         start = trio.current_time()
         await self.link.ping()
         return trio.current_time() - start
@@ -98,23 +97,23 @@ class Guest:
     async def exec(
         self, request: Request, *, grace: float, on_stop: Callable[[StopStage], None] | None = None
     ) -> AsyncIterator[Command]:
-        """Have a command started, and own its process tree for the length of the block.
+        """Start a command, and own its process tree for the length of the block.
 
-        The block does not wait for the start: what keeps the command from it is raised by ``wait``.
+        The block does not wait for the start: ``wait`` raises if it fails.
 
-        What is left of the tree when the block ends, or is cancelled, is ended: TERM and ``grace`` seconds when the
-        main process still runs (one second for the others once it has obeyed), KILL, and after ``KILL_GRACE`` the
-        whole sandbox. ``on_stop`` is told of each that is needed, as it begins. Raises ``ProviderFailed`` for what
-        cannot be asked for, ``WorkspaceLost``, and ``Escaped`` when even the sandbox does not end.
+        When the block ends or is cancelled, the rest of the tree is stopped: TERM and ``grace`` seconds if the main
+        process still runs (one second for its descendants once it has ended), KILL, and after ``KILL_GRACE`` the whole
+        sandbox. ``on_stop`` is called as each of these stages begins. Raises ``ProviderFailed`` for a request that is
+        invalid, ``WorkspaceLost``, and ``Escaped`` when even the sandbox does not end.
         """
         id = self.link.new_id()
         word = request.argv[0]
         name = f"`{sanitize(word)}` in `{sanitize(request.cwd)}` of {self._what}"
         try:
-            asking = framing.execute(id, request)
+            frames = framing.execute(id, request)
         except ValueError as error:
             raise ProviderFailed(f"{name} cannot be started: {error}") from error
-        command = Command(self.link.outbox, id, asking, name, word)
+        command = Command(self.link.outbox, id, frames, name, word)
         self.link.ask(command)
         try:
             yield command
@@ -125,9 +124,9 @@ class Guest:
     async def listen(self, port: int, serve: Callable[[Relayed], Awaitable[None]]) -> AsyncIterator[Listener]:
         """Listen on the workspace's loopback for the length of the block; port 0 takes any (see ``Listener.port``).
 
-        ``serve`` gets each connection, in a task of the guest's; the connection is closed when that returns, and reset
-        when it raises or when the block ends. A connection that breaks, or a lost guest, ends ``serve`` quietly.
-        Raises ``ProviderFailed`` when the port cannot be had, ``WorkspaceLost``.
+        ``serve`` gets each connection in a task of its own; the connection is closed when it returns, and reset when it
+        raises or the block ends. A broken connection or a lost guest ends ``serve`` silently. Raises ``WorkspaceLost``,
+        and ``ProviderFailed`` when the port is taken.
         """
         id = self.link.new_id()
         listener = Listener(self.link.outbox, id, framing.listen(id, port), f"port {port} in {self._what}", serve)
@@ -139,10 +138,10 @@ class Guest:
             try:
                 await self._end(listener, 0, None)
             finally:
-                for scope in listener.scopes:  # there are no new ones now
+                for scope in listener.scopes:  # no new ones can come now
                     scope.cancel()
 
-    async def _end(self, asked: Asked, grace: float, on_stop: Callable[[StopStage], None] | None) -> None:
+    async def _end(self, asked: RequestedChannel, grace: float, on_stop: Callable[[StopStage], None] | None) -> None:
         asked.cancel()
         if not asked.quiet:
             with trio.CancelScope(shield=True):
@@ -152,7 +151,7 @@ class Guest:
                         await stream.complete()
         self.link.drop(asked, *asked.farewell())
 
-    async def _stop(self, asked: Asked, grace: float, tell: Callable[[StopStage], None]) -> None:
+    async def _stop(self, asked: RequestedChannel, grace: float, tell: Callable[[StopStage], None]) -> None:
         if asked.runs:
             tell(StopStage.TERM)
             asked.send_signal(signal.SIGTERM)
@@ -177,8 +176,8 @@ class Guest:
             pid = asked.state.pid if asked.state else "unknown"
             raise Escaped(f"{asked.name} (process {pid} there) still lives, and so does the sandbox around it")
 
-    def _open_relayed(self, listener: Listener, relayed: Relayed) -> bool:
-        if self._served >= MAX_RELAYED:  # those whose connections are gone may take a while to notice
+    def _serve_connection(self, listener: Listener, relayed: Relayed) -> bool:
+        if self._served >= MAX_RELAYED:  # tasks of closed connections may take a while to end
             return False
         self._served += 1
         scope = trio.CancelScope()
@@ -200,6 +199,6 @@ class Guest:
                     self.link.reset(relayed)
 
 
-async def _over(asked: Asked) -> None:
+async def _over(asked: RequestedChannel) -> None:
     while not asked.over:
         await asked.changed.wait()

@@ -19,7 +19,7 @@ from runner.core.sanitize import printable_path
 from runner.policy.names import NAME_BYTES, PATH_BYTES, Kind, judge_name, may_offend
 from runner.policy.paths import PathPolicy, State, fold, matcher, oversized
 from runner.safefs import listing, safe_open
-from runner.safefs.listing import SETID, Chunk, Lister, Odd
+from runner.safefs.listing import SETID, Chunk, Lister, SpecialEntry
 
 _STRIDE = 1_000  # entries between two questions whether to stop
 _SPECIAL = {"p": "FIFO", "s": "socket", "c": "character device", "b": "block device"}
@@ -52,7 +52,7 @@ def scan(
     limit_entries: int = 2_000_000,
     limit_violations: int = 1_000,
     should_stop: Callable[[], bool] = lambda: False,
-    open_lister: OpenLister = listing.opened,
+    open_lister: OpenLister = listing.open_lister,
 ) -> ScanResult:
     """Walk everything below ``root`` but the ``skip_top`` entries, and judge each entry.
 
@@ -116,7 +116,7 @@ class _Walk:
         self._lister.ask("", _Place("", self._forbidden.root, None))
         try:
             for place, chunk in self._lister:
-                self._count(chunk.files + len(chunk.odd))
+                self._count(chunk.files + len(chunk.special))
                 self._judge(place, chunk)
         except _Stopped as reason:
             self.truncated = True
@@ -135,11 +135,11 @@ class _Walk:
         self.files += chunk.files
         self.bytes += chunk.bytes
         self._judge_names(place, chunk.names)
-        for odd in chunk.odd:
-            if stat.S_ISDIR(odd.mode):
-                self._directory(place, odd.name)
+        for entry in chunk.special:
+            if stat.S_ISDIR(entry.mode):
+                self._directory(place, entry.name)
             else:
-                self._odd(place, odd)
+                self._special_entry(place, entry)
         if chunk.error:
             rule = "mount" if chunk.error == errno.EXDEV else "unreadable"
             self._add(place.path, rule, os.strerror(chunk.error))
@@ -177,26 +177,26 @@ class _Walk:
         if enter:
             self._lister.ask(path, _Place(path, self._forbidden.enter(place.state, name), pattern))
 
-    def _odd(self, place: _Place, odd: Odd) -> None:
-        path = place.at(odd.name)
-        if stat.S_ISREG(odd.mode):
-            self._odd_file(path, odd)
-        elif not stat.S_ISLNK(odd.mode):
-            kind = stat.filemode(odd.mode)[0]
+    def _special_entry(self, place: _Place, entry: SpecialEntry) -> None:
+        path = place.at(entry.name)
+        if stat.S_ISREG(entry.mode):
+            self._special_file(path, entry)
+        elif not stat.S_ISLNK(entry.mode):
+            kind = stat.filemode(entry.mode)[0]
             self._add(path, "special-file", _SPECIAL.get(kind, "changed during the scan"))
-        elif leaves_tree(path.count("/"), odd.target):
-            self._add(path, "link-outside", printable_path(odd.target))
-        self._judge_name(place, odd.name, "file" if stat.S_ISREG(odd.mode) else "link")
+        elif leaves_tree(path.count("/"), entry.target):
+            self._add(path, "link-outside", printable_path(entry.target))
+        self._judge_name(place, entry.name, "file" if stat.S_ISREG(entry.mode) else "link")
 
-    def _odd_file(self, path: str, odd: Odd) -> None:
+    def _special_file(self, path: str, entry: SpecialEntry) -> None:
         self.files += 1
-        self.bytes += odd.size
-        if odd.size > self._max_file_size:
-            violation = oversized(path, odd.size, self._max_file_size)
+        self.bytes += entry.size
+        if entry.size > self._max_file_size:
+            violation = oversized(path, entry.size, self._max_file_size)
             self._add(path, violation.rule, violation.detail)
-        if odd.mode & SETID:
+        if entry.mode & SETID:
             self._add(path, "setuid")
-        if odd.foreign:
+        if entry.foreign:
             self._add(path, "mount")
 
     def _add(self, path: str, rule: str, detail: str = "") -> None:

@@ -1,8 +1,8 @@
-"""Directories below a root that an agent could write, listed with what a scan asks of every entry.
+"""Listing of directories below a root that an agent may write, with what a scan needs of every entry.
 
-Compiled programs do it, one a processor, where this installation has them; elsewhere Python does, with the same
-results and three times as slowly; the first few entries always, since programs take longer to start. Everything is
-reached as ``runner.safefs.safe_open`` says, no file is opened, and of a wide directory only a part is held at a time.
+Compiled workers list, one for each processor, where this installation has them; elsewhere Python does, with the same
+results and three times as slowly. Python always lists the first few entries, since workers take longer to start.
+Directories are opened as in ``safe_open``, files are not, and only a part of a large directory is in memory at a time.
 All calls block: use a thread.
 """
 
@@ -28,18 +28,18 @@ from runner.safefs import safe_open
 T = TypeVar("T")
 SETID = stat.S_ISUID | stat.S_ISGID
 
-_FEW = 500  # entries after which programs are worth their start
-_WIDE = 1_000  # entries of one directory that Python holds at a time
-_MOST_WORKERS = 4  # what one interpreter can judge of the answers
+_FEW = 500  # entries after which workers are worth starting
+_BATCH = 1_000  # entries of one directory in memory at a time
+_MAX_WORKERS = 4  # as many answers as one interpreter can process
 _PACKET = 1 << 16
-_REQUESTS = 64, 4096  # at most so many in a packet, and bytes before the last of them
+_MAX_REQUESTS = 64, 4096  # of a packet: their number, and bytes before the last of them
 _CHUNK = struct.Struct("=QIIIIiI")  # `struct chunk` of lister.c
-_ODD = struct.Struct("=QIHHII")  # `struct odd`
+_SPECIAL = struct.Struct("=QIHHII")  # `struct odd`
 _NUMBER = struct.Struct("=I")
 
 
-class Odd(NamedTuple):
-    """An entry that is not as a file should be; of a directory ``mode`` is the type alone."""
+class SpecialEntry(NamedTuple):
+    """An entry that is not a plain file; of a directory ``mode`` is the type alone."""
 
     name: str
     mode: int
@@ -49,23 +49,23 @@ class Odd(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A part of a directory. A file as it should be is regular, no larger than asked, and has no setuid or setgid.
+    """A part of a directory. A plain file is regular, not larger than asked, and has no setuid or setgid bit.
 
-    ``names`` holds those files with a slash before each and behind the last. ``error`` is the errno that ended the
+    ``names`` holds the plain files with a slash before each and after the last. ``error`` is the errno that ended the
     listing of the directory, else 0.
     """
 
     files: int
     bytes: int
     names: str
-    odd: list[Odd]
+    special: list[SpecialEntry]
     error: int
 
 
 class Lister(Protocol, Generic[T]):
-    """Iterate to get what was asked, in any order, and ask for more meanwhile; it ends when all is answered.
+    """Iterate to receive answers, in any order, and ask for more meanwhile; it ends when all is answered.
 
-    Raises ``OSError`` when a program ended before its time.
+    Raises ``OSError`` when a worker ended early.
     """
 
     def ask(self, path: str, about: T) -> None:
@@ -75,33 +75,35 @@ class Lister(Protocol, Generic[T]):
 
 
 @contextmanager
-def opened(top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
-    """A lister below the descriptor ``top`` for the block; ``most`` bytes a file, ``skipped`` names at the top."""
+def open_lister(top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
+    """Open a lister below the descriptor ``top``; ``most`` is for bytes of a file, ``skipped`` for names at the top."""
     program = compiled_programs.find("lister")
     if program is None or safe_open.opener() is not safe_open.open_in_kernel:
-        yield _Here(top, most, frozenset(skipped))
+        yield _InProcessLister(top, most, frozenset(skipped))
     else:
         with ExitStack() as stack:
-            first: _Here[Any] = _Here(top, most, frozenset(skipped), few=_FEW)
-            yield _Growing(first, lambda: stack.enter_context(compiled(program.path, top, most, skipped)))
+            first: _InProcessLister[Any] = _InProcessLister(top, most, frozenset(skipped), few=_FEW)
+            yield _AdaptiveLister(
+                first, lambda: stack.enter_context(open_worker_lister(program.path, top, most, skipped))
+            )
 
 
 @contextmanager
-def in_python(top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
-    yield _Here(top, most, frozenset(skipped))
+def open_in_process_lister(top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
+    yield _InProcessLister(top, most, frozenset(skipped))
 
 
 @contextmanager
-def compiled(program: Path, top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
-    count = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
+def open_worker_lister(program: Path, top: int, most: int, skipped: Sequence[str]) -> Iterator[Lister[Any]]:
+    count = min(len(os.sched_getaffinity(0)), _MAX_WORKERS)
     with ExitStack() as stack:
-        yield _Spread([stack.enter_context(_worker(program, top, most, skipped)) for _ in range(count)])
+        yield _WorkerLister([stack.enter_context(_worker(program, top, most, skipped)) for _ in range(count)])
 
 
-class _Growing(Generic[T]):
-    """Listing by programs once the first has seen enough to make their start worth it."""
+class _AdaptiveLister(Generic[T]):
+    """Lists in this process first, and by workers once there are enough entries."""
 
-    def __init__(self, first: _Here[T], start: Callable[[], Lister[T]]) -> None:
+    def __init__(self, first: _InProcessLister[T], start: Callable[[], Lister[T]]) -> None:
         self._first, self._start = first, start
         self._lister: Lister[T] = first
 
@@ -117,8 +119,8 @@ class _Growing(Generic[T]):
             yield from self._lister
 
 
-class _Here(Generic[T]):
-    """Listing by this interpreter, of at most about ``few`` entries; what it has not begun is left ``waiting``."""
+class _InProcessLister(Generic[T]):
+    """Lists in this process, about ``few`` entries at most; requests that it has not begun are left ``waiting``."""
 
     def __init__(self, top: int, most: int, skipped: frozenset[str], few: float = math.inf) -> None:
         self._top, self._most, self._skipped = top, most, skipped
@@ -148,33 +150,33 @@ class _Here(Generic[T]):
                 raise OSError(errno.EXDEV, path)
             with os.scandir(descriptor) as listing:
                 kept = listing if path else (entry for entry in listing if entry.name not in self._skipped)
-                while entries := list(islice(kept, _WIDE)):
+                while entries := list(islice(kept, _BATCH)):
                     self._left -= len(entries)
-                    if self._left < 0:  # at the first part of a directory, for `few` is less than one
+                    if self._left < 0:  # only at the first part of a directory, since `few` is smaller than a part
                         return
                     yield self._part(descriptor, entries)
         finally:
             os.close(descriptor)
 
     def _part(self, descriptor: int, entries: list[os.DirEntry[str]]) -> Chunk:
-        names, odd, size = [""], [], 0
+        names, special, size = [""], [], 0
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                odd.append(Odd(entry.name, stat.S_IFDIR, 0, foreign=False, target=""))
+                special.append(SpecialEntry(entry.name, stat.S_IFDIR, 0, foreign=False, target=""))
                 continue
             found = entry.stat(follow_symlinks=False)
             foreign = found.st_dev != self._device
             if not stat.S_ISREG(found.st_mode) or found.st_size > self._most or found.st_mode & SETID or foreign:
                 target = os.readlink(entry.name, dir_fd=descriptor) if stat.S_ISLNK(found.st_mode) else ""
-                odd.append(Odd(entry.name, found.st_mode, found.st_size, foreign, target))
+                special.append(SpecialEntry(entry.name, found.st_mode, found.st_size, foreign, target))
             else:
                 names.append(entry.name)
                 size += found.st_size
-        return Chunk(len(names) - 1, size, "/".join([*names, ""]), odd, 0)
+        return Chunk(len(names) - 1, size, "/".join([*names, ""]), special, 0)
 
 
 class _Worker:
-    """A running program. It has at most two packets of requests, so that neither side waits for the other's reading."""
+    """A worker process. It has at most two packets of requests, so that neither side blocks on the other's reading."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
@@ -192,7 +194,7 @@ class _Worker:
 
 @contextmanager
 def _worker(program: Path, top: int, most: int, skipped: Sequence[str]) -> Iterator[_Worker]:
-    """A program of its own process group, so that the terminal's signals are for us alone."""
+    """Start a worker in a process group of its own, so that signals of the terminal do not reach it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
@@ -207,8 +209,8 @@ def _worker(program: Path, top: int, most: int, skipped: Sequence[str]) -> Itera
             os.waitpid(pid, 0)
 
 
-class _Spread(Generic[T]):
-    """Listing by programs."""
+class _WorkerLister(Generic[T]):
+    """Lists by workers."""
 
     def __init__(self, workers: list[_Worker]) -> None:
         self._workers = {worker.channel.fileno(): worker for worker in workers}
@@ -230,13 +232,13 @@ class _Spread(Generic[T]):
                 worker = self._workers[descriptor]
                 packet = worker.channel.recv(_PACKET)
                 if not packet:
-                    raise OSError(errno.EPIPE, "the program that lists directories has ended")
+                    raise OSError(errno.EPIPE, "the directory lister has ended")
                 yield from self._answers(worker, packet)
 
     def _feed(self, worker: _Worker) -> None:
         if not worker.ready or not self._waiting:
             return
-        most, most_bytes = _REQUESTS
+        most, most_bytes = _MAX_REQUESTS
         share = min(most, len(self._waiting) // (2 * len(self._workers)) + 1)
         packet, requests = bytearray(), 0
         while requests < share and len(packet) < most_bytes:
@@ -250,14 +252,14 @@ class _Spread(Generic[T]):
     def _answers(self, worker: _Worker, packet: bytes) -> Iterator[tuple[T, Chunk]]:
         at = 0
         while at < len(packet):
-            size, request, files, names, odd, status, _ = _CHUNK.unpack_from(packet, at)
+            size, request, files, names, special, status, _ = _CHUNK.unpack_from(packet, at)
             start = at + _CHUNK.size
-            at = start + names + odd
+            at = start + names + special
             chunk = Chunk(
                 files,
                 size,
                 os.fsdecode(packet[start : start + names] + b"/"),
-                _odd(packet, start + names, at),
+                _special_entries(packet, start + names, at),
                 max(status, 0),
             )
             if status == -1:
@@ -267,12 +269,12 @@ class _Spread(Generic[T]):
                 yield self._asked.pop(request), chunk
 
 
-def _odd(packet: bytes, at: int, end: int) -> list[Odd]:
+def _special_entries(packet: bytes, at: int, end: int) -> list[SpecialEntry]:
     found = []
     while at < end:
-        size, mode, name, target, foreign, _ = _ODD.unpack_from(packet, at)
-        at += _ODD.size
+        size, mode, name, target, foreign, _ = _SPECIAL.unpack_from(packet, at)
+        at += _SPECIAL.size
         texts = os.fsdecode(packet[at : at + name]), os.fsdecode(packet[at + name : at + name + target])
-        found.append(Odd(texts[0], mode, size, bool(foreign), texts[1]))
+        found.append(SpecialEntry(texts[0], mode, size, bool(foreign), texts[1]))
         at += name + target
     return found

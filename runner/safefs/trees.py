@@ -1,4 +1,4 @@
-"""Work on whole trees that an agent may have shaped: never through a link, however deep, whatever its modes.
+"""Operations on whole trees that an agent may have written: never through a link, at any depth, whatever the modes.
 
 Blocking; call it in a worker thread, and only while nothing runs in the tree.
 """
@@ -23,10 +23,10 @@ UIDS = 1 << 24
 
 @cache
 def can_chown() -> bool:
-    """Whether this process is root over the users that workspaces are given to.
+    """Whether this process is root over the users of workspaces.
 
-    Root in a user namespace of one user, as in ``unshare -r`` or a small container, is not: it is then
-    treated as the ordinary user that it is outside.
+    Root in a user namespace of one user, as in ``unshare -r`` or a small container, is not, and is treated as the
+    ordinary user that it is outside.
     """
     if os.geteuid() != 0:
         return False
@@ -43,15 +43,13 @@ def flush(volume: Path) -> None:
 
 
 def remove(top: Path) -> list[str]:
-    """Remove a tree; what could not be removed, with its reason. A tree that is not there is removed.
+    """Remove a tree, and return what could not be removed, with reasons. A missing tree is no error.
 
-    What another file system has that is mounted in it stays.
-
-    Directories found inside are first moved up to the top, so that neither depth nor the length of a
-    path matters, and a few descriptors are enough.
+    File systems that are mounted in it stay. Directories inside are first moved up to the top, so that neither depth
+    nor path length matters, and a few descriptors are enough.
     """
     try:
-        fd = _entered(top)
+        fd = _open_writable(top)
     except FileNotFoundError:
         return []
     left: list[str] = []
@@ -65,7 +63,7 @@ def remove(top: Path) -> list[str]:
                 if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
                     os.unlink(name, dir_fd=fd)
                     continue
-                within = _entered(name, fd)
+                within = _open_writable(name, fd)
                 try:
                     _check_same(within, fd)
                     for inner in _empty(within):
@@ -86,10 +84,10 @@ def remove(top: Path) -> list[str]:
 
 
 def _empty(fd: int) -> Iterator[str]:
-    """Unlink everything in a directory but its directories, and make those ready to be moved."""
+    """Unlink everything in a directory but its directories, and yield those once they can be moved."""
     for entry in list(os.scandir(fd)):
         if entry.is_dir(follow_symlinks=False):
-            within = _entered(entry.name, fd)
+            within = _open_writable(entry.name, fd)
             try:
                 _check_same(within, fd)
             finally:
@@ -104,8 +102,8 @@ def _check_same(within: int, fd: int) -> None:
         raise OSError(errno.EBUSY, "another file system is mounted there")
 
 
-def _entered(name: Path | str, above: int | None = None) -> int:
-    """A descriptor of a directory, made its owner's to change first. ``chmod`` by name would follow a link."""
+def _open_writable(name: Path | str, above: int | None = None) -> int:
+    """Open a directory after making it writable for its owner. ``chmod`` by name would follow a link."""
     found = os.open(name, os.O_PATH | DIRECTORY, dir_fd=above)
     try:
         os.chmod(f"/proc/self/fd/{found}", 0o700)
@@ -126,8 +124,10 @@ def chown_tree(top: Path, uid: int) -> None:
 
 
 def _walk(top: Path) -> Iterator[tuple[int, list[os.DirEntry[str]]]]:
-    """Yield each directory below ``top``, open, with its entries. Goes up by "..", so that one descriptor is enough
-    however deep the tree is, and nothing may move in it meanwhile."""
+    """Yield each directory of a tree, open, with its entries.
+
+    Goes up by "..", so that one descriptor is enough at any depth; nothing may move in the tree meanwhile.
+    """
     fd = os.open(top, DIRECTORY)
     levels: list[list[str]] = []
     try:
@@ -152,13 +152,13 @@ def _replace(directory: int, name: str) -> int:
 
 
 def chown(path: Path | int, uid: int) -> None:
-    """Make one entry belong to ``uid`` and its group; an ordinary user keeps the group that it has."""
+    """Make one entry belong to ``uid`` and the group of that number; for an ordinary user the group stays."""
     os.chown(path, uid, uid if can_chown() else -1)
 
 
 MAX_COPY_BYTES = 256 << 20
 MAX_COPY_FILES = 10_000
-OWN_LOG = re.compile(r"triage_.*\.log", re.DOTALL)  # beside an agent's output: by these names the last run is known
+OWN_LOG = re.compile(r"triage_.*\.log", re.DOTALL)  # the runner's own, beside an agent's output
 
 
 def copy_out(
@@ -166,28 +166,28 @@ def copy_out(
 ) -> list[str]:
     """Copy the regular files of an untrusted tree into a directory, replacing files of the same name.
 
-    With ``only`` nothing but what has one of these names at its top; and never the files with these paths (``but``).
+    With ``only``, entries of the top with other names are left out; the files with the paths ``but`` always are.
 
-    Returns what stayed behind, with the reason: links, special files, all that is over the limits; on the way
-    ``to_people`` also names that a terminal could obey or not show, and at the top those of the runner's own logs.
-    Nothing is followed on either side: a link or directory in the way of a file stays, and is named.
+    Returns what was not copied, with reasons: links, special files, everything beyond the limits. With ``to_people``
+    also names with control characters, and at the top names of the runner's own logs. Follows no link on either side:
+    a link or directory in the way of a file stays, and is returned.
     """
     to.mkdir(parents=True, exist_ok=True)
     copier = _Copier(only, but, to_people=to_people)
     copier.copy(os.open(source, DIRECTORY), os.open(to, DIRECTORY), "")
-    return copier.behind
+    return copier.left_out
 
 
 class _Copier:
     def __init__(self, only: Collection[str] | None, but: Collection[str], *, to_people: bool) -> None:
-        self.behind: list[str] = []
+        self.left_out: list[str] = []
         self._only = only
         self._but = but
         self._to_people = to_people
         self._bytes = self._files = 0
 
     def copy(self, source: int, to: int, place: str) -> None:
-        """One directory; closes both descriptors. Recursion is bounded by the limit on depth."""
+        """Copy one directory and close both descriptors. Recursion is bounded by the limit on depth."""
         try:
             for entry in sorted(os.scandir(source), key=lambda e: e.name):
                 name = f"{place}{entry.name}"
@@ -199,7 +199,7 @@ class _Copier:
                 except OSError as error:
                     reason = error.strerror
                 if reason:
-                    self.behind.append(f"{name!r}: {reason}")
+                    self.left_out.append(f"{name!r}: {reason}")
         finally:
             os.close(source)
             os.close(to)
@@ -231,7 +231,7 @@ def _unfit(name: str, place: str) -> str | None:
 
 
 def _copy_file(name: str, source: int, to: int, limit: int) -> int:
-    """Through a new file renamed into place, so that a reader never sees half of it; how many bytes it has."""
+    """Copy through a new file that is renamed into place, so that readers never see half of it; returns its size."""
     half = f".{token_hex(8)}"
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=source)
     with open(descriptor, "rb") as reading:
@@ -259,7 +259,7 @@ def _copy_bytes(reading: BinaryIO, writing: BinaryIO, limit: int) -> int:
 
 
 def bytes_on_disk(top: Path) -> int:
-    """What a tree takes, links not followed and files with several names in it counted once."""
+    """Return the disk usage of a tree, counting files with several names once and following no link."""
     seen: set[tuple[int, int]] = set()
     size = 0
     for status in _statuses(top):

@@ -55,11 +55,11 @@ def measure(action: Callable[[], object]) -> tuple[float, float]:
 
 
 def listed(root: Path) -> None:
-    with safe_open.open_directory(root) as top, listing.opened(top, POLICY.max_file_size, ()) as lister:
+    with safe_open.open_directory(root) as top, listing.open_lister(top, POLICY.max_file_size, ()) as lister:
         lister.ask("", "")
         for path, chunk in lister:
-            for odd in chunk.odd:
-                lister.ask(f"{path}/{odd.name}".removeprefix("/"), f"{path}/{odd.name}".removeprefix("/"))
+            for entry in chunk.special:
+                lister.ask(f"{path}/{entry.name}".removeprefix("/"), f"{path}/{entry.name}".removeprefix("/"))
 
 
 def main() -> None:
@@ -70,7 +70,9 @@ def main() -> None:
         actions: dict[str, Callable[[], object]] = {
             "scan": lambda: scan(root, POLICY, limit_entries=10 * files),
             "listed": lambda: listed(root),
-            "in Python": lambda: scan(root, POLICY, limit_entries=10 * files, open_lister=listing.in_python),
+            "in Python": lambda: scan(
+                root, POLICY, limit_entries=10 * files, open_lister=listing.open_in_process_lister
+            ),
         }
         if shutil.which("rg"):
             command = ["rg", "--files", "--hidden", "--no-ignore", folder]

@@ -364,7 +364,7 @@ async def test_a_program_that_cannot_be_run_ends_as_a_shell_would(number: int, e
     ("stage", "number", "words"),
     [
         (Stage.REQUEST, errno.EAGAIN, "the guest refused the request: Resource temporarily unavailable"),
-        (Stage.FORK, errno.ENOMEM, "no process could be had: Cannot allocate memory"),
+        (Stage.FORK, errno.ENOMEM, "no process could be made: Cannot allocate memory"),
         (Stage.LIMITS, errno.EPERM, "its limits or its user could not be set: Operation not permitted"),
         (Stage.DIRECTORY, errno.ENOENT, "its directory cannot be entered: No such file or directory"),
     ],
@@ -806,7 +806,7 @@ def list_of(*frames: bytes, nonce: bytes = b"the fake guest's") -> list[bytes]:
 LISTENING = state(2, State(Phase.RUNNING, pid=80))
 RESUMPTIONS = {
     "another guest": (list_of(nonce=bytes(16)), "another guest answers"),
-    "a command is missing": (list_of(LISTENING), "it has forgotten what it should keep"),
+    "a command is missing": (list_of(LISTENING), "the guest has forgotten a channel that it should keep"),
     "a phase goes down": (list_of(LISTENING, RUNNING), "a state goes back, or comes twice"),
     "a command twice": (list_of(LISTENING, exited(), exited()), "a state goes back, or comes twice"),
     "an ACK goes back": (list_of(LISTENING, exited(), ack(1)), "goes back, or beyond what was sent"),

@@ -29,9 +29,9 @@ def openers() -> Iterator[dict[str, OpenLister]]:
         def compiled(
             top: int, most: int, skipped: Sequence[str]
         ) -> AbstractContextManager[listing.Lister[tree_scan._Place]]:
-            return listing.compiled(program, top, most, skipped)
+            return listing.open_worker_lister(program, top, most, skipped)
 
-        yield {"in Python": listing.in_python, "compiled": compiled, "as installed": listing.opened}
+        yield {"in Python": listing.open_in_process_lister, "compiled": compiled, "as installed": listing.open_lister}
 
 
 @pytest.fixture(params=["in Python", "compiled"])

@@ -104,9 +104,9 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("hostile_tree", range(100, 110), indirect=True)
 def test_the_program_does_nothing_that_c_does_not_allow(hostile_tree: Path, sanitized: Path) -> None:
     def checked(top: int, most: int, skipped: Sequence[str]) -> AbstractContextManager[Lister[object]]:
-        return listing.compiled(sanitized, top, most, skipped)
+        return listing.open_worker_lister(sanitized, top, most, skipped)
 
-    openers = (checked, listing.in_python)
+    openers = (checked, listing.open_in_process_lister)
     both = [scan(hostile_tree, POLICY, limit_violations=1_000_000, open_lister=opener) for opener in openers]
 
     assert both[0] == both[1]
@@ -121,7 +121,7 @@ def test_every_lister_stops_at_the_limits(hostile_tree: Path, openers: dict[str,
 
 def test_a_program_that_ends_before_its_time_is_an_error(tmp_path: Path) -> None:
     def ended(top: int, most: int, skipped: Sequence[str]) -> AbstractContextManager[Lister[object]]:
-        return listing.compiled(Path("/bin/true"), top, most, skipped)
+        return listing.open_worker_lister(Path("/bin/true"), top, most, skipped)
 
     with pytest.raises(OSError, match=r"ended|Broken pipe|reset"):
         scan(tmp_path, POLICY, open_lister=ended)
