@@ -1,1 +1,1 @@
-"""The command line: ``main`` and one file a verb. Verbs import what they need when they run, not before."""
+"""Command line: ``main`` and one file a verb. Verbs import what they need when they run, not before."""

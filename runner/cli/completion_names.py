@@ -1,7 +1,7 @@
-"""What a shell completes that is only known when Tab is pressed, such as ids of runs.
+"""Names that a shell completes when Tab is pressed, such as ids of runs.
 
-A shell waits for it: directories and texts are looked at, and nothing is imported that reads manifests or the store,
-but for pools and projects, which are nowhere else. Of what cannot be read there is nothing to complete.
+The shell waits: only directories and texts are read, and no code for manifests or the store is imported, except for
+pools and projects, which are only there. What cannot be read completes to nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST = 1 << 20  # bytes of a text
 
 
 def runs(settings: Settings) -> Iterator[str]:
-    """The newest first, after the word for it."""
+    """Yield the newest runs, after ``last``."""
     yield "last"
     yield from _newest(settings.home / "runs")
 
@@ -32,7 +32,7 @@ def workspaces(settings: Settings) -> Iterator[str]:
 
 
 def names(settings: Settings) -> Iterator[str]:
-    """Of the runs in manifests."""
+    """Yield names of runs in manifests."""
     return _documents("IncidentRun")
 
 
@@ -41,7 +41,7 @@ def policies(settings: Settings) -> Iterator[str]:
 
 
 def contexts(settings: Settings) -> Iterator[str]:
-    """Of the kubeconfigs that are read unless another is named."""
+    """Yield contexts of the default kubeconfigs."""
     usual = Path(settings.variables.get("HOME", "/"), ".kube", "config")
     for file in (settings.variables.get("KUBECONFIG") or str(usual)).split(":"):
         for block in _CONTEXTS.findall(_text(Path(file))):

@@ -1,4 +1,4 @@
-"""The question that ``apply`` puts to a person at a terminal before anything is started."""
+"""Confirmation that ``apply`` asks of a person at a terminal before anything starts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def asks(args: Namespace, out: Output) -> bool:
-    """Whether to ask a person: not in a CI, nor without a terminal, nor of a saved plan, which was looked at."""
+    """Tell whether to ask: not in a CI, without a terminal, or for a saved plan, which was looked at."""
     if args.yes or args.path.suffix == ".json" or args.output != "text" or in_ci():
         return False
     return out.live and sys.stdin.isatty()
 
 
 async def agreed(planned: PlanResult, settings: Settings, out: Output) -> bool:
-    """Show what would be started, and what a person says to that; the end of input is a no.
+    """Show what would start, and return whether the person agrees; end of input means no.
 
-    Raises ``Rejected`` in place of a question when it would be refused anyway.
+    Raises ``Rejected`` instead when it would be refused anyway.
     """
     from runner.ops.planning.compare import compare
     from runner.ops.planning.refusals import outside_of, refuse

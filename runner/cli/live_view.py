@@ -1,8 +1,8 @@
-"""Watching runs closely: what happens, what their steps print as they print it, and lines that are always of now.
+"""Live view of runs: what happens, what steps print as they print it, and lines that are redrawn.
 
-What is printed is read from the logs on disk, so that a process which did not start a run shows the same, and a run
-never waits for who reads of it: what nobody takes is kept back, and of what is too much only the end is shown. A
-terminal that has gone takes nothing with it (``Output.outlive``): the runs go on unseen.
+Output is read from the logs on disk, so that a process which did not start a run shows the same, and a run never waits
+for its reader: unread output is kept back, and of too much only the end is shown. When the terminal goes away, the runs
+go on unseen (``Output.outlive``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _COLOURS = {"✓": 32, "✗": 31, "!": 33}
 
 
 class RunView(Protocol):
-    """How a kind of run is told of: ``runner.report.progress`` is one, and that of a triage another."""
+    """Renderer of a kind of run: ``runner.report.progress``, or ``runner.report.triage``."""
 
     def opening(self, record: RunRecord, header: Header, clock: Callable[[int], str]) -> Iterator[str]: ...
 
@@ -56,7 +56,7 @@ class RunView(Protocol):
 
 
 class WatchedRun:
-    """One run: its record so far, and what its step under way prints."""
+    """One run: its record so far, and the output of its current step."""
 
     def __init__(self, run: str, directory: Path, header: Header, say: Say | None) -> None:
         self.record = RunRecord(run)
@@ -73,7 +73,7 @@ class WatchedRun:
         self._step, self._count, self.doing = step, 0, ""
 
     def lines(self, *, ended: bool = False) -> Iterator[str]:
-        """What the step has printed since, with its name first; ``ended``: nothing will follow."""
+        """Return what the step printed since, with its name first; ``ended`` when nothing will follow."""
         if (printed := self._printed) is None:
             return
         if ended:
@@ -89,7 +89,7 @@ class WatchedRun:
                 yield f"   | [no more of it is shown here: runner runs logs {self.record.id} {self._step}]"
 
     def shows_end_of(self, step: str) -> bool:
-        """Whether the last lines that were shown are what made the step fail."""
+        """Tell whether the last lines shown are those that made the step fail."""
         failure = self.record.steps[step].failure
         if failure is None:
             return self._count <= _MOST
@@ -109,7 +109,7 @@ class WatchedRun:
 
 
 class Screen:
-    """A sink for runs, whose directories are below ``runs``. ``headers`` has what is known of them, by their names."""
+    """Sink for runs, whose directories are below ``runs``. ``headers`` has what is known of them, by name."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Screen:
             self._explain(watched, event.step)
 
     def _explain(self, watched: WatchedRun, step: str) -> None:
-        """Why a step failed, unless that stands right above."""
+        """Say why a step failed, unless that stands right above."""
         seen = not self._quiet and not self._wide and watched.shows_end_of(step)
         account = read_account(watched.record, watched.directory)
         if watched.header.incident is not None and self._face is triage:  # its manifest is none that a person wrote
@@ -168,7 +168,7 @@ class Screen:
         self._flush()
 
     def tick(self) -> None:
-        """Show what was printed since, and what is under way now."""
+        """Show what was printed since, and redraw the current lines."""
         for watched in self._watched.values():
             if watched.record.ended is None and len(self._waiting) < _WAITING:
                 self._take(watched, watched.lines())
@@ -202,20 +202,20 @@ class Screen:
         return f"{name:<{self._wide}} {line.removeprefix(f'{name} ')}"
 
     def _flush(self, *, all: bool = False) -> None:
-        """Write what is waiting, as long as it is taken at once."""
+        """Write what is waiting, as far as the terminal takes it at once."""
         while self._waiting and (all or self._out.ready):
             line = sanitize(self._waiting.popleft(), triage.WIDEST)
             self._out.line(_MARK.sub(_tinted, line) if self._out.redraws and self._out.manners.colour else line)
 
     def finish(self, record: RunRecord) -> None:
-        """The last block of a triage: how it ended."""
+        """Show the last block of a triage: how it ended."""
         header = self._scenes.get(record.name, triage.Header())
         found = result_of(record, header, self._runs / record.id)
         self.lines(["", *triage.closing(record, header, found)])
         self._flush(all=True)
 
     def close(self) -> None:
-        """Nothing is redrawn any more."""
+        """Stop redrawing."""
         self.tick()
         self._flush(all=True)
         self._out.now(())
@@ -233,7 +233,7 @@ async def open_screen(
     quiet: bool = False,
     raw: bool = False,
 ) -> AsyncIterator[Screen]:
-    """A screen that keeps itself up to date for the length of the block; ``raw`` shows output as it is."""
+    """Open a screen that updates itself during the block; ``raw`` shows output as it is."""
     from runner.ops.host.state import now_microseconds
 
     out.outlive()
@@ -254,7 +254,7 @@ async def open_screen(
 
 
 def result_of(record: RunRecord, header: Header, directory: Path) -> Result:
-    """The report of a run that has ended, as it was kept, where people find it, and what its agent said last."""
+    """Return the report of a run that has ended, its path, and the agent's last words."""
     from runner.ops.runs.previous_attempt import last_words
     from runner.safefs.safe_open import read_beneath
 
@@ -280,7 +280,7 @@ def _tinted(found: re.Match[str]) -> str:
 
 
 def _clipped(line: str, room: int) -> str:
-    """The beginning of a line, of so many columns at most."""
+    """Cut a line to so many columns."""
     line = line[:room]
     while columns(line) > room:
         line = line[:-1]
@@ -288,7 +288,7 @@ def _clipped(line: str, room: int) -> str:
 
 
 def _size(out: Output) -> tuple[int, int]:
-    """Columns and lines of the terminal."""
+    """Return columns and lines of the terminal."""
     try:
         size = os.get_terminal_size(out.stdout.fileno())
     except OSError:

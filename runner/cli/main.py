@@ -1,4 +1,4 @@
-"""The entry point: arguments to a verb, and the one place where every error becomes text and an exit code."""
+"""Entry point: arguments to a verb, and the one place where errors become text and an exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HELP = (("--help",), ("-h",))
 
 
 def _meant(arguments: Sequence[str]) -> Sequence[str]:
-    """The verbs that need a parser: the one that comes first, or all of them behind an option but for the version."""
+    """Return the verbs that need a parser: the first word, or all of them after an option other than the version."""
     if tuple(arguments) == ("--version",):
         return ()
     known = plugins.names(runner.cli.verbs)
@@ -36,9 +36,9 @@ def _meant(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _enter(arguments: Sequence[str]) -> Sequence[str]:
-    """Go where each leading ``-C DIR`` says, and return what follows them.
+    """Change to the directory of each leading ``-C DIR``, and return the other arguments.
 
-    As git does: every path that is given or shown is then relative to DIR.
+    As in git, every path that is given or shown is then relative to DIR.
     """
     while arguments and arguments[0].startswith("-C"):
         directory, arguments = arguments[0][2:], arguments[1:]
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str], out: Output) -> int:
 
 
 def _tell(out: Output, findings: Sequence[RunnerError]) -> None:
-    """Show them all; where no more file can be opened, and so nothing imported that would say it better, in short."""
+    """Show all errors; in short when files cannot be opened, and so nothing can be imported."""
     try:
         out.findings(findings)
     except OSError as error:
@@ -95,7 +95,7 @@ def _report_bug(out: Output) -> None:
 
 
 def entry() -> int:
-    """The program: a process of our own, so its collector and its libraries are ours to tune."""
+    """Run as a program: the process is our own, so collector and libraries are tuned for it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold secrets; what we start inherits it
     gc.set_threshold(200_000)  # importing makes much and drops little: one look at what a run imports takes 40 ms
     # Written, never read: no package that happens to be installed may hook into how manifests are validated.

@@ -1,4 +1,4 @@
-"""Where a verb writes: text for people on a terminal or in CI, one JSON value for programs."""
+"""Output of a verb: text for people on a terminal or in CI, one JSON value for programs."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ class Output:
 
     @property
     def live(self) -> bool:
-        """Whether standard output is a terminal."""
+        """Tell whether standard output is a terminal."""
         return self.stdout.isatty()
 
     @property
     def redraws(self) -> bool:
-        """Whether a person watches: then progress may be redrawn."""
+        """Tell whether progress may be redrawn, since a person watches."""
         return self.live and self.manners.redraw
 
     @property
     def ready(self) -> bool:
-        """Whether a line can be written without waiting for who reads it."""
+        """Tell whether a line can be written without waiting for the reader."""
         try:
             return bool(select.select([], [self.stdout], [], 0)[1])
         except (OSError, ValueError):  # text in memory is always taken
             return True
 
     def now(self, lines: Iterable[str]) -> None:
-        """Have these, each narrower than the terminal, stand below all that is said; none takes them away."""
+        """Keep these lines, each narrower than the terminal, below everything else; none removes them."""
         drawn = tuple(map(self.clean, lines))
         if drawn != self._drawn:
             self.stdout.write(self._erasing() + "\n".join(drawn))
@@ -62,9 +62,9 @@ class Output:
         return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (len(self._drawn) - 1)
 
     def outlive(self) -> None:
-        """From now on nothing ends because a stream cannot be written, as when a reader has gone or a disk is full.
+        """From now on ignore streams that cannot be written, when a reader has gone or a disk is full.
 
-        What is said there from then on goes nowhere. Whoever opened the streams keeps them open.
+        What is written there is lost. Whoever opened the streams keeps them open.
         """
         self.stdout, self.stderr = _lasting(self.stdout), _lasting(self.stderr)
 
@@ -72,7 +72,7 @@ class Output:
         self._tell(self._harmless(self.clean(text)))
 
     def json(self, value: object, *, indent: int | None = 2) -> None:
-        """A terminal gets no character to obey, a program one value: on one line without ``indent``."""
+        """Print JSON: escaped on a terminal, one value for programs; on one line without ``indent``."""
         text = self.clean(json.dumps(value, ensure_ascii=self.live, indent=indent))
         if self.manners.obeyed:
             from runner.report.github import quoted
@@ -81,26 +81,26 @@ class Output:
         self._tell(text)
 
     def commands(self, commands: Iterable[str], *, aside: bool = False) -> None:
-        """Workflow commands; ``aside`` on standard error, where GitHub reads them as well."""
+        """Print workflow commands; ``aside`` on standard error, where GitHub reads them as well."""
         for command in commands:
             print(self.clean(command), file=self.stderr if aside else self.stdout, flush=True)
 
     def findings(self, findings: Sequence[RunnerError]) -> None:
-        """Errors and warnings, on standard error, so that a plan's JSON stays JSON."""
+        """Print errors and warnings on standard error, so that JSON on standard output stays JSON."""
         if findings:
             from runner.report.diagnostics import render
 
             self.complain(render(findings, colour=self.stderr.isatty() and self.manners.colour))
 
     def raw(self, content: bytes) -> None:
-        """Bytes as they are, for a file or a pipe."""
+        """Write bytes as they are, for a file or a pipe."""
         with self._writing():
             self.stdout.flush()
             self.stdout.buffer.write(content)
             self.stdout.buffer.flush()
 
     def verbatim(self, text: str) -> None:
-        """Text with line breaks of its own, from which nothing needs to be taken out."""
+        """Print text with its own line breaks, which contains nothing to hide."""
         self._tell(text, end="")
 
     def _tell(self, text: str, *, end: str = "\n") -> None:
@@ -131,14 +131,14 @@ class Output:
 
 
 def to_nowhere(stream: TextIO | FileIO) -> None:
-    """What is still buffered must not raise again at exit."""
+    """Point the stream to nowhere, so that buffered text does not raise again at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 class _Lasting(FileIO):
-    """The end of a stream: one that cannot be written is left for nowhere, and one that is full is waited for."""
+    """Stream that survives: one that cannot be written is dropped, and one that is full is waited for."""
 
     def write(self, content: ReadableBuffer, /) -> int:
         try:
@@ -158,9 +158,9 @@ def _lasting(stream: TextIO) -> TextIO:
 
 
 def standard() -> Output:
-    """Standard output and error, made to survive any text: what the terminal cannot show is escaped.
+    """Open standard output and error for any text: what the terminal cannot show is escaped.
 
-    One that was closed before we began is nowhere.
+    A stream that was closed before the start goes nowhere.
     """
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()  # held there: they stay open

@@ -1,4 +1,4 @@
-"""The parser of every verb: what `--help` shows, and our own words for arguments that do not fit.
+"""Parser of every verb, its ``--help``, and errors for arguments in our own words.
 
 A verb's ``EXAMPLES`` serve all of its parsers: each shows those that begin with its own words.
 """
@@ -60,7 +60,7 @@ _WORDS = (
 
 class Parser(ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """The parser of a verb complains itself, so that the hint leads to the verb's help."""
+        """Let the verb's own parser complain, so that the hint leads to the verb's help."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown[0])
@@ -104,7 +104,7 @@ class Parser(ArgumentParser):
 
 
 class _Whole(Parser):
-    """The parser of ``runner`` itself, whose help shows the verbs in their groups."""
+    """Parser of ``runner`` itself, whose help shows the verbs in their groups."""
 
     def format_help(self) -> str:
         modules = {name: plugins.load(runner.cli.verbs, name) for name in plugins.names(runner.cli.verbs)}
@@ -119,7 +119,7 @@ class _Whole(Parser):
 
 
 def meant(word: str, choices: Sequence[str]) -> str | None:
-    """The hint for a near miss, or for another tool's word; ``None`` when there is neither."""
+    """Return the hint for a near miss, or for another tool's word; ``None`` when there is neither."""
     from difflib import get_close_matches
 
     for ours in _ELSEWHERE.get(word, ()):
@@ -132,7 +132,7 @@ def meant(word: str, choices: Sequence[str]) -> str | None:
 
 
 def parser_of(names: Iterable[str], *, summary: bool = False) -> ArgumentParser:
-    """The parser of these verbs; as a ``summary`` it knows none of their arguments."""
+    """Build the parser of these verbs; a ``summary`` has none of their arguments."""
     parser = _Whole(prog="runner", description="Plan, policy and proof for AI agents.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"runner {__version__}")
     parser.add_argument("-C", metavar="DIR", action=_Late, help="as if started in DIR; before the verb")
@@ -148,14 +148,14 @@ def parser_of(names: Iterable[str], *, summary: bool = False) -> ArgumentParser:
 
 
 class _Late(Action):
-    """``-C`` behind another option: the directory was to be entered before anything is read."""
+    """Refuse ``-C`` behind another option: the directory has to be entered before anything is read."""
 
     def __call__(self, parser: ArgumentParser, *_: object, **__: object) -> NoReturn:
         raise ArgumentError(self, "it comes first, as in `runner -C DIR plan`")
 
 
 def parsers(parser: ArgumentParser) -> Iterator[ArgumentParser]:
-    """A parser and those of its verbs, at any depth."""
+    """Yield a parser and those of its verbs, at any depth."""
     yield parser
     if parser._subparsers is not None:
         for action in parser._subparsers._group_actions:

@@ -1,4 +1,4 @@
-"""Watching an apply: what happens and what is printed, or the events themselves."""
+"""Plain view of an apply: what happens and what is printed, or the events themselves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def open_console(
     out: Output, form: str, plans: Sequence[RunPlan], settings: Settings, *, quiet: bool = False
 ) -> AsyncIterator[Sink]:
-    """The sink for one apply, in ``form`` text or jsonl. From here on the runs outlive who reads of them."""
+    """Open the sink for one apply, in ``form`` text or jsonl. From here on the runs outlive their reader."""
     if form == "jsonl":
         out.outlive()
         yield lambda recorded: out.json(ev.as_json(recorded), indent=None)
@@ -35,7 +35,7 @@ async def open_console(
 
 
 def show_ends(records: Sequence[RunRecord], settings: Settings, out: Output) -> None:
-    """How each run ended, and what a person does next."""
+    """Show how each run ended, and what a person does next."""
     from runner.artifacts.run_files import read_account
     from runner.core.sanitize import sanitize
     from runner.report.progress import ending

@@ -1,7 +1,7 @@
-"""What ``apply`` and its like leave for a CI: JUnit, a summary in Markdown, annotations, and the table of a matrix.
+"""Reports for a CI: JUnit, a summary in Markdown, annotations, and the table of a matrix.
 
-Written at the end, however that comes, from the events that a sink has seen: also of runs that failed or were stopped,
-and when an error of ours is why there are no more.
+They are written at the end from the events that a sink has seen, however the end comes: also for runs that failed or
+were stopped, and after an error of the runner itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def add_report_arguments(parser: ArgumentParser) -> None:
 
 
 class Reports:
-    """A sink, and the findings that annotations tell as well."""
+    """Sink that collects records, and the findings for annotations."""
 
     def __init__(self, args: Namespace, out: Output, settings: Settings) -> None:
         from runner.artifacts.published import OutputFile
@@ -59,7 +59,7 @@ class Reports:
         self._out.findings(findings)
 
     def accounts(self) -> list[Account]:
-        """Of the runs that were seen, in the order of the plan."""
+        """Return the runs that were seen, in plan order."""
         from runner.artifacts.run_files import read_account
 
         places = {name: place for place, name in enumerate(self.order)}
@@ -67,7 +67,7 @@ class Reports:
         return [read_account(record, self._settings.home / "runs" / record.id) for record in records]
 
     def write(self, failure: RunnerError | None) -> None:
-        """Write all that was asked for. Raises ``HostRefused`` when a file is not taken any more."""
+        """Write all requested reports. Raises ``HostRefused`` when a file cannot be written any more."""
         from runner.report import junit, markdown
 
         accounts = self.accounts()
@@ -91,7 +91,7 @@ class Reports:
         self._out.commands(listed(notes, "runner runs show RUN"), aside=self._aside)
 
     def _in_repository(self, note: Note) -> Note:
-        """With the place of a manifest as GitHub knows it, also when we were started further down."""
+        """Return the place of a manifest as GitHub knows it, also when started in a subdirectory."""
         from dataclasses import replace
 
         root = self._settings.ci.get("GITHUB_WORKSPACE")
@@ -101,7 +101,7 @@ class Reports:
         return note if relative.startswith("..") else replace(note, at=note.at._replace(file=relative))
 
     def _open_summary(self, path: Path | None) -> OutputFile | None:
-        """The file that was named; else GitHub's, to which every command of a step appends."""
+        """Open the named file; else GitHub's, to which every command of a step appends."""
         from runner.artifacts.published import OutputFile
         from runner.core.errors import ReportNotWritten
 
@@ -122,7 +122,7 @@ class Reports:
 
 @contextmanager
 def open_reports(args: Namespace, out: Output, settings: Settings) -> Iterator[Reports]:
-    """The reports of the block's runs; raises ``ReportNotWritten`` before it when one could not be written."""
+    """Open the reports of the block's runs. Raises ``ReportNotWritten`` at once if one cannot be written."""
     from runner.core.errors import RunnerError
 
     reports = Reports(args, out, settings)
@@ -140,7 +140,7 @@ def open_reports(args: Namespace, out: Output, settings: Settings) -> Iterator[R
 
 
 def show_comparisons(accounts: Sequence[Account], out: Output) -> None:
-    """A table of each matrix."""
+    """Show a table for each matrix."""
     from runner.report import compare
 
     for members in compare.groups(accounts).values():

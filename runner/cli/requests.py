@@ -1,4 +1,4 @@
-"""The arguments that plan and apply share, and the request that they make."""
+"""Arguments that plan and apply share, and the request made of them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def add_request_arguments(parser: ArgumentParser) -> None:
 
 
 def way_up() -> list[Path]:
-    """This directory and those above it, up to the top of the repository that it is in; only this one without any.
+    """Return this directory and those above it, up to the top of its repository; only this one without a repository.
 
-    They are relative to here, as they are then shown. No way leads through a directory of somebody else's, where
-    anybody may have put what is found: all belong to the owner of this directory, or to us.
+    Paths are relative to here, as they are shown. Directories must belong to the owner of this one, or to us: anybody
+    could have put manifests into others.
     """
     way = [Path()]
     try:
@@ -48,19 +48,21 @@ def way_up() -> list[Path]:
 
 
 def repository_of_here() -> Path | None:
-    """The top of the repository that we are in."""
+    """Return the top of the current repository."""
     top = way_up()[-1]
     return top.resolve() if os.path.lexists(top / ".git") else None
 
 
 def nearest_manifests() -> Path:
-    """The ``.runner`` of this directory, else the nearest above it in the repository; relative to here."""
+    """Return the ``.runner`` of this directory, else the nearest above it in the repository; relative to here."""
     places = [up / ".runner" for up in way_up()]
     return next((place for place in places if place.is_dir()), places[0])
 
 
 def manifests_of(args: Namespace) -> Path:
-    """Where the manifests are; ``-`` is standard input. Raises ``UsageError`` when the task would be that as well."""
+    """Return the path of the manifests; ``-`` is standard input. Raises ``UsageError`` when the task is that as
+    well.
+    """
     from runner.core.errors import UsageError
     from runner.manifest import STDIN
 
@@ -72,7 +74,7 @@ def manifests_of(args: Namespace) -> Path:
 
 
 def request_of(args: Namespace, settings: Settings, *, offline: bool = False) -> Request:
-    """Raises ``Rejected`` and ``UsageError`` when the task is not one."""
+    """Build the request. Raises ``Rejected`` and ``UsageError`` for an invalid task."""
     from runner.ops.planning.make_plan import Request
     from runner.ops.planning.task import read_task
 
@@ -81,7 +83,7 @@ def request_of(args: Namespace, settings: Settings, *, offline: bool = False) ->
 
 
 def _dollars(text: str | None) -> float | None:
-    """Raises ``UsageError`` for what is no sum of money."""
+    """Parse a sum of money. Raises ``UsageError``."""
     from runner.core.errors import UsageError
     from runner.core.sanitize import excerpt
 

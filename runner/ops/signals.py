@@ -1,4 +1,4 @@
-"""Signals that end work: of runs, which finalize at the first one, and of commands that can simply be cancelled."""
+"""Signals that stop work: of runs, which finalize at the first one, and of commands that can simply be cancelled."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ async def stop_at_signals(controls: Sequence[RunCancellation], task_status: trio
 
 
 def run_cancellable(work: Callable[[], Awaitable[T]]) -> T:
-    """Run some work; SIGINT and SIGTERM cancel it, and then it raises ``KeyboardInterrupt``.
+    """Run some work. SIGINT and SIGTERM cancel it, and then it raises ``KeyboardInterrupt``.
 
-    What the host refuses comes out as ``HostRefused``.
+    An ``OSError`` is raised as ``HostRefused``.
     """
 
     async def watched() -> T:

@@ -1,1 +1,1 @@
-"""What people and programs read of a finding, a plan and a run."""
+"""Reports: a finding, a plan and a run, as people and programs read them."""

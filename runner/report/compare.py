@@ -1,4 +1,4 @@
-"""Runs beside each other: the members of a matrix, or any. How each ended, what it took, and what it put out."""
+"""Compare runs side by side, members of a matrix or any others: how each ended, what it took, and its output."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _HEADS = ("member", "outcome", "time", "tokens", "cost", "commands", "sections",
 
 @dataclass(frozen=True)
 class Row:
-    """One run. ``None`` is what it has not, or nobody knows, such as a report, a price, or an agent's commands.
+    """One run. ``None`` stands for what it lacks, or is unknown: a report, a price, an agent's commands.
 
-    ``sections`` are those that the report has of the ``sections_wanted``.
+    ``sections`` counts those of ``sections_wanted`` that the report has.
     """
 
     run: str
@@ -69,7 +69,7 @@ def row_of(account: Account) -> Row:
 
 
 def groups(accounts: Sequence[Account]) -> Mapping[str, Sequence[Account]]:
-    """The members of each matrix that has several, in the order of the accounts."""
+    """Group the members of each matrix with several, in the order of the accounts."""
     found: dict[str, list[Account]] = {}
     for account in accounts:
         found.setdefault(account.group, []).append(account)
@@ -81,7 +81,7 @@ def document(rows: Sequence[Row]) -> Json:
 
 
 def text(rows: Sequence[Row]) -> str:
-    """A table for a terminal; ends without a line break. A column that is empty for all is left out."""
+    """Render a table for a terminal, without empty columns and without a final line break."""
     cells = [[sanitize(cell, WIDEST) for cell in line] for line in _table(rows)]
     widths = [max(columns(line[at]) for line in cells) for at in range(len(cells[0]))]
     return "\n".join(
@@ -91,7 +91,7 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table of Markdown, ending with a line break."""
+    """Render a table of Markdown, with a final line break."""
     head, *body = _table(rows)
     lines = [head, ["---"] * len(head), *body]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
@@ -121,7 +121,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _commands(row: Row) -> str:
-    """All that ran, and how many did not come to their end or were refused."""
+    """Count all that ran, and those that were cut off or refused."""
     if row.executed is None or row.denied is None or row.unfinished is None:
         return ""
     return f"{row.executed + row.unfinished}{others(row.denied, row.unfinished)}"

@@ -1,8 +1,8 @@
 """Findings for people, with the source line and a caret under the value, and for programs as JSON.
 
-Everything shown comes from files that others wrote: control, format and direction characters are
-escaped, tabs are spaces, long lines are windows around the value, and columns are counted as a
-terminal draws them, where East Asian characters take two.
+All of it comes from files that others wrote: control, format and direction characters are escaped, tabs become spaces,
+long lines a window around the value, and columns are counted as a terminal draws them, where East Asian characters take
+two.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _RESET, _BOLD, _RED, _YELLOW, _BLUE = "\x1b[0m", "\x1b[1m", "\x1b[1;31m", "\x1b[
 
 
 def render(findings: Sequence[RunnerError], *, colour: bool = False) -> str:
-    """All findings in the order of their places, with a blank line between them; ends without a line break."""
+    """Render all findings in the order of their places, with blank lines between and no final line break."""
     return "\n\n".join(_finding(finding, colour) for finding in in_order(findings))
 
 
 def as_json(finding: RunnerError) -> dict[str, object]:
-    """A finding as plain JSON. Lines and columns count from 1, columns in characters."""
+    """Convert a finding to plain JSON. Lines and columns count from 1, columns in characters."""
     return {
         "severity": finding.severity,
         "code": finding.code,
@@ -74,7 +74,7 @@ def _plain(text: str, code: str) -> str:
 
 
 def _snippet(place: Place, room: int) -> tuple[str, str, str]:
-    """A source line at most ``room`` columns wide, the space up to the value, and the carets below it."""
+    """Return a source line of at most ``room`` columns, the space up to the value, and the carets below it."""
     value = place.column - 1
     start = max(0, value - room)
     cells = [_cell(character) for character in place.text[start : value + room]]

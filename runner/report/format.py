@@ -1,4 +1,4 @@
-"""How numbers and outcomes are worded, once for all faces."""
+"""Wording of numbers and outcomes, the same in all reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STOP_STAGES = {StopStage.TERM: "TERM", StopStage.KILL: "KILL", StopStage.SANDBO
 
 
 def brief(text: str) -> str:
-    """A sentence whose commands, in backticks, are without the environment that they set, and not long."""
+    """Shorten a sentence, and drop from commands in backticks the environment that they set."""
     return _COMMAND.sub(lambda found: f"`{_shortened(found[2])}`", text)
 
 
@@ -38,14 +38,14 @@ def _shortened(command: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """``0.4s``, ``2m05s``, ``1h30m``; empty for ``None``."""
+    """Format seconds as ``0.4s``, ``2m05s``, ``1h30m``; empty for ``None``."""
     if seconds is None:
         return ""
     return f"{seconds:.1f}s" if seconds < 10 or (seconds < 60 and seconds % 1) else limit(seconds)
 
 
 def age(seconds: float) -> str:
-    """``40s``, ``7m``, ``3h``, ``12d``: how long ago, in its largest unit."""
+    """Format a time ago in its largest unit: ``40s``, ``7m``, ``3h``, ``12d``."""
     for unit, of in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= of:
             return f"{seconds // of:.0f}{unit}"
@@ -53,18 +53,18 @@ def age(seconds: float) -> str:
 
 
 def commands(seen: CommandsReportedByAgent) -> str:
-    """``17 commands, 1 of them cut, 2 refused``: 17 ran; what there is none of is left out."""
+    """Format ``17 commands, 1 of them cut, 2 refused``: 17 ran; zeros are left out."""
     ran = seen.executed + seen.unfinished
     return f"{ran} command{'s' * (ran != 1)}{others(seen.denied, seen.unfinished)}"
 
 
 def others(denied: int, cut: int) -> str:
-    """What follows the number of commands that ran: those whose end nobody saw, and those that never began."""
+    """Format what follows the number of commands that ran: those whose end nobody saw, and those that never started."""
     return f", {cut} of them cut" * bool(cut) + f", {denied} refused" * bool(denied)
 
 
 def size(count: int) -> str:
-    """``512M``, ``1.5G``: three significant figures at most."""
+    """Format bytes as ``512M``, ``1.5G``, with three significant figures at most."""
     number, unit = float(count), ""
     for larger in "KMGT":
         if number < 1024:
@@ -87,12 +87,12 @@ def limits(value: Limits) -> str:
 
 
 def isolation(seen: Isolation) -> str:
-    """What was read back from inside, in one line."""
+    """Format what was read back from inside the sandbox, in one line."""
     return f"uid {seen.uid}, {sandbox(seen)}"
 
 
 def sandbox(seen: Isolation) -> str:
-    """What commands are held to."""
+    """Format the limits of commands."""
     if seen.interfaces is None:
         network = "network of the host"
     else:
@@ -103,8 +103,10 @@ def sandbox(seen: Isolation) -> str:
 
 
 def usage(used: Usage) -> str:
-    """``9 requests, 48.1k tokens (12k of them cached), $0.31``; a price that is not known is left out, and of a model
-    that was refused ``nothing used``."""
+    """Format ``9 requests, 48.1k tokens (12k of them cached), $0.31``.
+
+    An unknown price is left out; a model that was refused has ``nothing used``.
+    """
     if used == Usage():
         return "nothing used"
     parts = [f"{used.requests} request{'s' * (used.requests != 1)}"] if used.requests else []
@@ -116,12 +118,12 @@ def usage(used: Usage) -> str:
 
 
 def cost(dollars: float) -> str:
-    """``$0.31``; what is no whole cent is not said to be free."""
+    """Format ``$0.31``; less than a cent is not shown as free."""
     return f"${dollars:.2f}" if dollars >= 0.01 or not dollars else "less than $0.01"
 
 
 def count(number: int) -> str:
-    """``512``, ``48.1k``, ``1.2M``: three significant figures at most."""
+    """Format ``512``, ``48.1k``, ``1.2M``, with three significant figures at most."""
     if number < 1000:
         return str(number)
     return f"{number / 1000:.3g}k" if number < 999_500 else f"{number / 1e6:.3g}M"
@@ -134,7 +136,7 @@ def stop_stage(reached: StopStageReached, left: float = 0.0) -> str:
 
 
 def columns(text: str) -> int:
-    """How many columns a terminal takes to draw printable text: East Asian characters take two, marks none."""
+    """Count the columns that a terminal takes for printable text: East Asian characters take two, marks none."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
@@ -145,7 +147,7 @@ def _columns(character: str) -> int:
 
 
 def wrapped(text: str, room: int) -> Iterator[str]:
-    """``text`` in lines of at most ``room`` columns, broken at spaces, and within a word only where it must be."""
+    """Wrap ``text`` to lines of at most ``room`` columns, at spaces, and inside a word only where necessary."""
     line, taken = "", 0
     for word in text.split(" "):
         wide = columns(word)

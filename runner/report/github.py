@@ -1,7 +1,7 @@
-"""Findings and failed runs as GitHub workflow commands, which become annotations on the lines of a pull request.
+"""Findings and failed runs as GitHub workflow commands, which become annotations on lines of a pull request.
 
-``harmless`` is for all else that is printed where GitHub, Azure Pipelines or TeamCity listen: whatever an agent writes
-commands nothing.
+``harmless`` is for everything else that is printed where GitHub, Azure Pipelines or TeamCity listen, so that nothing an
+agent writes is obeyed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Note:
 
 
 def commands(findings: Sequence[RunnerError]) -> Iterator[str]:
-    """One command a line, errors first, then a line that counts those that would not be shown."""
+    """Yield one command a line, errors first, then a line that counts those that would not be shown."""
     yield from listed([note_of(finding) for finding in in_order(findings)], "runner validate")
 
 
 def listed(notes: Sequence[Note], rest: str) -> Iterator[str]:
-    """As many of each severity as GitHub shows, errors first, and where the ``rest`` is."""
+    """Select as many of each severity as GitHub shows, errors first, and say where the ``rest`` is."""
     hidden = 0
     for severity in ("error", "warning"):
         chosen = [note for note in notes if note.severity == severity]
@@ -53,13 +53,13 @@ def note_of(finding: RunnerError) -> Note:
 
 
 def violations_of(account: Account) -> Iterator[Note]:
-    """What of a run's work broke policy, at the file of the repository."""
+    """Return annotations for what broke policy, at the file of the repository."""
     for violation in account.record.violations:
         yield Note("error", f"policy: {violation.rule}", excerpt(str(violation), MESSAGE), Place(violation.path, 1, 1))
 
 
 def notes_of(account: Account) -> Iterator[Note]:
-    """A run that did not succeed, at the manifest line of the step that decided it; and each warning."""
+    """Return annotations for a failed run, at the manifest line of the deciding step, and for each warning."""
     record = account.record
     if record.status not in (Status.SUCCEEDED, Status.SKIPPED):
         outcome = record.outcome
@@ -75,7 +75,9 @@ def notes_of(account: Account) -> Iterator[Note]:
 
 
 def harmless(text: str) -> str:
-    """A line in which no CI sees a command (``::``, ``##[``, ``##vso[``, ``##teamcity[``); ``quoted`` is for JSON."""
+    """Escape a line so that no CI sees a command (``::``, ``##[``, ``##vso[``, ``##teamcity[``); ``quoted`` for
+    JSON.
+    """
     head = text[: len(text) - len(text.lstrip())]
     if text.startswith("::", len(head)):
         text = f"{head}\\x3a{text[len(head) + 1 :]}"
@@ -83,12 +85,12 @@ def harmless(text: str) -> str:
 
 
 def quoted(document: str) -> str:
-    """A JSON text that says the same, and in which no CI sees a command: two of ``#`` are in strings only."""
+    """Rewrite JSON to an equal text in which no CI sees a command: ``##`` only occurs in strings."""
     return _BEGUN.sub(r"#\\u0023", document)
 
 
 def _place(account: Account, step: str) -> Place | None:
-    """The manifest line of a step, else of the run."""
+    """Return the manifest line of a step, else of the run."""
     for name in (step, ""):
         file, _, line = account.origins.get(name, "").rpartition(":")
         if file and line.isdigit():

@@ -1,4 +1,4 @@
-"""A run's record as JSON: ``run.json`` and ``runs show --output json``."""
+"""JSON of a run's record: ``run.json`` and ``runs show --output json``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FORMAT = "runner/run/v1"
 
 
 def record_document(record: RunRecord) -> Json:
-    """Everything that the fold knows; times in microseconds since the epoch, UTC."""
+    """Convert a record to JSON; times are microseconds since the epoch, UTC."""
     snapshot = record.snapshot
     return {
         "format": FORMAT,

@@ -1,9 +1,9 @@
-"""Runs as JUnit XML: a suite a run, a case a step, and a case for each thing that was verified.
+"""Runs as JUnit XML: a suite for each run, a case for each step and for each thing that was verified.
 
-Only what the schemas of Ant (windyroad) and of Jenkins (junit-10) both allow: no attribute of ``testsuites``, one
-child of a case at most, output in the text of a failure. ``error`` is a run that has not ended, ``failure`` all else
-that went wrong: a check that failed, and the step that it was in. Names of cases are the same in every
-run of a manifest, so that a CI can follow them.
+Uses only what the schemas of Ant (windyroad) and Jenkins (junit-10) both allow: no attributes of ``testsuites``, at
+most one child of a case, output as text of a failure. ``error`` is a run that has not ended; ``failure`` is everything
+else that went wrong, a check and the step that it was in. Case names are the same in every run of a manifest, so that a
+CI can follow them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST = 4096  # characters of a message or line
 
 
 def render(accounts: Sequence[Account], failure: RunnerError | None = None) -> str:
-    """The document of some runs. ``failure`` is what kept runs from starting or going on: a suite of its own."""
+    """Render the document of some runs. ``failure`` is what stopped runs from starting: a suite of its own."""
     suites = [_suite(number, account) for number, account in enumerate(accounts)]
     if failure is not None:
         suites.append(_refusal(len(suites), failure))
@@ -83,7 +83,7 @@ def _properties(account: Account) -> Iterator[tuple[str, str]]:
 
 
 def _cases(account: Account) -> Iterator[tuple[str, str]]:
-    """Each case, and whether it is an ``error``, a ``failure``, ``skipped`` or neither."""
+    """Yield each case, as an ``error``, a ``failure``, ``skipped`` or passed."""
     record = account.record
     for name, step in record.steps.items():
         checks = record.checks.get(name, ())
@@ -130,7 +130,7 @@ def _with_tail(text: str, tail: str) -> str:
 
 
 def _refusal(number: int, failure: RunnerError) -> str:
-    """A suite with a case for each finding."""
+    """Return a suite with a case for each finding."""
     findings = failure.findings if isinstance(failure, Rejected) else (failure,)
     wrong = [finding for finding in findings if finding.severity == "error"]
     cases = [_case("runner", f"{one.code} {one.at or ''}".strip(), None, "failure", _finding(one)) for one in wrong]
@@ -150,7 +150,7 @@ def _case(classname: str, name: str, seconds: float | None, kind: str, child: st
 
 
 def _wrong(tag: str, reason: str, message: str, text: str) -> str:
-    """A ``failure`` or an ``error``."""
+    """Return a ``failure`` or an ``error``."""
     return _element(tag, {"type": reason, "message": _line(message)}, escape(text))
 
 

@@ -1,7 +1,7 @@
 """Runs as Markdown, for the summary of a CI job or a ticket.
 
-What agents and their commands have written stands in code spans and fences only, so that nothing of it is a link, a
-picture, HTML or a heading.
+Text of agents and their commands only appears in code spans and fences, so that none of it is a link, a picture, HTML
+or a heading.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _TICKS = re.compile("`+")
 
 
 def render(accounts: Sequence[Account], failure: RunnerError | None = None, *, room: int = MOST) -> str:
-    """Some runs, and what kept others from starting; with a comparison of each matrix.
+    """Render runs, what kept others from starting, and a comparison of each matrix.
 
-    At most ``room`` bytes: what comes last is left out, which is said. ``""`` when there is no room at all.
+    At most ``room`` bytes: the end is left out, with a note. ``""`` when nothing fits.
     """
     parts = [] if failure is None else [_refusal(failure)]
     for group, members in compare.groups(accounts).items():
@@ -38,7 +38,7 @@ def render(accounts: Sequence[Account], failure: RunnerError | None = None, *, r
 
 
 def code(text: str) -> str:
-    """Foreign text as a code span."""
+    """Wrap foreign text in a code span."""
     shown = sanitize(text, _WIDEST).strip() or " "
     ticks = "`" * (1 + max(map(len, _TICKS.findall(shown)), default=0))
     padding = " " if "`" in shown else ""
@@ -57,7 +57,7 @@ def _within(parts: Iterable[str], room: int) -> str:
 
 
 def _run(account: Account) -> Iterator[str]:
-    """In parts that can be left out from the end."""
+    """Return a run in parts, of which the last can be left out."""
     record = account.record
     outcome = record.outcome
     taken = f" in {duration(record.seconds)}" if record.seconds is not None else ""
@@ -106,7 +106,7 @@ def _list(title: str, items: Sequence[str]) -> str:
 
 
 def fence(lines: Sequence[str]) -> str:
-    """Foreign lines as a fenced block, ending with a line break."""
+    """Wrap foreign lines in a fenced block, with a final line break."""
     shown = [escape_unprintable(line.expandtabs()[:_WIDEST]) for line in lines]
     longest = max((len(ticks) for line in shown for ticks in _TICKS.findall(line)), default=0)
     ticks = "`" * max(3, longest + 1)

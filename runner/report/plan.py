@@ -1,7 +1,7 @@
-"""A plan as a reviewer reads it: one table a run, nothing left out that decides anything.
+"""Plan as a reviewer reads it: one table a run, with everything that decides anything.
 
-Commands, branch names and paths come from files that others wrote: whatever a terminal could obey is
-escaped. Long cells are wrapped; only the last column, the manifest line, may go beyond the width.
+Commands, branch names and paths come from files that others wrote: whatever a terminal could obey is escaped. Long
+cells are wrapped; only the last column, the manifest line, may exceed the width.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WHOLE = 1 << 24  # characters: nothing is cut
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """What differs from an earlier plan; ``since`` names that one, and is ``None`` when there is none."""
+    """Differences from an earlier plan; ``since`` names it, and is ``None`` when there is none."""
 
     since: str | None
     changes: tuple[Change, ...]
@@ -49,7 +49,7 @@ class _Row:
 
 
 def render_plan(plan: Plan, *, width: int = 120, compared: Sequence[PlanComparison] = (), missing: int = 0) -> str:
-    """All runs of a plan, what differs, and a closing line with counts; ends without a line break.
+    """Render all runs of a plan, the differences, and a closing line with counts, without a final line break.
 
     ``missing`` is how many things this host lacks.
     """
@@ -60,9 +60,9 @@ def render_plan(plan: Plan, *, width: int = 120, compared: Sequence[PlanComparis
 
 
 def render_question(plan: Plan, *, compared: Sequence[PlanComparison] = (), most: int) -> str:
-    """What a person has to know before it is started: each run with what is new, the places, and the sums.
+    """Render what a person must know before a start: each run with its changes, the places, and the sums.
 
-    At most ``most`` runs, with as many lines each of what has changed.
+    At most ``most`` runs, each with as many changed lines.
     """
     width = max(columns(_safe(run.name)) for run in plan.runs[:most])
     pairs = list(zip(plan.runs, compared, strict=True))[:most]
@@ -85,7 +85,7 @@ def _asked(run: RunPlan, compared: PlanComparison, width: int, most: int) -> Ite
 
 
 def render_summary(plan: Plan, *, compared: Sequence[PlanComparison] = (), missing: int = 0) -> str:
-    """One line a run, the number of changes, and the closing line."""
+    """Render one line a run, the number of changes, and the closing line."""
     lines = [_safe(f"{_title(run, plan)}   {_place(run)}") for run in plan.runs]
     lines += (f"{len(one.changes)} change{_s(one.changes)} since {one.since}" for one in compared if one.since)
     return "\n".join([*lines, _closing(plan, missing)])
@@ -120,7 +120,7 @@ def _run(run: RunPlan, plan: Plan, width: int) -> Iterator[str]:
 
 
 def _rows(step: Step, run: RunPlan) -> Iterator[_Row]:
-    """A step, then what else holds for it, each with the line that decided it."""
+    """Yield a step and what else applies to it, each with the manifest line that decides it."""
     yield _Row(step.id, step.what, duration(step.deadline_seconds), _network(step, run), step.origin)
     if step.kind == "provision":
         yield from (_Row("", part, origin=origin) for origin, part in _limits(run))
@@ -136,7 +136,7 @@ def _rows(step: Step, run: RunPlan) -> Iterator[_Row]:
 
 
 def _version(step: Step, run: RunPlan) -> str:
-    """Which version of its CLI an agent has here, as far as that is known."""
+    """Return the version of an agent's CLI here, as far as it is known."""
     cli: CliVersion | None = getattr(step.body, "cli", None)
     if cli is None:
         elsewhere = Feature.TOOLCHAINS.value in run.origins or not getattr(step.body, "model", None)
@@ -145,7 +145,7 @@ def _version(step: Step, run: RunPlan) -> str:
 
 
 def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:
-    """Limits and network of the whole run, those of one manifest line together."""
+    """Return limits and network of the whole run, those of one manifest line together."""
     value = run.limits
     single = {
         "cpu": Limits(cpus=value.cpus),
@@ -163,7 +163,7 @@ def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:
 
 
 def _network(step: Step, run: RunPlan) -> str:
-    """The network that commands of a step have, and where nothing keeps them from more."""
+    """Return the network of a step's commands, and where nothing enforces it."""
     if not run.host_network or not step.mounts or step.network == "host":
         return step.network
     by = "" if len(run.host_network) == len(run.providers) else f" by {', '.join(run.host_network)}"
@@ -187,7 +187,7 @@ def _mounts(step: Step) -> Iterator[tuple[str, str]]:
 
 
 def _together(parts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """What has one origin in one text, in the order of the first of each."""
+    """Join texts of one origin, in the order of the first of each."""
     found: dict[str, list[str]] = {}
     for origin, part in parts:
         found.setdefault(origin, []).append(part)
@@ -237,7 +237,7 @@ def _sides(change: Change) -> tuple[object, ...]:
 
 
 def _texts(change: Change) -> tuple[str, str] | None:
-    """Both texts of a file, or of a value of several lines."""
+    """Return both texts of a file, or of a value of several lines."""
     old, new = change.texts if change.is_of_file else (_command(change.old), _command(change.new))
     both = ("" if change.old is None else old, "" if change.new is None else new)
     if not all(isinstance(text, str) for text in both) or not any("\n" in str(text) for text in both):
@@ -246,7 +246,7 @@ def _texts(change: Change) -> tuple[str, str] | None:
 
 
 def _file(change: Change) -> str:
-    """The name of a file that has changed, with its sizes where nobody knows what it was."""
+    """Return the name of a changed file, with sizes where its old text is unknown."""
     sides = [side for side in _sides(change) if isinstance(side, dict)]
     name = Path(str(sides[-1]["path"])).name
     if all(text is not None for text in change.texts):
@@ -255,7 +255,7 @@ def _file(change: Change) -> str:
 
 
 def _lines(old: str, new: str) -> Iterator[str]:
-    """What has changed in a text, the first of it: only so much is compared as takes no time."""
+    """Yield the first changed lines of a text; only as much is compared as is fast."""
     lefts, rights = old.splitlines(), new.splitlines()
     same = next((n for n, pair in enumerate(zip(lefts, rights, strict=False)) if pair[0] != pair[1]), None)
     start = max(0, (min(len(lefts), len(rights)) if same is None else same) - 1)
@@ -269,12 +269,12 @@ def _lines(old: str, new: str) -> Iterator[str]:
 
 
 def _command(value: object) -> object:
-    """A shell command as it is written, and any other value as it is."""
+    """Return a shell command as written, and any other value as it is."""
     return value[2] if isinstance(value, list) and value[:2] == ["sh", "-c"] and len(value) == 3 else value
 
 
 def _value(change: Change, value: object) -> str:
-    """A value of a change in JSON, its beginning; the absent one is nothing."""
+    """Return the start of a changed value in JSON; nothing for an absent one."""
     value = _command(value)
     if isinstance(value, str) and _DIGEST.fullmatch(value):
         value = f"{value[:19]}.."
@@ -297,7 +297,7 @@ def _closing(plan: Plan, missing: int) -> str:
 
 
 def _bounds(plan: Plan) -> str:
-    """``up to $36.00, over after 45m at the latest``."""
+    """Format ``up to $36.00, over after 45m at the latest``."""
     costs = [run.cost_usd for run in plan.runs]
     known = math.fsum(cost for cost in costs if cost is not None)
     free = costs.count(None)

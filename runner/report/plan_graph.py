@@ -1,7 +1,7 @@
-"""A plan as a picture: Mermaid for pages that render it, DOT for graphviz.
+"""Plan as a graph: Mermaid for pages that render it, DOT for graphviz.
 
-Nodes have numbers for names, and every label is escaped, since it may hold anything that a manifest can.
-A run's finalize phase begins after its work has ended, whatever the outcome: those edges are dotted.
+Nodes are numbered, and every label is escaped, since it may contain anything that a manifest can. A run's finalize
+phase begins after its work has ended, whatever the outcome: those edges are dotted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CUT = 120  # characters of a label
 
 
 def render_mermaid(plan: Plan) -> str:
-    """A Mermaid flowchart; ends without a line break."""
+    """Render a Mermaid flowchart, without a final line break."""
     lines = ["flowchart LR"]
     for r, run in enumerate(plan.runs):
         lines.append(f'  subgraph r{r}["{_mermaid(_title(run))}"]')
@@ -29,7 +29,7 @@ def render_mermaid(plan: Plan) -> str:
 
 
 def render_dot(plan: Plan) -> str:
-    """A DOT digraph; ends without a line break."""
+    """Render a DOT digraph, without a final line break."""
     lines = ["digraph plan {", "  rankdir=LR; compound=true; node [shape=box];"]
     for r, run in enumerate(plan.runs):
         lines.append(f'  subgraph cluster_r{r} {{ label="{_dot(_title(run))}";')
@@ -53,7 +53,7 @@ def _labels(run: RunPlan) -> Iterator[tuple[str, str]]:
 
 
 def _edges(run: RunPlan) -> Iterator[tuple[int, int, bool]]:
-    """From, to, and whether it is a need; else it leads from the end of work to the beginning of finalize."""
+    """Yield from, to, and whether it is a need; else it leads from the end of work to the start of finalizing."""
     number = {step.id: position for position, step in enumerate(run.steps)}
     for step in run.steps:
         yield from ((number[need], number[step.id], True) for need in step.needs)
@@ -69,10 +69,10 @@ def _run_edges(plan: Plan) -> Iterator[tuple[int, int]]:
 
 
 def _mermaid(text: str) -> str:
-    """Letters, digits and harmless signs as they are, the rest as Mermaid's character codes."""
+    """Escape all but letters, digits and harmless signs as Mermaid's character codes."""
     return "".join(c if c.isalnum() or c in " .,:/_-+=" else f"#{ord(c)};" for c in excerpt(text, _CUT))
 
 
 def _dot(text: str) -> str:
-    r"""For a quoted DOT string, where a backslash begins ``\N`` and the like, and ``&`` an HTML entity."""
+    """Escape for a quoted DOT string, where a backslash begins ``\\N`` and the like, and ``&`` an HTML entity."""
     return excerpt(text, _CUT).replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")

@@ -1,7 +1,7 @@
-"""A run as whoever watches it sees it: what it is, each step that people ask for as it ends, and what to do at the end.
+"""Progress of a run on the screen: what it is, each important step as it ends, and what to do at the end.
 
-Pure over plan, record and the end of what failed steps printed. Each thing is said once: what went well and is
-housekeeping is not said at all.
+Pure over plan, record and the last output of failed steps. Each fact is shown once; successful housekeeping steps are
+not shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOUSEKEEPING = frozenset({"lease", "provision", "scan", "snapshot", "session", 
 
 
 def opening(record: RunRecord, header: Header, clock: Callable[[int], str]) -> Iterator[str]:
-    """The lines before anything happens; ``clock`` says a moment in microseconds since the epoch as people do here."""
+    """Yield the lines before anything happens; ``clock`` formats microseconds since the epoch in local time."""
     if record.rehearsal is not None:
         yield f"a rehearsal: no model is asked, {record.rehearsal} stands for it"
     stops = clock(record.started + int(record.deadline_seconds * 1e6))
@@ -48,7 +48,7 @@ def opening(record: RunRecord, header: Header, clock: Callable[[int], str]) -> I
 def news(  # noqa: C901, PLR0912  # one arm an event type
     record: RunRecord, event: ev.Event
 ) -> Iterator[str]:
-    """What an event that was just folded adds to the screen; nothing for most."""
+    """Yield what an event that was just folded adds to the screen; nothing for most."""
     match event:
         case ev.IsolationObserved(isolation=seen):
             yield f"  sandbox     {class_line(record)}, {sandbox(seen)}"
@@ -80,12 +80,12 @@ def news(  # noqa: C901, PLR0912  # one arm an event type
 
 
 def step_line(name: str, step: StepRecord, did: str = "") -> str:
-    """A step that has ended, with what it ``did``, or how it ended."""
+    """Return the line of a step that has ended, with what it ``did``, or how it ended."""
     return f"{MARKS[step.status]} {name:<10} {duration(step.seconds):>6}  {did or reason_of(step)}".rstrip()
 
 
 def _did(record: RunRecord, name: str) -> str:
-    """What an agent did that succeeded: its words were heard."""
+    """Return what a successful agent did; its words were shown before."""
     step = record.steps[name]
     if step.kind != "agent" or step.status is not Status.SUCCEEDED or record.commands is None:
         return ""
@@ -93,7 +93,7 @@ def _did(record: RunRecord, name: str) -> str:
 
 
 def reason_of(step: StepRecord) -> str:
-    """How a step ended, in one line. Which paths broke a policy is said at the end, of all steps."""
+    """Say how a step ended, in one line. Paths that broke a policy are listed once, at the end of the run."""
     outcome = step.outcome
     if outcome is None:
         return ""
@@ -104,7 +104,7 @@ def reason_of(step: StepRecord) -> str:
 
 
 def live_line(record: RunRecord, header: Header, now: int, doing: str = "") -> str:
-    """The step under way, with what its model has used by now, and the latest thing that it does."""
+    """Return the step under way, with what its model has used so far, and the latest thing that it does."""
     name = next(iter(record.unfinished()), "")
     step = record.steps.get(name)
     if step is None or step.started is None:
@@ -116,7 +116,7 @@ def live_line(record: RunRecord, header: Header, now: int, doing: str = "") -> s
 
 
 def stopping(step: StepRecord, now: int) -> str:
-    """What is being done to end a running step's command. When only a command was ended, the step goes on."""
+    """Say what is done to stop a step's command. The step goes on if only a command is stopped."""
     if not step.stop_stages:
         return ""
     at, reached = step.stop_stages[-1]
@@ -127,8 +127,10 @@ def stopping(step: StepRecord, now: int) -> str:
 
 
 def why(account: Account, name: str, tail: Sequence[str], *, seen: bool) -> Iterator[str]:
-    """What follows the line of a step that failed: ``tail``, the end of what it printed, unless that was ``seen``, what
-    it lacked, and where all of it is."""
+    """Yield what follows the line of a failed step: the end of its output, what it lacked, and where the rest is.
+
+    ``tail`` is the end of the output, which is left out when it was ``seen``.
+    """
     outcome = account.record.steps[name].outcome
     assert outcome is not None
     yield from [] if seen else (f"   | {line}" for line in tail)
@@ -144,13 +146,13 @@ def why(account: Account, name: str, tail: Sequence[str], *, seen: bool) -> Iter
 
 
 def others(record: RunRecord, name: str) -> Iterator[str]:
-    """What failed a step besides the first."""
+    """Yield the other causes of a failed step."""
     bad = [check for check in record.checks.get(name, ()) if not check.ok]
     yield from (f"      also: {brief(str(check))}" for check in bad[1:])
 
 
 def after(account: Account, tail: Sequence[str]) -> Iterator[str]:
-    """What follows the report of a run that did not succeed: ``why`` and what a person does next."""
+    """Yield what follows the report of a failed run: ``why``, and what a person does next."""
     at = blamed(account.record)
     if at is not None and account.record.ended is not None:
         yield f"{at} failed:"
@@ -159,7 +161,7 @@ def after(account: Account, tail: Sequence[str]) -> Iterator[str]:
 
 
 def ending(account: Account, *, several: bool = False) -> Iterator[str]:
-    """How a run ended, what broke policy, and what a person does next; one of ``several`` in fewer lines."""
+    """Yield how a run ended, what broke policy, and what a person does next; shorter for one of ``several``."""
     record = account.record
     yield from _headline(record)
     yield from _violations(account)

@@ -1,4 +1,4 @@
-"""All that reports of a run are made from: its record, and what its directory says besides."""
+"""Account of a run: its record and the facts from its directory that reports use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner.policy.paths import PathPolicy
 
 @dataclass(frozen=True)
 class Ceiling:
-    """One of a run's policies, with the place where it is written."""
+    """One of a run's policies, with the line that defines it."""
 
     name: str
     origin: str
@@ -22,11 +22,11 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Account:
-    """A run as reports see it. What nobody knows any more is empty.
+    """A run as reports see it. Unknown values are empty.
 
     ``group`` is shared by the members of a matrix; ``incident`` is a directory. ``origins`` maps the run (the empty
-    name) and its steps to ``file:line`` of the manifest that asked for them. ``tails`` has the last lines that steps
-    printed, of those that did not succeed. ``networks`` is what each step may reach.
+    name) and its steps to the ``file:line`` of the manifest. ``tails`` has the last output lines of steps that did not
+    succeed. ``networks`` is what each step may reach.
     """
 
     record: RunRecord
@@ -41,7 +41,7 @@ class Account:
     ceilings: Sequence[Ceiling] = ()
 
     def rule_of(self, violation: Violation) -> str:
-        """The policy that a violation breaks, and where that is written; empty when no policy decided it."""
+        """Return the policy that a violation breaks, and the line of its rule; empty when no policy decided."""
         for one in self.ceilings:
             allowed = ", ".join(one.paths.allowed)
             verdict = one.paths.judge(violation.path)
@@ -52,25 +52,25 @@ class Account:
 
 
 def blamed(record: RunRecord) -> str | None:
-    """The step that decided that a run did not succeed: the first that went wrong."""
+    """Return the first step that went wrong, which decided that the run failed."""
     wrong = (name for name, step in record.steps.items() if step.outcome is not None and not step.outcome.ok)
     return next(wrong, None) if record.status is not Status.SUCCEEDED else None
 
 
 def used(record: RunRecord) -> Usage:
-    """What the gateway counted of all models; else what the agent says of itself."""
+    """Return the usage of all models that the gateway counted; else what the agent reports."""
     if record.models:
         return sum(record.models.values(), Usage())
     return record.reported_usage or Usage()
 
 
 def sections(record: RunRecord) -> tuple[int, int] | None:
-    """How many of the sections that its report has to have are there; ``None`` when none has to be."""
+    """Count the required sections that the report has; ``None`` when none is required."""
     wanted = [check.ok for checks in record.checks.values() for check in checks if check.kind is CheckKind.SECTION]
     return (sum(wanted), len(wanted)) if wanted else None
 
 
 def report_bytes(record: RunRecord) -> int | None:
-    """The size of the first report that was looked at and was there."""
+    """Return the size of the first report that was found."""
     found = (check.size_bytes for checks in record.checks.values() for check in checks)
     return next((size for size in found if size is not None), None)

@@ -1,4 +1,4 @@
-"""Findings as SARIF 2.1.0, which code hosts show beside the code: one run, one rule for each code that occurs."""
+"""Findings as SARIF 2.1.0, which code hosts show beside the code: one run, and one rule for each code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def as_sarif(findings: Sequence[RunnerError], path: str) -> dict[str, object]:
-    """A SARIF log. Findings without a place of their own are shown at ``path``, since readers demand one."""
+    """Return a SARIF log. Findings without a place are shown at ``path``, since readers demand one."""
     codes = sorted({finding.code for finding in findings})
     known = rules()
     driver = {
@@ -52,6 +52,6 @@ def _location(place: Place) -> dict[str, object]:
 
 
 def _uri(path: str) -> str:
-    """Relative to the repository when the path is relative, which is how code hosts find the file."""
+    """Return a URI relative to the repository if the path is relative, which is how code hosts find the file."""
     text = path.encode(errors="surrogateescape")
     return f"file://{quote(text)}" if Path(path).is_absolute() else quote(text)

@@ -1,4 +1,4 @@
-"""Known signs in what a command printed that its workspace lacks something, and the way to get it."""
+"""Symptoms in a command's output that its workspace lacks something, with the remedy."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _BRING = "put it into an image (`base_image`) or a directory of this host (`tool
 
 
 def symptom(lines: Sequence[str], message: str, *, offline: bool) -> tuple[str, str] | None:
-    """What a failed command has lacked, and the way to it; ``None`` for anything else.
+    """Say what a failed command lacked, and the remedy; ``None`` for anything else.
 
-    ``lines`` is the end of what it printed, ``message`` how it ended; ``offline``: its step has no network.
+    ``lines`` is the end of its output, ``message`` how it ended; ``offline`` when its step has no network.
     """
     text = "\n".join(lines)
     if offline and _NETWORK.search(text):

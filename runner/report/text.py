@@ -1,4 +1,4 @@
-"""A run as a person reads it: how it ended, in what isolation, each step, and where everything is."""
+"""Report of a run for people: how it ended, in what isolation, each step, and where everything is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMED = 4  # kinds of refused requests, and late violations, that are named
 
 
 def render_run(record: RunRecord, directory: Path) -> str:
-    """The report of one run, with what a terminal could obey escaped; ends without a line break."""
+    """Render the report of one run, escaped for terminals, without a final line break."""
     return "\n".join(sanitize(line, WIDEST) for line in _lines(record, directory))
 
 
@@ -57,13 +57,13 @@ def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
 
 
 def status_word(record: RunRecord) -> str:
-    """``SUCCEEDED``, ``FAILED``, ``TIMED OUT``: how a run ended, or where it is."""
+    """Return ``SUCCEEDED``, ``FAILED``, ``TIMED OUT``: how a run ended, or its state."""
     late = record.outcome is not None and record.outcome.reason is Reason.TIMEOUT
     return "TIMED OUT" if late else record.status.value.upper()
 
 
 def isolation_line(record: RunRecord) -> str:
-    """The class that was used, and what was read back from inside."""
+    """Return the isolation class that was used, and what was read back from inside."""
     if record.isolation is None:
         return "nothing was started"
     unseen = "; nothing was read back" if record.ended is not None else ""
@@ -71,14 +71,14 @@ def isolation_line(record: RunRecord) -> str:
 
 
 def class_line(record: RunRecord) -> str:
-    """The class of isolation, loud where there is none."""
+    """Return the isolation class, in capitals where there is none."""
     assert record.isolation is not None
     loud = " - NOT ISOLATED from this host" if record.isolation is IsolationClass.NONE else ""
     return f"{record.isolation.word} ({record.provider}){loud}"
 
 
 def usage_lines(record: RunRecord) -> Iterator[str]:
-    """What was used of each model, and what nobody has counted."""
+    """Yield the usage of each model, and what nobody counted."""
     unspent = ", not spent" if record.rehearsal is not None else ""
     yield from (f"{name}: {usage(used)}{unspent}" for name, used in record.models.items())
     if record.reported_usage is not None:
@@ -86,7 +86,7 @@ def usage_lines(record: RunRecord) -> Iterator[str]:
 
 
 def cluster_line(used: ClusterUse) -> str:
-    """How often commands asked a cluster, and what of it was refused here or failed at the cluster."""
+    """Say how many requests commands sent to a cluster, and how many were refused here or failed there."""
     counts = [f"{used.requests} request{'s' * (used.requests != 1)}", _counted(used.refused, "refused")]
     counts += [_counted(used.failed, "failed")] if used.failed else []
     return f"{used.context}: {', '.join(counts)}"
@@ -100,7 +100,7 @@ def _counted(requests: Mapping[str, int], what: str) -> str:
 
 
 def _because(record: RunRecord) -> str:
-    """Why it ended as it did; every violation is told, also those that only a later step has found."""
+    """Yield why a run ended; every violation, also those that only a later step found."""
     outcome, found = record.outcome, record.violations
     if outcome is None or outcome.reason is not Reason.POLICY or not found:
         return outcome.message if outcome is not None else ""
@@ -109,7 +109,7 @@ def _because(record: RunRecord) -> str:
 
 
 def _step(name: str, step: StepRecord, told: str) -> Iterator[str]:
-    """A step, without what was ``told`` before it."""
+    """Return the line of a step, without what was ``told`` before it."""
     message = step.outcome.message if step.outcome else ""
     said = message in told or (step.outcome is not None and step.outcome.reason is Reason.POLICY)
     message = "" if said else brief(message)
@@ -125,7 +125,7 @@ def _step(name: str, step: StepRecord, told: str) -> Iterator[str]:
 
 
 def _found_later(record: RunRecord) -> Iterator[str]:
-    """Violations that no step failed with: those of a change that only saving has looked at."""
+    """Yield violations that failed no step: those that only saving has found."""
     if record.outcome is not None and record.outcome.reason is Reason.POLICY:
         return
     told = {detail for step in record.steps.values() if step.outcome for detail in step.outcome.details}

@@ -1,7 +1,7 @@
-"""A triage as a person at 3 a.m. reads it: what is about to happen, what happens, and what came of it.
+"""Triage as a person at 3 a.m. reads it: what is about to happen, what happens, and what came of it.
 
-Pure over plan, record and files. Everything shown was written by others, an agent among them: what a terminal could
-obey is escaped, and what is long is cut.
+Pure over plan, record and files. Everything shown was written by others, an agent among them: it is escaped for
+terminals, and cut where it is long.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _HOUSEKEEPING = frozenset(
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of a run before it starts. ``sections`` are those that its report must have, ``flags``
-    the words with which a triage like it is asked for."""
+    """Facts of a run before it starts. ``sections`` are required of its report; ``flags`` would start a triage like
+    it.
+    """
 
     agent: str = ""
     model: str = ""
@@ -56,8 +57,9 @@ class Header:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has left. ``report`` is the text of the report, be it a draft; ``place`` where that is, also when it
-    is too large to be read."""
+    """Result of a run. ``report`` is the text of the report or its draft; ``place`` its path, also when it is too
+    large to read.
+    """
 
     report: str | None = None
     place: Path | None = None
@@ -66,7 +68,7 @@ class Result:
 
 
 def header_of(run: Mapping[str, Any]) -> Header:
-    """The header of a run's plan in its JSON form, as ``plan.json`` has it."""
+    """Return the header of a run's plan in its JSON form, as ``plan.json`` has it."""
     bodies = {step["kind"]: (step["body"], step) for step in run.get("steps", ())}
     agent, step = bodies.get("agent", ({}, {}))
     verify = (bodies.get("verify", ({}, {}))[0].get("verify") or {}).get("report") or {}
@@ -93,7 +95,7 @@ def _cluster(cluster: Mapping[str, Any]) -> str:
 
 
 def opening(record: RunRecord, header: Header, clock: Callable[[int], str]) -> Iterator[str]:
-    """The lines before anything happens; ``clock`` says a moment in microseconds since the epoch as people do here."""
+    """Yield the lines before anything happens; ``clock`` formats microseconds since the epoch in local time."""
     if record.rehearsal is not None:
         yield f"REHEARSAL  no model is asked, {record.rehearsal} stands for it"
     agent = f"{header.agent} {header.version}" if header.version else header.agent
@@ -111,7 +113,7 @@ def opening(record: RunRecord, header: Header, clock: Callable[[int], str]) -> I
 
 
 def news(record: RunRecord, event: ev.Event) -> Iterator[str]:
-    """What an event that was just folded adds to the screen; nothing for most."""
+    """Yield what an event that was just folded adds to the screen; nothing for most."""
     match event:
         case ev.IsolationObserved():
             yield f"   isolation  {isolation_line(record)}"
@@ -143,7 +145,7 @@ def step_line(name: str, step: StepRecord) -> str:
 
 
 def live_line(record: RunRecord, header: Header, now: int, doing: str = "") -> str:
-    """The step under way, with what its model has used by now, and the latest thing that it does."""
+    """Return the step under way, with what its model has used so far, and the latest thing that it does."""
     name = next(iter(record.unfinished()), "")
     step = record.steps.get(name)
     if step is None or step.started is None:
@@ -160,7 +162,7 @@ def live_line(record: RunRecord, header: Header, now: int, doing: str = "") -> s
 
 
 def closing(record: RunRecord, header: Header, found: Result) -> Iterator[str]:
-    """How it ended, and what a person does next."""
+    """Yield how it ended, and what a person does next."""
     yield from _headline(record, header)
     if record.status is Status.SUCCEEDED:
         yield from _conclusions(found)
@@ -189,7 +191,7 @@ def closing(record: RunRecord, header: Header, found: Result) -> Iterator[str]:
 
 
 def _headline(record: RunRecord, header: Header) -> Iterator[str]:
-    """How it ended, why, and what to do about that."""
+    """Say how it ended, why, and what to do about it."""
     if record.rehearsal is not None:
         yield f"REHEARSAL  no model was asked, {record.rehearsal} stood for it: this is no investigation"
     outcome, after = record.outcome, duration(record.seconds)
@@ -207,14 +209,14 @@ def _headline(record: RunRecord, header: Header) -> Iterator[str]:
 
 
 def _hints(record: RunRecord) -> Iterator[str]:
-    """What to do about the step that decided."""
+    """Yield what to do about the deciding step."""
     at = blamed(record)
     outcome = record.steps[at].outcome if at else None
     return (sanitize(line, WIDEST) for line in (outcome.details if outcome else ()) if line.startswith("hint: "))
 
 
 def _lacking(record: RunRecord, found: Result) -> str:
-    """Why there is no report to be shown."""
+    """Say why there is no report to show."""
     if found.report is None and found.place is not None:
         return f"too large, at {shown_path(found.place, found.here)}"
     reports = (check for checks in record.checks.values() for check in checks if check.kind is CheckKind.REPORT)
@@ -261,13 +263,13 @@ def _labelled(label: str, text: str) -> Iterator[str]:
 
 
 def paragraph(text: str) -> str:
-    """The first paragraph or item in one line, without its marks."""
+    """Return the first paragraph or item in one line, without its marks."""
     block = text.split("\n\n", 1)[0].split("\n")
     end = next((n for n, line in enumerate(block) if n and re.match(r"\s*([-*]|\d+[.)])\s", line)), len(block))
     return " ".join(re.sub(r"^\s*([-*]|\d+[.)])\s+", "", " ".join(block[:end])).replace("**", "").split())
 
 
 def shown_path(path: Path, here: Path) -> str:
-    """A path as it can be typed from ``here``, if that is shorter."""
+    """Return a path as it can be typed from ``here``, if that is shorter."""
     relative = os.path.relpath(path, here)
     return sanitize(relative if not relative.startswith("../..") else str(path), WIDEST)

@@ -1,1 +1,1 @@
-"""What is known about an incident before the agent starts, and how that becomes a part of its prompt. Pure."""
+"""Context of an incident before the agent starts, and the prompt that is made of it. Pure."""

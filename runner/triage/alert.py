@@ -1,4 +1,4 @@
-"""An alert as an incident, in struct form: what an alerting service posts, or the few words of a command line."""
+"""Alerts as incidents in struct form, from the message of an alerting service or the words of a command line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _KIND = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,252}")
 
 @dataclass(frozen=True)
 class IncidentMetadata:
-    """What only the caller knows: the incident's id, the time in RFC 3339, and which cluster, if it was named."""
+    """Facts that only the caller has: the incident's id, the time in RFC 3339, and the cluster if it was named."""
 
     id: str
     created: str
@@ -48,7 +48,7 @@ class IncidentMetadata:
 
 
 def incident_of_words(resource: str, namespace: str, made: IncidentMetadata) -> dict[str, Any]:
-    """The incident of ``KIND/NAME`` in a namespace. Raises ``ValueError`` for another form."""
+    """Return the incident of ``KIND/NAME`` in a namespace. Raises ``ValueError`` for another form."""
     kind, _, name = resource.partition("/")
     if not kind or not name or "/" in name or " " in resource or not resource.isprintable():
         raise ValueError("KIND/NAME such as deploy/checkout")
@@ -60,10 +60,9 @@ def incident_of_words(resource: str, namespace: str, made: IncidentMetadata) -> 
 
 
 def incident_of(document: Mapping[str, Any], made: IncidentMetadata) -> dict[str, Any]:
-    """The incident of what an alerting service has posted, or of a single alert.
+    """Return the incident in the message of an alerting service, or in a single alert.
 
-    Raises ``ValueError`` for a document that is neither, for what has been resolved, and where there is nothing to look
-    at.
+    Raises ``ValueError`` for any other document, for a resolved alert, and where there is nothing to look at.
     """
     alert = alert_of(document)
     if alert is None:
@@ -89,7 +88,7 @@ def incident_of(document: Mapping[str, Any], made: IncidentMetadata) -> dict[str
 
 
 def misnamed(incident: Mapping[str, Any]) -> str | None:
-    """What of an incident's names cannot be one of Kubernetes, if any: commands get them as arguments."""
+    """Say which of an incident's names is invalid in Kubernetes, if any: commands get them as arguments."""
     resource = incident.get("resource")
     if isinstance(resource, str):
         resource = {"name": resource.rpartition("/")[2]}
@@ -107,13 +106,13 @@ def misnamed(incident: Mapping[str, Any]) -> str | None:
 
 
 def same_incident(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two documents tell of the same, whenever they were written and whatever has become of it."""
+    """Tell whether two documents describe the same incident, whenever written and however it went on."""
     own = ("incidentId", "createdAt", "status", "startedAt", "completedAt", "exitCode", "failureReason", "logPaths")
     return {k: v for k, v in one.items() if k not in own} == {k: v for k, v in other.items() if k not in own}
 
 
 def _incident(made: IncidentMetadata, **told: object) -> dict[str, Any]:
-    """The struct form; what nobody told is left out."""
+    """Return the struct form, without unknown fields."""
     incident = {"incidentId": made.id, "status": "pending", "createdAt": made.created, "cluster": made.cluster, **told}
     return {name: value for name, value in incident.items() if value}
 

@@ -1,7 +1,7 @@
-"""What alerting services post, each recognised by its shape and read into one form. Pure; nothing in it is trusted.
+"""Messages of alerting services, recognized by their shape and read into one form. Pure; nothing in them is trusted.
 
-Alertmanager's webhook, which Grafana's is too; PagerDuty's webhook (v3) and event (v2); Opsgenie's webhook; Datadog's
-webhook with the body that it has by itself, and with the variables that people add to it.
+Alertmanager's webhook, which Grafana uses too; PagerDuty's webhook (v3) and event (v2); Opsgenie's webhook; Datadog's
+webhook with its default body, and with the variables that people add to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ALIASES = {  # labels and tags of other names
 
 @dataclass(frozen=True)
 class Alert:
-    """One alert. ``labels`` name objects as Prometheus' do; ``told`` are its words, the most important first."""
+    """One alert. ``labels`` name objects as Prometheus' do; ``told`` are its texts, the most important first."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     told: tuple[str, ...] = ()
@@ -41,12 +41,12 @@ class Alert:
 
 
 def alert_of(document: Mapping[str, object]) -> Alert | None:
-    """The alert that a message is about; ``None`` for a message of no service that is known here."""
+    """Return the alert in a message; ``None`` for a message of no known service."""
     return next((alert for form in _FORMS if (alert := form(document)) is not None), None)
 
 
 def _of_alertmanager(document: Mapping[str, object]) -> Alert | None:
-    """The first alert that fires of a webhook's message, or a single one."""
+    """Read the first firing alert of a webhook's message, or a single one."""
     alerts = [alert for alert in items(document.get("alerts")) if isinstance(alert, Mapping)]
     if not alerts and not isinstance(document.get("labels"), Mapping):
         return None
@@ -75,7 +75,7 @@ def _of_alertmanager(document: Mapping[str, object]) -> Alert | None:
 
 
 def _of_pagerduty(document: Mapping[str, object]) -> Alert | None:
-    """A webhook of version 3. It tells of an incident in words: labels are in them at best."""
+    """Read a webhook of version 3. It describes an incident in words, at best with labels in them."""
     event = mapping(document.get("event"))
     data = mapping(event.get("data"))
     if not text(event.get("event_type")).startswith("incident.") or not data:
@@ -97,7 +97,7 @@ def _of_pagerduty(document: Mapping[str, object]) -> Alert | None:
 
 
 def _of_pagerduty_event(document: Mapping[str, object]) -> Alert | None:
-    """What is sent to PagerDuty. Its ``routing_key`` is a secret, and is not taken over."""
+    """Read an event as sent to PagerDuty. Its ``routing_key`` is a secret, and is left out."""
     payload = mapping(document.get("payload"))
     if not text(document.get("event_action")) or (not payload and document["event_action"] == "trigger"):
         return None
@@ -135,7 +135,7 @@ def _of_opsgenie(document: Mapping[str, object]) -> Alert | None:
 
 
 def _of_datadog(document: Mapping[str, object]) -> Alert | None:
-    """By itself the body has a title, a text, a date and who it is of; the rest is what people add."""
+    """Read title, text, date and author of the default body, and what people add to it."""
     title = text(document.get("title")) or text(document.get("alert_title"))
     own = {"last_updated", "event_type", "alert_transition", "alert_status", "alert_id"} & {*document}
     if not title or not own:
@@ -165,8 +165,10 @@ _FORMS: tuple[Callable[[Mapping[str, object]], Alert | None], ...] = (
 
 
 def _labels(sources: Iterable[Mapping[str, object] | str]) -> dict[str, str]:
-    """What mappings and lines such as ``pod: x`` and ``pod=x`` name; only what can be a name in Kubernetes, for these
-    services have other things by the same words."""
+    """Read mappings and lines such as ``pod: x`` and ``pod=x``.
+
+    Only values that can be names in Kubernetes count, since these services use the same keys for other things.
+    """
     found: dict[str, str] = {}
     for source in sources:
         pairs = _LINE.findall(source) if isinstance(source, str) else texts(source).items()
@@ -178,19 +180,19 @@ def _labels(sources: Iterable[Mapping[str, object] | str]) -> dict[str, str]:
 
 
 def _values(details: Mapping[str, object]) -> tuple[str, ...]:
-    """The texts of details, each behind its name unless it has lines of its own."""
+    """Return the texts of details, each behind its name unless it has several lines."""
     named = texts(details).items()
     return tuple(value if "\n" in value else f"{name}: {value}" for name, value in named if value)[: 2 * _MOST]
 
 
 def _tags(value: object) -> list[str]:
-    """Tags with commas between them, or as a list."""
+    """Return tags, from a list or a text with commas."""
     parts = value.split(",") if isinstance(value, str) else map(text, items(value))
     return [part.strip() for part in parts]
 
 
 def _moment(value: object) -> str:
-    """A time as text; what is a number, or the digits of one, is milliseconds since the epoch."""
+    """Return a time as text; a number, or its digits, is milliseconds since the epoch."""
     digits = _plain(value)
     if not digits.isascii() or not digits.isdigit() or len(digits) > 14:
         return text(value)
@@ -198,7 +200,7 @@ def _moment(value: object) -> str:
 
 
 def _plain(value: object) -> str:
-    """A text, or a whole number as one."""
+    """Return a text, or a whole number as text."""
     return str(value)[:_TEXT] if isinstance(value, int) and not isinstance(value, bool) else text(value)
 
 

@@ -1,4 +1,4 @@
-"""What a triage script printed, as text that can be read and sent on: no colours, nothing that a terminal obeys."""
+"""Output of a triage script as readable text: no colours, nothing that a terminal obeys."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SYMPTOM = re.compile(r"^1\. +(.+)$", re.MULTILINE)
 
 
 def cleaned(output: bytes) -> str:
-    """A script's output as text of printable characters, tabs and line breaks, without blank lines at its ends.
+    """Reduce output to printable characters, tabs and line breaks, without blank lines at its ends.
 
-    Bytes that are no UTF-8 show as U+FFFD. Marks that change the direction or hide characters are left out.
+    Invalid UTF-8 becomes U+FFFD. Marks that change the direction or hide characters are removed.
     """
     text = _NEW_LINES.sub("\n", _CODES.sub("", output.decode(errors="replace")))
     if not text.isascii() or not text.replace("\n", "").replace("\t", "").isprintable():
@@ -38,7 +38,7 @@ def _shows(character: str) -> bool:
 
 
 def headline(text: str) -> str:
-    """The least that a person wants to know of a report: its reach and first symptom, else its first line."""
+    """Return the shortest summary of a report: its reach and first symptom, else its first line."""
     found = [" ".join(match[1].split()) for match in (_RADIUS.search(text), _SYMPTOM.search(text)) if match]
     line = "; ".join(found) or next(iter(text.split("\n", 1)), "").strip()
     return line if len(line) <= MAX_HEADLINE else f"{line[: MAX_HEADLINE - 3]}..."

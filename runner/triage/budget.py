@@ -1,4 +1,4 @@
-"""How large a preloaded context may become. No tokenizer is asked: four characters count as a token, for all models."""
+"""Size limit of a preloaded context. No tokenizer is used: four characters count as a token, for all models."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LABELS: Mapping[str, str] = {"incident": "incident", "permissions": "rights", "b
 
 
 def tokens(text: str) -> int:
-    """The estimate, rounded up."""
+    """Estimate tokens, rounded up."""
     return -(-len(text) // CHARACTERS)
 
 
 def sizes(parts: Mapping[str, int]) -> str:
-    """``incident 1.1k + rights 0.2k = 1.3k tokens (estimated)`` of the tokens of each part."""
+    """Format ``incident 1.1k + rights 0.2k = 1.3k tokens (estimated)`` from the tokens of each part."""
     if not parts:
         return "nothing"
     listed = " + ".join(f"{LABELS[name]} {_thousands(count)}" for name, count in parts.items())

@@ -1,4 +1,4 @@
-"""``incident.json``, in the one form that templates and prompts see whichever of its historic shapes it had."""
+"""Incident of ``incident.json``, in one form for templates and prompts, whichever historic shape the file has."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FILE = "incident.json"
 
 
 def read_incident(content: bytes) -> dict[str, object]:
-    """The incident that the file describes: ``resource`` is an object, ``context`` a text, and neither is ``null``.
+    """Read the incident: ``resource`` is an object, ``context`` a text, and neither is ``null``.
 
-    A resource that was written as the text ``KIND/NAME`` has the incident's ``namespace``. Everything else is as it
-    was. Raises ``ValueError`` in words for a person.
+    A resource written as the text ``KIND/NAME`` gets the incident's ``namespace``. Everything else stays. Raises
+    ``ValueError`` with a message for people.
     """
     incident = dict(read_object(content, FILE))
     for name, normal in (("resource", _resource), ("context", _context)):
@@ -26,7 +26,7 @@ def read_incident(content: bytes) -> dict[str, object]:
 
 
 def incident_text(incident: Mapping[str, object]) -> str:
-    """An incident as a prompt has it: JSON."""
+    """Format an incident for a prompt, as JSON."""
     return written(incident)
 
 

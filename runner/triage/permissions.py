@@ -1,4 +1,4 @@
-"""``incident_cluster_permissions.json``: what the credential of a triage may read in its cluster."""
+"""Permissions in ``incident_cluster_permissions.json``: what the credential of a triage may read in its cluster."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ MINIMUM = ("pods", "logs", "events")  # without any of them an investigation is 
 
 @dataclass(frozen=True)
 class Permissions:
-    """The file's fields by its own names; a right that it does not mention is not there, and one that is ``null`` is
-    not known.
+    """Permissions by the file's own field names; a right that is missing is denied, and ``null`` means unknown.
 
-    ``validated_at`` is when the rights were looked at, in RFC 3339. ``secrets_access_allowed`` is what this
-    installation allows, ``can_get_secrets`` what the cluster would.
+    ``validated_at`` is when the rights were checked, in RFC 3339. ``secrets_access_allowed`` is what this installation
+    allows, ``can_get_secrets`` what the cluster would.
     """
 
     cluster_name: str = ""
@@ -36,18 +35,18 @@ class Permissions:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """What of the minimum cannot be read."""
+        """Return the rights of the minimum that are denied."""
         return tuple(what for what in MINIMUM if getattr(self, f"can_get_{what}") is False)
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Of what of the minimum it is not known whether it can be read."""
+        """Return the rights of the minimum that are unknown."""
         return tuple(what for what in MINIMUM if getattr(self, f"can_get_{what}") is None)
 
     def complaints(self) -> tuple[str, ...]:
-        """What a person should know before relying on the investigation: too few rights first, then the warnings.
+        """Return warnings about the investigation: missing rights first, then the file's own warnings.
 
-        What is not known is said here when no warning says why.
+        Unknown rights are listed when no warning explains them.
         """
         few = (f"too few rights in the cluster: it cannot read {', '.join(self.lacking)}",) if self.lacking else ()
         unknown = f"whether {', '.join(self.unknown)} can be read is not known"
@@ -55,13 +54,13 @@ class Permissions:
 
 
 def read_permissions(content: bytes) -> tuple[Permissions, dict[str, object]]:
-    """The permissions that a file states, and all that it says. Raises ``ValueError`` in words for a person."""
+    """Read the permissions of a file, and its whole content. Raises ``ValueError`` with a message for people."""
     document = read_object(content, FILE)
     return permissions_of(document), document
 
 
 def permissions_of(document: Mapping[str, object]) -> Permissions:
-    """The permissions that a document states, whatever else it says. Raises ``ValueError`` in words for a person."""
+    """Read the permissions of a document, whatever else is in it. Raises ``ValueError`` with a message for people."""
     known: dict[str, object] = {}
     for field in fields(Permissions):
         value = document.get(field.name)
@@ -83,7 +82,7 @@ def _fits(default: object, value: object) -> bool:
 
 
 def differences(stated: Permissions, written: Mapping[str, object], probed: Permissions) -> tuple[str, ...]:
-    """Where what a file states, and ``written`` shows that it mentions, is not what the cluster has answered."""
+    """List where the file, as far as ``written`` mentions a right, differs from the cluster's answer."""
     names = [field.name for field in fields(Permissions) if field.name not in ("validated_at", "warnings")]
     pairs = ((name, getattr(stated, name), getattr(probed, name)) for name in names if name in written)
     return tuple(
@@ -98,11 +97,11 @@ def _word(value: object) -> str:
 
 
 def both_texts(probed: str, stated: str, differing: Sequence[str]) -> str:
-    """The rights that a cluster has answered and those that a file states, as a prompt has them."""
+    """Format the cluster's answer and the file's permissions for a prompt."""
     told = f"They differ: {'; '.join(differing)}.\n" if differing else ""
     return f"{probed}\n\nThat is what the cluster answers, and it holds. {FILE} says this:\n{told}{stated}"
 
 
 def permissions_text(document: Mapping[str, object]) -> str:
-    """What a file says as a prompt has it, and as it is written: JSON."""
+    """Format a file's permissions for a prompt, and as they are written: JSON."""
     return written(document)

@@ -1,8 +1,8 @@
-"""The prompt of an agent: its system prompt, what was preloaded, and what it is asked to do, in this order.
+"""Prompt of an agent: system prompt, preloaded context and request, in this order.
 
-What is preloaded was written by systems and people that an attacker may have reached. Each part stands in a tag of its
-own, and between two lines that hold a random number of the run. Nothing in a part can end it: the number is not known
-to who wrote the part and would be replaced, and what reads like one of the tags is escaped.
+The context was written by systems and people that an attacker may have reached. Each part has a tag of its own, between
+two lines with a random number of the run. Nothing in a part can end it: its author cannot know the number, which would
+be replaced, and whatever reads like one of the tags is escaped.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _BOUNDARY = re.compile(r"[0-9a-f]{16,64}")
 
 @dataclass(frozen=True)
 class Preloaded:
-    """A context, empty without parts. ``parts`` are the tokens of each, in order; ``cut`` the characters left out.
+    """Context of a prompt, empty without parts. ``parts`` are the tokens of each, in order; ``cut`` the characters left
+    out.
 
-    ``whole_tokens`` is what it would have come to without a cut.
+    ``whole_tokens`` counts it without the cut.
     """
 
     text: str
@@ -46,8 +47,10 @@ class Preloaded:
 
 
 def preloaded(contents: Mapping[str, str], *, boundary: str, whole: str) -> Preloaded:
-    """The context of some parts. ``boundary`` are 16 random hexadecimal digits or more, new for each run; ``whole`` is
-    where the agent finds all of what is cut."""
+    """Build the context of some parts. ``boundary`` is 16 random hexadecimal digits or more, new for each run.
+
+    ``whole`` is the path at which the agent finds what is cut.
+    """
     assert _BOUNDARY.fullmatch(boundary), "a boundary is random and hexadecimal"
     texts = {name: escaped(contents[name], boundary) for name in TAGS if name in contents}
     sections = {name: _section(TAGS[name], text, boundary) for name, text in texts.items()}
@@ -66,8 +69,11 @@ def preloaded(contents: Mapping[str, str], *, boundary: str, whole: str) -> Prel
 
 @dataclass(frozen=True)
 class PreviousAttempt:
-    """What the agent of ``run``, which ended for the reason ``why``, had left: the text of its draft of ``report``,
-    its ``commands``, the oldest first, and its last ``words``. Only ``run`` and ``why`` are the runner's own."""
+    """Leftovers of the agent of ``run``, which ended for the reason ``why``: draft, commands and last words.
+
+    ``draft`` is the text of its unfinished ``report``; ``commands`` are the oldest first. Only ``run`` and ``why`` are
+    the runner's own words.
+    """
 
     run: str
     why: str
@@ -78,9 +84,9 @@ class PreviousAttempt:
 
 
 def continued(attempt: PreviousAttempt, *, boundary: str) -> str:
-    """What an agent is told that goes on where another was stopped; ``boundary`` as of ``preloaded``.
+    """Build the context of an agent that continues where another was stopped; ``boundary`` as in ``preloaded``.
 
-    Of a draft the end is left out, of commands the oldest, of last words the beginning.
+    Too long a draft loses its end, commands the oldest, last words their beginning.
     """
     assert _BOUNDARY.fullmatch(boundary), "a boundary is random and hexadecimal"
     draft, words = escaped(attempt.draft, boundary), escaped(attempt.words, boundary)
@@ -105,7 +111,7 @@ def continued(attempt: PreviousAttempt, *, boundary: str) -> str:
 
 
 def _latest(commands: Sequence[str]) -> list[str]:
-    """As many of the last ones as there is room for."""
+    """Return as many of the last items as fit."""
     room, start = _COMMANDS, len(commands)
     while start and (room := room - len(commands[start - 1]) - 1) >= 0:
         start -= 1
@@ -113,12 +119,12 @@ def _latest(commands: Sequence[str]) -> list[str]:
 
 
 def compose(*parts: str) -> str:
-    """The whole prompt, of system prompt, context and prompt; what is empty leaves no trace."""
+    """Join system prompt, context and prompt; empty ones leave no trace."""
     return "\n\n".join(part for part in parts if part)
 
 
 def escaped(text: str, boundary: str) -> str:
-    """A part's text in which nothing ends the part: no boundary, and ``&lt;`` where one of the tags would begin."""
+    """Escape a part's text so that nothing in it ends the part: no boundary, and ``&lt;`` where a tag would begin."""
     text = text.replace(boundary, "[boundary]")
     if text.isascii():
         return _TAG.sub("&lt;", text)
@@ -133,7 +139,7 @@ def escaped(text: str, boundary: str) -> str:
 
 @lru_cache(1 << 12)
 def _folded(letter: str) -> str:
-    """The plain letters that a model could read one as: of a wide ``i`` that, and of what is not seen nothing."""
+    """Fold characters to the plain letters that a model could read them as; invisible ones to nothing."""
     return "" if unicodedata.category(letter) == "Cf" else unicodedata.normalize("NFKD", letter)
 
 

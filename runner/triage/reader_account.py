@@ -1,6 +1,6 @@
-"""The account that a triage reads a cluster with: a manifest for it, and how its kubeconfig is made.
+"""Account that a triage reads a cluster with: its manifest, and how its kubeconfig is made.
 
-``READS`` is the one list of what the scripts of the skill read and what is asked about rights; tests hold it to both.
+``READS`` is the one list of what the skill's scripts read and which rights are checked; tests compare it with both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ OF_CLUSTER: Mapping[str, tuple[str, ...]] = {
 
 
 def reader_manifest(namespace: str | None) -> str:
-    """An account that may read what a triage reads, and no secrets: in one namespace, or without one in all."""
+    """Write the manifest of an account that may read what a triage reads, but no secrets; in one namespace, or in
+    all.
+    """
     home = namespace or HOME
     kind = "Role" if namespace else "ClusterRole"
     where = f', namespace: "{namespace}"' if namespace else ""
@@ -62,7 +64,7 @@ def reader_manifest(namespace: str | None) -> str:
 
 
 def _recipe(namespace: str | None, home: str) -> str:
-    """The comments before it: the lines to type, each of which is one command."""
+    """Return the comments before it: commands to type, one a line."""
     what = f"in namespace {namespace}" if namespace else "in every namespace"
     option = f" --namespace {namespace}" if namespace else ""
     own = "kubectl --kubeconfig triage.kubeconfig config"

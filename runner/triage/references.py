@@ -1,8 +1,8 @@
-"""What a report cites: lines of files, and commands. Pure; a citation that cannot be decided is taken for right.
+"""References in a report: lines of files, and commands. Pure; one that cannot be decided counts as right.
 
-A reference is ``PATH:LINE``, ``PATH:FROM-TO`` or with commas between several, such as ``kubectl/pods.txt:3-7``. What
-stands alone between backquotes is one if it could be; elsewhere in the text it is only looked at where the file is
-known, since a log that is quoted names lines of programs, too. Fenced blocks are not read.
+A reference is ``PATH:LINE``, ``PATH:FROM-TO`` or several with commas, such as ``kubectl/pods.txt:3-7``. Alone between
+backquotes anything of that form is one; elsewhere only where the file is known, since quoted logs also name lines of
+programs. Fenced blocks are not read.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ _CUT = re.compile(r"\.\.\.|\u2026")
 
 @dataclass(frozen=True)
 class Reference:
-    """``lines`` are first and last of each range. ``quote`` is what the report says that one of them holds, in its
-    pieces. One that stands ``alone`` must have a file, if it can be one of the evidence."""
+    """Reference to lines of a file. ``lines`` are first and last of each range; ``quote`` what the report says one
+    holds.
+
+    One that stands ``alone`` must have a file, if it can be one of the evidence.
+    """
 
     text: str
     path: str
@@ -49,7 +52,7 @@ class Reference:
 
 
 def references(report: str) -> list[Reference]:
-    """Those of a report, each once."""
+    """Return the references of a report, each once."""
     found: dict[Reference, None] = {}
     fenced = False
     for line in report.splitlines():
@@ -75,8 +78,11 @@ def _reference(match: re.Match[str], *, quote: str, alone: bool) -> Reference:
 
 
 def fault(reference: Reference, found: Callable[[str], Sequence[str | None]], folders: Iterable[str]) -> str | None:
-    """What is wrong with a reference, in words. ``found`` gives the texts of the files that a path can mean, ``None``
-    for one that is too large to be read; ``folders`` are the names of those that have evidence in them."""
+    """Say what is wrong with a reference; ``None`` if nothing is.
+
+    ``found`` returns the texts of the files that a path can mean, ``None`` for one that is too large to read;
+    ``folders`` are the names of those with evidence in them.
+    """
     texts = found(reference.path)
     if not texts:
         return "there is no such file" if _must_be_there(reference, {*folders}) else None
@@ -121,7 +127,7 @@ def _in_order(pieces: Sequence[str], text: str) -> bool:
 
 
 def claimed(report: str) -> list[str]:
-    """The commands that ask a cluster and that a report lists as executed, but those that it says were not."""
+    """Return the commands to a cluster that a report lists as executed, without those that it says were not."""
     found: dict[str, None] = {}
     for line in section(report, "Commands Executed").split("\n"):
         if _NOT_RUN.search(_SPAN.sub("", line)):
@@ -132,8 +138,11 @@ def claimed(report: str) -> list[str]:
 
 
 def not_run(claims: Iterable[str], commands: Sequence[str], shown: str) -> list[str]:
-    """Those of ``claims`` that are in none of the ``commands``, by their words in any order, nor in what was ``shown``
-    to the agent at the start. With a command that runs others, such as a script or a loop, nobody knows."""
+    """Return the ``claims`` that are in none of the ``commands``, by their words in any order, nor were ``shown`` at
+    the start.
+
+    A command that runs others, such as a script or a loop, decides nothing.
+    """
     if any(_runs_others(command) for command in commands):
         return []
     ran = [_words(text) for text in (*commands, *shown.split("\n"))]
@@ -141,7 +150,7 @@ def not_run(claims: Iterable[str], commands: Sequence[str], shown: str) -> list[
 
 
 def _words(command: str) -> set[str]:
-    """Its words, without those that only its shell obeys; the names that one kind of object has are one."""
+    """Return a command's words without those for its shell; names of one kind of object are made the same."""
     return {_KINDS.get(word, word).removesuffix("s") for word in _WORDS.findall(command)}
 
 

@@ -1,7 +1,7 @@
-"""The one rule for the sections of a report: what counts as a heading, which two titles are one, and what is empty.
+"""Sections of a report: what counts as a heading, which titles are the same, and what is empty.
 
-The step that judges a report, the screen that shows it and the words that ask an agent for it go by this. The skill's
-``validate_report.sh`` runs where there is no runner, and says the same in awk; a test holds the two equal.
+The step that judges a report, the screen that shows it and the prompt that asks for it share these rules. The skill's
+``validate_report.sh`` runs where there is no runner, and does the same in awk; a test compares the two.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ _NUMBER = re.compile(r"^[0-9]+(\.[0-9]+)*[.):]? (- )?")
 
 
 def known_as(title: str) -> str:
-    """A title without case, number, emphasis, closing marks and colon; a synonym as the title that it stands for."""
+    """Normalize a title: without case, number, emphasis, closing marks and colon, and synonyms as their title."""
     words = re.sub(r"[ \t]+", " ", re.sub(r"[*_`]", "", title).rstrip(" \t#")).strip(" ").casefold()
     words = re.sub(_NUMBER, "", words).removesuffix(":").rstrip(" ")
     return SYNONYMS.get(words, words)
 
 
 def bodies_of(report: str) -> dict[str, str]:
-    """The text below each heading, by ``known_as``, up to the next heading of its level or above; what stands below
-    deeper headings is part of it, these headings are not. Headings in fenced blocks are text."""
+    """Return the text below each heading, by ``known_as``, up to the next heading of its level or above.
+
+    Text below deeper headings is part of it, those headings are not. Headings in fenced blocks are text.
+    """
     bodies: dict[str, list[str]] = {}
     above: dict[int, str] = {}  # the headings that a line is below, by level
     fenced = False
@@ -59,17 +61,17 @@ def bodies_of(report: str) -> dict[str, str]:
 
 
 def is_empty(body: str) -> bool:
-    """Whether there is no letter and no digit in it but in comments and the marks of fenced blocks."""
+    """Tell whether a text has no letter or digit outside of comments and fence marks."""
     lines = (line for line in body.split("\n") if not _FENCE.match(line))
     return not any(_CONTENT.search(_COMMENT.sub("", line)) for line in lines)
 
 
 def section(report: str, title: str) -> str:
-    """The text of a section; empty when there is none."""
+    """Return the text of a section; empty when there is none."""
     return bodies_of(report).get(known_as(title), "")
 
 
 def sections_of(report: str, wanted: Iterable[str]) -> tuple[str, ...]:
-    """Those of the wanted sections that a report has, and that are not empty."""
+    """Return the wanted sections that a report has, and that are not empty."""
     bodies = bodies_of(report)
     return tuple(title for title in wanted if not is_empty(bodies.get(known_as(title), "")))

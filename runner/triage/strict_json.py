@@ -1,4 +1,4 @@
-"""JSON from files that others wrote: read strictly and within bounds, and written so that all of it can be seen."""
+"""Strict JSON for files that others wrote: read within limits, and written with every character visible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_DIGITS = 308  # of a whole number: no float is larger
 
 
 def read_object(content: bytes, name: str) -> dict[str, object]:
-    """The object that a file called ``name`` holds. Raises ``ValueError`` in words for a person."""
+    """Read the object in a file called ``name``. Raises ``ValueError`` with a message for people."""
     try:
         document = json.loads(
             content,
@@ -34,7 +34,7 @@ def read_object(content: bytes, name: str) -> dict[str, object]:
 
 
 def written(document: object) -> str:
-    """Indented JSON in which every character is visible: controls and direction marks are escapes."""
+    """Format indented JSON in which every character is visible: controls and direction marks are escapes."""
     text = json.dumps(document, indent=2, ensure_ascii=False)
     return "\n".join(line if line.isprintable() else "".join(map(_visible, line)) for line in text.split("\n"))
 
@@ -72,6 +72,6 @@ def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _deeper(value: object, levels: int) -> bool:
-    """Whether a JSON value is nested more than so many levels deep."""
+    """Tell whether a JSON value is nested more than so many levels deep."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return any(levels == 0 or _deeper(each, levels - 1) for each in inner)

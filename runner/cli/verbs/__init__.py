@@ -1,2 +1,1 @@
-"""A verb is a module here: ``SUMMARY``, ``GROUP``, ``EXAMPLES``, ``add_arguments(parser)`` and
-``main(args, out) -> exit code``."""
+"""Verbs: each module has ``SUMMARY``, ``GROUP``, ``EXAMPLES``, ``add_arguments(parser)`` and ``main(args, out)``."""

@@ -1,4 +1,4 @@
-"""``runner runs branch|apply|push|export``: what a run published, where the user wants it."""
+"""``runner runs branch|apply|push|export``: deliver what a run published."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERBS = ("branch", "apply", "push", "export")
 
 
 def add_arguments(add: Callable[[str, str], ArgumentParser]) -> None:
-    """Add the four verbs; ``add`` makes the parser of one from its name and summary."""
+    """Add the four verbs; ``add`` makes a parser from name and summary."""
     branch = add("branch", "its snapshot as a new branch of a repository")
     branch.add_argument("--into", metavar="PATH", type=Path, help="a repository; the one it was cloned from")
     branch.add_argument("--name", metavar="BRANCH", help="the branch of the manifest, or runner/RUN")

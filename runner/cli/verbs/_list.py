@@ -1,4 +1,4 @@
-"""``runner runs list``: which runs there were, how each ended, and why."""
+"""``runner runs list``: list runs, how each ended, and why."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def show(args: Namespace, settings: Settings, out: Output) -> None:
 
 
 def _moment(text: str, now: int) -> int:
-    """Microseconds since the epoch. Raises ``UsageError``."""
+    """Parse a time to microseconds since the epoch. Raises ``UsageError``."""
     from datetime import UTC, datetime
 
     from runner.core.errors import UsageError

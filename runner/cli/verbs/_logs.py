@@ -1,4 +1,4 @@
-"""``runner runs logs``: what the steps of a run printed, an agent's stream in words, also while it goes on."""
+"""``runner runs logs``: show what the steps of a run print, an agent's stream in words, also while it runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def show(stored: StoredRun, args: Namespace, settings: Settings, out: Output) ->
 
 
 def print_file(file: Path, out: Output, *, log: bool = False) -> None:
-    """Raw bytes into a file or pipe; on a terminal, or of a log where a CI obeys it, what commands is escaped."""
+    """Write raw bytes to a file or pipe; escape what a terminal, or a CI that reads the log, would obey."""
     from runner.core.sanitize import sanitize
 
     with file.open("rb") as stream:
@@ -68,7 +68,7 @@ def print_file(file: Path, out: Output, *, log: bool = False) -> None:
 
 
 class _Follower:
-    """A sink that says what each step prints; of one ``step`` only, if there is one."""
+    """Sink that shows what each step prints; only one ``step``, if given."""
 
     def __init__(self, stored: StoredRun, step: str | None, say: Say | None, out: Output) -> None:
         self._past = stored
@@ -106,7 +106,7 @@ class _Follower:
 
 
 def _follow(stored: StoredRun, step: str | None, say: Say | None, settings: Settings, *, out: Output) -> None:
-    """Cancelling, as by Ctrl-C, ends the looking, never the run."""
+    """Follow a run. Cancelling, as by Ctrl-C, ends the view, never the run."""
     import trio
 
     from runner.ops.runs.watch import watch

@@ -1,4 +1,4 @@
-"""``runner runs show|compare``: one run in any form, or several beside each other."""
+"""``runner runs show|compare``: show one run in any form, or several side by side."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def show(stored: StoredRun, form: str, out: Output) -> None:
 
 
 def _tail(stored: StoredRun) -> Sequence[str]:
-    """The end of what the step printed that decided against a run."""
+    """Return the last output of the step that made a run fail."""
     from runner.ops.runs.step_output import tail_of, translator_of
     from runner.report.run_files import blamed
 
@@ -52,7 +52,7 @@ def _tail(stored: StoredRun) -> Sequence[str]:
 
 
 def compare(pasts: Sequence[StoredRun], form: str, out: Output) -> None:
-    """Each run once. Raises ``UsageError`` when there is one only."""
+    """Compare runs, each once. Raises ``UsageError`` for a single one."""
     from runner.core.errors import UsageError
     from runner.report import compare
 

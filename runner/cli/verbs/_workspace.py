@@ -1,4 +1,4 @@
-"""What the verbs about workspaces share: work on a store, and words for a terminal."""
+"""Shared by workspace verbs: run work on a store, and format for a terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def moment(microseconds: int) -> str:
 
 
 def line(out: Output, text: str) -> None:
-    """Paths and names are others' words: a terminal must not obey them."""
+    """Escape paths and names, which others chose, for a terminal."""
     from runner.core.sanitize import escape_unprintable
 
     out.line(escape_unprintable(text))

@@ -1,4 +1,4 @@
-"""``runner apply [PATH]``: carry out the runs of a folder, or of a saved plan exactly as it promised."""
+"""``runner apply [PATH]``: execute the runs of a folder, or of a saved plan exactly as it was made."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
 
 
 def rehearsal(turns: Path) -> Gateway:
-    """What stands for every model: the script in a file. Raises ``Rejected``."""
+    """Return the scripted model of a file, which replaces every model. Raises ``Rejected``."""
     from runner.fake_model.provider import RehearsalGateway
     from runner.fake_model.script import read_turns
 

@@ -1,6 +1,6 @@
-"""``runner completion SHELL``: a script for the shell to source, made from the arguments of every verb.
+"""``runner completion SHELL``: print a script for the shell to source, made from the arguments of every verb.
 
-Names that change, such as ids of runs, the script asks for when it needs them: ``runner completion --names runs``.
+Names that change, such as ids of runs, the script asks for when needed: ``runner completion --names runs``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _complete(action: Action, known: dict[str, Sequence[str]]) -> None:
-    """Tell shtab what an argument's values are, where they are no choices of the parser."""
+    """Tell shtab the values of arguments that are not choices of the parser."""
     import shtab
 
     words = [*(f"{option} {action.metavar}" for option in action.option_strings), str(action.metavar)]
@@ -78,7 +78,7 @@ def _complete(action: Action, known: dict[str, Sequence[str]]) -> None:
 
 
 def _known() -> dict[str, Sequence[str]]:
-    """Values that are the same until another version is installed."""
+    """Return values that stay the same for an installed version."""
     import runner.agents
     from runner.core import plugins
     from runner.manifest import schema
@@ -98,7 +98,7 @@ def _known() -> dict[str, Sequence[str]]:
 
 
 def _asked(kind: str) -> dict[str, object]:
-    """How each shell asks for the names of a kind: by the program, whatever the shell has of that name beside it."""
+    """Return how each shell asks for names of a kind: by this program's path, whatever else has its name."""
     ask = f"command runner completion --names {kind} 2>/dev/null"
     function = f"_runner_names_of_{kind}"
     return {
@@ -113,7 +113,7 @@ def _asked(kind: str) -> dict[str, object]:
 
 
 def _names(kind: str, out: Output) -> int:
-    """Print the names of a kind, one a line; none when they cannot be read, for nobody could be told why."""
+    """Print the names of a kind, one a line; none when they cannot be read, since the shell shows no errors."""
     from runner.cli.completion_names import KINDS
     from runner.core.errors import RunnerError, UsageError, nearest
     from runner.core.sanitize import sanitize

@@ -1,4 +1,4 @@
-"""``runner convert [PATH]``: manifests of an older version in the version of today, comments and order kept."""
+"""``runner convert [PATH]``: convert manifests of an older version, keeping comments and order."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``runner doctor``: what this host can do, found by trying; exit 1 when nothing here isolates a run.
+"""``runner doctor``: test what this host can do; exit 1 when nothing here isolates a run.
 
-With ``--probe`` what a command can do in a sandbox; exit 4 when it can do what its provider does not declare.
+``--probe`` tests what a command can do in a sandbox; exit 4 when it can do what its provider does not declare.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _lines(health: Health) -> Iterator[str]:
 
 
 def _provider(probe: Probe, *, needed: bool) -> Iterator[str]:
-    """What one provider can do: apart what could be otherwise on another host, and what is so by its design."""
+    """Describe a provider: what other hosts could do better, and apart from it what is so by design."""
     mark = "✓" if probe.available else "✗" if needed else "-"
     versions = " ".join(f"{name} {version}" for name, version in sorted(probe.versions.items()))
     yield f"{mark} {probe.provider:<10} isolation {probe.isolation.word:<10} {versions}".rstrip()
@@ -165,7 +165,7 @@ def _provider(probe: Probe, *, needed: bool) -> Iterator[str]:
 
 
 def _by_design(probe: Probe, feature: Feature) -> bool:
-    """Whether no host would make a difference: what is no border, and borders of a provider that has none."""
+    """Tell whether no host would differ: limits that are no border, and borders of a provider without any."""
     from runner.core.model import Feature
 
     limits = (Feature.CPU, Feature.MEMORY, Feature.PIDS)

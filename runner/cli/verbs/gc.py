@@ -1,4 +1,4 @@
-"""``runner gc``: remove what ended runs have kept for longer than ``RUN_RETENTION``; exit 7 when some of it stays."""
+"""``runner gc``: remove leftovers of ended runs older than ``RUN_RETENTION``; exit 7 when some of it stays."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``runner image``: the image that agents look into incidents from.
+"""``runner image``: build and check the image in which agents investigate incidents.
 
-``check`` exits with 4 when it is not what this runner would build.
+``check`` exits with 4 when it differs from what this runner would build.
 """
 
 from __future__ import annotations

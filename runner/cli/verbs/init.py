@@ -1,4 +1,4 @@
-"""``runner init [PATH]``: a first ``.runner/`` for a repository, or a copy of the quickstart. Overwrites nothing."""
+"""``runner init [PATH]``: write a first ``.runner/``, or copy the quickstart. Overwrites nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _rows(begun: InitResult) -> Iterator[tuple[str, str, str]]:
-    """What was written, a file, a line of it and what that is for."""
+    """Yield what was written: a file, a line of it, and its purpose."""
     way, lent = begun.taken.way, begun.taken.lent
     agent = ".runner/agent.runner.yaml"
     yield agent, "script: {path: agent.sh}", "plays the agent, and changes nothing yet"
@@ -80,7 +80,7 @@ def _rows(begun: InitResult) -> Iterator[tuple[str, str, str]]:
 
 
 def _more(begun: InitResult) -> str:
-    """The options that write what was not written."""
+    """Return the options that write what was not written."""
     names = [path.name for path in begun.written]
     options = {
         "runner.yml": "--ci github writes a job for pull requests",
@@ -98,7 +98,7 @@ def _ended(begun: InitResult) -> str:
 
 
 def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """Rows in columns; a file is named once."""
+    """Format rows in columns, with each file named once."""
     listed = [*rows]
     first, second = (max(len(row[column]) for row in listed) for column in (0, 1))
     before = ""
@@ -108,7 +108,7 @@ def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
 
 
 def _tell(begun: InitResult, out: Output) -> int:
-    """What came of trying; the status that this ends with."""
+    """Show the results of trials; return the exit status."""
     from runner.ops.init.trial import explain
 
     if begun.untried is not None:

@@ -1,4 +1,4 @@
-"""``runner lease``: who has which workspace, and how to end that."""
+"""``runner lease``: show who holds which workspace, and end that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``runner plan [PATH]``: what apply would do. Nothing is started and nothing is written but ``--save``."""
+"""``runner plan [PATH]``: show what apply would do. Starts nothing, and writes nothing but ``--save``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _save(planned: PlanResult, to: Path) -> str:
-    """Save a plan, and say so. What keys and programs it needs may be where it is carried out; what it pins is here."""
+    """Save a plan, and say so. Keys and programs may be elsewhere; what the plan pins must be here."""
     from runner.ops.planning.saved_plan import save
 
     if planned.missing:

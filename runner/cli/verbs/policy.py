@@ -1,4 +1,4 @@
-"""``runner policy check|scan|explain``: what may be in a workspace, and which line decides; nothing is started."""
+"""``runner policy check|scan|explain``: show what may be in a workspace, and which line decides. Starts nothing."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _show_scan(found: ScanResult, layers: Sequence[PolicyLayer], form: str, out:
 
 
 def _line(out: Output, text: str) -> None:
-    """Patterns and names are others' words: a terminal must not obey them."""
+    """Escape patterns and names, which others chose, for a terminal."""
     from runner.core.sanitize import escape_unprintable
 
     out.line(escape_unprintable(text))

@@ -1,4 +1,4 @@
-"""``runner pool``: workspaces that run before anybody needs them."""
+"""``runner pool``: keep workspaces that are started before they are needed."""
 
 from __future__ import annotations
 

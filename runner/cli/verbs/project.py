@@ -1,4 +1,4 @@
-"""``runner project``: what the workspaces of a project have in common, without a manifest or as one said it."""
+"""``runner project``: manage settings that a project's workspaces share, from commands or applied manifests."""
 
 from __future__ import annotations
 

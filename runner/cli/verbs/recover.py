@@ -1,4 +1,4 @@
-"""``runner recover [RUN]``: end the runs whose runner has died; exit 7 when something could not be removed."""
+"""``runner recover [RUN]``: end runs whose runner has died; exit 7 when something could not be removed."""
 
 from __future__ import annotations
 

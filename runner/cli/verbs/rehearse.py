@@ -1,4 +1,4 @@
-"""``runner rehearse [PATH] --turns FILE``: apply with a scripted double in every model's place: no key, no cost."""
+"""``runner rehearse [PATH] --turns FILE``: apply with a scripted model: no key, no cost."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _seconds(text: str) -> float:
 async def _carry_on(
     resuming: ResumePlan, form: str, settings: Settings, reports: Reports, *, out: Output, redactor: Redactor
 ) -> RunRecord:
-    """Continue the run and show it: one on an incident as ``triage`` does, any other as ``apply``."""
+    """Continue the run and show it: on an incident as ``triage`` does, any other as ``apply``."""
     from dataclasses import replace
 
     from runner.cli.live_view import open_screen

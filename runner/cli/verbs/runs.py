@@ -1,4 +1,4 @@
-"""``runner runs``: what happened, from the journal, and the way out for it. A RUN is a unique prefix or ``last``."""
+"""``runner runs``: show runs from the journal, and deliver their work. A RUN is a unique prefix or ``last``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``runner schema [KIND]``: what a kind's documents may hold, as a JSON schema that needs no other file.
+"""``runner schema [KIND]``: print the JSON schema of a kind's documents, which needs no other file.
 
-So it does of the files that are no manifests, and the catalog that says which files each schema is for.
+Also of the files that are not manifests, and the catalog that maps files to schemas.
 """
 
 from __future__ import annotations

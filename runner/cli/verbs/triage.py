@@ -1,4 +1,4 @@
-"""``runner triage -w DIR [PROMPT]``: an incident is investigated by an agent in a sandbox, and a report is written."""
+"""``runner triage -w DIR [PROMPT]``: let an agent investigate an incident in a sandbox and write a report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _REFUSED = {
 
 
 class _Refuse(Action):
-    """An option of the document's that there is not, and why."""
+    """Refuse an option of the triage document that is not supported, and say why."""
 
     def __call__(self, parser: object, namespace: object, values: object, option: str | None = None) -> NoReturn:
         raise UsageError(f"`{option}` is not supported", hint=_REFUSED[str(option)])
@@ -204,7 +204,7 @@ async def _follow(
     quiet: bool,
     wrote: bool,
 ) -> RunRecord:
-    """Carry out a triage while showing it: on the screen, or as JSON Lines."""
+    """Execute a triage while showing it, on the screen or as JSON Lines."""
     from dataclasses import replace
 
     from runner.cli.live_view import open_screen

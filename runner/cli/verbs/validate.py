@@ -1,4 +1,4 @@
-"""``runner validate [PATH]``: every finding of a manifest file or folder; and what each kind of finding means."""
+"""``runner validate [PATH]``: report every finding in manifests, and explain each kind of finding."""
 
 from __future__ import annotations
 

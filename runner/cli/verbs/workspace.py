@@ -1,4 +1,4 @@
-"""``runner workspace``: places for agents that outlive runs: made, used, stopped and removed."""
+"""``runner workspace``: make, use, stop and remove workspaces that outlive runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _place(text: str) -> Path:
-    """An unset variable names no directory, and least of all the one that we are in."""
+    """Return the directory; an empty text, as of an unset variable, is refused rather than meaning the current one."""
     if not text:
         raise ArgumentTypeError("an empty PATH names no directory")
     return Path(text)

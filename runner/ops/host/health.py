@@ -30,12 +30,12 @@ class Health:
 
     @property
     def able(self) -> bool:
-        """Whether anything that isolates is available."""
+        """Tell whether any provider that isolates is available."""
         return any(probe.available and probe.isolation for probe in self.probes)
 
 
 async def examine(settings: Settings) -> Health:
-    """Probe every provider but the fake, which is for tests."""
+    """Probe every provider."""
     probes = [await open_provider(name, settings).probe() for name in provider_names()]
     docker = any(probe.provider == "docker" and probe.available for probe in probes)
     built = await image.present(settings) if docker else None

@@ -69,9 +69,9 @@ _PROXIES = ("http_proxy", "https_proxy", "no_proxy")  # the daemon keeps these o
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """An image to build as ``tag``. The files say how this host reaches its package mirrors; none is in the image.
+    """An image to build as ``tag``. The files say how this host reaches its package mirrors, and are not in the image.
 
-    ``base`` is a Debian or a system like it. ``host_network``: the build has this host's network, not one of its own.
+    ``base`` is Debian or a derivative. ``host_network`` gives the build this host's network.
     """
 
     base: str | None = None
@@ -84,7 +84,7 @@ class ImageRecipe:
 
 @dataclass(frozen=True)
 class ImageFinding:
-    """One thing that was looked at. ``is_right`` or not, ``told`` is what was found."""
+    """One property of an image: ``told`` says what was found, ``is_right`` whether that is as it should be."""
 
     what: str
     is_right: bool
@@ -107,7 +107,7 @@ class ImageCheck:
 
 
 def pins() -> dict[str, str]:
-    """The version of each tool that has to be of one."""
+    """Return the pinned version of each tool that has one."""
     folder = shipped("runners") / "image"
     locked = json.loads((folder / "package-lock.json").read_text())["packages"]
     config: dict[str, str] = json.loads((folder / "package.json").read_text())["config"]
@@ -115,7 +115,7 @@ def pins() -> dict[str, str]:
 
 
 def inputs() -> dict[str, Path]:
-    """Every shipped file that the image is built from, by its name in the context."""
+    """Return every shipped file that the image is built from, by its name in the build context."""
     runners, skills = shipped("runners"), shipped("skills")
     found = {path.relative_to(runners).as_posix(): path for path in _files(runners)}
     ours = {name if name.startswith("image/") else f"runners/{name}": path for name, path in found.items()}
@@ -128,7 +128,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def digest() -> str:
-    """Of all inputs: equal ones give an equal image, but for what the distribution has changed since."""
+    """Hash all inputs: equal inputs give an equal image, up to changes of the distribution."""
     whole = hashlib.sha256()
     for name, path in sorted(inputs().items()):
         whole.update(f"{name}\0{_mode(path):o}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -140,7 +140,7 @@ def _mode(path: Path) -> int:
 
 
 def context(recipe: ImageRecipe) -> bytes:
-    """What the daemon is sent, the same bytes for the same files. Raises ``UsageError``."""
+    """Return the build context as tar, deterministically. Raises ``UsageError``."""
     content = {name: (path.read_bytes(), _mode(path)) for name, path in inputs().items()}
     content |= {f"host/{name}": (text, 0o644) for name, text in _of_host(recipe)}
     buffer = io.BytesIO()
@@ -156,9 +156,9 @@ def context(recipe: ImageRecipe) -> bytes:
 
 
 def save_context(recipe: ImageRecipe, path: Path) -> None:
-    """A new file for a builder that is not this host's docker; only its owner can read it, for it may hold a token.
+    """Write the build context to a new file for another builder, readable by its owner only: it may hold a token.
 
-    Raises ``UsageError``, and ``ContextNotWritten``, also for a file or link that is there already.
+    Raises ``UsageError``, and ``ContextNotWritten``, also for a file or link that exists.
     """
     content = context(recipe)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -177,7 +177,7 @@ def save_context(recipe: ImageRecipe, path: Path) -> None:
 
 
 def _of_host(recipe: ImageRecipe) -> Iterator[tuple[str, bytes]]:
-    """Files of the host that builds, by the name that ``build.sh`` knows them by."""
+    """Yield files of this host by the names that ``build.sh`` expects."""
     for name, path in (("ca.crt", recipe.ca), ("npmrc", recipe.npmrc), ("apt", recipe.apt_sources)):
         if path is None:
             continue
@@ -190,10 +190,10 @@ def _of_host(recipe: ImageRecipe) -> Iterator[tuple[str, bytes]]:
 
 
 async def build(settings: Settings, recipe: ImageRecipe, say: Callable[[str], None]) -> str:
-    """Build the image and give its id. Cancelling ends the build; images without a name may be left.
+    """Build the image and return its id. Cancelling stops the build; unnamed images may remain.
 
-    With an ``npmrc``, which may hold a token, the stages that have seen it are removed from the daemon. Raises
-    ``UsageError``, and what ``build_image`` raises.
+    Stages that saw an ``npmrc``, which may hold a token, are removed from the daemon. Raises ``UsageError``, and what
+    ``build_image`` raises.
     """
     for name in (recipe.tag,) if recipe.base is None else (recipe.base, recipe.tag):
         _require_name(name)
@@ -231,7 +231,7 @@ def _require_name(image: str) -> None:
 
 
 async def present(settings: Settings) -> str | None:
-    """The id of the image, if the daemon has it. Raises ``ProviderFailed``."""
+    """Return the id of the image if the daemon has it. Raises ``ProviderFailed``."""
     try:
         return str((await Engine(settings.docker_host).image(NAME))["Id"])
     except ImageMissing:
@@ -239,7 +239,7 @@ async def present(settings: Settings) -> str | None:
 
 
 async def check(settings: Settings, image: str) -> ImageCheck:
-    """Look at an image from inside: without a network, as the user of a workspace. Nothing is left.
+    """Examine an image from inside, without a network, as a workspace's user. Leaves nothing.
 
     Raises ``UsageError``, ``ImageMissing``, ``ProviderUnavailable``, ``ProviderFailed``.
     """
@@ -262,7 +262,7 @@ async def check(settings: Settings, image: str) -> ImageCheck:
 
 
 async def _tools(workspace: Workspace) -> list[ImageFinding]:
-    """Each tool with its version; they are asked at the same time."""
+    """Return each tool with its version; all are asked at the same time."""
     pinned = pins()
     found: dict[str, ImageFinding] = {}
 
@@ -286,14 +286,14 @@ async def _tools(workspace: Workspace) -> list[ImageFinding]:
 
 
 def judge(tool: str, version: str, pinned: str | None) -> ImageFinding:
-    """``None`` pins nothing."""
+    """Compare a version with its pin; ``None`` pins nothing."""
     if pinned is None or version == pinned:
         return ImageFinding(tool, True, version)
     return ImageFinding(tool, False, f"{version}, not {pinned}")
 
 
 async def _shipped_files(workspace: Workspace) -> ImageFinding:
-    """Whether skill and sub-runners are those of this runner, file by file."""
+    """Compare skill and sub-runners of the image with those of this runner, file by file."""
     wanted = {
         f"/{name}": hashlib.sha256(path.read_bytes()).hexdigest()
         for name, path in inputs().items()
@@ -306,7 +306,7 @@ async def _shipped_files(workspace: Workspace) -> ImageFinding:
 
 
 def compare(wanted: Mapping[str, str], there: Mapping[str, str]) -> ImageFinding:
-    """Files by the digest of what is in them."""
+    """Compare files by digest."""
     what = f"skill {SKILL} and sub-runners"
     differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
     if differing:
@@ -316,7 +316,7 @@ def compare(wanted: Mapping[str, str], there: Mapping[str, str]) -> ImageFinding
 
 
 async def _ordinary(workspace: Workspace) -> ImageFinding:
-    """Whether an ordinary user can work there."""
+    """Tell whether an ordinary user can work in the image."""
     script = 'touch ~/it /workspace/it /output/it && test "$(id -u)" != 0'
     ended = await workspace.run(["bash", "-c", script])
     told = ended.stderr.decode(errors="replace").strip() or str(ended.exit)
@@ -326,7 +326,7 @@ async def _ordinary(workspace: Workspace) -> ImageFinding:
 
 
 def of_home(archive: bytes) -> Sequence[ImageFinding]:
-    """The context files of the image's own home, which workspaces have one of theirs in place of."""
+    """Return the context files of the image's own home, which workspaces replace by theirs."""
     there = {entry.name: (entry.uid, text) for entry, text in _members(archive)}
     return [
         _file(name, shipped("runners") / "context" / source, there.get(f"{PurePosixPath(_HOME).name}/{name}"))

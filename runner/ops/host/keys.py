@@ -1,4 +1,4 @@
-"""Whether the model of each agent CLI can be had from here: is there a key, and, asked for it, does it work."""
+"""Keys of agents on this host, and a paid test request with each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 30.0  # seconds for one answer
 
 @dataclass(frozen=True)
 class AgentKey:
-    """An agent CLI with its model by default. ``variable`` holds its key, or ``problem`` says why none does."""
+    """An agent's CLI and default model. ``variable`` holds its key, or ``problem`` says why none does."""
 
     agent: str
     api: Api
@@ -35,7 +35,7 @@ class AgentKey:
 
 @dataclass(frozen=True)
 class KeyTest:
-    """What a provider said to a tiny request that was paid for; ``problem`` if it was no answer."""
+    """Answer of a provider to a tiny paid request; ``problem`` says what was wrong with it."""
 
     api: Api
     model: str
@@ -93,7 +93,7 @@ def _key(name: str, agent: ModelAgent, settings: Settings) -> AgentKey:
 
 
 async def spend(settings: Settings, apis: set[Api]) -> list[KeyTest]:
-    """Ask one tiny thing of each provider, through the gateway. Costs less than a cent together."""
+    """Send one tiny request to each provider through the gateway. All together cost less than a cent."""
     return [await _ask(api, settings) for api in sorted(apis)]
 
 

@@ -1,6 +1,6 @@
-"""``runner doctor --probe``: what a command can really do in a sandbox of each provider, tried in one made for it.
+"""Probe sandboxes: try in a workspace of each provider what a command can really do there.
 
-The workspace is one as any other, so that what a killed doctor leaves is found and removed by ``runner gc``.
+The workspace is an ordinary one, so ``runner gc`` finds and removes what a killed ``doctor --probe`` leaves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class EscapeResult(StrEnum):
 
 @dataclass(frozen=True)
 class EscapeAttempt:
-    """One probe: ``told`` says what it could do, or why it could not be tried; ``reason`` why that is declared."""
+    """Result of one probe: ``told`` says what it could do, or why it was not tried; ``reason`` why a gap is
+    declared.
+    """
 
     name: str
     about: str
@@ -51,7 +53,7 @@ class EscapeAttempt:
 
 @dataclass(frozen=True)
 class ProbedProvider:
-    """A provider that was probed, or why it was not."""
+    """A provider with its results, or the reason why it was skipped."""
 
     provider: str
     isolation: IsolationClass
@@ -65,9 +67,9 @@ class ProbedProvider:
 
 
 async def examine_all(settings: Settings, names: Sequence[str], image: str | None) -> list[ProbedProvider]:
-    """Probe providers, one after the other, those with images in ``image``. Raises ``UnknownPlugin``, ``UsageError``.
+    """Probe providers one after the other, those with images in ``image``. Raises ``UnknownPlugin``, ``UsageError``.
 
-    Bounded in time, and nothing is left, also after a signal; then ``KeyboardInterrupt`` is raised.
+    Bounded in time. Leaves nothing, also after a signal; then ``KeyboardInterrupt`` is raised.
     """
     if image is not None and not is_image(image):
         raise UsageError(f"`{sanitize(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")

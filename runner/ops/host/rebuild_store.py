@@ -1,7 +1,7 @@
-"""``runner store rebuild``: a store that is lost, damaged or an older copy gets what run directories have of it.
+"""Rebuild a store that is lost, damaged or an older copy, from the directories of its runs.
 
-A store that can be read in full keeps all that it has, and what it lacks is added. Any other is put beside, never
-removed, and a new one takes its place. Nothing of the runs themselves is changed; recovering them is another verb's.
+A store that can be read in full keeps its contents and gains what it lacks. Any other is renamed, never removed, and
+replaced. The runs themselves do not change; recovering them is another command.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from runner.store.sqlite import open_store
 
 @dataclass(frozen=True)
 class RebuildResult:
-    """What a store has now that it had not: ``events`` of these ``runs`` and ``workspaces``.
+    """What a rebuilt store gained: the ``events`` of these ``runs`` and ``workspaces``.
 
-    ``aside`` is where the store that could not be read is kept, and ``unread`` what could not be read anew, and why.
+    ``aside`` is where an unreadable store was moved, and ``unread`` what could not be read from directories, and why.
     """
 
     runs: tuple[str, ...]
@@ -42,7 +42,9 @@ class RebuildResult:
 
 
 async def rebuild_store(settings: Settings) -> RebuildResult:
-    """Raises ``RunUnfinished`` while somebody uses a store that has to be replaced, and ``StoreTooNew``."""
+    """Rebuild the store. Raises ``StoreTooNew``, and ``RunUnfinished`` while somebody uses a store that has to be
+    replaced.
+    """
     damage, aside = await _damage(settings), None
     if damage is not None or not state_file(settings).exists():
         _require_unused(settings)
@@ -70,7 +72,7 @@ async def rebuild_store(settings: Settings) -> RebuildResult:
 
 
 async def _damage(settings: Settings) -> str | None:
-    """Why the store cannot be used on, if so; ``None`` also where there is none at all."""
+    """Say why the store is unusable; ``None`` also when there is none."""
     if not state_file(settings).exists():
         return None
     try:
@@ -82,7 +84,7 @@ async def _damage(settings: Settings) -> str | None:
 
 
 def _require_unused(settings: Settings) -> None:
-    """Whoever has the old store open would go on writing to that."""
+    """Raise ``RunUnfinished`` if somebody has the old store open, and would go on writing to it."""
     home = settings.home
     for held in (*home.glob("runs/*"), *home.glob("workspaces/*/lease"), home / PLACE):
         if held.is_dir() and is_locked(held):
@@ -104,7 +106,7 @@ def _put_aside(store: Path) -> Path:
 
 
 def _nonce(home: Path) -> bytes | None:
-    """By which what was made for the lost store is known as its own, as most of that has it."""
+    """Return the nonce that most leftovers carry, so that the new store recognizes them as its own."""
     found = Counter(left.nonce for left in find_workspace_traces(home))
     try:
         return next((bytes.fromhex(nonce) for nonce, _ in found.most_common(1)), None)
@@ -113,7 +115,7 @@ def _nonce(home: Path) -> bytes | None:
 
 
 def _histories(home: Path, counts: Mapping[str, int], unread: list[str]) -> Iterator[tuple[str, str, list[Recorded]]]:
-    """Of each run and workspace that its directory knows better, the events that are lacking, the oldest first."""
+    """Yield the events that the store lacks, for each run and workspace, oldest first."""
     found = []
     for kind, directory in started_directories(home):
         known = counts.get(directory.name, 0)

@@ -1,4 +1,4 @@
-"""The store of a ``RUNNER_HOME``. A home in which runs were started has one: where it is gone, none is made."""
+"""Store of a ``RUNNER_HOME``. Where runs were started and the store is gone, none is created."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def now_microseconds() -> int:
 
 
 def see_clock(now: int) -> ClockReference:
-    """How a wall clock that shows ``now`` stands to the time since boot, sleep included."""
+    """Compare a wall clock that shows ``now`` with the time since boot, sleep included."""
     since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
     return ClockReference(_BOOT.read_text().strip(), now - since_boot)
 
@@ -32,7 +32,7 @@ def state_file(settings: Settings) -> Path:
 
 
 def make_home(settings: Settings) -> None:
-    """``RUNNER_HOME``, for its owner only. Raises ``StoreFailed`` when it cannot be made."""
+    """Create ``RUNNER_HOME``, for its owner only. Raises ``StoreFailed``."""
     try:
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -41,7 +41,7 @@ def make_home(settings: Settings) -> None:
 
 @asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[SqliteStore]:
-    """The store, made if this home is new. Raises what ``open_store`` raises."""
+    """Open the store; in a new home, create it. Raises what ``open_store`` raises."""
     known = has_history(settings)  # before the store is looked at, or another's first run could come between
     store = open_store(state_file(settings), now=now_microseconds, entropy=secrets.token_bytes, must_exist=known)
     async with store as opened:
@@ -54,14 +54,14 @@ async def open_state(settings: Settings) -> AsyncIterator[SqliteStore]:
 
 @asynccontextmanager
 async def read_state(settings: Settings) -> AsyncIterator[Reader]:
-    """The store for reading, which changes nothing, also on a medium that takes no writes."""
+    """Open the store for reading, also on a read-only medium."""
     known = has_history(settings)
     async with open_reader(state_file(settings), must_exist=known) as opened:
         yield opened
 
 
 def has_history(settings: Settings) -> bool:
-    """Whether a run, or a workspace of none, was ever begun here, by what is in the directories."""
+    """Tell by the directories whether a run, or a workspace outside of runs, was ever started here."""
     runs, workspaces = settings.home / "runs", settings.home / "workspaces"
     try:
         return any(map(was_started, runs.glob("*"))) or any(workspaces.glob(f"*/{FILE}"))

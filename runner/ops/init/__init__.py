@@ -1,9 +1,8 @@
-"""A first ``.runner/`` for a repository: an agent that changes nothing, a policy, and the tests that judge it.
+"""Write a first ``.runner/`` for a repository: an agent that changes nothing, a policy, and the tests that judge it.
 
-What is written has been tried: the ways to run the tests that the repository's files speak of are run in the sandbox
-that a run would use, and the first that works is taken. Nothing is ever overwritten. The schemas that editors check
-the manifests with are copied beside them, so that they are there, and of the right version, wherever the repository is
-cloned.
+The tests are tried first: each way to run them that the repository's files suggest runs in the sandbox that a run would
+use, and the first that works is taken. Nothing is overwritten. The schemas for editors are copied beside the manifests,
+so that every clone has the right version.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _HOOKS = r"""repos:
 
 @dataclass(frozen=True)
 class InitResult:
-    """What was written, which way to run the tests was taken, and all that were ``tried``.
+    """The files written, the way to run the tests that was ``taken``, and all that were ``tried``.
 
-    ``untried`` says why none was. ``left`` is for a person to put in place, by the file it is for, which is there.
+    ``untried`` says why none was. ``left`` are texts for a person to add to files that exist.
     """
 
     seen: Survey
@@ -60,12 +59,12 @@ async def begin(
     ci_of: str | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> InitResult:
-    """Write ``.runner/`` at the top of the repository of ``path``, and what its CI needs. All of it or nothing.
+    """Write ``.runner/`` at the top of the repository of ``path``, and what its CI needs. All or nothing.
 
-    ``test`` is a shell command to use in place of what would be found; ``hooks`` asks for the pre-commit
-    configuration too, and ``ci_of`` for the job of a CI, which is written for GitHub where there is a ``.github/``.
-    ``tell`` hears what is tried. Raises ``FileExists``, ``FileNotWritten``, ``UsageError`` without a test command, and
-    what git says of a directory that is no repository or has no commit.
+    ``test`` is a shell command instead of the ways that would be found; ``hooks`` also writes the pre-commit
+    configuration, and ``ci_of`` the job of a CI, which is written for GitHub where there is a ``.github/``. ``tell``
+    gets progress. Raises ``FileExists``, ``FileNotWritten``, ``UsageError`` without a test command, and what git says
+    of a directory that is not a repository or has no commit.
     """
     source = await open_git(settings).inspect(path)
     top = source.top
@@ -89,7 +88,7 @@ async def begin(
 
 
 def _beside(seen: Survey, *, hooks: bool, ci_of: str | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Files to write beside the manifests, and those that a person is to put in place, for they may be there."""
+    """Return the files to write beside the manifests, and those that a person has to merge because they exist."""
     files, left = {}, {}
     if ci_of == "github" or (ci_of is None and (seen.top / ".github").is_dir()):
         files[ci.GITHUB] = ci.github_job(seen)
@@ -113,7 +112,7 @@ def _check_absent(top: Path, files: Mapping[str, str]) -> None:
 
 
 def _write(top: Path, files: Mapping[str, str]) -> None:
-    """Create all files, or none. Nothing that exists is touched."""
+    """Create all files, or none. Existing files are not touched."""
     with ExitStack() as undo:
         for name, text in files.items():
             path = top / name

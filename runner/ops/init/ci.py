@@ -1,6 +1,6 @@
-"""The job of a CI that installs what the repository needs, then runs its manifests as a person would.
+"""CI job that installs what the repository needs, then runs its manifests as a person would.
 
-A pull request from a fork brings manifests of a stranger: those are applied with ``--untrusted``.
+Manifests of a pull request from a fork are applied with ``--untrusted``.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _CACHES = {  # by language: the file whose digest names a cache, and what the ac
 
 
 def github_job(seen: Survey) -> str:
-    """A workflow for pull requests, on a machine that GitHub hosts."""
+    """Return a workflow for pull requests, on a machine that GitHub hosts."""
     steps = "".join(step for language in seen.languages for step in _github_steps(seen, language))
     return _GITHUB.replace("INSTALL\n", steps).replace("PACKAGE", package())
 
 
 def gitlab_job(seen: Survey) -> str:
-    """A job for merge requests, whose runner allows namespaces."""
+    """Return a job for merge requests, whose runner allows namespaces."""
     lines = "".join(f"    - {_install(seen, language)}\n" for language in seen.languages if _install(seen, language))
     return _GITLAB.replace("INSTALL\n", lines).replace("PACKAGE", package())
 
 
 def package() -> str:
-    """The distribution that this program is of, at its version, as pip reads it."""
+    """Return this program's distribution and version, as pip reads it."""
     own = (one.dist for one in entry_points(group="console_scripts", name="runner") if one.module.startswith("runner."))
     dist = next(dist for dist in own if dist is not None)
     return f"{dist.name}=={dist.version}"
@@ -66,7 +66,7 @@ def _github_steps(seen: Survey, language: str) -> Iterator[str]:
 
 
 def _install(seen: Survey, language: str) -> str:
-    """What installs the dependencies that the manifests name, or that a toolchain has for everybody."""
+    """Return what installs the dependencies in the manifests, or what a toolchain has for everybody."""
     needed = bool(seen.dependencies) or language in ("go", "rust")
     return install_words(seen.top, language) if needed else ""
 

@@ -1,4 +1,4 @@
-"""The manifests that ``runner init`` writes, as text with a word on each line that a person may want to change."""
+"""Manifests that ``runner init`` writes, as text with a comment on each line that a person may want to change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runner.ops.init.trial import Trial
 
 
 def manifests_of(seen: Survey, taken: Trial) -> dict[str, str]:
-    """The files of ``.runner/``, by name."""
+    """Return the files of ``.runner/``, by name."""
     own = ""
     if taken.way.tools:
         own += f"    toolchains: {_flow(taken.way.tools)}   # programs on the PATH of whoever applies; read-only\n"
@@ -34,7 +34,7 @@ def manifests_of(seen: Survey, taken: Trial) -> dict[str, str]:
 
 
 def _flow(words: tuple[str, ...]) -> str:
-    """A list as YAML on one line."""
+    """Return a list as YAML on one line."""
     return json.dumps(list(words), ensure_ascii=False)
 
 

@@ -1,7 +1,7 @@
-"""The shipped quickstart where it can be run: a copy with a small repository of its own.
+"""Copy of the shipped quickstart, with a small repository of its own.
 
-In a checkout of this product the selftest changes a clone of that checkout; an installed package has none, and what
-lies in it is nobody's to write to. The copy's repository holds the sub-runners that the selftest lists, and a check.
+In a checkout of this product the selftest changes a clone of that checkout; an installed package has none, and must not
+be written to. The copy's repository holds the sub-runners that the selftest lists, and a check.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ done
 
 
 async def copy_quickstart(to: Path, settings: Settings) -> None:
-    """Fill the directory ``to``, which is empty or not there yet. All of it or nothing.
+    """Fill the directory ``to``, which is empty or missing. All or nothing.
 
     Raises ``FileExists`` and ``FileNotWritten``.
     """
@@ -53,7 +53,7 @@ async def copy_quickstart(to: Path, settings: Settings) -> None:
 
 
 async def _commit(tree: Path, private: Path, repository: Path, settings: Settings) -> None:
-    """Make the repository of what is in ``tree``; ``private`` is what it is made of."""
+    """Commit what is in ``tree``; ``private`` is scratch space."""
     git = open_git(settings)
     await git.create_empty(private)
     author = Author("runner", "runner@localhost", 0)
@@ -63,7 +63,7 @@ async def _commit(tree: Path, private: Path, repository: Path, settings: Setting
 
 @contextmanager
 def _empty(to: Path) -> Iterator[Path]:
-    """The real path of an empty directory to be filled. One that was not there is removed again when that fails."""
+    """Yield the real path of an empty directory to fill. A new one is removed again on failure."""
     to = Path(os.path.realpath(to))
     made = not os.path.lexists(to)
     to.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def _empty(to: Path) -> Iterator[Path]:
 
 
 def _copy(folder: Path) -> Path:
-    """The quickstart with an empty directory for its repository."""
+    """Copy the quickstart, with an empty directory for its repository."""
     copy = Path(shutil.copytree(shipped("manifests") / "quickstart", folder / "quickstart", ignore=_NOT_SHIPPED))
     selftest = copy / _SELFTEST
     selftest.write_text(selftest.read_text().replace("path: ../..", f"path: {REPOSITORY}"))
@@ -88,7 +88,7 @@ def _copy(folder: Path) -> Path:
 
 
 def _tree(folder: Path) -> Path:
-    """What is in the repository."""
+    """Write the files of the repository."""
     tree = folder / "tree"
     shutil.copytree(shipped("runners"), tree / "runners", ignore=lambda path, names: {*names} - _scripts(path, names))
     (tree / "tests" / "runners").mkdir(parents=True)

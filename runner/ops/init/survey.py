@@ -1,7 +1,7 @@
-"""What a repository says of itself: how its tests are run, by which programs, and where its dependencies lie.
+"""Survey of a repository: how its tests are run, by which programs, and where its dependencies are.
 
-Nothing of it is run here: each answer is a file that a tool keeps. Several ways to run the tests are found where there
-are several, the likeliest first; which of them works is tried elsewhere.
+Nothing is run: each answer comes from a file that a tool maintains. Several ways to run the tests may be found, the
+likeliest first; trials decide which one works.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _PYTEST = ("pytest.ini", "conftest.py", "tests/conftest.py", "test/conftest.py")
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run the tests: what is to be done before, ``command``, and the programs that both are run by.
+    """A way to run the tests: ``setup`` commands, ``command``, and the programs that run both.
 
-    ``language`` says of whom its dependencies are, and is empty for a command that a person named.
+    ``language`` owns the dependencies, and is empty for a command that a person gave.
     """
 
     command: tuple[str, ...] | str
@@ -43,13 +43,13 @@ class Way:
 
     @property
     def words(self) -> str:
-        """The command as a person writes it."""
+        """Return the command as a person types it."""
         return self.command if isinstance(self.command, str) else " ".join(self.command)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a repository has: ``ways`` to run its tests, the likeliest first, its ``dependencies`` and ``languages``."""
+    """Result of a survey: ``ways`` to run the tests, likeliest first, ``dependencies`` and ``languages``."""
 
     top: Path
     ways: tuple[Way, ...]
@@ -58,7 +58,7 @@ class Survey:
 
 
 def survey(top: Path, test: str | None = None) -> Survey:
-    """Look at a repository's files. ``test`` is a shell command in place of the ways that would be found."""
+    """Look at a repository's files. ``test`` is a shell command instead of the ways that would be found."""
     dependencies = tuple(find_dependencies(top))
     languages = tuple(language for language, files in _LANGUAGES.items() if _any(top, files))
     tools = tuple(dict.fromkeys(tool for language in languages for tool in _tools(top, language, dependencies)))
@@ -70,13 +70,13 @@ def survey(top: Path, test: str | None = None) -> Survey:
 
 
 def install_words(top: Path, language: str) -> str:
-    """The command by which a person installs what a repository needs, so that a workspace can be shown it."""
+    """Return the command that installs what a repository needs where a workspace can be shown it."""
     known = (words for file, words in _INSTALL.get(language, ()) if not file or (top / file).exists())
     return next(known, _pip_words(top) if language == "python" else "")
 
 
 def _pip_words(top: Path) -> str:
-    """A virtual environment with what the repository asks for, for its tests too."""
+    """Return the commands for a virtual environment with the repository's requirements, also for tests."""
     try:
         project = tomllib.loads(_text(top / "pyproject.toml"))
     except tomllib.TOMLDecodeError:
@@ -91,7 +91,7 @@ def _pip_words(top: Path) -> str:
 
 
 def _first(names: object) -> str:
-    """The name that says that it is for the tests."""
+    """Return the name that is for the tests."""
     wanted = ("test", "tests", "testing", "dev")
     return next((name for name in wanted if isinstance(names, dict) and name in names), "")
 
@@ -138,7 +138,7 @@ def _text(path: Path) -> str:
 
 
 def _make_targets(top: Path) -> Iterator[str]:
-    """The team's own word for its tests."""
+    """Return the team's own make target for its tests."""
     text = "\n".join(_text(top / name) for name in ("GNUmakefile", "makefile", "Makefile"))
     for target in ("test", "check"):
         if re.search(rf"^{target}\s*::?(?!=)", text, re.MULTILINE):
@@ -165,7 +165,7 @@ def _tools(top: Path, language: str, dependencies: Sequence[str]) -> tuple[str, 
 
 
 def _lacks(top: Path, file: str, name: str) -> bool:
-    """Whether a build is described for a program that the repository does not bring itself."""
+    """Tell whether the repository describes a build for a program that it does not contain."""
     return (top / file).is_file() and not (top / f"{name}w").is_file()
 
 
@@ -199,7 +199,7 @@ def _ways(top: Path, language: str, tools: tuple[str, ...]) -> Iterator[Way]:
 
 
 def _python_ways(top: Path, tools: tuple[str, ...]) -> Iterator[Way]:
-    """As the project configures it. The code of the checkout comes before an installed copy of it."""
+    """Yield ways as the project configures them. Code of the checkout goes before an installed copy of it."""
     configured = any("pytest" in _text(top / name) for name in _PYTHON) or _any(top, _PYTEST)
     configured |= any(True for name in _ENVIRONMENTS for _ in top.glob(f"{name}/lib/python*/site-packages/pytest"))
     commands: list[tuple[str, ...]] = [("python3", "-m", "pytest")] if configured else []
@@ -249,7 +249,7 @@ def _c_ways(top: Path) -> Iterator[Way]:
 
 
 def find_dependencies(top: Path) -> Iterator[str]:
-    """The directories that package managers have filled and git ignores: of the repository, and of packages in it."""
+    """Return the directories that package managers have filled and git ignores, also of nested packages."""
     place = source.find_repository(top)
     names = [name for name in _ENVIRONMENTS if (top / name / "pyvenv.cfg").is_file()][:1]
     names += [name for name in _FOLDERS if (top / name).is_dir() and not _links(top, name)]
@@ -273,7 +273,7 @@ def _ignored(place: source.LocalRepository, name: str) -> bool:
 
 
 def _nested(top: Path) -> Iterator[str]:
-    """The ``node_modules`` of packages further down."""
+    """Return the ``node_modules`` of nested packages."""
     waiting = [(top, 0)]
     while waiting:
         folder, depth = waiting.pop()

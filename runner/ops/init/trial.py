@@ -1,6 +1,6 @@
-"""Trying a way to run tests in the sandbox that a run would use: on a clean checkout of HEAD, without a network.
+"""Trials: run the tests as a run would, in a sandbox, on a clean checkout of HEAD, without a network.
 
-The workspace is one as any other, so that what a killed trial leaves is found and removed by ``runner gc``.
+The workspace is an ordinary one, so ``runner gc`` finds and removes what a killed trial leaves.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _ABSENT = re.compile(
 
 @dataclass(frozen=True)
 class Trial:
-    """A way that was tried, with what it was shown: how it ended, how long that took, and what it printed last.
+    """One way that was tried: how it ended, how long that took, and what it printed last.
 
-    Without an ``exit`` it was ended after ``EACH`` seconds, or never begun: then ``why`` says what is missing.
+    Without an ``exit`` it was stopped after ``EACH`` seconds, or never started: then ``why`` says what is missing.
     """
 
     way: Way
@@ -68,12 +68,12 @@ class Trial:
 
     @property
     def empty(self) -> bool:
-        """Whether it ended well for it found no test."""
+        """Tell whether it succeeded because it found no test."""
         return any(_NOTHING.search(line) for line in self.tail)
 
     @property
     def slow(self) -> bool:
-        """Whether it was still running when its time was over."""
+        """Tell whether it was still running when its time was over."""
         return self.exit is None and not self.why
 
 
@@ -85,9 +85,9 @@ class _Place:
 
 
 async def try_ways(seen: Survey, settings: Settings, tell: Callable[[str], None]) -> list[Trial]:
-    """Try ways in turn until one works; all that were tried. ``tell`` hears of each as it begins.
+    """Try ways in turn until one works; return all that were tried. ``tell`` is told of each as it starts.
 
-    Nothing is left, also after a signal; then ``KeyboardInterrupt`` is raised. Raises ``ProviderUnavailable`` where
+    Leaves nothing, also after a signal; then ``KeyboardInterrupt`` is raised. Raises ``ProviderUnavailable`` where
     there can be no sandbox, and what git and the provider raise.
     """
     probe = await open_provider(PROVIDER, settings).probe()
@@ -113,7 +113,7 @@ async def _try_all(env: WorkspaceEnv, seen: Survey, tell: Callable[[str], None])
 
 
 async def _check_out(top: Path, handle: Handle, settings: Settings) -> Path:
-    """HEAD as a verify step sees it, in a directory that goes with the workspace."""
+    """Check HEAD out as a verify step does, in a directory that is removed with the workspace."""
     git = open_git(settings)
     head = await git.resolve(top, branch=None, commit=None)
     repository, checkout = handle.private / "trial.git", handle.private / "trial"
@@ -164,7 +164,7 @@ async def _run(way: Way, lent: Lent, workspace: Workspace) -> Trial:
 
 
 def explain(tried: Trial, top: Path) -> tuple[str, str]:
-    """Why a way does not work, in a person's words, and what to do about it; the second may be empty."""
+    """Say why a way does not work, and what to do about it; the second may be empty."""
     if tried.why:
         return tried.why, "install it, or name another command: runner init --test COMMAND"
     if tried.empty and tried.exit is not None and tried.exit.code in (0, 5):
@@ -183,7 +183,7 @@ def explain(tried: Trial, top: Path) -> tuple[str, str]:
 
 
 def best(tried: Sequence[Trial]) -> Trial:
-    """The one that worked, or is slow; else the one that came nearest: which began, the first of those."""
+    """Return the trial that worked or was slow; else the first that started."""
     return next(
         (one for wanted in (lambda t: t.worked, lambda t: t.slow, lambda t: not t.why) for one in tried if wanted(one)),
         tried[0],

@@ -1,4 +1,4 @@
-"""The programs of an agent on this host: where its user has them, and whether docker would do instead."""
+"""Programs of agents on this host: where their user has them, and whether docker can be used instead."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _OF_CLUSTERS = ("kubectl", "helm")
 
 
 def find_agent(agent: str, settings: Settings, *, cluster: bool) -> tuple[str, ...] | None:
-    """The directories that show an agent's program, and with ``cluster`` those that read one: none where every
-    workspace sees them, ``None`` where the user has no such agent here. Raises ``UsageError`` without an interpreter.
+    """Return the directories that show an agent's program, and with ``cluster`` kubectl and helm, to a workspace.
+
+    Empty where every workspace sees them; ``None`` where the user has no such agent. Raises ``UsageError`` for a
+    program without its interpreter.
     """
     home, folders = _home(settings), search_path(settings.variables)
     names = (plugins.load(runner.agents, agent).agent.program, *(_OF_CLUSTERS if cluster else ()))
@@ -32,7 +34,7 @@ def find_agent(agent: str, settings: Settings, *, cluster: bool) -> tuple[str, .
 
 
 def has_cli(agent: str, settings: Settings) -> bool:
-    """Whether the user has the program of an agent where it can be shown to a workspace."""
+    """Tell whether the user has the program of an agent where a workspace can be shown it."""
     program = plugins.load(runner.agents, agent).agent.program
     return find_program(program, search_path(settings.variables), _home(settings)) is not None
 
@@ -42,13 +44,13 @@ def _home(settings: Settings) -> Path:
 
 
 def is_open(places: Sequence[str]) -> bool:
-    """Whether the users of root's workspaces, who are nobody here, can enter the directories."""
+    """Tell whether an unprivileged user, as in root's workspaces, can enter the directories."""
     folders = (folder for place in places for folder in (Path(place), *Path(place).parents))
     return all(folder.stat().st_mode & stat.S_IXOTH for folder in folders)
 
 
 async def docker_answers(settings: Settings) -> bool:
-    """Whether docker is a place for this user."""
+    """Tell whether this user can use docker."""
     socket = settings.docker_host.removeprefix("unix://")
     if socket.startswith("/") and not os.access(socket, os.R_OK | os.W_OK):
         return False  # without its client, which takes half a second to load
@@ -56,7 +58,7 @@ async def docker_answers(settings: Settings) -> bool:
 
 
 def install_hint(agent: str) -> str:
-    """How an agent's program gets to where it is found."""
+    """Say how to install an agent's program where it is found."""
     found = plugins.load(runner.agents, agent).agent
     name = found.package.rpartition("/")[2]
     link = (

@@ -1,4 +1,4 @@
-"""The clusters of a plan: whose word their kubeconfigs are, and whether they can be reached before anything is made."""
+"""Clusters of a plan: kubeconfigs that may not name programs, and reachability before anything is made."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from runner.steps.agent.plan import AgentBody
 
 
 def foreign_places(manifest: Path, incident: Path | None, settings: Settings) -> dict[Path, str]:
-    """The directories whose kubeconfigs may name no program, with what they are: they hold what others have written.
+    """Return the directories, with a description, whose kubeconfigs may name no program, since others write there.
 
-    These are the incident's, and the repository of a ``manifest`` that is not the runner's own, or else its folder.
-    Nothing is said of the usual place, which is always the user's.
+    These are the incident's, and the repository of a ``manifest`` that is not the runner's own, or else its folder. The
+    user's own ``~/.kube`` has an empty description.
     """
     manifest = Path(os.path.realpath(manifest))
     found = {Path(os.path.realpath(settings.reach.get("HOME", "/"))) / ".kube": ""}
@@ -38,9 +38,9 @@ def foreign_places(manifest: Path, incident: Path | None, settings: Settings) ->
 
 
 def files_instead(triage: TriageRequest, planned: PlanResult, error: RunnerError) -> tuple[TriageRequest, ClusterAway]:
-    """A triage of the incident's files alone, in the place of one whose cluster is away, and what is to be said of it.
+    """Replace a triage whose cluster is unreachable by one of the incident's files alone, with a warning.
 
-    Raises ``error``, with the ways out in its hint, when it says something else too, or when there are no files.
+    Raises ``error``, with alternatives in its hint, when it has another cause too, or when there are no files.
     """
     findings = error.findings if isinstance(error, Rejected) else (error,)
     for finding in findings:
@@ -55,7 +55,7 @@ def files_instead(triage: TriageRequest, planned: PlanResult, error: RunnerError
 
 
 async def check_clusters(plans: Iterable[RunPlan], deps: AgentDependencies, *, reused: Iterable[str] = ()) -> None:
-    """Raises what is wrong with a cluster, or ``Rejected`` with several; steps that are ``reused`` ask none."""
+    """Raise the error of an unreachable cluster, or ``Rejected`` for several; skips steps that are ``reused``."""
     done = set(reused)
     bodies = [step.body for plan in plans for step in plan.steps if step.id not in done]
     clusters = {body.cluster for body in bodies if isinstance(body, AgentBody) and body.cluster is not None}

@@ -1,4 +1,4 @@
-"""What differs between a plan and an earlier one: a saved plan, or the last run of each name from these manifests."""
+"""Differences between a plan and an earlier one: a saved plan, or the last run of each name from these manifests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from runner.report.plan import PlanComparison
 
 
 async def compare(planned: PlanResult, settings: Settings, against: Path | None) -> Sequence[PlanComparison]:
-    """The changes since the plan in ``against``, or else since the last run of each of the plan's runs.
+    """Compare a plan with the one in ``against``, or else with the last run of each of its runs.
 
-    Runs of another folder's manifests do not count, for every repository may have a run of that name. A run that
-    has never been carried out is one change. Raises ``BadPlanFile`` for ``against``.
+    Runs of another folder's manifests do not count, since every repository may have a run of that name. A run that was
+    never started is one change. Raises ``BadPlanFile`` for ``against``.
     """
     plan, manifests = planned.plan, planned.path.resolve()
     if against is not None:
@@ -48,7 +48,7 @@ async def compare(planned: PlanResult, settings: Settings, against: Path | None)
 def _changes(
     old: Mapping[str, Any], old_texts: object, new: Mapping[str, Any], new_texts: Mapping[str, str]
 ) -> tuple[Change, ...]:
-    """The changes, those of files with both texts; the old ones come from a file, and may be anything."""
+    """Return the changes, those of files with both texts; the old texts come from a file and may be anything."""
     known = old_texts if isinstance(old_texts, dict) else {}
 
     def text(file: object, texts: Mapping[str, Any]) -> str | None:
@@ -62,7 +62,7 @@ def _changes(
 
 
 def _plans(settings: Settings, runs: Iterable[str], manifests: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The plans of those runs that were made from these manifests: of the same file or folder, or one in the other."""
+    """Yield the runs' plans that were made from these manifests: the same file or folder, or one inside the other."""
     for id in runs:
         try:
             document = read_document(settings.home / "runs" / id / "plan.json")

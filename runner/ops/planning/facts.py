@@ -1,4 +1,4 @@
-"""Looking outside, once, before anything is planned: providers, commits, and the files that manifests name."""
+"""Facts: the one look outside before planning, at providers, commits, and files that manifests name."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _LABEL = "k8s-triage-agent."  # of an image that ``runner image build`` has made
 
 
 def provider_names() -> list[str]:
-    """The providers that a manifest may name."""
+    """List the providers that a manifest may name."""
     return list(plugins.names(runner.providers))
 
 
 def open_provider(name: str, settings: Settings) -> Provider:
-    """A provider by its name in a manifest. Raises ``UnknownPlugin``."""
+    """Open a provider by its name in a manifest. Raises ``UnknownPlugin``."""
     if name not in provider_names():
         raise UnknownPlugin(f"`{name}` is not a provider", hint=nearest(name, provider_names()))
     provider: Provider = plugins.load(runner.providers, name).provider(settings)
@@ -54,12 +54,12 @@ def open_provider(name: str, settings: Settings) -> Provider:
 async def gather(
     wanted: Sequence[FactsRequest], settings: Settings, git: Git, *, pinned: Facts | None = None, offline: bool = False
 ) -> Facts:
-    """The Facts of some runs. With ``pinned`` its commits, images and probes are kept, as long as they still hold.
+    """Gather the Facts of some runs. With ``pinned``, keep its commits, images and probes as long as they hold.
 
-    ``offline`` Facts are open: files beside the manifests are read, and nothing else is looked at.
+    ``offline`` Facts are open: only files beside the manifests are read.
 
-    What cannot be had is noted in ``missing``, for the resolver to report where the manifest asks for it.
-    Raises ``StalePlan`` for a provider that became weaker.
+    Failures are noted in ``missing``, and the resolver reports them at the manifest line. Raises ``StalePlan`` for a
+    provider that became weaker.
     """
     import trio  # those who only ask for names do without
 
@@ -131,7 +131,7 @@ async def gather(
 
 @dataclass
 class _Beside:
-    """The files that manifests name, by run and kind; ``missing`` is told why some could not be had."""
+    """Files that manifests name, by run and kind; ``missing`` gets the reason for those that cannot be read."""
 
     missing: dict[str, RunnerError]
     files: dict[str, dict[str, ContextFile]] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class _Beside:
     bytes: int = BYTES
 
     def _count(self, incident: Mapping[str, ContextFile]) -> None:
-        """Each run's plan has its incident. Raises ``OverBudget``."""
+        """Count the incident of each run against a common limit. Raises ``OverBudget``."""
         if INCIDENT_FILE in incident:
             self.bytes -= incident[INCIDENT_FILE].size
         if self.bytes < 0:
@@ -170,7 +170,7 @@ class _Beside:
 
 
 def _cluster(want: FactsRequest, settings: Settings, *, offline: bool) -> dict[str, ClusterFact]:
-    """What a run's kubeconfig leads to, by the run."""
+    """Read the target of a run's kubeconfig, by run."""
     if want.cluster is None or offline:
         return {}
     from runner.cluster.kubeconfig import read_target  # with all that TLS takes, which most runs do without
@@ -188,7 +188,7 @@ def _cluster(want: FactsRequest, settings: Settings, *, offline: bool) -> dict[s
 
 @contextmanager
 def _noting(missing: dict[str, RunnerError], key: str, file: str = "") -> Iterator[None]:
-    """Note why the block's facts could not be had, so that all of them are reported together."""
+    """Note the error of the block, so that all errors are reported together."""
     try:
         yield
     except StalePlan:
@@ -200,13 +200,13 @@ def _noting(missing: dict[str, RunnerError], key: str, file: str = "") -> Iterat
 
 
 def _same_host_parts(one: FactsRequest, other: FactsRequest) -> bool:
-    """Whether two runs, such as members of a matrix, are to see the same of this machine."""
+    """Tell whether two runs, such as members of a matrix, see the same of this host."""
     parts = ((want.toolchains, want.dependencies, want.checkout) for want in (one, other))
     return next(parts) == next(parts)
 
 
 async def _lent(want: FactsRequest, settings: Settings, missing: dict[str, RunnerError]) -> Lent:
-    """What of this machine a run's commands see."""
+    """Find what a run's commands see of this host."""
     from runner.ops.planning.host_paths import lend_dependencies, lend_toolchains  # which most runs do without
 
     checkout, found = want.checkout or Checkout(), Lent()
@@ -220,7 +220,7 @@ async def _lent(want: FactsRequest, settings: Settings, missing: dict[str, Runne
 async def _image(
     want: FactsRequest, settings: Settings, probes: Mapping[str, Probe], pinned: Facts | None
 ) -> dict[str, str]:
-    """The id of a run's image, by the run; empty when no provider of the run that is there has images."""
+    """Return the id of a run's image, by run; empty when no available provider of the run has images."""
     from runner.ports.provider import Images
 
     assert want.base_image is not None
@@ -240,7 +240,7 @@ async def _image(
 async def _cli_version(
     want: FactsRequest, settings: Settings, toolchains: Sequence[str], image: str | None, probes: Mapping[str, Probe]
 ) -> dict[str, CliVersion]:
-    """The version of a run's CLI, by the run: of its toolchain, else of its image or of this host."""
+    """Return the version of a run's CLI, by run: of its toolchain, else of its image or of this host."""
     if want.agent is None:
         return {}
     import runner.agents  # most runs have no model
@@ -259,17 +259,17 @@ async def _cli_version(
 
 
 def cli_label(program: str) -> str:
-    """The label that says an image's version of a CLI, of those that ``runner image build`` makes."""
+    """Return the image label for the version of a CLI, as ``runner image build`` writes it."""
     return f"{_LABEL}{program}"
 
 
 def first_available(providers: Sequence[str], facts: Facts) -> str | None:
-    """Which of a chain will be the first to be asked."""
+    """Return the first available provider of a chain."""
     return next((name for name in providers if name in facts.probes and facts.probes[name].available), None)
 
 
 def still(found: Probe, pinned: Facts | None) -> Probe:
-    """A provider as planned, if it can still do all that the plan counted on; stronger is fine, weaker is not."""
+    """Return the planned probe if the provider still has all that the plan counts on. Raises ``StalePlan``."""
     planned = pinned.probes.get(found.provider) if pinned is not None else None
     if planned is None or not planned.available:
         return planned or found
@@ -284,7 +284,7 @@ def still(found: Probe, pinned: Facts | None) -> Probe:
 
 
 async def _looked_at(checkout: Checkout, git: Git, known: CommitFact | None) -> tuple[CommitFact, PolicyFile | None]:
-    """What a checkout means, and the policy that it brings; a commit that is ``known`` must still be there."""
+    """Resolve a checkout to a commit and the policy in it; a ``known`` commit must still exist."""
     try:
         commit = await (_commit_of_path if checkout.url is None else _commit_of_url)(checkout, git, known)
         return commit, await policy_file(checkout, git, commit.commit)
@@ -295,7 +295,7 @@ async def _looked_at(checkout: Checkout, git: Git, known: CommitFact | None) -> 
 
 
 async def policy_file(checkout: Checkout, git: Git, commit: str) -> PolicyFile | None:
-    """The policy that a commit holds; what others wrote into a work tree does not count."""
+    """Read the policy in a commit; changes in the work tree do not count."""
     if checkout.url is not None:
         content = await git.read_url(
             checkout.url, commit, repository.FILE, depth=checkout.depth, limit=repository.FILE_BYTES
@@ -309,7 +309,7 @@ async def policy_file(checkout: Checkout, git: Git, commit: str) -> PolicyFile |
 
 
 async def _commit_of_url(checkout: Checkout, git: Git, known: CommitFact | None) -> CommitFact:
-    """No server can say that it has a commit: reading the policy will tell."""
+    """Resolve a URL's commit. A known one is not checked: reading the policy fails if it is gone."""
     if known is not None:
         return known
     assert checkout.url is not None

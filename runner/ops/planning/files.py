@@ -1,7 +1,7 @@
-"""Files beside manifests: scripts, skills, and what stands in an incident's directory.
+"""Files beside manifests: scripts, skills, and those in an incident's directory.
 
-Whoever is on call drops what there is into that directory, so nothing in it but ``incident.json`` can be wrong: what is
-large is known by size and time instead of content, and what no agent can get is left out, which is said.
+People on call drop anything into that directory, so only ``incident.json`` can be an error there. Large files are
+identified by size and time instead of content, and files that no agent can get are left out, with a note.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOT_INPUT = ("output", "logs", ".git", "prompt-sent.md")  # at the top of an in
 
 
 def read_file(path: Path, limit: int, flags: int = 0) -> bytes:
-    """A regular file's bytes, never blocking. Raises ``OSError``, also above ``limit`` bytes."""
+    """Read a regular file without blocking. Raises ``OSError``, also above ``limit`` bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -50,15 +50,15 @@ def read_file(path: Path, limit: int, flags: int = 0) -> bytes:
 
 
 def context_file(path: Path) -> ContextFile:
-    """A regular file's hash and size; a link is none. Raises ``OSError``."""
+    """Return a regular file's hash and size. Raises ``OSError``, also for a link."""
     content = read_file(path, MAX_FILE, os.O_NOFOLLOW)
     return ContextFile(path, sha256(content).hexdigest(), len(content))
 
 
 def texts_of(facts: Facts, *runs: str) -> dict[str, str]:
-    """The scripts and ``AGENTS.md`` of some runs by their hashes, so that a later plan can say what has changed.
+    """Return scripts and ``AGENTS.md`` of some runs by hash, so that a later plan can show what changed.
 
-    None that is large or no text, and not one that is another by now than the one that was planned.
+    Leaves out what is large or not text, or has changed since it was planned.
     """
     texts: dict[str, str] = {}
     files = (file for run in runs for group in ("script", "agents") for file in _group(facts, run, group))
@@ -75,7 +75,7 @@ def _group(facts: Facts, run: str, group: str) -> Iterable[ContextFile]:
 
 
 def agents_file(root: Path) -> dict[str, ContextFile]:
-    """The ``AGENTS.md`` of a project by its name, if it has one. Raises ``OSError``, and ``ValueError`` for a link."""
+    """Return the ``AGENTS.md`` of a project by its name, if any. Raises ``OSError``, and ``ValueError`` for a link."""
     try:
         content = read_beneath(root, AGENTS_FILE, MAX_FILE)
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def agents_file(root: Path) -> dict[str, ContextFile]:
 
 
 def skill_files(name: str) -> dict[str, ContextFile]:
-    """The files of a skill of this installation, by their paths below its name.
+    """Return the files of an installed skill, by their paths below its name.
 
     Raises ``UnknownReference``, and ``OSError`` and ``ValueError`` for a file that cannot be read.
     """
@@ -100,10 +100,10 @@ def skill_files(name: str) -> dict[str, ContextFile]:
 
 
 def incident_files(directory: Path) -> tuple[dict[str, ContextFile], str]:
-    """The files in an incident's directory by name, those at the top before others, and in words what is left out.
+    """Return the files in an incident's directory by name, top level first, and a sentence about those left out.
 
-    Links are not followed, and what earlier runs put there is no part of it. Raises ``OSError``, and ``ValueError`` for
-    what is no directory and for an ``incident.json`` that cannot be read.
+    Links are not followed, and output of earlier runs is skipped. Raises ``OSError``, and ``ValueError`` for what is
+    not a directory and for an ``incident.json`` that cannot be read.
     """
     if not os.path.isdir(directory):
         raise ValueError("not a directory")
@@ -123,7 +123,7 @@ class _Look:
         self._seen = self._whole = self._read = self._bytes = 0
 
     def into(self, folder: str) -> list[str]:
-        """Take the files of a folder, and say which folders are in it."""
+        """Take the files of a folder, and return its subfolders."""
         room = MOST_FILES - self._seen
         try:
             with os.scandir(self._directory / folder) as entries:
@@ -154,7 +154,7 @@ class _Look:
         self._left.append(f"`{excerpt(name)}` ({error.strerror})")
 
     def _file(self, name: str) -> ContextFile:
-        """A file as it is taken. Raises ``OSError`` with why it is not."""
+        """Return a file as a fact. Raises ``OSError`` with the reason why it is left out."""
         if not name.isprintable():
             raise OSError(errno.EINVAL, "a name that is not plain text")
         path = self._directory / name
@@ -184,11 +184,11 @@ class _Look:
 
 
 def _place(entry: os.DirEntry[str]) -> tuple[bool, str]:
-    """What is put into the prompt comes first."""
+    """Sort key: files that are put into the prompt come first."""
     return entry.name not in FILES.values(), entry.name
 
 
 def incident_document(files: dict[str, ContextFile]) -> dict[str, object]:
-    """The incident as templates see it; empty without an ``incident.json``. Raises ``OSError`` and ``ValueError``."""
+    """Return the incident for templates; empty without an ``incident.json``. Raises ``OSError`` and ``ValueError``."""
     file = files.get(INCIDENT_FILE)
     return read_incident(read_file(file.path, MAX_FILE)) if file is not None else {}

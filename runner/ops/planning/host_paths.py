@@ -1,4 +1,4 @@
-"""What of this machine a run's commands are shown, as its manifest names it: toolchains and dependencies."""
+"""Paths of this host that a run's commands see, as its manifest names them: toolchains and dependencies."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from runner.spec.model import Lent
 
 
 async def lend_toolchains(toolchains: Sequence[str], variables: Mapping[str, str], top: Path | None) -> Lent:
-    """The directories of toolchains, in the order in which they are written, with what belongs to them.
+    """Return the directories of toolchains in manifest order, with what belongs to them.
 
-    ``top`` is where the repository is that chooses versions, if it is here. Raises ``ToolchainMissing``.
+    ``top`` is the local repository that chooses versions, if any. Raises ``ToolchainMissing``.
     """
     if gone := absent([path for path in toolchains if path.startswith("/")]):
         raise ToolchainMissing(f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path")
@@ -37,9 +37,9 @@ async def lend_toolchains(toolchains: Sequence[str], variables: Mapping[str, str
 
 
 def lend_dependencies(dependencies: Sequence[str], checkout: Checkout, lent: Lent) -> Lent:
-    """What is lent with dependencies of a repository here, and the interpreters that environments among them link to.
+    """Add dependencies of a local repository, and the interpreters that environments among them link to.
 
-    Raises ``BadValue`` for one that is not here, or not the user's to show: what git keeps, or would take for work.
+    Raises ``BadValue`` for one that is missing, or that git tracks or would take for work.
     """
     if not dependencies or checkout.path is None:
         return lent
@@ -61,12 +61,12 @@ def lend_dependencies(dependencies: Sequence[str], checkout: Checkout, lent: Len
 
 
 def interpreter_of(folder: Path) -> tuple[str, ...]:
-    """A virtual environment at its own path, by which its scripts call it, and the Python that it links to."""
+    """Return a virtual environment's own path, by which its scripts call it, and the Python that it links to."""
     if not (folder / "pyvenv.cfg").is_file():
         return ()
     return directories_of(str(folder / "bin" / "python"))
 
 
 def absent(directories: Sequence[str]) -> list[str]:
-    """Those that are not there as written: not a directory, or reached through a link."""
+    """Return the paths that are not directories, or are reached through a link."""
     return [path for path in directories if os.path.realpath(path) != path.rstrip("/") or not os.path.isdir(path)]

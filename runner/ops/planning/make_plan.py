@@ -1,4 +1,4 @@
-"""From a path to a plan: load, select, gather, resolve, compile. Starts nothing."""
+"""Make a plan from a path: load, select, gather, resolve, compile. Starts nothing."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from runner.spec.select import only as only_run
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for beside the manifests: one run, fields of the task, no look outside, manifests of a fork.
+    """Choices beside the manifests: one run only, fields of the task, no look outside, manifests of a fork.
 
-    ``seconds`` is what each run and its agent have instead of their own limits. ``max_cost`` is what all runs may cost
-    together in dollars, ``run_cost`` what each may. ``output_dir`` and ``output_file`` say
-    where what a triage leaves is copied besides, and the name of its log there; see ``app.handout``.
+    ``seconds`` is the time limit of each run and its agent instead of their own. ``max_cost`` is what all runs together
+    may cost in dollars, ``run_cost`` what each may. ``output_dir`` and ``output_file`` say where a triage's output and
+    log are copied, and the log's name there.
     """
 
     only: str | None = None
@@ -51,11 +51,11 @@ class Request:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """A plan with what it was made from, ``documents`` by kind and name; ``warnings`` stop nothing, and ``missing`` is
-    what this host lacks of what it rests on.
+    """A plan with what it was made from, ``documents`` by kind and name.
 
-    ``checkouts`` are what the runs ask for, before it is known which commits that means; ``secrets`` where theirs are.
-    ``probed`` is when the providers were looked at for this plan, by the monotonic clock.
+    ``warnings`` stop nothing; ``missing`` is what this host lacks to execute it. ``checkouts`` are what the runs ask
+    for, before commits are known; ``secrets`` are where theirs come from. ``probed`` is the monotonic time at which the
+    providers were probed.
     """
 
     plan: Plan
@@ -84,7 +84,7 @@ async def make_plan(
 async def draft_plan(
     path: Path, settings: Settings, request: Request | None = None, *, pinned: Facts | None = None
 ) -> PlanResult:
-    """``make_plan``, but what this host lacks is only noted: such a plan can be looked at, and not be carried out."""
+    """Do what ``make_plan`` does, but only note what this host lacks: such a plan can be shown, not executed."""
     request = request or Request()
     documents, findings = load(path)
     _reject(findings)
@@ -135,7 +135,7 @@ async def draft_plan(
 
 
 def _with_task(document: Document, task: Mapping[str, object]) -> Document:
-    """A run whose task says what was given, over what is written; any other document as it is."""
+    """Put the given fields into a run's task, over those in the manifest."""
     spec = document.spec
     if not task or not isinstance(spec, IncidentRunSpec):
         return document
@@ -144,32 +144,32 @@ def _with_task(document: Document, task: Mapping[str, object]) -> Document:
 
 
 def _bounded(specs: list[RunSpec], request: Request) -> tuple[list[RunSpec], list[RunnerError]]:
-    """The runs with budgets that keep to what was asked for."""
+    """Limit the runs' budgets to the requested cost."""
     if request.run_cost is not None:
         return [bounded(spec, request.run_cost) for spec in specs], []
     return (specs, []) if request.max_cost is None else share_out(specs, request.max_cost)
 
 
 def _given(spec: RunSpec, seconds: float) -> RunSpec:
-    """A run that has this time, and its agent as much of it as the rest leaves."""
+    """Set the time limit of a run and of its agent."""
     origins = {**spec.origins, "deadline": "--timeout", "timeouts.agent": "--timeout"}
     return replace(spec, deadline_seconds=seconds, timeouts={**spec.timeouts, "agent": seconds}, origins=origins)
 
 
 def _reject(findings: Sequence[RunnerError]) -> None:
-    """Raises ``Rejected`` with all of them when one is an error that the manifests are to blame for."""
+    """Raise ``Rejected`` with all findings if one is an error in the manifests."""
     if any(f.severity == "error" and not f.of_host for f in findings):
         raise Rejected(distinct(findings))
 
 
 def _tightened(selected: Selected) -> Selected:
-    """A selection whose policies cannot loosen the built-in one: that one holds beside them."""
+    """Add the built-in policy to those of a selection, which then cannot loosen it."""
     others = [policy for policy in selected.policies if policy is not defaults()["Policy"]]
     return replace(selected, policies=(*others, defaults()["Policy"]))
 
 
 def _written(chosen: Sequence[Selected]) -> dict[str, Document]:
-    """The documents that the plan rests on, once each, by kind and name."""
+    """Return the documents that the plan rests on, by kind and name."""
     built_in = {f"built-in {kind}": document for kind, document in defaults().items()}
     used = {
         f"{document.kind} {document.name}": document
@@ -181,7 +181,7 @@ def _written(chosen: Sequence[Selected]) -> dict[str, Document]:
 
 
 def _deciding(settings: Settings) -> dict[str, object]:
-    """The settings that change plans."""
+    """Return the settings that change plans."""
     return {
         "cpus": settings.default_cpus,
         "memory": settings.default_memory,

@@ -1,4 +1,4 @@
-"""What manifests say of an agent's model that cannot be kept, as far as they show it."""
+"""Faults in what manifests demand of an agent's model, as far as the manifests show them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_CLIS = ("ANTHROPIC_", "CLAUDE_", "CODEX_", "GEMINI_", "GOOGLE_", "GOOSE_", "
 
 
 def model_faults(selected: Selected, spec: RunSpec) -> list[RunnerError]:
-    """Findings at their places. What it takes is imported when there is a model: most manifests have none."""
+    """Return findings at their places. Imports are local, since most manifests have no model."""
     if spec.model is None:
         return []
     import runner.agents
@@ -46,7 +46,7 @@ def model_faults(selected: Selected, spec: RunSpec) -> list[RunnerError]:
 
 
 def _no_writer(selected: Selected, spec: RunSpec) -> Iterator[RunnerError]:
-    """What is to be said of tools with which the report that is asked for cannot be written."""
+    """Return a warning if no tool of the agent can write the report that is asked for."""
     tools, report = spec.model.tools if spec.model else None, spec.verify.report if spec.verify else None
     writers = WRITERS.get(spec.agent, ())
     if report is None or tools is None or {*tools} & {*writers}:

@@ -1,4 +1,4 @@
-"""Whether the agents of a plan can use their models: looked at before anything is provisioned."""
+"""Models of a plan's agents: check that they can be used before anything is provisioned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner.steps.agent.plan import AgentBody
 
 
 def check_models(plans: Iterable[RunPlan], deps: AgentDependencies, *, reused: Iterable[str] = ()) -> None:
-    """Raises ``Rejected`` with all that is missing, each once; steps that are ``reused`` ask no model."""
+    """Raise ``Rejected`` with everything missing, each once; skips steps that are ``reused``."""
     done = set(reused)
     steps = [step for plan in plans for step in plan.steps if step.id not in done]
     findings = {finding.message: finding for finding in _missing(steps, deps)}

@@ -1,4 +1,4 @@
-"""What the plan of a run was made from, kept in its ``plan.json``: a run that resumes it compares, and goes on."""
+"""Inputs of a run's plan, stored in its ``plan.json``, for a run that resumes it to compare with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANEW = "`runner apply` starts it anew"
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """``checkout`` is what was asked for, plain, and ``commit`` what that meant; ``outputs`` are of ``needs``."""
+    """Inputs of one run's plan; ``checkout`` is as requested, in plain JSON, and ``commit`` as resolved."""
 
     manifests: Path
     request: Request
@@ -50,12 +50,14 @@ def plan_inputs_of(planned: PlanResult, plan: RunPlan, outputs: Mapping[str, obj
 
 
 def _of_one(request: Request, plan: RunPlan) -> Request:
-    """What was asked of one run of a plan: of a ceiling for all, its share."""
+    """Return the request as it applies to one run, which has a share of a common cost limit."""
     return request if request.max_cost is None else replace(request, max_cost=None, run_cost=plan.cost_usd)
 
 
 def read_plan_inputs(directory: Path, record: RunRecord) -> PlanInputs:
-    """The basis of a run. Raises ``WorkMissing`` when its ``plan.json`` is gone, damaged, or of another version."""
+    """Read the inputs of a run. Raises ``WorkMissing`` when its ``plan.json`` is gone, damaged, or of another
+    version.
+    """
     try:
         document = read_document(directory / "plan.json")
         (run,), basis = document["runs"], document["basis"]
@@ -80,7 +82,7 @@ def read_plan_inputs(directory: Path, record: RunRecord) -> PlanInputs:
 
 
 def keys_of(plan: RunPlan, facts: Facts, outputs: Mapping[str, object]) -> Keys:
-    """The parts of every step that has content: its body's, and what it sees of the host and of other runs."""
+    """Return the key parts of every step with content: its body, and what it sees of the host and of other runs."""
     context = {"task": plan.values["task"], "outputs": outputs, **_files(plan, facts)}
     keys = {}
     for step in plan.phase("work"):
@@ -95,20 +97,20 @@ def keys_of(plan: RunPlan, facts: Facts, outputs: Mapping[str, object]) -> Keys:
 
 
 def made_anew(step: Step) -> bool:
-    """Whether what a step does ends with the workspace, so that a run which resumes another has to do it anew."""
+    """Tell whether a step's effect ends with the workspace, so that a resumed run has to repeat it."""
     module = import_module(f"runner.steps.{step.kind}.plan")
     return getattr(module, "ANEW", False) or not hasattr(module, "inputs")
 
 
 def _files(plan: RunPlan, facts: Facts) -> dict[str, object]:
-    """The files from beside the manifests that commands see, by content."""
+    """Return the hashes of files beside the manifests that commands see."""
     prefix = f"{plan.name}/"
     groups = {key.removeprefix(prefix): files for key, files in facts.files.items() if key.startswith(prefix)}
     return {group: {name: file.sha256 for name, file in files.items()} for group, files in groups.items()}
 
 
 def _versions(plan: RunPlan, facts: Facts) -> dict[str, object]:
-    """What the providers of the chain are, with their programs; a host that was updated keeps its work."""
+    """Return isolation and program versions of the chain's providers; the kernel's does not count."""
     found: dict[str, object] = {"providers": ", then ".join(plan.providers)}
     for name in plan.providers:
         probe = facts.probes[name]

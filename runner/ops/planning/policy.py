@@ -1,4 +1,4 @@
-"""What policies say of paths and directories, and where it is written: of a run, a folder or a repository."""
+"""Explain policies of a run, a folder or a repository: their verdicts on paths, and the line of each rule."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _OWN_FIELDS = ("allowedPaths", "forbiddenPatterns", "maxFileSize")
 
 @dataclass(frozen=True)
 class PolicySource:
-    """Whose policies are asked for: those of one run, one policy of the folder ``manifests``, or neither's.
+    """Choice of policies: those of one run, one policy of the folder ``manifests``, or neither.
 
-    Without a run, the policy of the repository that ``directory`` is in, as its HEAD has it, holds as well.
+    Without a run, the policy in the HEAD of ``directory``'s repository applies as well.
     """
 
     manifests: Path
@@ -46,7 +46,7 @@ class PolicySource:
 
 @dataclass(frozen=True)
 class PolicyLayer:
-    """A policy that holds. ``lines`` has the place in its file where each of its rules is written."""
+    """A policy that applies. ``lines`` has the manifest line of each of its rules."""
 
     name: str
     origin: str
@@ -56,7 +56,7 @@ class PolicyLayer:
 
 @dataclass(frozen=True)
 class PathVerdict:
-    """A verdict on a path with the policy that decided and the place of its rule."""
+    """A verdict on a path with the policy that decided and the line of its rule."""
 
     path: str
     allowed: bool
@@ -67,16 +67,16 @@ class PathVerdict:
 
 @dataclass(frozen=True)
 class PathExplanation:
-    """A ruling, and what each policy that holds says by itself."""
+    """The verdict on a path, and what each policy says by itself."""
 
     ruling: PathVerdict
     policies: tuple[PathVerdict, ...]
 
 
 async def layers_of(source: PolicySource, settings: Settings) -> tuple[list[PolicyLayer], list[RunnerError]]:
-    """The policies that hold, and warnings about them.
+    """Return the policies that apply, and warnings about them.
 
-    Raises ``Rejected`` with what is wrong in the manifests or the repository's own policy, and what git raises.
+    Raises ``Rejected`` for errors in the manifests or the repository's own policy, and what git raises.
     """
     documents, file = await (_of_run if source.run is not None else _of_folder)(source, settings)
     specs, own, findings = policies_of(documents, file, untrusted=False)
@@ -86,7 +86,7 @@ async def layers_of(source: PolicySource, settings: Settings) -> tuple[list[Poli
 
 
 def explain(path: str, layers: Sequence[PolicyLayer]) -> PathExplanation:
-    """What is decided about the path of a file, relative to a workspace's root, and by which rule."""
+    """Judge the path of a file, relative to a workspace's root, and name the rule that decides."""
     verdict = compose([layer.policy for layer in layers]).judge(path)
     each = tuple(_ruling(path, layer) for layer in layers)
     decided = next(ruling for ruling in each if ruling.rule == verdict.rule)
@@ -94,9 +94,9 @@ def explain(path: str, layers: Sequence[PolicyLayer]) -> PathExplanation:
 
 
 async def scan_directory(directory: Path, layers: Sequence[PolicyLayer]) -> ScanResult:
-    """Everything below a directory that breaks policy; only the ``.git`` at its top is passed over.
+    """Scan a directory for everything that breaks policy, except the ``.git`` at its top.
 
-    Raises ``UsageError`` for what is no directory. Cancelling takes effect while it scans.
+    Raises ``UsageError`` for what is not a directory. Can be cancelled.
     """
     policy = compose([layer.policy for layer in layers])
 
@@ -115,7 +115,7 @@ async def scan_directory(directory: Path, layers: Sequence[PolicyLayer]) -> Scan
 
 
 def origin_of(violation: Violation, layers: Sequence[PolicyLayer]) -> str:
-    """Where the rule is written that a violation breaks."""
+    """Return the line of the rule that a violation breaks."""
     if violation.rule == "max-file-size":
         return min(layers, key=lambda layer: layer.policy.max_file_size).lines["max-file-size"]
     return next((layer.lines[violation.rule] for layer in layers if violation.rule in layer.lines), BUILT_IN)
@@ -137,7 +137,7 @@ async def _of_run(source: PolicySource, settings: Settings) -> tuple[Sequence[Do
 
 
 def _chosen(chosen: Sequence[Selected], name: str) -> Selected:
-    """The run, or a member of the matrix that has that name when all of them have the same policies."""
+    """Find the run of that name, or a member of the matrix if all members have the same policies."""
     members = [selected for selected in chosen if name in (selected.name, selected.group)]
     if not members:
         raise UnknownReference(
@@ -180,7 +180,7 @@ def _reject(findings: Sequence[RunnerError]) -> None:
 
 
 def _layer(spec: PolicySpec, own: OwnPolicy | None, documents: Mapping[str, Document]) -> PolicyLayer:
-    """``own`` is what the policy was made from if it is the repository's."""
+    """Make a layer; ``own`` is the source of the repository's own policy."""
 
     def place(number: int, *item: int) -> str:
         if own is not None:

@@ -1,7 +1,7 @@
-"""Where people have programs that no package of the system brought, and what such a program needs to be seen.
+"""Programs that a person installed outside of the system's packages, and the directories that they need.
 
-A sandbox shows a few directories of this host read-only. What is listed here is as little as makes a program run:
-never a home directory, nor one of those in it that hold settings and credentials beside programs.
+A sandbox shows a few directories of this host read-only. These functions return as little as makes a program run: never
+a home directory, nor a directory in it that holds settings or credentials beside programs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _SHARED_BINS = ("/home/linuxbrew/.linuxbrew/bin",)
 
 
 def search_path(variables: Mapping[str, str]) -> list[str]:
-    """The directories where a person's programs are looked for, by the variables of his environment: ``PATH`` first,
-    then where npm, version managers and the agents' own installers put them."""
+    """Return the directories to search for a person's programs: ``PATH``, then those of npm, version managers and
+    the agents' installers.
+    """
     home = Path(variables.get("HOME") or "/nonexistent")
     named = variables.get("PATH", "").split(":")
     prefixes = [f"{prefix}/bin" for prefix in _npm_prefixes(variables, home)]
@@ -63,7 +64,7 @@ def _version(path: Path) -> tuple[int, ...]:
 
 
 def find_program(name: str, folders: Sequence[str], home: Path) -> Path | None:
-    """The first program of that name which can be shown with what it links to."""
+    """Find the first program of that name that can be shown with everything it links to."""
     for folder in folders:
         program = Path(os.path.realpath(folder), name)
         if not os.access(program, os.X_OK) or program.is_dir():
@@ -76,7 +77,7 @@ def find_program(name: str, folders: Sequence[str], home: Path) -> Path | None:
 
 
 def _can_be_shown(program: Path, home: Path) -> bool:
-    """Whether it runs where only real directories are seen: no link on its way leads through one of a directory."""
+    """Tell whether a program runs where only real directories are shown: no link on its way passes through another."""
     hops = list(_hops(program))
     links = (os.path.normpath(hop.parent / hop.readlink()) for hop in hops if hop.is_symlink())
     straight = all(
@@ -86,10 +87,10 @@ def _can_be_shown(program: Path, home: Path) -> bool:
 
 
 def linked_directories(program: Path, folders: Sequence[str], home: Path) -> tuple[str, ...]:
-    """The directories that hold everything a program links to, its own first: those of the links on the way to its
-    file, its package, its interpreter, and what that needs. None of them is the system's.
+    """Return the directories of everything a program links to, its own first, without those of the system.
 
-    Raises ``UsageError`` when its interpreter is nowhere.
+    These hold the links on the way to its file, its package, its interpreter, and what that needs. Raises
+    ``UsageError`` when the interpreter is missing.
     """
     found: dict[Path, None] = {}
     named = {program.parent}  # where a name is looked up, so they stand on the PATH
@@ -115,7 +116,7 @@ def linked_directories(program: Path, folders: Sequence[str], home: Path) -> tup
 
 
 def _hops(program: Path) -> Iterator[Path]:
-    """A program, and each file that it is a link to in turn, by its real directory."""
+    """Yield a program, and each file that it links to in turn, by its real directory."""
     for _ in range(_LINKS):
         program = Path(os.path.realpath(program.parent), program.name)
         yield program
@@ -125,8 +126,7 @@ def _hops(program: Path) -> Iterator[Path]:
 
 
 def _around(program: Path) -> Iterator[Path]:
-    """What of a file's surroundings it needs: its directory, and the whole package, environment or prefix that it is
-    a part of."""
+    """Return what a file needs around it: its directory, and the whole package, environment or prefix."""
     yield program.parent
     parts = program.parts
     if "node_modules" in parts:
@@ -140,7 +140,7 @@ def _around(program: Path) -> Iterator[Path]:
 
 
 def _interpreter(file: Path) -> str | None:
-    """What a script is run by: a path, or the name of a program."""
+    """Return the interpreter of a script: a path, or the name of a program."""
     try:
         with file.open("rb") as stream:
             line = stream.read(_LINE).partition(b"\n")[0]
@@ -151,7 +151,7 @@ def _interpreter(file: Path) -> str | None:
 
 
 def _base_of_environment(hops: Sequence[Path]) -> Path | None:
-    """The Python that a virtual environment is made of, if one of the files is of such."""
+    """Return the Python that a virtual environment is based on, if one of the files is in such."""
     for hop in hops:
         try:
             lines = (hop.parent.parent / "pyvenv.cfg").read_text(errors="replace").splitlines()
@@ -168,7 +168,7 @@ def _is_system(place: Path) -> bool:
 
 
 def _may_be_shown(place: Path, home: Path) -> bool:
-    """Whether nothing but programs is expected there: no home, and none of its directories of settings."""
+    """Tell whether a directory holds only programs: not a home, nor a settings directory in one."""
     home = Path(os.path.realpath(home))
     within = place.relative_to(home).parts if place.is_relative_to(home) else None
     private = within is not None and (

@@ -1,6 +1,6 @@
-"""What ``apply`` would refuse on this host, all at once; for ``plan``, ``apply``, ``resume`` and ``triage --check``.
+"""Everything that keeps ``apply`` from starting on this host, all at once.
 
-Nothing is started by looking: a secret that a command prints is not asked for, only whether there is such a command.
+Nothing is started to find out: of a secret that a command prints only the command is looked for.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from runner.steps.agent.plan import AgentBody
 
 
 def outside_of(settings: Settings, gateway: Gateway | None = None, redact: Redactor | None = None) -> AgentDependencies:
-    """What runs reach agents, models and clusters through; models by another ``gateway`` if one is given."""
+    """Build the adapters for agents, models and clusters, with another ``gateway`` if given."""
 
     def agent(name: str) -> Agent:
         found: Agent = plugins.load(runner.agents, name).agent
@@ -55,7 +55,7 @@ async def refuse(
     *,
     reused: Collection[str] = (),
 ) -> None:
-    """Raises ``Rejected`` with all that keeps these runs of a plan from being started here."""
+    """Raise ``Rejected`` with everything that keeps these runs of a plan from starting here."""
     if found := await refusals(planned, plans, settings, outside, reused=reused):
         raise Rejected(found)
 
@@ -68,7 +68,7 @@ async def refusals(
     *,
     reused: Collection[str] = (),
 ) -> list[RunnerError]:
-    """All that keeps these runs of a plan from being started here; steps that are ``reused`` need nothing."""
+    """List everything that keeps these runs of a plan from starting here; steps that are ``reused`` need nothing."""
     found: list[RunnerError] = [*planned.missing]
 
     async def models() -> None:
@@ -99,7 +99,7 @@ async def _found(look: Callable[[], Awaitable[None]]) -> Sequence[RunnerError]:
 
 
 class _Sought(NamedTuple):
-    """An agent's CLI and where it will be looked for; ``called`` is the name of the image."""
+    """An agent's CLI and the place to look for it; ``called`` is the name of the image."""
 
     agent: str
     toolchains: tuple[str, ...]
@@ -111,7 +111,7 @@ class _Sought(NamedTuple):
 async def _check_programs(
     planned: PlanResult, plans: Iterable[RunPlan], settings: Settings, reused: Collection[str]
 ) -> None:
-    """Raises ``Rejected`` when the place where an agent will work is known to lack its CLI."""
+    """Raise ``Rejected`` when an agent's CLI is known to be missing where it will run."""
     sought = dict.fromkeys(one for plan in plans for one in _sought(plan, planned.facts, reused))
     if found := [lack for one in sought for lack in await _lacks(one, settings)]:
         raise Rejected(found)
@@ -128,7 +128,7 @@ def _sought(plan: RunPlan, facts: Facts, reused: Collection[str]) -> Iterator[_S
 
 
 async def _lacks(one: _Sought, settings: Settings) -> list[CliMissing]:
-    """Nothing when the CLI is there, or when nobody can tell, as of an image that others have made."""
+    """Return the error of a missing CLI; nothing when it exists, or is unknown, as in an image that others built."""
     agent = plugins.load(runner.agents, one.agent).agent
     assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
     folders = [*map(program_directory, one.toolchains)]

@@ -1,4 +1,4 @@
-"""Saved plans: written with all that they rest on, made again before they are applied, refused when they differ."""
+"""Saved plans: written with all their inputs, made again before they are applied, and refused when they differ."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _OF_A_HOST = frozenset({"origin", "origins", "kubeconfig", "cli"})
 
 
 def check_place(to: Path) -> None:
-    """Raises ``BadPlanFile`` for a place at which ``save`` writes no plan."""
+    """Raise ``BadPlanFile`` for a path that ``save`` cannot write."""
     if to.suffix != ".json" or (os.path.exists(to) and not os.path.isfile(to)):
         raise BadPlanFile(f"`{to}` cannot hold a plan", hint="name a file that ends in .json")
 
 
 def save(planned: PlanResult, to: Path) -> None:
-    """Write a plan with what it takes to make it again and to say what has changed. Raises ``BadPlanFile``."""
+    """Write a plan with what it takes to make it again and to show changes. Raises ``BadPlanFile``."""
     check_place(to)
     to = Path(os.path.realpath(to))
     text = json.dumps(_saved(planned, to), indent=1, ensure_ascii=False)
@@ -64,10 +64,10 @@ def _saved(planned: PlanResult, to: Path) -> dict[str, Json]:
 
 
 async def make_saved_plan(file: Path, settings: Settings) -> PlanResult:
-    """The plan that a file promises, made again from its manifests with its commits, and equal to it.
+    """Make a saved plan again from its manifests, with its commits, and check that it is equal.
 
-    Raises ``BadPlanFile``, ``OpenPlan``, and ``StalePlan`` when manifests, context files, settings or capabilities
-    have changed, a commit is gone, or the file tells other steps than those that would be done.
+    Raises ``BadPlanFile``, ``OpenPlan``, and ``StalePlan`` when manifests, context files, settings or capabilities have
+    changed, a commit is gone, or the file lists other steps than would run.
     """
     content = read_document(file)
     if content.get("open"):
@@ -93,7 +93,7 @@ async def make_saved_plan(file: Path, settings: Settings) -> PlanResult:
 
 
 def _host_paths(value: object) -> Iterator[Path]:
-    """Every path of this host in a plan; those inside of a workspace are text."""
+    """Yield every path of this host in a plan; paths inside a workspace are plain text."""
     if isinstance(value, Path):
         yield value
     elif isinstance(value, Mapping):
@@ -106,7 +106,7 @@ def _host_paths(value: object) -> Iterator[Path]:
 
 
 def _mistold(said: Any, true: Any, places: Collection[str], at: str = "runs") -> Iterator[tuple[str, object, object]]:
-    """What is said and what is true where they differ; a checkout that was moved has its files in other places."""
+    """Return the first difference between the file and the plan; a checkout that moved has other host paths."""
     if isinstance(said, dict) and isinstance(true, dict):
         for key in true | said:
             if key not in _OF_A_HOST:
@@ -119,7 +119,7 @@ def _mistold(said: Any, true: Any, places: Collection[str], at: str = "runs") ->
 
 
 def read_document(file: Path) -> dict[str, Any]:
-    """The plan document in a file: a saved plan, or the ``plan.json`` of a run. Raises ``BadPlanFile``."""
+    """Read the plan document in a file: a saved plan, or the ``plan.json`` of a run. Raises ``BadPlanFile``."""
     try:
         content = json.loads(read_file(file, MAX_BYTES).decode())  # bytes alone might be taken for UTF-16
         if content["format"] != FORMAT:
@@ -176,7 +176,7 @@ def probe_of(fact: dict[str, Any]) -> Probe:
 
 
 def _stale(file: Path, content: Mapping[str, Any], planned: PlanResult) -> StalePlan:
-    """What has changed since the plan was saved, the first of it at its place."""
+    """Return an error at the first thing that changed since the plan was saved."""
     try:
         changes = list(_changes(content["inputs"], planned))
     except (KeyError, TypeError, AttributeError):
@@ -214,7 +214,7 @@ def _changes(old: Mapping[str, Any], planned: PlanResult) -> Iterator[tuple[str,
 
 
 def _files(inputs: Mapping[str, Any]) -> dict[tuple[str, str], str]:
-    """The hash of each context file, by run and name."""
+    """Return the hash of each context file, by run and name."""
     groups = inputs["facts"]["files"].items()
     return {(key.split("/")[0], name): fact["sha256"] for key, files in groups for name, fact in files.items()}
 

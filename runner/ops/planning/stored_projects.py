@@ -1,4 +1,4 @@
-"""Projects that runs name and no manifest describes: what the store knows of them, as documents."""
+"""Projects that runs name and no manifest describes, as documents from the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORD = "recorded project"  # in place of a file's name
 
 
 async def recorded_projects(documents: Sequence[Document], settings: Settings) -> list[Document]:
-    """A document for each such project; one that the store does not know either has none."""
+    """Return a document for each such project that the store has."""
     written = {document.name for document in documents if document.kind == "Project"}
     named = {document.spec.project for document in documents if isinstance(document.spec, IncidentRunSpec)}
     wanted = named - written - {None}
@@ -29,7 +29,7 @@ async def recorded_projects(documents: Sequence[Document], settings: Settings) -
 
 
 def _document(row: ProjectRow) -> Document:
-    """Without its root among what is written, since no plan's digest rests on places of this host."""
+    """Make the document. Its root is not part of the written fields: a plan's digest has no host paths."""
     spec = {"workspace_isolation": row.workspace_isolation, "protected_paths": row.protected_paths}
     written = {"apiVersion": API_VERSION, "kind": "Project", "metadata": {"name": row.name}, "spec": spec}
     (tree,), _ = text.parse(RECORD, json.dumps(written, indent=2).encode())

@@ -1,7 +1,6 @@
-"""The task of a run from outside its manifests: flags over a file over what the CI says over the manifests.
+"""Task of a run from outside its manifests: flags override a file, which overrides the CI's variables.
 
-Branch names and URLs are data of others, an attacker's pull request included: they are checked for type
-only, and no shell ever reads them.
+Branch names and URLs may come from an attacker's pull request: they are only checked for type, and never reach a shell.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Given = dict[str, object]  # some of the fields of ``IncidentRun.task``
 def read_task(
     flags: Sequence[str], file: str | None, ci: str | None, settings: Settings, stdin: Callable[[int], bytes]
 ) -> Given:
-    """The fields that are given, each of the right type; ``stdin`` reads at most as many bytes for the file ``-``.
+    """Read the given fields, each of the right type; ``stdin`` reads at most so many bytes for the file ``-``.
 
     Raises ``Rejected`` with every finding, and what reading a file raises.
     """
@@ -57,7 +56,7 @@ def _checked(name: str, raw: bytes) -> Given:
 
 
 def _without_surrogates(raw: bytes) -> bytes:
-    """JSON writes characters such as emoji as two escapes, which are none in YAML; anything else is left alone."""
+    """Join surrogate pairs, which JSON writes for emoji and YAML refuses; leave anything else alone."""
     if b"\\ud" not in raw.lower():
         return raw
     try:
@@ -67,7 +66,7 @@ def _without_surrogates(raw: bytes) -> bytes:
 
 
 def _github(env: Mapping[str, str]) -> Given:
-    """Of a pull request its head, also one in a fork; else the branch and commit that the workflow runs for."""
+    """Read the head of a pull request, also one in a fork; else the branch and commit of the workflow."""
     repository = _need(env, "github", "GITHUB_REPOSITORY")
     given: Given = {"repository_url": f"{env.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"}
     pull = _event(env).get("pull_request")
@@ -103,7 +102,7 @@ def _object(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _gitlab(env: Mapping[str, str]) -> Given:
-    """Of a merge request its source, also one in a fork; else the branch and commit that the pipeline runs for."""
+    """Read the source of a merge request, also one in a fork; else the branch and commit of the pipeline."""
     project = _need(env, "gitlab", "CI_PROJECT_URL")  # CI_REPOSITORY_URL holds a token
     number = env.get("CI_MERGE_REQUEST_IID", "")
     if not number:

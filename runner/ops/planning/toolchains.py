@@ -1,9 +1,9 @@
-"""Programs of this machine that a workspace can be shown: where they are, and what holds all that they link to.
+"""Toolchains of this host that a workspace can be shown: programs, and the directories that they link to.
 
-A workspace sees the system, ``/usr``. What a version manager, an installer or a set-up step of a CI has put elsewhere
-is found on the ``PATH`` of whoever applies and shown read-only: the program's own prefix, that of each link on the way
-to it, and that of the interpreter which a script names. Version managers (pyenv, rbenv, nodenv, asdf, mise, volta,
-rustup) are asked for the program that a shim stands for; neither shim nor manager is shown.
+A workspace sees the system, ``/usr``. Programs that a version manager, an installer or a CI step put elsewhere are
+found on the caller's ``PATH`` and shown read-only: the program's own prefix, that of each link on the way to it, and
+that of a script's interpreter. Version managers (pyenv, rbenv, nodenv, asdf, mise, volta, rustup) are asked for the
+program behind a shim; neither shim nor manager is shown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MULTICALL = ("rustup", "mise", "volta")  # one program under many names, or lin
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What a workspace is shown of a program: ``directories`` outside of the system, and variables for its commands."""
+    """A program with the ``directories`` outside of the system that it needs, and variables for its commands."""
 
     program: str
     directories: tuple[str, ...]
@@ -41,10 +41,10 @@ class Toolchain:
 async def find_toolchain(
     name: str, variables: Mapping[str, str], top: Path | None, *, patience: float = PATIENCE
 ) -> Toolchain | None:
-    """The toolchain of a program by its name, as ``variables`` and the repository at ``top`` choose it.
+    """Find the toolchain of a program by name, as ``variables`` and the repository at ``top`` choose it.
 
-    ``None`` when there is none on the ``PATH``. Programs of the repository itself, and of virtual environments, which
-    have programs of one repository each, do not count.
+    ``None`` when it is not on the ``PATH``. Programs of the repository itself, and of virtual environments, do not
+    count: they belong to one repository.
     """
     program = await _find_program(name, variables, top, patience)
     if program is None:
@@ -55,10 +55,10 @@ async def find_toolchain(
 
 
 def directories_of(program: str, path: str = "") -> tuple[str, ...]:
-    """The directories that hold a program with everything that it links to, as far as they are not of the system.
+    """Return the directories of a program and everything it links to, without those of the system.
 
-    The first is the program's own, none is inside of another. ``path`` is where the interpreter is looked for that a
-    script leaves to ``env``.
+    The program's own comes first, and none is inside another. ``path`` is where ``env`` looks for a script's
+    interpreter.
     """
     prefixes = [str(prefix) for folder in _folders(program, path) if (prefix := _prefix(Path(folder), Path.home()))]
     found = [folder for folder in prefixes if not f"{folder}/".startswith(_SYSTEM) and not check_toolchain(folder)]
@@ -66,7 +66,7 @@ def directories_of(program: str, path: str = "") -> tuple[str, ...]:
 
 
 async def _find_program(name: str, variables: Mapping[str, str], top: Path | None, patience: float) -> str | None:
-    """The real program behind a name; of a shim the one that its manager would start in ``top``."""
+    """Find the real program behind a name; for a shim, the one that its manager would start in ``top``."""
     folders = [
         f for f in variables.get("PATH", "").split(os.pathsep) if os.path.isabs(f) and not _foreign(Path(f), top)
     ]
@@ -90,7 +90,7 @@ async def _find_program(name: str, variables: Mapping[str, str], top: Path | Non
 
 
 def _manager(program: str) -> str | None:
-    """The version manager that a program only stands for, by what its shims look like."""
+    """Return the version manager behind a program, recognized by the form of its shims."""
     real = os.path.realpath(program)
     for name in _MULTICALL:
         manager = os.path.join(os.path.dirname(real), name)
@@ -103,7 +103,7 @@ def _manager(program: str) -> str | None:
 
 
 def _foreign(folder: Path, top: Path | None) -> bool:
-    """Whether programs there are a repository's, or a virtual environment's, such as runner's own."""
+    """Tell whether programs there belong to a repository or a virtual environment, such as runner's own."""
     real = Path(os.path.realpath(folder))
     return (top is not None and real.is_relative_to(os.path.realpath(top))) or os.path.isfile(
         real.parent / "pyvenv.cfg"
@@ -111,7 +111,7 @@ def _foreign(folder: Path, top: Path | None) -> bool:
 
 
 def _folders(program: str, path: str) -> Iterator[str]:
-    """The real directory of a program, of each file that it is a link to in turn, and of a script's interpreter."""
+    """Yield the real directory of a program, of each file that it links to in turn, and of a script's interpreter."""
     for _ in range(_MOST_LINKS):
         folder = os.path.realpath(os.path.dirname(program))
         yield folder
@@ -125,7 +125,7 @@ def _folders(program: str, path: str) -> Iterator[str]:
 
 
 def _interpreter(program: str, path: str) -> str | None:
-    """What a script's first line names; of ``env`` the program that it looks for."""
+    """Return the program in a script's first line; for ``env``, the one that it would find."""
     line, _, _ = _head(program).partition(b"\n")
     words = [os.fsdecode(word) for word in line.removeprefix(b"#!").split()] if line.startswith(b"#!") else []
     if words and os.path.basename(words[0]) == "env":
@@ -135,7 +135,7 @@ def _interpreter(program: str, path: str) -> str | None:
 
 
 def _head(file: str) -> bytes:
-    """The beginning of a file; nothing of one that cannot be read."""
+    """Read the start of a file; nothing if it cannot be read."""
     try:
         with open(file, "rb") as opened:
             return opened.read(_HEAD)
@@ -144,7 +144,7 @@ def _head(file: str) -> bytes:
 
 
 def _prefix(folder: Path, home: Path) -> Path | None:
-    """What a program in ``folder`` needs around it, as far as it can be shown without a person's own files.
+    """Return what a program in ``folder`` needs around it, without a person's own files.
 
     ``~/.cargo`` and ``~/.local`` hold credentials beside programs: of those, only the folder itself.
     """
@@ -160,7 +160,7 @@ def _prefix(folder: Path, home: Path) -> Path | None:
 
 
 def _packages_of(name: str, variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The packages that a toolchain has downloaded for everybody, and the variables by which it finds them, offline."""
+    """Return packages that a toolchain downloaded for everybody, and the variables that make it use them offline."""
     home = variables.get("HOME", "")
     match name:
         case "go":

@@ -1,7 +1,7 @@
-"""Everything that can be said about manifests without looking at the host that will run them.
+"""Validate manifests without looking at the host that will run them.
 
-Each stage is taken as far as the findings of those before it allow: a document with an error is left out,
-and what refers to it is not judged, while all the others go on to be selected and resolved.
+Each stage goes as far as findings of earlier ones allow: a document with an error is left out, and references to it are
+not judged, while all others are selected and resolved.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STAND_IN = "x"
 
 
 class _Anything(dict[str, object]):
-    """What a template may name in an incident that nobody has seen."""
+    """Stand-in for any field of an incident that nobody has seen, in templates."""
 
     def __missing__(self, key: str) -> _Anything:
         return _Anything()
@@ -55,10 +55,10 @@ class _Anything(dict[str, object]):
 
 
 def validate(path: Path, settings: Settings) -> tuple[list[Document], list[RunnerError]]:
-    """The documents of a file or folder that can be read, and every finding of every stage, by place.
+    """Return the readable documents of a file or folder, and every finding of every stage, by place.
 
-    Files beside the manifests are looked at; providers, commits and incidents are not. Fields of the task
-    that a run does not write may be given when it is planned.
+    Files beside the manifests are read; providers, commits and incidents are not. Task fields that a run does not set
+    may be given when it is planned.
     """
     drafts, found = survey(path)
     documents = [draft.document for draft in drafts if draft.document is not None]
@@ -95,7 +95,7 @@ def _resolved(chosen: Sequence[Selected], settings: Settings) -> list[RunnerErro
 
 
 def _imageless(spec: RunSpec) -> list[RunnerError]:
-    """What a plan finds as well: a provider that makes workspaces of an image, and none is named."""
+    """Report a provider that needs an image when none is named, as planning does."""
     return [no_image(spec, name) for name in spec.providers if name in OF_IMAGES and spec.base_image is None]
 
 

@@ -1,8 +1,8 @@
-"""How a sandbox gets from the keeper of a warm pool to who asks for it: packets over a Unix socket, and descriptors.
+"""Hand a sandbox from the keeper of a warm pool to a run: packets and descriptors over a Unix socket.
 
-The one who asks sends what the workspace must be. The answer is a workspace with what its sandbox is taken with, or why
-there is none. What has arrived is acknowledged before anything else happens: else the keeper removes it again. Both
-are of one user, which each end asks the kernel; the socket is below ``RUNNER_HOME``, which only he can enter.
+The run sends what the workspace must be. The answer is a workspace with the descriptors of its sandbox, or a reason.
+Receipt is acknowledged before anything else happens, else the keeper removes the workspace. Each end asks the kernel
+that the other is of the same user; the socket is below ``RUNNER_HOME``, which only that user can enter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BACKLOG = 128
 
 @contextmanager
 def listening(home: Path) -> Iterator[socket.socket]:
-    """The socket of the keeper, who has made its directory and is alone there."""
+    """Open the keeper's socket for the block. The caller has made its directory and holds its lock."""
     with reaching(home) as path, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         Path(path).unlink(missing_ok=True)
         listener.bind(path)
@@ -50,7 +50,7 @@ def listening(home: Path) -> Iterator[socket.socket]:
 
 
 async def serve(listener: socket.socket, keeper: Keeper, nonce: str) -> None:
-    """Answer whoever asks, until this is cancelled."""
+    """Answer requests until cancelled."""
     arriving = trio.socket.from_stdlib_socket(listener)
     async with trio.open_nursery() as nursery:
         while True:
@@ -68,7 +68,7 @@ async def _answer(connection: trio.socket.SocketType, keeper: Keeper, nonce: str
 
 
 def _read_wish(packet: bytes, nonce: str) -> tuple[SlotKey, WorkspaceRequest] | None:
-    """``None`` for what another version asks."""
+    """Decode a request; ``None`` for that of another version."""
     try:
         asked = json.loads(packet)
         key = read_key(asked["key"])
@@ -91,7 +91,7 @@ async def _deliver(connection: trio.socket.SocketType, handle: Handle, handoff: 
 async def warm(
     home: Path, provider: Provider, key: SlotKey, request: WorkspaceRequest
 ) -> Handle | PoolMissReason | None:
-    """``RunDependencies.warm``, of a ``RUNNER_HOME``."""
+    """Request a workspace from the pool of a ``RUNNER_HOME``, as ``RunDependencies.warm``."""
     found = await ask(home, key, request, cast("WarmSlots", provider).receive)
     if found is PoolMissReason.NO_KEEPER:
         await discard(provider, request)
@@ -99,7 +99,7 @@ async def warm(
 
 
 async def discard(provider: Provider, request: WorkspaceRequest) -> None:
-    """Remove what a keeper has made of a workspace before it died and could hand it over."""
+    """Remove a workspace that a keeper made and could not hand over before it died."""
     for handle in await provider.list_owned(request.nonce):
         if handle.id == request.id:
             await provider.destroy(handle)
@@ -108,10 +108,10 @@ async def discard(provider: Provider, request: WorkspaceRequest) -> None:
 async def ask(
     home: Path, key: SlotKey, request: WorkspaceRequest, receive: Callable[[Handle, SandboxHandoff], None]
 ) -> Handle | PoolMissReason | None:
-    """Have a workspace from a warm pool: ``receive`` gets it at once. ``None`` when nobody keeps any.
+    """Request a workspace from a warm pool; ``receive`` gets it at once. ``None`` when nobody keeps a pool.
 
-    A keeper that does not answer is a miss as well, but may have made the workspace already. When this is cancelled, it
-    removes that.
+    A keeper that does not answer is a miss, but may have made the workspace; when this is cancelled, the keeper removes
+    it.
     """
     lost: PoolMissReason | None = None
     wish = {"key": plain(key), "workspace": request.id, "run": request.run, "project": request.project}
@@ -160,7 +160,7 @@ def _handle(found: dict[str, Any]) -> Handle:
 
 @contextmanager
 def reaching(home: Path) -> Iterator[str]:
-    """The path of the socket, short enough for one however long that of its directory is."""
+    """Yield a path of the socket that is short enough for one, however long its directory's is."""
     directory = os.open(home / PLACE, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}/{_NAME}"

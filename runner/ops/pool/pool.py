@@ -1,7 +1,7 @@
-"""Warm pools: which there should be, who keeps them, and how a run has its workspace from one.
+"""Warm pools: which ones there should be, and the process that keeps them.
 
-What should be there comes from manifests and settings when a keeper starts; from then on the store says it, so that it
-can be changed from elsewhere. A keeper holds a lock of the operating system, and so there is one of a ``RUNNER_HOME``.
+Manifests and settings say what a keeper starts with; from then on the store does, so that other processes can change
+it. A keeper holds a file lock, so a ``RUNNER_HOME`` has one at most.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from runner.steps.provision.run import slot_key
 
 @dataclass(frozen=True)
 class PoolState:
-    """A pool as listings show it: how many slots it should have, and how many there are in each state."""
+    """A pool in a listing: its target size, and its number of slots in each state."""
 
     name: str
     key: SlotKey
@@ -45,7 +45,7 @@ class PoolState:
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """``kept``: somebody keeps the pools now. ``counts`` says how often a workspace was had warm, and why not."""
+    """Status of all pools; ``kept`` while a keeper runs. ``counts`` has hits, and misses by reason."""
 
     kept: bool
     pools: tuple[PoolState, ...]
@@ -56,10 +56,10 @@ class PoolStatus:
 
 
 def pools_of(planned: PlanResult, size: int | None) -> list[PoolRow]:
-    """The pools that the runs of a plan ask for, of the size that they ask for or of ``size``.
+    """Return the pools that the runs of a plan ask for, of their own size or of ``size``.
 
-    Runs whose workspaces can come from the same slots have one pool together, as large as the largest that any of
-    them asks for. Raises ``NoPool`` when there is none.
+    Runs whose workspaces can come from the same slots share a pool of the largest size. Raises ``NoPool`` when there is
+    none.
     """
     found: dict[str, PoolRow] = {}
     for run in planned.plan.runs:
@@ -77,7 +77,7 @@ def pools_of(planned: PlanResult, size: int | None) -> list[PoolRow]:
 
 
 def _key(body: ProvisionBody, planned: PlanResult) -> SlotKey | None:
-    """Of the first provider that would be chosen and can have a pool."""
+    """Return the slot key of the first provider that would be chosen and can have a pool."""
     for name in () if body.shared else body.providers:
         probe = planned.facts.probes[name]
         if probe.available and probe.isolation >= body.isolation and probe.enforces(Feature.WARM_POOL):
@@ -94,8 +94,8 @@ async def open_pool(
 ) -> AsyncIterator[None]:
     """Keep these pools for the length of the block; at its end nothing of them is left.
 
-    What a keeper that died has left is removed first. ``tell`` hears of what went wrong and is tried again. Raises
-    ``PoolKept`` while another process keeps the pools of this store.
+    Leftovers of a dead keeper are removed first. ``tell`` gets failures, which are retried. Raises ``PoolKept`` while
+    another process keeps the pools of this store.
     """
     store, deps, home = env.store, env.deps, env.settings.home
     lock = await trio.to_thread.run_sync(try_lock, home / PLACE)
@@ -137,7 +137,7 @@ def providers_of(env: WorkspaceEnv) -> list[Provider]:
 
 
 async def clear_left(env: WorkspaceEnv, *, dry_run: bool) -> list[CompletedChange]:
-    """End what a keeper that has died has left, or only say what it is."""
+    """Remove what a dead keeper left, or with ``dry_run`` only list it."""
     if is_locked(env.settings.home / PLACE):
         return []
     found = await clear(env.store, providers_of(env), dry_run=dry_run)
@@ -159,7 +159,7 @@ def _states(pool: PoolRow, slots: Sequence[SlotRow]) -> dict[SlotState, int]:
 
 
 async def resize(env: WorkspaceEnv, size: int, name: str | None) -> PoolStatus:
-    """Change how many slots a pool should have, or all of them; who keeps them follows within seconds.
+    """Change the size of a pool, or of all; the keeper follows within seconds.
 
     Raises ``UnknownPool``, ``UsageError``.
     """

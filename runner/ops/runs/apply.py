@@ -1,4 +1,4 @@
-"""Carrying out a plan: the store, the ports, the signals, and every run of the plan at once under a limit."""
+"""Apply a plan: run everything in it at once, under a limit, against the store and the adapters of this host."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ async def apply(
     gateway: Gateway | None = None,
     warnings: Sequence[RunnerError] = (),
 ) -> list[RunRecord]:
-    """Carry out every run of a plan, as many at once as ``WORKSPACE_MAX`` leaves room for; their records in plan order.
+    """Execute every run of a plan, as many at once as ``WORKSPACE_MAX`` allows; return their records in plan order.
 
-    A run whose name and ``key`` the store has already is not started: the first one is followed to its end, and
-    ``advise`` hears of it. Nothing is made when this host is known to lack something, nor is anything started when a
-    secret cannot be had (``Rejected``); ``redactor`` knows all that can. Models are asked through ``gateway`` when one
-    is given, such as a rehearsal's. ``warnings`` go into every record. Workspaces whose time is over are removed first.
-    The first signal ends the work of all runs, which then finalize; a second ends that too.
+    A run whose name and ``key`` the store already has is not started: the first one is followed to its end, and
+    ``advise`` is told. Raises ``Rejected``, before anything is made, when this host lacks something or a secret is
+    missing; ``redactor`` learns all secrets. ``gateway`` replaces the models' gateway, as a rehearsal does.
+    ``warnings`` go into every record. Expired workspaces are removed first. The first signal stops the work of all
+    runs, which then finalize; a second stops that too.
     """
     redactor = make_redactor(settings) if redactor is None else redactor
     outside = outside_of(settings, gateway, redactor)
@@ -91,7 +91,7 @@ async def apply_all(
     advise: Advise = ignore,
     warnings: Sequence[RunnerError] = (),
 ) -> list[RunRecord]:
-    """``apply`` with a store and ports that are there already."""
+    """Do what ``apply`` does, with an open store and its dependencies."""
     deps = replace(deps, seen=partial(_seen, planned))
     values = await resolve_secrets(planned.secrets, planned.plan.runs, settings, deps.redact)
     await _record_projects(planned, store)
@@ -159,14 +159,14 @@ async def apply_all(
 
 
 def _seen(planned: PlanResult, provider: str) -> Probe | None:
-    """What planning found, if that was a moment ago: what has changed since shows when it is used."""
+    """Return a probe that planning made moments ago; a change since then shows when the provider is used."""
     found = planned.facts.probes.get(provider)
     fresh = time.monotonic() - planned.probed < FRESH_SECONDS
     return found if fresh and found is not None and found.available else None
 
 
 async def _record_projects(planned: PlanResult, store: Store) -> None:
-    """Let the store know the projects of the manifests; those of a fork are nobody's here."""
+    """Store the projects of the manifests, but not those of a fork."""
     for document in planned.documents.values():
         spec = document.spec
         if isinstance(spec, ProjectSpec) and document.file not in (DEFAULTS, RECORD) and not planned.request.untrusted:
@@ -176,7 +176,7 @@ async def _record_projects(planned: PlanResult, store: Store) -> None:
 
 
 def _blocked(plan: RunPlan, records: Mapping[str, RunRecord], control: RunCancellation) -> str | None:
-    """Why a run must not start: it was stopped before, or a run that it needs did not succeed."""
+    """Say why a run must not start: it was stopped before, or a run that it needs did not succeed."""
     if control.requested_at is not None:
         return "stopped before it began"
     bad = [need for need in plan.needs if records[need].status is not Status.SUCCEEDED]
@@ -186,7 +186,9 @@ def _blocked(plan: RunPlan, records: Mapping[str, RunRecord], control: RunCancel
 def outputs_for(
     plan: RunPlan, plans: Mapping[str, RunPlan], records: Mapping[str, RunRecord], settings: Settings
 ) -> dict[str, dict[str, object]]:
-    """What templates of a run read as ``outputs.RUN.NAME``: a file's text, or of a matrix the texts in member order."""
+    """Return the values of ``outputs.RUN.NAME`` in templates: a file's text, or for a matrix the texts in member
+    order.
+    """
     found: dict[str, dict[str, object]] = {}
     for need in plan.needs:
         before = plans[need]

@@ -1,4 +1,4 @@
-"""Following a run that another process carries out, for an apply whose key that run has."""
+"""Follow a run that another process executes, for an ``apply`` whose key that run has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLL = 0.2  # seconds between looks at the journal
 
 
 class Journal(Protocol):
-    """A store, be it open for reading only."""
+    """A store, or a reader of one."""
 
     async def events(self, run: str, *, after: int = 0) -> Sequence[Recorded]: ...
 
@@ -31,10 +31,10 @@ async def follow(
     now: Callable[[], int],
     is_locked: Callable[[], bool],
 ) -> RunRecord:
-    """Hand every event of a run to the sinks, from its first to its last, and return its record.
+    """Pass every event of a run to the sinks, from first to last, and return its record.
 
-    Raises ``RunUnfinished`` when it has lost its runner, which ``is_locked`` tells, when it has not ended by its
-    deadline and stop budget, and when ``control`` stops the waiting; the run itself goes on.
+    Raises ``RunUnfinished`` when the run has lost its runner, as ``is_held`` says, when it has not ended by its
+    deadline and stop budget, or when ``control`` stops the wait. The run itself goes on.
     """
     record, seen = RunRecord(run), 0
     with control.work:

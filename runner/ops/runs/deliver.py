@@ -1,10 +1,9 @@
-"""Delivery: what a run published, into the user's hands. Always a command of its own, never a part of a run.
+"""Deliver what a run published as a branch, a patch, a push or an archive. Runs never deliver by themselves.
 
-Only a snapshot that was published is delivered: work that broke policy stays where it is, and so does work that nothing
-has verified, or of a run that did not succeed, unless it is asked for in so many words. A branch has the runner's
-commit of the work on top of the base, or the agent's own commits when they come to the same. Nothing of this is
-recorded in the run, which has ended; cancelling a delivery leaves its target as it was, but for a push, of which the
-remote may have heard.
+Only a published snapshot is delivered. Work that broke policy is never delivered; work that is unverified, or of a run
+that failed, only on request. A branch has one commit of the runner on top of the base, or the agent's own commits where
+those have the same tree. Nothing is recorded in the run. Cancelling leaves the target as it was, except that a remote
+may have received a push.
 """
 
 from __future__ import annotations
@@ -57,9 +56,10 @@ async def make_branch(
     unverified: bool,
     commits: bool = False,
 ) -> DeliveredBranch:
-    """See ``Delivery.branch``; by default in the repository that the run was cloned from, under the run's own name.
+    """Do ``Delivery.branch``, by default in the repository that the run was cloned from, under the run's own branch
+    name.
 
-    With ``commits`` it is made of the agent's own. Raises ``CommitsDiffer`` when they are not all of the work.
+    With ``commits`` the branch has the agent's own. Raises ``CommitsDiffer`` when those are not all of the work.
     """
     snapshot, repository = _published(stored, settings, unverified=unverified)
     commit = _own_commits(stored, snapshot) if commits else snapshot.commit
@@ -71,7 +71,7 @@ async def make_branch(
 async def apply_patch(
     stored: StoredRun, settings: Settings, *, into: Path | None, check: bool, unverified: bool
 ) -> ApplyResult:
-    """See ``Delivery.apply``. Raises ``PatchChanged`` when the patch is not the one that the run wrote."""
+    """Do ``Delivery.apply``. Raises ``PatchChanged`` when the patch is not the one that the run wrote."""
     snapshot, _ = _published(stored, settings, unverified=unverified)
     delivery = open_delivery(settings)
     place = into or _source_or_refuse(stored)
@@ -92,7 +92,7 @@ async def push(
     unverified: bool,
     seconds: float = PUSH_SECONDS,
 ) -> PushResult:
-    """See ``Delivery.push``; bounded by ``seconds``, after which it raises ``PushTimedOut``."""
+    """Do ``Delivery.push``. Raises ``PushTimedOut`` after ``seconds``."""
     snapshot, repository = _published(stored, settings, unverified=unverified)
     delivery = open_delivery(settings)
     url = await delivery.remote_url(to, repository=source_of(stored))
@@ -111,7 +111,7 @@ async def push(
 
 
 async def export_run(stored: StoredRun, settings: Settings, *, to: Path | None) -> ExportResult:
-    """See ``export``; by default to an archive of the run's name here."""
+    """Export the run's files, by default to an archive of its name in the current directory."""
     name, at = f"run-{stored.record.id}", stored.record.started // 1_000_000
     place = (to or Path(f"{name}.tar.gz")).absolute()  # a worker thread may have a working directory of its own
     redactor, added = make_redactor(settings), {"report.md": _markdown(stored)} | _log(stored)
@@ -126,7 +126,7 @@ def _markdown(stored: StoredRun) -> Opener:
 
 
 def _log(stored: StoredRun) -> dict[str, Opener]:
-    """The log that lies with the incident, if it is still there."""
+    """Return the log beside the incident, if it still exists."""
     log = Path(stored.record.log) if stored.record.log is not None else None
     if log is None or log.is_relative_to(stored.directory) or not log.is_file():
         return {}
@@ -134,14 +134,14 @@ def _log(stored: StoredRun) -> dict[str, Opener]:
 
 
 def branch_of(stored: StoredRun, snapshot: SnapshotPublished) -> str:
-    """The branch that the manifest asks for, else one of the run's own."""
+    """Return the branch that the manifest names, else one of the run's own."""
     return snapshot.branch or f"runner/{stored.record.id}"
 
 
 def source_of(stored: StoredRun) -> Path | None:
-    """The local repository that a run was cloned from, as its plan says; ``None`` for a URL, or no repository.
+    """Return the local repository that a run was cloned from, by its plan; ``None`` for a URL or no repository.
 
-    Raises ``Untrusted`` when a stranger's manifest named it, and by now it leads elsewhere.
+    Raises ``Untrusted`` when a stranger's manifest named it and it now leads elsewhere.
     """
     try:
         steps = json.loads((stored.directory / "plan.json").read_text(encoding="utf-8"))["runs"][0]["steps"]
@@ -166,9 +166,9 @@ def _source_or_refuse(stored: StoredRun) -> Path:
 
 
 def _published(stored: StoredRun, settings: Settings, *, unverified: bool) -> tuple[SnapshotPublished, Path]:
-    """What a run published, and the private repository that has it.
+    """Return the published snapshot and the private repository that has it.
 
-    Raises ``Unverified`` when the run did not succeed or verified nothing, unless that is meant by ``unverified``.
+    Raises ``Unverified`` unless the run succeeded and verified something, or ``unverified`` permits delivery.
     """
     record = stored.record
     if record.ended is None:
@@ -191,7 +191,7 @@ def _published(stored: StoredRun, settings: Settings, *, unverified: bool) -> tu
 
 
 def _doubt(record: RunRecord) -> str | None:
-    """Why nobody knows that the work of a run is as it should be."""
+    """Say why the work of a run counts as unverified; ``None`` if it is verified."""
     verify = [step for step in record.steps.values() if step.kind == "verify"]
     if record.exit_code:
         return f"ended {record.status.value}"
@@ -237,7 +237,7 @@ def _check_patch(stored: StoredRun, patch: Path) -> None:
 
 @contextmanager
 def _scratch(settings: Settings, stored: StoredRun) -> Iterator[Path]:
-    """A directory for copies, of nobody else; removed afterwards."""
+    """Make a private directory for the block."""
     folder = settings.home / "tmp"
     folder.mkdir(exist_ok=True, mode=0o700)
     scratch = Path(mkdtemp(prefix=f"{stored.record.id}-apply-", dir=folder))

@@ -35,7 +35,7 @@ def ignore(advice: RunnerError) -> None:
 def dependencies_of(
     settings: Settings, store: Store, outside: AgentDependencies | None = None, redactor: Redactor | None = None
 ) -> RunDependencies:
-    """What runs of a store reach the world through, ``outside`` if that was looked at already."""
+    """Build the adapters that runs of a store use; ``outside`` are those that were made before."""
 
     async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
         return await read_command(shipped("runners") / f"{name}.sh", env)
@@ -60,7 +60,7 @@ def dependencies_of(
 
 
 def event_writer(store: Store, sinks: Sequence[Sink], redactor: Redactor) -> Append:
-    """How events come to the store, and to the sinks as they are there: without secrets."""
+    """Return the function that appends events to the store, without secrets, and then passes them to the sinks."""
 
     async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
         if redactor:

@@ -1,8 +1,7 @@
-"""``runner gc``: what ended runs have kept is removed when it is older than ``RUN_RETENTION``, and workspaces whose
-time is over. The journal stays.
+"""Garbage collection: remove leftovers of ended runs older than ``RUN_RETENTION``, and expired workspaces.
 
-Never what an unfinished run owns, whether its runner lives or not: recovering comes first. An age that no clock
-can have gone through is a clock that jumped, and no reason to remove anything.
+The journal stays, and so does all that an unfinished run owns: recover it first. An impossible age means that the clock
+jumped, and removes nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class GcVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class StoredItem:
-    """Something of the runner's below ``RUNNER_HOME``; ``run`` is whose it is, if that can be told."""
+    """A file or directory of the runner below ``RUNNER_HOME``, and its ``run`` if that is known."""
 
     kind: str
     path: Path
@@ -66,10 +65,11 @@ class StoredItem:
 
 @dataclass(frozen=True)
 class Collection:
-    """``found`` holds everything that is stale or a temporary directory, and whatever has an impossible age.
+    """Result of a collection: ``found`` has everything stale, temporary or of impossible age, ``reaped`` the expired
+    workspaces.
 
-    ``reaped`` are the workspaces whose time is over. ``clock`` says why the clock was not believed, and ``unknown`` is
-    what the store does not know; then nothing is looked at.
+    ``clock`` says why ages were not trusted, and ``unknown`` what the store does not know; in both cases nothing is
+    examined.
     """
 
     found: tuple[StoredItem, ...]
@@ -84,7 +84,7 @@ class Collection:
 
     @property
     def count(self) -> int:
-        """Of what is removed, or would be."""
+        """Count what is removed, or would be."""
         gone = [kept for kept in self.found if kept.verdict.goes and kept.left is None]
         return len(gone) + sum(reaped.left is None for reaped in self.reaped)
 
@@ -102,7 +102,7 @@ def judge(age_seconds: float, retention: float) -> GcVerdict:
 
 
 async def collect(settings: Settings, *, dry_run: bool) -> Collection:
-    """Remove what is stale, or only say what is. What could not be removed says why."""
+    """Remove what is stale, or with ``dry_run`` only list it. Items that could not be removed say why."""
     if not state_file(settings).exists() and not has_history(settings):
         return Collection((), dry_run)
     async with open_state(settings) as store:
@@ -126,7 +126,7 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
 
 
 def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle], now: float) -> list[StoredItem]:
-    """Everything that a run or a mirror keeps, a run's own directory after what else it has."""
+    """List everything that runs and mirrors keep; the directory of a run follows its other items."""
     home, known = settings.home, {row.id: row for row in rows}
     over = mirror.over_limit(home / "mirrors", settings.mirror_limit)
 
@@ -154,7 +154,7 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
 
 
 def _signs(home: Path, handle: Handle) -> list[Path]:
-    """Of the age of a workspace, which may be half made."""
+    """Return the paths whose age tells that of a workspace, which may be incomplete."""
     return [path for path in (handle.tree, home / "sandboxes" / f"{handle.id}.json") if path.exists()]
 
 
@@ -165,7 +165,7 @@ def _touched(paths: Iterable[Path]) -> float:
 async def _collected(
     kept: StoredItem, settings: Settings, handles: Sequence[Handle], deps: RunDependencies, store: Store
 ) -> StoredItem:
-    """Remove one stale thing while nobody can begin to use it."""
+    """Remove one stale item while nobody can start to use it."""
     if not kept.verdict.goes:
         return kept
     lock = _lock(kept, settings.home)
@@ -190,7 +190,7 @@ def _failing(kept: StoredItem, left: str) -> StoredItem:
 
 
 def _lock(kept: StoredItem, home: Path) -> int | None:
-    """Hold what its users hold: a mirror by the file beside it, the rest by its run's directory."""
+    """Take the lock of the item's users: for a mirror the file beside it, else the run's directory."""
     if kept.kind != "mirror":
         directory = home / "runs" / str(kept.run)
         return try_lock(directory) if directory.is_dir() else os.open(home, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""What happened: runs and their files, read from the journal without holding the store open for writing."""
+"""Stored runs: list them, find one, and locate its logs and its patch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runner.store.sqlite import Reader
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run's record and the directory with its files."""
+    """A run's record, and the directory with its files."""
 
     record: RunRecord
     directory: Path
@@ -33,10 +33,10 @@ _DEADLINE = 124  # the exit code of such a run
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs a listing shows: all, but for what is asked for.
+    """Filter of a run list; fields that are ``None`` match every run.
 
-    ``within`` is a directory that their manifests are in, and ``since`` microseconds since the epoch. A ``name`` may
-    have ``*`` in it; ``state`` is one of ``STATES``.
+    ``within`` is a directory that contains the manifests, and ``since`` microseconds since the epoch. ``name`` may
+    contain ``*``; ``state`` is one of ``STATES``.
     """
 
     name: str | None = None
@@ -56,9 +56,9 @@ class RunFilter:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run as a listing shows it; ``reason`` and ``message`` say why it did not succeed.
+    """A row of a run list; ``reason`` and ``message`` say why the run did not succeed.
 
-    ``cost_usd`` is ``None`` without a model, and when a price is not known.
+    ``cost_usd`` is ``None`` without a model, and when a price is unknown.
     """
 
     row: RunRow
@@ -70,7 +70,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class RunList:
-    """The runs that are shown, newest first; ``more`` are as wanted, but beyond the limit, ``elsewhere`` others'."""
+    """Matching runs, newest first; ``more`` counts those beyond the limit, ``elsewhere`` those of other directories."""
 
     runs: Sequence[RunSummary]
     more: int
@@ -86,7 +86,7 @@ def is_within(row: RunRow, directory: Path) -> bool:
 
 
 async def filter_runs(settings: Settings, wanted: RunFilter) -> RunList:
-    """The runs that are wanted, newest first."""
+    """List the matching runs, newest first."""
     rows = await list_runs(settings)
     found = [row for row in rows if wanted.takes(row)]
     anywhere = [row for row in rows if replace(wanted, within=None).takes(row)]
@@ -96,7 +96,7 @@ async def filter_runs(settings: Settings, wanted: RunFilter) -> RunList:
 
 
 async def _listed(row: RunRow, store: Reader) -> RunSummary:
-    """With what its events add up to; of a damaged journal only that."""
+    """Summarize a run from its events; a damaged journal is the message."""
     try:
         record = replay(row.id, await store.events(row.id))
     except (KeyError, TypeError, AttributeError, StoreDamaged):
@@ -109,7 +109,7 @@ async def _listed(row: RunRow, store: Reader) -> RunSummary:
 
 
 async def list_runs(settings: Settings) -> list[RunRow]:
-    """Every run, newest first; ``lost`` is the status of one whose runner has died before its end."""
+    """List every run, newest first; status ``lost`` means that its runner died before its end."""
     async with read_state(settings) as store:
         rows = await store.runs()
         suspects = {row.id for row in rows if row.ended is None and not is_locked(settings.home / "runs" / row.id)}
@@ -119,7 +119,7 @@ async def list_runs(settings: Settings) -> list[RunRow]:
 
 
 async def find_run(settings: Settings, run: str) -> StoredRun:
-    """The run that a unique prefix or ``last`` means, also when it is lost. Raises ``UnknownRun``."""
+    """Find a run by unique prefix or ``last``; a lost one as well. Raises ``UnknownRun``."""
     async with read_state(settings) as store:
         row = await store.find(run)
         lives = is_locked(settings.home / "runs" / row.id)
@@ -134,7 +134,7 @@ async def find_run(settings: Settings, run: str) -> StoredRun:
 
 
 def logs_of(stored: StoredRun, step: str | None) -> list[Path]:
-    """The log files of a step, or of every step in plan order, that are not empty. Raises ``UnknownRun``."""
+    """Return the log files of a step, or of every step in plan order, that are not empty. Raises ``UnknownRun``."""
     if step is not None and step not in stored.record.steps:
         raise UnknownRun(f"run `{stored.record.id}` has no step `{step}`", hint=nearest(step, stored.record.steps))
     steps = [step] if step is not None else list(stored.record.steps)
@@ -143,7 +143,7 @@ def logs_of(stored: StoredRun, step: str | None) -> list[Path]:
 
 
 def patch_of(stored: StoredRun) -> Path:
-    """The patch with the run's work. Raises ``UnknownRun`` when it changed nothing."""
+    """Return the patch of the run's work. Raises ``UnknownRun`` when there is none."""
     saved_work = stored.record.saved_work
     if saved_work is None or saved_work.patch is None:
         raise UnknownRun(f"run `{stored.record.id}` left no patch", hint=f"runner runs show {stored.record.id}")

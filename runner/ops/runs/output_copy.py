@@ -27,10 +27,10 @@ MAX_LOG = 1 << 28  # bytes of a log that is copied
 
 
 def copy_output(directory: Path, record: RunRecord) -> list[str]:
-    """Copy what the run in ``directory`` has kept of its output, and its log; what stayed behind, with the reason.
+    """Copy output and log of the run in ``directory`` to where its person asked; return what was not copied, and why.
 
-    Nothing for a run of which nobody asked it. An earlier report or log that is there and differs gets another name,
-    with the moment of its last change (UTC). Blocking.
+    A run that was not asked to has nothing copied. An existing report or log that differs is renamed by its time (UTC).
+    Blocking.
     """
     try:
         plan = read_document(directory / "plan.json")
@@ -48,7 +48,7 @@ def copy_output(directory: Path, record: RunRecord) -> list[str]:
 
 
 def _copy_output(kept: Path, place: Path, usual: Set[str]) -> list[str]:
-    """``usual`` are the files that every triage has."""
+    """Copy the files of the output; ``usual`` are those that every triage has."""
     names = [str(path.relative_to(kept)) for path in sorted(kept.rglob("*")) if path.is_file()]
     hidden = {name for name in names if name.startswith(".")}
     taken = {name for name in names if name not in usual and _differs(kept / name, place / name)}

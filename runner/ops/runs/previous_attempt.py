@@ -1,5 +1,4 @@
-"""What an agent has left that was stopped: its draft, its commands and its last words, for people and for the agent of
-the run that continues."""
+"""Draft, commands and last words of an agent that was stopped, for people and for the agent that continues."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ _ENDS = {CommandStatus.DENIED: "refused", CommandStatus.UNFINISHED: "cut off"}
 
 
 def last_words(agent: str, directory: Path) -> str:
-    """What the agent of the run in ``directory`` said last, in one line; empty of one without a model."""
+    """Return what the agent of the run in ``directory`` said last, in one line; empty without a model."""
     found = _ended(agent, directory)
     return found[0].last_message(found[1]) if found is not None else ""
 
 
 async def load_previous_attempt(stored: StoredRun, settings: Settings) -> PreviousAttempt | None:
-    """What the agent of a run has left; of one in which it left nothing, that of the run before, if there is one."""
+    """Read what the agent of a run left; if that is nothing, what the agent of the run before it left."""
     attempt = _left_by(stored)
     if attempt is not None or stored.record.resumes is None:
         return attempt

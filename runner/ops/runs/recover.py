@@ -1,6 +1,6 @@
-"""``runner recover``: every run of a store that has lost its runner is ended, and nothing of it is left on the host.
+"""Recover runs whose runner died: end them, and remove what they left on the host.
 
-Safe beside living runs and beside itself: a run is only touched by who holds its directory, as its runner did.
+This is safe beside living runs and beside another recovery: only the process that locks a run's directory touches it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from runner.store.sqlite import REBUILD_HINT
 
 @dataclass(frozen=True)
 class Recovery:
-    """What became of the runs that had lost their runner, or would with ``dry_run``; ``strays`` never were runs.
+    """Result of a recovery, or with ``dry_run`` its forecast; ``strays`` are directories of runs that never started.
 
-    ``workspaces`` are those of no run that somebody had, or kept warm, when he died. ``unknown`` is what the store does
-    not know, and what nobody touches therefore; ``damage`` is what is wrong with the store itself, if anything.
+    ``workspaces`` were held outside of runs, or kept warm, by a process that died. ``unknown`` is what the store does
+    not know, and is left alone; ``damage`` is what is wrong with the store itself.
     """
 
     runs: tuple[Recovered, ...]
@@ -87,7 +87,7 @@ async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -
 async def recover_runs(
     settings: Settings, store: Store, deps: RunDependencies, providers: Sequence[str], run: str | None, *, dry_run: bool
 ) -> Recovery:
-    """``recover_store`` with a store and ports that are there already."""
+    """Do what ``recover_store`` does to runs, with an open store and its dependencies."""
     unknown = await find_unrecorded(store, deps.nonce, settings)
     behind = {one.id for one in unknown}
     if run is not None:
@@ -113,21 +113,21 @@ async def recover_runs(
 
 
 def require_known(run: str, unknown: Sequence[Unrecorded]) -> None:
-    """Raises ``StoreDamaged`` for a run that only its directory knows, or knows better."""
+    """Raise ``StoreDamaged`` for a run whose directory has more events than the store."""
     for one in unknown:
         if run and one.kind == "run" and one.id.startswith(run):
             raise StoreDamaged(f"run `{one.id}` is not all in the store: {one.why}", hint=REBUILD_HINT)
 
 
 def _is_whole(row: RunRow, paths: RunPaths, workspaces: Sequence[str]) -> bool:
-    """Whether nothing is left to do for a run that has ended."""
+    """Tell whether an ended run needs nothing more."""
     copied = is_finished(paths.directory) or not paths.directory.exists()
     return copied and not any(workspace.startswith(f"{row.id}-") for workspace in workspaces)
 
 
 @asynccontextmanager
 async def _holding(directory: Path, dry_run: bool) -> AsyncIterator[bool]:
-    """Hold a run that nobody holds; whether it could be had. A dry run only looks."""
+    """Lock a run's directory for the block, and yield whether that worked; a dry run only looks."""
     if dry_run:
         yield not is_locked(directory)
         return
@@ -142,7 +142,7 @@ async def _holding(directory: Path, dry_run: bool) -> AsyncIterator[bool]:
 async def _recover(
     row: RunRow, paths: RunPaths, store: Store, deps: RunDependencies, own: Sequence[Handle], *, dry_run: bool
 ) -> list[Recovered]:
-    """``own`` are the run's workspaces that are there: a journal that was read anew may lack one."""
+    """Recover one run; ``own`` are its workspaces on this host, which a rebuilt journal may lack."""
     try:
         history = await store.events(row.id)
         record = replay(row.id, history)
@@ -171,7 +171,7 @@ async def _recover(
 
 
 def _hand_out(record: RunRecord, paths: RunPaths) -> list[str]:
-    """As its triage would have done; but by now there may be what a later run has left."""
+    """Copy output as a triage would, unless a later run has written there."""
     latest = record.log is not None and is_latest(Path(record.log))
     return copy_output(paths.directory, record) if latest else []
 
@@ -187,7 +187,7 @@ def _saving(record: RunRecord, paths: RunPaths) -> Saving | str:
 
 
 def _foreseen(record: RunRecord, paths: RunPaths) -> Recovered:
-    """What recovering would do."""
+    """Describe what recovering would do."""
     workspaces = [
         f"workspace {name} {place}" for (kind, name), place in record.resources.items() if kind == "workspace"
     ]
@@ -198,7 +198,7 @@ def _foreseen(record: RunRecord, paths: RunPaths) -> Recovered:
 
 
 async def _kill_helpers(paths: RunPaths) -> tuple[str, ...]:
-    """End what the runner had started on the host itself, git on the run's repository and a sub-runner; what lives."""
+    """Kill the processes of the run on the host itself, git and a sub-runner; return those that survive."""
     git = f"GIT_DIR={paths.repository}".encode()
     run = f"RUN_ID={paths.run}".encode()
 
@@ -214,7 +214,7 @@ async def _kill_helpers(paths: RunPaths) -> tuple[str, ...]:
 
 
 async def _strays(home: Path, known: set[str], store: Store, dry_run: bool) -> list[str]:
-    """Directories of runs that were never started, because their runner died before the first event."""
+    """Remove directories of runs whose runner died before the first event."""
     found = []
     for directory in _unknown(home, known):
         async with _holding(directory, dry_run) as held:

@@ -1,8 +1,8 @@
-"""``runner resume``: a run that ended before its end is continued as a new run, at the first step that has to be run.
+"""Resume a run: continue it as a new run, at the first step that has to be run again.
 
-The manifests are planned anew, since what was wrong may have been corrected there. What each step rests on is compared
-by content with what it rested on then, so that nothing that succeeded is done twice and nothing stale is taken over.
-A branch that has moved meanwhile is no change as long as the work is gone on with: that stays on its base.
+The manifests are planned anew, since they may have been corrected. Each step's inputs are compared by content with
+those of the earlier run, so that nothing succeeded runs twice and nothing stale is reused. A branch that moved is
+ignored while the work is reused: it stays on its base.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ from runner.steps.agent.plan import AgentBody
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """What resuming a run means: each step that works, with why; ``notes`` change nothing."""
+    """Plan of a resumed run: each step of its work with the reason why it is reused or not; ``notes`` change
+    nothing.
+    """
 
     run: str
     plan: RunPlan
@@ -82,7 +84,7 @@ async def resume(
 ) -> RunRecord:
     """Continue a run and return the record of the new one. Signals stop it as they stop ``apply``.
 
-    Raises ``RunUnfinished`` while another process goes on with the same work, and ``WorkMissing``.
+    Raises ``RunUnfinished`` while another process continues the same work, and ``WorkMissing``.
     """
     async with open_state(settings) as store:
         with unwrapping_groups():
@@ -93,7 +95,7 @@ async def resume(
 async def resume_run(
     resuming: ResumePlan, settings: Settings, store: Store, deps: RunDependencies, sinks: Sequence[Sink]
 ) -> RunRecord:
-    """``resume`` with a store and ports that are there already."""
+    """Do what ``resume`` does, with an open store and its dependencies."""
     async with _holding(resuming.resumption.kept):
         plan, digest = resuming.plan, resuming.planned.plan.digest
         await refuse(resuming.planned, [plan], settings, deps, reused=resuming.resumption.reused)
@@ -127,7 +129,7 @@ async def resume_run(
 
 @asynccontextmanager
 async def _holding(kept: ResumeSource | None) -> AsyncIterator[None]:
-    """Keep what is gone on with from being removed. Looked at before, it is looked at again once it is held."""
+    """Lock the source run for the block so that gc cannot remove it, and check that its work is still there."""
     if kept is None:
         yield
         return
@@ -145,10 +147,10 @@ async def _holding(kept: ResumeSource | None) -> AsyncIterator[None]:
 async def plan_resume(
     stored: StoredRun, path: Path | None, settings: Settings, *, seconds: float | None = None
 ) -> ResumePlan:
-    """What resuming a run that did not succeed means; starts nothing.
+    """Plan how to continue a run that did not succeed. Starts nothing.
 
-    ``path`` is where its manifests are now, if not where they were. ``seconds`` are what the new run and its agent
-    have; without them it is what the manifests say, or what the run was given that is resumed.
+    ``path`` is where its manifests are now, if they moved. ``seconds`` replaces the time limit of the new run and its
+    agent, by default that of the manifests or of the earlier run.
 
     Raises ``NotResumable``, ``RunUnfinished``, ``WorkMissing``, ``StalePlan`` for a provider that has become weaker,
     and what planning raises.
@@ -172,7 +174,7 @@ async def plan_resume(
 
 
 async def _within_cost(record: RunRecord, resuming: ResumePlan, settings: Settings) -> ResumePlan:
-    """With no more for the agent than the runs that are continued have left of what each may cost."""
+    """Lower the agent's budget to what the continued runs have left of their cost limit."""
     ceiling, agents = (
         resuming.planned.request.run_cost,
         [s for s in resuming.plan.steps if isinstance(s.body, AgentBody)],
@@ -205,7 +207,7 @@ def _short(record: RunRecord, plan: RunPlan) -> Iterator[str]:
 
 
 async def _told(stored: StoredRun, resuming: ResumePlan, settings: Settings) -> ResumePlan:
-    """With a note of a time that was not enough. An agent that investigates again hears of what was found before."""
+    """Add a note if the previous deadline was too short, and pass the previous attempt to the agent."""
     resuming = replace(resuming, notes=(*resuming.notes, *_short(stored.record, resuming.plan)))
     if "incident" not in resuming.plan.values or (attempt := await load_previous_attempt(stored, settings)) is None:
         return resuming
@@ -230,7 +232,7 @@ def _check_ended(record: RunRecord) -> None:
 
 
 async def _source(stored: StoredRun, settings: Settings) -> StoredRun:
-    """The run whose work is gone on with: the newest that did some, or that took all of it over."""
+    """Find the newest run that did work, or took all of it over."""
     while stored.record.resumes is not None and not _has_work(stored.record):
         stored = await find_run(settings, stored.record.resumes)
     return stored
@@ -245,7 +247,7 @@ def _has_work(record: RunRecord) -> bool:
 
 
 def _lacking(record: RunRecord) -> str | None:
-    """Why the work of a run cannot be gone on with."""
+    """Say why the work of a run cannot be reused."""
     saved_work = record.saved_work
     if saved_work is None or saved_work.commit is None:
         return "its work was not saved"
@@ -258,7 +260,7 @@ def _lacking(record: RunRecord) -> str | None:
 
 @dataclass(frozen=True)
 class _Continued:
-    """The run that is continued, and ``earlier`` with its basis ``before``, whose work is gone on with."""
+    """The run to continue; ``earlier`` and its inputs ``before`` are of the run whose work is reused."""
 
     record: RunRecord
     basis: PlanInputs
@@ -267,7 +269,7 @@ class _Continued:
 
 
 async def _choose(run: _Continued, path: Path, settings: Settings) -> ResumePlan:
-    """Plan what the manifests say now; but on the base that the work has, if the work can be gone on with there."""
+    """Plan the manifests as they are now, on the base of the work if that lets steps be reused."""
     request = replace(run.basis.request, only=run.basis.group, offline=False)
     planned = await make_plan(path, settings, request)
     resuming = _decided(run, planned)
@@ -311,7 +313,7 @@ def _check_needs(plan: RunPlan, basis: PlanInputs) -> None:
 
 
 async def _kept(source: StoredRun, resuming: ResumePlan, settings: Settings) -> ResumeSource:
-    """What is gone on with, once it is known to be there. Raises ``WorkMissing``."""
+    """Describe the work to reuse, after checking that it is there. Raises ``WorkMissing``."""
     record = source.record
     assert record.saved_work is not None  # or nothing would be reused
     assert record.saved_work.commit is not None

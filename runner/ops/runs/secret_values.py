@@ -26,7 +26,7 @@ SECONDS = 60.0  # for a command, which may ask a person
 
 
 def make_redactor(settings: Settings) -> Redactor:
-    """A redactor that knows what secrets the runner itself uses; a value that cannot be hidden is no secret."""
+    """Return a redactor that knows the runner's own secrets, but for values too short or common to hide."""
     redactor = Redactor()
     known = [(key.variable, key.text) for key in settings.model_keys.values()]
     if settings.git_token is not None:
@@ -47,10 +47,10 @@ async def resolve_secrets(
     *,
     done: Collection[str] = (),
 ) -> dict[str, dict[str, Secret]]:
-    """What the steps of each run name, by run and name; the redactor knows them from now on.
+    """Read the secrets of each run's steps, by run and name, and register them with the redactor.
 
-    ``specs`` are by run. Secrets only of steps that are ``done`` are not looked for. Raises ``Rejected`` with every
-    secret that cannot be had, or cannot be hidden, at its place; nothing has been made by then.
+    ``specs`` are by run. Secrets that only steps in ``done`` use are skipped. Raises ``Rejected`` with every secret
+    that is missing or cannot be hidden, at its place, before anything is made.
     """
     known: dict[object, Secret] = {}
     findings: list[RunnerError] = []
@@ -76,7 +76,7 @@ async def resolve_secrets(
 def check_secrets(
     specs: Mapping[str, Sequence[SecretSpec]], plans: Iterable[RunPlan], settings: Settings, *, done: Collection[str]
 ) -> None:
-    """Raises ``Rejected`` with every secret that is known to be missing; no command is started to find out."""
+    """Raise ``Rejected`` with every secret that is known to be missing. Starts no command."""
     findings: dict[object, RunnerError] = {}
     for plan in plans:
         names = {given.name for step in plan.steps if step.id not in done for given in step.secrets}
@@ -131,7 +131,7 @@ async def _read(spec: SecretSpec, settings: Settings) -> bytes:
 
 
 def _own(spec: SecretSpec, source: FromEnv | FromFile, settings: Settings) -> bytes:
-    """What can be had without a command."""
+    """Read a secret that takes no command."""
     if isinstance(source, FromFile):
         home, path = settings.variables.get("HOME", "/"), source.path
         return _file(spec, os.path.join(home, path[2:]) if path.startswith("~/") else path)
@@ -141,7 +141,7 @@ def _own(spec: SecretSpec, source: FromEnv | FromFile, settings: Settings) -> by
 
 
 def _file(spec: SecretSpec, path: str) -> bytes:
-    """Its content; links are followed. Other users must not be able to read it: then it is no secret."""
+    """Read a secret's file, following links. Raises ``SecretExposed`` when other users can read or change it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -159,7 +159,7 @@ def _file(spec: SecretSpec, path: str) -> bytes:
 
 
 async def _printed(spec: SecretSpec, argv: Sequence[str], settings: Settings) -> bytes:
-    """What a command prints; its complaints are not repeated, since they may hold what is secret."""
+    """Return what a command prints. Its standard error is not repeated: it may contain the secret."""
     failure = f"secret `{spec.name}` is missing: {_words(spec)}"
     try:
         with trio.move_on_after(SECONDS) as patience:

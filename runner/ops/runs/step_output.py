@@ -30,7 +30,7 @@ _PIECE = 12  # lines of one thing that an agent says or runs
 
 
 class LogReader:
-    """The lines of a file that is being written, as they come to be whole. It may not be there yet."""
+    """Reader of the complete lines of a file that is being written, and that may not exist yet."""
 
     def __init__(self, path: Path, longest: int = _CHUNK) -> None:
         self._path = path
@@ -39,7 +39,7 @@ class LogReader:
         self._rest = b""
 
     def skip(self) -> int:
-        """Pass over what is too much to be shown at once, and return how many bytes that was."""
+        """Skip what is too much to show at once, and return how many bytes that was."""
         if (file := self._open()) is None:
             return 0
         at, end = os.lseek(file, 0, os.SEEK_CUR), os.fstat(file).st_size
@@ -50,7 +50,7 @@ class LogReader:
         return end - _END - at
 
     def lines(self) -> Iterator[bytes]:
-        """Those that are new."""
+        """Return the new lines."""
         file = self._open()
         while file is not None and (chunk := os.read(file, _CHUNK)):
             *whole, self._rest = (self._rest + chunk).split(b"\n")
@@ -60,7 +60,7 @@ class LogReader:
                 self._rest = b""
 
     def end(self) -> Iterator[bytes]:
-        """What is left once nothing is written any more, be it half a line."""
+        """Return the rest once nothing is written any more, an incomplete line included."""
         yield from self.lines()
         if self._rest:
             yield self._rest
@@ -79,14 +79,14 @@ class LogReader:
 
 
 class AgentWords:
-    """The lines of one stream of an agent's CLI, in words."""
+    """Readable lines of one stream of an agent's CLI."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
         self._piece = ""
 
     def hear(self, raw: bytes) -> Iterator[str]:
-        """Take in what goes on where the last piece ended; what begins a line begins with its end."""
+        """Add text to the last piece that it continues; a piece ends at the start of the next line."""
         text = self._say(raw.decode(errors="replace")) or ""
         lines = text.strip("\n").split("\n")
         if len(lines) > _PIECE:
@@ -100,8 +100,11 @@ class AgentWords:
 
 
 class StepOutput:
-    """What one step prints to both of its streams. ``say`` makes text of a line of an agent's CLI; without one, lines
-    are shown as they are, of too many at once the last, unless ``whole``."""
+    """Output of one step on both streams. ``say`` translates a line of an agent's CLI; without it, lines stay as they
+    are.
+
+    Of too many lines at once only the last are returned, unless ``whole``.
+    """
 
     def __init__(self, directory: Path, step: str, say: Say | None, *, whole: bool = False) -> None:
         paths = (directory / "logs" / f"{step}.{stream}" for stream in STREAMS)
@@ -111,12 +114,12 @@ class StepOutput:
         self._whole = whole
 
     def lines(self) -> Iterator[str]:
-        """Those that are new."""
+        """Return the new lines."""
         for log, spoken in self._logs:
             yield from self._shown(log, log.lines(), spoken)
 
     def end(self) -> Iterator[str]:
-        """What is left once the step has ended."""
+        """Return the rest once the step has ended."""
         for log, spoken in self._logs:
             yield from self._shown(log, log.end(), spoken)
             yield from spoken.end() if spoken is not None else ()
@@ -136,7 +139,7 @@ class StepOutput:
 
 
 def _last(log: LogReader, raws: Iterable[bytes]) -> Iterator[str]:
-    """What is not too much at once, and how much more there was."""
+    """Return the last lines if there are too many, after a line that says how much is left out."""
     if skipped := log.skip():
         yield f"[{size(skipped)} bytes are not shown]"
     lines = deque[bytes](maxlen=_AT_ONCE)
@@ -150,12 +153,12 @@ def _last(log: LogReader, raws: Iterable[bytes]) -> Iterator[str]:
 
 
 def plain(line: bytes) -> str:
-    """What a terminal has at last of a line that was printed: no colours, and of what was redrawn the last."""
+    """Return a printed line as a terminal shows it in the end: without colours, and the last of what was redrawn."""
     return cleaned(line.rstrip(b"\r").rpartition(b"\r")[2][:_SHOWN]).expandtabs()
 
 
 def translator_of(agent: str) -> Say | None:
-    """What makes text of a line of an agent's output; ``None`` of one that says what it prints, or nobody knows."""
+    """Return what translates a line of an agent's output; ``None`` for an agent whose output is text already."""
     import runner.agents
     from runner.core import plugins
     from runner.ports.agent import ModelAgent
@@ -167,7 +170,7 @@ def translator_of(agent: str) -> Say | None:
 
 
 def words_of(file: Path, say: Say) -> Iterator[str]:
-    """All that an agent's CLI has written to a file, in words."""
+    """Return all that an agent's CLI has written to a file, in words."""
     log, spoken = LogReader(file, _LONGEST), AgentWords(say)
     try:
         for raw in log.end():
@@ -178,7 +181,7 @@ def words_of(file: Path, say: Say) -> Iterator[str]:
 
 
 def tail_of(record: RunRecord, directory: Path, step: str, say: Say | None) -> tuple[str, ...]:
-    """The last lines that the command printed which failed a step, or else the step. Both streams have their share."""
+    """Return the last output lines of the command that failed a step, else of the step, shared by both streams."""
     if say is not None:
         return tuple(deque(StepOutput(directory, step, say).end(), maxlen=TAIL))
     out, err = ([plain(line) for line in end.splitlines()] for end in log_tails(record, directory, step))

@@ -1,6 +1,6 @@
-"""What was begun in a ``RUNNER_HOME`` and its store does not know, or not to its end: an older copy, or a new one.
+"""Work in a ``RUNNER_HOME`` that its store does not know, or not to its end: the store is an older copy, or new.
 
-Nothing of that is removed because it is unknown; ``runner store rebuild`` makes it known.
+Being unknown is no reason to remove anything; ``runner store rebuild`` adds it to the store.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from runner.store.sqlite import Reader
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """A run, or a workspace of none. ``directory`` has its events; without one, only what is ``there`` on this host is
-    left of it: directories, volumes, mounts, loop devices."""
+    """A run, or a workspace outside of runs, that the store lacks.
+
+    ``directory`` has its events. Without one only ``there`` is left on this host: directories, volumes, mounts, loop
+    devices.
+    """
 
     id: str
     kind: str
@@ -31,7 +34,7 @@ class Unrecorded:
 
 
 async def find_unrecorded(store: Store | Reader | None, nonce: str | None, settings: Settings) -> list[Unrecorded]:
-    """``store`` is ``None`` for one that is lost or damaged, which knows nothing."""
+    """List what the store does not know; ``store`` is ``None`` for one that is lost or damaged."""
     # Before the store is asked: what begins from here on is in neither.
     directories = [(kind, path, max(last_seq(path), 1)) for kind, path in started_directories(settings.home)]
     remains = find_workspace_traces(settings.home)
@@ -58,7 +61,7 @@ def _knows(counts: Mapping[str, int], nonce: str | None, left: WorkspaceTraces) 
 
 
 def started_directories(home: Path) -> list[tuple[str, Path]]:
-    """The directories of runs and workspaces that were begun and that nobody holds, and of which kind each is."""
+    """List the directories, with their kind, of runs and workspaces that were started and that nobody holds."""
     runs = [path for path in sorted(home.glob("runs/*")) if was_started(path) and not is_locked(path)]
     workspaces = [path.parent for path in sorted(home.glob(f"workspaces/*/{FILE}"))]
     free = [path for path in workspaces if not is_locked(path / "lease")]

@@ -1,4 +1,4 @@
-"""Watching a run of this host from another process, to its end or until one has seen enough."""
+"""Watch a run of this host from another process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LATE = 60.0  # seconds for the end of a run to be written, beyond its deadline 
 
 
 async def watch(stored: StoredRun, settings: Settings, sinks: Sequence[Sink]) -> RunRecord:
-    """Hand a run's events to the sinks, those that were and those that come, and return its record at its end.
+    """Pass past and coming events of a run to the sinks, and return its record at its end.
 
-    Cancelling only ends the looking. Raises ``RunUnfinished`` when it has lost its runner.
+    Cancelling stops the watching only. Raises ``RunUnfinished`` when the run has lost its runner.
     """
     run = stored.record.id
     stop_budget = float(planned(stored).get("stop_budget_seconds", 0.0)) + _LATE
@@ -33,7 +33,7 @@ async def watch(stored: StoredRun, settings: Settings, sinks: Sequence[Sink]) ->
 
 
 def planned(stored: StoredRun) -> dict[str, Any]:
-    """The plan of a run as its ``plan.json`` has it; empty when that is gone."""
+    """Read the run's plan from its ``plan.json``; empty when that is gone."""
     try:
         (run,) = read_document(stored.directory / "plan.json")["runs"]
     except BadPlanFile:

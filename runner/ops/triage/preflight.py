@@ -1,4 +1,4 @@
-"""Whether a triage could begin now: key, place to work in, cluster and rights, asked all at once and for no money."""
+"""Preflight of a triage: check key, place to work, cluster and rights at once, without spending money."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _HEADERS = {Api.ANTHROPIC: [(b"anthropic-version", b"2023-06-01")]}
 
 @dataclass(frozen=True)
 class PreflightCheck:
-    """One thing that a triage needs. ``good`` is ``None`` for what it can do without, and does not have."""
+    """One thing that a triage needs. ``good`` is ``None`` when it is missing but not required."""
 
     what: str
     good: bool | None
@@ -60,7 +60,7 @@ _Check = Callable[[], Awaitable[list[PreflightCheck]]]
 
 
 async def preflight(triage: TriageRequest, settings: Settings) -> list[PreflightCheck]:
-    """Everything that a triage needs, in a fixed order, within ``PATIENCE``."""
+    """Check everything that a triage needs, in a fixed order, within ``PATIENCE``."""
     checks: dict[str, _Check] = {
         "incident": partial(_incident, triage),
         "key": partial(_key, triage, settings),
@@ -86,8 +86,10 @@ async def preflight(triage: TriageRequest, settings: Settings) -> list[Preflight
 
 
 async def _plan(triage: TriageRequest, settings: Settings) -> list[PreflightCheck]:
-    """What a run would refuse, or say before it starts; nothing when it would begin. An incident that is not there yet
-    is left out, and so is what the other checks look at themselves."""
+    """Return what planning would refuse or warn of.
+
+    A missing incident directory is skipped, and so is what the other checks examine.
+    """
     with TemporaryDirectory() as folder:
         if not triage.directory.is_dir():
             triage = replace(triage, directory=Path(folder))
@@ -119,7 +121,7 @@ async def _incident(triage: TriageRequest) -> list[PreflightCheck]:
 
 
 async def _key(triage: TriageRequest, settings: Settings) -> list[PreflightCheck]:
-    """A list of models costs nothing, and only a key that is accepted gets one."""
+    """Check the key by listing models, which is free and needs a valid key."""
     from runner.network.upstream import UpstreamFailed, check_remote, open_remote
 
     agent = plugins.load(runner.agents, triage.agent).agent
@@ -155,7 +157,7 @@ async def _key(triage: TriageRequest, settings: Settings) -> list[PreflightCheck
 
 
 def _model(triage: TriageRequest, body: bytes, host: str) -> list[PreflightCheck]:
-    """What a list of models says of the one that is asked for; nothing when it is none, or not all of it."""
+    """Look the model up in a list of models; nothing when there is no list, or it is incomplete."""
     from runner.gateway.api import inner, json_of, model_matches, objects
 
     found = inner(json_of(body))
@@ -204,7 +206,7 @@ def _program(triage: TriageRequest) -> PreflightCheck:
 
 
 async def _cluster(triage: TriageRequest, settings: Settings) -> list[PreflightCheck]:
-    """Reach and rights, through the same way that commands will go."""
+    """Check reach and rights, through the path that commands will use."""
     if triage.kubeconfig is None:
         hint = "--kubeconfig FILE, KUBECONFIG, or ~/.kube/config"
         return [PreflightCheck("cluster", None, "none: the files of the incident are all there is", hint)]
@@ -223,7 +225,7 @@ async def _cluster(triage: TriageRequest, settings: Settings) -> list[PreflightC
 
 
 def rights_told(rights: ClusterPermissions) -> PreflightCheck:
-    """Good with all that is asked about, and no good where the least is known to lack."""
+    """Report rights: good with all of them, bad where one of the minimum is known to be missing."""
     names = ("pods", "logs", "events", "deployments", "services", "configmaps", "nodes")
     has = [name for name in names if getattr(rights, name)]
     lacks = [name for name in names if getattr(rights, name) is False]

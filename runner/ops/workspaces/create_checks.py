@@ -1,4 +1,4 @@
-"""Whether a workspace that outlives runs may be made, and what it is made with. Nothing is changed here."""
+"""Checks before a workspace outside of runs is made, and the provider and limits that it gets. Changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runner.steps.provision.run import enforceable
 
 @dataclass(frozen=True)
 class ChosenProvider:
-    """A provider, what it can do here, and the id of the image that it is to use, if it has any."""
+    """A provider, its probe here, and the id of the image to use, if any."""
 
     provider: Provider
     probe: Probe
@@ -31,7 +31,7 @@ class ChosenProvider:
 
 
 def limits_of(settings: Settings, probe: Probe) -> tuple[Limits, Limits | None]:
-    """What workspaces have by default: the limits that the provider keeps, and those that it cannot, if any."""
+    """Return the default limits that the provider enforces, and those that it cannot, if any."""
     pids = _shipped("resource_limits")["pids"]
     wanted = Limits(settings.default_cpus, settings.default_memory, settings.default_disk, pids)
     kept = enforceable(wanted, probe)
@@ -40,8 +40,10 @@ def limits_of(settings: Settings, probe: Probe) -> tuple[Limits, Limits | None]:
 
 
 async def choose_provider(env: WorkspaceEnv, name: str | None, image: str | None, *, adopting: bool) -> ChosenProvider:
-    """The provider ``name``, or the first of the chain that can do it. Raises ``ProviderUnavailable``, and
-    ``ImageMissing`` when the one that could do it has no such image."""
+    """Choose the provider ``name``, or the first of the chain that fits.
+
+    Raises ``ProviderUnavailable``, and ``ImageMissing`` when the only one that fits lacks the image.
+    """
     if image is not None and not is_image(image):
         raise UsageError(f"`{sanitize(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
     names = [name] if name else env.settings.providers or _shipped("providers")
@@ -72,13 +74,13 @@ def _unfit(probe: Probe, image: str | None, *, adopting: bool) -> str | None:
 
 
 def _shipped(field: str) -> Any:
-    """What workspaces of agents have as well unless a manifest says otherwise."""
+    """Return the default of a workspace field in manifests."""
     spec: Any = defaults()["AgentType"].data["spec"]
     return spec["workspace"][field]
 
 
 def adoptable(settings: Settings, path: Path, rows: Sequence[WorkspaceRow]) -> Path:
-    """The real path of a directory that may become a workspace in place. Raises ``BadDirectory``."""
+    """Return the real path of a directory that may become a workspace in place. Raises ``BadDirectory``."""
     real, told, home = Path(os.path.realpath(path)), sanitize(str(path)), Path(os.path.realpath(settings.home))
     if not os.path.isdir(real):
         what = "is not a directory" if os.path.exists(real) else "does not exist"
@@ -105,7 +107,7 @@ def _check_no_repository(real: Path, told: str) -> None:
 
 
 def _overlap(one: Path, other: Path) -> bool:
-    """Whether two directories are one, or one of them is in the other, by whatever names."""
+    """Tell whether two directories are the same, or one contains the other, under any names."""
 
     def chain(path: Path) -> set[tuple[int, int]]:
         return {(found.st_dev, found.st_ino) for folder in (path, *path.parents) for found in status_of(folder)}
@@ -118,7 +120,7 @@ def _overlap(one: Path, other: Path) -> bool:
 
 
 def status_of(path: Path) -> Iterator[os.stat_result]:
-    """At most one: a path that is none leads nowhere that anybody means."""
+    """Yield the stat result, or nothing if the path cannot be read."""
     try:
         yield path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""``runner workspace exec``: one command in a workspace, with the caller's own standard streams and exit status."""
+"""Execute one command in a workspace, with the caller's standard streams and exit status."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ async def execute(env: WorkspaceEnv, text: str, argv: Sequence[str], streams: tu
 
 
 async def _protected(env: WorkspaceEnv, row: WorkspaceRow) -> tuple[str, ...]:
-    """What commands cannot change: of an adopted directory its ``.git``, which its user's own git obeys."""
+    """Return the paths that commands cannot change; in an adopted directory also ``.git``, which its owner's git
+    obeys.
+    """
     own = (".git",) if row.path is not None else ()
     projects = {project.name: project for project in await env.store.projects()}
     project = projects.get(row.project)
@@ -80,9 +82,9 @@ def _code(ended: Exit) -> int:
 
 
 class _Command:
-    """A command under way in a sandbox of its own, and the signals that end it.
+    """A running command in a sandbox of its own, with the signals that stop it.
 
-    ``oom_kills`` is how many of its processes the kernel killed for want of memory, once it has ended.
+    ``oom_kills`` is how many of its processes the kernel killed for lack of memory, once it has ended.
     """
 
     def __init__(self, streams: tuple[int, int, int]) -> None:
@@ -92,7 +94,7 @@ class _Command:
         self.oom_kills = 0
 
     async def run(self, open_sandbox: OpenSandbox, argv: Sequence[str]) -> Exit | None:
-        """How the command ended; ``None`` when a signal of ours ended it. Then nothing of it lives."""
+        """Run the command to its end; ``None`` when a signal stopped it. Nothing of it is left."""
         ended: Exit | None = None
         async with trio.open_nursery() as nursery:
             await nursery.start(self._watch)
@@ -140,7 +142,7 @@ class _Command:
         return ended
 
     async def _copy_both(self, process: Process, scope: trio.CancelScope, copied: trio.Event) -> None:
-        """Ends with the block around the command, for then there is end of file."""
+        """Copy both streams to their end; the command's block closes them."""
         with scope:
             async with trio.open_nursery() as readers:
                 readers.start_soon(_copy, process.stdout, self._streams[1])
@@ -149,7 +151,9 @@ class _Command:
 
 
 async def _feed(descriptor: int, stdin: Writer) -> None:
-    """A command that does not read its input is no error. Whatever was read and not taken is lost, as with a pipe."""
+    """Copy standard input. A command that does not read it is fine; input read but not taken is lost, as with a
+    pipe.
+    """
     try:
         while chunk := await trio.to_thread.run_sync(os.read, descriptor, _CHUNK, abandon_on_cancel=True):
             await stdin.send_all(chunk)

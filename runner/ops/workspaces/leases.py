@@ -1,4 +1,4 @@
-"""Who has which workspace, and ending that: for those who died at it, and by force for those who did not."""
+"""Leases of workspaces: list them, release those of dead holders, and break those of living ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMMAND = "exec"  # what the holder of a lease does who can be asked to end
 
 @dataclass(frozen=True)
 class LeaseState:
-    """A lease as listings show it; ``state`` is ``live``, ``expired``, or ``dead`` when its holder is."""
+    """A lease in a listing; ``state`` is ``live``, ``expired``, or ``dead`` when its holder is."""
 
     id: str
     workspace: str
@@ -46,12 +46,12 @@ class LeaseState:
 
 
 async def list_leases(env: WorkspaceEnv) -> list[LeaseState]:
-    """Every lease that somebody has, or had when he died, the oldest first."""
+    """List every lease, the oldest first, those of dead holders as well."""
     return states_of(await env.store.leases(), env.settings, env.deps.now())
 
 
 async def lease_of(env: WorkspaceEnv, id: str) -> LeaseState | None:
-    """The lease of a workspace, ``None`` for a free one."""
+    """Return the lease of a workspace, ``None`` for a free one."""
     lease = await env.store.lease(id)
     return states_of([lease], env.settings, env.deps.now())[0] if lease.id else None
 
@@ -61,9 +61,9 @@ def states_of(leases: Iterable[Lease], settings: Settings, now: int) -> list[Lea
 
 
 async def release(env: WorkspaceEnv, text: str) -> str:
-    """End the lease of a holder that is dead, and all that it left running.
+    """End the lease of a dead holder, and what it left running. Returns a sentence that says what was done.
 
-    Returns what was done. Raises ``LeaseHeld`` for one that lives.
+    Raises ``LeaseHeld`` when the holder lives.
     """
     row = await env.store.workspace(text)
     lease = await env.store.lease(row.id)
@@ -80,10 +80,10 @@ async def release(env: WorkspaceEnv, text: str) -> str:
 
 
 async def break_lease(env: WorkspaceEnv, text: str, *, sure: bool) -> str:
-    """Take a workspace from a holder that may live, end what runs in it, and leave it free. Returns what was done.
+    """Take a workspace from a holder that may live, kill what runs in it, and free it. Returns a sentence that says so.
 
-    The holder can write nothing of it from the first moment on. A run then ends by itself, at its next write. Raises
-    ``UsageError`` unless ``sure``, and ``WorkspaceState`` for a free one.
+    From the first moment the holder's writes are refused; a run ends at its next one. Raises ``UsageError`` unless
+    ``sure``, and ``WorkspaceState`` for a free workspace.
     """
     row = await env.store.workspace(text)
     lease = await env.store.lease(row.id)
@@ -109,10 +109,10 @@ async def break_lease(env: WorkspaceEnv, text: str, *, sure: bool) -> str:
 
 
 async def ask_to_end(env: WorkspaceEnv, row: WorkspaceRow) -> str | None:
-    """Ask the command that runs in a workspace to end, and wait until it has, its grace and a little at most.
+    """Terminate the command that runs in a workspace and wait for its end, at most the grace periods.
 
-    Returns the lease of a holder that has it still. Raises ``LeaseHeld`` for a holder that cannot be asked: what he
-    does is no command, or he is no process that is known to be the holder.
+    Returns the lease of a holder that still lives. Raises ``LeaseHeld`` for a holder that is not a command, or no
+    longer the process that took the lease.
     """
     lease = await env.store.lease(row.id)
     lock = env.lock(row.id)
@@ -151,6 +151,6 @@ def _state(lease: Lease, home: Path, now: int) -> LeaseState:
 
 
 def _lock(lease: Lease, home: Path) -> Path:
-    """What a holder keeps locked; a run, or whoever recovers it, has the run's directory."""
+    """Return what the holder keeps locked: a run, or whoever recovers it, the run's directory."""
     _, of_run, run = f" {lease.holder}".rpartition(" run ")
     return home / "runs" / run if of_run else lock_of(home, lease.workspace)

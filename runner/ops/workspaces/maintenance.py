@@ -33,7 +33,9 @@ REAPING = 1.0  # seconds
 
 @dataclass(frozen=True)
 class ReapedWorkspace:
-    """A workspace whose time is over, or would be; ``saved`` is where its work is kept, ``left`` why it stays."""
+    """An expired workspace that was removed, or would be; ``saved`` is where its work is kept, ``left`` why it
+    stays.
+    """
 
     workspace: str
     tree: Path
@@ -46,7 +48,7 @@ class ReapedWorkspace:
 
 @dataclass(frozen=True)
 class CompletedChange:
-    """A change to a workspace that was cut off, and finished now, or would be; ``left`` says why it was not."""
+    """An interrupted change of a workspace that was completed, or would be; ``left`` says why it was not."""
 
     workspace: str
     done: str
@@ -55,7 +57,7 @@ class CompletedChange:
 
 
 async def unsteady(env: WorkspaceEnv, *, dry_run: bool) -> str | None:
-    """Why ages mean nothing now, if so; the next call compares with what this one has seen."""
+    """Say why the clock, and so any age, is not to be trusted; ``None`` if it is. Later calls compare with this one."""
     store, now = env.store, env.deps.now()
     seen = see_clock(now)
     why = why_unsteady(await store.anchor(), seen, newest=await store.newest(), now=now)
@@ -66,10 +68,10 @@ async def unsteady(env: WorkspaceEnv, *, dry_run: bool) -> str | None:
 
 @asynccontextmanager
 async def reaping(env: WorkspaceEnv) -> AsyncIterator[None]:
-    """Reap beside the work of the block, which begins when that is done, and at most ``REAPING`` seconds later.
+    """Remove expired workspaces beside the block, which starts after at most ``REAPING`` seconds.
 
-    ``advise`` hears of each workspace that is removed, and of one that cannot be, with the reason. What the end of the
-    block cuts off is finished by the next who reaps.
+    ``advise`` is told of each that is removed or could not be. What the end of the block interrupts is completed the
+    next time.
     """
 
     async def work() -> None:
@@ -101,7 +103,7 @@ async def _reap_and_tell(env: WorkspaceEnv) -> None:
 
 
 async def reap(env: WorkspaceEnv, *, dry_run: bool) -> list[ReapedWorkspace]:
-    """Save and remove every workspace whose time is over and that nobody has; persistent ones have no end."""
+    """Save and remove every expired workspace that nobody holds; persistent ones do not expire."""
     found = []
     for row in await env.store.workspaces():
         if _is_due(env, row):
@@ -111,14 +113,14 @@ async def reap(env: WorkspaceEnv, *, dry_run: bool) -> list[ReapedWorkspace]:
 
 
 def _is_due(env: WorkspaceEnv, row: WorkspaceRow) -> bool:
-    """Whether a workspace is to be removed for its age; one whose removal was cut off is gone on with."""
+    """Tell whether a workspace has expired; one whose removal was interrupted has."""
     if row.run is not None or row.status in UNFINISHED - {S.DESTROYING}:
         return False
     return expired(_end(env, row), env.deps.now())
 
 
 def _end(env: WorkspaceEnv, row: WorkspaceRow) -> int | None:
-    """A greatest age that was set since counts as well."""
+    """Return when a workspace expires, by its own time and by ``WORKSPACE_MAX_AGE``, even if that was set later."""
     most = env.settings.workspace_max_age
     if row.expires is None or most is None:
         return row.expires
@@ -139,8 +141,10 @@ async def _reap(env: WorkspaceEnv, row: WorkspaceRow, reaped: ReapedWorkspace) -
 
 
 async def complete_changes(env: WorkspaceEnv, unknown: Collection[str] = (), *, dry_run: bool) -> list[CompletedChange]:
-    """Finish what dead processes have begun with workspaces, and end what they left running there; not with those of
-    which the store does not know all."""
+    """Complete changes of workspaces that dead processes started, and kill what they left running there.
+
+    Workspaces in ``unknown``, of which the store does not have all events, are left alone.
+    """
     found = []
     for row in await env.store.workspaces():
         abandoned = row.status in UNFINISHED or (await env.store.lease(row.id)).id
@@ -176,7 +180,7 @@ async def _as_begun(held: HeldWorkspace) -> RemovedWorkspace | None:
 
 
 async def sweep(env: WorkspaceEnv, unknown: Collection[str] = (), *, dry_run: bool) -> list[str]:
-    """Remove what the runner kept of workspaces that are gone, or were about to be made by who has died."""
+    """Remove files of workspaces that are gone, or whose maker died before they were recorded."""
     known = {row.id for row in await env.store.workspaces()}.union(unknown)
     found = []
     for folder in sorted((env.settings.home / "workspaces").glob("*")):
@@ -193,7 +197,7 @@ async def sweep(env: WorkspaceEnv, unknown: Collection[str] = (), *, dry_run: bo
 
 
 def _is_written(env: WorkspaceEnv, id: str) -> bool:
-    """Whether somebody who lives may be about to record a workspace, as its run, its keeper or its first holder."""
+    """Tell whether a living run, keeper or holder may be about to record a workspace."""
     home = env.settings.home
     holders = (env.lock(id), home / "runs" / id.rpartition("-")[0], home / PLACE)
     return any(holder.is_dir() and is_locked(holder) for holder in holders)

@@ -1,4 +1,4 @@
-"""Projects as a store knows them: made by a command, or by a manifest that was applied, which then owns its record."""
+"""Projects in the store: made by a command, or by an applied manifest, which then owns the record."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from runner.ports.store import ProjectRow
 
 
 async def create_project(settings: Settings, project: ProjectRow) -> ProjectRow:
-    """Make a project, or change one that a command has made; never to less protection.
+    """Store a project, or change one that a command has stored; never to less protection.
 
-    Raises ``ProjectOwned``, and ``UsageError`` for what would be lost.
+    Raises ``ProjectOwned``, and ``UsageError`` for protection that would be lost.
     """
     make_home(settings)
     async with open_state(settings) as store:
@@ -32,7 +32,7 @@ _KEEP = "say again what it has, besides what is new; or describe it by a manifes
 
 
 def _lost(before: ProjectRow, after: ProjectRow) -> str | None:
-    """Of its protection."""
+    """Say which protection a change would remove."""
     if before.workspace_isolation and not after.workspace_isolation:
         return "its isolation (--workspace-isolation)"
     gone = [path for path in before.protected_paths if path not in after.protected_paths]
@@ -42,9 +42,9 @@ def _lost(before: ProjectRow, after: ProjectRow) -> str | None:
 def new_project(
     name: str, root: Path, *, isolated: bool, protected: Sequence[str]
 ) -> tuple[ProjectRow, list[RunnerError]]:
-    """A project as asked for, and what there is to say about it.
+    """Check a new project, and return it with warnings about it.
 
-    Raises ``BadName``, and ``UsageError`` for a root that is no directory and paths that cannot be protected.
+    Raises ``BadName``, and ``UsageError`` for a root that is not a directory and paths that cannot be protected.
     """
     if not is_name(name):
         raise BadName(f"`{excerpt(name)}` cannot name a project", hint="small letters, digits, `-` and `.`")
@@ -61,12 +61,12 @@ def new_project(
 
 
 async def list_projects(settings: Settings) -> list[ProjectRow]:
-    """By name."""
+    """List projects by name."""
     async with read_state(settings) as store:
         return await store.projects()
 
 
 async def get_project(settings: Settings, name: str) -> ProjectRow:
-    """Raises ``UnknownProject``."""
+    """Return one project. Raises ``UnknownProject``."""
     async with read_state(settings) as store:
         return await store.project(name)

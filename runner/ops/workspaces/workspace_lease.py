@@ -1,10 +1,9 @@
-"""Exclusive use of a workspace outside of runs: its lease, and the locks that tell whether whoever has that lives.
+"""Exclusive use of a workspace outside of runs: its lease, and the file locks that tell whether the holder lives.
 
-Each holder keeps a lock of the operating system on an empty directory of the workspace for as long as it has the
-lease. A lease whose lock is free belongs to a dead process, and is taken over at once, live or expired; one whose lock
-is held belongs to a process that lives, whatever a clock says that was set forward, and is taken by force only: then
-there is a new lock, so that the old one means nothing any more. An adopted directory is locked as well, since another
-store may have adopted it too.
+A holder keeps a lock on an empty directory of the workspace for as long as it has the lease. A lease whose lock is free
+belongs to a dead process, and is taken over at once, live or expired. One whose lock is held belongs to a living
+process, whatever a clock that jumped says, and is only taken by force: a new lock then replaces the old one. An adopted
+directory is locked as well, since another store may have adopted it too.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _PAUSE = 0.1
 
 @dataclass(frozen=True)
 class WorkspaceEnv:
-    """What verbs about workspaces work on; ``advise`` hears of what a person should know."""
+    """Settings, store and adapters of workspace commands; ``advise`` is told what a person should know."""
 
     settings: Settings
     store: Store
@@ -53,7 +52,7 @@ class WorkspaceEnv:
     lease_seconds: float = TTL
 
     def folder(self, id: str) -> Path:
-        """What the runner keeps of a workspace and no command ever sees: its repository and its lock."""
+        """Return the directory of a workspace's repository and lock, which commands never see."""
         return self.settings.home / "workspaces" / id
 
     def lock(self, id: str) -> Path:
@@ -63,14 +62,14 @@ class WorkspaceEnv:
         return self.folder(id) / "snapshot.git"
 
     async def find(self, row: WorkspaceRow) -> tuple[Provider, Handle | None]:
-        """The provider of a workspace, and its handle if anything of it is there."""
+        """Return the provider of a workspace, and its handle if anything of it is left."""
         provider = self.deps.provider(row.provider)
         owned = await provider.list_owned(self.deps.nonce)
         return provider, next((handle for handle in owned if handle.id == row.id), None)
 
 
 def lock_of(home: Path, id: str) -> Path:
-    """The directory that who has a workspace outside of runs keeps locked."""
+    """Return the directory that a holder outside of runs keeps locked."""
     return home / "workspaces" / id / "lease"
 
 
@@ -78,7 +77,7 @@ def lock_of(home: Path, id: str) -> Path:
 async def open_workspace_env(
     settings: Settings, advise: Advise = ignore, *, lease_seconds: float = TTL
 ) -> AsyncIterator[WorkspaceEnv]:
-    """The workspaces of a ``RUNNER_HOME``. Raises what opening its store raises."""
+    """Open the workspaces of a ``RUNNER_HOME``. Raises what opening its store raises."""
     make_home(settings)
     async with open_state(settings) as store:
         with unwrapping_groups():
@@ -86,7 +85,7 @@ async def open_workspace_env(
 
 
 class HeldWorkspace:
-    """A workspace that is had. ``write`` is refused with ``LeaseLost`` from the moment on at which it is another's."""
+    """A workspace whose lease this process holds. ``write`` raises ``LeaseLost`` once the lease has moved."""
 
     def __init__(self, env: WorkspaceEnv, row: WorkspaceRow, holder: str) -> None:
         self.env, self.row = env, row
@@ -111,17 +110,17 @@ class HeldWorkspace:
             await trio.to_thread.run_sync(add_events, folder, recorded)
 
     async def copy_journal(self) -> None:
-        """Let the workspace's folder have all of its events: whoever had it last may have died before he wrote one."""
+        """Write all events of the workspace to its folder: the last holder may have died before writing one."""
         history = await self.env.store.workspace_events(self.row.id)
         folder = self.env.folder(self.row.id)
         await trio.to_thread.run_sync(write, folder / FILE, "\n".join(map(event_line, history)))
 
     async def end(self, last: Event) -> None:
-        """Write the last event of a workspace and let go of it at once: who finds none, finds no lease of it either."""
+        """Write the last event of a workspace and release its lease in one append."""
         await self.lease_holder.release(lambda released: self.write(last, released))
 
     async def handle(self) -> tuple[Provider, Handle]:
-        """Raises ``WorkspaceLost`` when nothing of the workspace is there."""
+        """Return the workspace's provider and handle. Raises ``WorkspaceLost`` when nothing of it is left."""
         require_tree(self.row)
         provider, handle = await self.env.find(self.row)
         if handle is None:
@@ -135,11 +134,11 @@ class HeldWorkspace:
 async def hold(
     env: WorkspaceEnv, row: WorkspaceRow, doing: str, *, intent: Event | None = None, over: str | None = None
 ) -> AsyncIterator[HeldWorkspace]:
-    """Have a workspace to oneself for the length of the block, which is cancelled in time when that cannot be kept.
+    """Hold a workspace for the block, which is cancelled in time when the lease cannot be renewed.
 
-    ``intent`` becomes durable with the lease. When somebody had it who is dead, all that still runs in the workspace is
-    ended first, and ``advise`` hears of it; so it is when ``over`` is his lease, alive as he may be. Raises
-    ``LeaseHeld``, and ``LeaseLost`` at the end of a block that was cut short.
+    ``intent`` is appended with the lease. After a dead holder, all that still runs in the workspace is killed first,
+    and ``advise`` is told; so it is after a living one whose lease is ``over``. Raises ``LeaseHeld``, and ``LeaseLost``
+    at the end of a block that was cut short.
     """
     held = HeldWorkspace(env, row, f"{doing} {os.getpid()}")
     with ExitStack() as locks:
@@ -158,7 +157,7 @@ async def hold(
 
 
 async def _acquire(held: HeldWorkspace, locks: ExitStack, intent: Event | None, over: str | None) -> Lease:
-    """Take the locks and then the lease; what that was before."""
+    """Take the locks and then the lease; return the lease as it was before."""
     env, id = held.env, held.row.id
 
     async def emit(*events: Event) -> None:
@@ -186,7 +185,7 @@ async def _acquire(held: HeldWorkspace, locks: ExitStack, intent: Event | None, 
 
 
 async def _broken_holder(held: HeldWorkspace) -> str:
-    """Whose lease was broken last, if one was: he may live, and have his locks still, but can write nothing."""
+    """Return the holder whose lease was broken last: it may live and have its locks, but cannot write."""
     history = await held.env.store.workspace_events(held.row.id)
     holders = [one.event.holder for one in history if isinstance(one.event, LeaseAcquired)]
     broken = [before for before, after in pairwise(holders) if after.startswith(f"{BREAK} ")]
@@ -194,7 +193,7 @@ async def _broken_holder(held: HeldWorkspace) -> str:
 
 
 def replace_lock(lock: Path) -> int:
-    """A new lock in the place of one that is held; the directory that was there keeps its holder, and no name."""
+    """Replace a lock that is held by a new one; the old directory stays with its holder, without a name."""
     new = lock.with_name(f"lease-{secrets.token_hex(8)}")
     new.mkdir(mode=0o700)
     descriptor = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
@@ -204,7 +203,7 @@ def replace_lock(lock: Path) -> int:
 
 
 def require_tree(row: WorkspaceRow) -> None:
-    """Raises ``WorkspaceLost`` when an adopted directory is not where it was."""
+    """Raise ``WorkspaceLost`` when an adopted directory has moved or is gone."""
     if row.path is not None and not _is_at(row.path, row.inode):
         hint = f"put it back, or runner workspace delete {row.id}"
         raise WorkspaceLost(f"`{row.path}` is not the directory that was adopted", hint=hint)
@@ -218,9 +217,9 @@ def _is_at(path: str, inode: int | None) -> bool:
 
 
 def _lock_tree(row: WorkspaceRow, holder: str, locks: ExitStack) -> None:
-    """Lock an adopted directory, which another store may use, if it is there; ``holder`` of this one may have it still.
+    """Lock an adopted directory if it exists, since another store may use it. Raises ``LeaseHeld``.
 
-    Raises ``LeaseHeld``.
+    ``holder`` may still have that lock.
     """
     if row.path is None or not _is_at(row.path, row.inode):
         return
@@ -236,7 +235,7 @@ def _lock_tree(row: WorkspaceRow, holder: str, locks: ExitStack) -> None:
 
 
 def is_locked_by(directory: os.stat_result, holder: str) -> bool:
-    """Whether a directory is locked by the process that a lease names as its holder, and by no other."""
+    """Tell whether a directory is locked by the process that the lease names, and by no other."""
     place = f"{os.major(directory.st_dev):02x}:{os.minor(directory.st_dev):02x}:{directory.st_ino}"
     locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     pids = [words[4] for words in locks if words[1] == "FLOCK" and words[5] == place]

@@ -1,7 +1,7 @@
-"""Workspaces that outlive runs: made, found, stopped, and removed only when what is in them is kept or given up.
+"""Workspaces outside of runs: make, find, stop and remove them, never losing work that was not given up.
 
-Every change is an event of the workspace's own journal, written by who has its lease; the intent comes first, so that
-whatever was cut off half-way can be finished by the next who comes, ``runner recover`` among them.
+Every change is an event in the workspace's own journal, written by the holder of its lease. The intent comes first, so
+that the next holder, or ``runner recover``, can complete what was interrupted.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ S = WorkspaceStatus
 
 @dataclass(frozen=True)
 class WorkspaceOptions:
-    """A workspace to make: from the directory ``path`` in place, from a repository's ``url``, or empty.
+    """Options of a new workspace: from the directory ``path`` in place, from a repository's ``url``, or empty.
 
-    ``image`` is the name of the system that its commands see, which only some providers have.
+    ``image`` is the system that its commands see, on providers that have images.
     """
 
     path: Path | None = None
@@ -80,7 +80,7 @@ class WorkspaceOptions:
 
 @dataclass(frozen=True)
 class RemovedWorkspace:
-    """What became of a workspace: ``saved_work`` says what was kept in ``saved``. An adopted ``tree`` stays."""
+    """A removed workspace: ``receipt`` says what was kept in ``saved``. An adopted ``tree`` stays."""
 
     workspace: str
     saved: Path | None = None
@@ -94,14 +94,14 @@ class RemovedWorkspace:
 
 @dataclass(frozen=True)
 class WorkspaceSummary:
-    """A workspace as listings show it, with its lease if somebody has it, or had it when he died."""
+    """A workspace in a listing, with its lease if anybody, alive or dead, holds it."""
 
     row: WorkspaceRow
     lease: LeaseState | None
 
 
 async def list_workspaces(settings: Settings) -> list[WorkspaceSummary]:
-    """Every workspace, newest first, those of runs as well."""
+    """List every workspace, newest first, those of runs as well."""
     async with read_state(settings) as store:
         rows, leases = await store.workspaces(), await store.leases()
     held = {lease.workspace: lease for lease in states_of(leases, settings, now_microseconds())}
@@ -109,7 +109,7 @@ async def list_workspaces(settings: Settings) -> list[WorkspaceSummary]:
 
 
 async def find_by_path(settings: Settings, path: Path) -> WorkspaceSummary:
-    """The workspace that a path is in, however it is named. Raises ``UnknownWorkspace``."""
+    """Find the workspace that contains a path, under any name. Raises ``UnknownWorkspace``."""
     listed = {one.row.id: one for one in await list_workspaces(settings)}
     if row := _around(settings, [one.row for one in listed.values()], path):
         return listed[row.id]
@@ -127,7 +127,7 @@ def _around(settings: Settings, rows: Sequence[WorkspaceRow], path: Path) -> Wor
 
 
 def tree_of(settings: Settings, row: WorkspaceRow) -> Path:
-    """Where the files of a workspace are on this host."""
+    """Return the directory of a workspace's files on this host."""
     if row.path is not None:
         return Path(row.path)
     if row.slot is not None:
@@ -137,7 +137,7 @@ def tree_of(settings: Settings, row: WorkspaceRow) -> Path:
 
 
 async def own_workspace(store: Store, text: str) -> WorkspaceRow:
-    """The workspace that a person means. Raises ``UnknownWorkspace``, ``WorkspaceState`` for one that a run has."""
+    """Find a workspace outside of runs. Raises ``UnknownWorkspace``, and ``WorkspaceState`` for one of a run."""
     row = await store.workspace(text)
     if row.run is not None:
         hint = f"runner runs show {row.run}; `runner recover {row.run}` ends it if its runner has died"
@@ -149,7 +149,7 @@ async def own_workspace(store: Store, text: str) -> WorkspaceRow:
 
 
 async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
-    """Make a workspace, ready to be used. When it cannot be made, or this is cancelled, it is removed again.
+    """Make a workspace, ready for use. On failure or cancellation it is removed again.
 
     Raises ``UsageError``, ``BadDirectory``, ``UnknownProject``, ``WorkspaceLimit``, ``ProviderUnavailable``,
     ``ImageMissing``, ``ForbiddenFiles``, and what provider and git raise.
@@ -223,7 +223,7 @@ async def _make(held: HeldWorkspace, provider: Provider, project: ProjectRow | N
 
 
 async def _fill(held: HeldWorkspace, handle: Handle, tip: ResolvedRef | None) -> str | None:
-    """Bring the tree to what the workspace starts with; the commit that its work is compared with."""
+    """Fill the tree with its initial files; return the commit that its work is compared with."""
     row, git, repository = held.row, held.env.deps.git, held.env.repository(held.row.id)
     if row.url is not None and tip is not None:
         await git.fetch_url(row.url, tip.commit, into=repository, depth=1)
@@ -241,7 +241,7 @@ async def _fill(held: HeldWorkspace, handle: Handle, tip: ResolvedRef | None) ->
 
 
 async def _place_agents_file(held: HeldWorkspace, handle: Handle, root: Path) -> None:
-    """Put the project's ``AGENTS.md``, if it has one, where commands look for it; never over another in the tree."""
+    """Write the project's ``AGENTS.md`` where commands look for it, unless the tree has one."""
     try:
         wanted = (await trio.to_thread.run_sync(agents_file, root)).get(AGENTS_FILE)
     except (OSError, ValueError) as error:
@@ -264,7 +264,7 @@ def _has(tree: Path, name: str) -> bool:
 
 
 async def policy_for(env: WorkspaceEnv, row: WorkspaceRow) -> PathPolicy:
-    """What holds in a workspace: the built-in policy, and that of its base commit. Raises ``Rejected``."""
+    """Return the policy of a workspace: the built-in one and that of its base commit. Raises ``Rejected``."""
     file = None
     if row.base is not None:
         place = Path(row.path) if row.path else env.repository(row.id)
@@ -280,7 +280,7 @@ async def policy_for(env: WorkspaceEnv, row: WorkspaceRow) -> PathPolicy:
 
 
 async def look_through(handle: Handle, policy: PathPolicy, *, without: Sequence[str] = ()) -> ScanResult:
-    """Everything in a tree that breaks policy or cannot be kept. Cancelling takes effect while it looks."""
+    """Scan a tree for everything that breaks policy or cannot be saved. Can be cancelled."""
 
     def stopping() -> bool:
         trio.from_thread.check_cancelled()
@@ -294,9 +294,9 @@ async def look_through(handle: Handle, policy: PathPolicy, *, without: Sequence[
 
 
 async def validate(env: WorkspaceEnv, row: WorkspaceRow, handle: Handle) -> None:
-    """Raises ``ForbiddenFiles`` when there are files in a workspace that its policy forbids.
+    """Raise ``ForbiddenFiles`` when the workspace has files that its policy forbids.
 
-    What else a scan finds, such as links out of the tree, does no harm before it is saved or published.
+    Other findings of a scan, such as links out of the tree, only matter when work is saved or published.
     """
     found = await look_through(handle, await policy_for(env, row))
     bad = [each for each in found.violations if each.rule.startswith(_CONTENT_RULES)]
@@ -316,7 +316,7 @@ def _names(violations: Sequence[Violation]) -> str:
 
 
 async def stop(env: WorkspaceEnv, text: str) -> WorkspaceRow:
-    """End what runs in a workspace and let nothing begin there; its files stay. A stopped one stays so."""
+    """Kill what runs in a workspace and let nothing start there; its files stay. A stopped one stays so."""
     row = await own_workspace(env.store, text)
     if row.status is S.STOPPED:
         return row
@@ -326,7 +326,7 @@ async def stop(env: WorkspaceEnv, text: str) -> WorkspaceRow:
 
 
 async def finish_stop(held: HeldWorkspace) -> None:
-    """End what runs in a workspace, also one whose stopping was cut off."""
+    """Kill what runs in a workspace, also after an interrupted stop."""
     provider, handle = await held.handle()
     if held.row.status is not S.STOPPING:
         await held.write(ev.WorkspaceStatusChanged(S.STOPPING))
@@ -335,7 +335,7 @@ async def finish_stop(held: HeldWorkspace) -> None:
 
 
 async def resume(env: WorkspaceEnv, text: str) -> WorkspaceRow:
-    """Let a stopped workspace be used again. One that is ready is so already. Raises ``WorkspaceState``."""
+    """Let a stopped workspace be used again; a ready one stays ready. Raises ``WorkspaceState``."""
     row = await own_workspace(env.store, text)
     if row.status is S.READY:
         return row
@@ -350,7 +350,7 @@ def use_of(settings: Settings) -> ev.WorkspaceUsed:
 
 
 def require_ready(row: WorkspaceRow) -> None:
-    """Raises ``WorkspaceState``."""
+    """Raise ``WorkspaceState`` unless the workspace is ready."""
     if row.status is not S.READY:
         raise WorkspaceState(f"workspace `{row.id}` is {row.status}", hint=hint(row.id, row.status))
 
@@ -359,11 +359,11 @@ def require_ready(row: WorkspaceRow) -> None:
 
 
 async def destroy(env: WorkspaceEnv, text: str, *, discard: bool = False, reason: str = "") -> RemovedWorkspace:
-    """Save what is unsaved in a workspace and remove it; the files of an adopted directory stay.
+    """Save unsaved work of a workspace and remove it; the files of an adopted directory stay.
 
-    A command that runs in it is asked to end, and ended if it does not in time. Also finishes what was cut off.
-    ``discard`` gives unsaved work up. Raises ``UnknownWorkspace``, ``LeaseHeld`` by any other than a command, and
-    ``UnsavedWork`` when there is work that cannot be saved; then it stays as it is.
+    Terminates a command that runs in it, and completes an interrupted removal. ``discard`` gives unsaved work up.
+    Raises ``UnknownWorkspace``, ``LeaseHeld`` for a holder that is not a command, and ``UnsavedWork`` for work that
+    cannot be saved: then everything stays as it is.
     """
     row = await own_workspace(env.store, text)
     stubborn = await ask_to_end(env, row)
@@ -372,7 +372,7 @@ async def destroy(env: WorkspaceEnv, text: str, *, discard: bool = False, reason
 
 
 async def delete(env: WorkspaceEnv, text: str, *, discard: bool = False) -> RemovedWorkspace:
-    """Forget an adopted directory; sweep any other workspace, unless there is unsaved work and no ``discard``."""
+    """Forget an adopted directory; destroy any other workspace, unless it has unsaved work and no ``discard``."""
     row = await own_workspace(env.store, text)
     async with hold(env, row, "delete") as held:
         _, handle = await env.find(row)
@@ -385,7 +385,7 @@ async def delete(env: WorkspaceEnv, text: str, *, discard: bool = False) -> Remo
 
 
 async def finish_destroy(held: HeldWorkspace, *, discard: bool, reason: str = "") -> RemovedWorkspace:
-    """``destroy`` for who has the workspace."""
+    """Do what ``destroy`` does, for a held workspace."""
     env, row = held.env, held.row
     history = [recorded.event for recorded in await env.store.workspace_events(row.id)]
     settled = any(isinstance(event, ev.WorkspaceSaved | ev.UnsavedWorkDiscarded) for event in history)
@@ -421,7 +421,7 @@ async def _end(held: HeldWorkspace, reason: str) -> None:
 
 @dataclass(frozen=True)
 class _Work:
-    """What a workspace has that is nowhere else: a snapshot of it, and what cannot be in one, with the reason."""
+    """Work that exists only in a workspace: a snapshot of it, and what cannot be in one, with the reason."""
 
     snapshot: Snapshot
     changed: int
@@ -434,7 +434,7 @@ class _Work:
 
 
 async def _work_of(held: HeldWorkspace, handle: Handle) -> _Work:
-    """Nothing may run in the workspace."""
+    """Find unsaved work. Nothing may run in the workspace."""
     env, row = held.env, held.row
     history = await env.store.workspace_events(row.id)
     placed = [recorded.event.path for recorded in history if isinstance(recorded.event, ev.FileInjected)]
@@ -449,7 +449,7 @@ async def _work_of(held: HeldWorkspace, handle: Handle) -> _Work:
 
 
 async def _save(held: HeldWorkspace, work: _Work) -> RemovedWorkspace:
-    """Keep a snapshot, its repository and its patch, and say so durably; without a change there is only the event."""
+    """Save a snapshot, its repository and its patch durably; without a change only a receipt."""
     env, row = held.env, held.row
     commit = work.snapshot.commit
     if not work.changed:
@@ -469,7 +469,7 @@ async def _save(held: HeldWorkspace, work: _Work) -> RemovedWorkspace:
 
 
 def _copy_repository(source: Path, to: Path) -> None:
-    """By links: objects never change, and the original goes with the workspace."""
+    """Copy by hard links: objects never change, and the original is removed with the workspace."""
     trees.remove(to)
     for folder, _, files in os.walk(source):
         target = to / Path(folder).relative_to(source)

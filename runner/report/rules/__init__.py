@@ -17,7 +17,7 @@ _SECTION = re.compile(r"^## (\S+)\n\n(.*?)\s*(?=^## |\Z)", re.MULTILINE | re.DOT
 
 @dataclass(frozen=True)
 class Rule:
-    """``text`` is Markdown, of which ``summary`` is the first paragraph in one line."""
+    """Explanation of a code. ``text`` is Markdown, of which ``summary`` is the first paragraph in one line."""
 
     code: str
     summary: str
@@ -26,7 +26,7 @@ class Rule:
 
 @cache
 def rules() -> dict[str, Rule]:
-    """Every rule by its code, sorted."""
+    """Return every rule by its code, sorted."""
     found = {}
     for path in sorted(Path(__file__).parent.glob("*.md")):
         for code, text in _SECTION.findall(path.read_text(encoding="utf-8")):
@@ -35,7 +35,7 @@ def rules() -> dict[str, Rule]:
 
 
 def explain(code: str) -> str:
-    """What a code means, for a person. Raises ``UsageError`` for one that is none, with the nearest."""
+    """Explain a code to a person. Raises ``UsageError`` for an unknown one, with the nearest."""
     if code not in rules():
         hint = nearest(code, rules()) if "." in code else "`runner validate --explain list` shows every code"
         raise UsageError(f"`{code[:60]}` is not a code", hint=hint)
@@ -43,6 +43,6 @@ def explain(code: str) -> str:
 
 
 def listing() -> str:
-    """Every code with what it means in a line."""
+    """Return every code with its meaning in a line."""
     width = max(map(len, rules()))
     return "\n".join(f"{rule.code:<{width}}  {rule.summary}" for rule in rules().values())
