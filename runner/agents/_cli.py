@@ -14,6 +14,7 @@ from typing import Any
 
 from runner.agents._lines import last_line, tail
 from runner.core.model import Command, CommandStatus, Exit, Outcome, Reason, Status, Usage, failed, succeeded
+from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 from runner.ports.agent import AgentResult, AgentSetup, ModelAccess
 from runner.ports.gateway import Api
@@ -137,7 +138,7 @@ def _is_model_text(line: str) -> bool:
 
 
 def _success(turn: TurnState) -> Outcome:
-    refused = f"{turn.denied} tool call{'s' * (turn.denied != 1)} refused by the CLI's own rules"
+    refused = f"{plural(turn.denied, 'tool call')} refused by the CLI's own rules"
     if turn.denied and not turn.used:
         return failed(Reason.DENIED, f"{refused}, and none let through")
     return succeeded(sanitize(turn.said), warnings=(refused,) if turn.denied else ())

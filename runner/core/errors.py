@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable
 from typing import ClassVar, Literal, NamedTuple
 
+from runner.core.plural import plural
 from runner.core.sanitize import excerpt
 
 
@@ -69,7 +70,7 @@ class Rejected(RunnerError):
     def __init__(self, findings: Iterable[RunnerError]) -> None:
         self.findings = tuple(findings)
         errors = [f for f in self.findings if f.severity == "error"]
-        super().__init__(f"{len(errors)} error{'s' * (len(errors) != 1)}")
+        super().__init__(plural(len(errors), "error"))
         # A policy breach (3) is said only when the input is otherwise sound (2).
         self.exit_code = min((e.exit_code for e in errors), default=2)
 

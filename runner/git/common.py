@@ -13,6 +13,7 @@ import trio
 
 from runner.core.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
 from runner.core.ids import is_commit_id
+from runner.core.plural import plural
 from runner.core.sanitize import printable_path
 from runner.git import disk, source
 from runner.git.ignore import IgnoreRules
@@ -211,7 +212,7 @@ def check_same(into: Path, commit: str, wrong: Mapping[bytes, str]) -> None:
     """Raise ``CheckoutDiffers`` when anything is wrong."""
     if wrong:
         path = min(wrong)
-        count = f"{len(wrong)} path{'s' * (len(wrong) != 1)}"
+        count = plural(len(wrong), "path")
         raise CheckoutDiffers(
             f"`{into}` differs from {commit} in {count}", hint=f"`{printable_path(path)}`: {wrong[path]}"
         )

@@ -29,6 +29,7 @@ from runner.core.errors import (
     RunnerError,
     WouldOverwrite,
 )
+from runner.core.plural import plural
 from runner.core.sanitize import printable_path, sanitize
 from runner.core.settings import Settings
 from runner.git import atomic_apply, disk, open_git, source
@@ -394,7 +395,7 @@ def _conflicts(words: str) -> str:
 
 
 def _count(paths: Sequence[bytes]) -> str:
-    return f"{len(paths)} file{'s' * (len(paths) != 1)}"
+    return plural(len(paths), "file")
 
 
 def _names(paths: Sequence[bytes]) -> str:

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from runner.core.model import Isolation, Limits, Status, StopStage, Usage
+from runner.core.plural import plural
 from runner.core.settings import limit
 from runner.events.events import CommandsReportedByAgent, StopStageReached
 
@@ -55,7 +56,7 @@ def age(seconds: float) -> str:
 def commands(seen: CommandsReportedByAgent) -> str:
     """Format ``17 commands, 1 of them cut, 2 refused``: 17 ran; zeros are left out."""
     ran = seen.executed + seen.unfinished
-    return f"{ran} command{'s' * (ran != 1)}{others(seen.denied, seen.unfinished)}"
+    return f"{plural(ran, 'command')}{others(seen.denied, seen.unfinished)}"
 
 
 def others(denied: int, cut: int) -> str:
@@ -109,7 +110,7 @@ def usage(used: Usage) -> str:
     """
     if used == Usage():
         return "nothing used"
-    parts = [f"{used.requests} request{'s' * (used.requests != 1)}"] if used.requests else []
+    parts = [plural(used.requests, "request")] if used.requests else []
     cached = f" ({count(used.cached_tokens)} of them cached)" if used.cached_tokens else ""
     parts.append(f"{count(used.tokens)} tokens{cached}")
     if used.cost_usd is not None:

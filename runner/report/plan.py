@@ -16,6 +16,7 @@ from pathlib import Path
 
 from runner.core.errors import NotEnforced
 from runner.core.model import Feature, Limits
+from runner.core.plural import plural
 from runner.core.sanitize import excerpt
 from runner.plan.diff import Change
 from runner.plan.model import BUILT_IN, DEFAULTS, Plan, PlannedCluster, RunPlan, SecretGrant, Step
@@ -71,7 +72,7 @@ def render_question(plan: Plan, *, compared: Sequence[PlanComparison] = (), most
     lines += (f"in {place}" for place in dict.fromkeys(_safe(_place(run)) for run in plan.runs))
     if notes := dict.fromkeys(note for run in plan.runs for note in run.notes):
         lines.append(_safe(f"  {'; '.join(notes)}"))
-    return "\n".join([*lines, f"{len(plan.runs)} run{_s(plan.runs)}, {_bounds(plan)}."])
+    return "\n".join([*lines, f"{plural(len(plan.runs), 'run')}, {_bounds(plan)}."])
 
 
 def _asked(run: RunPlan, compared: PlanComparison, width: int, most: int) -> Iterator[str]:
@@ -87,7 +88,7 @@ def _asked(run: RunPlan, compared: PlanComparison, width: int, most: int) -> Ite
 def render_summary(plan: Plan, *, compared: Sequence[PlanComparison] = (), missing: int = 0) -> str:
     """Render one line a run, the number of changes, and the closing line."""
     lines = [_safe(f"{_title(run, plan)}   {_place(run)}") for run in plan.runs]
-    lines += (f"{len(one.changes)} change{_s(one.changes)} since {one.since}" for one in compared if one.since)
+    lines += (f"{plural(len(one.changes), 'change')} since {one.since}" for one in compared if one.since)
     return "\n".join([*lines, _closing(plan, missing)])
 
 
@@ -288,8 +289,8 @@ def _closing(plan: Plan, missing: int) -> str:
     notes = sum(len(run.notes) for run in plan.runs)
     path, _ = plan.worst_case()
     longest = f" ({_safe(' > '.join(path))})" if len(path) > 1 else ""
-    closing = f"{len(plan.runs)} run{_s(plan.runs)}, {steps} steps, {notes} warning{'s' * (notes != 1)}, "
-    closing += f"{missing} error{'s' * (missing != 1)}, " if missing else ""
+    closing = f"{plural(len(plan.runs), 'run')}, {steps} steps, {plural(notes, 'warning')}, "
+    closing += f"{plural(missing, 'error')}, " if missing else ""
     closing += f"{_bounds(plan)}{longest}. Nothing started."
     if plan.open:
         closing += "\nOpen: made offline, providers not probed, commits not pinned; it cannot be applied."
@@ -310,10 +311,6 @@ def _bounds(plan: Plan) -> str:
         cost = f"up to ${known:,.2f}, " if known else ""
     ceiling = f"--max-cost ${plan.max_cost_usd:,.2f}, " if plan.max_cost_usd is not None else ""
     return f"{cost}{ceiling}over after {duration(plan.worst_case()[1])} at the latest"
-
-
-def _s(items: Sequence[object]) -> str:
-    return "s" * (len(items) != 1)
 
 
 def _safe(text: str) -> str:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from runner.core.model import Reason, Status, StopReason
+from runner.core.plural import plural
 from runner.events import events as ev
 from runner.events.record import RunRecord, StepRecord
 from runner.report.format import MARKS, brief, commands, cost, count, duration, sandbox, stop_stage
@@ -191,7 +192,7 @@ def _work(record: RunRecord) -> str:
     saved_work = record.saved_work
     if saved_work is None or saved_work.patch is None:
         return "nothing changed" if saved_work is not None and record.snapshot is not None else ""
-    files = f"{saved_work.changed} file{'s' * (saved_work.changed != 1)}"
+    files = plural(saved_work.changed, "file")
     if saved_work.withheld:
         return f"{files} changed, the work is WITHHELD"
     return f"{files} changed" if record.status is Status.SUCCEEDED else f"its work is kept: {files}"
@@ -207,7 +208,7 @@ def _used(record: RunRecord) -> str:
 def _violations(account: Account) -> Iterator[str]:
     found = account.record.violations
     if found:
-        yield f"  {len(found)} violation{'s' * (len(found) != 1)} of policy: {', '.join(one.path for one in found)}"
+        yield f"  {plural(len(found), 'violation')} of policy: {', '.join(one.path for one in found)}"
     for violation in found[:_NAMED]:
         rule = account.rule_of(violation)
         yield f"    {violation}{f'   {rule}' if rule else ''}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner.core.model import IsolationClass, Reason, Status
+from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 from runner.events.events import AgentCommitsImported
 from runner.events.record import ClusterUse, RunRecord, StepRecord
@@ -87,7 +88,7 @@ def usage_lines(record: RunRecord) -> Iterator[str]:
 
 def cluster_line(used: ClusterUse) -> str:
     """Say how many requests commands sent to a cluster, and how many were refused here or failed there."""
-    counts = [f"{used.requests} request{'s' * (used.requests != 1)}", _counted(used.refused, "refused")]
+    counts = [plural(used.requests, "request"), _counted(used.refused, "refused")]
     counts += [_counted(used.failed, "failed")] if used.failed else []
     return f"{used.context}: {', '.join(counts)}"
 
@@ -105,7 +106,7 @@ def _because(record: RunRecord) -> str:
     if outcome is None or outcome.reason is not Reason.POLICY or not found:
         return outcome.message if outcome is not None else ""
     at = f"{step}: " if (step := blamed(record)) else ""
-    return f"{at}{len(found)} violation{'s' * (len(found) != 1)}: {'; '.join(map(str, found))}"
+    return f"{at}{plural(len(found), 'violation')}: {'; '.join(map(str, found))}"
 
 
 def _step(name: str, step: StepRecord, told: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ from functools import partial
 import trio
 
 from runner.core.model import Outcome, Reason, Violation, failed
+from runner.core.plural import plural
 from runner.core.sanitize import printable_path
 from runner.events import events as ev
 from runner.policy.paths import PathPolicy, compose
@@ -48,7 +49,7 @@ async def scan_checkout(run: RunContext, step: str, specs: Sequence[PolicySpec])
 
 def broken(violations: Sequence[Violation], where: str = "") -> Outcome:
     """How a step ends that found violations."""
-    text = f"{len(violations)} violation{'s' * (len(violations) != 1)}{where}: "
+    text = f"{plural(len(violations), 'violation')}{where}: "
     text += "; ".join(str(violation) for violation in violations[:_NAMED])
     if (more := len(violations) - _NAMED) > 0:
         text += f"; and {more} more"

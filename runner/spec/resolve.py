@@ -8,6 +8,7 @@ from pathlib import Path
 
 from runner.core.errors import KeyInside, ProtectedIgnored, RunnerError, Unenforceable, WorkspaceDisabled
 from runner.core.model import DEFAULT_PROJECT, Budget, Checkout, Feature, IsolationClass
+from runner.core.plural import plural
 from runner.core.settings import Settings
 from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
@@ -211,7 +212,7 @@ def _script(agent: AgentTypeSpec, path: Path | None) -> ScriptSpec:
     if script.path is not None:
         return ScriptSpec(path, script.path)
     files = tuple((f.path, f.content, f.executable) for f in script.files or ())
-    return ScriptSpec(None, f"{len(files)} file{'s' * (len(files) != 1)}", files)
+    return ScriptSpec(None, plural(len(files), "file"), files)
 
 
 def _model(selected: Selected) -> ModelSpec | None:

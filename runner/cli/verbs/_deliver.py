@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.core.plural import plural
 
 if TYPE_CHECKING:
     from runner.core.settings import Settings
@@ -68,7 +69,7 @@ async def _apply(stored: StoredRun, args: Namespace, settings: Settings) -> tupl
     done = await apply_patch(stored, settings, into=args.into, check=args.check, unverified=args.unverified)
     if done.present:
         return done, f"nothing to do: {done.checkout} has all of the work"
-    count = f"{len(done.paths)} file{'s' * (len(done.paths) != 1)}"
+    count = plural(len(done.paths), "file")
     return done, f"{count} of {done.checkout} {'would change' if args.check else 'changed, not committed'}"
 
 

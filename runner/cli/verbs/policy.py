@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
 from runner.cli.requests import FOLDER, nearest_manifests
+from runner.core.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +106,7 @@ def _show_scan(found: ScanResult, layers: Sequence[PolicyLayer], form: str, out:
     for violation in found.violations:
         _line(out, f"✗ {violation}   {origin_of(violation, layers)}")
     count = len(found.violations)
-    out.line(f"{found.files} file{'s' * (found.files != 1)}, {count or 'no'} violation{'s' * (count != 1)}")
+    out.line(f"{plural(found.files, 'file')}, {plural(count, 'violation') if count else 'no violations'}")
 
 
 def _line(out: Output, text: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
 from runner.cli.requests import WHERE, manifests_of, nearest_manifests
+from runner.core.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,4 +64,4 @@ def _show(findings: Sequence[RunnerError], documents: int, args: Namespace, out:
         case _:
             out.findings(findings)
             if all(finding.severity == "warning" for finding in findings):
-                out.line(f"{documents} document{'s' * (documents != 1)} fine")
+                out.line(f"{plural(documents, 'document')} fine")

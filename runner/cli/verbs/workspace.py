@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli.output import Output
 from runner.cli.verbs._workspace import line, moment, run_with_env
+from runner.core.plural import plural
 
 if TYPE_CHECKING:
     from runner.core.settings import Settings
@@ -187,7 +188,7 @@ def _told(removed: RemovedWorkspace) -> list[str]:
     lines = [f"workspace {removed.workspace} is gone{kept}"]
     if removed.saved is not None and removed.saved_work is not None:
         count = removed.saved_work.changed
-        lines.append(f"saved: {count} changed file{'s' * (count != 1)} in {removed.saved}, as a patch and a commit")
+        lines.append(f"saved: {plural(count, 'changed file')} in {removed.saved}, as a patch and a commit")
     if removed.ignored:
         lines.append(f"not saved: {removed.ignored} that its ignore files name")
     return lines

@@ -22,6 +22,7 @@ from runner.core.errors import NotResumable, RunnerError, RunOver, RunUnfinished
 from runner.core.ids import run_id
 from runner.core.model import Reason, Status
 from runner.core.nurseries import unwrapping_groups
+from runner.core.plural import plural
 from runner.core.redact import Redactor
 from runner.core.settings import Settings
 from runner.engine.run import RunCancellation, execute_run
@@ -212,7 +213,7 @@ async def _told(stored: StoredRun, resuming: ResumePlan, settings: Settings) -> 
     if "incident" not in resuming.plan.values or (attempt := await load_previous_attempt(stored, settings)) is None:
         return resuming
     draft = "its draft, " if attempt.draft else ""
-    ran = f"{len(attempt.commands)} command{'s' * (len(attempt.commands) != 1)}"
+    ran = plural(len(attempt.commands), "command")
     note = f"the agent is told of run {attempt.run}: {draft}{ran} and its last words"
     resumption = replace(resuming.resumption, attempt=attempt)
     return replace(resuming, notes=(*resuming.notes, note), resumption=resumption)

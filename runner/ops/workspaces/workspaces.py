@@ -31,6 +31,7 @@ from runner.core.errors import (
     WorkspaceState,
 )
 from runner.core.model import DEFAULT_PROJECT, Handle, Limits, SavedWork, Violation, WorkspaceStatus
+from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.events import events as ev
@@ -430,7 +431,7 @@ class _Work:
     def __str__(self) -> str:
         if self.lost:
             return f"unsaved work that cannot be saved: {_names(self.lost)}"
-        return f"unsaved work: {self.changed} changed file{'s' * (self.changed != 1)}"
+        return f"unsaved work: {plural(self.changed, 'changed file')}"
 
 
 async def _work_of(held: HeldWorkspace, handle: Handle) -> _Work:

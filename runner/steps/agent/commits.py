@@ -15,6 +15,7 @@ import trio
 
 from runner.core.errors import HostileTree, PlatformError, PolicyError, RemoteOverLimit, leaf
 from runner.core.model import Violation
+from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.policy.paths import PathPolicy
@@ -99,7 +100,7 @@ async def _taken(
     authored = await git.quarantine(repository, bundle, run.base, into=quarantine)
     tip = authored[-1].commit
     if violations := _judge(authored, policy, shape):
-        text = f"{len(violations)} violation{'s' * (len(violations) != 1)}: {violations[0]}"
+        text = f"{plural(len(violations), 'violation')}: {violations[0]}"
         return ev.AgentCommitsImported(len(authored), tip, withheld=text, violations=violations[:_NAMED])
     kept = run.paths.directory / BUNDLE
     tree = await git.accept(repository, quarantine, run.base, tip, to=kept)

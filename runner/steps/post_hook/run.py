@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from runner.core.model import Outcome, succeeded
+from runner.core.plural import plural
 from runner.runtime.context import RunContext
 from runner.runtime.exec import open_logs, run_command
 from runner.steps.post_hook.plan import PostHookBody
@@ -19,4 +20,4 @@ async def perform(body: PostHookBody, run: RunContext) -> Outcome:
             if not exit.ok:
                 warnings.append(f"post-hook `{command_words(argv)}` {exit}")
     await run.close()
-    return succeeded(f"{len(body.commands)} hook{'s' * (len(body.commands) != 1)}", warnings=tuple(warnings))
+    return succeeded(plural(len(body.commands), "hook"), warnings=tuple(warnings))

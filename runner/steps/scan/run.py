@@ -6,6 +6,7 @@ import trio
 
 from runner.core.errors import HostRefused
 from runner.core.model import Outcome, succeeded
+from runner.core.plural import plural
 from runner.runtime.context import RunContext
 from runner.runtime.policy_scan import broken, scan_tree
 from runner.safefs import trees
@@ -17,7 +18,7 @@ async def perform(body: ScanBody, run: RunContext) -> Outcome:
     result = await scan_tree(run, "scan", body.policies)
     if result.violations:
         return broken(result.violations)
-    return succeeded(f"{result.files} file{'s' * (result.files != 1)}")
+    return succeeded(plural(result.files, "file"))
 
 
 async def _flush(run: RunContext) -> None:

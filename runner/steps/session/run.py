@@ -20,6 +20,7 @@ import trio
 
 from runner.core.errors import ProviderFailed, RunnerError, WorkspaceLost, leaf
 from runner.core.model import Command, CommandStatus, Exit, Outcome, succeeded
+from runner.core.plural import plural
 from runner.core.sanitize import escape_unprintable
 from runner.core.settings import shipped
 from runner.ports.agent import AgentResult, ModelAgent
@@ -71,7 +72,7 @@ async def perform(body: SessionBody, run: RunContext) -> Outcome:
         content = await trio.to_thread.run_sync(_packed, kept.files)
         write_new(run.paths.logs / ARCHIVE, content)
     count = len(kept.files)
-    said = f"{count} transcript{'s' * (count != 1)}, {len(commands)} command{'s' * (len(commands) != 1)}"
+    said = f"{plural(count, 'transcript')}, {plural(len(commands), 'command')}"
     return succeeded(said, warnings=tuple(kept.warnings))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 
 from runner.core.model import Outcome, Reason, failed, succeeded
+from runner.core.plural import plural
 from runner.core.settings import limit
 from runner.runtime.context import RunContext
 from runner.runtime.exec import blame, open_logs, run_command, written
@@ -30,7 +31,7 @@ async def perform(body: SetupBody, run: RunContext) -> Outcome:
             if how:
                 blame(run, "setup", logs, since)
                 return _partial(body, position, how)
-    return succeeded(f"{len(body.commands)} command{'s' * (len(body.commands) != 1)}")
+    return succeeded(plural(len(body.commands), "command"))
 
 
 def _partial(body: SetupBody, position: int, how: str) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runner.core.plural import plural
 from runner.plan.model import Step
 from runner.runtime.mount_plan import MountPlan, planned_mounts
 from runner.spec.model import Facts, RunSpec, VerifySpec
@@ -41,7 +42,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     what = ", ".join(parts) + (" on a clean checkout" if verify.needs_tree else "")
     if verify.report:
         count = len(verify.report.sections)
-        sections = f", {count} section{'s' * (count != 1)}" if count else ""
+        sections = f", {plural(count, 'section')}" if count else ""
         what += ("; " if what else "") + f"report {verify.report.path}{sections}"
     if not what and not outputs:
         return None
@@ -50,7 +51,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     return Step(
         id="verify",
         kind="verify",
-        what=what or f"{len(outputs)} output{'s' * (len(outputs) != 1)}",
+        what=what or plural(len(outputs), "output"),
         phase="work",
         needs=needs,
         deadline_seconds=spec.timeouts["verify"],
