@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,10 +30,17 @@ async def test_what_takes_more_processor_than_it_may_is_throttled_and_lives(
             found = inhabitants(place.handle) if place.kind == GVISOR else marked(place.mark)
             with trio.fail_after(60):
                 before = _times_throttled(found[0])
-                while _times_throttled(found[0]) < before + 3:
+                began, used = time.monotonic(), _seconds_used(found)
+                while _times_throttled(found[0]) < before + 3 or time.monotonic() < began + 3:
                     await trio.sleep(0.05)
+                assert _seconds_used(found) - used < 0.1 * 1.3 * (time.monotonic() - began) + 0.05
             assert place.kind == GVISOR or marked(place.mark) == found
         assert (await workspace.run(["true"])).exit.ok
+
+
+def _seconds_used(pids: Sequence[int]) -> float:
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def _times_throttled(pid: int) -> int:
