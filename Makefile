@@ -16,7 +16,7 @@ LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version
 UNIT := compiler lifecycle manifest plan policy report spec
 SUITE := $(BIN)/pytest --dist worksteal
 
-.PHONY: help quickstart setup unit test nightly mutants bench docs lock schemas wheels
+.PHONY: help quickstart setup unit test nightly mutants mutation bench docs lock schemas wheels
 
 help:
 	@echo 'make quickstart   triage a recorded incident, and change this repository in a private clone'
@@ -24,6 +24,7 @@ help:
 	@echo 'make test         what the CI runs; as root, or with sudo, it installs what the tests need first'
 	@echo 'make nightly      the tests that take too long for make test, and the measurements that were promised'
 	@echo 'make mutants      breaks the product on purpose, and sees that the tests notice; MUTANT=WSM-16 for one'
+	@echo 'make mutation     changes the pure rules in every small way, and lists what no test notices; ROOMS=policy'
 	@echo 'make bench        measurements'
 	@echo 'make docs         write docs/reference/ anew, and build docs/ into docs/_build'
 	@echo 'make schemas      write schemas/ anew from the manifest models'
@@ -41,6 +42,11 @@ help:
 .venv/tests: .venv/product tests/requirements.lock
 	@echo 'installing what the tests need into .venv'
 	@$(PIP) install --require-hashes -r tests/requirements.lock $(SHOWN)
+	@touch $@
+
+.venv/mutation: .venv/tests tests/mutants/requirements.lock
+	@echo 'installing what changes the pure rules into .venv'
+	@$(PIP) install --require-hashes -r tests/mutants/requirements.lock $(SHOWN)
 	@touch $@
 
 .venv/docs: .venv/tests docs/requirements.lock
@@ -69,10 +75,13 @@ nightly:
 	@$(PYTHON) tests/support/components.py --nightly
 	@$(MAKE) --no-print-directory .venv/tests
 	$(SUITE) -n 2 -m nightly --timeout 3600 --check-scenarios marks
-	@$(MAKE) --no-print-directory mutants
+	@$(MAKE) --no-print-directory mutants mutation
 
 mutants: .venv/tests
 	$(BIN)/python tests/mutants/run.py $(MUTANT)
+
+mutation: .venv/mutation
+	PYTHONPATH=. $(BIN)/python -m tests.mutants.mutation $(ROOMS)
 
 bench: .venv/tests
 	set -e; for bench in tests/benchmarks/bench_*.py; do $(BIN)/python "$$bench"; done
@@ -87,6 +96,7 @@ schemas: .venv/tests
 lock: .venv/tests
 	$(LOCK) --group build -o requirements.lock pyproject.toml
 	$(LOCK) --group test -c requirements.lock -o tests/requirements.lock pyproject.toml
+	$(LOCK) --group mutation -c requirements.lock -c tests/requirements.lock -o tests/mutants/requirements.lock
 	$(LOCK) --group docs -c requirements.lock -c tests/requirements.lock -o docs/requirements.lock
 
 wheels: .venv/tests

@@ -89,3 +89,20 @@ def test_only_the_holder_may_write_while_its_lease_lives(row: Lease, fence: Fenc
     else:
         with pytest.raises(LeaseLost):
             check(row, fence, at)
+
+
+def test_nobody_has_a_workspace_that_was_never_leased() -> None:
+    assert free("w") == Lease("w", 0)
+
+
+@pytest.mark.parametrize(
+    ("event", "at", "hint"),
+    [
+        (acquired(6), 7, "wait, or `runner lease show w`; `runner lease break w --yes` ends what runs in it"),
+        (acquired(5), END, "try again"),
+    ],
+)
+def test_who_comes_second_is_told_what_to_do(event: LeaseEvent, at: int, hint: str) -> None:
+    with pytest.raises(LeaseHeld) as refused:
+        advance(HELD, event, at)
+    assert refused.value.hint == hint

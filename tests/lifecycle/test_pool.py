@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -51,6 +52,7 @@ def test_two_keys_have_one_pool_only_when_they_are_equal() -> None:
 
     assert len({name_of(key) for key in (KEY, *others)}) == 4
     assert name_of(replace(KEY)) == name_of(KEY)
+    assert re.fullmatch("[0-9a-f]{12}", name_of(KEY))
     assert read_key(plain(KEY)) == KEY  # type: ignore[arg-type]
 
 
@@ -111,3 +113,7 @@ def test_a_slot_never_goes_back() -> None:
     order = list(S)
 
     assert all(order.index(after) > order.index(before) for before, afters in NEXT.items() for after in afters)
+
+
+def test_without_a_failure_a_pool_may_be_filled_at_once() -> None:
+    assert Failures(0, NOW).pause_until() == 0

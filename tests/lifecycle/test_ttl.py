@@ -31,7 +31,9 @@ def test_what_ends_now_is_over(expires: int | None, over: bool) -> None:
         pytest.param(0, 300, 0, None, id="adjusted a little"),
         pytest.param(0, 301, 0, "set forward by 301 s", id="set forward"),
         pytest.param(0, -86_400, 0, "set back by 86,400 s", id="set back"),
-        pytest.param(0, 0, 1_002, "2 s behind the newest event", id="behind the journal"),
+        pytest.param(100, 401, 0, "set forward by 301 s", id="set forward since an earlier look"),
+        pytest.param(100, 400, 0, None, id="adjusted since an earlier look"),
+        pytest.param(0, 0, 1_002, "is 2 s behind the newest event", id="behind the journal"),
     ],
 )
 def test_a_clock_that_was_set_is_not_believed(before: int | None, seen: int, newest: int, why: str | None) -> None:

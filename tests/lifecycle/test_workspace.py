@@ -6,7 +6,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from runner.core.errors import WorkspaceState
+from runner.core.errors import WorkspaceLimit, WorkspaceState
 from runner.core.model import Limits, SavedWork
 from runner.core.model import WorkspaceStatus as S
 from runner.events.events import (
@@ -16,13 +16,14 @@ from runner.events.events import (
     ResourceIntended,
     ResourceRemovalStarted,
     ResourceRemoved,
+    SlotClaimed,
     StepStarted,
     WorkspaceRequested,
     WorkspaceSaved,
     WorkspaceStatusChanged,
     WorkspaceUsed,
 )
-from runner.lifecycle.workspace import NEXT, advance, fold, hint, named
+from runner.lifecycle.workspace import NEXT, advance, check_limit, fold, hint, named
 from runner.ports.store import WorkspaceRow
 
 DAY = 86_400
@@ -144,9 +145,55 @@ def test_events_about_nothing_that_is_there_change_nothing() -> None:
         (ResourceRemovalStarted("p", "workspace", "r-1"), "r-1"),
         (ResourceRemoved("p", "workspace", "r-1"), "r-1"),
         (WorkspaceUsed(1.0), "w"),
+        (SlotClaimed("r-1", "slot-1"), "r-1"),
         (BaseCommitRecorded("b"), "w"),
         (StepStarted("agent"), None),
     ],
 )
 def test_an_event_names_the_workspace_that_it_is_about(event: Event, id: str | None) -> None:
     assert named("w", event) == id
+
+
+def test_a_change_of_status_and_a_slot_come_to_the_row() -> None:
+    found = row(REQUESTED, WorkspaceStatusChanged(S.PROVISIONING), SlotClaimed("w", "slot-1"))
+
+    assert found is not None
+    assert (found.status, found.slot, found.provider) == (S.PROVISIONING, "slot-1", "local")
+
+
+def test_a_request_without_limits_has_none_and_one_that_lasts_has_no_end() -> None:
+    lasting = row(WorkspaceRequested("local", "default", True, Limits(), 30.0, 10.0))
+    aged = row(WorkspaceRequested("local", "default", False, Limits(), 30.0, 10.0))
+
+    assert lasting is not None
+    assert aged is not None
+    assert (lasting.limits, lasting.expires, aged.expires) == (None, None, 10 * SECOND)
+
+
+def test_a_refused_change_names_the_workspace_and_what_to_do() -> None:
+    assert hint("w", S.STOPPED) == "`runner workspace resume w` makes it ready again"
+    with pytest.raises(WorkspaceState, match="workspace `w` is creating"):
+        row(REQUESTED, WorkspaceStatusChanged(S.STOPPED))
+
+
+def made(*ids: str, run: str | None = None) -> list[WorkspaceRow]:
+    """Newest first; the later in the list the longer idle."""
+    return [WorkspaceRow(id, "local", S.READY, 0, -number, run=run) for number, id in enumerate(ids)]
+
+
+def test_there_is_room_up_to_the_limit_and_the_first_have_it() -> None:
+    check_limit(3, made("b", "a"))
+    check_limit(2, made("c", "b", "a"), "b")
+    with pytest.raises(WorkspaceLimit):
+        check_limit(2, made("c", "b", "a"), "c")
+
+
+def test_one_workspace_too_many_is_refused_with_those_that_are_idle_for_longest() -> None:
+    with pytest.raises(WorkspaceLimit, match=r"beside 4: `WORKSPACE_MAX` is 4$") as idle:
+        check_limit(4, made("d", "c", "b", "a"))
+    with pytest.raises(WorkspaceLimit, match=r"beside 1: `WORKSPACE_MAX` is 1$") as busy:
+        check_limit(1, made("r-1", run="r"))
+
+    assert idle.value.hint == "destroy what nobody uses, idle for longest: a, b, c; or set `WORKSPACE_MAX` higher"
+    wait = "wait for runs to end, or `runner recover` those whose runner has died"
+    assert busy.value.hint == f"{wait}; or set `WORKSPACE_MAX` higher"

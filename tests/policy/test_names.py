@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.policy.names import collisions, judge_name, parents
+from runner.policy.names import collisions, judge_name, may_offend, parents, read_by_git
 
 HARMLESS = [".gitignore", ".github", "git", "git~2", "..a", "a..", ".gi", "x.git", "...", "\udcff", ".git2", ".git-x"]
 HARMLESS += ["a\nb", "a\\b", "CON", "a:b", "a ", "a.", ".gitmodules", "gitmod~1", "a" * 255, "é" * 127, "\x1b[31m"]
@@ -105,3 +105,37 @@ def test_names_that_some_disks_take_for_one_collide(paths: list[str], expected: 
 
 def test_parents_are_all_folders_above() -> None:
     assert parents([b"a/b/c", b"a/d", b"e"]) == {b"a", b"a/b"}
+    assert parents([b"x/y/z/file"]) == {b"x", b"x/y", b"x/y/z"}
+
+
+def test_a_name_may_have_as_many_bytes_as_a_disk_takes() -> None:
+    for letter in ("a", "gi", "é"):
+        most = letter * (255 // len(letter.encode()))
+        assert judge_name(most + "a" * (255 - len(most.encode()))) is None
+        assert judge_name(most + "a" * (256 - len(most.encode()))) == "long-name"
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        (".gitmodules", ".gitmodules"),
+        (".GitModules", ".gitmodules"),
+        ("gitmod~1", ".gitmodules"),
+        (".gitattributes", ".gitattributes"),
+        ("gitatt~1", ".gitattributes"),
+        (".gitignore", None),
+        ("gitmodules", None),
+    ],
+)
+def test_what_git_reads_is_known_in_every_spelling(name: str, read: str | None) -> None:
+    assert read_by_git(name) == read
+
+
+def test_names_that_can_be_git_s_own_are_looked_at() -> None:
+    assert may_offend("/a/.git/")
+    assert not may_offend("/a/b/")
+
+
+def test_a_collision_is_of_the_uppermost_directory_that_collides() -> None:
+    assert collisions([b"a/b/c/d", b"A/x"]) == {b"a/b/c/d": b"A", b"A/x": b"a"}
+    assert collisions([b"a/b/c/d", b"a/B/c/e"]) == {b"a/b/c/d": b"a/B", b"a/B/c/e": b"a/b"}

@@ -327,3 +327,10 @@ def _plainly(pattern: str) -> re.Pattern[str]:
 )
 def test_a_path_is_shown_in_characters_that_do_nothing(path: str, shown: str) -> None:
     assert printable_path(path) == shown
+
+
+def test_of_several_policies_each_has_to_allow() -> None:
+    first = compose([policy(allowed=("a/**",)), policy(allowed=("**/x",))])
+    whole = compose([first, policy(allowed=("**/b/**",)), policy()])
+
+    assert [path for path in ("a/b/x", "a/x", "b/x", "a/b/y") if whole.judge(path).allowed] == ["a/b/x"]
