@@ -44,7 +44,7 @@ def _prepare(app: Any, name: str, source: list[str]) -> None:
     def without_link(found: re.Match[str]) -> str:
         target = path.parent / found[2]
         page = target.suffix != ".md" or _document(path, found[2]) in app.env.found_docs
-        return found[0] if page and not target.is_dir() else found[1]
+        return found[0] if page and not target.is_dir() else f"{found[1]}<!-- -->"  # ends a span of code
 
     source[0] = _LINK.sub(without_link, source[0])
 
