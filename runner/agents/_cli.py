@@ -64,38 +64,40 @@ class CommandLog:
 
 @dataclass(frozen=True)
 class CliAgent:
-    """An agent CLI. ``read`` makes a ``TurnState`` of the lines of standard output, ``ran`` lists the commands in them,
-    and ``said`` is ``Agent.display`` of such a line. ``transcript`` matches the paths in the home directory that are
-    kept. ``exits`` are the reasons of exit statuses when its stream has none; an error line that ``noise`` matches is
-    skipped. ``package`` is its npm package.
+    """An agent CLI.
+
+    ``read_turn`` makes a ``TurnState`` of the lines of standard output, ``read_commands`` lists the commands in them,
+    and ``display_line`` is ``Agent.display`` of such a line. ``transcript`` matches the paths in the home directory
+    that are kept. ``exit_reasons`` are for exit statuses when its stream has no reason; an error line that ``noise``
+    matches is skipped. ``package`` is its npm package.
     """
 
     program: str
     api: Api
     set_up: Callable[[ModelAccess], AgentSetup]
-    read: Callable[[Iterable[Line]], TurnState]
+    read_turn: Callable[[Iterable[Line]], TurnState]
     package: str = field(kw_only=True)
-    said: Callable[[Line], str | None] = field(kw_only=True)
-    ran: Callable[[Iterable[Line]], tuple[Command, ...]] = field(kw_only=True)
+    display_line: Callable[[Line], str | None] = field(kw_only=True)
+    read_commands: Callable[[Iterable[Line]], tuple[Command, ...]] = field(kw_only=True)
     transcript: re.Pattern[str] = field(kw_only=True)
     autorun_paths: tuple[str, ...] = field(default=(), kw_only=True)
-    exits: Mapping[int, Reason] = field(default_factory=dict, kw_only=True)
+    exit_reasons: Mapping[int, Reason] = field(default_factory=dict, kw_only=True)
     noise: re.Pattern[bytes] | None = field(default=None, kw_only=True)
 
     def display(self, line: str) -> str | None:
         value = line_of(line.encode())
-        return f"\n{line}\n" if value is None else self.said(value)
+        return f"\n{line}\n" if value is None else self.display_line(value)
 
     def usage(self, result: AgentResult) -> Usage | None:
-        return self.read(lines(result.stdout)).usage
+        return self.read_turn(lines(result.stdout)).usage
 
     def commands(self, result: AgentResult) -> tuple[Command, ...]:
-        return self.ran(lines(result.stdout))
+        return self.read_commands(lines(result.stdout))
 
     def last_message(self, result: AgentResult) -> str:
         words, acted = "", False
         for line in lines(result.stdout):
-            if not (text := self.said(line)):
+            if not (text := self.display_line(line)):
                 continue
             pieces = text.strip("\n").split("\n")
             said = list(takewhile(_is_model_text, pieces))
@@ -118,11 +120,11 @@ class CliAgent:
                 f"`{self.program}` is not in the workspace",
                 details=("hint: name the directory that has it in `bin` in workspace.toolchains, or an image with it",),
             )
-        turn = self.read(lines(result.stdout))
+        turn = self.read_turn(lines(result.stdout))
         if turn.finished and exit.ok:
             return _success(turn)
         said = sanitize(turn.said) or self._complaint(result.stderr)
-        reason = turn.reason or self.exits.get(exit.code or 0)
+        reason = turn.reason or self.exit_reasons.get(exit.code or 0)
         if reason is not None:
             return failed(reason, said)
         return _failure(turn, exit, said)

@@ -132,7 +132,7 @@ def _value(part: re.Match[str]) -> bytes:
             return bytes([int(part["hex"], 16)])
         case "octal" if int(part["octal"], 8) <= 0xFF:
             return bytes([int(part["octal"], 8)])
-    raise _contract_error(part.start(), f"`{part[0]}` is no character")
+    raise _contract_error(part.start(), f"`{part[0]}` is not a character")
 
 
 def _encoded(text: str, at: int) -> bytes:

@@ -132,7 +132,7 @@ agent = CliAgent(
     _set_up,
     _read_turn,
     package="@anthropic-ai/claude-code",
-    said=claude_text,
-    ran=_commands,
+    display_line=claude_text,
+    read_commands=_commands,
     transcript=re.compile(r"\.claude/projects/[\w.-]+/[\w-]+(/subagents/[\w.-]+)?\.jsonl", re.ASCII),
 )

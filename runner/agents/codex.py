@@ -93,7 +93,7 @@ agent = CliAgent(
     _set_up,
     _read_turn,
     package="@openai/codex",
-    said=codex_text,
-    ran=_commands,
+    display_line=codex_text,
+    read_commands=_commands,
     transcript=re.compile(r"\.codex/sessions/\d{4}/\d\d/\d\d/rollout-[\w-]+\.jsonl", re.ASCII),
 )

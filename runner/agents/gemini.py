@@ -158,9 +158,9 @@ agent = CliAgent(
     _set_up,
     _read_turn,
     package="@google/gemini-cli",
-    said=gemini_text,
-    ran=_commands,
-    exits={41: Reason.AUTH, 173: Reason.QUOTA},  # no key; 429 as a status of one byte
+    display_line=gemini_text,
+    read_commands=_commands,
+    exit_reasons={41: Reason.AUTH, 173: Reason.QUOTA},  # no key; 429 as a status of one byte
     noise=re.compile(rb"Project hooks disabled|\[STARTUP\]"),
     transcript=re.compile(r"\.gemini/tmp/[\w.-]+/chats/session-[\w.-]+\.jsonl", re.ASCII),
 )

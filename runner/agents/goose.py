@@ -110,8 +110,8 @@ agent = CliAgent(
     _set_up,
     _read_turn,
     package="@aaif/goose-binary-linux-x64",
-    said=goose_text,
-    ran=_commands,
+    display_line=goose_text,
+    read_commands=_commands,
     transcript=re.compile(r"\.local/share/goose/exports/[\w-]+\.json", re.ASCII),
     autorun_paths=(".agents/plugins",),
 )

@@ -90,7 +90,7 @@ def export(
     is_archive = to.name.lower().endswith(_SUFFIXES)
     if not is_archive and to.name.lower().endswith(_OTHER_SUFFIXES):
         raise UsageError(
-            f"`{to.name}` cannot be written as its name says", hint="a name that ends in .tar.gz, or a folder"
+            f"`{to.name}` cannot be written as its name says", hint="use a name that ends in .tar.gz, or a folder"
         )
     sources, left_out = _list_files(directory)
     contents = _Archive(

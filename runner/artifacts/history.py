@@ -74,7 +74,7 @@ def _parse_line(text: bytes, number: int, owner: str) -> Recorded:
         of, seq, at, name = (words.pop(key) for key in ("run", "seq", "at", "type"))
         recorded = Recorded(of, seq, at, decode(name, json.dumps(words)))
     except (UnknownEvent, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unreadable(f"line {number} is no event") from error
+        raise Unreadable(f"line {number} is not an event") from error
     if (of, seq) != (owner, number) or not isinstance(at, int):
         raise Unreadable(f"line {number} is not event {number} of `{owner}`")
     return recorded

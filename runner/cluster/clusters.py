@@ -78,11 +78,11 @@ class Clusters:
 
         target = read_target(grant.kubeconfig, grant.context, grant.namespace, self._settings.reach)
         if target.server != grant.server:
-            message = f"context `{grant.context}` leads to {target.server} by now, and {grant.server} was planned"
+            message = f"context `{grant.context}` leads to {target.server} now, and the plan says {grant.server}"
             raise InputChanged(message, hint="plan again")
         if (target.plug_in.sha256 if target.plug_in else "") != grant.plug_in_sha256:
             now = str(target.plug_in) if target.plug_in else "the kubeconfig itself"
-            message = f"context `{grant.context}` has its credential from {now} by now, which was not planned so"
+            message = f"context `{grant.context}` has its credential from {now} now, unlike in the plan"
             raise InputChanged(message, hint="plan again")
         return target
 

@@ -66,7 +66,7 @@ class CredentialPlugin:
         found = shutil.which(self.command, path=env.get("PATH", ""))
         if found is None or not os.path.isabs(found):
             hint = sanitize(" ".join(self.hint.split()), _MAX_MESSAGE) or "install it, or name another `--kubeconfig`"
-            raise CredentialFailed(f"{self} is not there, or is no program", hint=hint)
+            raise CredentialFailed(f"{self} does not exist, or is not a program", hint=hint)
         return found
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ def read_plugin(entry: Any, user: str, folder: os.PathLike[str], cluster: Mappin
     Raises ``BadKubeconfig`` for what kubectl refuses too, and ``KubeconfigRefused`` when it must ask a person.
     """
     if not isinstance(entry, dict):
-        raise _bad(user, "is no program")
+        raise _bad(user, "is not a program")
     version, written = _text(entry, "apiVersion", user), _text(entry, "command", user)
     if version not in _VERSIONS:
         hint = f"`apiVersion` is {_VERSIONS[0]} or {_VERSIONS[1]}; a newer version of the program writes it"
@@ -108,14 +108,14 @@ def read_plugin(entry: Any, user: str, folder: os.PathLike[str], cluster: Mappin
     mode = _text(entry, "interactiveMode", user) or ("" if version == _VERSIONS[0] else "IfAvailable")
     if mode not in _MODES:
         said = f"has the interactiveMode `{excerpt(mode)}`" if mode else "has no `interactiveMode`"
-        raise _bad(user, said, f"it takes {', '.join(_MODES)}")
+        raise _bad(user, said, f"write one of {', '.join(_MODES)}")
     if mode == "Always":
         message = f"the credential plug-in `{excerpt(written)}` of user `{excerpt(user)}` must ask a person"
         hint = "write `interactiveMode: IfAvailable` and log in before, or use a token: `kubectl create token`"
         raise KubeconfigRefused(f"{message}, and has no terminal here", hint=hint)
     args = entry.get("args") or []
     if not isinstance(args, list) or not all(_is_word(word) for word in args):
-        raise _bad(user, "has `args` that are no texts")
+        raise _bad(user, "has `args` that are not texts")
     known = {"cluster": cluster} if entry.get("provideClusterInfo") is True else {}
     info = {"kind": "ExecCredential", "apiVersion": version, "spec": {**known, "interactive": False}}
     command = os.path.join(folder, written) if os.sep in written else written
@@ -193,7 +193,7 @@ class Credentials:
         except OSError as error:
             raise CredentialFailed(f"{plug_in} cannot be started: {error.strerror}") from None
         if patience.cancelled_caught:
-            hint = "log in before, so that it asks nobody: it has no terminal here"
+            hint = "log in first: it has no terminal here, so it cannot ask"
             raise CredentialFailed(f"{plug_in} took more than {TIMEOUT:g} s", hint=hint)
         return _read_answer(done, plug_in)
 
@@ -255,7 +255,7 @@ def _object(out: bytes) -> dict[str, Any] | None:
 def _field(status: Mapping[str, Any], name: str, plug_in: CredentialPlugin) -> str:
     value = status.get(name)
     if value is not None and not isinstance(value, str):
-        raise CredentialFailed(f"{plug_in} printed a `{name}` that is no text", hint=_RUN_HINT)
+        raise CredentialFailed(f"{plug_in} printed a `{name}` that is not a text", hint=_RUN_HINT)
     return value or ""
 
 
@@ -268,16 +268,16 @@ def _parse_time(text: str, plug_in: CredentialPlugin) -> float:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise CredentialFailed(f"{plug_in} printed an `expirationTimestamp` that is no time", hint=_RUN_HINT)
+        raise CredentialFailed(f"{plug_in} printed an `expirationTimestamp` that is not a time", hint=_RUN_HINT)
     return moment.timestamp()
 
 
 def _variables(found: Any, user: str) -> tuple[tuple[str, str], ...]:
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise _bad(user, "has an `env` that is no list")
+        raise _bad(user, "has an `env` that is not a list")
     pairs = [(one.get("name"), one.get("value") or "") for one in found]
     if any(not _is_word(name) or not _is_word(value) or not name or "=" in name for name, value in pairs):
-        raise _bad(user, "has a variable in `env` without a name, or with a value that is no text")
+        raise _bad(user, "has a variable in `env` without a name, or with a value that is not a text")
     return tuple(pairs)
 
 
@@ -288,7 +288,7 @@ def _is_word(value: object) -> bool:
 def _text(entry: Mapping[str, Any], key: str, user: str) -> str:
     value = entry.get(key)
     if value is not None and not _is_word(value):
-        raise _bad(user, f"has a `{key}` that is no text")
+        raise _bad(user, f"has a `{key}` that is not a text")
     return value or ""
 
 

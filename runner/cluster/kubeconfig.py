@@ -55,7 +55,7 @@ _HOST_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_HOST_LABEL}(?:\.{_HOST_LABEL})*\.?")
 _STATIC_HINT = "use a kubeconfig with an `exec` plug-in, or with a token: `runner triage --reader-manifest` says how"
 _OWN_HINT = "name one that is nobody else's, such as ~/.kube/config, or use a token: `runner triage --reader-manifest`"
-_FLATTEN_HINT = "`kubectl config view --minify --flatten > FILE` puts certificates into the file itself"
+_FLATTEN_HINT = "run `kubectl config view --minify --flatten > FILE`, which puts certificates into the file itself"
 _KINDS = (("cluster", "clusters"), ("user", "users"), ("context", "contexts"))
 
 
@@ -92,7 +92,7 @@ class ClusterTarget:
             try:
                 context.load_verify_locations(cadata=self.authorities.decode("ascii"))
             except (ssl.SSLError, UnicodeDecodeError) as error:
-                raise BadKubeconfig(f"the authority of context `{self.context}` is no certificate") from error
+                raise BadKubeconfig(f"the authority of context `{self.context}` is not a certificate") from error
         if own is not None:
             _load_client_certificate(context, b"\n".join(own), self.context)
         return context
@@ -298,9 +298,7 @@ def _read_file(path: str) -> tuple[bytes, int]:
 
 def _check_user(user: Mapping[str, Any], name: str) -> None:
     if user.get("auth-provider"):
-        raise KubeconfigRefused(
-            f"user `{excerpt(name)}` has an `auth-provider`, which is of the past", hint=_STATIC_HINT
-        )
+        raise KubeconfigRefused(f"user `{excerpt(name)}` has an `auth-provider`, which is obsolete", hint=_STATIC_HINT)
     for key in ("as", "as-uid", "as-groups", "as-user-extra"):
         if user.get(key):
             hint = "use a kubeconfig of that account"
@@ -321,21 +319,21 @@ def _server(cluster: Mapping[str, Any], context: str, reach: Mapping[str, str]) 
         parts = urlsplit(text)
         _ = parts.port
     except ValueError as error:
-        raise BadKubeconfig(f"the server of context `{excerpt(context)}` is no URL") from error
+        raise BadKubeconfig(f"the server of context `{excerpt(context)}` is not a URL") from error
     if set(text) & set("@?#") or not _is_host(parts.hostname or "") or not _PREFIX.fullmatch(parts.path):
-        raise BadKubeconfig(f"the server of context `{excerpt(context)}` is no URL of a cluster")
+        raise BadKubeconfig(f"the server of context `{excerpt(context)}` is not the URL of a cluster")
     if parts.scheme != "https" and (parts.scheme != "http" or parts.hostname not in _LOOPBACK):
         message = f"the server of context `{excerpt(context)}` is not reached by https"
         raise KubeconfigRefused(message, hint="only a server on this host may be http")
     if not text.isascii() or not text.isprintable() or " " in text or len(text) > _MAX_SERVER:
-        raise BadKubeconfig(f"the server of context `{excerpt(context)}` is no plain URL")
+        raise BadKubeconfig(f"the server of context `{excerpt(context)}` is not a plain URL")
     return text.rstrip("/")
 
 
 def _server_name(cluster: Mapping[str, Any], context: str) -> str | None:
     name = _text(cluster, "tls-server-name")
     if name and not _is_host(name):
-        raise BadKubeconfig(f"`tls-server-name` of context `{excerpt(context)}` is no name of a host")
+        raise BadKubeconfig(f"`tls-server-name` of context `{excerpt(context)}` is not the name of a host")
     return name or None
 
 
@@ -401,7 +399,7 @@ def _load_client_certificate(context: ssl.SSLContext, certificate: bytes, name: 
         os.write(descriptor, certificate)
         context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=lambda: b"-")  # so that nobody is asked for one
     except ssl.SSLError as error:
-        raise BadKubeconfig(f"the client certificate of context `{excerpt(name)}` or its key is none") from error
+        raise BadKubeconfig(f"the client certificate of context `{excerpt(name)}` or its key is invalid") from error
     finally:
         os.close(descriptor)
 
@@ -417,12 +415,12 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or "\0" in value:
-        raise BadKubeconfig(f"`{key}` of the kubeconfig is no text")
+        raise BadKubeconfig(f"`{key}` of the kubeconfig is not a text")
     return value
 
 
 def _list(document: Mapping[str, Any], key: str, path: str) -> list[dict[str, Any]]:
     found = document.get(key) or []
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise BadKubeconfig(f"`{key}` of `{excerpt(path, _MAX_PATH)}` is no list of entries")
+        raise BadKubeconfig(f"`{key}` of `{excerpt(path, _MAX_PATH)}` is not a list of entries")
     return found

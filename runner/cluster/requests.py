@@ -163,7 +163,7 @@ def _check_allowed(asked: KubeRequest, parts: list[str], query: list[tuple[str, 
         raise _RequestRefused(ClusterRefusal.REQUEST, "that is not the name of a namespace")
     resource, subresource = words[0], words[2] if len(words) > 2 else ""
     if resource in ("watch", "proxy") or len(words) > 3 or not _LABEL.fullmatch(resource):
-        raise _RequestRefused(ClusterRefusal.REQUEST, "that is no path of a resource")
+        raise _RequestRefused(ClusterRefusal.REQUEST, "that is not the path of a resource")
     if asked.verb == "create" and (group, "/".join(words)) in _REVIEWS and not namespace:
         _check_query(query, _COMMON_QUERY | _REVIEW_QUERY)
         return "review"
@@ -202,7 +202,7 @@ def _check_path(asked: KubeRequest, parts: list[str]) -> None:
 def _check_version(parts: list[str], group: str) -> None:
     version = parts[2] if group else parts[1]
     if not _LABEL.fullmatch(version) or (not group and version != "v1") or (group and not _GROUP.fullmatch(group)):
-        raise _RequestRefused(ClusterRefusal.REQUEST, "that is no version of an API")
+        raise _RequestRefused(ClusterRefusal.REQUEST, "that is not a version of an API")
 
 
 def _check_query(query: list[tuple[str, str]], known: frozenset[str]) -> None:

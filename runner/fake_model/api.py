@@ -52,10 +52,10 @@ class FakeAnswer:
 class FakeApi(Protocol):
     def tools(self, body: Mapping[str, Any]) -> Tools: ...
 
-    def answer(self, said: FakeAnswer) -> Mapping[str, Any]:
+    def body(self, answer: FakeAnswer) -> Mapping[str, Any]:
         """Return the answer to a request that wants no stream."""
 
-    def stream(self, said: FakeAnswer) -> Sequence[bytes]:
+    def stream(self, answer: FakeAnswer) -> Sequence[bytes]:
         """Return the answer as server-sent events."""
 
 

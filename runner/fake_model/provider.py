@@ -63,17 +63,17 @@ class FakeModel:
         elif call.kind is Kind.COUNT:
             yield _json_response({"input_tokens": len(body) // 4, "totalTokens": len(body) // 4})
         else:
-            asked = read_body(body)
-            async with self._answer(call, asked, len(body), alt=parse_qs(query).get("alt")) as answer:
+            asked_body = read_body(body)
+            async with self._answer(call, asked_body, len(body), alt=parse_qs(query).get("alt")) as answer:
                 yield answer
 
     @asynccontextmanager
     async def _answer(
-        self, call: Call, asked: Mapping[str, Any], sent_bytes: int, *, alt: list[str] | None
+        self, call: Call, asked_body: Mapping[str, Any], sent_bytes: int, *, alt: list[str] | None
     ) -> AsyncIterator[UpstreamResponse]:
-        voice = self._voice(call)
-        tools = voice.tools(asked)
-        model = call.model or str(asked.get("model"))
+        api = self._fake_api(call)
+        tools = api.tools(asked_body)
+        model = call.model or str(asked_body.get("model"))
         self._count += 1
         turn = self._next() if tools else Turn(say=_HELPER_TEXT)
         if turn is None:
@@ -84,14 +84,14 @@ class FakeModel:
             yield self._refuse(turn.fail.status, turn.fail.message, retry_after=turn.fail.retry_after)
             return
         try:
-            said = answer_of(turn, self._count, model, tools, sent_bytes)
+            answer = answer_of(turn, self._count, model, tools, sent_bytes)
         except ToolMissing as error:
             self._unplayed.append(f"turn {self._taken} of the rehearsal was not played: {error}")
             yield self._refuse(400, str(error))
             return
-        streams = alt == ["sse"] if self._name is Api.GEMINI else bool(asked.get("stream"))
+        streams = alt == ["sse"] if self._name is Api.GEMINI else bool(asked_body.get("stream"))
         kind = b"text/event-stream" if streams else _JSON
-        async with aclosing(_play(turn, _encode(voice, said, streams=streams))) as body:
+        async with aclosing(_play(turn, _encode(api, answer, streams=streams))) as body:
             yield UpstreamResponse(200, [(b"content-type", kind)], body)
 
     def _next(self) -> Turn | None:
@@ -100,10 +100,10 @@ class FakeModel:
         self._taken += 1
         return self._turns[self._taken - 1]
 
-    def _voice(self, call: Call) -> FakeApi:
+    def _fake_api(self, call: Call) -> FakeApi:
         by_name = {"responses": "responses", "chat/completions": "chat"}
-        voice: FakeApi = import_module(f"runner.fake_model.apis.{by_name.get(call.name, self._name.value)}").api
-        return voice
+        api: FakeApi = import_module(f"runner.fake_model.apis.{by_name.get(call.name, self._name.value)}").api
+        return api
 
     def _refuse(self, status: int, message: str, *, retry_after: float | None = None) -> UpstreamResponse:
         text = self._api.error(status, ModelRefusal.REQUEST, message)
@@ -165,8 +165,8 @@ def _api_of(path: str) -> Api:
     return Api.GEMINI if path.startswith(("/v1beta/", "/v1/models/")) else Api.OPENAI
 
 
-def _encode(voice: FakeApi, said: FakeAnswer, *, streams: bool) -> Sequence[bytes]:
-    return voice.stream(said) if streams else [json.dumps(voice.answer(said)).encode()]
+def _encode(api: FakeApi, answer: FakeAnswer, *, streams: bool) -> Sequence[bytes]:
+    return api.stream(answer) if streams else [json.dumps(api.body(answer)).encode()]
 
 
 async def _play(turn: Turn, pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:

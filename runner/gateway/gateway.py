@@ -76,7 +76,7 @@ def usable_key(key: ModelKey) -> str:
     if not key.variable:
         raise KeyMissing(f"no key for the agent's model: {names} is not set", hint=hint)
     if why := _key_fault(key.text):
-        raise KeyMissing(f"`{key.variable}` is no key: {why}", hint=hint)
+        raise KeyMissing(f"`{key.variable}` is not a key: {why}", hint=hint)
     return key.text
 
 

@@ -69,8 +69,8 @@ def check_not_interrupted(git: Path) -> None:
     """Raise ``ApplyInterrupted`` when an apply is under way here, or was interrupted."""
     if (git / FOLDER).exists():
         raise ApplyInterrupted(
-            f"an apply is under way in `{git}`, or was cut short",
-            hint="`runner runs apply` without --check undoes one that was cut short",
+            f"an apply is under way in `{git}`, or was interrupted",
+            hint="`runner runs apply` without --check undoes an interrupted one",
         )
 
 
@@ -106,7 +106,9 @@ def _lock(folder: Path) -> int:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(held)
-            raise ApplyInterrupted(f"another apply is under way in `{folder.parent}`", hint="wait for it") from None
+            raise ApplyInterrupted(
+                f"another apply is under way in `{folder.parent}`", hint="wait until it has ended"
+            ) from None
         if folder.exists() and os.path.samestat(os.fstat(held), folder.lstat()):
             return held
         os.close(held)
@@ -153,7 +155,7 @@ def stage_files(
 def _status(directories: disk.Directories, path: bytes, leaving: set[bytes]) -> os.stat_result | None:
     names = path.split(b"/")
     if any(judge_name(os.fsdecode(name)) for name in names):
-        raise _unsafe_path(path, "is no name for a file")
+        raise _unsafe_path(path, "is not a name for a file")
     for depth in range(1, len(names)):
         above, name = b"/".join(names[: depth - 1]), names[depth - 1]
         folder = b"/".join(names[:depth])
@@ -337,7 +339,7 @@ def _perform(ours: disk.Directories, folder: Path, entry: _JournalEntry) -> None
         os.mkdir(name, 0o777, dir_fd=above)
     elif _identity_at(above, name) != entry.was:
         raise WouldOverwrite(
-            f"`{printable_path(entry.raw)}` was changed meanwhile", hint="apply again when it has settled"
+            f"`{printable_path(entry.raw)}` was changed during the apply", hint="apply again when it has settled"
         )
     elif entry.what == "unlink":
         os.unlink(name, dir_fd=above)
@@ -367,7 +369,7 @@ def roll_back(top: Path, folder: Path, carried_out: int | None = None) -> None:
                 foreign.append(entry.raw)
     if foreign:
         raise ApplyInterrupted(
-            f"an apply to `{top}` was cut short, and since then somebody changed `{printable_path(foreign[0])}`"
+            f"an apply to `{top}` was interrupted, and since then somebody changed `{printable_path(foreign[0])}`"
             + (f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""),
             hint=f"the files from before are in `{folder / 'old'}`; remove `{folder}` when you have what you need",
         )

@@ -137,7 +137,7 @@ class Delivery(GitBinary):
         if found is not None:
             raise _branch_taken(f"`{name}` of `{local.top}` is at {found[:12]}")
         if await self.current_branch(local) == name:
-            raise _branch_taken(f"`{name}` is what HEAD of `{local.top}` waits for")
+            raise _branch_taken(f"`{name}` is the branch of HEAD of `{local.top}`, which has no commit yet")
         settings = [word for key, value in _RECEIVE_SETTINGS.items() for word in ("-c", f"{key}={value}")]
         ended = await self.run_git(
             repository,
@@ -287,7 +287,7 @@ class Delivery(GitBinary):
 
     async def _url_of_remote(self, name: str, repository: Path | None) -> str:
         if repository is None:
-            raise BadRemote(f"`{name}` is no URL, and the run has no repository here with remotes")
+            raise BadRemote(f"`{name}` is not a URL, and the run has no repository here with remotes")
         local = await in_thread(source.find_repository, repository)
         for key in ("pushurl", "url"):
             ended = await self.git(local.git, "config", "-z", "--get-all", f"remote.{name}.{key}", accept=(0, 1))

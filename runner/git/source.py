@@ -166,7 +166,7 @@ def read_ref(local: LocalRepository, name: str) -> str | None:
         name = text.removeprefix("ref:").strip()
         if not name.startswith("refs/") or not {"", ".", ".."}.isdisjoint(name.split("/")):
             break
-    raise BadSource(f"`{sanitize(name)}` of `{local.top}` is no name of a commit", hint="git fsck")
+    raise BadSource(f"`{sanitize(name)}` of `{local.top}` does not name a commit", hint="git fsck")
 
 
 def read_branch(local: LocalRepository) -> str | None:

@@ -206,7 +206,7 @@ def _certificates(base: str, reach: Mapping[str, str]) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=file) if file else httpcore2.default_ssl_context()
     except OSError as error:
         why = f"`SSL_CERT_FILE` is `{file}`: {error.strerror or error}"
-        raise UsageError(why, hint="it takes a file of certificates") from error
+        raise UsageError(why, hint="name a file of certificates") from error
 
 
 def _proxy(base: str, reach: Mapping[str, str]) -> httpcore2.Proxy | None:
@@ -225,7 +225,7 @@ def _proxy(base: str, reach: Mapping[str, str]) -> httpcore2.Proxy | None:
         return None
     text = reach[name] if "://" in reach[name] else f"http://{reach[name]}"
     if not is_url(text, "http", "https"):
-        raise UsageError(f"`{name}` is no proxy that models can be reached by", hint="it takes http://HOST:PORT")
+        raise UsageError(f"`{name}` is not a proxy for models", hint="write http://HOST:PORT")
     proxy = urlsplit(text)
     auth = (unquote(proxy.username), unquote(proxy.password or "")) if proxy.username else None
     place = proxy.netloc.rpartition("@")[2]

@@ -378,8 +378,8 @@ NO_KEY = {
     "claude": ({"OPENAI_API_KEY": "x" * 9, "GEMINI_API_KEY": "x" * 9}, "`ANTHROPIC_API_KEY` is not set"),
     "codex": ({"ANTHROPIC_API_KEY": "x" * 9}, "`OPENAI_API_KEY` or `CODEX_API_KEY` is not set"),
     "gemini": ({"GEMINI_API_KEY": ""}, "`GEMINI_API_KEY` or `GOOGLE_API_KEY` is not set"),
-    "goose": ({"OPENAI_API_KEY": "  "}, "`OPENAI_API_KEY` is no key"),
-    "claude ": ({"ANTHROPIC_API_KEY": "sk-a\nb"}, "`ANTHROPIC_API_KEY` is no key"),
+    "goose": ({"OPENAI_API_KEY": "  "}, "`OPENAI_API_KEY` is not a key"),
+    "claude ": ({"ANTHROPIC_API_KEY": "sk-a\nb"}, "`ANTHROPIC_API_KEY` is not a key"),
 }
 
 

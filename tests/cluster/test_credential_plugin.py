@@ -202,8 +202,8 @@ BAD = {
     "another kind": (answer().replace("ExecCredential", "Secret"), f"printed `Secret of {V1}`, and"),
     "no status": (json.dumps({"apiVersion": V1, "kind": "ExecCredential"}), "printed no `status`"),
     "empty": (answer(more=1), "printed neither a token nor a certificate"),
-    "number": (answer(token=5), "printed a `token` that is no text"),
-    "time": (answer(token=TOKEN, expirationTimestamp="tomorrow"), "an `expirationTimestamp` that is no time"),
+    "number": (answer(token=5), "printed a `token` that is not a text"),
+    "time": (answer(token=TOKEN, expirationTimestamp="tomorrow"), "an `expirationTimestamp` that is not a time"),
     "no zone": (answer(token=TOKEN, expirationTimestamp="2999-01-01T00:00:00"), "`expirationTimestamp` that is no"),
     "key alone": (answer(clientKeyData="x"), "printed a certificate or its key, and not both"),
     "no certificate": (answer(clientKeyData="x", clientCertificateData="y"), "client certificate of context `prod-eu`"),
@@ -240,7 +240,7 @@ ENTRIES = {
     "old version": ({"apiVersion": "client.authentication.k8s.io/v1alpha1"}, "has the apiVersion `client.auth"),
     "no version": ({"apiVersion": ...}, "has the apiVersion ``"),
     "no command": ({"command": ""}, "has no `command`"),
-    "number": ({"args": [5]}, "has `args` that are no texts"),
+    "number": ({"args": [5]}, "has `args` that are not texts"),
     "nameless": ({"env": [{"name": "", "value": "x"}]}, "has a variable in `env` without a name"),
 }
 
@@ -320,7 +320,7 @@ async def test_a_program_that_is_not_there_is_said_with_its_hint(situation: Situ
     with pytest.raises(CredentialFailed) as caught:
         await situation.reach()
 
-    assert caught.value.message == "credential plug-in `aws-iam` of user `me` is not there, or is no program"
+    assert caught.value.message == "credential plug-in `aws-iam` of user `me` does not exist, or is not a program"
     assert caught.value.hint == "get it from there \\x1b[1m"
 
 
@@ -334,7 +334,7 @@ async def test_a_program_that_hangs_is_killed_with_what_it_has_started(
     async def ask() -> None:
         with pytest.raises(CredentialFailed, match="took more than 60 s") as caught:
             await situation.reach()
-        assert caught.value.hint == "log in before, so that it asks nobody: it has no terminal here"
+        assert caught.value.hint == "log in first: it has no terminal here, so it cannot ask"
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)

@@ -181,9 +181,9 @@ async def test_a_proxy_that_refuses_is_not_taken_for_the_provider() -> None:
     [
         pytest.param({}, "`ANTHROPIC_API_KEY` is not set", id="missing"),
         pytest.param({"ANTHROPIC_API_KEY": ""}, "`ANTHROPIC_API_KEY` is not set", id="empty"),
-        pytest.param({"ANTHROPIC_API_KEY": "  "}, "`ANTHROPIC_API_KEY` is no key", id="blank"),
-        pytest.param({"ANTHROPIC_API_KEY": "sk-1\n"}, "`ANTHROPIC_API_KEY` is no key", id="line's end"),
-        pytest.param({"ANTHROPIC_API_KEY": "sk-é"}, "`ANTHROPIC_API_KEY` is no key", id="not ASCII"),
+        pytest.param({"ANTHROPIC_API_KEY": "  "}, "`ANTHROPIC_API_KEY` is not a key", id="blank"),
+        pytest.param({"ANTHROPIC_API_KEY": "sk-1\n"}, "`ANTHROPIC_API_KEY` is not a key", id="line's end"),
+        pytest.param({"ANTHROPIC_API_KEY": "sk-é"}, "`ANTHROPIC_API_KEY` is not a key", id="not ASCII"),
         pytest.param({"OPENAI_API_KEY": "sk-1"}, "`ANTHROPIC_API_KEY` is not set", id="another's"),
     ],
 )
@@ -262,4 +262,4 @@ async def test_who_is_on_this_host_is_asked_without_anybody_s_certificates() -> 
 def test_a_way_that_cannot_be_gone_is_said_before_anything_is_made(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=name) as refused:
         ModelGateway(Settings.from_env({"OPENAI_API_KEY": KEY, name: text})).check(ModelGrant(Api.OPENAI, ("any",)))
-    assert (refused.value.hint or "").startswith(("it takes an https URL", "it takes a file", "it takes http://"))
+    assert (refused.value.hint or "").startswith(("it takes an https URL", "name a file", "write http://"))

@@ -14,41 +14,41 @@ class Anthropic:
     def tools(self, body: Mapping[str, Any]) -> Tools:
         return {str(tool.get("name")): inner(tool, "input_schema", "properties") for tool in objects(body.get("tools"))}
 
-    def answer(self, said: FakeAnswer) -> Mapping[str, Any]:
-        return {**_message(said, _blocks(said)), "stop_reason": _reason(said), "usage": _usage(said)}
+    def body(self, answer: FakeAnswer) -> Mapping[str, Any]:
+        return {**_message(answer, _blocks(answer)), "stop_reason": _reason(answer), "usage": _usage(answer)}
 
-    def stream(self, said: FakeAnswer) -> Sequence[bytes]:
-        start = {**_message(said, []), "stop_reason": None, "usage": {**_usage(said), "output_tokens": 1}}
+    def stream(self, answer: FakeAnswer) -> Sequence[bytes]:
+        start = {**_message(answer, []), "stop_reason": None, "usage": {**_usage(answer), "output_tokens": 1}}
         events = [event({"type": "message_start", "message": start}, "message_start")]
-        for index, block in enumerate(_blocks(said)):
+        for index, block in enumerate(_blocks(answer)):
             empty, deltas = _block_deltas(block)
             events.append(_block("start", index, content_block=empty))
             events += [_block("delta", index, delta=delta) for delta in deltas]
             events.append(_block("stop", index))
-        end = {"type": "message_delta", "delta": {"stop_reason": _reason(said)}, "usage": _usage(said)}
+        end = {"type": "message_delta", "delta": {"stop_reason": _reason(answer)}, "usage": _usage(answer)}
         return [*events, event(end, "message_delta"), event({"type": "message_stop"}, "message_stop")]
 
 
-def _message(said: FakeAnswer, content: list[dict[str, Any]]) -> dict[str, Any]:
+def _message(answer: FakeAnswer, content: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "id": f"msg_{said.number}",
+        "id": f"msg_{answer.number}",
         "type": "message",
         "role": "assistant",
-        "model": said.model,
+        "model": answer.model,
         "content": content,
         "stop_sequence": None,
     }
 
 
-def _blocks(said: FakeAnswer) -> list[dict[str, Any]]:
+def _blocks(answer: FakeAnswer) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
-    if said.think:
-        blocks.append({"type": "thinking", "thinking": said.think, "signature": "rehearsed"})
-    if said.say:
-        blocks.append({"type": "text", "text": said.say})
+    if answer.think:
+        blocks.append({"type": "thinking", "thinking": answer.think, "signature": "rehearsed"})
+    if answer.say:
+        blocks.append({"type": "text", "text": answer.say})
     return blocks + [
         {"type": "tool_use", "id": f"toolu_{call.id}", "name": call.name, "input": call.arguments}
-        for call in said.calls
+        for call in answer.calls
     ]
 
 
@@ -70,12 +70,12 @@ def _block(what: str, index: int, **fields: Any) -> bytes:
     return event({"type": name, "index": index, **fields}, name)
 
 
-def _reason(said: FakeAnswer) -> str:
-    return "tool_use" if said.calls else "end_turn"
+def _reason(answer: FakeAnswer) -> str:
+    return "tool_use" if answer.calls else "end_turn"
 
 
-def _usage(said: FakeAnswer) -> dict[str, int]:
-    counts = said.counts
+def _usage(answer: FakeAnswer) -> dict[str, int]:
+    counts = answer.counts
     return {
         "input_tokens": counts.fresh,
         "cache_read_input_tokens": counts.cached,

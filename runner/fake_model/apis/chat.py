@@ -15,26 +15,26 @@ class Chat:
         functions = [inner(tool, "function") for tool in objects(body.get("tools"))]
         return {str(function.get("name")): inner(function, "parameters", "properties") for function in functions}
 
-    def answer(self, said: FakeAnswer) -> Mapping[str, Any]:
-        message = {"role": "assistant", "content": said.say or None, **_calls(said)}
-        choice = {"index": 0, "message": message, "finish_reason": _reason(said)}
-        return {**_head(said, "chat.completion"), "choices": [choice], "usage": _usage(said)}
+    def body(self, answer: FakeAnswer) -> Mapping[str, Any]:
+        message = {"role": "assistant", "content": answer.say or None, **_calls(answer)}
+        choice = {"index": 0, "message": message, "finish_reason": _reason(answer)}
+        return {**_head(answer, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
 
-    def stream(self, said: FakeAnswer) -> Sequence[bytes]:
+    def stream(self, answer: FakeAnswer) -> Sequence[bytes]:
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-        deltas += [{"content": piece} for piece in pieces(said.say)]
-        deltas += [_calls(said)] if said.calls else []
-        head = _head(said, "chat.completion.chunk")
+        deltas += [{"content": piece} for piece in pieces(answer.say)]
+        deltas += [_calls(answer)] if answer.calls else []
+        head = _head(answer, "chat.completion.chunk")
         events = [event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}) for delta in deltas]
-        end = event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": _reason(said)}]})
-        return [*events, end, event({**head, "choices": [], "usage": _usage(said)}), b"data: [DONE]\n\n"]
+        end = event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": _reason(answer)}]})
+        return [*events, end, event({**head, "choices": [], "usage": _usage(answer)}), b"data: [DONE]\n\n"]
 
 
-def _head(said: FakeAnswer, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{said.number}", "object": kind, "created": 0, "model": said.model}
+def _head(answer: FakeAnswer, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{answer.number}", "object": kind, "created": 0, "model": answer.model}
 
 
-def _calls(said: FakeAnswer) -> dict[str, Any]:
+def _calls(answer: FakeAnswer) -> dict[str, Any]:
     calls = [
         {
             "index": index,
@@ -42,17 +42,17 @@ def _calls(said: FakeAnswer) -> dict[str, Any]:
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
         }
-        for index, call in enumerate(said.calls)
+        for index, call in enumerate(answer.calls)
     ]
     return {"tool_calls": calls} if calls else {}
 
 
-def _reason(said: FakeAnswer) -> str:
-    return "tool_calls" if said.calls else "stop"
+def _reason(answer: FakeAnswer) -> str:
+    return "tool_calls" if answer.calls else "stop"
 
 
-def _usage(said: FakeAnswer) -> dict[str, Any]:
-    counts = said.counts
+def _usage(answer: FakeAnswer) -> dict[str, Any]:
+    counts = answer.counts
     return {
         "prompt_tokens": counts.input,
         "prompt_tokens_details": {"cached_tokens": counts.cached},

@@ -14,12 +14,12 @@ class Gemini:
         declared = [one for tool in objects(body.get("tools")) for one in objects(tool.get("functionDeclarations"))]
         return {str(one.get("name")): _parameters(one) for one in declared}
 
-    def answer(self, said: FakeAnswer) -> Mapping[str, Any]:
-        return {**_candidate(said, [*_texts(said), *_calls(said)], finish=True), "usageMetadata": _usage(said)}
+    def body(self, answer: FakeAnswer) -> Mapping[str, Any]:
+        return {**_candidate(answer, [*_texts(answer), *_calls(answer)], finish=True), "usageMetadata": _usage(answer)}
 
-    def stream(self, said: FakeAnswer) -> Sequence[bytes]:
-        texts = [event(_candidate(said, [text], finish=False)) for text in _texts(said)]
-        last = {**_candidate(said, _calls(said), finish=True), "usageMetadata": _usage(said)}
+    def stream(self, answer: FakeAnswer) -> Sequence[bytes]:
+        texts = [event(_candidate(answer, [text], finish=False)) for text in _texts(answer)]
+        last = {**_candidate(answer, _calls(answer), finish=True), "usageMetadata": _usage(answer)}
         return [*texts, event(last)]
 
 
@@ -27,24 +27,24 @@ def _parameters(declared: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner(declared, "parametersJsonSchema", "properties") or inner(declared, "parameters", "properties")
 
 
-def _candidate(said: FakeAnswer, parts: list[dict[str, Any]], *, finish: bool) -> dict[str, Any]:
+def _candidate(answer: FakeAnswer, parts: list[dict[str, Any]], *, finish: bool) -> dict[str, Any]:
     candidate: dict[str, Any] = {"index": 0, "content": {"role": "model", "parts": parts}}
     if finish:
         candidate["finishReason"] = "STOP"
-    return {"candidates": [candidate], "modelVersion": said.model, "responseId": f"resp-{said.number}"}
+    return {"candidates": [candidate], "modelVersion": answer.model, "responseId": f"resp-{answer.number}"}
 
 
-def _texts(said: FakeAnswer) -> list[dict[str, Any]]:
-    thought = [{"text": piece, "thought": True} for piece in pieces(said.think)]
-    return [*thought, *({"text": piece} for piece in pieces(said.say))]
+def _texts(answer: FakeAnswer) -> list[dict[str, Any]]:
+    thought = [{"text": piece, "thought": True} for piece in pieces(answer.think)]
+    return [*thought, *({"text": piece} for piece in pieces(answer.say))]
 
 
-def _calls(said: FakeAnswer) -> list[dict[str, Any]]:
-    return [{"functionCall": {"id": call.id, "name": call.name, "args": call.arguments}} for call in said.calls]
+def _calls(answer: FakeAnswer) -> list[dict[str, Any]]:
+    return [{"functionCall": {"id": call.id, "name": call.name, "args": call.arguments}} for call in answer.calls]
 
 
-def _usage(said: FakeAnswer) -> dict[str, int]:
-    counts = said.counts
+def _usage(answer: FakeAnswer) -> dict[str, int]:
+    counts = answer.counts
     return {
         "promptTokenCount": counts.input,
         "cachedContentTokenCount": counts.cached,

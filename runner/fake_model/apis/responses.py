@@ -24,19 +24,19 @@ class Responses:
                     found[str(tool.get("name"))] = None if is_text else inner(tool, "parameters", "properties")
         return found
 
-    def answer(self, said: FakeAnswer) -> Mapping[str, Any]:
-        return _response(said, "completed", list(_items(said)))
+    def body(self, answer: FakeAnswer) -> Mapping[str, Any]:
+        return _response(answer, "completed", list(_items(answer)))
 
-    def stream(self, said: FakeAnswer) -> Sequence[bytes]:
-        events = [_event("response.created", response=_response(said, "in_progress", []))]
-        for index, item in enumerate(_items(said)):
+    def stream(self, answer: FakeAnswer) -> Sequence[bytes]:
+        events = [_event("response.created", response=_response(answer, "in_progress", []))]
+        for index, item in enumerate(_items(answer)):
             place = {"output_index": index, "item_id": item["id"]}
             events.append(_event("response.output_item.added", output_index=index, item={**item, **_empty(item)}))
             if item["type"] == "message":
                 text = {**place, "content_index": 0}
-                events += [_event("response.output_text.delta", **text, delta=piece) for piece in pieces(said.say)]
+                events += [_event("response.output_text.delta", **text, delta=piece) for piece in pieces(answer.say)]
             events.append(_event("response.output_item.done", output_index=index, item=item))
-        events.append(_event("response.completed", response=self.answer(said)))
+        events.append(_event("response.completed", response=self.body(answer)))
         return [event({**fields, "sequence_number": at}, str(fields["type"])) for at, fields in enumerate(events)]
 
 
@@ -48,8 +48,8 @@ def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"content": [], "status": "in_progress"} if item["type"] == "message" else {}
 
 
-def _response(said: FakeAnswer, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-    counts = said.counts
+def _response(answer: FakeAnswer, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    counts = answer.counts
     usage = {
         "input_tokens": counts.input,
         "input_tokens_details": {"cached_tokens": counts.cached},
@@ -58,30 +58,30 @@ def _response(said: FakeAnswer, status: str, output: list[dict[str, Any]]) -> di
         "total_tokens": counts.input + counts.output,
     }
     return {
-        "id": f"resp_{said.number}",
+        "id": f"resp_{answer.number}",
         "object": "response",
         "created_at": 0,
         "status": status,
-        "model": said.model,
+        "model": answer.model,
         "output": output,
         "usage": usage if status == "completed" else None,
     }
 
 
-def _items(said: FakeAnswer) -> Iterable[dict[str, Any]]:
-    if said.think:
-        summary = [{"type": "summary_text", "text": said.think}]
-        yield {"type": "reasoning", "id": f"rs_{said.number}", "summary": summary, "encrypted_content": None}
-    if said.say:
-        content = [{"type": "output_text", "text": said.say, "annotations": []}]
+def _items(answer: FakeAnswer) -> Iterable[dict[str, Any]]:
+    if answer.think:
+        summary = [{"type": "summary_text", "text": answer.think}]
+        yield {"type": "reasoning", "id": f"rs_{answer.number}", "summary": summary, "encrypted_content": None}
+    if answer.say:
+        content = [{"type": "output_text", "text": answer.say, "annotations": []}]
         yield {
             "type": "message",
-            "id": f"msg_{said.number}",
+            "id": f"msg_{answer.number}",
             "role": "assistant",
             "status": "completed",
             "content": content,
         }
-    yield from map(_call, said.calls)
+    yield from map(_call, answer.calls)
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

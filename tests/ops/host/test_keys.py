@@ -30,7 +30,7 @@ def test_each_cli_is_shown_with_its_model_and_where_its_key_is() -> None:
         "goose": "CODEX_API_KEY",
     }
     assert "`ANTHROPIC_API_KEY` is not set" in (found["claude"].problem or "")
-    assert "`GEMINI_API_KEY` is no key" in (found["gemini"].problem or "")
+    assert "`GEMINI_API_KEY` is not a key" in (found["gemini"].problem or "")
     assert [key.model for key in found.values()] == ["sonnet", "gpt-6.1-sol", "gemini-2.5-pro", "gpt-4.1"]
     assert KEY not in repr(found)
 

@@ -258,7 +258,7 @@ def test_events_that_were_cut_off_or_spoilt_are_said(ran: Project) -> None:
     done = ran.runner("store", "rebuild")
 
     assert done.code == 7
-    assert f"NOT READ {whole / 'events.jsonl'}: line 3 is no event" in done.out
+    assert f"NOT READ {whole / 'events.jsonl'}: line 3 is not an event" in done.out
     assert f"read     run {cut.name}" in done.out
     assert ran.runner("runs", "show", cut.name).code == 0
     assert ran.runner("recover").code == 7
