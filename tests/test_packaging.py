@@ -185,7 +185,6 @@ def test_another_system_gets_a_sentence(start: str, system: str, way: str, insta
 
 def test_the_guest_program_of_the_wheel_starts(installed: Path) -> None:
     found = binary.find(installed / "runner" / "guest" / "bin")
-    assert found is not None
     ours, theirs = socket.socketpair()
     ours.settimeout(10)
 

@@ -34,7 +34,6 @@ class Feature(StrEnum):
     TOOLCHAINS = "toolchains"
     DEPENDENCIES = "dependencies"
     BASE_IMAGE = "base image"
-    GUEST = "guest"
     RELAY = "relay"
     WARM_POOL = "warm pool"
     SECRET_FILES = "secret files"

@@ -1,8 +1,8 @@
-"""Compiling the C programs: the commands, and the hook that runs them during an installation.
+"""The C programs from their sources: the commands that compile them, and the hook by which an installation does.
 
-A wheel is for one machine type: this one's, or ``WHEEL_MACHINE``. The pinned ``ziglang`` compiles for either, and makes
-the same bytes of the same source everywhere. An editable install uses the system's compiler if that works. This module
-belongs to the build: no wheel contains it, and nothing of the product imports it.
+A wheel is for one machine: this one, or that which ``WHEEL_MACHINE`` names. The pinned ``ziglang`` compiles for either,
+the same source to the same bytes wherever it lies and whatever compiles there. An editable install uses the system's
+compiler where that can. This module belongs to the build: no wheel has it, and nothing of the product imports it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MACHINES = ("x86_64", "aarch64")
 PROGRAMS = ("guest", "lister")
-TAG = "py3-none-manylinux_2_28_{}"  # the programs need no C library, but bubblewrap's wheels need this one
+TAG = "py3-none-manylinux_2_28_{}"  # our programs need no C library, but bubblewrap's wheels need this one
 SUMS = "SHA256SUMS"
 COMPILE = (
     *("-c", "-std=gnu11", "-Os", "-Wall", "-Wextra", "-fno-pie"),
@@ -34,20 +34,20 @@ LINK = ("-static", "-nostdlib", "-no-pie", "-s", "-Wl,--build-id=none")
 
 
 class Compiler(NamedTuple):  # no dataclass: hatchling runs this file without making a module of it
-    """The beginning of each command line, and its whole environment (``None``: this process's)."""
+    """The first words of each of its commands, and their whole environment (``None``: ours)."""
 
     words: tuple[str, ...]
     env: Mapping[str, str] | None = None
 
 
 def system_compiler() -> Compiler | None:
-    """Find ``cc``, which compiles for this machine only."""
+    """The one that is called ``cc`` here, for this machine only."""
     found = shutil.which("cc")
     return Compiler((found,)) if found else None
 
 
 def pinned_compiler(machine: str, cache: Path) -> Compiler | None:
-    """Find ``ziglang``, if it can be imported. It writes only to ``cache``."""
+    """``ziglang``, if it can be imported here. It writes nowhere but to ``cache``."""
     package = importlib.util.find_spec("ziglang")
     if package is None or package.origin is None:
         return None
@@ -57,10 +57,10 @@ def pinned_compiler(machine: str, cache: Path) -> Compiler | None:
 
 
 def compile_program(compiler: Compiler, source: Path, name: str, target: Path) -> None:
-    """Compile a program from the folder ``source``. Raises ``CalledProcessError`` with the compiler's output.
+    """Make ``target`` of a program in the folder ``source``. Raises ``CalledProcessError`` with the compiler's words.
 
-    Compiles and links separately, because ``ziglang`` has no C library headers for programs without a C library; and
-    from within the folder, so that its path gets into no byte.
+    Compiled and linked apart, because ``ziglang`` has no headers of a C library for a program without one; and from
+    within the folder, so that its place gets into no byte.
     """
     with TemporaryDirectory() as scratch:
         compiled = os.path.join(scratch, "program.o")
@@ -71,7 +71,7 @@ def compile_program(compiler: Compiler, source: Path, name: str, target: Path) -
 
 
 def make_portable(source: Path, folder: Path, machine: str) -> None:
-    """Write the programs of a wheel and their hashes to ``folder``. Raises ``RuntimeError`` without ``ziglang``."""
+    """The programs of a wheel and their hashes into ``folder``. Raises ``RuntimeError`` without ``ziglang``."""
     with TemporaryDirectory() as cache:
         compiler = pinned_compiler(machine, Path(cache))
         if compiler is None:
@@ -82,9 +82,9 @@ def make_portable(source: Path, folder: Path, machine: str) -> None:
 
 
 def make_native(source: Path, folder: Path) -> bool:
-    """Write this machine's programs and their hashes to ``folder``; false when there is no compiler for it.
+    """This machine's programs and their hashes into ``folder``; whether there is a compiler for it.
 
-    If one compiler fails, as without headers, the next is tried; raises ``RuntimeError`` with the last one's output.
+    A compiler that fails, as one without headers does, is made up for by the next; the last one's words are raised.
     """
     machine = platform.machine()
     with TemporaryDirectory() as cache:
@@ -110,7 +110,7 @@ def _record(folder: Path) -> None:
 
 
 def wheel_machine() -> str:
-    """Return the machine type of the wheel. Raises ``RuntimeError`` for one that ``runner`` does not support."""
+    """The machine that a wheel is made for. Raises ``RuntimeError`` where that is none that ``runner`` works on."""
     named = os.environ.get("WHEEL_MACHINE")  # noqa: TID251  # nothing else reaches a hook through pip
     machine = named or platform.machine()
     if not named and sys.platform != "linux":
@@ -140,12 +140,10 @@ class GuestHook(BuildHookInterface[BuilderConfig]):
             self.scratch.cleanup()
 
     def _put_beside(self, source: Path) -> None:
-        """Replace the programs of an earlier installation, without writing to a running one."""
+        """Replace what an earlier installation made. A program that runs is not written to."""
         folder = source / "bin"
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir()
         if not make_native(source, folder):
-            self.app.display_warning(
-                "no C compiler found: providers run commands without a guest, and scans take longer"
-            )
+            self.app.display_warning("no C compiler found: without a guest no provider is available")

@@ -45,7 +45,7 @@ from runner.sandbox.docker_mounts import (
     remove_stale_stage,
     reopen_daemon_stage,
 )
-from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, SandboxContext, open_dialling_guest
+from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
 from runner.sandbox.prepared_mounts import PreparedMounts, prepare_mounts
 from runner.sandbox.protected_paths import open_guards, remove_placeholders
 from runner.sandbox.sandbox_layout import ENV, PATHS, mount_all, workspace_path, write_system_files
@@ -157,7 +157,7 @@ class DockerProvider:
         versions: dict[str, str] = {}
         try:
             _check_user(self.name)
-            guest = _program()
+            guest = binary.find()
             about = await self._engine.about()
             versions = _versions(about, guest)
             missing |= {f: f"the daemon cannot limit {f}" for f, word in _LIMIT_SUPPORT.items() if not about.get(word)}
@@ -332,7 +332,7 @@ class DockerProvider:
     async def _started(self, handle: Handle, spec: SandboxSpec, state: DetachState) -> AsyncIterator[_Started]:
         """Start a container; remove it and its mounts when the block ends, unless it was detached."""
         await trio.to_thread.run_sync(self._directories.mount, handle)
-        program = _program()
+        program = binary.find()
         _containers(handle.private).touch()
         idmapped = handle.tree if handle.adopted else None
         stage = open_daemon_stage(self._engine, handle.private.name, handle.uid, idmapped)
@@ -474,13 +474,6 @@ def _cover(stage: DaemonStage, tree: int, wanted: Sequence[Cover]) -> None:
 
 def _what(handle: Handle) -> str:
     return f"workspace `{handle.id}`"
-
-
-def _program() -> binary.Program:
-    program = binary.find()
-    if program is None:
-        raise ProviderFailed(f"commands in containers need a guest, and {NO_GUEST}", hint="apt install gcc")
-    return program
 
 
 def _containers(private: Path) -> Path:

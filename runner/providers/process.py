@@ -3,7 +3,6 @@
 For hosts where no sandbox works; never chosen unless named. Started as root, commands run as a uid that only this
 workspace has; otherwise as the runner's own user, with all its rights. It does promise that everything ends: a guest
 runs the commands and adopts orphans, and Landlock, where the kernel has it, keeps commands from killing the guest.
-An installation without a guest tags its processes instead.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ from runner.ports.provider import KILL_GRACE, STOP_GRACE, Probe, SandboxSpec, Wo
 from runner.safefs import trees
 from runner.sandbox import cgroup, child_process, processes
 from runner.sandbox.directories import WorkspaceDirectories
-from runner.sandbox.guest_workspace import NO_GUEST, GuestWorkspace, SandboxContext, open_workspace
+from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_workspace
 from runner.sandbox.mounts import can_stage, open_stage
 from runner.sandbox.prepared_mounts import PreparedMounts, paths_on_host, prepare_mounts
 from runner.sandbox.sandbox_layout import NO_IMAGE, NOT_WARM
-from runner.sandbox.tagged_process import open_host_workspace
 
 _NO_NAMESPACES = "process runs commands directly on this host"
 _NO_QUOTA = "process has no disk quota"  # commands can write outside a volume
@@ -38,14 +36,13 @@ def provider(settings: Settings) -> ProcessProvider:
 
 
 class ProcessProvider:
-    """``grace`` is the time between TERM and KILL, in seconds; ``guest`` as for ``LocalProvider``."""
+    """``grace`` is the time between TERM and KILL, in seconds."""
 
     name = "process"
 
-    def __init__(self, home: Path, *, grace: float = STOP_GRACE, guest: bool = True) -> None:
+    def __init__(self, home: Path, *, grace: float = STOP_GRACE) -> None:
         self._directories = WorkspaceDirectories(home, self.name)
         self._grace = grace
-        self._guest = guest
         self._root = trees.can_chown()
 
     async def probe(self) -> Probe:
@@ -60,10 +57,12 @@ class ProcessProvider:
             Feature.SECRET_FILES: _NO_NAMESPACES,
         }
         versions = {"kernel": os.uname().release}
-        if program := self._program():
-            versions["guest"] = program.sha256[:12]
-        else:
-            missing[Feature.GUEST] = missing[Feature.RELAY] = NO_GUEST
+        try:
+            versions["guest"] = binary.find().sha256[:12]
+        except ProviderFailed as error:
+            return Probe(
+                self.name, False, IsolationClass.NONE, missing, versions, reason=error.message, hint=error.hint
+            )
         if self._root and not can_stage() and (closed := _closed_to_others(self._directories.home)):
             reason = f"other users cannot enter `{closed}`, and commands do not run as root"
             hint = "set RUNNER_HOME to a place such as /var/lib/runner"
@@ -86,18 +85,12 @@ class ProcessProvider:
             cgroup.open_groups(handle.id, handle.limits) as group,
         ):
             context = self._context(handle, spec, prepared, group)
-            program = self._program()
             try:
-                async with (
-                    self._open_guest(program, handle, context) if program else open_host_workspace(context) as workspace
-                ):
+                async with self._open_guest(handle, context) as workspace:
                     yield workspace
             finally:
                 with trio.CancelScope(shield=True):
                     await self._kill_left(handle)
-
-    def _program(self) -> binary.Program | None:
-        return binary.find() if self._guest else None
 
     def _context(
         self, handle: Handle, spec: SandboxSpec, prepared: PreparedMounts, group: cgroup.ControlGroups
@@ -119,16 +112,12 @@ class ProcessProvider:
         )
 
     @asynccontextmanager
-    async def _open_guest(
-        self, program: binary.Program, handle: Handle, context: SandboxContext
-    ) -> AsyncIterator[GuestWorkspace]:
+    async def _open_guest(self, handle: Handle, context: SandboxContext) -> AsyncIterator[GuestWorkspace]:
         what = f"workspace `{handle.id}`"
-        file = os.open(program.path, os.O_RDONLY)  # its user may not be able to walk there
+        file = os.open(binary.find().path, os.O_RDONLY)  # its user may not be able to walk there
         try:
             uid = context.uid if self._root else None
-            child = child_process.start(
-                [f"/proc/self/fd/{file}"], env={}, cwd="/", uid=uid, pass_fds=[file], channel=True
-            )
+            child = child_process.start([f"/proc/self/fd/{file}"], env={}, cwd="/", uid=uid, pass_fds=[file])
         except OSError as error:
             raise ProviderFailed(f"the guest of {what} cannot be started: {error}") from error
         finally:

@@ -98,41 +98,23 @@ class BwrapOptions:
         if place.descriptor is not None:
             self.descriptors.append(place.descriptor)
 
-    def arguments(self, *, env: Mapping[str, str], cwd: str, status: int, gate: int) -> bytes:
+    def arguments(self, *, status: int, gate: int) -> bytes:
         """Encode for ``--args``, which hides values of the environment from other users of the host."""
         words = [*self.words, "--remount-ro", "/", "--json-status-fd", str(status), "--block-fd", str(gate)]
-        for name, value in {**self.env, **env}.items():
+        for name, value in self.env.items():
             words += ["--setenv", name, value]
-        words += ["--chdir", cwd]
+        words += ["--chdir", "/"]
         if any("\0" in word for word in words):
             raise ProviderFailed("the command's environment contains a NUL character")
         return b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
-@dataclass(frozen=True)
-class BwrapStatus:
-    """The status that bubblewrap writes: pid of the sandbox's first process, and the command's exit code.
-
-    Without a code the command never started, or bubblewrap itself was killed.
-    """
-
-    child: int | None
-    code: int | None
-
-
-def read_status(text: bytes) -> BwrapStatus:
+def first_process(status: bytes) -> int | None:
+    """Return the pid of the sandbox's first process from what bubblewrap wrote to its status descriptor."""
     found: dict[str, int] = {}
-    for line in text.splitlines():
+    for line in status.splitlines():
         found.update(json.loads(line))
-    return BwrapStatus(found.get("child-pid"), found.get("exit-code"))
-
-
-def command_not_started(complaint: bytes) -> int | None:
-    """Return the shell's exit code for a command that could not be executed, if bubblewrap reports that."""
-    line = complaint.partition(b"\n")[0]
-    if not line.startswith(b"bwrap: execvp "):
-        return None
-    return 127 if line.endswith(b"No such file or directory") else 126
+    return found.get("child-pid")
 
 
 def complaint_in(head: bytes) -> str:

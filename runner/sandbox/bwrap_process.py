@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from socket import socket, socketpair
@@ -27,12 +27,12 @@ class Shell:
 
     bwrap: str
     uid: int | None
-    guard: str | None = None
+    guard: str
 
 
-def open_shell(stage: MountStage, uid: int | None, guard: MountSource | None = None) -> Shell:
+def open_shell(stage: MountStage, uid: int | None, guard: MountSource) -> Shell:
     folder, name = bwrap.binary()
-    return Shell(f"{stage.add(open_linkless(folder)).path}/{name}", uid, guard.path if guard else None)
+    return Shell(f"{stage.add(open_linkless(folder)).path}/{name}", uid, guard.path)
 
 
 class BwrapProcess:
@@ -44,7 +44,7 @@ class BwrapProcess:
         status: child_process.PipeReader,
         gate: int,
         join: Callable[[int], None],
-        lifeline: socket | None,
+        lifeline: socket,
     ) -> None:
         self.child = child
         self._lifeline = lifeline
@@ -61,7 +61,8 @@ class BwrapProcess:
         try:
             while not self._said.endswith(b"\n") and (said := await self._status.receive_some(1024)):
                 self._said += said
-            self.init = self.report().child
+            self._said += self._status.receive_waiting()
+            self.init = bwrap.first_process(self._said)
             if self.init is not None:
                 self._init_pidfd = os.pidfd_open(self.init)
                 self._join(self.init)
@@ -69,10 +70,6 @@ class BwrapProcess:
             pass  # set-up failed already, and ``complaint`` says why
         finally:
             os.close(self._gate)  # end of file opens it
-
-    def report(self) -> bwrap.BwrapStatus:
-        self._said += self._status.receive_waiting()
-        return bwrap.read_status(self._said)
 
     def complaint(self) -> str:
         """Return what bubblewrap has printed to its standard error."""
@@ -82,10 +79,7 @@ class BwrapProcess:
     def kill(self) -> None:
         if not self.child.ended:
             self.killed = True
-            if self._lifeline:
-                self._lifeline.close()
-            else:
-                self.child.kill()
+            self._lifeline.close()
 
     async def close(self) -> None:
         """Wait until all its processes are gone, once it was killed or has ended. Raises ``Escaped``."""
@@ -96,8 +90,7 @@ class BwrapProcess:
                 await trio.lowlevel.wait_readable(self._init_pidfd)
         if self._init_pidfd is not None:
             os.close(self._init_pidfd)
-        if self._lifeline:
-            self._lifeline.close()
+        self._lifeline.close()
         await self.child.aclose()
         await self._status.aclose()
         if patience.cancelled_caught:
@@ -107,19 +100,6 @@ class BwrapProcess:
             )
 
 
-def start_bwrap(
-    shell: Shell,
-    options: bwrap.BwrapOptions,
-    group: cgroup.ControlGroups,
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str] | None = None,
-    cwd: str = "/",
-) -> BwrapProcess:
-    """Start a command in a sandbox. Raises ``ProviderFailed``."""
-    return _start(shell, options, group.join, argv, env=env, cwd=cwd)
-
-
 def start_guest_in_bwrap(
     shell: Shell, options: bwrap.BwrapOptions, group: cgroup.ControlGroups, program: str
 ) -> BwrapProcess:
@@ -127,7 +107,7 @@ def start_guest_in_bwrap(
     with group.open_task_files() as lists:
         words = [program, *(("+", *map(str, lists)) if lists else ())]
         join = partial(group.join, itself=True)
-        return _start(shell, options, join, words, extra=["--as-pid-1"], channel=True, inherited=lists)
+        return _start(shell, options, join, words, inherited=lists)
 
 
 def _start(
@@ -136,40 +116,28 @@ def _start(
     join: Callable[[int], None],
     argv: Sequence[str],
     *,
-    env: Mapping[str, str] | None = None,
-    cwd: str = "/",
-    extra: Sequence[str] = (),
-    channel: bool = False,
-    inherited: Sequence[int] = (),
+    inherited: Sequence[int],
 ) -> BwrapProcess:
-    """Start bubblewrap with ``extra`` options of its own and ``inherited`` descriptors.
-
-    ``channel`` is as for ``child_process.start``.
-    """
+    """Start bubblewrap with ``inherited`` descriptors; the child's standard input is its channel."""
     status, their_status = os.pipe()
     their_gate, gate = os.pipe()
     arguments = os.memfd_create("arguments")
-    words = options.arguments(env=env or {}, cwd=cwd, status=their_status, gate=their_gate)
+    words = options.arguments(status=their_status, gate=their_gate)
     os.write(arguments, words)
     os.lseek(arguments, 0, os.SEEK_SET)
-    lifeline, their_lifeline = socketpair() if shell.guard else (None, None)
-    guard: list[str] = []
-    if shell.guard and their_lifeline:
-        guard = [shell.guard, "-", str(their_lifeline.fileno()), "-" if shell.uid is None else str(shell.uid)]
-    theirs = [arguments, their_status, their_gate, *([their_lifeline.detach()] if their_lifeline else [])]
+    lifeline, their_lifeline = socketpair()
+    guard = [shell.guard, "-", str(their_lifeline.fileno()), "-" if shell.uid is None else str(shell.uid)]
+    theirs = [arguments, their_status, their_gate, their_lifeline.detach()]
     try:
         child = child_process.start(
-            [*guard, shell.bwrap, "--args", str(arguments), *extra, "--", *argv],
+            [*guard, shell.bwrap, "--args", str(arguments), "--as-pid-1", "--", *argv],
             env={},
-            uid=None if guard else shell.uid,  # the guard becomes that user; Python would fork to do it
             pass_fds=(*theirs, *options.descriptors, *inherited),
-            channel=channel,
         )
     except OSError as error:
         os.close(status)
         os.close(gate)
-        if lifeline:
-            lifeline.close()
+        lifeline.close()
         raise ProviderFailed(f"bubblewrap cannot be started: {error}") from error
     finally:
         for fd in theirs:

@@ -111,16 +111,16 @@ def start(
     cwd: str | None = None,
     uid: int | None = None,
     pass_fds: Collection[int] = (),
-    channel: bool = False,
 ) -> Child:
     """Start a command in a session of its own, with exactly this environment.
 
-    ``uid`` is also its only group; ``None`` keeps ours. With ``channel`` its standard input is a socket, on which
-    it can answer. Raises ``OSError`` when it cannot be started.
+    ``uid`` is also its only group; ``None`` keeps ours. Its standard input is a socket, on which it can answer.
+    Raises ``OSError`` when it cannot be started.
     """
-    pipes = [_socket_pair() if channel else os.pipe(), os.pipe(), os.pipe()]
-    ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
-    theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+    channel, their_channel = socket.socketpair()
+    pipes = os.pipe(), os.pipe()
+    ours = [channel.detach(), pipes[0][0], pipes[1][0]]
+    theirs = [their_channel.detach(), pipes[0][1], pipes[1][1]]
     for fd in ours[1:]:
         with suppress(PermissionError):  # an ordinary user may have only so much in pipes
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -144,8 +144,8 @@ def start(
         raise
     finally:
         _close(theirs)
-    stdin = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=ours[0]))) if channel else None
-    return Child(popen, stdin or trio.lowlevel.FdStream(ours[0]), *ours[1:])
+    stdin = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=ours[0])))
+    return Child(popen, stdin, *ours[1:])
 
 
 @contextmanager
@@ -161,11 +161,6 @@ def user_namespace(users: tuple[int, int], groups: tuple[int, int]) -> Iterator[
             yield namespace
         finally:
             os.close(namespace)
-
-
-def _socket_pair() -> tuple[int, int]:
-    theirs, ours = socket.socketpair()
-    return theirs.detach(), ours.detach()
 
 
 async def communicate(starting: AbstractAsyncContextManager[Process], *, stdin: bytes, keep_bytes: int) -> ExecResult:

@@ -19,7 +19,6 @@ from runner.ports.provider import KILL_GRACE, Connection, ExecResult, Paths, Rea
 from runner.sandbox import cgroup, child_process, readback
 from runner.sandbox.volumes import Volume
 
-NO_GUEST = "the guest binary is missing (no C compiler at install time)"
 OOM_SCORE = 1000  # commands are killed before the guest, with which all statuses would be lost
 
 

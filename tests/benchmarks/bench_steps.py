@@ -2,8 +2,7 @@
 
 Run: ``python tests/benchmarks/bench_steps.py``, as root and as an ordinary user. Wall is the median, CPU the mean a
 command, the guest's and all that it started included; asserts nothing. The target is a ratio of 1.3 to the floor,
-the first line: for ``process`` trio's own ``run_process`` with pipes, for ``local`` bubblewrap with the words and the
-user that a workspace without a guest has.
+the first line: for ``process`` trio's own ``run_process`` with pipes, for ``local`` bubblewrap with the host's system.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from runner.providers.local import LocalProvider
 from runner.providers.process import ProcessProvider
 from runner.runtime.exec import open_logs, run_logged
 from runner.safefs import trees
-from runner.sandbox.bwrap_exec import BwrapWorkspace
+from runner.sandbox import bwrap
 from runner.sandbox.processes import descendants
 
 ROUNDS, EACH = 15, 20
@@ -60,23 +59,12 @@ def logged(workspace: Workspace, folder: Path) -> Action:
     return action
 
 
-def bubblewrap(sandbox: BwrapWorkspace, uid: int | None) -> Action:
-    """The sandbox's own words, given to bubblewrap by ``subprocess``."""
-    options, shell = sandbox._recipe, sandbox._shell
-    argv = [shell.bwrap, *options.words, "--remount-ro", "/", "--chdir", "/workspace", "--", *TRUE]
+def bubblewrap() -> Action:
+    """One run of bubblewrap that shows the host's system, by ``subprocess``."""
+    argv = [Path(*bwrap.binary()), *bwrap.system(), "--unshare-all", "--", *TRUE]
 
     async def action() -> None:
-        subprocess.run(
-            argv,
-            check=True,
-            env={},
-            stdin=subprocess.PIPE,
-            capture_output=True,
-            user=uid,
-            group=uid,
-            extra_groups=None if uid is None else [],
-            pass_fds=options.descriptors,
-        )
+        subprocess.run(argv, check=True, env={}, stdin=subprocess.PIPE, capture_output=True)
 
     return action
 
@@ -110,22 +98,16 @@ def piped(uid: int | None) -> Action:
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        for title, with_guest, without in (
-            ("process", ProcessProvider(home), ProcessProvider(home, guest=False)),
-            ("local", LocalProvider(home), LocalProvider(home, guest=False)),
-        ):
-            handles = [await with_guest.create(WorkspaceRequest(f"{title}-{n}", "run", "nonce")) for n in range(2)]
-            uid = handles[0].uid if trees.can_chown() else None
-            async with without.open(handles[0], SandboxSpec()) as plain:
-                if isinstance(plain, BwrapWorkspace):
-                    actions = {"bubblewrap": bubblewrap(plain, plain._shell.uid)}
-                else:
-                    actions = {"trio.run_process, same user": piped(uid), "trio.run_process, our user": piped(None)}
-                async with with_guest.open(handles[1], SandboxSpec()) as workspace:
-                    steps = {"a step": logged(workspace, home), "a step without a guest": logged(plain, home)}
-                    await compare(title, actions | steps)
-            for handle in handles:
-                await with_guest.destroy(handle)
+        for provider in (ProcessProvider(home), LocalProvider(home)):
+            handle = await provider.create(WorkspaceRequest(f"{provider.name}-1", "run", "nonce"))
+            uid = handle.uid if trees.can_chown() else None
+            if isinstance(provider, LocalProvider):
+                actions = {"bubblewrap": bubblewrap()}
+            else:
+                actions = {"trio.run_process, same user": piped(uid), "trio.run_process, our user": piped(None)}
+            async with provider.open(handle, SandboxSpec()) as workspace:
+                await compare(provider.name, actions | {"a step": logged(workspace, home)})
+            await provider.destroy(handle)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from runner.ports.provider import Provider, WorkspaceRequest
 from tests.support.guest_driver import marked
 from tests.support.needs import Component
 from tests.support.providers import (
-    BARE_LOCAL,
-    BARE_PROCESS,
     FAKE,
     GRACE,
     GVISOR,
@@ -31,7 +29,6 @@ from tests.support.providers import (
 
 _FAKE = "nothing is executed"
 _HOST = "commands see this host"
-_UNTOLD = "the kernel ends what is left with the pid namespace, and tells nobody"
 _HOST_GAPS = dict.fromkeys(
     (
         "test_protected_paths_are_read_only_in_place_and_the_rest_is_writable",
@@ -63,11 +60,6 @@ KNOWN_GAPS: dict[str, dict[str, str]] = {
         "test_kills_for_memory_are_counted_also_when_the_command_goes_on": _KILLED_WHOLE,
     },
     PROCESS: _HOST_GAPS,
-    BARE_PROCESS: _HOST_GAPS,
-    BARE_LOCAL: {
-        "test_what_a_command_leaves_running_is_killed_and_told": _UNTOLD,
-        "test_input_that_is_not_read_any_more_is_refused": "bubblewrap holds the pipe as well",
-    },
 }
 
 FAKE_PASSES = {
@@ -180,7 +172,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         late = [kind for kind in BY_DAY if name not in BY_DAY[kind]]
         late += [kind for kind in getattr(metafunc.module, "BY_NIGHT", ()) if kind not in BY_DAY]
         late += [FAKE] if name not in FAKE_PASSES else []
-        late += [kind for kind in (PROCESS, BARE_PROCESS) if name in _HOST_GAPS]
+        late += [PROCESS] if name in _HOST_GAPS else []
         params = [pytest.param(kind, marks=[*_gaps(kind, name), *_night(kind in late)]) for kind in kinds]
         metafunc.parametrize("provider", params, indirect=True)
 

@@ -12,10 +12,7 @@ import pytest
 from runner.core.errors import CleanUpIncomplete, ProtectedLink, ProviderFailed, WorkspaceLost
 from runner.core.model import Mount
 from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
-from tests.support.providers import INSTALLED, Place, listing, shell
-
-KINDS = INSTALLED  # without a guest, directories are the same
-
+from tests.support.providers import Place, listing, shell
 
 ATTEMPTS = [
     ("echo x > d/P", "Read-only file system"),

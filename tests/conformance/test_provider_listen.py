@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 import trio
 
-from runner.core.errors import ProviderFailed
-from runner.core.model import Feature
-from runner.ports.provider import Connection, SandboxSpec, Workspace, WorkspaceRequest
+from runner.ports.provider import Connection, Workspace
 from tests.support.fake_provider import FakeProvider
-from tests.support.providers import BARE_LOCAL, BARE_PROCESS, GRACE, GUESTS, INSTALLED, MIB, PROCESS, Place, make
-
-KINDS = INSTALLED
+from tests.support.providers import GUESTS, MIB, PROCESS, Place
 
 # So many connections at once, each with so many bytes, and its own end before the echo's is awaited.
 CLIENT = """
@@ -149,16 +144,3 @@ async def test_what_happens_in_the_block_comes_out_as_it_is(place: Place) -> Non
     with pytest.raises(LookupError, match="mine"):
         async with place.open() as workspace, workspace.listen(_echo):
             raise LookupError("mine")
-
-
-@pytest.mark.parametrize("kind", [BARE_LOCAL, BARE_PROCESS])
-async def test_a_workspace_without_a_guest_cannot_be_listened_in(kind: str, tmp_path: Path) -> None:
-    bare = make(kind, tmp_path, GRACE)
-    handle = await bare.create(WorkspaceRequest(f"check-{os.getpid()}-{kind[:3]}-", "run-1", "nonce"))
-    async with bare.open(handle, SandboxSpec()) as workspace:
-        with pytest.raises(ProviderFailed, match="without a guest"):
-            async with workspace.listen(_echo):
-                pass
-    await bare.destroy(handle)
-
-    assert not (await bare.probe()).enforces(Feature.RELAY)

@@ -16,9 +16,8 @@ from runner.core.model import DEFAULT_PROJECT, Handle
 from runner.ports.provider import Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.safefs import trees
 from tests.support.needs import USERS
-from tests.support.providers import INSTALLED, listing, on_host, read_until, shell
+from tests.support.providers import listing, on_host, read_until, shell
 
-KINDS = INSTALLED
 NUMBERS = count()
 SLEEPER = ["sh", "-c", "echo ready; exec sleep 1250"]
 

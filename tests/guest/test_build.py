@@ -136,7 +136,6 @@ def test_an_editable_installation_replaces_this_machines_program(tmp_path: Path)
     hook(root).initialize("editable", {})
 
     found = binary.find(stale.parent)
-    assert found is not None
     made = [f"{name}-{platform.machine()}" for name in build.PROGRAMS]
     assert sorted(p.name for p in stale.parent.iterdir()) == ["SHA256SUMS", *made]
     assert played(found.path, platform.machine(), "/bin/true") == (b"", 0)
@@ -151,7 +150,8 @@ def test_without_a_compiler_an_editable_installation_has_no_program(
 
     hook(root).initialize("editable", {})
 
-    assert binary.find(root / "runner" / "guest" / "bin") is None
+    with pytest.raises(ProviderFailed, match="installed without a C compiler"):
+        binary.find(root / "runner" / "guest" / "bin")
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -161,7 +161,7 @@ def test_a_compiler_that_fails_is_made_up_for_by_the_pinned_one(
     broken_on(tmp_path, monkeypatch)
 
     assert build.make_native(SOURCE, tmp_path)
-    assert binary.find(tmp_path) is not None
+    assert binary.find(tmp_path).path.exists()
 
 
 def test_what_no_compiler_takes_fails_the_installation_with_its_words(tmp_path: Path) -> None:
@@ -188,7 +188,6 @@ def hook(root: Path) -> build.GuestHook:
 def test_a_program_that_is_not_the_one_that_was_built_is_refused(tmp_path: Path) -> None:
     assert build.make_native(SOURCE, tmp_path)
     found = binary.find(tmp_path)
-    assert found is not None
     with found.path.open("ab") as program:
         program.write(b"\0")
 

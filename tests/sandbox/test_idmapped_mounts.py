@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,7 @@ def docker(home: Path) -> DockerProvider:
     return DockerProvider(home, dockerd.host())
 
 
-@pytest.mark.parametrize(
-    "provider_at", [LocalProvider, partial(LocalProvider, guest=False), docker], ids=["local", "bare", "docker"]
-)
+@pytest.mark.parametrize("provider_at", [LocalProvider, docker], ids=["local", "docker"])
 async def test_what_commands_make_in_a_directory_of_root_is_root_s(
     tmp_path: Path, provider_at: Callable[[Path], Provider]
 ) -> None:

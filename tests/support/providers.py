@@ -29,13 +29,11 @@ MIB = 1 << 20
 OURS = f".{os.getpid()}"  # the fraction of every long sleep, to tell those of a suite beside us
 
 LOCAL, ORDINARY, PROCESS, FAKE = "local", "local as an ordinary user", "process", "fake"  # ordinary: who runs the suite
-BARE_LOCAL, BARE_PROCESS = "local without a guest", "process without a guest"
 DOCKER, GVISOR = "docker", "gvisor"
 GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER, GVISOR)
-SIZED = (LOCAL, BARE_LOCAL, DOCKER, GVISOR)  # where they run as root
-INSTALLED = (*GUESTS, FAKE)
-KINDS = (*INSTALLED, BARE_LOCAL, BARE_PROCESS)
-SLOW = (DOCKER, BARE_LOCAL, BARE_PROCESS)  # of checks that take long, for the night
+SIZED = (LOCAL, DOCKER, GVISOR)  # where they run as root
+KINDS = (*GUESTS, FAKE)
+SLOW = (DOCKER,)  # of checks that take long, for the night
 
 LEAVES = f"setsid sleep 1240{OURS} >/dev/null 2>&1 & sleep 0.1"
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1; done"
@@ -58,8 +56,6 @@ def make(kind: str, home: Path, grace: float) -> Provider:
         FAKE: lambda: FakeProvider(home, _scripted, grace=grace),
         DOCKER: lambda: OnTestImage(home, dockerd.host(), grace=grace, runtime=RUNC),
         GVISOR: lambda: OnTestImage(home, dockerd.host(), grace=grace, runtime=RUNSC),
-        BARE_LOCAL: lambda: LocalProvider(home, grace=grace, guest=False),
-        BARE_PROCESS: lambda: ProcessProvider(home, grace=grace, guest=False),
     }
     return kinds[kind]()
 
