@@ -1,4 +1,4 @@
-"""A command of this host whose output is wanted: bounded, without input, and ended with all that it has started."""
+"""Run a command of this host for its output: bounded, without input, and ended with everything that it started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DRAIN_SECONDS = 1.0  # for the output of a command that has ended, which a proc
 
 @dataclass(frozen=True)
 class Captured:
-    """How a command ended, the head of what it printed, and the tail of what it complained about."""
+    """The end of a command: its exit, the head of its stdout and the tail of its stderr."""
 
     code: int
     out: bytes
@@ -75,7 +75,7 @@ async def capture(
 
 
 async def _ended(process: trio.Process) -> None:
-    """Wait until a process has ended, leaving it to be reaped."""
+    """Wait until a process has ended, without reaping it."""
     pidfd = os.pidfd_open(process.pid)
     try:
         await trio.lowlevel.wait_readable(pidfd)

@@ -1,4 +1,4 @@
-"""The compiled programs of this installation: where one lies for this machine, and that it is what was built."""
+"""Find the compiled programs of this installation, and verify that each is what was built."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Program:
 
 
 def find(name: str, folder: Path = FOLDER) -> Program | None:
-    """The program ``name`` for this machine; ``None`` when this installation has none.
+    """Return the program ``name`` for this machine; ``None`` when this installation has none.
 
-    Raises ``ProviderFailed`` for one that is not, byte for byte, what was recorded when it was built.
+    Raises ``ProviderFailed`` for one that differs from what was recorded when it was built.
     """
     path = folder / f"{name}-{platform.machine()}"
     if not path.exists():

@@ -1,8 +1,8 @@
-"""Every error class of the product, and the one value that all of them are shown as.
+"""All error classes of the product.
 
-A class owns its stable ``code`` (``room.kebab-case``, never reused, never reworded), its process
-``exit_code`` and its ``http_status``. Loading and compiling *collect* instances; running *raises*
-them. Warnings are the same values with ``severity = "warning"``.
+A class owns its stable ``code`` (``room.kebab-case``, never reused, never reworded), its process ``exit_code`` and its
+``http_status``. Loading and compiling *collect* instances; running *raises* them. Warnings are the same values with
+``severity = "warning"``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runner.core.sanitize import excerpt
 
 
 class Place(NamedTuple):
-    """Where a value stands: 1-based line and column, ``width`` columns long, ``text`` its source line."""
+    """The position of a value: 1-based line and column, ``width`` columns long, ``text`` its source line."""
 
     file: str
     line: int
@@ -30,9 +30,9 @@ class Place(NamedTuple):
 
 
 class RunnerError(Exception):
-    """What a user can act on. ``message`` is one sentence without a full stop, values in backticks.
+    """An error that a user can act on. ``message`` is one sentence without a full stop, values in backticks.
 
-    ``of_host``: this host lacks something that another may have, so that there is a plan all the same.
+    ``of_host``: this host lacks something that another host may have, so a plan is possible all the same.
     """
 
     code: ClassVar[str] = "bug.unclassified"
@@ -76,7 +76,7 @@ class Rejected(RunnerError):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """Hint text for a word that is not among ``choices``: the near miss first, else all of them."""
+    """Return a hint for a word that is not among ``choices``: the nearest one, else all of them."""
     from difflib import get_close_matches
 
     known = sorted(choices)
@@ -94,12 +94,12 @@ def leaf(error: BaseException) -> BaseException:
 
 
 def distinct(findings: Iterable[RunnerError]) -> list[RunnerError]:
-    """Findings without those that say the same of the same place, as of a document that several runs rest on."""
+    """Drop findings that repeat another's code, place and message, as of a document that several runs use."""
     return list({(finding.code, finding.at, finding.message): finding for finding in findings}.values())
 
 
 def in_order(findings: Iterable[RunnerError]) -> list[RunnerError]:
-    """Findings by file, line and column; those without a place first."""
+    """Sort findings by file, line and column; those without a place come first."""
 
     def key(finding: RunnerError) -> tuple[str, int, int]:
         return (finding.at.file, finding.at.line, finding.at.column) if finding.at else ("", 0, 0)
@@ -119,7 +119,7 @@ class PolicyError(RunnerError):
 
 
 class PlatformError(RunnerError):
-    """``passes``: the same call may succeed a little later."""
+    """A failure of the platform. ``passes``: the same call may succeed a little later."""
 
     exit_code, http_status = 4, 503
     passes: ClassVar[bool] = False
@@ -138,7 +138,7 @@ class DamagedError(RunnerError):
 
 
 class Advice(RunnerError):
-    """A finding that stops nothing; it is shown in plan, console and record."""
+    """A finding that stops nothing; it appears in plan, console and record."""
 
     exit_code, http_status = 0, 200
     severity = "warning"
@@ -376,7 +376,7 @@ class WorkspaceLost(PlatformError):
 
 
 class OutOfMemory(WorkspaceLost):
-    """The kernel killed a sandbox whole, since what ran in it took too much memory."""
+    """The kernel killed a whole sandbox that had run out of memory."""
 
     code = "provider.out-of-memory"
 
@@ -401,14 +401,14 @@ class HostRefused(PlatformError):
 
     @classmethod
     def of(cls, error: OSError) -> HostRefused:
-        """What this host would not do, such as write to a full disk."""
+        """Wrap an error of this host, such as a full disk."""
         where = f": `{excerpt(os.fsdecode(error.filename), 200)}`" if isinstance(error.filename, str | bytes) else ""
         hint = "raise the limit: `ulimit -n 1024`" if error.errno == errno.EMFILE else None
         return cls(f"{error.strerror}{where}", hint=hint)
 
     @classmethod
     def in_any(cls, error: BaseException) -> HostRefused | None:
-        """What this host would not do whoever asked for it, if that is what nurseries may have wrapped into groups."""
+        """Wrap an error of this host, also out of a group; ``None`` for any other error."""
         inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
         if isinstance(error, OSError) and error.errno in _REFUSALS:
             return cls.of(error)
@@ -749,7 +749,7 @@ class UnknownRun(NotFoundError):
 
 
 class RunExists(LeaseError):
-    """The append that would have started a run with a key that ``run`` has already."""
+    """The store already has a run, ``run``, with the key of the one that was to start."""
 
     code = "store.run-exists"
 

@@ -20,29 +20,29 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, 
 
 
 def is_name(text: str) -> bool:
-    """Whether ``text`` may name a document; also safe as a file name, label and ref component."""
+    """Tell whether ``text`` may name a document; such a name is also safe as a file name, label and ref component."""
     return NAME.fullmatch(text) is not None
 
 
 def is_object_name(text: str) -> bool:
-    """Whether ``text`` may name an object of Kubernetes: an RFC 1123 subdomain."""
+    """Tell whether ``text`` may name an object of Kubernetes: an RFC 1123 subdomain."""
     return _OBJECT.fullmatch(text) is not None
 
 
 def is_commit_id(text: str) -> bool:
-    """Whether ``text`` is a whole object id of git, of either hash."""
+    """Tell whether ``text`` is a whole object id of git, of either hash."""
     return _COMMIT.fullmatch(text) is not None
 
 
 def is_image(text: str) -> bool:
-    """Whether ``text`` may name an image of containers, or is the id of one."""
+    """Tell whether ``text`` is a name or an id of a container image."""
     return IMAGE.fullmatch(text) is not None
 
 
 def is_branch(text: str) -> bool:
-    """Whether ``text`` is plainly a branch name. Narrower than git: this is an allow-list.
+    """Tell whether ``text`` is a branch name by an allow-list that is narrower than git's.
 
-    A name that could be taken for a commit id is none, since git would check out the branch.
+    A name that looks like a commit id is refused, since git would check out the branch.
     """
     return (
         _BRANCH.fullmatch(text) is not None
@@ -56,6 +56,6 @@ def is_branch(text: str) -> bool:
 
 
 def run_id(entropy: bytes) -> str:
-    """Twelve characters out of at least eight random bytes."""
+    """Encode twelve characters from at least eight random bytes."""
     number = int.from_bytes(entropy[:8], "big") >> 4
     return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(55, -1, -5))

@@ -1,4 +1,4 @@
-"""Frozen values that more than one room speaks of. No behaviour beyond what a value knows of itself."""
+"""Frozen values that several rooms share. They know nothing beyond themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEFAULT_PROJECT = "default"  # of what belongs to no project
 
 
 class IsolationClass(IntEnum):
-    """How much stands between an agent and the host; ordered, so that a floor is a comparison."""
+    """The strength of the boundary between an agent and the host; ordered, so that a floor is a comparison."""
 
     NONE = 0
     NAMESPACES = 1
@@ -23,7 +23,7 @@ class IsolationClass(IntEnum):
 
 
 class Feature(StrEnum):
-    """What a provider may or may not be able to enforce; manifests ask, the compiler compares."""
+    """A property that a provider may enforce; manifests ask for it and the compiler compares."""
 
     CPU = "cpu"
     MEMORY = "memory"
@@ -41,7 +41,7 @@ class Feature(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource ceilings of a workspace; ``None`` means not limited by us."""
+    """Resource ceilings of a workspace; ``None`` means no limit of ours."""
 
     cpus: float | None = None
     memory_bytes: int | None = None
@@ -60,9 +60,9 @@ class Mount:
 
 @dataclass(frozen=True)
 class Checkout:
-    """What to clone. Exactly one of ``url`` and ``path`` is set; ``commit`` pins it once Facts are known.
+    """The repository to clone. Exactly one of ``url`` and ``path`` is set; ``commit`` pins it once Facts are known.
 
-    ``within`` is what a path may not lead out of, when a stranger's manifest names it.
+    A ``path`` from a stranger's manifest may not lead out of ``within``.
     """
 
     url: str | None = None
@@ -76,12 +76,11 @@ class Checkout:
 
 @dataclass(frozen=True)
 class Isolation:
-    """What was read back from inside a sandbox, never what was asked for.
+    """Isolation as read back from inside a sandbox, never as requested.
 
-    ``interfaces`` is ``None`` where the provider gives no network namespace of its own;
-    ``shared_namespaces`` names those the sandbox has in common with the host; ``capabilities`` is ``none``
-    or says which sets hold what. ``filtered`` says that commands cannot make system calls that lead past the sandbox,
-    such as sockets that reach the machine around a virtual one.
+    ``interfaces`` is ``None`` where the provider gives no network namespace of its own; ``shared_namespaces`` are those
+    shared with the host; ``capabilities`` is ``none`` or names the sets and their contents. ``filtered`` means that
+    system calls that lead past the sandbox are blocked, such as sockets that reach the machine around a virtual one.
     """
 
     isolation: IsolationClass
@@ -99,10 +98,10 @@ class Isolation:
 
 @dataclass(frozen=True)
 class SlotKey:
-    """What a workspace that is kept warm has in common with those that it can become.
+    """The properties that a warm workspace shares with the workspaces that it can become.
 
-    ``image`` is an id, ``toolchains`` are shown from the start. A ``shared`` workspace sees its project whole, and is
-    never kept warm. ``policy`` stands for all that policies say of the run, and the least isolation that it accepts.
+    ``image`` is an id; ``toolchains`` are visible from the start. A ``shared`` workspace sees its project whole, and is
+    never kept warm. ``policy`` stands for all policies of the run, and the least isolation that it accepts.
     """
 
     provider: str
@@ -115,7 +114,7 @@ class SlotKey:
 
 
 class SlotState(StrEnum):
-    """``CLAIMED`` is between the choice of a slot for a workspace and its being that workspace's."""
+    """State of a warm slot. ``CLAIMED``: chosen for a workspace, but not yet that workspace."""
 
     WARMING = "warming"
     READY = "ready"
@@ -124,7 +123,7 @@ class SlotState(StrEnum):
 
 
 class PoolMissReason(StrEnum):
-    """Why a workspace was made cold though workspaces are kept warm: what differs, or what failed."""
+    """The reason for a cold workspace although a pool exists: the property that differs, or the failure."""
 
     NO_KEEPER = "no keeper"
     EMPTY = "empty"
@@ -138,7 +137,7 @@ class PoolMissReason(StrEnum):
 
 
 class WorkspaceStatus(StrEnum):
-    """What a workspace is to those who want to use it."""
+    """State of a workspace, as its users see it."""
 
     CREATING = "creating"
     PROVISIONING = "provisioning"
@@ -151,7 +150,7 @@ class WorkspaceStatus(StrEnum):
 
 
 class Status(StrEnum):
-    """``LOST`` is never written: it is how a run looks whose runner has died before its end."""
+    """State of a run or step. ``LOST`` is never stored: it is shown for a run whose runner died."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -168,7 +167,7 @@ class Status(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a step did not succeed. The list grows with the steps that can end so."""
+    """The cause of a step's failure."""
 
     EXIT = "exit"
     TIMEOUT = "timeout"
@@ -194,7 +193,7 @@ class Reason(StrEnum):
 
 
 class StopStage(StrEnum):
-    """What was done to a command's processes to end them; ``SANDBOX`` is the whole sandbox."""
+    """A measure that ends a command's processes; ``SANDBOX`` ends the whole sandbox."""
 
     TERM = "term"
     KILL = "kill"
@@ -202,7 +201,7 @@ class StopStage(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why it was done. ``LEFT_RUNNING``: the command had ended, its descendants had not."""
+    """The cause of a stop. ``LEFT_RUNNING``: the command had ended, its descendants had not."""
 
     COMMAND_DEADLINE = "command deadline"
     STEP_DEADLINE = "step deadline"
@@ -218,7 +217,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step ended. ``message`` says it in one line; ``details`` holds all results, bad ones first."""
+    """The end of a step. ``message`` is one line; ``details`` holds all results, bad ones first."""
 
     status: Status
     reason: Reason | None = None
@@ -241,9 +240,9 @@ def failed(reason: Reason, message: str, *, details: tuple[str, ...] = ()) -> Ou
 
 @dataclass(frozen=True)
 class Budget:
-    """Ceilings of what one agent may use of models; ``None`` is none. ``turns`` counts requests that were answered.
+    """Ceilings of one agent's model usage; ``None`` means unlimited. ``turns`` counts answered requests.
 
-    The last answer may go beyond tokens and dollars; beyond dollars that are ``strict`` none can.
+    The last answer may exceed the tokens and dollars, but never dollars that are ``strict``.
     """
 
     tokens: int | None = None
@@ -254,10 +253,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Usage:
-    """What models were asked for. ``input_tokens`` counts all that was sent, ``output_tokens`` all that came back.
+    """Model usage. ``input_tokens`` counts all that was sent, ``output_tokens`` all that came back.
 
-    Of the input, ``cached_tokens`` were read from the provider's cache and ``cache_write_tokens`` put into it; of the
-    output, ``reasoning_tokens`` were not shown. ``cost_usd`` is ``None`` once a price is not known.
+    Of the input, ``cached_tokens`` were read from the provider's cache and ``cache_write_tokens`` written to it; of the
+    output, ``reasoning_tokens`` were hidden. ``cost_usd`` is ``None`` as soon as one price is unknown.
     """
 
     requests: int = 0
@@ -295,7 +294,7 @@ class CommandStatus(StrEnum):
 
 @dataclass(frozen=True)
 class Command:
-    """A shell command that an agent asked for, as its CLI tells it; ``exit`` is ``None`` where that does not say."""
+    """A shell command that an agent asked for, as reported by its CLI; ``exit`` is ``None`` if not reported."""
 
     text: str
     exit: int | None = None
@@ -303,7 +302,7 @@ class Command:
 
 
 class CheckKind(StrEnum):
-    """What verify looks at."""
+    """The subject of a check of verify."""
 
     REPORT = "report"
     SECTION = "section"
@@ -316,9 +315,9 @@ class CheckKind(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was verified: ``what`` is the same in every run, ``found`` is what was so in this one.
+    """One verified fact: ``what`` is the same in every run, ``found`` is the finding of this one.
 
-    ``size_bytes`` is of a report that was there.
+    ``size_bytes`` is set for a report that exists.
     """
 
     kind: CheckKind
@@ -354,7 +353,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a process ended. Neither code nor signal: ``unknown``, which is never taken for success."""
+    """The end of a process. Without code and signal it is unknown, which never counts as success."""
 
     code: int | None = None
     signal: int | None = None
@@ -394,7 +393,7 @@ class Handle:
 
     @property
     def slot(self) -> str | None:
-        """What the workspace was in a warm pool, which its places are named after; ``None`` for any other."""
+        """The id that the workspace had in a warm pool, and its directories are named after; ``None`` for any other."""
         return self.private.name if self.private.name != self.id else None
 
 
@@ -419,7 +418,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Fence:
-    """What a holder shows with everything that it writes: its lease, and the number that it was given."""
+    """Proof of a lease that goes with every write of its holder: the lease and its fencing number."""
 
     workspace: str
     lease: str
@@ -428,7 +427,7 @@ class Fence:
 
 @dataclass(frozen=True)
 class ClockReference:
-    """How this host's wall clock stands to its time since boot: ``offset`` is their difference in microseconds."""
+    """The wall clock of this host relative to its boot: ``offset`` is the difference in microseconds."""
 
     boot: str
     offset: int
@@ -438,8 +437,8 @@ class ClockReference:
 class SavedWork:
     """Proof that work was saved before teardown. ``patch`` is relative to the run's directory.
 
-    ``withheld`` means that policy was broken: the patch leaves out the offending files and nothing
-    was published. ``outputs`` are the files of ``/output`` where a person finds them.
+    ``withheld`` means that policy was broken: the patch leaves out the offending files and nothing was published.
+    ``outputs`` are the delivered files of ``/output``.
     """
 
     commit: str | None

@@ -14,12 +14,12 @@ _MAX_PARENTS = 3  # directories between a program and its package's own at most
 
 
 def find_program(folders: Iterable[str], name: str) -> Path | None:
-    """The first program of that name in the folders."""
+    """Return the first program of that name in the folders."""
     return next((Path(at) for folder in folders if os.access(at := f"{folder}/{name}", os.X_OK)), None)
 
 
 def installed_version(program: Path, package: str) -> str:
-    """The version of an npm package that has a program; empty when another, or none, has it."""
+    """Return the version of the npm package that a program belongs to; empty when it belongs to another, or none."""
     for folder in list(program.resolve().parents)[:_MAX_PARENTS]:
         found = _json_of(folder / "package.json")
         if found.get("name") == package:
@@ -28,7 +28,7 @@ def installed_version(program: Path, package: str) -> str:
 
 
 def pinned_version(package: str) -> str:
-    """The version of a package that this runner is tested with."""
+    """Return the version of a package that this runner is tested with."""
     return str(_json_of(shipped("runners") / "image" / "package.json")["dependencies"][package])
 
 

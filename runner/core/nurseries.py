@@ -13,7 +13,7 @@ from runner.core.errors import HostRefused, RunnerError, leaf
 
 @asynccontextmanager
 async def open_services() -> AsyncIterator[trio.Nursery]:
-    """A nursery whose tasks are cancelled when the block ends; what the block raises comes out as it is, no group."""
+    """Open a nursery that is cancelled when the block ends; errors of the block come out ungrouped."""
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         try:
@@ -31,7 +31,7 @@ async def open_services() -> AsyncIterator[trio.Nursery]:
 
 @asynccontextmanager
 async def stoppable() -> AsyncIterator[None]:
-    """Signals end the block with ``KeyboardInterrupt``, in no group: no command in it lives on without its runner."""
+    """End the block with an ungrouped ``KeyboardInterrupt`` on a signal, so no command in it outlives the runner."""
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     with trio.open_signal_receiver(*ending) as received, trio.CancelScope() as scope:
         async with open_services() as services:

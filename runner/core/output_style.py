@@ -1,4 +1,4 @@
-"""How the environment wants things printed. Apart from the settings, since every start of the command asks for it."""
+"""The style of output that the environment asks for. Apart from the settings, since every start needs it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 
 class Manners(NamedTuple):
-    """How the environment wants things printed. ``obeyed``: by a CI that takes some lines as commands; ``annotates``:
-    it is GitHub Actions, and gets such lines of ours."""
+    """Output style. ``obeyed``: a CI interprets some lines as commands; ``annotates``: it is GitHub Actions."""
 
     redraw: bool = True
     colour: bool = True
@@ -22,13 +21,13 @@ _OBEYING = ("GITHUB_ACTIONS", "TF_BUILD", "TEAMCITY_VERSION")  # the second is A
 
 
 def in_ci(env: Mapping[str, str] | None = None) -> bool:
-    """Whether a CI says that it is one; by default to this process."""
+    """Tell whether an environment, by default this process's, is that of a CI."""
     env = os.environ if env is None else env  # noqa: TID251  # the other place
     return any(env.get(name, "").lower() not in ("", "0", "false") for name in _CI)
 
 
 def manners(env: Mapping[str, str] | None = None) -> Manners:
-    """Of an environment; by default that of this process."""
+    """Read the output style from an environment, by default this process's."""
     env = os.environ if env is None else env  # noqa: TID251  # the other place
     capable = env.get("TERM", "dumb") != "dumb"
     obeying = {name for name in _OBEYING if env.get(name, "").lower() not in ("", "0", "false")}

@@ -13,7 +13,7 @@ from runner.core.errors import UnknownPlugin, nearest
 
 @cache
 def names(room: ModuleType) -> Sequence[str]:
-    """Plug-ins in a room, sorted, without importing any of them; pkgutil would import ``inspect`` for it."""
+    """List the plug-ins of a room without importing them; pkgutil would import ``inspect`` for it."""
     found = (entry for folder in room.__path__ for entry in os.scandir(folder) if not entry.name.startswith(("_", ".")))
     modules = (entry.name.removesuffix(".py") for entry in found if entry.name.endswith(".py") or _is_package(entry))
     return tuple(sorted(modules))

@@ -1,1 +1,1 @@
-"""Carrying plans out on trio: order, phases, deadlines, outcomes. Knows ports, not adapters."""
+"""Executes plans on trio: order, phases, deadlines, outcomes. Knows ports, not adapters."""

@@ -1,4 +1,4 @@
-"""Running a graph: each node as soon as what it needs has ended."""
+"""Execute a graph: each node as soon as everything that it needs has ended."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ RunStep = Callable[[str], Awaitable[None]]
 
 
 async def execute(graph: Graph, run_step: RunStep) -> None:
-    """Run every node once all that it needs has ended, each edge looked at once.
+    """Run every node once all of its needs have ended, in one pass over the edges.
 
-    Nodes that may begin at once begin in the graph's order, up to what ``run_step`` waits for first.
-    Cancelling this call cancels the running nodes. A node that raises is an infrastructure error: it
-    cancels the others and propagates. Skipping by the outcomes of needs is ``run_step``'s decision.
+    Nodes that are ready together start in the graph's order. Cancelling this call cancels the running nodes. A node
+    that raises is an infrastructure error: it cancels the others and propagates. ``run_step`` decides whether a node is
+    skipped because of its needs.
     """
     waiting = graph.indegrees  # needs that have not ended
     followers = graph.followers
@@ -26,7 +26,7 @@ async def execute(graph: Graph, run_step: RunStep) -> None:
     async with trio.open_nursery() as nursery:
 
         async def run() -> None:
-            """Tasks begin in any order, so none is started for a node: each takes the first that is ready."""
+            """Run the first ready node, not a given one: trio starts tasks in any order."""
             while True:  # one follower goes on in this task: a chain costs no task a step
                 name = ready.popleft()
                 await run_step(name)

@@ -1,8 +1,8 @@
-"""Who keeps workspaces warm: makes slots, gives each to one who asks, replaces it, and ends what is too many or dead.
+"""The warm pool's keeper: creates slots, hands them out, replaces them, and ends those that are dead or too many.
 
-A slot's row is durable before anything of the slot is made, and goes when nothing of it is left or when it has become
-somebody's workspace. Each slot has a task of its own, in which its sandbox is open. There is one keeper of a store at
-a time, which its caller sees to; so whatever slots a keeper finds at its start are a dead one's, see ``clear``.
+A slot's row is written before anything of the slot is created, and removed when nothing of it is left or when it has
+become a workspace. Each slot has a task that holds its sandbox open. The caller ensures that a store has one keeper at
+a time; slots that exist when a keeper starts belong to a dead one, see ``clear``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Deliver = Callable[[Handle, SandboxHandoff], Awaitable[bool]]
 
 @dataclass(eq=False)
 class _Kept:
-    """One slot and its task. ``left`` is set when the task has nothing to do with the sandbox any more.
+    """A slot and its task. ``left`` is set when the task no longer touches the sandbox.
 
     ``assigned`` is the workspace that it has become.
     """
@@ -50,9 +50,10 @@ class _Kept:
 
 
 class Keeper:
-    """``tell`` hears of what went wrong and is tried again. ``name`` is for whoever looks at the rows.
+    """Keeps the pools of a store filled. ``tell`` hears of errors that are retried; ``name`` identifies the keeper in
+    rows.
 
-    It looks every ``look`` seconds at how many slots are wanted.
+    Every ``look`` seconds it compares the slots with the wanted sizes.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Keeper:
         self._woken = trio.Event()
 
     async def run(self) -> None:
-        """Keep as many slots as the store says, until this is cancelled; then every slot that is nobody's is ended."""
+        """Keep as many slots as the store says until cancelled; then end every slot that nobody has claimed."""
         async with trio.open_nursery() as nursery:
             while True:
                 self._woken = trio.Event()
@@ -88,7 +89,7 @@ class Keeper:
                     await self._woken.wait()
 
     async def _look(self, nursery: trio.Nursery) -> float:
-        """Change what is to be changed; seconds until something is due again."""
+        """Create and end slots as wanted. Returns the seconds until something is due again."""
         pools = {pool.name: pool for pool in await self._store.pools()}
         self._keys = {name: pool.key for name, pool in pools.items() if pool.size}
         sizes = {name: pool.size for name, pool in pools.items()}
@@ -109,7 +110,7 @@ class Keeper:
         return self._pause if change.again is None else (change.again - now) / 1e6
 
     async def _keep(self, kept: _Kept) -> None:
-        """One slot from its making to its end, or to its being somebody's."""
+        """Run one slot until it is claimed or ended."""
         try:
             with kept.scope:
                 await self._warm(kept)
@@ -140,7 +141,7 @@ class Keeper:
                 kept.handoff = kept.slot.detach()
 
     async def _end(self, kept: _Kept, *, given: bool = False) -> None:
-        """Forget a slot, and unless it was given away remove all that there is of it; the row stays if that fails."""
+        """Forget a slot and, unless it was given away, remove all of it; the row stays if that fails."""
         provider, row = self._provider(kept.key.provider), kept.row
         self._kept.pop(row.id, None)
         if kept.handoff is not None:
@@ -156,9 +157,9 @@ class Keeper:
             self._woken.set()
 
     async def claim(self, key: SlotKey, request: WorkspaceRequest, deliver: Deliver) -> PoolMissReason | None:
-        """Let a slot be the workspace that is asked for, or say why none can be.
+        """Turn a slot into the requested workspace, or return why none can be.
 
-        ``deliver`` brings the sandbox to whoever asks, once nobody else has it, and says whether it has arrived; if
+        ``deliver`` brings the sandbox to the requester once nobody else has it, and returns whether it has arrived; if
         not, the workspace is removed, and there was no miss. Cancelling does so as well.
         """
         died = False
@@ -169,7 +170,7 @@ class Keeper:
         return PoolMissReason.DEAD if died else why_missed(key, self._keys.values())
 
     def _take(self, pool: str) -> _Kept | None:
-        """A slot that nobody else gets any more."""
+        """Reserve a ready slot of a pool."""
         for kept in self._kept.values():
             if kept.row.pool == pool and kept.row.state is SlotState.READY:
                 kept.become(SlotState.CLAIMED)
@@ -177,7 +178,8 @@ class Keeper:
         return None
 
     async def _is_given(self, kept: _Kept, request: WorkspaceRequest, deliver: Deliver) -> bool:
-        """Whether a slot was made the workspace that is asked for; else, or if it has not arrived, it is ended."""
+        """Assign a slot to the requested workspace and deliver it. Returns whether it was assigned; if it did not
+        arrive, it is ended."""
         assert kept.slot is not None
         assert kept.handle is not None
         arrived = False
@@ -217,9 +219,9 @@ class Keeper:
 
 
 async def clear(store: Store, providers: Sequence[Provider], *, dry_run: bool = False) -> dict[str, str | None]:
-    """End the slots that a dead keeper has left; those that were, with the reason for one of which something stays.
+    """End the slots of a dead keeper. Returns each with ``None``, or with the reason for which something remains.
 
-    What had become a workspace by then is whose that is.
+    A slot that had become a workspace is left to the owner of that.
     """
     found: dict[str, str | None] = {}
     taken = {row.slot for row in await store.workspaces()}

@@ -1,8 +1,8 @@
-"""Ending a run whose runner has died, from its journal alone: nothing of it is run again.
+"""End a run whose runner has died, from its journal alone. No step of it runs again.
 
-Every part can be killed and done again. What was made outside the store is found by the intents in the journal;
-an effect is struck off only after its absence. First what runs is ended, then the work is saved as the run's own
-plan says, then everything is removed, and the terminal event comes last. The caller holds the run.
+Each part can be killed and repeated. Resources outside the store are found by the intents in the journal, and struck
+off only after their absence was checked. First the processes are ended, then the work is saved by the run's own plan,
+then everything is removed, and the terminal event comes last. The caller holds the run's lock.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ KILLED = Outcome(Status.UNKNOWN, Reason.UNKNOWN, "its runner died while it ran")
 
 @dataclass(frozen=True)
 class Saving:
-    """What of a plan saving needs. ``inputs`` are the incident's files in the tree, ``base`` is the cloned commit.
+    """The parts of a plan that saving needs. ``inputs`` are the incident's files in the tree, ``base`` the cloned
+    commit.
 
-    ``base`` is ``None`` without a checkout, and when files that were not committed came with it. ``secrets`` are the
-    names of those that each step got; nobody knows their values any more.
+    ``base`` is ``None`` without a checkout, and when uncommitted files came with it. ``secrets`` are the names of those
+    that each step got; their values are not known any more.
     """
 
     plan: RunPlan
@@ -52,8 +53,8 @@ class Saving:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What became of a lost run, or would: ``kept`` is evidence, ``left`` is what could not be removed and why,
-    ``outputs`` are the files that its agent had put out, where people find them."""
+    """The result of recovering a run, or a forecast of it. ``kept`` is evidence, ``left`` is what could not be removed
+    and why, ``outputs`` are the delivered files of its agent."""
 
     run: str
     name: str
@@ -66,7 +67,7 @@ class Recovered:
 
 
 def saving_of(document: Mapping[str, Any]) -> Saving:
-    """Of a ``plan.json``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for one that another version wrote."""
+    """Read a ``plan.json``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for that of another version."""
     (run,) = document["runs"]
     bodies = {step["kind"]: step["body"] for step in run["steps"]}
     clone, provision = bodies.get("clone"), bodies["provision"]
@@ -109,7 +110,7 @@ def _policy(written: Mapping[str, Any]) -> PolicySpec:
 
 
 def has_work(record: RunRecord) -> bool:
-    """Whether there may be work that nobody has saved: the agent's tree was complete, so steps may have run in it."""
+    """Tell whether there may be unsaved work: the agent's tree was complete, so steps may have run in it."""
     if record.saved_work is not None:
         return False
     kinds = {step.kind: step.status for step in record.steps.values()}
@@ -117,7 +118,7 @@ def has_work(record: RunRecord) -> bool:
 
 
 def belongings(record: RunRecord, paths: RunPaths) -> list[Path]:
-    """What of a run is removed with it, as far as it is there: temporary directories, and a repository without work."""
+    """List the files that are removed with a run: temporary directories, and a repository without work."""
     found = [*paths.home.glob(f"tmp/{record.id}-*"), *paths.home.glob(f"sandboxes/.{record.id}-*.part")]
     kept = record.snapshot is not None or (record.saved_work is not None and record.saved_work.commit is not None)
     if kept:
@@ -128,20 +129,20 @@ def belongings(record: RunRecord, paths: RunPaths) -> list[Path]:
 
 
 def unsaved(record: RunRecord) -> bool:
-    """Whether there is a workspace with work in it that is nowhere else."""
+    """Tell whether a workspace holds work that exists nowhere else."""
     return has_work(record) and any(kind == "workspace" for kind, _ in record.resources)
 
 
 async def recover(
     record: RunRecord, saving: Saving | str, *, paths: RunPaths, deps: RunDependencies, append: Append
 ) -> Recovered:
-    """End a run that has lost its runner, and return what became of it.
+    """End a run that has lost its runner.
 
-    Of one that has ended, what was kept or left then is saved and removed now; it does not end again.
+    Of a run that had ended, save and remove what was left then; it does not end again.
 
-    ``saving`` may be the reason why its work cannot be saved by its plan; then its tree is kept.
-    Nothing is done while another than the run, or a recovery of it, has the workspace's lease and it is live.
-    Raises what the store raises. Cancelling leaves the rest for the next time.
+    ``saving`` may be the reason why its work cannot be saved by its plan; then its tree is kept. Nothing is done while
+    anyone but the run, or a recovery of it, holds the workspace's live lease. Raises what the store raises. Cancelling
+    leaves the rest for the next time.
     """
     ending = _Ending(record, saving, paths, deps, append)
     await ending.temporary()
@@ -169,8 +170,6 @@ def _because(record: RunRecord) -> str:
 
 
 class _Ending:
-    """The ending of one run."""
-
     def __init__(
         self, record: RunRecord, saving: Saving | str, paths: RunPaths, deps: RunDependencies, append: Append
     ) -> None:
@@ -209,16 +208,16 @@ class _Ending:
         )
 
     async def temporary(self) -> None:
-        """Remove what nobody misses, before anything is written: the disk may be full of it."""
+        """Remove temporary files before anything is written, since the disk may be full of them."""
         for path in sorted(self._paths.home.glob(f"tmp/{self._record.id}-*")):
             if await trio.to_thread.run_sync(remove, path) is None:
                 self._removed.append(str(path))
 
     async def lease(self) -> None:
-        """Take the lease, if there is anything that needs it or that has it.
+        """Acquire the lease, if anything needs it or has it.
 
-        Also from the run itself or another recovery of it: these are dead, for the caller holds it. Raises
-        ``LeaseHeld``.
+        A lease of the run itself, or of another recovery of it, is taken by force: its holder is dead, since the caller
+        holds the run's lock. Raises ``LeaseHeld``.
         """
         row = await self._deps.lease(self.lease_holder.workspace)
         if row.id or any(kind in ("lease", "workspace") for kind, _ in self._record.resources):
@@ -226,7 +225,7 @@ class _Ending:
             await self.lease_holder.acquire(self.emit, forced=dead)
 
     async def keep_lease(self) -> None:
-        """Refresh it while it is had: a large tree takes long to save. Once it is lost, nothing can be written."""
+        """Refresh the lease while a large tree is saved. Once it is lost, nothing can be written."""
 
         async def write(*events: ev.Event) -> None:
             for recorded in await self._append(self._record.id, events, self.lease_holder.fence):
@@ -238,7 +237,7 @@ class _Ending:
         await renew_until_released(self.lease_holder, write, margin=0, warn=warn)
 
     async def workspace(self, name: str, place: str) -> None:
-        """End what runs in a workspace, save its work, and remove it; unless the work could not be saved."""
+        """End what runs in a workspace, save its work, and remove it unless the work could not be saved."""
         try:
             await self._workspace(name, place)
         except* (RunnerError, OSError) as group:
@@ -317,12 +316,12 @@ class _Ending:
             return await save(saving.body if latest else replace(saving.body, incident=None), run)
 
     async def _emit_news(self, *events: ev.Event) -> None:
-        """All but violations that a step before has found."""
+        """Emit all but violations that the journal has already."""
         known = set(self._record.violations)
         await self.emit(*(e for e in events if not (isinstance(e, ev.ViolationsFound) and known >= {*e.violations})))
 
     async def remove_own_paths(self) -> None:
-        """Remove what is the runner's own, and strike off the checkout."""
+        """Remove the run's own files, and strike off the checkout."""
         for path in belongings(self._record, self._paths):
             left = await trio.to_thread.run_sync(remove, path)
             if left:
@@ -340,7 +339,7 @@ async def _tear_down(provider: Provider, handle: Handle) -> Outcome:
 
 
 def remove(path: Path) -> str | None:
-    """Remove a tree or a file; why not, when something of it stays."""
+    """Remove a tree or a file. Returns the reason when something of it remains."""
     try:
         if path.is_dir() and not path.is_symlink():
             return next(iter(trees.remove(path)), None)

@@ -1,7 +1,7 @@
 """One run: work under its deadline, then finalize under a budget of its own, each step an outcome.
 
-The two phases are siblings. Finalize begins after work has ended, for whatever reason, so no shield is
-needed inside work; sandboxes and their services live in a nursery around both.
+Finalize begins after work has ended, for whatever reason. The two phases are siblings, so work needs no shield;
+sandboxes and their services live in a nursery around both.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ Append = Callable[[str, Sequence[ev.Event], Fence | None], Awaitable[Sequence[ev
 
 
 class Uncopied(OSError):
-    """This host did not take what an ``Append`` tells others of events; ``recorded`` are durable all the same."""
+    """The host refused the copies that an ``Append`` writes beside the store; ``recorded`` are stored all the same."""
 
     recorded: Sequence[ev.Recorded] = ()
 
 
 @dataclass
 class RunCancellation:
-    """How a signal reaches a run: the first ends its work, the second its finalize phase and its sandboxes.
+    """Cancels a run: the first signal ends its work, the second its finalize phase and its sandboxes.
 
-    A command that is being stopped has its grace only as long as its sandbox is open. Sandboxes have half of the
-    stop budget, so that the other half is left to save and tear down, whatever ignores TERM.
+    A command that is being stopped has its grace only as long as its sandbox is open. Sandboxes have half of the stop
+    budget, so that the other half is left to save and tear down, whatever ignores TERM.
     """
 
     stop_budget_seconds: float
@@ -78,14 +78,14 @@ class RunCancellation:
             self.sandboxes.cancel()
 
     def on_lease_lost(self, why: str | None = None) -> None:
-        """Somebody else may have the workspace soon: end the work while that is still ours to do."""
+        """End the work before somebody else can have the workspace."""
         if self.lease_lost_at is None:
             self.lease_lost_at, self.lease_lost_reason = trio.current_time(), why
             self.work.cancel()
             self.start_stop_budget(self.lease_lost_at)
 
     def start_stop_budget(self, ended: float) -> None:
-        """Let the stop budget begin at ``ended``, unless it has begun already."""
+        """Start the stop budget at ``ended``, unless it has started already."""
         self.finalize.deadline = min(self.finalize.deadline, ended + self.stop_budget_seconds)
         self.sandboxes.deadline = min(self.sandboxes.deadline, ended + self.stop_budget_seconds / 2)
 
@@ -107,14 +107,15 @@ async def execute_run(
 ) -> RunRecord:
     """Run one run to its one terminal event and return its record.
 
-    ``secrets`` are those that its steps name; ``deps.redact`` and ``append`` know them already. ``warnings`` are what
-    is known before it starts.
-    With a ``resumption`` it goes on with what an earlier run kept; the steps that are reused there are not performed.
-    Raises ``RunExists`` when the store has a run of this name and ``key``; then nothing was started. Raises
-    ``RunOver`` when somebody else has taken its workspace over and has ended the run.
+    ``secrets`` are those that its steps name; ``deps.redact`` and ``append`` know them already. ``warnings`` are
+    recorded at its start. With a ``resumption`` it continues the work of an earlier run, and does not perform the steps
+    that it reuses.
 
-    ``control`` is the only way to cancel it; cancelling the caller's scope ends work as well and still
-    finalizes, within the run's stop budget. A bug in a step propagates after that.
+    Raises ``RunExists`` when the store has a run of this name and ``key``; then nothing was started. Raises ``RunOver``
+    when somebody else has taken its workspace over and has ended the run.
+
+    Cancel it by ``control`` only. Cancelling the caller's scope ends work as well, and finalize still runs within the
+    stop budget. A bug in a step propagates after that.
     """
     record = RunRecord(id)
     lease_holder = LeaseHolder(record.workspace, f"run {id}", deps.lease)
@@ -174,7 +175,7 @@ _LOST = failed(Reason.LEASE, "its workspace was taken over by another")
 
 @dataclass
 class _Journal:
-    """What one run writes, and the record that it adds up to."""
+    """Writes the events of one run and folds them into its record."""
 
     record: RunRecord
     append: Append
@@ -182,7 +183,7 @@ class _Journal:
     lease_holder: LeaseHolder
 
     async def write(self, *events: ev.Event, fence: Fence | None = None) -> None:
-        """Shielded: a step that was cancelled still says so, and the store bounds its own waiting."""
+        """Append events, shielded: a cancelled step still reports its end, and the store bounds its own waiting."""
         with trio.CancelScope(shield=True):
             try:
                 written = await self.append(self.record.id, events, fence)
@@ -196,10 +197,10 @@ class _Journal:
             fold(self.record, recorded)
 
     async def emit(self, *events: ev.Event) -> None:
-        """``write`` behind the lease's fence.
+        """Append events behind the lease's fence.
 
-        A refusal means that the holder was away for longer than its lease: whatever runs is ended. What has happened
-        meanwhile is written all the same if nobody else has had the workspace since. Raises ``LeaseLost`` if so.
+        A refusal means that the holder was away for longer than its lease: whatever runs is ended. The events are
+        written all the same if nobody else has had the workspace since, else ``LeaseLost`` is raised.
         """
         fence = self.lease_holder.fence
         with trio.CancelScope(shield=True):
@@ -237,7 +238,7 @@ async def record_skipped_run(
     rehearsal: str | None = None,
     manifests: str | None = None,
 ) -> RunRecord:
-    """Record a run that is not started, with the reason; it counts as failed."""
+    """Record a run that does not start, with the reason; it counts as failed."""
     record = RunRecord(id)
     kinds = {step.id: step.kind for step in plan.steps}
     events = (
@@ -288,7 +289,7 @@ async def _finalize(phase: _PhaseRunner) -> None:
 
 
 def _overdue_hooks(plan: RunPlan, record: RunRecord) -> list[Step]:
-    """What should follow an agent that has begun, and has not."""
+    """List the steps that should have followed an agent that has started, and have not."""
     overdue: dict[str, Step] = {}
     for step in plan.phase("work"):
         begun = all(need in overdue or record.steps[need].started is not None for need in step.needs)
@@ -302,7 +303,7 @@ _OF_PLACE = (Reason.PLATFORM, Reason.SETUP, Reason.TIMEOUT, Reason.OOM, Reason.U
 
 @dataclass
 class _PhaseRunner:
-    """Performs steps of one run, deciding on skipping by the outcomes of needs."""
+    """Performs the steps of one phase, and skips those whose needs did not succeed."""
 
     run: RunContext
     record: RunRecord
@@ -328,20 +329,20 @@ class _PhaseRunner:
             await self.run.emit()
 
     def _outcome(self, name: str) -> Outcome | None:
-        """How a step has ended, if it has."""
+        """Return the outcome of a step that has ended."""
         told = (
             event.outcome for event in self.run.pending_events if isinstance(event, ev.StepEnded) and event.step == name
         )
         return next(told, self.record.steps[name].outcome)
 
     async def _step(self, step: Step) -> None:
-        """Perform a step; if that shows that its provider cannot do it, with all before it on the next of the chain.
+        """Perform a step; when its provider turns out unable, repeat the steps up to it on the next of the chain.
 
-        A workspace is fallen back from when making, cloning or setup failed in it, or no sandbox could be opened for
-        the agent, and each provider is tried once. A setup command that exits with an error counts, with
-        ``on_failure: fail``: whether it is wrong or lacks something in this place cannot be told from outside, nothing
-        that it did is kept, and the configuration document names it. What would be the same everywhere does not, such
-        as policy; nor does what ended because somebody or the run's deadline wanted it.
+        The run falls back when making, cloning or setup failed, or when no sandbox could be opened for the agent; each
+        provider is tried once. A setup command that exits with an error counts, with ``on_failure: fail``: nobody can
+        tell from outside whether it is wrong or lacks something on this provider, and nothing that it did is kept. A
+        failure that would be the same everywhere does not count, such as policy; nor does an end by a signal or the
+        run's deadline.
         """
         await self._attempt(step)
         if not step.repeated_on_fallback:
@@ -358,7 +359,7 @@ class _PhaseRunner:
             await self._tell()
 
     def _fallen(self, steps: Sequence[Step]) -> tuple[str, Outcome] | None:
-        """The first of some steps that has failed, and how, if another workspace may be better."""
+        """Return the first failed step and its outcome, if another provider may do better."""
         run = self.run
         if run.agent_started or run.provider is None or self.control.work.cancel_called:
             return None
@@ -381,7 +382,7 @@ class _PhaseRunner:
         self.run.current_step = current_step = CurrentStep(step.id, stops.explain)
         try:
             with trio.CancelScope(deadline=min(stops.own, stops.outer)) as scope:
-                work = _take_over(step, self.run, reused[0].from_run) if reused else _perform(step, self.run)
+                work = _restore(step, self.run, reused[0].from_run) if reused else _perform(step, self.run)
                 outcome = await self._within_disk(stops, scope, work)
         except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
             outcome = _broken(group, end_unknown=current_step.end_unknown)
@@ -393,7 +394,7 @@ class _PhaseRunner:
             self.run.pending_events.append(ev.StepEnded(step.id, outcome or stops.outcome(current_step.awaited)))
 
     async def _within_disk(self, stops: _StopCauses, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
-        """Do a step's work; cancel its scope when its workspace outgrows a limit that the provider does not keep."""
+        """Perform a step, and cancel it when its workspace exceeds a disk limit that the provider does not enforce."""
         paths, limit = watched(self.run, stops.step.kind), self.run.plan.limits.disk_bytes or 0
         if not paths:
             return await work
@@ -423,10 +424,11 @@ class _PhaseRunner:
 
 @dataclass
 class _StopCauses:
-    """What may stop one step and when, in trio time: its ``own`` deadline, its phase's (``outer``), a signal, its disk.
+    """The moments that may stop one step, in trio time: its ``own`` deadline, its phase's (``outer``), a signal, its
+    disk.
 
-    Asked of the clock, since several scopes may have expired by now: the earliest is why, whatever came while the
-    step was ending.
+    The clock decides, since several scopes may have expired by now: the earliest moment is the cause, whatever came
+    while the step was ending.
     """
 
     step: Step
@@ -438,7 +440,7 @@ class _StopCauses:
     overfull: str = ""  # in words
 
     def explain(self, stage: StopStage, command: float) -> ev.StopStageReached:
-        """The event of a stage of ending this step's command, whose own deadline is ``command``."""
+        """Build the event of a stop stage for this step's command, whose own deadline is ``command``."""
         sandboxes = self.control.sandboxes
         if stage is StopStage.TERM:
             grace = min(STOP_GRACE, max(0.0, sandboxes.deadline - trio.current_time()))
@@ -451,7 +453,7 @@ class _StopCauses:
         )
 
     def outcome(self, awaited: str = "") -> Outcome:
-        """Of the step, once it was stopped; ``awaited`` says what it was waiting for then."""
+        """Return the outcome of the stopped step; ``awaited`` says what it was waiting for."""
         because = f": {awaited}" if awaited else ""
         match self._reason():
             case StopReason.STEP_DEADLINE:
@@ -517,15 +519,15 @@ async def _perform(step: Step, run: RunContext) -> Outcome:
     return outcome
 
 
-async def _take_over(step: Step, run: RunContext, of: str) -> Outcome:
+async def _restore(step: Step, run: RunContext, of: str) -> Outcome:
     module = import_module(f"runner.steps.{step.kind}.run")
-    if hasattr(module, "take_over"):
-        await module.take_over(step.body, run)
+    if hasattr(module, "restore"):
+        await module.restore(step.body, run)
     return succeeded(f"as in run {of}")
 
 
 def _verdict(record: RunRecord, control: RunCancellation) -> Outcome:
-    """The run's outcome: the first step that went wrong decides, and a signal says why."""
+    """Return the run's outcome: the first step that failed decides, unless a signal or a lost lease ended the run."""
     if control.requested_at is not None:
         return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal")
     if control.lease_lost_at is not None:
@@ -541,7 +543,7 @@ def _verdict(record: RunRecord, control: RunCancellation) -> Outcome:
 
 
 def exit_code(outcome: Outcome) -> int:
-    """The process's exit code for a run's outcome."""
+    """Return the process's exit code for a run's outcome."""
     match outcome.reason:
         case None:
             return 0

@@ -166,7 +166,7 @@ class CurrentStep:
 @dataclass
 class Sandbox:
     workspace: Workspace
-    shape: object
+    mount_plan: object
     closing: trio.Event = field(default_factory=trio.Event)
     closed: trio.Event = field(default_factory=trio.Event)
     failure: PlatformError | None = None
@@ -295,39 +295,39 @@ class RunContext:
 
     # --- sandboxes ---
 
-    async def open(self, shape: MountPlan) -> Workspace:
+    async def open(self, mount_plan: MountPlan) -> Workspace:
         """The sandbox for ordinary steps; the one that is open when it has this shape, else a new one."""
-        if self._sandbox is not None and self._sandbox.shape == shape and not self._sandbox.closing.is_set():
+        if self._sandbox is not None and self._sandbox.mount_plan == mount_plan and not self._sandbox.closing.is_set():
             return self._sandbox.workspace
         _, handle = self.require()
         protects = self.probe is not None and self.probe.enforces(Feature.PROTECTED_PATHS)
-        inputs = shape.inputs if protects else ()  # copies anyway, so a provider that cannot is no danger to them
-        if shape.protected and not self.protected:
-            look = partial(digests, handle.tree, shape.protected, checkpoint=trio.from_thread.check_cancelled)
+        inputs = mount_plan.inputs if protects else ()  # copies anyway, so a provider that cannot is no danger to them
+        if mount_plan.protected and not self.protected:
+            look = partial(digests, handle.tree, mount_plan.protected, checkpoint=trio.from_thread.check_cancelled)
             self.protected = await trio.to_thread.run_sync(look)
             await self.emit(ev.ProtectedPathsHashed(self.protected))
-        for shown, name in ((shape.incident, "incident"), (shape.cluster, "kube")):
+        for shown, name in ((mount_plan.incident, "incident"), (mount_plan.cluster, "kube")):
             if shown:  # an incident may have no files, and a kubeconfig comes later
                 (handle.private / name).mkdir(mode=0o755, exist_ok=True)
-        mounts = shape.mounts(handle.private)
-        spec = replace(shape.sandbox_spec, mounts=mounts, protected=(*shape.protected, *inputs))
-        return await self.open_as(spec, shape)
+        mounts = mount_plan.mounts(handle.private)
+        spec = replace(mount_plan.sandbox_spec, mounts=mounts, protected=(*mount_plan.protected, *inputs))
+        return await self.open_as(spec, mount_plan)
 
-    async def open_as(self, spec: SandboxSpec, shape: object) -> Workspace:
+    async def open_as(self, spec: SandboxSpec, mount_plan: object) -> Workspace:
         """Close what is open and start a sandbox on the run's workspace."""
         await self.close()
         self.lease_holder.require()
-        start = partial(self._services.start, self._keep, spec, shape)
+        start = partial(self._services.start, self._keep, spec, mount_plan)
         sandbox: Sandbox = await self.retry("starting the sandbox", start)
         self._sandbox = sandbox
         return sandbox.workspace
 
-    async def _keep(self, spec: SandboxSpec, shape: object, task_status: trio.TaskStatus[Sandbox]) -> None:
+    async def _keep(self, spec: SandboxSpec, mount_plan: object, task_status: trio.TaskStatus[Sandbox]) -> None:
         provider, handle = self.require()
         sandbox: Sandbox | None = None
         try:
             async with provider.open(handle, spec) as workspace:
-                sandbox = Sandbox(workspace, shape)
+                sandbox = Sandbox(workspace, mount_plan)
                 task_status.started(sandbox)
                 await sandbox.closing.wait()
         except PlatformError as error:
@@ -400,7 +400,11 @@ class RunContext:
         }
         if "incident" in self.plan.values:
             variables["RUNNER_INCIDENT"] = paths.incident
-        if self._sandbox is not None and isinstance(self._sandbox.shape, MountPlan) and self._sandbox.shape.cluster:
+        if (
+            self._sandbox is not None
+            and isinstance(self._sandbox.mount_plan, MountPlan)
+            and self._sandbox.mount_plan.cluster
+        ):
             variables["KUBECONFIG"] = f"{paths.kube}/config"
         return variables
 

@@ -69,18 +69,18 @@ def agents_file(spec: RunSpec, facts: Facts) -> ContextFile | None:
     return facts.files.get(f"{spec.name}/agents", {}).get(AGENTS_FILE)
 
 
-def planned_mounts(shape: MountPlan, spec: RunSpec) -> tuple[PlannedMount, ...]:
+def planned_mounts(mount_plan: MountPlan, spec: RunSpec) -> tuple[PlannedMount, ...]:
     """What commands see under which name, with the manifest line that asked for it."""
-    incident = ("/incident", *shape.inputs) if shape.incident else shape.inputs
+    incident = ("/incident", *mount_plan.inputs) if mount_plan.incident else mount_plan.inputs
     return (
         PlannedMount("/workspace", True, spec.origins["project"] if spec.shared else BUILT_IN),
         _OUTPUT,
         *(PlannedMount(path, False, spec.origins["incident"]) for path in incident),
-        *(PlannedMount(f"/skills/{name}", False, spec.origins["skills"]) for name in shape.skills),
-        *((PlannedMount("/root/.kube", False, spec.origins["cluster"]),) if shape.cluster else ()),
-        *(PlannedMount(path, False, spec.protected[path]) for path in shape.protected),
-        *(PlannedMount(mount.target, False, spec.origins[Feature.DEPENDENCIES]) for mount in shape.dependencies),
-        *(PlannedMount(path, False, _asked(spec)) for path in shape.toolchains),
+        *(PlannedMount(f"/skills/{name}", False, spec.origins["skills"]) for name in mount_plan.skills),
+        *((PlannedMount("/root/.kube", False, spec.origins["cluster"]),) if mount_plan.cluster else ()),
+        *(PlannedMount(path, False, spec.protected[path]) for path in mount_plan.protected),
+        *(PlannedMount(mount.target, False, spec.origins[Feature.DEPENDENCIES]) for mount in mount_plan.dependencies),
+        *(PlannedMount(path, False, _asked(spec)) for path in mount_plan.toolchains),
     )
 
 

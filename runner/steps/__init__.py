@@ -1,9 +1,10 @@
-"""Step kinds: a folder each, ``plan.py`` (pure: does this run need it, and with what) and ``run.py`` (does it).
+"""Step kinds, one folder each: ``plan.py`` is pure and decides whether a run needs the step, ``run.py`` performs it.
 
-``plan.py`` has ``NEEDS``, for each thing to wait for the kinds that can stand for it, best first, of which
-the first one present counts; and ``plan(spec, facts, needs) -> Step | None``, where ``needs`` are those that
-do. ``inputs(body)`` has what decides the result, by names for people: times do not, nor where something was
-written. A kind without it, or with ``ANEW``, is done anew in a run that resumes another. ``run.py`` has
-``async perform(body, run) -> Outcome``: what went wrong with the work is an outcome, what went wrong with the
-platform is raised; and ``async take_over(body, run)`` if what an earlier run did has to be brought back.
+``plan.py`` has ``NEEDS``: for each thing to wait for, the kinds that can provide it, best first; the first one present
+counts. ``plan(spec, facts, needs) -> Step | None`` gets the ids of those. ``inputs(body)`` names the values that decide
+the result; times and paths of this host do not. A kind without ``inputs``, or with ``ANEW``, runs again in a run that
+resumes another.
+
+``run.py`` has ``async perform(body, run) -> Outcome``. A failure of the work is an outcome, a failure of the platform
+is raised. ``async restore(body, run)``, where present, brings back the result of an earlier run.
 """

@@ -42,7 +42,7 @@ _ENVIRONMENT = {
 }
 
 
-async def take_commits(run: RunContext, shape: MountPlan, policy: PathPolicy) -> str:
+async def take_commits(run: RunContext, mount_plan: MountPlan, policy: PathPolicy) -> str:
     """Take what the agent committed onto the base, if it did, as an event; a word of it for the step's message.
 
     Bounded by ``SECONDS`` and by half of what is left of the step. Only a journal that takes no event is an error.
@@ -61,7 +61,7 @@ async def take_commits(run: RunContext, shape: MountPlan, policy: PathPolicy) ->
     quarantine = run.paths.quarantine
     try:
         with trio.move_on_at(until):
-            taken = await _taken(run, shape, policy, quarantine)
+            taken = await _taken(run, mount_plan, policy, quarantine)
     except* (PolicyError, PlatformError, RemoteOverLimit, OSError) as group:
         taken = ev.AgentCommitsImported(withheld=sanitize(str(leaf(group)), 500))
     finally:
@@ -90,16 +90,16 @@ def _moved(tree: Path, base: str) -> bool:
 
 
 async def _taken(
-    run: RunContext, shape: MountPlan, policy: PathPolicy, quarantine: Path
+    run: RunContext, mount_plan: MountPlan, policy: PathPolicy, quarantine: Path
 ) -> ev.AgentCommitsImported | None:
     assert run.base is not None
     git, repository = run.deps.git, await run.repository()
-    bundle = await _bundle(run, shape, run.base)
+    bundle = await _bundle(run, mount_plan, run.base)
     if bundle is None:
         return None
     authored = await git.quarantine(repository, bundle, run.base, into=quarantine)
     tip = authored[-1].commit
-    if violations := _judge(authored, policy, shape):
+    if violations := _judge(authored, policy, mount_plan):
         text = f"{plural(len(violations), 'violation')}: {violations[0]}"
         return ev.AgentCommitsImported(len(authored), tip, withheld=text, violations=violations[:_NAMED])
     kept = run.paths.directory / BUNDLE
@@ -108,10 +108,10 @@ async def _taken(
     return ev.AgentCommitsImported(len(authored), tip, tree, BUNDLE, sha256(content).hexdigest(), len(content))
 
 
-async def _bundle(run: RunContext, shape: MountPlan, base: str) -> bytes | None:
+async def _bundle(run: RunContext, mount_plan: MountPlan, base: str) -> bytes | None:
     """What git inside makes of the commits from the base to HEAD; ``None`` when there is no git, or no commit."""
-    spec = SandboxSpec(toolchains=shape.toolchains, tree_writable=False, fresh_home=True)
-    workspace = await run.open_as(spec, ("commits", shape))
+    spec = SandboxSpec(toolchains=mount_plan.toolchains, tree_writable=False, fresh_home=True)
+    workspace = await run.open_as(spec, ("commits", mount_plan))
     argv = ["git", "-C", workspace.paths.workspace, "bundle", "create", "--quiet", "-", f"{base}..HEAD"]
     result = await workspace.run(argv, env=_ENVIRONMENT, keep_bytes=MOST)
     await run.close()
@@ -124,10 +124,10 @@ async def _bundle(run: RunContext, shape: MountPlan, base: str) -> bytes | None:
     return result.stdout
 
 
-def _judge(authored: Sequence[AgentCommit], policy: PathPolicy, shape: MountPlan) -> tuple[Violation, ...]:
+def _judge(authored: Sequence[AgentCommit], policy: PathPolicy, mount_plan: MountPlan) -> tuple[Violation, ...]:
     """What of any commit breaks policy, also when a later one takes it back."""
     found: list[Violation] = []
-    protected = [name.rstrip("/") for name in shape.protected]
+    protected = [name.rstrip("/") for name in mount_plan.protected]
     for each in authored:
         sizes = [(_text(change.path), change.entry.size if change.entry else None) for change in each.changes]
         bad = [*policy.judge_changes(sizes)]

@@ -28,7 +28,7 @@ class AgentBody:
     prompt: str
     env: Mapping[str, str]
     must: tuple[Feature, ...]
-    shape: MountPlan
+    mount_plan: MountPlan
     model: ModelSpec | None = None
     incident: Path | None = None
     cluster: ClusterSpec | None = None
@@ -38,13 +38,13 @@ class AgentBody:
 
 def inputs(body: AgentBody) -> dict[str, object]:
     prompt = {"system": body.system, "user": body.user, "run": body.prompt}
-    seen = {"cluster": pinned(body.cluster), "mounts": body.shape}
+    seen = {"cluster": pinned(body.cluster), "mounts": body.mount_plan}
     return {"agent": body.agent, "model": body.model, "prompt": prompt, "env": body.env, **seen}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     must = tuple(d.feature for d in spec.demands if d.written and not spec.best_effort)
-    shape = mount_plan_of(spec, facts)
+    mount_plan = mount_plan_of(spec, facts)
     return Step(
         id="agent",
         kind="agent",
@@ -61,7 +61,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             spec.prompt,
             spec.env,
             must,
-            shape,
+            mount_plan,
             spec.model,
             spec.incident,
             spec.cluster,
@@ -69,7 +69,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             facts.clis.get(spec.name),
         ),
         network=_network(spec),
-        mounts=planned_mounts(shape, spec),
+        mounts=planned_mounts(mount_plan, spec),
     )
 
 

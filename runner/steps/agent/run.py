@@ -39,7 +39,7 @@ SMALL_PROMPT = 64 << 10  # bytes; Linux takes 128 KiB for one variable
 
 
 async def perform(body: AgentBody, run: RunContext) -> Outcome:
-    workspace = await run.open(body.shape)
+    workspace = await run.open(body.mount_plan)
     seen = await _read_back(body, run, workspace)
     run.agent_started = True
     prompt = run.deps.redact.clean(_prompt(body, run))
@@ -52,7 +52,7 @@ async def perform(body: AgentBody, run: RunContext) -> Outcome:
                 ended = await work.carry_out(AgentSetup({}))
             else:
                 assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
-                async with open_way(agent, body.model, run, workspace, STEP, skills=body.shape.skills) as way:
+                async with open_way(agent, body.model, run, workspace, STEP, skills=body.mount_plan.skills) as way:
                     ended = await work.carry_out(way.prepare(), way.access.key)
     finally:
         # Killing one command's tree is best effort among processes of one user; killing the sandbox is not.
@@ -80,7 +80,7 @@ class _Work:
         run, workspace, body = self.run, self.workspace, self.body
         env = {**prepared.env, **run.variables(workspace.paths), **run.fill_all(body.env)}
         argv = await run.deps.sub_runner(body.agent, _standard(body, run, workspace, self.prompt))
-        furnishing = furnish(prepared, workspace.paths, body.shape.skills)
+        furnishing = furnish(prepared, workspace.paths, body.mount_plan.skills)
         commands = [(furnishing, b"")] if furnishing else []
         commands += [(prepared.login, key.encode())] if prepared.login else []
         with open_logs(run.paths.logs, STEP) as logs:
@@ -139,7 +139,7 @@ async def _tell_obeyed(agent: Agent, run: RunContext) -> None:
             await run.emit(ev.WarningIssued("agent.repository-hooks", text, STEP))
 
 
-async def take_over(body: AgentBody, run: RunContext) -> None:
+async def restore(body: AgentBody, run: RunContext) -> None:
     """Without a clone, the tree comes back here; the output does in any case."""
     assert run.resume_source is not None
     provider, handle = run.require()
@@ -151,7 +151,7 @@ async def take_over(body: AgentBody, run: RunContext) -> None:
 
 def _name_closed(outcome: Outcome, agent: Agent, body: AgentBody, uid: int) -> Outcome:
     """An outcome with the directory that keeps the user of commands, which see this host's own, from a toolchain."""
-    paths = [Path(program_directory(toolchain)) for toolchain in body.shape.toolchains]
+    paths = [Path(program_directory(toolchain)) for toolchain in body.mount_plan.toolchains]
     if isinstance(agent, ModelAgent):
         paths += [(place / agent.program).resolve().parent for place in paths]
     closed = next((folder for place in paths if (folder := _closed_to(uid, place))), None)
@@ -194,7 +194,7 @@ def _mismatch(body: AgentBody, run: RunContext, seen: Isolation) -> list[str]:
     if not _same(run.handle.limits, seen.limits):
         wrong.append(f"limits are {seen.limits}, not {run.handle.limits}")
     if run.probe.enforces(Feature.PROTECTED_PATHS):
-        expected = {f"/workspace/{path.rstrip('/')}" for path in body.shape.protected}
+        expected = {f"/workspace/{path.rstrip('/')}" for path in body.mount_plan.protected}
         present = {p for p in expected if (run.handle.tree / p.removeprefix("/workspace/")).exists()}
         wrong += [f"{path} is writable" for path in sorted(present - set(seen.read_only))]
     if run.probe.isolation and (not seen.no_new_privileges or seen.capabilities != "none"):
@@ -235,8 +235,8 @@ def _standard(body: AgentBody, run: RunContext, workspace: Workspace, prompt: by
     paths, model = workspace.paths, body.model
     variables = standard(run, body.agent, paths)
     variables["AGENT_SCRIPT"] = f"{paths.runner}/script"
-    if body.shape.skills:
-        variables["AGENT_SKILLS"] = ",".join(body.shape.skills)
+    if body.mount_plan.skills:
+        variables["AGENT_SKILLS"] = ",".join(body.mount_plan.skills)
     if model is not None:
         variables["LLM_MODEL"] = model.name
         if model.budget.turns is not None:

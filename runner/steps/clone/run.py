@@ -49,7 +49,7 @@ async def perform(body: CloneBody, run: RunContext) -> Outcome:
     return succeeded(message)
 
 
-async def take_over(body: CloneBody, run: RunContext) -> None:
+async def restore(body: CloneBody, run: RunContext) -> None:
     """The tree is that of the kept work at once, so that it is never taken for work that undid it."""
     await restore_tree(run)
     await place_in_tree(run, body.agents_file)

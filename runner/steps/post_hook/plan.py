@@ -19,17 +19,17 @@ class PostHookBody:
 
     env: Mapping[str, str]
     commands: tuple[Command, ...]
-    shape: MountPlan
+    mount_plan: MountPlan
 
 
 def inputs(body: PostHookBody) -> dict[str, object]:
-    return {"commands": body.commands, "env": body.env, "mounts": body.shape}
+    return {"commands": body.commands, "env": body.env, "mounts": body.mount_plan}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.post_hooks:
         return None
-    shape = mount_plan_of(spec, facts)
+    mount_plan = mount_plan_of(spec, facts)
     return Step(
         id="post_hook",
         kind="post_hook",
@@ -38,8 +38,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["post_hook"],
         origin=spec.origins["post_hook"],
-        body=PostHookBody(spec.env, spec.post_hooks, shape),
+        body=PostHookBody(spec.env, spec.post_hooks, mount_plan),
         when="ended",
         post_agent=True,
-        mounts=planned_mounts(shape, spec),
+        mounts=planned_mounts(mount_plan, spec),
     )

@@ -12,7 +12,7 @@ from runner.steps.setup.plan import command_words
 
 async def perform(body: PostHookBody, run: RunContext) -> Outcome:
     warnings: list[str] = []
-    workspace = await run.open(body.shape)
+    workspace = await run.open(body.mount_plan)
     env = run.variables(workspace.paths) | run.fill_all(body.env)
     with open_logs(run.paths.logs, "post_hook") as logs:
         for argv in body.commands:

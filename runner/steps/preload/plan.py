@@ -21,7 +21,7 @@ class PreloadBody:
     parts: tuple[str, ...]
     files: tuple[tuple[str, ContextFile], ...]
     baseline_seconds: float
-    shape: MountPlan
+    mount_plan: MountPlan
     cluster: ClusterSpec | None = None
     namespace: str | None = None
 
@@ -33,19 +33,19 @@ class PreloadBody:
 
 def inputs(body: PreloadBody) -> dict[str, object]:
     files = {part: file.sha256 for part, file in body.files}
-    asked = {"cluster": pinned(body.cluster), "namespace": body.namespace, "mounts": body.shape}
+    asked = {"cluster": pinned(body.cluster), "namespace": body.namespace, "mounts": body.mount_plan}
     return {"preload": body.parts, "files": files, **asked}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.preload:
         return None
-    shape = mount_plan_of(spec, facts)
+    mount_plan = mount_plan_of(spec, facts)
     found = facts.files.get(f"{spec.name}/incident", {})
     small = {name: file for name, file in found.items() if file.size <= MAX_FILE}
     files = tuple((part, small[name]) for part, name in FILES.items() if part in spec.preload and name in small)
     limit = spec.timeouts["preload"]
-    body = PreloadBody(spec.preload, files, min(SECONDS, limit / 2), shape, spec.cluster, spec.namespace)
+    body = PreloadBody(spec.preload, files, min(SECONDS, limit / 2), mount_plan, spec.cluster, spec.namespace)
     return Step(
         id="preload",
         kind="preload",
@@ -57,5 +57,5 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         repeated_on_fallback=True,
         body=body,
         network="cluster, read only" if body.asks else "none",
-        mounts=planned_mounts(shape, spec) if body.asks else (),
+        mounts=planned_mounts(mount_plan, spec) if body.asks else (),
     )

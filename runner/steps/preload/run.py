@@ -48,7 +48,7 @@ async def perform(body: PreloadBody, run: RunContext) -> Outcome:
     if (file := files.get("incident")) is not None:
         found["incident"] = incident_text(read_incident(await _content(file)))
     if body.asks:
-        workspace = await run.open(body.shape)
+        workspace = await run.open(body.mount_plan)
         async with open_cluster(run, workspace, STEP, body.cluster) as session:
             assert session is not None  # there is a cluster
             if "permissions" in body.parts:

@@ -24,17 +24,17 @@ class SessionBody:
     agent: str
     env: Mapping[str, str]
     debug: bool
-    shape: MountPlan
+    mount_plan: MountPlan
 
 
 def inputs(body: SessionBody) -> dict[str, object]:
-    return {"agent": body.agent, "env": body.env, "debug": body.debug, "mounts": body.shape}
+    return {"agent": body.agent, "env": body.env, "debug": body.debug, "mounts": body.mount_plan}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.debug and spec.model is None:
         return None  # a script has no CLI, so no session
-    shape = mount_plan_of(spec, facts)
+    mount_plan = mount_plan_of(spec, facts)
     return Step(
         id="session",
         kind="session",
@@ -44,8 +44,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=_SECONDS,
         origin=spec.origins["session"],
-        body=SessionBody(spec.agent, spec.env, spec.debug, shape),
+        body=SessionBody(spec.agent, spec.env, spec.debug, mount_plan),
         when="ended",
         post_agent=True,
-        mounts=planned_mounts(shape, spec),
+        mounts=planned_mounts(mount_plan, spec),
     )

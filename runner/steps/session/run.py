@@ -89,7 +89,7 @@ def _hook(agent: str) -> str | None:
 
 async def _ask(hook: str, body: SessionBody, run: RunContext, kept: _Kept) -> list[str]:
     """The paths that the hook prints. It has no more than half of the time that is left."""
-    workspace = await run.open(body.shape)
+    workspace = await run.open(body.mount_plan)
     env = run.variables(workspace.paths) | run.fill_all(body.env) | standard(run, body.agent, workspace.paths)
     del env["PATH"]  # the workspace's own, where the CLI is
     seconds = min(HOOK_SECONDS, (trio.current_effective_deadline() - trio.current_time()) / 2)

@@ -17,7 +17,7 @@ class SetupBody:
     commands: tuple[Command, ...]
     command_seconds: float
     may_fail: bool
-    shape: MountPlan
+    mount_plan: MountPlan
 
 
 def command_words(command: Command) -> str:
@@ -26,13 +26,13 @@ def command_words(command: Command) -> str:
 
 
 def inputs(body: SetupBody) -> dict[str, object]:
-    return {"commands": body.commands, "on_failure": body.may_fail, "mounts": body.shape}
+    return {"commands": body.commands, "on_failure": body.may_fail, "mounts": body.mount_plan}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.setup:
         return None
-    shape = mount_plan_of(spec, facts)
+    mount_plan = mount_plan_of(spec, facts)
     return Step(
         id="setup",
         kind="setup",
@@ -42,6 +42,6 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         deadline_seconds=spec.timeouts["setup"],
         origin=spec.origins["setup"],
         repeated_on_fallback=True,
-        body=SetupBody(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, shape),
-        mounts=planned_mounts(shape, spec),
+        body=SetupBody(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, mount_plan),
+        mounts=planned_mounts(mount_plan, spec),
     )

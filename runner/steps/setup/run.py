@@ -18,7 +18,7 @@ async def perform(body: SetupBody, run: RunContext) -> Outcome:
     With ``on_failure: warn`` a failed or slow command does not fail the run: the workspace is still
     usable, so the outcome is a success that carries a warning.
     """
-    workspace = await run.open(body.shape)
+    workspace = await run.open(body.mount_plan)
     env = run.variables(workspace.paths)
     with open_logs(run.paths.logs, "setup") as logs:
         for position, argv in enumerate(body.commands, start=1):

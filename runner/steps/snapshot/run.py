@@ -48,7 +48,7 @@ async def perform(body: SnapshotBody, run: RunContext) -> Outcome:
     return succeeded(f"{snapshot.commit[:12]}, {len(changes)} changed{left_out}{commits}", warnings=warnings * touched)
 
 
-async def take_over(body: SnapshotBody, run: RunContext) -> None:
+async def restore(body: SnapshotBody, run: RunContext) -> None:
     """The same commit is published again; its branch is named after this run, if it is named after any."""
     assert run.resume_source is not None
     assert run.resume_source.snapshot is not None  # published when the step succeeded

@@ -19,7 +19,7 @@ class VerifyBody:
 
     verify: VerifySpec
     outputs: tuple[str, ...]
-    shape: MountPlan
+    mount_plan: MountPlan
 
 
 def inputs(body: VerifyBody) -> dict[str, object]:
@@ -29,7 +29,7 @@ def inputs(body: VerifyBody) -> dict[str, object]:
         "files": (verify.required, verify.forbidden),
         "report": verify.report,
         "outputs": body.outputs,
-        "toolchains": (body.shape.toolchains, body.shape.environment, body.shape.dependencies),
+        "toolchains": (body.mount_plan.toolchains, body.mount_plan.environment, body.mount_plan.dependencies),
     }
 
 
@@ -47,7 +47,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not what and not outputs:
         return None
     lent = spec.lent
-    shape = MountPlan((), lent.toolchains, False, environment=lent.environment, dependencies=lent.dependencies)
+    mount_plan = MountPlan((), lent.toolchains, False, environment=lent.environment, dependencies=lent.dependencies)
     return Step(
         id="verify",
         kind="verify",
@@ -56,6 +56,6 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["verify"],
         origin=spec.origins["verify"],
-        body=VerifyBody(verify, outputs, shape),
-        mounts=planned_mounts(shape, spec),
+        body=VerifyBody(verify, outputs, mount_plan),
+        mounts=planned_mounts(mount_plan, spec),
     )

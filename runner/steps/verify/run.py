@@ -111,12 +111,12 @@ async def _check_tree(body: VerifyBody, run: RunContext, results: Results) -> No
         await trio.to_thread.run_sync(trees.chown_tree, paths.checkout, handle.uid)
     check_files(body.verify, entries, results)
     spec = replace(
-        body.shape.sandbox_spec,
+        body.mount_plan.sandbox_spec,
         tree=Mount(paths.checkout, "/workspace"),
         tree_writable=False,
         fresh_home=True,
     )
-    workspace = await run.open_as(spec, (STEP, body.shape))
+    workspace = await run.open_as(spec, (STEP, body.mount_plan))
     with open_logs(paths.logs, STEP) as logs, Untouched(workspace.tree, entries) as own:
         await _run_commands(body.verify, run, workspace, logs, results, own=own)
     await run.close()
