@@ -548,7 +548,7 @@ async def test_a_program_that_is_new_in_a_kubeconfig_is_not_run(situation: Situa
     grant = situation.grant()
     situation.write()
 
-    with pytest.raises(InputChanged, match=r"from credential plug-in `\./plug` of user `me` by now"):
+    with pytest.raises(InputChanged, match=r"from credential plug-in `\./plug` of user `me` now"):
         await situation.clusters.check(grant)
     assert situation.told() == []
 

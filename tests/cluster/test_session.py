@@ -602,7 +602,7 @@ async def test_a_cluster_is_reached_or_it_is_said_why_not(api: Api, tmp_path: Pa
     gone = api.write(tmp_path / "gone", server="https://127.0.0.1:1")
     with pytest.raises(ClusterUnreachable, match=r"https://127.0.0.1:1 cannot be reached: .*refused"):
         await clusters.check(grant(api, gone))
-    with pytest.raises(InputChanged, match=r"leads to https://127.0.0.1:1 by now"):
+    with pytest.raises(InputChanged, match=r"leads to https://127.0.0.1:1 now"):
         await clusters.check(ClusterGrant(str(gone), CONTEXT, "https://127.0.0.1:2", NAMESPACE))
     assert SECRET not in str(api.asked)
 
