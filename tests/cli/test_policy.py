@@ -103,6 +103,7 @@ def test_the_policies_of_a_run_are_explained_with_the_line_that_decides(project:
 
 
 @pytest.mark.scenario("WSM-19")
+@pytest.mark.scenario("WSM-26")
 def test_a_directory_is_scanned_with_the_whole_list_of_violations(project: Project) -> None:
     tree = project.folder / "tree"
     (tree / "secrets").mkdir(parents=True)

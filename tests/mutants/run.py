@@ -1,6 +1,6 @@
 """Break the product on purpose, one small change at a time, and see that the tests of the scenario notice.
 
-``make mutants`` runs all of ``tests/mutants/*.yaml``, ``make mutants MUTANT=TRI-33`` those whose name begins so. The
+``make mutants`` runs all of ``tests/mutants/ID-*.yaml``, ``make mutants MUTANT=TRI-33`` those whose name begins so. The
 checkout is never changed: each worker has a copy with an environment that imports the copy. A test that notices a
 mutant must pass without it, so a broken test kills nothing.
 """
@@ -87,7 +87,7 @@ class Mutant:
 
 
 def load(folder: Path = Path(__file__).parent) -> list[Mutant]:
-    return [read(path) for path in sorted(folder.glob("*.yaml"))]
+    return [read(path) for path in sorted(folder.glob("[A-Z]*.yaml"))]
 
 
 def read(path: Path) -> Mutant:
