@@ -169,7 +169,7 @@ class Link:
             self.lose(f"the guest of {self._what} broke the protocol: {violation}")
 
     async def _converse(self, stream: trio.abc.Stream) -> None:
-        """One connection until it is lost. Raises ``Violation``, and ``WorkspaceLost`` for a guest that is silent."""
+        """Serve one connection until it is lost. Raises ``Violation``, and ``WorkspaceLost`` for a silent guest."""
         self._greet()
         violation: Violation | None = None
         with self._greeting:

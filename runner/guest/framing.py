@@ -93,7 +93,7 @@ class Phase(IntEnum):
 
 
 class Stage(IntEnum):
-    """Where a command failed to start."""
+    """The step at which a command failed to start."""
 
     NONE = 0
     REQUEST = 1  # the request cannot be read, or there are too many
@@ -113,7 +113,7 @@ class Mark(IntFlag, boundary=STRICT):
 
 
 class Shield(IntFlag, boundary=STRICT):
-    """What stands between commands and the guest, said in its ``HELLO``."""
+    """The protection of the guest from its commands, as its ``HELLO`` says."""
 
     NONE = 0
     INIT = 1  # it is the first process of a pid namespace
@@ -140,9 +140,9 @@ class Hello:
 
 @dataclass(frozen=True)
 class State:
-    """Of a command: ``status`` is a wait status, or an errno with ``FAILED``; ``pid`` as inside the workspace.
+    """The state of a command: ``status`` is a wait status, or an errno with ``FAILED``; ``pid`` is the one inside.
 
-    Of a listener, ``pid`` is its port. ``serial`` is that of the last signal which was carried out.
+    For a listener ``pid`` is its port. ``serial`` is that of the last signal that was carried out.
     """
 
     phase: Phase
@@ -267,7 +267,7 @@ def _check(length: int, type: int, stream: int, zero: int) -> Type:
 
 
 def read_hello(payload: bytes | memoryview) -> Hello:
-    """Raises ``Violation`` for another version."""
+    """Read a ``HELLO``. Raises ``Violation`` for another version."""
     version, shield, nonce = _HELLO.unpack(payload)
     if version != VERSION:
         raise Violation(f"the other side speaks version {version}, not {VERSION}")

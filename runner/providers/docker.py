@@ -36,7 +36,7 @@ from runner.sandbox.cgroup import ControlGroups
 from runner.sandbox.container import GUEST, Container, ContainerMounts
 from runner.sandbox.container_init import InitProcess, membership, open_init_process
 from runner.sandbox.directories import WorkspaceDirectories
-from runner.sandbox.docker_api import PATIENCE, Engine
+from runner.sandbox.docker_api import TIMEOUT, Engine
 from runner.sandbox.docker_mounts import (
     Cover,
     DaemonStage,
@@ -132,7 +132,7 @@ def provider(settings: Settings) -> DockerProvider:
 
 
 class DockerProvider:
-    """``host`` and ``patience`` as for ``Engine``, ``grace`` as for ``LocalProvider``."""
+    """``host`` and ``timeout`` as for ``Engine``, ``grace`` as for ``LocalProvider``."""
 
     def __init__(
         self,
@@ -140,13 +140,13 @@ class DockerProvider:
         host: str,
         *,
         grace: float = STOP_GRACE,
-        patience: float = PATIENCE,
+        timeout: float = TIMEOUT,
         runtime: ContainerRuntime = RUNC,
     ) -> None:
         self.name = runtime.name
         self._runtime = runtime
         self._directories = WorkspaceDirectories(home, self.name, idmaps=runtime.idmaps)
-        self._engine = Engine(host, patience)
+        self._engine = Engine(host, timeout)
         self._grace = grace
         self._handed_off: dict[str, HandedOffContainer] = {}
 

@@ -60,14 +60,14 @@ class AttachChannel:
 
     async def prepare(self, container: str) -> None:
         self._container = container
-        with trio.move_on_after(self._engine.patience):
+        with trio.move_on_after(self._engine.timeout):
             try:
                 self._stream = await _attach(self._engine, container)
             except (OSError, trio.BrokenResourceError) as error:
                 raise ProviderFailed(f"the docker daemon does not attach to {self._what}: {error}") from error
             return
         raise ProviderFailed(
-            f"the docker daemon does not attach to {self._what}: no answer in {self._engine.patience:.0f}s"
+            f"the docker daemon does not attach to {self._what}: no answer in {self._engine.timeout:.0f}s"
         )
 
     async def connect(self, init: InitProcess) -> trio.abc.Stream:

@@ -23,15 +23,15 @@ from runner.ports import provider as ports
 from runner.ports.provider import ExecResult, Process, Writer
 from runner.safefs import linux
 
-_PIPE_BYTES = 1 << 20  # a talkative command is not stopped by a reader that is briefly busy
+_PIPE_BYTES = 1 << 20  # so that a briefly busy reader does not stop a command that prints much
 _READ_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 12
 
 
 class PipeReader:
-    """Our end of an output pipe. ``head`` holds the first bytes that have come through it.
+    """The reading end of an output pipe. ``head`` holds the first bytes that came through it.
 
-    What is in the pipe when it is closed can still be received.
+    Bytes that are in the pipe when it is closed can still be received.
     """
 
     def __init__(self, fd: int) -> None:
@@ -45,20 +45,20 @@ class PipeReader:
         else:
             with suppress(trio.ClosedResourceError):
                 received = self._note(bytes(await self._stream.receive_some(max_bytes)))
-                self._ahead += received  # behind what was looked at while we waited
+                self._ahead += received  # after what look_ahead has taken meanwhile
         chunk, self._ahead = self._ahead[:max_bytes], self._ahead[max_bytes:]
         return chunk
 
     def receive_waiting(self) -> bytes:
-        """What is in the pipe by now; never waits for more."""
+        """Return what is in the pipe; never waits for more."""
         self.look_ahead()
         chunk, self._ahead = self._ahead, b""
         return chunk
 
     def look_ahead(self) -> None:
-        """Take into ``head`` what is in the pipe by now, and leave it to be received."""
+        """Fill ``head`` from the pipe, and leave the bytes to be received."""
         with suppress(BlockingIOError):
-            # Bounded by the pipe's size: whoever still holds the other end may write for ever.
+            # Bounded by the pipe's size: a process at the other end may write forever.
             while len(self._ahead) < _PIPE_BYTES and (chunk := os.read(self._stream.fileno(), _READ_BYTES)):
                 self._ahead += self._note(chunk)
 
@@ -73,7 +73,7 @@ class PipeReader:
 
 
 class Child:
-    """A child process of ours with pipes for its three streams. Its spawner calls ``aclose`` once it has ended."""
+    """A child process with pipes for its three streams. Call ``aclose`` once it has ended."""
 
     def __init__(self, popen: subprocess.Popen[bytes], stdin: trio.abc.Stream, stdout: int, stderr: int) -> None:
         self._popen = popen
@@ -114,7 +114,7 @@ def start(
 ) -> Child:
     """Start a command in a session of its own, with exactly this environment.
 
-    ``uid`` is also its only group; ``None`` keeps ours. Its standard input is a socket, on which it can answer.
+    ``uid`` is also its only group; ``None`` keeps the runner's. Its standard input is a socket, on which it can answer.
     Raises ``OSError`` when it cannot be started.
     """
     channel, their_channel = socket.socketpair()
@@ -122,7 +122,7 @@ def start(
     ours = [channel.detach(), pipes[0][0], pipes[1][0]]
     theirs = [their_channel.detach(), pipes[0][1], pipes[1][1]]
     for fd in ours[1:]:
-        with suppress(PermissionError):  # an ordinary user may have only so much in pipes
+        with suppress(PermissionError):  # beyond an ordinary user's limit for pipes
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     try:
         popen = subprocess.Popen(
@@ -164,8 +164,8 @@ def user_namespace(users: tuple[int, int], groups: tuple[int, int]) -> Iterator[
 
 
 async def communicate(starting: AbstractAsyncContextManager[Process], *, stdin: bytes, keep_bytes: int) -> ExecResult:
-    """``Workspace.run``, given what ``Workspace.exec`` returned."""
-    kept = _Kept(keep_bytes), _Kept(keep_bytes)
+    """Implement ``Workspace.run`` over what ``Workspace.exec`` returned."""
+    kept = _Head(keep_bytes), _Head(keep_bytes)
     ended, failure = Exit(), None
     async with trio.open_nursery() as nursery:
         try:
@@ -181,7 +181,7 @@ async def communicate(starting: AbstractAsyncContextManager[Process], *, stdin: 
     return ExecResult(ended, kept[0].value, kept[1].value, cut=kept[0].cut or kept[1].cut)
 
 
-class _Kept:
+class _Head:
     """The first ``limit`` bytes of a stream."""
 
     def __init__(self, limit: int) -> None:
@@ -204,12 +204,12 @@ class _Kept:
 
 
 async def _feed(writer: Writer, stdin: bytes) -> None:
-    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # it stopped listening, which is its right
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # it closed its input, which is no error
         await writer.send_all(stdin)
         await writer.aclose()
 
 
-async def _read(reader: ports.Reader, keep: _Kept) -> None:
+async def _read(reader: ports.Reader, keep: _Head) -> None:
     while chunk := await reader.receive_some(_READ_BYTES):
         keep.add(chunk)
 

@@ -1,8 +1,8 @@
-"""Ways out of a sandbox: what a command tries, and what each provider is known not to stand in the way of.
+"""Ways out of a sandbox: commands that try them, and the gaps that each provider is known to have.
 
-A probe is a command that prints ``! `` and what it could do for each thing that it should not be able to, and ``done``
-when it has tried all. One that prints neither could not be tried, as without the program that tries it. The last one
-attacks what runs the commands, so that nothing may follow it in its sandbox but a look whether that still works.
+An escape is a command that prints ``! `` and what it could do for each thing that should be refused, and ``done`` when
+it has tried all. One that prints neither could not be tried, for example without the program that it needs. The last
+one attacks the guest, so that the only thing to do next in its sandbox is to check that the guest still works.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def connect(where):
 
 @dataclass(frozen=True)
 class Escape:
-    """``about`` says what should be refused."""
+    """An attempt; ``about`` says what should be refused."""
 
     name: str
     about: str
@@ -228,14 +228,14 @@ for line in open("/proc/self/status"):
     _shell("guest", "ending what runs the commands", "kill -9 1 2>/dev/null; kill -9 $PPID 2>/dev/null"),
 )
 
-_NOTHING = "process puts nothing around commands but a user of their own, where it can"
-_OTHER_KERNEL = "the kernel that does it is gVisor's own, and the sandbox's alone"
-_OTHER_PROC = "gVisor shows it to every process of the same user; it is what the container was made with"
+_NOTHING = "process gives commands at most a user of their own"
+_OTHER_KERNEL = "only gVisor's own kernel does it, which belongs to this sandbox alone"
+_OTHER_PROC = "gVisor shows processes of one user each other's environment; it has only the container's"
 
 _FILTERED = ("bpf", "foreign-calls", "io-uring", "kernel-log", "keyctl", "perf", "socket-families", "userfaultfd")
 _EVERYWHERE = ("descriptors", "environment", *_FILTERED)
 
-# Where the host's own settings refuse it, such a gap is not seen.
+# A gap is not observed where the host's own settings refuse it.
 KNOWN_GAPS: Mapping[str, Mapping[str, str]] = {
     "process": {escape.name: _NOTHING for escape in ESCAPES if escape.name not in _EVERYWHERE},
     "gvisor": {
@@ -246,7 +246,7 @@ KNOWN_GAPS: Mapping[str, Mapping[str, str]] = {
 
 
 def breaches(stdout: bytes) -> list[str] | None:
-    """What a probe could do that it should not; ``None`` when it could not be tried to its end."""
+    """Return what an escape could do; ``None`` when it could not be tried to its end."""
     lines = stdout.decode(errors="replace").splitlines()
     found = [line.removeprefix("! ") for line in lines if line.startswith("! ")]
     return found if found or lines[-1:] == ["done"] else None
@@ -254,8 +254,10 @@ def breaches(stdout: bytes) -> list[str] | None:
 
 @contextmanager
 def open_bait(home: Path) -> Iterator[dict[str, str]]:
-    """Things of this host that no sandbox should reach, as variables for the probes: a file and a socket that every
-    user may open, an abstract socket, shared memory, the runner's own ``home``. What a killed probe has left goes."""
+    """Make things that no sandbox should reach, as variables for the escapes, and remove old ones of killed runs.
+
+    A file and a socket that every user may open, an abstract socket, shared memory, and the runner's own ``home``.
+    """
     for old in Path(gettempdir()).glob(f"{_BAIT}*"):
         if old.lstat().st_uid == os.geteuid() and time.time() - old.lstat().st_mtime > _OLD:
             trees.remove(old)

@@ -1,7 +1,7 @@
-"""Building an image: a context goes to the docker daemon, and what it says while it works comes back line by line.
+"""Building an image: send a context to the docker daemon, and receive its output line by line.
 
-A stream of our own, not the client library's: the daemon stops building when its connection is closed, and nothing but
-the end of the process would close that of a thread which waits for the next line.
+Uses a connection of its own, not the client library's: the daemon stops building when the connection is closed, and a
+library thread that waits for the next line could only be stopped with the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from runner.sandbox.docker_api import Engine, unreachable
 
 _READ_BYTES = 1 << 16
 _LINE_BYTES = 1 << 20
-_REMEMBERED = 40  # lines in which the cause of a failure is looked for
+_TAIL_LINES = 40  # in which the cause of a failure is looked for
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the daemon's, around what commands say on standard error
 _DEFAULT = re.compile(r"Step \S+ : ARG (\w+)=(\S+)")
@@ -70,18 +70,18 @@ class Build:
 
 
 async def build_image(engine: Engine, build: Build, say: Callable[[str], None]) -> str:
-    """Build an image and give its id; each line that the daemon says goes to ``say``.
+    """Build an image and return its id; each line of output goes to ``say``.
 
     Cancelling ends the build. Raises ``BaseImageMissing``, ``MirrorUnreachable``, ``ImageBuildFailed``, ``UsageError``
-    for what cannot be a name or a Dockerfile, and ``ProviderFailed`` for a daemon that is not reached or refuses.
+    for an invalid name or Dockerfile, and ``ProviderFailed`` for a daemon that is not reached or refuses.
     """
-    said: deque[str] = deque(maxlen=_REMEMBERED)
+    said: deque[str] = deque(maxlen=_TAIL_LINES)
     step = image = rest = ""
     named = dict(build.arguments)
     async with aclosing(_answers(engine, build)) as answers:
         async for answer in answers:
             if error := answer.get("error"):
-                raise why(str(error), [*said, rest, str(error)], Template(step).safe_substitute(named))
+                raise cause_of(str(error), [*said, rest, str(error)], Template(step).safe_substitute(named))
             image = str(answer.get("aux", {}).get("ID", image))
             *lines, rest = (rest + _COLOUR.sub("", str(answer.get("stream", "")))).split("\n")
             for line in filter(None, map(str.strip, lines)):
@@ -91,45 +91,45 @@ async def build_image(engine: Engine, build: Build, say: Callable[[str], None]) 
                 said.append(line)
                 say(line)
     if not image:
-        raise ImageBuildFailed("the docker daemon has ended the build without an image", hint="docker info")
+        raise ImageBuildFailed("the docker daemon ended the build without an image", hint="run `docker info`")
     return image
 
 
-def why(error: str, said: list[str], step: str) -> RunnerError:
-    """What a build failed of, by what was said last in ``step``."""
+def cause_of(error: str, said: list[str], step: str) -> RunnerError:
+    """Choose the error for a failed build by the last output of ``step``."""
     text = "\n".join(said)
     words = sanitize(error.strip())
     if " : FROM " in step:
         base = step.partition(" : FROM ")[2].split(" ")[0]
         return BaseImageMissing(
-            f"the base image `{sanitize(base)}` is not to be had: {words}",
+            f"the base image `{sanitize(base)}` is not available: {words}",
             hint="docker pull it, or name one that is here: --base IMAGE",
         )
     if _ALTERED.search(text):
         return ImageBuildFailed(
-            "a package mirror gives something else than what is pinned or signed",
-            hint="another --npmrc or --apt-sources; nothing else than the pinned bytes is installed",
+            "a package mirror serves something other than the pinned or signed bytes",
+            hint="use another --npmrc or --apt-sources; only the pinned bytes are installed",
         )
     if _UNTRUSTED.search(text):
         return MirrorUnreachable(
-            f"a package mirror shows a certificate that the build does not trust: {_telling(_UNTRUSTED, said)}",
-            hint="--ca FILE, the certificate authorities of this network (PEM)",
+            f"the certificate of a package mirror is not trusted by the build: {_longest(_UNTRUSTED, said)}",
+            hint="name the certificate authorities of this network (PEM) with --ca FILE",
         )
     if _UNREACHED.search(text):
         return MirrorUnreachable(
-            f"a package mirror is not reached from the build: {_telling(_UNREACHED, said)}",
-            hint="--apt-sources FILE and --npmrc FILE name other mirrors, HTTPS_PROXY a proxy; --network host builds "
-            "with this host's network",
+            f"a package mirror cannot be reached from the build: {_longest(_UNREACHED, said)}",
+            hint="name other mirrors with --apt-sources FILE and --npmrc FILE, or a proxy with HTTPS_PROXY, or build "
+            "with this host's network: --network host",
         )
-    return ImageBuildFailed(f"the image is not built: {words}", hint="the lines above say why")
+    return ImageBuildFailed(f"the image was not built: {words}", hint="see the lines above")
 
 
-def _telling(pattern: re.Pattern[str], said: list[str]) -> str:
+def _longest(pattern: re.Pattern[str], said: list[str]) -> str:
     return sanitize(max((line.strip() for line in said if pattern.search(line)), key=len))
 
 
 async def _answers(engine: Engine, build: Build) -> AsyncGenerator[Mapping[str, Any]]:
-    """Each JSON object of the daemon's answer. Raises as ``build_image`` does."""
+    """Yield each JSON object of the daemon's answer. Raises as ``build_image`` does."""
     rest = b""
     async with aclosing(_body(engine, build)) as body:
         async for chunk in body:
@@ -138,7 +138,7 @@ async def _answers(engine: Engine, build: Build) -> AsyncGenerator[Mapping[str, 
                 if line.strip():
                     yield json.loads(line)
             if len(rest) > _LINE_BYTES:
-                raise ProviderFailed("the docker daemon answers with a line that has no end")
+                raise ProviderFailed(f"a line of the docker daemon's answer exceeds {_LINE_BYTES >> 20} MiB")
 
 
 async def _body(engine: Engine, build: Build) -> AsyncGenerator[bytes]:
@@ -163,7 +163,7 @@ async def _body(engine: Engine, build: Build) -> AsyncGenerator[bytes]:
                 else:
                     refused += bytes(event.data)
         except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
-            raise ProviderFailed(f"the docker daemon at `{engine.host}` has broken off the build: {error}") from error
+            raise ProviderFailed(f"the docker daemon at `{engine.host}` broke off the build: {error}") from error
     if status != 200:
         words = sanitize(refused.decode(errors="replace").strip().removeprefix('{"message":"').removesuffix('"}'))
         raise UsageError(f"docker refuses: {words}") if status == 400 else ProviderFailed(f"docker refuses: {words}")

@@ -17,7 +17,7 @@ _QUIET_LOOKS = 5
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The living descendants of a process, nearest first."""
+    """Yield the living descendants of a process, nearest first."""
     waiting = [pid]
     while waiting:
         for task in _read_words(f"/proc/{waiting.pop()}/task"):
@@ -33,7 +33,7 @@ def _read_words(tasks: str) -> Iterator[list[str]]:
 
 
 def parent(pid: int) -> int:
-    """Raises ``FileNotFoundError`` or ``ProcessLookupError`` for one that has ended."""
+    """Return the parent's pid. Raises ``FileNotFoundError`` or ``ProcessLookupError`` for an ended process."""
     return int(_stat(pid)[1])
 
 
@@ -42,24 +42,24 @@ def _stat(pid: int) -> list[str]:
 
 
 def user(pid: int) -> int:
-    """The real uid of a process. Raises as ``parent``."""
-    with open(f"/proc/{pid}/status", "rb", buffering=0) as status:  # of hundreds in a row, so in the cheapest way
+    """Return the real uid of a process. Raises as ``parent``."""
+    with open(f"/proc/{pid}/status", "rb", buffering=0) as status:  # called for hundreds in a row
         return int(status.read().partition(b"\nUid:\t")[2].split(None, 1)[0])
 
 
 def owner(pid: int) -> int:
-    """The effective uid, but root for a process that hides itself. Much cheaper than ``user``. Raises as ``parent``."""
+    """Return the effective uid, or root for a non-dumpable process. Cheaper than ``user``. Raises as ``parent``."""
     return os.stat(f"/proc/{pid}").st_uid
 
 
 def soft_limit(pid: int, name: str) -> int:
-    """A soft limit by its name in ``/proc/PID/limits``, -1 for none. Raises as ``parent``."""
+    """Return a soft limit by its name in ``/proc/PID/limits``, -1 for none. Raises as ``parent``."""
     word = Path(f"/proc/{pid}/limits").read_text().partition(f"\n{name} ")[2].split()[0]
     return -1 if word == "unlimited" else int(word)
 
 
 def mounts(pid: int) -> str:
-    """Its mounts in the kernel's text; empty for a process that has ended or that we may not look at."""
+    """Return the kernel's text of a process's mounts; empty for an ended process or without permission."""
     try:
         return Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
     except OSError:
@@ -67,7 +67,7 @@ def mounts(pid: int) -> str:
 
 
 def environment(pid: int) -> bytes:
-    """What its program was started with; empty as for ``mounts``."""
+    """Return the environment that its program was started with; empty as for ``mounts``."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -75,7 +75,7 @@ def environment(pid: int) -> bytes:
 
 
 def newest() -> int:
-    """The pid that was given out last."""
+    """Return the newest pid of this host."""
     return int(Path("/proc/loadavg").read_text().split()[-1])
 
 
@@ -84,13 +84,13 @@ def processes() -> list[int]:
 
 
 async def kill_all(belongs: Callable[[int], bool], *, what: str) -> None:
-    """Kill every process of this host that belongs, and those that it starts meanwhile. Raises ``Escaped``."""
+    """Kill every process for which ``belongs`` is true, also new ones. Raises ``Escaped`` for survivors."""
     reached: list[int] = []
-    quiet = 0  # looks in a row that found nothing; one is enough if nothing on this host was started during it
+    quiet = 0  # looks in a row that found nothing; one is enough if no process was started during it
     with trio.move_on_after(KILL_GRACE):
         while quiet < _QUIET_LOOKS:
             before = newest()
-            # A zombie holds nothing, and is its parent's to reap.
+            # A zombie uses nothing, and only its parent can reap it.
             reached = signal_where(processes(), signal.SIGKILL, lambda pid: belongs(pid) and _stat(pid)[0] != "Z")
             if reached:
                 quiet = 0
@@ -104,9 +104,9 @@ async def kill_all(belongs: Callable[[int], bool], *, what: str) -> None:
 
 
 def signal_where(pids: Iterable[int], number: signal.Signals, belongs: Callable[[int], bool]) -> list[int]:
-    """Signal those processes that belong; those that were reached.
+    """Signal the processes for which ``belongs`` is true, and return their pids.
 
-    Asked again once a pidfd is held, so that a pid that has become another's is never signalled.
+    Asks again once it has a pidfd, so that a recycled pid is never signalled.
     """
     reached = []
     for pid in pids:

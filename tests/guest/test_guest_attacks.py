@@ -19,9 +19,10 @@ from runner.guest import framing
 from runner.guest.framing import WINDOW, Mark, Phase, Shield, Type
 from runner.sandbox import bwrap
 from tests.support.guest_driver import PATH, Channel, Host, alive, descendants, eventually, inherited
-from tests.support.needs import ROOT
+from tests.support.needs import ROOT, Component
 
 STRANGER = 1_900_000_001
+X86 = Component("x86-64", lambda: None if os.uname().machine == "x86_64" else "another machine", "another machine")
 
 
 def reachable_bubblewrap(folder: Path) -> tuple[Path, str]:
@@ -203,7 +204,7 @@ print(result)
 """
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86-64 | another machine | a gate that only it has")
+@X86.mark
 def test_nor_by_the_gate_of_an_older_architecture(sandbox: Host) -> None:
     ended = python(sandbox, GATE).wait()
 

@@ -218,7 +218,7 @@ async def test_a_workspace_that_was_never_opened_needs_no_daemon_to_go(tmp_path:
 async def test_a_daemon_that_hangs_holds_up_no_command_and_no_end(mortal: Daemon, tmp_path: Path) -> None:
     provider = DockerProvider(tmp_path, mortal.host, grace=0.2)
     handle = await workspace_of(provider)
-    hanging = DockerProvider(tmp_path, mortal.host, grace=0.2, patience=1)
+    hanging = DockerProvider(tmp_path, mortal.host, grace=0.2, timeout=1)
     try:
         async with hanging.open(handle, SandboxSpec()) as workspace:
             mortal.signal(signal.SIGSTOP)

@@ -36,8 +36,8 @@ def mortal() -> Iterator[Daemon]:
     daemon.stop()
 
 
-def at(home: Path, host: str | None = None, *, patience: float = 10) -> DockerProvider:
-    return DockerProvider(home, host or dockerd.host(), grace=0.2, patience=patience, runtime=RUNSC)
+def at(home: Path, host: str | None = None, *, timeout: float = 10) -> DockerProvider:
+    return DockerProvider(home, host or dockerd.host(), grace=0.2, timeout=timeout, runtime=RUNSC)
 
 
 async def workspace_of(provider: DockerProvider, limits: Limits | None = None) -> Handle:
@@ -141,7 +141,7 @@ async def test_a_directory_of_root_cannot_be_lent(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 async def test_a_daemon_that_hangs_holds_up_commands_and_no_end(mortal: Daemon, tmp_path: Path) -> None:
-    patient, hanging = at(tmp_path, mortal.host), at(tmp_path, mortal.host, patience=1)
+    patient, hanging = at(tmp_path, mortal.host), at(tmp_path, mortal.host, timeout=1)
     handle = await workspace_of(patient)
     try:
         async with hanging.open(handle, SandboxSpec()) as workspace:

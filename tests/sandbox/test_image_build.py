@@ -20,7 +20,7 @@ from runner.core.errors import (
     UsageError,
 )
 from runner.sandbox.docker_api import Engine
-from runner.sandbox.image_build import Build, build_image, why
+from runner.sandbox.image_build import Build, build_image, cause_of
 from tests.support import dockerd
 
 TAG = "runner-tests-built:1"
@@ -91,7 +91,7 @@ async def test_stages_that_are_to_be_forgotten_are_gone_with_what_they_were_made
     engine = Engine(dockerd.host())
 
     await build_image(engine, build_of(*lines, "COPY --from=before /it /it"), lambda _: None)
-    await engine.forget_stages("runner-tests.stage")
+    await engine.prune_images("runner-tests.stage")
 
     with dockerd.session().client() as client:
         assert client.images(all=True, filters={"label": "runner-tests.stage"}) == []
@@ -111,7 +111,7 @@ async def test_a_file_that_is_no_socket_is_said_to_be_none(tmp_path: Path) -> No
     engine = Engine(f"unix://{tmp_path}/file")
 
     for asked in (engine.about, lambda: build_image(engine, build_of("FROM x"), lambda _: None)):
-        with pytest.raises(ProviderFailed, match=r"cannot be reached: that is no socket\Z") as caught:
+        with pytest.raises(ProviderFailed, match=r"cannot be reached: it is not a socket\Z") as caught:
             await asked()
         assert (caught.value.code, "DOCKER_HOST" in str(caught.value.hint)) == ("provider.failed", True)
 
@@ -136,12 +136,12 @@ async def test_a_daemon_that_does_not_listen_is_busy(tmp_path: Path) -> None:
         pytest.param("Temporary failure resolving 'x'", MirrorUnreachable, "--apt-sources FILE", id="apt, name"),
         pytest.param("npm ERR! code ENOTFOUND", MirrorUnreachable, "--npmrc FILE", id="npm, name"),
         pytest.param("npm ERR! code E401", MirrorUnreachable, "--npmrc FILE", id="npm, no token"),
-        pytest.param("npm ERR! code EINTEGRITY", ImageBuildFailed, "nothing else than the pinned", id="other bytes"),
+        pytest.param("npm ERR! code EINTEGRITY", ImageBuildFailed, "only the pinned bytes", id="other bytes"),
         pytest.param("E: Unable to locate package fzf", ImageBuildFailed, "the lines above", id="another distribution"),
     ],
 )
 def test_what_a_mirror_lacks_comes_with_the_flag_that_helps(said: str, error: type[RunnerError], hint: str) -> None:
-    found = why("The command '...' returned a non-zero code: 1", [said, "more"], STEP)
+    found = cause_of("The command '...' returned a non-zero code: 1", [said, "more"], STEP)
 
     assert type(found) is error
     assert hint in str(found.hint)

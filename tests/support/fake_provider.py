@@ -1,4 +1,4 @@
-"""Provider ``fake``: real directories and scripted commands, for tests of what goes wrong and how long things take.
+"""A fake provider: real directories and scripted commands, for tests of failures and of timing.
 
 A script says how each command ends, what it prints, and after how many seconds of the trio clock, so
 that a test's hours cost nothing. Nothing is executed and nothing is isolated, and ``probe`` says so.
@@ -18,7 +18,6 @@ import trio
 from runner.core.errors import Escaped, ProviderFailed, RunnerError, WorkspaceLost
 from runner.core.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, StopStage
 from runner.core.nurseries import open_services
-from runner.core.settings import Settings
 from runner.ports.provider import (
     KILL_GRACE,
     STOP_GRACE,
@@ -56,10 +55,6 @@ class Scripted:
 
 
 Script = Callable[[Sequence[str]], Scripted]
-
-
-def provider(settings: Settings) -> FakeProvider:
-    return FakeProvider(settings.home)
 
 
 class FakeProvider:
@@ -155,7 +150,7 @@ class FakeProvider:
         self._directories.destroy(handle)
 
     def dial(self, port: int) -> trio.SocketStream:
-        """A connection to a port that an open workspace listens on. Raises ``ConnectionRefusedError``."""
+        """Connect to a port that an open workspace listens on. Raises ``ConnectionRefusedError``."""
         if port not in self.listening:
             raise ConnectionRefusedError
         near, far = trio.socket.socketpair()
@@ -173,7 +168,7 @@ class FakeProvider:
 
 
 class FakeSlot:
-    """A sandbox of ``fake`` in which nothing runs."""
+    """A slot: a sandbox without commands."""
 
     def __init__(self, ping: Callable[[], Awaitable[None]]) -> None:
         self.ping = ping
@@ -277,7 +272,7 @@ async def _serve(serve: Callable[[Connection], Awaitable[None]], stream: trio.So
 
 
 class FakeProcess:
-    """A scripted command. Its output is there at once; it ends when its time has passed."""
+    """A scripted command. Prints all its output at once; ends when its time has passed."""
 
     def __init__(self, scripted: Scripted, grace: float, on_stop: Callable[[StopStage], None]) -> None:
         self.scripted = scripted

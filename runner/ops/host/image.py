@@ -219,7 +219,7 @@ async def build(settings: Settings, recipe: ImageRecipe, say: Callable[[str], No
     finally:
         if recipe.npmrc is not None:
             with trio.CancelScope(shield=True), suppress(ProviderFailed):
-                await engine.forget_stages(f"{NAME}.stage")
+                await engine.prune_images(f"{NAME}.stage")
 
 
 def _require_name(image: str) -> None:
