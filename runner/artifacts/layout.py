@@ -41,10 +41,10 @@ class RunFiles:
         rmtree(self.directory)
         os.close(self._held)
 
-    def write_plan(self, plan: RunPlan, digest: str, basis: Json, rehearsal: str | None = None) -> None:
-        """``basis`` is what the plan was made from, for a run that resumes this one; ``rehearsal`` as in its record."""
+    def write_plan(self, plan: RunPlan, digest: str, inputs: Json, rehearsal: str | None = None) -> None:
+        """``inputs`` of the plan are for a run that resumes this one; ``rehearsal`` is that of the record."""
         played = {} if rehearsal is None else {"rehearsal": rehearsal}
-        document = {"format": FORMAT, **played, "digest": digest, "runs": [run_document(plan)], "basis": basis}
+        document = {"format": FORMAT, **played, "digest": digest, "runs": [run_document(plan)], "inputs": inputs}
         write(self.directory / "plan.json", self._clean(json.dumps(document, indent=1, ensure_ascii=False)))
 
     def __call__(self, recorded: Recorded) -> None:

@@ -74,7 +74,7 @@ class Output:
     def json(self, value: object, *, indent: int | None = 2) -> None:
         """Print JSON: escaped on a terminal, one value for programs; on one line without ``indent``."""
         text = self.clean(json.dumps(value, ensure_ascii=self.live, indent=indent))
-        if self.manners.obeyed:
+        if self.manners.ci_commands:
             from runner.report.github import quoted
 
             text = quoted(text)
@@ -123,7 +123,7 @@ class Output:
         print(self._harmless(self.clean(text)), file=self.stderr, flush=True)
 
     def _harmless(self, text: str) -> str:
-        if not self.manners.obeyed:
+        if not self.manners.ci_commands:
             return text
         from runner.report.github import harmless
 

@@ -86,7 +86,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f"valid choices: {', '.join(known)}" if known else "there are none here"
 
 
-def leaf(error: BaseException) -> BaseException:
+def first_leaf(error: BaseException) -> BaseException:
     """The first of what nurseries have wrapped into groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

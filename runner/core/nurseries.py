@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import trio
 
-from runner.core.errors import HostRefused, RunnerError, leaf
+from runner.core.errors import HostRefused, RunnerError, first_leaf
 
 
 @asynccontextmanager
@@ -58,7 +58,7 @@ def unwrapping_groups() -> Iterator[None]:
         known, others = group.split((RunnerError, OSError))
         if known is None or others is not None:
             raise
-        error = leaf(known)
+        error = first_leaf(known)
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
             raise HostRefused.of(error) from group
         raise error from group

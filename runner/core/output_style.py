@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 
 class Manners(NamedTuple):
-    """Output style. ``obeyed``: a CI interprets some lines as commands; ``annotates``: it is GitHub Actions."""
+    """Output style. ``ci_commands``: a CI interprets some lines as commands; ``annotates``: it is GitHub Actions."""
 
     redraw: bool = True
     colour: bool = True
-    obeyed: bool = False
+    ci_commands: bool = False
     annotates: bool = False
 
 
@@ -34,6 +34,6 @@ def manners(env: Mapping[str, str] | None = None) -> Manners:
     return Manners(
         redraw=capable and not in_ci(env),
         colour=capable and not env.get("NO_COLOR"),
-        obeyed=bool(obeying),
+        ci_commands=bool(obeying),
         annotates=env.get("GITHUB_ACTIONS") == "true",
     )

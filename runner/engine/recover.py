@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from runner.core.errors import HostRefused, LeaseHeld, RunnerError, leaf
+from runner.core.errors import HostRefused, LeaseHeld, RunnerError, first_leaf
 from runner.core.model import Handle, IsolationClass, Limits, Outcome, Reason, Status, failed, succeeded
 from runner.core.nurseries import open_services
 from runner.engine.run import Append, exit_code
@@ -350,7 +350,7 @@ def remove(path: Path) -> str | None:
 
 
 def _words(group: BaseExceptionGroup[RunnerError | OSError]) -> str:
-    error = leaf(group)
+    error = first_leaf(group)
     if isinstance(error, OSError):
         error = HostRefused.of(error)
     assert isinstance(error, RunnerError)

@@ -23,7 +23,7 @@ from runner.core.errors import (
     RunnerError,
     WorkspaceLimit,
     WorkspaceLost,
-    leaf,
+    first_leaf,
 )
 from runner.core.model import Fence, Outcome, Reason, Status, StopReason, StopStage, failed, succeeded
 from runner.core.redact import Secret
@@ -386,7 +386,7 @@ class _PhaseRunner:
                 outcome = await self._within_disk(stops, scope, work)
         except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
             outcome = _broken(group, end_unknown=current_step.end_unknown)
-            if isinstance(error := leaf(group), Escaped):
+            if isinstance(error := first_leaf(group), Escaped):
                 await self.run.emit(ev.ProcessEscaped(step.id, error.message))
         finally:
             if step.secrets:
@@ -491,7 +491,7 @@ def _moment(at: float | None) -> float:
 
 
 def _broken(group: ExceptionGroup[RunnerError | OSError], *, end_unknown: bool) -> Outcome:
-    error = leaf(group)
+    error = first_leaf(group)
     if isinstance(error, OSError):
         error = HostRefused.of(error)
     assert isinstance(error, RunnerError)

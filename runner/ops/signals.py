@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from runner.core.errors import HostRefused, leaf
+from runner.core.errors import HostRefused, first_leaf
 
 if TYPE_CHECKING:
     from runner.engine.run import RunCancellation
@@ -46,7 +46,7 @@ def run_cancellable(work: Callable[[], Awaitable[T]]) -> T:
     try:
         return trio.run(watched)
     except BaseExceptionGroup as group:
-        error = leaf(group)
+        error = first_leaf(group)
         raise (HostRefused.of(error) if isinstance(error, OSError) else error) from group
 
 

@@ -94,7 +94,7 @@ async def test_a_saved_plan_keeps_the_ceiling_and_its_runs_record_their_shares(p
     kept = json.loads((directory(project, record) / "plan.json").read_text())
     (agent,) = (step for step in kept["runs"][0]["steps"] if step["kind"] == "agent")
     assert agent["body"]["model"]["budget"] == {"tokens": None, "cost_usd": 9.0, "turns": None, "strict": True}
-    assert (kept["basis"]["request"]["max_cost"], kept["basis"]["request"]["run_cost"]) == (None, 9.0)
+    assert (kept["inputs"]["request"]["max_cost"], kept["inputs"]["request"]["run_cost"]) == (None, 9.0)
 
 
 @pytest.mark.slow

@@ -153,12 +153,14 @@ def test_what_is_of_now_gives_way_to_what_is_said() -> None:
         pytest.param({}, Manners(redraw=False, colour=False), id="a terminal that nobody knows"),
         pytest.param({"TERM": "xterm", "CI": "true"}, Manners(redraw=False), id="a CI"),
         pytest.param({"TERM": "xterm", "BUILDKITE": "true"}, Manners(redraw=False), id="a CI that does not set CI"),
-        pytest.param({"TERM": "xterm", "TF_BUILD": "True"}, Manners(redraw=False, obeyed=True), id="Azure Pipelines"),
-        pytest.param({"TEAMCITY_VERSION": "1"}, Manners(redraw=False, colour=False, obeyed=True), id="TeamCity"),
+        pytest.param(
+            {"TERM": "xterm", "TF_BUILD": "True"}, Manners(redraw=False, ci_commands=True), id="Azure Pipelines"
+        ),
+        pytest.param({"TEAMCITY_VERSION": "1"}, Manners(redraw=False, colour=False, ci_commands=True), id="TeamCity"),
         pytest.param({"TERM": "xterm", "CI": "false"}, Manners(), id="no CI"),
         pytest.param(
             {"TERM": "xterm", "GITHUB_ACTIONS": "true"},
-            Manners(redraw=False, obeyed=True, annotates=True),
+            Manners(redraw=False, ci_commands=True, annotates=True),
             id="GitHub Actions",
         ),
     ],

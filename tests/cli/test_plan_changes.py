@@ -142,7 +142,7 @@ def test_texts_that_nobody_of_ours_has_kept_are_none(project: Project, texts: st
     _, record = project.apply()
     kept = project.directory(record) / "plan.json"
     plan = json.loads(kept.read_text())
-    plan["basis"]["texts"] = json.loads(texts)
+    plan["inputs"]["texts"] = json.loads(texts)
     kept.write_text(json.dumps(plan))
     (project.folder / "agent.sh").write_text("echo 2\n")
 

@@ -59,7 +59,7 @@ def print_file(file: Path, out: Output, *, log: bool = False) -> None:
     from runner.core.sanitize import sanitize
 
     with file.open("rb") as stream:
-        if not out.live and not (log and out.manners.obeyed):
+        if not out.live and not (log and out.manners.ci_commands):
             while chunk := stream.read(1 << 20):
                 out.raw(chunk)
             return

@@ -38,7 +38,7 @@ async def compare(planned: PlanResult, settings: Settings, against: Path | None)
         if last is not None:
             id, old = last
             new = texts_of(planned.facts, run.name)
-            changes = _changes(old, old["basis"].get("texts"), {"runs": [run_document(run)]}, new)
+            changes = _changes(old, old["inputs"].get("texts"), {"runs": [run_document(run)]}, new)
             compared.append(PlanComparison(f"run {id}", changes))
         else:
             compared.append(PlanComparison(None, (Change("+", run.name, None, None, run.origin),)))
@@ -66,7 +66,7 @@ def _plans(settings: Settings, runs: Iterable[str], manifests: Path) -> Iterator
     for id in runs:
         try:
             document = read_document(settings.home / "runs" / id / "plan.json")
-            made_from = Path(document["basis"]["manifests"])
+            made_from = Path(document["inputs"]["manifests"])
         except (BadPlanFile, KeyError, TypeError):
             continue  # gone, or of another version
         if made_from.is_relative_to(manifests) or manifests.is_relative_to(made_from):

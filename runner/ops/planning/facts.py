@@ -61,8 +61,6 @@ async def gather(
     Failures are noted in ``missing``, and the resolver reports them at the manifest line. Raises ``StalePlan`` for a
     provider that became weaker.
     """
-    import trio  # those who only ask for names do without
-
     images: dict[str, str] = {}
     commits: dict[str, CommitFact] = {}
     seen: dict[tuple[Checkout, CommitFact | None], tuple[CommitFact, PolicyFile | None]] = {}
@@ -72,23 +70,8 @@ async def gather(
     lent: dict[str, Lent] = {}
     missing: dict[str, RunnerError] = {}
     beside = _Beside(missing)
-    names = dict.fromkeys(name for want in wanted for name in want.providers)
-    found: dict[str, Probe | RunnerError | OSError | None] = {}
-
-    async def look(name: str) -> None:
-        try:
-            provider = open_provider(name, settings)
-            found[name] = None if offline else still(await provider.probe(), pinned)
-        except (RunnerError, OSError) as error:
-            found[name] = error
-
-    async with trio.open_nursery() as nursery:
-        for name in names:
-            nursery.start_soon(look, name)
-        await trio.lowlevel.checkpoint()
-        beside.read(wanted)  # while they wait for programs and daemons; in a thread it would only be in their way
-    looks = ((name, found[name]) for name in names)
-    probes = {name: one for name, one in looks if one is not None and not isinstance(one, Exception)}
+    found = await _probe_all(wanted, settings, beside, pinned=pinned, offline=offline)
+    probes = {name: one for name, one in found.items() if one is not None and not isinstance(one, Exception)}
     for want in wanted:
         with _noting(missing, f"{want.run}/providers"):
             for name in want.providers:
@@ -114,19 +97,43 @@ async def gather(
             toolchains = lent.get(want.run, Lent()).toolchains
             clis |= {} if offline else await _cli_version(want, settings, toolchains, images.get(want.run), probes)
     return Facts(
-        probes,
-        commits,
-        beside.files,
-        beside.incidents,
-        missing,
-        offline,
-        policies,
-        images,
-        clusters,
-        beside.left_out,
-        clis,
-        lent,
+        probes=probes,
+        commits=commits,
+        files=beside.files,
+        incidents=beside.incidents,
+        missing=missing,
+        open=offline,
+        policies=policies,
+        images=images,
+        clusters=clusters,
+        left_out=beside.left_out,
+        clis=clis,
+        lent=lent,
     )
+
+
+async def _probe_all(
+    wanted: Sequence[FactsRequest], settings: Settings, beside: _Beside, *, pinned: Facts | None, offline: bool
+) -> dict[str, Probe | RunnerError | OSError | None]:
+    """Probe all providers of the runs at once, and read the files beside the manifests meanwhile."""
+    import trio  # callers that only need names do without
+
+    names = dict.fromkeys(name for want in wanted for name in want.providers)
+    found: dict[str, Probe | RunnerError | OSError | None] = dict.fromkeys(names)
+
+    async def probe(name: str) -> None:
+        try:
+            provider = open_provider(name, settings)
+            found[name] = None if offline else require_not_weaker(await provider.probe(), pinned)
+        except (RunnerError, OSError) as error:
+            found[name] = error
+
+    async with trio.open_nursery() as nursery:
+        for name in names:
+            nursery.start_soon(probe, name)
+        await trio.lowlevel.checkpoint()
+        beside.read(wanted)  # while probes wait for programs and daemons; in a thread it would only slow them down
+    return found
 
 
 @dataclass
@@ -268,7 +275,7 @@ def first_available(providers: Sequence[str], facts: Facts) -> str | None:
     return next((name for name in providers if name in facts.probes and facts.probes[name].available), None)
 
 
-def still(found: Probe, pinned: Facts | None) -> Probe:
+def require_not_weaker(found: Probe, pinned: Facts | None) -> Probe:
     """Return the planned probe if the provider still has all that the plan counts on. Raises ``StalePlan``."""
     planned = pinned.probes.get(found.provider) if pinned is not None else None
     if planned is None or not planned.available:

@@ -60,19 +60,19 @@ def read_plan_inputs(directory: Path, record: RunRecord) -> PlanInputs:
     """
     try:
         document = read_document(directory / "plan.json")
-        (run,), basis = document["runs"], document["basis"]
+        (run,), inputs = document["runs"], document["inputs"]
         if document["digest"] != record.plan:
             raise WorkMissing(f"`{directory / 'plan.json'}` is not the plan of run `{record.id}`", hint=ANEW)
         return PlanInputs(
-            Path(basis["manifests"]),
-            request_of(**basis["request"]),
+            Path(inputs["manifests"]),
+            request_of(**inputs["request"]),
             run["group"],
             tuple(run["needs"]),
-            basis["checkout"],
-            commit_of(**basis["commit"]) if basis["commit"] is not None else None,
-            {name: probe_of(fact) for name, fact in basis["probes"].items()},
-            dict(basis["outputs"]),
-            {step: dict(values) for step, values in basis["keys"].items()},
+            inputs["checkout"],
+            commit_of(**inputs["commit"]) if inputs["commit"] is not None else None,
+            {name: probe_of(fact) for name, fact in inputs["probes"].items()},
+            dict(inputs["outputs"]),
+            {step: dict(values) for step, values in inputs["keys"].items()},
         )
     except BadPlanFile as error:
         raise WorkMissing(error.message, hint=ANEW) from error

@@ -60,14 +60,14 @@ async def serve(listener: socket.socket, keeper: Keeper, nonce: str) -> None:
 
 async def _answer(connection: trio.socket.SocketType, keeper: Keeper, nonce: str) -> None:
     with connection, trio.move_on_after(_PATIENCE), suppress(OSError):  # of one who breaks off
-        wish = _read_wish(await connection.recv(_BYTES), nonce) if _is_ours(connection) else None
-        if wish is not None:
-            miss = await keeper.claim(*wish, partial(_deliver, connection))
+        request = _read_request(await connection.recv(_BYTES), nonce) if _is_ours(connection) else None
+        if request is not None:
+            miss = await keeper.claim(*request, partial(_deliver, connection))
             if miss is not None:
                 await connection.send(json.dumps({"miss": miss.value}).encode())
 
 
-def _read_wish(packet: bytes, nonce: str) -> tuple[SlotKey, WorkspaceRequest] | None:
+def _read_request(packet: bytes, nonce: str) -> tuple[SlotKey, WorkspaceRequest] | None:
     """Decode a request; ``None`` for that of another version."""
     try:
         asked = json.loads(packet)
@@ -114,7 +114,7 @@ async def ask(
     it.
     """
     lost: PoolMissReason | None = None
-    wish = {"key": plain(key), "workspace": request.id, "run": request.run, "project": request.project}
+    message = {"key": plain(key), "workspace": request.id, "run": request.run, "project": request.project}
     try:
         with reaching(home) as path, trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             await connection.connect(path)
@@ -122,7 +122,7 @@ async def ask(
                 return None
             lost = PoolMissReason.NO_KEEPER
             with trio.move_on_after(_PATIENCE):
-                await connection.send(json.dumps(wish).encode())
+                await connection.send(json.dumps(message).encode())
                 space = socket.CMSG_SPACE(array("i").itemsize * _DESCRIPTORS)
                 packet, rights, *_ = await connection.recvmsg(_BYTES, space, socket.MSG_CMSG_CLOEXEC)
                 # From here to the acknowledgement nothing waits, so nothing can be cancelled.

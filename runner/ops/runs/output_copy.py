@@ -34,7 +34,7 @@ def copy_output(directory: Path, record: RunRecord) -> list[str]:
     """
     try:
         plan = read_document(directory / "plan.json")
-        request, report = request_of(**plan["basis"]["request"]), header_of(plan["runs"][0]).report
+        request, report = request_of(**plan["inputs"]["request"]), header_of(plan["runs"][0]).report
     except (BadPlanFile, KeyError, TypeError, ValueError, AttributeError):  # gone, or of another version
         return []
     log = Path(record.log) if record.log is not None else None

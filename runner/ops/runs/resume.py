@@ -31,7 +31,7 @@ from runner.git import open_git
 from runner.lifecycle.resume import SCAN, Decided, Earlier, decide
 from runner.manifest import STDIN
 from runner.ops.host.state import open_state
-from runner.ops.planning.facts import still
+from runner.ops.planning.facts import require_not_weaker
 from runner.ops.planning.make_plan import PlanResult, make_plan
 from runner.ops.planning.plan_inputs import ANEW, PlanInputs, keys_of, made_anew, plan_inputs_of, read_plan_inputs
 from runner.ops.planning.refusals import refuse
@@ -157,16 +157,16 @@ async def plan_resume(
     and what planning raises.
     """
     _check_ended(stored.record)
-    basis = read_plan_inputs(stored.directory, stored.record)
-    if path is None and basis.manifests.name == STDIN.name:
+    inputs = read_plan_inputs(stored.directory, stored.record)
+    if path is None and inputs.manifests.name == STDIN.name:
         message = f"the manifests of run `{stored.record.id}` were standard input, which is gone"
         raise NotResumable(message, hint="put them into a file: runner resume RUN FILE")
     source = await _source(stored, settings)
-    before = basis if source is stored else read_plan_inputs(source.directory, source.record)
+    before = inputs if source is stored else read_plan_inputs(source.directory, source.record)
     earlier = Earlier(source.record.id, before.keys, source.record.steps, _lacking(source.record))
     if seconds is not None:
-        basis = replace(basis, request=replace(basis.request, seconds=seconds))
-    resuming = await _choose(_Continued(stored.record, basis, earlier, before), path or basis.manifests, settings)
+        inputs = replace(inputs, request=replace(inputs.request, seconds=seconds))
+    resuming = await _choose(_Continued(stored.record, inputs, earlier, before), path or inputs.manifests, settings)
     resuming = await _within_cost(stored.record, resuming, settings)
     if not resuming.resumption.reused:
         return await _told(stored, resuming, settings)
@@ -264,14 +264,14 @@ class _Continued:
     """The run to continue; ``earlier`` and its inputs ``before`` are of the run whose work is reused."""
 
     record: RunRecord
-    basis: PlanInputs
+    inputs: PlanInputs
     earlier: Earlier
     before: PlanInputs
 
 
 async def _choose(run: _Continued, path: Path, settings: Settings) -> ResumePlan:
     """Plan the manifests as they are now, on the base of the work if that lets steps be reused."""
-    request = replace(run.basis.request, only=run.basis.group, offline=False)
+    request = replace(run.inputs.request, only=run.inputs.group, offline=False)
     planned = await make_plan(path, settings, request)
     resuming = _decided(run, planned)
     name, base = run.record.name, run.before.commit
@@ -288,11 +288,11 @@ async def _choose(run: _Continued, path: Path, settings: Settings) -> ResumePlan
 
 def _decided(run: _Continued, planned: PlanResult) -> ResumePlan:
     plan = _member(run.record.name, planned)
-    _check_needs(plan, run.basis)
+    _check_needs(plan, run.inputs)
     for name, probe in run.before.probes.items():
         if name in planned.facts.probes:
-            still(planned.facts.probes[name], Facts({name: probe}))
-    outputs, works = run.basis.outputs, plan.phase("work")
+            require_not_weaker(planned.facts.probes[name], Facts({name: probe}))
+    outputs, works = run.inputs.outputs, plan.phase("work")
     keys = keys_of(plan, planned.facts, outputs)
     steps = decide(plan, keys, {step.id for step in works if made_anew(step)}, run.earlier)
     ids = digests(works, keys)
@@ -307,8 +307,8 @@ def _member(name: str, planned: PlanResult) -> RunPlan:
     return runs[name]
 
 
-def _check_needs(plan: RunPlan, basis: PlanInputs) -> None:
-    if new := [need for need in plan.needs if need not in basis.needs]:
+def _check_needs(plan: RunPlan, inputs: PlanInputs) -> None:
+    if new := [need for need in plan.needs if need not in inputs.needs]:
         message = f"run `{plan.name}` needs `{new[0]}` by now, whose outputs it has not"
         raise NotResumable(message, hint="`runner apply` starts both anew")
 

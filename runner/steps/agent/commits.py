@@ -13,7 +13,7 @@ from pathlib import Path
 
 import trio
 
-from runner.core.errors import HostileTree, PlatformError, PolicyError, RemoteOverLimit, leaf
+from runner.core.errors import HostileTree, PlatformError, PolicyError, RemoteOverLimit, first_leaf
 from runner.core.model import Violation
 from runner.core.plural import plural
 from runner.core.sanitize import sanitize
@@ -63,7 +63,7 @@ async def take_commits(run: RunContext, mount_plan: MountPlan, policy: PathPolic
         with trio.move_on_at(until):
             taken = await _taken(run, mount_plan, policy, quarantine)
     except* (PolicyError, PlatformError, RemoteOverLimit, OSError) as group:
-        taken = ev.AgentCommitsImported(withheld=sanitize(str(leaf(group)), 500))
+        taken = ev.AgentCommitsImported(withheld=sanitize(str(first_leaf(group)), 500))
     finally:
         trees.remove(quarantine)
     if taken is None:

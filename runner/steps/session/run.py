@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 
 import trio
 
-from runner.core.errors import ProviderFailed, RunnerError, WorkspaceLost, leaf
+from runner.core.errors import ProviderFailed, RunnerError, WorkspaceLost, first_leaf
 from runner.core.model import Command, CommandStatus, Exit, Outcome, succeeded
 from runner.core.plural import plural
 from runner.core.sanitize import escape_unprintable
@@ -77,7 +77,7 @@ async def perform(body: SessionBody, run: RunContext) -> Outcome:
 
 
 def _message(group: ExceptionGroup[ProviderFailed | WorkspaceLost]) -> str:
-    error = leaf(group)
+    error = first_leaf(group)
     assert isinstance(error, RunnerError)
     return error.message
 

@@ -28,7 +28,7 @@ def leave(tmp_path: Path) -> Leave:
         asked = {"only": None, "task": {}, "offline": False, "untrusted": False, **request}
         verify = {"kind": "verify", "body": {"verify": {"report": {"path": "investigation.md"}}}}
         runs = [{"name": "triage", "steps": [verify]}]
-        plan = {"format": FORMAT, "digest": "x", "runs": runs, "basis": {"request": asked}}
+        plan = {"format": FORMAT, "digest": "x", "runs": runs, "inputs": {"request": asked}}
         (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
         return copy_output(tmp_path / "run", RunRecord("7k3q", log=str(log)))
 
