@@ -265,7 +265,7 @@ def test_what_is_no_kubeconfig_is_said(tmp_path: Path, make: Callable[[Path], ob
             "has more than 253 characters",
             id="long context",
         ),
-        pytest.param(lambda d: cluster(d).update(server=7), "`server` of the kubeconfig is no text", id="number"),
+        pytest.param(lambda d: cluster(d).update(server=7), "`server` of the kubeconfig is not a text", id="number"),
         pytest.param(lambda d: cluster(d).update({"certificate-authority-data": "!"}), "not base64", id="base64"),
         pytest.param(lambda d: cluster(d).update({"certificate-authority-data": "YQ=="}), "not a certificate", id="ca"),
         pytest.param(lambda d: user(d).update({"client-key-data": "YQ=="}), "needs its key", id="half"),
