@@ -204,7 +204,7 @@ BAD = {
     "empty": (answer(more=1), "printed neither a token nor a certificate"),
     "number": (answer(token=5), "printed a `token` that is not a text"),
     "time": (answer(token=TOKEN, expirationTimestamp="tomorrow"), "an `expirationTimestamp` that is not a time"),
-    "no zone": (answer(token=TOKEN, expirationTimestamp="2999-01-01T00:00:00"), "`expirationTimestamp` that is not a time"),
+    "no zone": (answer(token=TOKEN, expirationTimestamp="2999-01-01T00:00:00"), "that is not a time"),
     "key alone": (answer(clientKeyData="x"), "printed a certificate or its key, and not both"),
     "no certificate": (answer(clientKeyData="x", clientCertificateData="y"), "client certificate of context `prod-eu`"),
     "two lines": (answer(token=f"{TOKEN}\r\nx: y"), "printed a token that is not one word"),
