@@ -34,6 +34,7 @@ PACKAGES = {  # of Debian, by a program or file that it brings
     "git": "git",
     "go": "golang-go",
     "ip": "iproute2",
+    "jq": "jq",
     "make": "make",
     "mkfs.ext4": "e2fsprogs",
     "node": "nodejs",

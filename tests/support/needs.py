@@ -75,6 +75,7 @@ MEMORY = Component("memory limits", lambda: cgroup.missing_limits().get(Feature.
 CARGO = program("cargo")
 GIT = program("git")
 GO = program("go")
+JQ = program("jq")
 MAKE = program("make")
 NPM = program("npm")
 COMPILER = Component("C compiler", _compiler)

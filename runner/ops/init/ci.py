@@ -6,8 +6,8 @@ Manifests of a pull request from a fork are applied with ``--untrusted``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 
+from runner import DISTRIBUTION, __version__
 from runner.ops.init.survey import Survey, install_words
 
 GITHUB = ".github/workflows/runner.yml"
@@ -48,9 +48,7 @@ def gitlab_job(seen: Survey) -> str:
 
 def package() -> str:
     """Return this program's distribution and version, as pip reads it."""
-    own = (one.dist for one in entry_points(group="console_scripts", name="runner") if one.module.startswith("runner."))
-    dist = next(dist for dist in own if dist is not None)
-    return f"{dist.name}=={dist.version}"
+    return f"{DISTRIBUTION}=={__version__}"
 
 
 def _github_steps(seen: Survey, language: str) -> Iterator[str]:
