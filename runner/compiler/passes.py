@@ -35,7 +35,7 @@ Pass = Callable[[Draft], Draft]
 
 
 def add_steps(draft: Draft) -> Draft:
-    """Ask every step kind, after those that it may need, whether this run needs it; those that finalize come last."""
+    """Ask every step kind whether this run needs it, after the kinds that it may need; finalize steps come last."""
     steps: dict[str, Step] = {}
     for kind, module in _kinds().items():
         step = module.plan(draft.spec, draft.facts, _needs(kind, *steps))
@@ -46,13 +46,13 @@ def add_steps(draft: Draft) -> Draft:
 
 @cache
 def _needs(kind: str, *present: str) -> tuple[str, ...]:
-    """Of the kinds that can stand for a need, the best one that is present is the need."""
+    """Choose the best present kind for each need."""
     found = ([need for need in choice if need in present] for choice in _kinds()[kind].NEEDS)
     return tuple(best[0] for best in found if best)
 
 
 def give_secrets(draft: Draft) -> Draft:
-    """Each step gets, by name, the secrets that are for it."""
+    """Add to each step the secrets that are for it, by name."""
     secrets = draft.spec.secrets
     if not secrets:
         return draft
@@ -71,7 +71,7 @@ def give_secrets(draft: Draft) -> Draft:
 
 
 def give_network(draft: Draft) -> Draft:
-    """Only providers that leave a run the host's network take one whose agent has the key: all that it runs has it."""
+    """Give all steps the host's network when the agent has the key of its model, since all that it runs has it too."""
     model = draft.spec.model
     if model is None or not model.key_inside:
         return draft
@@ -79,7 +79,7 @@ def give_network(draft: Draft) -> Draft:
 
 
 def bound_deadlines(draft: Draft) -> Draft:
-    """No step may promise more time than its run has."""
+    """Cut the deadlines of steps to that of their run."""
     run = draft.spec.deadline_seconds
     if all(step.deadline_seconds <= run for step in draft.steps):
         return draft
@@ -90,7 +90,7 @@ def bound_deadlines(draft: Draft) -> Draft:
 
 
 def demand_isolation(draft: Draft) -> Draft:
-    """Every provider of the chain must be as strong as asked, since any of them may be the one."""
+    """Require every provider of the chain to be as strong as asked, since any of them may be used."""
     spec = draft.spec
     weak = [
         IsolationTooWeak(
@@ -105,7 +105,7 @@ def demand_isolation(draft: Draft) -> Draft:
 
 
 def demand_features(draft: Draft) -> Draft:
-    """What a manifest asks for is enforced by every provider of its chain, or the run does not compile."""
+    """Require every provider of the chain to enforce what the manifest asks for."""
     notes: list[str] = []
     findings: list[RunnerError] = []
     chain = [(name, probe.on_shared_disk() if draft.spec.shared else probe) for name, probe in _chain(draft)]
@@ -134,7 +134,7 @@ def _unenforced(draft: Draft, demand: Demand, name: str, probe: Probe) -> Runner
 
 
 def demand_image(draft: Draft) -> Draft:
-    """A provider that makes workspaces of images must have been told which."""
+    """Require an image of a run whose provider makes workspaces of images."""
     if draft.spec.base_image is not None:
         return draft
     lost = [name for name, probe in _chain(draft) if probe.available and probe.needs_image]
@@ -142,7 +142,7 @@ def demand_image(draft: Draft) -> Draft:
 
 
 def demand_availability(draft: Draft) -> Draft:
-    """At least one provider of the chain must be there; the others are refused one by one when their turn comes."""
+    """Require at least one available provider; the others are rejected one by one when their turn comes."""
     chain = _chain(draft)
     if draft.facts.open or any(probe.available for _, probe in chain):
         return draft
@@ -218,7 +218,7 @@ def _run_plan(draft: Draft) -> RunPlan:
 
 
 def _cost(spec: RunSpec) -> float | None:
-    """What a run's model may cost; an agent that has the key itself costs what it likes."""
+    """Return the ceiling of a run's model cost; ``None`` when the agent has the key itself."""
     if spec.model is None:
         return 0.0
     return None if spec.model.key_inside else spec.model.budget.cost_usd
@@ -231,13 +231,13 @@ def _cluster(spec: RunSpec) -> PlannedCluster | None:
 
 
 def _chain(draft: Draft) -> list[tuple[str, Probe]]:
-    """The providers that may be the one, as probed; of open Facts, none."""
+    """List the chain's providers with their probes; empty for open Facts."""
     return [] if draft.facts.open else [(name, draft.facts.probes[name]) for name in draft.spec.providers]
 
 
 @cache
 def _kinds() -> Mapping[str, ModuleType]:
-    """The ``plan`` module of every step kind, by kind, each after those that it may need."""
+    """Import the ``plan`` module of every step kind, each after those that it may need."""
     modules = {name: import_module(f"runner.steps.{name}.plan") for name in plugins.names(runner.steps)}
     choices = {name: [need for choice in module.NEEDS for need in choice] for name, module in modules.items()}
     return {name: modules[name] for name in Graph(choices).order()}

@@ -1,4 +1,4 @@
-"""How long to wait before a call that failed is made again."""
+"""Pauses before a failed call is repeated."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ SLOW = 5.0  # seconds: a call that took longer than that to fail has been patien
 
 
 def pauses(chance: Callable[[], float]) -> Iterator[float]:
-    """Seconds before each further try, between half of what it may be and all, so that many do not come at once.
+    """Yield the seconds before each further try, between half and all of a growing bound, so that many callers spread.
 
-    ``chance`` gives numbers between 0 and 1.
+    ``chance`` returns numbers between 0 and 1.
     """
     return (FIRST * 2**number * (1 + chance()) / 2 for number in range(TRIES - 1))

@@ -1,7 +1,7 @@
-"""Who may use a workspace, and until when: the one row of each, and what an event makes of it.
+"""Leases of workspaces: the one row of each, and how an event changes it.
 
-A lease ends by release or by its time, on the store's clock. Its fence rises with every acquisition and never falls,
-so that whoever was away too long is known by an old number.
+A lease ends by release or by its time, on the store's clock. Its fence rises with every acquisition and never falls, so
+that a holder that was away too long is known by an old number.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LeaseEvent = LeaseAcquired | LeaseRefreshed | LeaseReleased
 
 
 def free(workspace: str) -> Lease:
-    """The row of a workspace that nobody has leased yet."""
+    """Return the row of a workspace that was never leased."""
     return Lease(workspace, 0)
 
 
 def advance(row: Lease, event: LeaseEvent, at: int) -> Lease:
-    """What the row is after an event at the moment ``at``.
+    """Return the row after an event at the moment ``at``.
 
     Raises ``LeaseHeld`` for an acquisition that comes second or while the lease is live, unless it is forced (its
     holder is known to be dead); ``LeaseLost`` for a refresh or release by anybody but the holder.
@@ -50,7 +50,7 @@ def advance(row: Lease, event: LeaseEvent, at: int) -> Lease:
 
 
 def check(row: Lease, fence: Fence, at: int) -> None:
-    """Refuse what a holder writes after its lease has ended. Raises ``LeaseLost``."""
+    """Refuse a write after the holder's lease has ended. Raises ``LeaseLost``."""
     if (row.id, row.fence) != (fence.lease, fence.number) or not row.live(at):
         raise lost(row, fence.lease)
 

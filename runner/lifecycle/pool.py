@@ -1,6 +1,6 @@
-"""Which slots a warm pool should have, and why a workspace could not be had from one. Pure.
+"""Decide the slots of a warm pool, and the reason for a miss. Pure.
 
-A slot is a workspace of nobody that already runs. Times are microseconds since the epoch by the store's clock.
+A slot is a running workspace that belongs to nobody. Times are microseconds since the epoch by the store's clock.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _DIFFERENCES = (
 
 
 def name_of(key: SlotKey) -> str:
-    """The name of the pool whose slots have this key."""
+    """Return the name of the pool whose slots have this key."""
     return digest(canonical(key).decode()).removeprefix("sha256:")[:12]
 
 
 def read_key(found: Mapping[str, Any]) -> SlotKey:
-    """A key from its plain form. Raises ``KeyError`` and ``TypeError`` for one that another version wrote."""
+    """Read a key from its plain form. Raises ``KeyError`` and ``TypeError`` for that of another version."""
     limits, toolchains = Limits(**found["limits"]), tuple(found["toolchains"])
     return SlotKey(**{**found, "limits": limits, "toolchains": toolchains})
 
 
 def why_missed(wanted: SlotKey, pools: Iterable[SlotKey]) -> PoolMissReason:
-    """Why none of these pools has a slot for a workspace: the first difference to the nearest of them."""
+    """Return why none of these pools fits a workspace: the first difference to the nearest of them."""
     first = [_difference(wanted, key) for key in pools]
     if not first:
         return PoolMissReason.EMPTY
@@ -66,19 +66,19 @@ def _difference(wanted: SlotKey, key: SlotKey) -> int:
 
 @dataclass(frozen=True)
 class Failures:
-    """How often in a row slots of a pool could not be made, and when the last time was."""
+    """The number of failures in a row to create a slot of a pool, and the time of the last."""
 
     count: int = 0
     at: int = 0
 
     def pause_until(self) -> int:
-        """From when on a pool may be filled again."""
+        """Return the moment from which the pool may be filled again."""
         return self.at + round(BACK_OFF[min(self.count, len(BACK_OFF)) - 1] * 1e6) if self.count else 0
 
 
 @dataclass(frozen=True)
 class Change:
-    """What to do now: slots to end by id, and how many to make of each pool. Something is due again at ``again``."""
+    """Slots to end now, by id, and numbers to create, by pool. The next change is due at ``again``."""
 
     end: tuple[str, ...] = ()
     make: Mapping[str, int] = field(default_factory=dict)
@@ -86,10 +86,9 @@ class Change:
 
 
 def decide(slots: Sequence[SlotRow], sizes: Mapping[str, int], failures: Mapping[str, Failures], now: int) -> Change:
-    """What brings the slots to the wanted ``sizes`` by pool. Those that are claimed are nobody's to end, and no part
-    of a pool any more.
+    """Decide how to reach the wanted ``sizes``. Claimed slots are not ended, and do not count.
 
-    Of too many the oldest go first, and of pools that are not wanted all. A slot over ``MAX_AGE`` is replaced.
+    The oldest surplus slots end first, and all slots of unwanted pools. A slot over ``MAX_AGE`` is replaced.
     """
     kept: Counter[str] = Counter()
     ends: list[str] = []

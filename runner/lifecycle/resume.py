@@ -1,7 +1,7 @@
-"""Which steps of a run that ended before its end are run again, and why. Pure.
+"""Decide which steps of a run that ended early run again, and why. Pure.
 
-What a run saves is its tree as ``scan`` found it. So the steps before the scan are taken over together, or none of
-them: the tree between two of them is kept nowhere. The steps after it work on that tree, and are taken over one by one.
+A run saves its tree as ``scan`` found it; trees between two steps are not kept. So the steps before the scan are reused
+together, or none of them; the steps after it work on that tree, and are reused one by one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCAN = "scan"
 
 @dataclass(frozen=True)
 class Earlier:
-    """The run that is continued. ``lacking`` says why its work cannot be gone on with, if it cannot."""
+    """The run that is continued. ``lacking`` says why its work cannot be continued, if it cannot."""
 
     run: str
     keys: Keys
@@ -30,7 +30,7 @@ class Earlier:
 
 @dataclass(frozen=True)
 class Decided:
-    """Of one step: ``run`` is where it was performed when it is taken over, and ``None`` when it runs again."""
+    """The decision on one step: ``run`` performed it, if it is reused; ``None`` if it runs again."""
 
     step: str
     run: str | None
@@ -38,7 +38,8 @@ class Decided:
 
 
 def decide(plan: RunPlan, keys: Keys, anew: Collection[str], earlier: Earlier) -> tuple[Decided, ...]:
-    """Of each step that works, in plan order; the effects of those that are made ``anew`` end with the workspace."""
+    """Decide on each step of the work phase, in plan order; steps ``anew`` always run again, since their effects end
+    with the workspace."""
     steps = plan.phase("work")
     changed = {step.id: words for step in steps if (words := _changed(step, keys, earlier))}
     again: dict[str, str] = {}  # why, of the steps that could be taken over
@@ -71,7 +72,7 @@ def decide(plan: RunPlan, keys: Keys, anew: Collection[str], earlier: Earlier) -
 
 
 def _before_scan(steps: tuple[Step, ...]) -> list[Step]:
-    """All that the scan needs, in plan order."""
+    """List all steps that the scan needs, in plan order."""
     wanted = {SCAN}
     for step in reversed(steps):
         if step.id in wanted:
@@ -80,7 +81,7 @@ def _before_scan(steps: tuple[Step, ...]) -> list[Step]:
 
 
 def _gone(steps: tuple[Step, ...], earlier: Earlier) -> str | None:
-    """Why the saved work is not this plan's, if the earlier run did more before its scan."""
+    """Return why the saved work does not fit this plan, if the earlier run had more steps before its scan."""
     known = {step.id for step in steps}
     gone = [step for step in takewhile(lambda step: step != SCAN, earlier.steps) if step not in known]
     return f"{gone[0]} is gone, and the saved work has what it did" if gone else None
@@ -95,7 +96,7 @@ def _changed(step: Step, keys: Keys, earlier: Earlier) -> str:
 
 
 def _why(step: Step, changed: Mapping[str, str], again: Mapping[str, str], earlier: Earlier) -> str | None:
-    """Why a step runs again for reasons of its own, or of what it needs."""
+    """Return why a step runs again, because of itself or of its needs."""
     if step.id in changed:
         return changed[step.id]
     for need in step.needs:

@@ -1,4 +1,4 @@
-"""When a workspace has had its time, and whether this host's clock may be believed about it.
+"""Expiry of workspaces, and whether this host's clock can be trusted about it.
 
 Times are microseconds since the epoch by the store's clock.
 """
@@ -11,7 +11,7 @@ STEADY = 300.0  # seconds that a wall clock may move against the time since boot
 
 
 def expiry(created: int, used: int, *, ttl_seconds: float, max_age_seconds: float | None) -> int:
-    """The moment at which a workspace ends that was last used at ``used``; its age is counted from ``created``."""
+    """Return the moment at which a workspace expires, last used at ``used`` and created at ``created``."""
     by_use = used + round(ttl_seconds * 1e6)
     return by_use if max_age_seconds is None else min(by_use, created + round(max_age_seconds * 1e6))
 
@@ -21,9 +21,9 @@ def expired(expires: int | None, now: int) -> bool:
 
 
 def why_unsteady(before: ClockReference | None, seen: ClockReference, *, newest: int, now: int) -> str | None:
-    """Why nothing may be removed for its age now; ``None`` when the clock has been steady.
+    """Return why nothing may be removed for its age now; ``None`` when the clock has been steady.
 
-    ``before`` is what was seen the last time. ``newest`` is the time of the newest event.
+    ``before`` is the previous reading. ``newest`` is the time of the newest event.
     """
     if now < newest:
         return f"the clock is {_seconds(newest - now)} behind the newest event"

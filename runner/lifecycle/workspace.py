@@ -1,4 +1,4 @@
-"""What a workspace that outlives runs may become, and the row that its events add up to.
+"""The states of a workspace that outlives runs, and the row that its events add up to.
 
 Both stores write what ``fold`` returns, in the transaction that keeps the event.
 """
@@ -57,7 +57,7 @@ UNFINISHED = frozenset({S.CREATING, S.PROVISIONING, S.STOPPING, S.DESTROYING})  
 
 
 def advance(workspace: str, status: S, to: S) -> S:
-    """The status after a change. Raises ``WorkspaceState`` for one that there is not."""
+    """Return the status after a change. Raises ``WorkspaceState`` for a change that is not allowed."""
     if to not in NEXT[status]:
         message = f"workspace `{workspace}` is {status}, and cannot become {to}"
         raise WorkspaceState(message, hint=hint(workspace, status))
@@ -65,7 +65,7 @@ def advance(workspace: str, status: S, to: S) -> S:
 
 
 def hint(workspace: str, status: S) -> str:
-    """What to do about a workspace that has this status and should have another."""
+    """Return how to bring a workspace out of this status."""
     return _HINTS[status].format(workspace)
 
 

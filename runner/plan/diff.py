@@ -1,8 +1,8 @@
-"""What differs between two plan documents, field by field, with the manifest line of each change.
+"""Compare two plan documents field by field, with the manifest line of each change.
 
-Both sides are the JSON form, since the older one comes from a file. Runs are compared by name, steps by
-id, files by name and content. Not compared: origins, since a comment moves them, and what is computed from the rest,
-such as the digest of all that policies say.
+Both sides are in JSON form, since the older one comes from a file. Runs are compared by name, steps by id, files by
+name and content. Not compared: origins, since a comment moves them, and derived values such as the digest of all
+policies.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def differences(old: object, new: object) -> Iterator[tuple[str, object, object]
 
 
 def _is_file(value: object) -> bool:
-    """Whether it is a ``ContextFile``."""
+    """Tell whether a value is a ``ContextFile``."""
     return isinstance(value, dict) and {"path", "sha256", "size"} <= value.keys()
 
 
 def _same_file(old: object, new: object) -> bool:
-    """Whether both are a file with one content, wherever it lies."""
+    """Tell whether both are a file with the same content, wherever it lies."""
     if not (isinstance(old, dict) and isinstance(new, dict) and _is_file(old) and _is_file(new)):
         return False
     return bool(old["sha256"] == new["sha256"])

@@ -52,7 +52,7 @@ def judge_name(name: str, kind: Kind = "file") -> str | None:
 
 
 def read_by_git(name: str) -> str | None:
-    """What git takes a file of this name for, if it reads it: ``.gitmodules`` or ``.gitattributes``."""
+    """Return the file that git takes this name for, if it reads it: ``.gitmodules`` or ``.gitattributes``."""
     text = fold(f"/{name}/")
     if _AS_GITMODULES.search(text):
         return ".gitmodules"
@@ -60,7 +60,7 @@ def read_by_git(name: str) -> str | None:
 
 
 def may_offend(folded: str) -> bool:
-    """Whether one of these names can be git's own: ``folded``, with a slash before each and behind the last."""
+    """Tell whether one of these names can be git's own: ``folded``, with a slash before each and behind the last."""
     return _AS_GIT.search(folded) is not None
 
 

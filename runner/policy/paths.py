@@ -99,7 +99,7 @@ def compose(policies: Sequence[PathPolicy]) -> PathPolicy:
 
 
 def check_pattern(text: str) -> str | None:
-    """What is wrong with a pattern, to be read after its text; ``None`` when it can be used."""
+    """Return the fault of a pattern, to be read after its text; ``None`` when it is valid."""
     parts = text.removesuffix("/").split("/")
     classes = [found for part in parts for found in _CLASS.findall(part)]
     bare = [_CLASS.sub("", part) for part in parts]
@@ -121,7 +121,7 @@ def check_pattern(text: str) -> str | None:
 
 
 def is_group(part: str) -> bool:
-    """Whether a part of a path has parentheses that other tools read as a choice or a repetition."""
+    """Tell whether a part of a path has parentheses that other tools read as a choice or a repetition."""
     return _GROUP.search(part) is not None
 
 
@@ -140,7 +140,7 @@ class Rule:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """In a directory: each rule still alive, and how many of its parts are behind."""
+    """The state in a directory: each live rule, and the number of its parts that are matched."""
 
     reached: tuple[tuple[Rule, int], ...]
 
@@ -202,10 +202,10 @@ class Matcher:
         return next((r.pattern for r in matched if directory or not (r.tree and r.pattern.endswith("/"))), None)
 
     def may_forbid(self, state: State, names: str) -> bool:
-        """Whether a pattern can be against one of these entries: no is certain, yes is not.
+        """Tell whether a pattern can forbid one of these entries: no is certain, yes is not.
 
-        ``names`` are folded, with a slash before each and behind the last: one search for each literal piece
-        covers a directory full of them.
+        ``names`` are folded, with a slash before each and behind the last: one search for each literal piece covers a
+        directory full of them.
         """
         for piece in state.pieces:  # noqa: SIM110  # a generator takes three times as long
             if piece in names:
@@ -290,7 +290,7 @@ def _piece(word: str) -> str:
 
 @cache
 def _regex(word: str) -> re.Pattern[str]:
-    """What one name must match whole."""
+    """Compile the pattern of one name."""
     from wcmatch import fnmatch  # 30 ms that only a scan needs
 
     flags = fnmatch.DOTMATCH | fnmatch.FORCEUNIX | fnmatch.BRACE

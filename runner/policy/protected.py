@@ -14,7 +14,7 @@ _PATTERN = frozenset("*?[]{}!\\")
 
 
 def check_protected(text: str) -> str | None:
-    """What is wrong with a protected path, to be read after its text; ``None`` when it can be used."""
+    """Return the fault of a protected path, to be read after its text; ``None`` when it is valid."""
     parts = text.removesuffix("/").split("/")
     complaints = {
         "is empty": not text,

@@ -1,4 +1,4 @@
-"""What of a host a workspace may see: toolchains and dependencies. Whether they are there is looked up elsewhere."""
+"""The directories of a host that a workspace may see: toolchains and dependencies. Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _INSTALLED = frozenset({".bundle", ".venv", "bundle", "node_modules", "vendor", 
 
 
 def is_language(toolchain: str) -> bool:
-    """Whether a toolchain is named by a program that compiles or runs a language."""
+    """Tell whether a toolchain is named by a program that compiles or runs a language."""
     return toolchain in _LANGUAGES
 
 
 def is_installed(dependency: str) -> bool:
-    """Whether a directory is one that package managers install to."""
+    """Tell whether package managers install to a directory."""
     return PurePosixPath(dependency).name in _INSTALLED
 
 
 def check_toolchain(text: str) -> str | None:
-    """What is wrong with a toolchain's path, to be read after it; ``None`` when it can be shown, and for a name."""
+    """Return the fault of a toolchain's path, to be read after it; ``None`` for a valid one, and for a name."""
     path = PurePosixPath(text)
     if not path.is_absolute():
         return None

@@ -1,6 +1,6 @@
-"""A run under way: its places, its ports, and what its steps hand to each other.
+"""The context of a run: its paths, its dependencies, and the results that its steps hand to each other.
 
-Whatever is here can be told again from the journal; nothing is decided by it that an event does not show.
+Everything here can be rebuilt from the journal; no decision rests on it that an event does not show.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ StopEvent = Callable[[StopStage, float], ev.StopStageReached]
 
 @dataclass(frozen=True)
 class RunPaths:
-    """Where a run keeps things on the host, all decided by ``RUNNER_HOME`` and the run's id."""
+    """The directories of a run on the host, decided by ``RUNNER_HOME`` and the run's id."""
 
     home: Path
     run: str
@@ -69,7 +69,7 @@ class RunPaths:
         return self.home / "tmp" / f"{self.run}-commits"
 
     def name_of(self, handle: Handle) -> Path:
-        """Where people find a workspace's tree, which may lie elsewhere."""
+        """Return the path by which people find a workspace's tree, which may lie elsewhere."""
         name = self.home / "projects" / handle.project / "workspaces" / handle.id
         return name if name.is_symlink() else handle.tree
 
@@ -80,17 +80,17 @@ async def no_pool(provider: Provider, key: SlotKey, request: WorkspaceRequest) -
 
 
 async def boundless(workspace: str) -> None:
-    """There is room for any number of workspaces."""
+    """Allow any number of workspaces."""
     await trio.lowlevel.checkpoint()
 
 
 def never(provider: str) -> None:
-    """No provider was looked at before."""
+    """Remember no probe."""
 
 
 @dataclass(frozen=True)
 class AgentDependencies:
-    """What of the world a run needs, and can be looked at before there is any."""
+    """The adapters for agents, their models and clusters, which exist before a run does."""
 
     agent: Callable[[str], Agent]
     gateway: Gateway
@@ -101,11 +101,11 @@ class AgentDependencies:
 
 @dataclass(frozen=True)
 class RunDependencies(AgentDependencies):
-    """What a run reaches the world through; made by the composition root.
+    """All adapters of a run; made by the composition root.
 
-    ``warm`` is asked for a workspace that is kept warm: it may say why there is none, or that nobody keeps any.
-    ``room`` raises ``WorkspaceLimit`` for a workspace that there is none for beside those before it.
-    ``seen`` is what a provider was found to be a moment ago, so that it is not asked twice.
+    ``warm`` claims a warm workspace, or returns why there is none; ``None`` if there is no pool. ``room`` raises
+    ``WorkspaceLimit`` for a workspace beyond the limit. ``seen`` returns a recent probe of a provider, so that it is
+    not probed twice.
     """
 
     provider: Callable[[str], Provider]
@@ -124,9 +124,9 @@ class RunDependencies(AgentDependencies):
 
 @dataclass(frozen=True)
 class ResumeSource:
-    """What an earlier run has left for this one to go on with: its work, a commit on ``base``, and its ``directory``.
+    """The work of an earlier run that this one continues: a commit on ``base``, and the ``directory`` of that run.
 
-    ``snapshot`` is what it published, if that is taken over; ``commits`` what its agent committed itself.
+    ``snapshot`` is its published snapshot, if that is reused; ``commits`` are its agent's own.
     """
 
     repository: Path
@@ -139,8 +139,8 @@ class ResumeSource:
 
 @dataclass(frozen=True)
 class ResumeState:
-    """The run that this one continues. ``reused`` maps steps that are not performed to the run in which they were, and
-    their content keys; without any, nothing is ``kept``. ``attempt`` is for the agent, if it runs again."""
+    """The run that this one continues. ``reused`` maps reused steps to the run that performed them and their content
+    keys; without any, there is no ``kept`` work. ``attempt`` is for the agent, if it runs again."""
 
     run: str
     reused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -152,9 +152,9 @@ class ResumeState:
 class CurrentStep:
     """The step that is being performed.
 
-    ``explain`` says why a stage of ending its command was reached, given the command's own deadline (trio time).
-    ``end_unknown``: the sandbox was lost while a command ran, so nobody knows what that did. ``awaited`` says in words
-    what it was waiting for when it was stopped, if that is known.
+    ``explain`` builds the event of a stop stage, given the command's own deadline (trio time). ``end_unknown``: the
+    sandbox was lost while a command ran, so its effect is unknown. ``awaited`` says in words what the step was waiting
+    for when it was stopped, if known.
     """
 
     step: str
@@ -239,7 +239,7 @@ class RunContext:
         return self.lease_holder.workspace
 
     def attach(self, provider: Provider, probe: Probe, handle: Handle | None) -> None:
-        """The workspace's provider from the intent on, its handle once it is made."""
+        """Set the workspace's provider, before the workspace is created, and its handle once it exists."""
         self.provider, self.probe, self.handle = provider, probe, handle
 
     def require(self) -> tuple[Provider, Handle]:
@@ -248,16 +248,16 @@ class RunContext:
         return self.provider, self.handle
 
     def reset_workspace(self) -> None:
-        """Forget all that was learned of a workspace that is fallen back from."""
+        """Forget everything about a workspace that the run falls back from."""
         self.provider = self.probe = self.handle = self.base = self.pool_miss = None
         self.inputs, self.injected_files, self.protected, self.context = (), {}, {}, b""
         self._repository = False
 
     async def retry(self, what: str, act: Callable[[], Awaitable[_T]]) -> _T:
-        """The result of ``act``, which does no harm when it is repeated: after a platform error that may pass it is
-        asked again a few times, with growing pauses and an event of each failure.
+        """Return the result of ``act``, repeated after a platform error that may pass: a few times, with growing pauses
+        and an event of each failure. Repeating ``act`` must do no harm.
 
-        Raises what the last one raised, and at once what does not pass or took long. The deadline is the caller's.
+        Raises the last error, and at once one that does not pass or took long. The deadline is the caller's.
         """
         assert self.current_step is not None  # the engine performs steps only
         step = self.current_step.step
@@ -273,9 +273,9 @@ class RunContext:
         return await act()
 
     async def repository(self) -> Path:
-        """The run's private repository; when nothing, or half of something, was cloned into it, made anew.
+        """Return the run's private repository, created anew unless a clone into it is complete.
 
-        It then has the work that was kept for this run, or is empty.
+        A new one holds the work of the resumed run, or is empty.
         """
         if not self._repository:
             git, kept = self.deps.git, self.resume_source
@@ -296,7 +296,7 @@ class RunContext:
     # --- sandboxes ---
 
     async def open(self, mount_plan: MountPlan) -> Workspace:
-        """The sandbox for ordinary steps; the one that is open when it has this shape, else a new one."""
+        """Return the sandbox for ordinary steps: the open one if it has this mount plan, else a new one."""
         if self._sandbox is not None and self._sandbox.mount_plan == mount_plan and not self._sandbox.closing.is_set():
             return self._sandbox.workspace
         _, handle = self.require()
@@ -344,8 +344,7 @@ class RunContext:
             self._sandbox.closing.set()
 
     async def end_processes(self) -> None:
-        """End every process in the open sandbox. What else its provider has to clear away may take longer: ``close``
-        waits for that."""
+        """End every process in the open sandbox, without waiting for the rest of its removal: ``close`` does that."""
         if (sandbox := self._sandbox) is None:
             return
         sandbox.closing.set()
@@ -361,9 +360,9 @@ class RunContext:
             await self.close()
 
     async def close(self) -> None:
-        """End the open sandbox and every process in it. Raises what went wrong with it since it was opened.
+        """End the open sandbox and every process in it. Raises any failure of it since it was opened.
 
-        A lost one is as ended as can be: that is a warning, for a command that it took along has raised already.
+        A lost sandbox is only a warning: the command that it took along has raised already.
         """
         if self._sandbox is None:
             return
@@ -388,7 +387,7 @@ class RunContext:
         return {name: self.fill(text) for name, text in texts.items()}
 
     def variables(self, paths: Paths) -> dict[str, str]:
-        """The standard variables of every command of a run."""
+        """Return the standard variables of every command of a run."""
         task = self.plan.values.get("task")
         pairs = task.items() if isinstance(task, Mapping) else ()
         variables = {
@@ -410,7 +409,7 @@ class RunContext:
 
 
 def read_input(wanted: ContextFile) -> bytes:
-    """An input's bytes, if it still begins with what the plan says: a log may grow. Raises ``InputChanged``."""
+    """Read an input, as much of it as was planned: a log may have grown. Raises ``InputChanged``."""
     try:
         with wanted.path.open("rb") as file:
             content = file.read(wanted.size)

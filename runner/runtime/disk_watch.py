@@ -17,7 +17,7 @@ _SHARE = 20  # times as long as a look took: it must not become what the host is
 
 
 def watched(run: RunContext, kind: str) -> tuple[Path, ...]:
-    """All that the commands of a kind of steps write and leave, if it has a limit that the run must look after."""
+    """List the directories that commands of a step kind fill, if the run must enforce their limit itself."""
     if kind not in _WRITING:
         return ()
     handle, probe = run.handle, run.probe
@@ -27,9 +27,9 @@ def watched(run: RunContext, kind: str) -> tuple[Path, ...]:
 
 
 async def outgrown(paths: tuple[Path, ...], limit: int) -> int:
-    """Wait until the places together take more than ``limit`` bytes on disk, and give how many.
+    """Wait until the directories together exceed ``limit`` bytes on disk, and return their size.
 
-    Cancelling leaves a look that is under way to end by itself.
+    Cancelling leaves a measurement under way to end by itself.
     """
     pause = EVERY
     while True:
@@ -42,7 +42,7 @@ async def outgrown(paths: tuple[Path, ...], limit: int) -> int:
 
 
 async def size_of(paths: tuple[Path, ...]) -> int:
-    """Bytes on disk. Cancelling leaves the look to end by itself."""
+    """Measure bytes on disk. Cancelling leaves the measurement to end by itself."""
     return await trio.to_thread.run_sync(lambda: sum(map(bytes_on_disk, paths)), abandon_on_cancel=True)
 
 

@@ -1,6 +1,6 @@
-"""Running a command with its output kept in files: bounded, streams apart, the end never lost.
+"""Run a command with its output kept in files: bounded, streams apart, the end never lost.
 
-What had to be done to end it, and what the kernel killed in it, become events of the step.
+The stages of stopping it, and kills for memory, become events of the step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DRAIN = 2.0  # seconds for what is left in the pipes after the command has ended
 
 
 class Log(Protocol):
-    """Where what a command prints goes, as it comes."""
+    """A destination of a command's output."""
 
     def write(self, chunk: bytes) -> None: ...
 
@@ -52,7 +52,7 @@ class LogFile:
 
     @property
     def written(self) -> int:
-        """How many bytes came here, with those that were cut."""
+        """Return the number of bytes written, including those that were cut."""
         return self._limit - self._room + self._cut
 
     def write(self, chunk: bytes) -> None:
@@ -84,7 +84,7 @@ class LogFile:
 
 @dataclass(frozen=True)
 class Shared:
-    """A log whose every piece goes to several."""
+    """A log that copies every piece to several logs."""
 
     logs: tuple[Log, ...]
 
@@ -95,7 +95,7 @@ class Shared:
 
 @contextmanager
 def open_logs(directory: Path, step: str, limit: int = MAX_LOG) -> Iterator[tuple[LogFile, LogFile]]:
-    """The two log files of a step, appended to when it has several commands; each has ``limit`` bytes and a tail."""
+    """Open the two log files of a step for appending; each keeps ``limit`` bytes and a tail."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = (directory / f"{step}.{stream}" for stream in ("stdout", "stderr"))
     out, err = (LogFile(path, limit) for path in paths)
@@ -108,7 +108,7 @@ def written(logs: tuple[LogFile, LogFile]) -> tuple[int, int]:
 
 
 def blame(run: RunContext, step: str, logs: tuple[LogFile, LogFile], since: tuple[int, int]) -> None:
-    """Tell where a command that failed its step printed, which began when so much was ``written``."""
+    """Record where the output of a failed command lies, which started at ``written`` bytes."""
     out, err = zip(since, written(logs), strict=True)
     run.pending_events.append(ev.CommandFailed(step, out, err))
 
@@ -123,10 +123,10 @@ async def run_command(
     stdin: bytes = b"",
     seconds: float = math.inf,
 ) -> Exit:
-    """``run_logged`` for the step under way of a run.
+    """Run a command of the current step by ``run_logged``.
 
-    Every stage of ending it is an event by the time this call ends, and the ladder does not wait for the journal.
-    Raises ``trio.TooSlowError`` when it was stopped after ``seconds``.
+    Every stop stage is an event by the time this call ends, but stopping does not wait for the journal. Raises
+    ``trio.TooSlowError`` when the command was stopped after ``seconds``.
     """
     current_step = run.current_step
     assert current_step is not None  # the engine performs steps only
@@ -164,7 +164,7 @@ async def run_command(
 
 
 async def emit_all(events: trio.MemoryReceiveChannel[ev.Event], emit: Emit) -> None:
-    """In order, and all of them whatever is cancelled; ends when the other end of the channel is closed."""
+    """Emit events in order, all of them even if cancelled, until the other end of the channel is closed."""
     with trio.CancelScope(shield=True):
         async for event in events:
             await emit(event)
@@ -211,7 +211,7 @@ async def run_logged(
 
 
 async def _feed(stdin: Writer, content: bytes) -> None:
-    """A command that does not read its input is no error."""
+    """Write a command's input; a command that does not read it is no error."""
     try:
         if content:
             await stdin.send_all(content)

@@ -1,4 +1,4 @@
-"""Whether the files of a commit are still what they were in a tree, as those see it who work in it. Blocking."""
+"""Detect changes to the files of a commit in a tree, as those see it who work in it. Blocking."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Untouched:
         os.close(self.tree)
 
     def written(self) -> bool:
-        """Whether something may be other than when this was asked last."""
+        """Tell whether any file may have changed since the last call."""
         before, self._stamps = self._stamps, self._look()
         return self._stamps != before
 

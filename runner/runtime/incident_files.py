@@ -1,7 +1,7 @@
-"""What a run puts into its incident's directory while it works: the prompt and the log of its agent.
+"""Files that a run puts into its incident's directory while it works: the agent's prompt and log.
 
-That directory is the user's, and so may be what lies in it: nothing is written through a link, nothing that is there is
-written over, and a reader never sees half a prompt.
+The directory is the user's, and may hold anything: nothing is written through a link, nothing is overwritten, and a
+reader never sees half a prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOG = re.compile(r"triage_.+_(\d{8}_\d{6})(?:-(\d{1,6}))?\.log")
 
 
 def open_log(directory: Path, agent: str, moment: int) -> LogFile:
-    """A new log, named after the agent and the moment (microseconds since the epoch), to the second and in UTC.
+    """Open a new log, named after the agent and the moment (microseconds since the epoch), to the second and in UTC.
 
     Another one of the same second gets a number. Blocking. Raises ``OSError``, also for a directory that is a link.
     """
@@ -44,9 +44,9 @@ def open_log(directory: Path, agent: str, moment: int) -> LogFile:
 
 
 def is_latest(log: Path) -> bool:
-    """Whether no agent has worked on the incident since the one whose log this is. Blocking.
+    """Tell whether no agent has worked on the incident since the one with this log. Blocking.
 
-    Names tell, since what an agent leaves is never delivered under one of them: see ``trees.OWN_LOG``.
+    Names decide, since nothing that an agent leaves is delivered under such a name: see ``trees.OWN_LOG``.
     """
     files = (path.name for path in log.parent.glob("*") if path.is_file() and not path.is_symlink())
     names = [name for file in files if (name := _LOG.fullmatch(file))]
@@ -58,8 +58,8 @@ def _moment(name: re.Match[str]) -> tuple[str, int]:
 
 
 def keep_earlier(there: Path, new: Path) -> list[str]:
-    """Before the file ``new`` goes to the place ``there``: the one that it would replace gets another name, with the
-    moment of its last change (UTC); why not, if it could not. A link stays, and so does a file of the same bytes.
+    """Rename the file at ``there`` before ``new`` replaces it, by the moment of its last change (UTC). Returns the
+    reason if that failed. A link stays, and so does a file of the same bytes.
 
     Blocking.
     """
@@ -79,7 +79,8 @@ def keep_earlier(there: Path, new: Path) -> list[str]:
 
 
 def mark_rehearsed(report: Path, script: str) -> None:
-    """Let a report begin with what it is: nobody is to take it for an investigation. Blocking."""
+    """Begin a report with a note that it comes from a rehearsal, so that nobody takes it for an investigation.
+    Blocking."""
     if report.is_file():
         first = f"> REHEARSAL: no model was asked, {sanitize(script)} stood for it. This is no investigation.\n\n"
         report.write_bytes(first.encode() + report.read_bytes())
@@ -87,10 +88,10 @@ def mark_rehearsed(report: Path, script: str) -> None:
 
 @dataclass(frozen=True)
 class Delivery:
-    """Where what a run leaves goes in an incident's directory.
+    """The destination of a run's files in an incident's directory.
 
-    Members of a matrix that share the directory have a folder each in ``output`` and ``logs``, by their names; no
-    name that an agent chooses leads from the one to the other.
+    Members of a matrix that share the directory each have a folder of their name in ``output`` and ``logs``; no name
+    that an agent chooses leads from one to another.
     """
 
     incident: Path
@@ -105,7 +106,7 @@ class Delivery:
         return self.incident / "logs" / self.member
 
     def put_prompt(self, run: Path) -> None:
-        """Copy it from a run's directory, in the place of an earlier run's. Blocking. Raises ``HostRefused``."""
+        """Copy the prompt from a run's directory, replacing an earlier run's. Blocking. Raises ``HostRefused``."""
         place = self.logs if self.member else self.incident
         if left := trees.copy_out(run, place, only=(PROMPT,)):
             raise HostRefused(f"`{place}` does not take what the agent is sent: {left[0]}")

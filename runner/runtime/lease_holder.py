@@ -17,9 +17,9 @@ Emit = Callable[..., Awaitable[None]]
 
 
 class LeaseHolder:
-    """A lease while it is had. ``fence`` goes with everything that its holder writes; ``None`` before and after.
+    """Holds the lease of a workspace. ``fence`` goes with everything that the holder writes; ``None`` before and after.
 
-    ``until`` is the moment (trio time) from which on somebody else may have it, reckoned from before it was asked for.
+    ``until`` is the moment (trio time) from which somebody else may have the lease, counted from before the request.
     """
 
     def __init__(
@@ -34,20 +34,20 @@ class LeaseHolder:
         self._changing = trio.Lock()
 
     async def acquire(self, emit: Emit, *, forced: bool = False) -> Lease:
-        """Take the lease and return what there was before: a free one, an expired one, with ``forced`` a dead holder's.
+        """Take the lease and return its previous row: free, expired, or with ``forced`` a dead holder's.
 
-        Whoever takes a lease over ends what still runs in the workspace before anything else: from here on the old
-        holder can write nothing, so what it starts now is the last. Raises ``LeaseHeld``.
+        Whoever takes a lease over first ends what still runs in the workspace: the old holder can write nothing from
+        here on, so what it starts now is the last. Raises ``LeaseHeld``.
         """
         before = await self._read(self.workspace)
         await self._take(before, emit, forced=forced)
         return before
 
     async def regain(self, refused: Fence, emit: Emit) -> bool:
-        """Take an own lease again that has expired, so that ``refused`` is replaced; whether that was still to be done.
+        """Acquire the own, expired lease again, unless ``refused`` was replaced meanwhile. Returns whether it did.
 
-        The old fence is kept until there is a new one: a holder never writes without. Raises ``LeaseLost`` when
-        somebody else has had the workspace since.
+        The old fence stays until there is a new one: a holder never writes without. Raises ``LeaseLost`` when somebody
+        else has had the workspace since.
         """
         async with self._regaining:
             row = await self._read(self.workspace)
@@ -78,7 +78,7 @@ class LeaseHolder:
             self.until = asked + self._ttl
 
     async def move(self, workspace: str, emit: Emit, *pending_events: Event) -> None:
-        """Leave the workspace for another that nobody knows of yet, in one write with ``events``."""
+        """Exchange the lease for that of a workspace that nobody knows of yet, in one write with ``events``."""
         async with self._changing:
             assert self.fence is not None
             fence, asked = Fence(workspace, f"{workspace}.1", 1), trio.current_time()
@@ -87,13 +87,13 @@ class LeaseHolder:
             self.workspace, self.fence, self.until = workspace, fence, asked + self._ttl
 
     async def release(self, emit: Emit) -> None:
-        """Let go. Nothing may be written for the workspace afterwards. Raises ``LeaseLost`` for one that was lost."""
+        """Release the lease; nothing may be written for the workspace afterwards. Raises ``LeaseLost``."""
         if self.fence is not None:
             lease, self.fence = self.fence.lease, None
             await emit(LeaseReleased(self.workspace, lease))
 
     def require(self) -> None:
-        """Raise ``LeaseLost`` unless nobody else can have the workspace now."""
+        """Raise ``LeaseLost`` if anybody else could have the workspace now."""
         if trio.current_time() >= self.until:
             raise LeaseLost(f"the lease of workspace `{self.workspace}` has ended")
 
@@ -101,11 +101,11 @@ class LeaseHolder:
 async def renew_until_released(
     lease_holder: LeaseHolder, emit: Emit, *, margin: float, warn: Callable[[str], Awaitable[None]]
 ) -> str | None:
-    """Refresh a lease until it is released. Returns ``margin`` seconds before it ends, or when it is lost; then why
-    it could not be kept, if that is known.
+    """Refresh a lease until it is released. Returns ``margin`` seconds before its end, or when it is lost, with the
+    reason if known.
 
-    A refresh that fails is tried again. ``warn`` hears of the first failure, and of all of them as soon as one
-    succeeds or when there is no time left for another. Cancel it with the holder.
+    A failed refresh is repeated. ``warn`` gets the first failure, and all of them as soon as one succeeds or when there
+    is no time left for another. Cancel it with the holder.
     """
     await lease_holder.began.wait()
     failures: list[str] = []
@@ -139,6 +139,6 @@ def _all(failures: Sequence[str]) -> str:
 
 
 async def _try_to(warn: Callable[[str], Awaitable[None]], message: str) -> None:
-    """Warn now if that can be had: what takes no refresh may take no warning either, and it is told again later."""
+    """Warn if the store takes it: a store that refuses a refresh may refuse a warning, which is repeated later."""
     with suppress(RunnerError):
         await warn(message)

@@ -1,4 +1,4 @@
-"""How a workspace looks to the commands of a run; the same value in plan, execution and read-back."""
+"""The view that commands of a run have of a workspace; the same value in plan, execution and read-back."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _OUTPUT = PlannedMount("/output", True, BUILT_IN)
 
 @dataclass(frozen=True)
 class MountPlan:
-    """``protected`` are relative to the tree; ``inputs`` are the incident's top entries when they lie in the tree.
+    """Paths that commands see. ``protected`` are relative to the tree; ``inputs`` are the incident's top entries when
+    they lie in the tree.
 
-    ``skills`` are the names of those that commands find in ``/skills``. With ``cluster`` they have a directory for the
-    kubeconfig, in which the host writes. ``environment`` and ``dependencies`` are those of ``SandboxSpec``.
+    ``skills`` are the names in ``/skills``. With ``cluster`` commands have a directory for the kubeconfig, which the
+    host writes. ``environment`` and ``dependencies`` are those of ``SandboxSpec``.
     """
 
     protected: tuple[str, ...]
@@ -33,11 +34,11 @@ class MountPlan:
 
     @property
     def sandbox_spec(self) -> SandboxSpec:
-        """An opening with what is protected, and what is shown of this machine."""
+        """Return a sandbox spec with the protected paths, toolchains and dependencies."""
         return SandboxSpec((), self.protected, self.toolchains, self.environment, dependencies=self.dependencies)
 
     def mounts(self, private: Path) -> tuple[Mount, ...]:
-        """What a workspace with this private directory shows beside its own places; all of it read-only."""
+        """List the read-only mounts out of a workspace's private directory."""
         wanted = (
             (self.incident, "incident", "/incident"),
             (bool(self.skills), "skills", "/skills"),
@@ -47,7 +48,8 @@ class MountPlan:
 
 
 def mount_plan_of(spec: RunSpec, facts: Facts) -> MountPlan:
-    """The shape for setup, agent and hooks. Without a repository the incident's files lie in the tree, read-only."""
+    """Build the mount plan of setup, agent and hooks. Without a repository the incident's files lie in the tree,
+    read-only."""
     files = facts.files.get(f"{spec.name}/incident", {}) if spec.checkout is None else {}
     inputs = tuple(sorted({name.split("/", 1)[0] for name, file in files.items() if file.whole}))
     protected, has_incident, has_cluster = tuple(spec.protected), spec.incident is not None, spec.cluster is not None
@@ -65,12 +67,12 @@ def mount_plan_of(spec: RunSpec, facts: Facts) -> MountPlan:
 
 
 def agents_file(spec: RunSpec, facts: Facts) -> ContextFile | None:
-    """The project's, if it has one."""
+    """Return the project's agents file, if it has one."""
     return facts.files.get(f"{spec.name}/agents", {}).get(AGENTS_FILE)
 
 
 def planned_mounts(mount_plan: MountPlan, spec: RunSpec) -> tuple[PlannedMount, ...]:
-    """What commands see under which name, with the manifest line that asked for it."""
+    """List the paths that commands see, each with the manifest line that asked for it."""
     incident = ("/incident", *mount_plan.inputs) if mount_plan.incident else mount_plan.inputs
     return (
         PlannedMount("/workspace", True, spec.origins["project"] if spec.shared else BUILT_IN),
@@ -85,5 +87,5 @@ def planned_mounts(mount_plan: MountPlan, spec: RunSpec) -> tuple[PlannedMount, 
 
 
 def _asked(spec: RunSpec) -> str:
-    """The line that toolchains are shown for; dependencies bring those that they link to."""
+    """Return the manifest line that toolchains are mounted for; dependencies bring those that they link to."""
     return spec.origins.get(Feature.TOOLCHAINS) or spec.origins[Feature.DEPENDENCIES]

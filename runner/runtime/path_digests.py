@@ -1,7 +1,7 @@
-"""Whether what is protected has stayed as it was: names, modes, contents and targets of links, told by a digest.
+"""Detect changes to protected paths by digests of names, modes, contents and link targets.
 
-Reached as ``runner.safefs.safe_open`` says, read as a stream. Blocking; call it in a worker thread, and only while
-nothing runs in the tree.
+Paths are opened as ``runner.safefs.safe_open`` says, and read as a stream. Blocking; call it in a worker thread, and
+only while nothing runs in the tree.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class _Hash(Protocol):
 
 
 def digests(root: Path, paths: Iterable[str], *, checkpoint: Callable[[], None] = lambda: None) -> dict[str, str]:
-    """A digest of what is at each of some paths below ``root``; empty where there is nothing.
+    """Digest what is at each path below ``root``; empty where there is nothing.
 
-    ``checkpoint`` is called at each entry, and what it raises ends this. What cannot be reached without following a
-    link, or be read, counts as it is found: the error is part of the digest.
+    ``checkpoint`` is called at each entry, and may raise to end this. For a path that cannot be reached without
+    following a link, or cannot be read, the error is part of the digest.
     """
     with safe_open.open_directory(root) as top:
         return {path: _Content(top, checkpoint).digest(path.rstrip("/")) for path in paths}

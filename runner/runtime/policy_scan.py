@@ -1,4 +1,4 @@
-"""Judging a run's tree: on disk before objects are written, and what changed before anything is published."""
+"""Judge a run's tree: on disk before objects are written, and its changes before anything is published."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def policy_of(specs: Sequence[PolicySpec]) -> PathPolicy:
 
 
 async def scan_tree(run: RunContext, step: str, specs: Sequence[PolicySpec]) -> ScanResult:
-    """Scan the tree on disk, remember what offends, and say so."""
+    """Scan the tree on disk, and record its violations."""
     _, handle = run.require()
     result = _with(await _scan(run, specs), await _changed(run))
     run.scan, run.offending = result, result.offending
@@ -40,7 +40,7 @@ async def scan_tree(run: RunContext, step: str, specs: Sequence[PolicySpec]) -> 
 
 
 async def scan_checkout(run: RunContext, step: str, specs: Sequence[PolicySpec]) -> tuple[Violation, ...]:
-    """As ``scan_tree``, before anything runs in the tree: that it is clean now says nothing of later."""
+    """Scan the tree before anything runs in it; a clean tree now says nothing about later."""
     violations = (await scan_tree(run, step, specs)).violations
     if not violations:
         run.scan = None
@@ -48,7 +48,7 @@ async def scan_checkout(run: RunContext, step: str, specs: Sequence[PolicySpec])
 
 
 def broken(violations: Sequence[Violation], where: str = "") -> Outcome:
-    """How a step ends that found violations."""
+    """Return the outcome of a step that found violations."""
     text = f"{plural(len(violations), 'violation')}{where}: "
     text += "; ".join(str(violation) for violation in violations[:_NAMED])
     if (more := len(violations) - _NAMED) > 0:
@@ -71,7 +71,7 @@ def _stopping() -> bool:
 
 
 async def _changed(run: RunContext) -> tuple[Violation, ...]:
-    """Protected paths that are not what they were when the first command could reach them."""
+    """Find protected paths that have changed since before the first command."""
     _, handle = run.require()
     before = run.protected
     if not before:
@@ -96,7 +96,7 @@ def _with(result: ScanResult, more: tuple[Violation, ...]) -> ScanResult:
 async def commit_tree(
     run: RunContext, step: str, specs: Sequence[PolicySpec], message: str
 ) -> tuple[Snapshot, list[Change], tuple[Violation, ...]]:
-    """Commit what is on disk but for what offends; changes that break policy offend from then on."""
+    """Commit the tree on disk without offending files; changes that break policy offend from then on."""
     _, handle = run.require()
     repository = await run.repository()
     foreign = {name.encode() for name in (*run.inputs, *run.injected_files)}

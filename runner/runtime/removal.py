@@ -1,4 +1,4 @@
-"""Removing a run's workspace: at the run's end, and when it falls back to another provider."""
+"""Remove a run's workspace: at the run's end, and when it falls back to another provider."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ async def remove(run: RunContext, step: str, provider: Provider, workspace: str)
 
 
 async def fall_back(run: RunContext, step: str, outcome: Outcome, attempt: int, again: tuple[str, ...]) -> None:
-    """Leave the workspace in which ``step`` ended so, and become the holder of one that is still to be made.
+    """Leave the workspace in which ``step`` failed, and take the lease of one that is still to be made.
 
-    What of the old one cannot be removed is a warning, and the run's end tries again. Cancelled, the old one is the
-    run's, without any work to save.
+    Remains of the old one are a warning, and the run's end tries again. Cancelled, the old one is the run's, without
+    any work to save.
     """
     provider, left, name = run.provider, run.workspace_id, run.provider_name
     assert provider is not None  # only what has a workspace is fallen back from
@@ -45,7 +45,7 @@ async def fall_back(run: RunContext, step: str, outcome: Outcome, attempt: int, 
 
 
 async def remove_abandoned(run: RunContext, step: str) -> None:
-    """What could not be removed when it was fallen back from; that of which it cannot be said now is a warning."""
+    """Retry removing workspaces that a fallback has left behind; failures become warnings."""
     for workspace, provider in run.abandoned.items():
         await _is_removed(run, step, provider, workspace)
 

@@ -1,4 +1,4 @@
-"""Bringing back what an earlier run kept, so that later steps find what they would have found there."""
+"""Restore the work of an earlier run, so that later steps find it as they would have there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.safefs import trees
 
 
 async def restore_tree(run: RunContext) -> None:
-    """Put the kept work into the private repository, and on disk in the place of what is there."""
+    """Put the earlier work into the private repository, and on disk in place of what is there."""
     assert run.resume_source is not None  # or nothing is taken over
     _, handle = run.require()
     repository = await run.repository()
@@ -24,7 +24,7 @@ async def restore_tree(run: RunContext) -> None:
 
 
 async def restore_commits(run: RunContext) -> None:
-    """Take over what an earlier run took of the agent's own commits: the bundle, and what is in it."""
+    """Restore the earlier run's bundle of the agent's own commits."""
     assert run.resume_source is not None
     taken = run.resume_source.commits
     if taken is None:

@@ -1,7 +1,7 @@
-"""Secrets of the step under way: given to its commands, and looked for in what it leaves.
+"""Secrets of the current step: given to its commands, and searched for in what it leaves.
 
-A variable is part of one command's environment. A file lies in the memory of one sandbox, which ends with the step:
-see ``engine.run``.
+A variable is part of one command's environment. A file lies in the memory of one sandbox, which ends with the step: see
+``engine.run``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _CHUNK = 1 << 20
 
 
 def given_to(run: RunContext, step: str) -> tuple[SecretGrant, ...]:
-    """The secrets of a step, whose commands alone get them."""
+    """Return the secrets of a step; no other step's commands get them."""
     return next((one.secrets for one in run.plan.steps if one.id == step), ())
 
 
 async def variables(run: RunContext, workspace: Workspace) -> dict[str, str]:
-    """What secrets add to the environment of a command of the step under way; their files are there by then.
+    """Write the secret files of the current step, and return its secret variables.
 
-    Raises ``ProviderFailed`` when one cannot be written.
+    Raises ``ProviderFailed`` when a file cannot be written.
     """
     assert run.current_step is not None  # the engine performs steps only
     found: dict[str, str] = {}
@@ -56,7 +56,7 @@ async def variables(run: RunContext, workspace: Workspace) -> dict[str, str]:
 
 
 async def leaks(redactor: Redactor, tree: Path, changes: Sequence[Change]) -> tuple[Violation, ...]:
-    """Changed files of a quiet tree that show a secret, in their names, contents, or targets of links."""
+    """Find changed files of a quiet tree that contain a secret, in their names, contents, or link targets."""
     if not redactor:
         return ()
     wanted = [change for change in changes if change.entry is not None]
@@ -72,7 +72,7 @@ def _leaks(redactor: Redactor, tree: Path, changes: Iterable[Change]) -> tuple[V
 
 
 def _judged(redactor: Redactor, root: Path, path: str, prefix: str) -> Iterator[Violation]:
-    """What an entry shows by its name or content; one that cannot be looked at might show everything."""
+    """Judge an entry's name and content; one that cannot be read counts as a violation."""
     shown = f"{prefix}{printable_path(path)}"
     try:
         names = redactor.names_in(os.fsencode(path)) | _shown(redactor, root, path)
@@ -83,7 +83,7 @@ def _judged(redactor: Redactor, root: Path, path: str, prefix: str) -> Iterator[
 
 
 async def output_leaks(redactor: Redactor, output: Path) -> tuple[Violation, ...]:
-    """Files and folders of a quiet output directory that show a secret."""
+    """Find files and folders of a quiet output directory that contain a secret."""
     return await trio.to_thread.run_sync(_output_leaks, redactor, output) if redactor else ()
 
 
@@ -98,12 +98,12 @@ def _output_leaks(redactor: Redactor, output: Path) -> tuple[Violation, ...]:
 
 
 async def shown_by(redactor: Redactor, root: Path, path: str) -> list[str]:
-    """The secrets that a file of our own shows."""
+    """Return the names of the secrets in a file of our own."""
     return sorted(await trio.to_thread.run_sync(_shown, redactor, root, path)) if redactor else []
 
 
 def _shown(redactor: Redactor, root: Path, path: str) -> frozenset[str]:
-    """The secrets that a file shows, or the target of a link; of what is neither, none."""
+    """Return the names of the secrets in a file or link target; of anything else, none."""
     above, _, name = path.rpartition("/")
     holder = safe_open.open_beneath(root, above or ".")
     try:
@@ -126,7 +126,7 @@ def _shown(redactor: Redactor, root: Path, path: str) -> frozenset[str]:
 
 
 def _packed(redactor: Redactor, file: IO[bytes]) -> frozenset[str]:
-    """The secrets that show in a file which is an archive. Raises ``ValueError`` when nobody can say."""
+    """Return the names of the secrets in an archive. Raises ``ValueError`` when it cannot be searched."""
     file.seek(0)
     head = file.read(len(GZIP))
     file.seek(0)
@@ -134,10 +134,10 @@ def _packed(redactor: Redactor, file: IO[bytes]) -> frozenset[str]:
 
 
 def redact_files(redactor: Redactor, folder: Path) -> list[str]:
-    """Take secrets out of copies that are nobody else's, and out of their names; blocks. Says which showed what.
+    """Redact secrets in copied files and their names, in place. Blocking. Returns which file had which secret.
 
-    A folder whose path shows one is gone afterwards: what was in it lies where the cleaned path says, with a number
-    where another has that name. Archives that show one, or that nobody can search, are removed.
+    A folder whose path contains one is moved to the redacted path, with a number where another has that name. Archives
+    that contain one, or cannot be searched, are removed.
     """
     if not redactor:
         return []
@@ -180,7 +180,7 @@ def redact_files(redactor: Redactor, folder: Path) -> list[str]:
 
 
 def _refused(redactor: Redactor, path: Path) -> str | None:
-    """Why a file is an archive that is not to be kept."""
+    """Return why an archive is not kept."""
     try:
         with path.open("rb") as file:
             found = _packed(redactor, file)

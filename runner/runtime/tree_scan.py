@@ -1,6 +1,6 @@
-"""What is on disk below a root that an agent could write: the scan of a whole tree.
+"""Scan a whole tree that an agent could write.
 
-Everything is reached as ``runner.safefs.safe_open`` says, and no file is opened. All calls block: use a thread.
+Everything is opened as ``runner.safefs.safe_open`` says, and no file is read. All calls block: use a thread.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ OpenLister = Callable[[int, int, Sequence[str]], AbstractContextManager[Lister["
 
 @dataclass(frozen=True)
 class ScanResult:
-    """What a scan saw. A tree is clean when there are no violations; a truncated scan always has one.
+    """The result of a scan. A tree is clean when there are no violations; a truncated scan always has one.
 
-    ``offending`` holds the paths of the violations as they are on disk, all of them unless ``truncated``;
-    a directory stands for what is below it. ``bytes`` sums the sizes of regular files, holes included.
+    ``offending`` holds the paths of the violations as they are on disk, all of them unless ``truncated``; a directory
+    stands for what is below it. ``bytes`` sums the sizes of regular files, holes included.
     """
 
     files: int
@@ -207,10 +207,10 @@ class _Walk:
 
 
 def leaves_tree(depth: int, target: str) -> bool:
-    """Whether a link ``depth`` directories below the root may lead out of it.
+    """Tell whether a link ``depth`` directories below the root may lead out of it.
 
-    A ``..`` behind a name counts as leaving: that name may itself be a link, and then ``..`` goes up from
-    wherever it leads. With leading ``..`` only, links that are each judged inside stay inside together.
+    A ``..`` behind a name counts as leaving: that name may itself be a link, and then ``..`` goes up from wherever it
+    leads. With leading ``..`` only, links that are each judged inside stay inside together.
     """
     names = [name for name in target.split("/") if name not in ("", ".")]
     climbed = next((at for at, name in enumerate(names) if name != ".."), len(names))

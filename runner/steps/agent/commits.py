@@ -43,9 +43,9 @@ _ENVIRONMENT = {
 
 
 async def take_commits(run: RunContext, mount_plan: MountPlan, policy: PathPolicy) -> str:
-    """Take what the agent committed onto the base, if it did, as an event; a word of it for the step's message.
+    """Import the agent's own commits onto the base, as an event. Returns a note for the step's message.
 
-    Bounded by ``SECONDS`` and by half of what is left of the step. Only a journal that takes no event is an error.
+    Bounded by ``SECONDS`` and by half of the step's remaining time. Only a journal that refuses the event is an error.
     """
     _, handle = run.require()
     if run.base is None or not await trio.to_thread.run_sync(_moved, handle.tree, run.base):
@@ -73,13 +73,13 @@ async def take_commits(run: RunContext, mount_plan: MountPlan, policy: PathPolic
 
 
 def _had_key(run: RunContext) -> bool:
-    """Whether the agent had the key of its model."""
+    """Tell whether the agent had the key of its model."""
     models = (step.body.model for step in run.plan.steps if isinstance(step.body, AgentBody))
     return any(model is not None and model.key_inside for model in models)
 
 
 def _moved(tree: Path, base: str) -> bool:
-    """Whether HEAD of the agent may be elsewhere than at the base, by two small files, since git is not asked here."""
+    """Tell from two small files whether the agent's HEAD may have left the base, since git is not run here."""
     try:
         head = read_beneath(tree, ".git/HEAD", _SMALL).decode(errors="replace").strip()
         if head.startswith("ref: "):
@@ -109,7 +109,7 @@ async def _taken(
 
 
 async def _bundle(run: RunContext, mount_plan: MountPlan, base: str) -> bytes | None:
-    """What git inside makes of the commits from the base to HEAD; ``None`` when there is no git, or no commit."""
+    """Bundle the commits from the base to HEAD by git inside; ``None`` when there is no git, or no commit."""
     spec = SandboxSpec(toolchains=mount_plan.toolchains, tree_writable=False, fresh_home=True)
     workspace = await run.open_as(spec, ("commits", mount_plan))
     argv = ["git", "-C", workspace.paths.workspace, "bundle", "create", "--quiet", "-", f"{base}..HEAD"]
@@ -125,7 +125,7 @@ async def _bundle(run: RunContext, mount_plan: MountPlan, base: str) -> bytes | 
 
 
 def _judge(authored: Sequence[AgentCommit], policy: PathPolicy, mount_plan: MountPlan) -> tuple[Violation, ...]:
-    """What of any commit breaks policy, also when a later one takes it back."""
+    """Find violations in any commit, also when a later one takes them back."""
     found: list[Violation] = []
     protected = [name.rstrip("/") for name in mount_plan.protected]
     for each in authored:

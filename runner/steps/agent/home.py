@@ -28,7 +28,7 @@ for place in {" ".join(_SKILLS)}; do ln -sfn -- "$@" "$place/" || exit; done
 
 
 def furnish(prepared: AgentSetup, paths: Paths, skills: Sequence[str]) -> Sequence[str]:
-    """The command that does it; no words when there is nothing to do."""
+    """Return the command that furnishes the home directory; empty when there is nothing to do."""
     files = dict(prepared.files)
     if _TRIAGE in skills:
         files |= {place: _context(name, paths) for place, name in prepared.context.items()}

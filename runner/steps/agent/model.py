@@ -34,7 +34,7 @@ def grant_of(agent: ModelAgent, model: ModelSpec) -> ModelGrant:
 
 
 def check(agent: ModelAgent, model: ModelSpec, deps: AgentDependencies) -> None:
-    """Raises ``KeyMissing``, ``Unpriced`` and ``UsageError`` when the agent could not use its model."""
+    """Raise ``KeyMissing``, ``Unpriced`` or ``UsageError`` when the agent could not use its model."""
     if _has_key(model, deps):
         deps.model_key(agent.api)
         deps.model_url(agent.api)
@@ -43,13 +43,13 @@ def check(agent: ModelAgent, model: ModelSpec, deps: AgentDependencies) -> None:
 
 
 def _has_key(model: ModelSpec, deps: AgentDependencies) -> bool:
-    """In a rehearsal nobody gets a key."""
+    """Tell whether the agent gets the key itself, which no rehearsal gives."""
     return model.key_inside and deps.gateway.rehearsal is None
 
 
 @dataclass(frozen=True)
 class Way:
-    """How an agent reaches its model, and the gateway's session if that is through it."""
+    """The connection of an agent to its model, and the gateway's session unless the agent has the key."""
 
     agent: ModelAgent
     access: ModelAccess
@@ -59,7 +59,7 @@ class Way:
         return self.agent.set_up(self.access)
 
     def _in_our_words(self, outcome: Outcome) -> Outcome:
-        """CLIs tell their own limit of turns as if somebody could answer them, or go to their settings."""
+        """Replace a CLI's message about its own limit of turns, which points at the CLI's settings."""
         turns = self.access.max_turns
         if outcome.reason is not Reason.TURNS or turns is None:
             return outcome
@@ -67,7 +67,7 @@ class Way:
         return failed(Reason.TURNS, spent, details=(f"the agent: {outcome.message}",))
 
     async def judge(self, ended: AgentResult, run: RunContext, step: str) -> Outcome:
-        """Rule on the agent's step. What the gateway has seen counts before what the agent's CLI says."""
+        """Rule on the agent's step. The gateway's account counts before that of the agent's CLI."""
         outcome = self._in_our_words(self.agent.outcome(ended))
         if self.session is None:
             if claimed := self.agent.usage(ended):
@@ -85,7 +85,7 @@ class Way:
 async def open_way(
     agent: ModelAgent, model: ModelSpec, run: RunContext, workspace: Workspace, step: str, *, skills: tuple[str, ...]
 ) -> AsyncIterator[Way]:
-    """The way to a model for the length of the block. Raises what opening a session and listening raise."""
+    """Connect an agent to its model for the length of the block. Raises what opening a session and listening raise."""
     paths = workspace.paths
     incident = (paths.incident,) if "incident" in run.plan.values else ()
     access = partial(
@@ -126,7 +126,7 @@ async def open_way(
 
 
 async def tell_silence(session: ModelSession, step: str, tell: Callable[[ev.Event], None]) -> None:
-    """Say that a model is silent, after a minute and then each time that it has been so for twice as long."""
+    """Warn of a silent model, after a minute and then each time that the silence has doubled."""
     worth = SILENCE
     while True:
         await trio.sleep(_LOOK)

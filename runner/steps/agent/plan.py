@@ -18,8 +18,8 @@ NEEDS = (("preload", "setup", "clone", "provision"),)
 class AgentBody:
     """Templates are filled when the step starts. ``must`` is compared with what is read back from inside.
 
-    ``incident`` is the directory that what the agent is sent and what it prints go to, ``member`` as in ``RunSpec``.
-    ``cli`` is what was found of its program, if anything was.
+    ``incident`` is the directory for the prompt and the log, ``member`` as in ``RunSpec``. ``cli`` describes the
+    agent's program, if it was found.
     """
 
     agent: str
@@ -74,7 +74,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
 
 
 def pinned(cluster: ClusterSpec | None) -> dict[str, str] | None:
-    """What of a cluster decides what its readers see; no path of this host."""
+    """Return the fields of a cluster that decide what its readers see; no path of this host."""
     if cluster is None:
         return None
     return {"context": cluster.context, "server": cluster.server, "namespace": cluster.namespace}

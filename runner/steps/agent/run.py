@@ -68,7 +68,7 @@ async def perform(body: AgentBody, run: RunContext) -> Outcome:
 
 @dataclass(frozen=True)
 class _Work:
-    """What an agent's commands have in common."""
+    """The inputs that an agent's commands share."""
 
     body: AgentBody
     run: RunContext
@@ -115,7 +115,7 @@ class _Work:
 
 
 def _tell_commands(agent: Agent, run: RunContext) -> None:
-    """What an agent has asked for is told of one that was stopped, too."""
+    """Record the counts of the agent's commands, also of an agent that was stopped."""
     out, err = (run.paths.logs / f"{STEP}.{stream}" for stream in ("stdout", "stderr"))
     if isinstance(agent, ModelAgent) and out.exists():
         statuses = Counter(command.status for command in agent.commands(AgentResult(Exit(), out, err)))
@@ -140,7 +140,7 @@ async def _tell_obeyed(agent: Agent, run: RunContext) -> None:
 
 
 async def restore(body: AgentBody, run: RunContext) -> None:
-    """Without a clone, the tree comes back here; the output does in any case."""
+    """Restore the tree, unless a clone does, and the output."""
     assert run.resume_source is not None
     provider, handle = run.require()
     if run.base is None:
@@ -183,7 +183,7 @@ async def _read_back(body: AgentBody, run: RunContext, workspace: Workspace) -> 
 
 
 def _mismatch(body: AgentBody, run: RunContext, seen: Isolation) -> list[str]:
-    """What was promised and is not there."""
+    """List promised features that are missing."""
     assert run.probe is not None
     assert run.handle is not None
     wrong: list[str] = []
@@ -205,7 +205,7 @@ def _mismatch(body: AgentBody, run: RunContext, seen: Isolation) -> list[str]:
 
 
 def _same(wanted: Limits, seen: Limits) -> bool:
-    """Whether every limit that was set is there, give or take the kernel's rounding to a page."""
+    """Tell whether every limit that was set holds, apart from the kernel's rounding to a page."""
     pairs = ((getattr(wanted, name), getattr(seen, name)) for name in ("cpus", "memory_bytes", "disk_bytes", "pids"))
     return all(w is None or (s is not None and abs(w - s) <= w * 0.01) for w, s in pairs)
 

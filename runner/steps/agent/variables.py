@@ -14,12 +14,12 @@ _RUNS = UUID("6a3f1c52-7f0e-5d0b-9a64-0d7c2b9e4f11")  # what ids of sessions are
 
 
 def session_id(run: RunContext) -> str:
-    """What the CLI's own session is called, by those that can be told: a UUID, the same whenever it is asked for."""
+    """Return the name for the CLI's own session, where the CLI takes one: a UUID, the same at each call."""
     return str(uuid5(_RUNS, run.id))
 
 
 def incident_id(run: RunContext) -> str:
-    """As the incident itself says, else as the agent's environment does, else the run's."""
+    """Return the incident's id: its own, else that of the agent's environment, else the run's."""
     incident = run.plan.values.get("incident")
     known = incident.get("incidentId") if isinstance(incident, Mapping) else None
     if isinstance(known, str) and known.isprintable() and known:

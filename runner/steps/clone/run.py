@@ -50,7 +50,7 @@ async def perform(body: CloneBody, run: RunContext) -> Outcome:
 
 
 async def restore(body: CloneBody, run: RunContext) -> None:
-    """The tree is that of the kept work at once, so that it is never taken for work that undid it."""
+    """Restore the tree at the earlier work at once, so that it is never taken for work that undid it."""
     await restore_tree(run)
     await place_in_tree(run, body.agents_file)
     assert run.resume_source is not None

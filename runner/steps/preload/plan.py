@@ -27,7 +27,7 @@ class PreloadBody:
 
     @property
     def asks(self) -> bool:
-        """Whether commands ask the cluster."""
+        """Tell whether commands ask the cluster."""
         return self.cluster is not None and bool({"permissions", "baseline"} & set(self.parts))
 
 

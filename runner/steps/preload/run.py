@@ -1,4 +1,4 @@
-"""See ``plan``. What cannot be had is a warning and no failure: an agent that knows less is better than none."""
+"""See ``plan``. Missing context is a warning, not a failure: an agent that knows less is better than none."""
 
 from __future__ import annotations
 
@@ -129,9 +129,9 @@ async def _probed(run: RunContext, workspace: Workspace, session: ClusterSession
 
 
 async def _baseline(body: PreloadBody, run: RunContext, workspace: Workspace) -> tuple[str, str]:
-    """What the skill's script prints of the cluster, and where that is kept for the agent.
+    """Run the skill's script on the cluster. Returns its output, and where that is kept for the agent.
 
-    Of a script that fails or is stopped it is what that had printed by then.
+    Of a script that fails or is stopped it is the output so far.
     """
     argv = (
         f"{workspace.paths.skills}/{SKILL}/scripts/incident_triage.sh",
@@ -162,7 +162,7 @@ _LOST = "was ended with its sandbox"
 async def _printed(
     body: PreloadBody, run: RunContext, workspace: Workspace, argv: tuple[str, ...]
 ) -> tuple[bytes, str, str | None]:
-    """What a command wrote, its last complaint, and how it ended, if not well."""
+    """Return a command's output, its last complaint, and how it ended, if not well."""
     end: str | None = None
     logs = run.paths.logs / f"{STEP}.stdout", run.paths.logs / f"{STEP}.stderr"
     before = [path.stat().st_size if path.exists() else 0 for path in logs]  # of another provider's turn

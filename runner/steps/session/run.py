@@ -175,7 +175,7 @@ def _listing(body: SessionBody, run: RunContext, commands: Sequence[Command]) ->
 
 
 def _line(command: Command) -> str:
-    """As a terminal would have it, where further lines of a command begin with ``>``; nothing in it is obeyed."""
+    """Format a command as a terminal would, with ``>`` before its further lines and nothing that a terminal obeys."""
     first, *more = [escape_unprintable(line) for line in command.text.split("\n")]
     mark = f"  # exit {command.exit}" if command.exit else _MARKS[command.status]
     return "\n".join([f"$ {first}", *(f"> {line}" for line in more)]) + mark

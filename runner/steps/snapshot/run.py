@@ -49,7 +49,7 @@ async def perform(body: SnapshotBody, run: RunContext) -> Outcome:
 
 
 async def restore(body: SnapshotBody, run: RunContext) -> None:
-    """The same commit is published again; its branch is named after this run, if it is named after any."""
+    """Publish the same commit again, under this run's branch name if it has one."""
     assert run.resume_source is not None
     assert run.resume_source.snapshot is not None  # published when the step succeeded
     old = run.resume_source.snapshot
@@ -59,7 +59,7 @@ async def restore(body: SnapshotBody, run: RunContext) -> None:
 
 
 def _message(body: SnapshotBody, run: RunContext) -> str:
-    """What the manifest says, with trailers that lead to the evidence: the run, the plan of it, and its task."""
+    """Build the commit message: the manifest's, with trailers for the run, its plan and its task."""
     text = run.fill(body.message).rstrip()
     trailers = {"Runner-Run": run.id, "Runner-Plan": run.digest}
     task = run.plan.values.get("task")

@@ -1,8 +1,7 @@
-"""What the report of an incident cites, compared with what there was: lines of files with the files that the agent saw,
+"""Compare the citations of an incident's report with the evidence: lines of files with the files that the agent saw,
 and commands with its transcript.
 
-A line that is not there fails the check. A command that did not run is a warning: the same can be asked for in many
-words.
+A missing line fails the check. A command that did not run is a warning: the same can be asked for in many words.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def check_report(wanted: ReportCheck, run: RunContext, results: Results, *, most
 
 
 def _unread(error: OSError | RunnerError) -> str:
-    """Why a report could not be read."""
+    """Return why a report could not be read."""
     if isinstance(error, RunnerError):
         return error.message
     words = {errno.ENOENT: "none was written", errno.ELOOP: "is a link", errno.EFBIG: f"too large, {error.strerror}"}
@@ -147,8 +147,10 @@ async def _run_commands(
     *,
     own: Untouched,
 ) -> None:
-    """What a command makes beside the commit's own files is there for the next; of those none may be changed, and
-    after a command that did so there is nothing left that another could judge."""
+    """Run the commands in one tree: files that one makes are there for the next.
+
+    None may change the commit's own files; after a command that did, there is nothing left to judge.
+    """
     env = run.variables(workspace.paths)
     for argv in verify.setup:
         since = written(logs)
