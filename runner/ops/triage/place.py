@@ -54,7 +54,7 @@ def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
     words = [
         ("--provider", run["providers"][0], usual.providers[0]),
         ("--image", run["base_image"], usual.image),
-        *(("--toolchain", folder, None) for folder in agent["shape"]["toolchains"] if folder not in found),
+        *(("--toolchain", folder, None) for folder in agent["mount_plan"]["toolchains"] if folder not in found),
         ("--memory", f"{limits['memory_bytes'] >> 20}M", f"{parse_size(MEMORY) >> 20}M"),
         ("--cpus", f"{limits['cpus']:g}", f"{settings.default_cpus:g}"),
         ("--timeout", f"{run['deadline_seconds']:g}", SECONDS),
