@@ -257,7 +257,7 @@ def changed(path: Path_, value: Any, spec: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.scenario("BEY-01")
+@pytest.mark.scenario("BEY-01", only="each field changes the plan")
 async def test_changing_any_field_changes_the_plan_or_is_an_error(stage: Project) -> None:
     plans = {id(base): await outcome(stage, base) for base in (BASE, CLAUDE, READING)}
     assert not [plan for plan in plans.values() if plan.startswith("rejected")]
@@ -274,7 +274,7 @@ async def test_changing_any_field_changes_the_plan_or_is_an_error(stage: Project
     assert silent == []
 
 
-@pytest.mark.scenario("BEY-01")
+@pytest.mark.scenario("BEY-01", only="each field changes the plan")
 async def test_the_agent_type_of_a_project_is_that_of_runs_that_name_none(stage: Project) -> None:
     run = {key: value for key, value in BASE["IncidentRun"].items() if key != "agent_type"}
     plans = [
@@ -286,7 +286,7 @@ async def test_the_agent_type_of_a_project_is_that_of_runs_that_name_none(stage:
     assert not any(plan.startswith("rejected") for plan in plans)
 
 
-@pytest.mark.scenario("BEY-01")
+@pytest.mark.scenario("BEY-01", only="refused where it cannot be enforced")
 async def test_what_a_provider_can_not_enforce_is_an_error_that_names_it(stage: Project) -> None:
     workspace = {**BASE["AgentType"]["workspace"], "providers": ["process"]}
     refused = {
