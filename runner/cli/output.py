@@ -62,7 +62,7 @@ class Output:
         return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (len(self._drawn) - 1)
 
     def outlive(self) -> None:
-        """From now on ignore streams that cannot be written, when a reader has gone or a disk is full.
+        """Ignore from now on streams that cannot be written, when a reader has gone or a disk is full.
 
         What is written there is lost. Whoever opened the streams keeps them open.
         """

@@ -47,7 +47,7 @@ class Channel:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of the channel is left in the workspace."""
+        """Tell whether nothing of the channel is left in the workspace."""
         return self._lost is not None
 
     def interrupt(self) -> None:
@@ -99,12 +99,12 @@ class RequestedChannel(Channel):
 
     @property
     def runs(self) -> bool:
-        """Whether its main process may still run."""
+        """Tell whether its main process may still run."""
         return not self.over
 
     @property
     def quiet(self) -> bool:
-        """Whether the guest will send nothing more about it."""
+        """Tell whether the guest will send nothing more about it."""
         return self.over and all(stream.ended for stream in self.outputs)
 
     def ask(self) -> None:
@@ -183,7 +183,7 @@ class RequestedChannel(Channel):
 
 
 def _check_progress(before: State, state: State, *, again: bool) -> None:
-    """With ``again`` the state may repeat the last one, as it does first on a new connection."""
+    """Check a new state; with ``again`` it may repeat the last one, as it does first on a new connection."""
     known = (before.phase, before.serial)
     if (
         state.phase < before.phase

@@ -147,12 +147,12 @@ class Incoming:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Tell whether nothing more will come."""
         return self._finished or self._end is not None
 
     @property
     def whole(self) -> bool:
-        """Whether its end of file has come, and everything before was read."""
+        """Tell whether its end of file has come and everything before it was read."""
         return self._end is not None and not self._buffer
 
     def take(self, payload: bytes | memoryview) -> None:
@@ -280,7 +280,7 @@ class Outgoing:
 
     @property
     def done(self) -> bool:
-        """Whether the other side has passed on the end of file."""
+        """Tell whether the other side has passed on the end of file."""
         return self._closed and self._acked > self._end
 
     def next(self) -> bytes:

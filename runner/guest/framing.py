@@ -178,7 +178,7 @@ def hello(nonce: bytes) -> bytes:
 
 
 def data(id: int, stream: int, offset: int, chunk: bytes) -> bytes:
-    """At most ``MAX_CHUNK`` bytes of a stream."""
+    """Encode at most ``MAX_CHUNK`` bytes of a stream."""
     return HEADER.pack(OFFSET.size + len(chunk), Type.DATA, stream, 0, id) + OFFSET.pack(offset) + chunk
 
 

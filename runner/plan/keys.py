@@ -38,7 +38,7 @@ def digests(steps: Sequence[Step], keys: Keys) -> dict[str, str]:
 
 
 def differences(old: Parts, new: Parts) -> Iterator[str]:
-    """What differs between the parts of a step, in words."""
+    """Name the parts of a step that differ, in words."""
     for name in (*new, *(name for name in old if name not in new)):
         was, becomes = old.get(name), new.get(name)
         if was is None or becomes is None:

@@ -217,7 +217,7 @@ def _plain_mapping(value: Mapping[Any, Any]) -> Json:
 
 @cache
 def _shape(kind: type) -> Callable[[Any], Json]:
-    """How values of a type become JSON."""
+    """Return the function that turns values of a type into JSON."""
     shapes: tuple[tuple[type, Callable[[Any], Json]], ...] = (
         (IsolationClass, lambda value: str(value.word)),
         (Enum, lambda value: cast(Json, value.value)),

@@ -1,4 +1,4 @@
-"""Which names a commit's tree may have: one judgement for what is fetched, what is on a disk, and what is published.
+"""Rules for names in a commit's tree: the same for what is fetched, what is on a disk, and what is published.
 
 A tree is refused for a name that some disk takes for git's own directory, for one that no disk holds, and for two names
 that some disks take for one (letters that differ in case, composition, or characters that HFS+ skips): whoever checks

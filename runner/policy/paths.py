@@ -1,4 +1,4 @@
-"""Which paths a workspace may hold and a run may change: glob rules, judged without touching a disk.
+"""Glob rules for the paths that a workspace may hold and a run may change, judged without touching a disk.
 
 The one glob rule, for paths relative to the root:
 
@@ -146,12 +146,12 @@ class State:
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """Of every entry that a pattern matches to its end, written with slashes around it, holds one of these."""
+        """Return strings of which every full match, written with slashes around it, holds one."""
         return tuple(dict.fromkeys(rule.piece for rule, at in self.reached if at == len(rule.parts) - 1))
 
     @cached_property
     def named(self) -> Part:
-        """What a name matches that leads anywhere but to ``unnamed``; empty if none does."""
+        """Return the names that lead anywhere but to ``unnamed``; empty if none does."""
         parts = [part for rule, at in self.reached for part in rule.parts[at : at + 1] if part]
         forms = [dict.fromkeys(f"(?:{regex.pattern})" for regex in form) for form in zip(*parts, strict=True)]
         return tuple(re.compile("|".join(form)) for form in forms)

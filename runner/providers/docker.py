@@ -73,7 +73,7 @@ class Channel(Protocol):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What the channel adds to the body of the call that creates the container."""
+        """Return the channel's part of the body of the call that creates the container."""
 
     async def prepare(self, container: str) -> None:
         """Prepare to connect to a container that is made and not started. Raises ``ProviderFailed``."""

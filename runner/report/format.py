@@ -131,7 +131,7 @@ def count(number: int) -> str:
 
 
 def stop_stage(reached: StopStageReached, left: float = 0.0) -> str:
-    """What was done to end a command, which has ``left`` seconds of its grace."""
+    """Say what was done to end a command that has ``left`` seconds of its grace."""
     until = f", {math.ceil(left)}s until KILL" if left > 0 else ""
     return f"{_STOP_STAGES[reached.stage]} ({reached.reason.value}){until}"
 

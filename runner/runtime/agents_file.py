@@ -56,7 +56,7 @@ def replace_in_project(directory: Path, content: bytes, uid: int) -> None:
 
 
 def changed(run: RunContext) -> tuple[str, ...]:
-    """What became of the copies, in words, of those that are not what they were. Nothing may run in the tree."""
+    """Say what became of the copies that were changed. Nothing may run in the tree."""
     _, handle = run.require()
     warnings = []
     for name, wanted in run.injected_files.items():

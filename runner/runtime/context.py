@@ -173,7 +173,7 @@ class Sandbox:
 
 
 class RunContext:
-    """What the steps of one run share. Belongs to one task at a time: steps of a run follow each other.
+    """State that the steps of one run share. It belongs to one task at a time: steps of a run follow each other.
 
     ``pending_events`` are written together with the next emitted event, since each write waits for the disk. Use them
     right before another event only: what happens next may rest on emitted ones alone.

@@ -23,7 +23,7 @@ UIDS = 1 << 24
 
 @cache
 def can_chown() -> bool:
-    """Whether this process is root over the users of workspaces.
+    """Tell whether this process is root over the users of workspaces.
 
     Root in a user namespace of one user, as in ``unshare -r`` or a small container, is not, and is treated as the
     ordinary user that it is outside.

@@ -109,7 +109,7 @@ class WorkspaceDirectories:
         await make_template(request.limits.disk_bytes)
 
     def has_own_user(self, handle: Handle) -> bool:
-        """Whether only this workspace's processes run as the handle's user."""
+        """Tell whether only this workspace's processes run as the handle's user."""
         return self.own_users and handle.project_tree is None and not handle.adopted
 
     def create(self, request: WorkspaceRequest, fill: Callable[[Path], None] = lambda private: None) -> Handle:

@@ -14,7 +14,7 @@ from runner.sandbox import child_process
 
 
 def is_idmapped(directory: int, idmapped: Path | None, uid: int) -> bool:
-    """Whether an open directory is the one to idmap, and ``uid`` does not own it already."""
+    """Tell whether an open directory is the one to idmap, and ``uid`` does not own it already."""
     found = os.fstat(directory)
     return idmapped is not None and found.st_uid != uid and os.path.samestat(found, idmapped.stat())
 

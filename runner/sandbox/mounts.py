@@ -97,7 +97,7 @@ def open_stage(uid: int | None, idmapped: Path | None = None) -> Iterator[MountS
 
 
 class DescriptorStage:
-    """For an ordinary user: bwrap inherits the descriptors."""
+    """Stage of an ordinary user: bwrap inherits the descriptors."""
 
     def __init__(self) -> None:
         self._descriptors: list[int] = []
@@ -121,7 +121,7 @@ class DescriptorStage:
 
 
 class BindStage:
-    """For root: each source is bound below a directory that only ``uid`` can enter."""
+    """Stage of root: each source is bound below a directory that only ``uid`` can enter."""
 
     def __init__(self, uid: int, idmapped: Path | None = None) -> None:
         self._uid = uid
@@ -194,7 +194,7 @@ def stage_directory() -> Path:
 
 
 def can_stage() -> bool:
-    """Whether this root may mount at all; in an unprivileged container it may not."""
+    """Tell whether this root may mount at all; in an unprivileged container it may not."""
     try:
         stage_directory()
     except OSError:

@@ -72,11 +72,11 @@ class HandedOffContainer:
 
     @property
     def group(self) -> ControlGroups:
-        """Its control groups, which would take longer to look up again."""
+        """Return its control groups, kept because looking them up again takes longer."""
         return ControlGroups({controller: Path(directory) for controller, directory in self.groups.items()})
 
     def fits(self, handle: Handle, spec: SandboxSpec) -> bool:
-        """Whether the container has all that ``spec`` asks for, or can get it now; dependencies it cannot get."""
+        """Tell whether the container has all that ``spec`` asks for, or can get it now; dependencies it cannot get."""
         here = {mount for mount in slot_mounts(handle) if mount.target in self.mounted}
         plain = SandboxSpec(protected=spec.protected, toolchains=self.toolchains, env=spec.env)
         return replace(spec, mounts=()) == plain and here.issuperset(spec.mounts)

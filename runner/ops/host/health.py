@@ -1,4 +1,4 @@
-"""What this host can do, as found: providers, git, settings, and keys of models, which are never shown."""
+"""Health of this host: providers, git, settings, and keys of models, which are never shown."""
 
 from __future__ import annotations
 

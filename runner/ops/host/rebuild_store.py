@@ -28,7 +28,7 @@ from runner.store.sqlite import open_store
 
 @dataclass(frozen=True)
 class RebuildResult:
-    """What a rebuilt store gained: the ``events`` of these ``runs`` and ``workspaces``.
+    """Gain of a rebuilt store: the ``events`` of these ``runs`` and ``workspaces``.
 
     ``aside`` is where an unreadable store was moved, and ``unread`` what could not be read from directories, and why.
     """

@@ -1,6 +1,6 @@
-"""What a run on an incident leaves, copied besides to where its triage asked for it (``--output-dir``).
+"""A copy of an incident run's output at the place that its triage names (``--output-dir``).
 
-Where that is stands in the run's plan, so that whoever ends the run can do it: the triage itself, ``resume``, or
+The place stands in the run's plan, so that whoever ends the run can make the copy: the triage itself, ``resume``, or
 ``recover`` for a runner that was killed. The place is the user's, and an agent chooses names: no file that is there is
 lost, none but those that every triage has is replaced, and no name that begins with a dot goes there.
 """

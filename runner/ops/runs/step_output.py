@@ -1,4 +1,4 @@
-"""What the steps of a run print, in lines that people read: what an agent's CLI says, and all else as it was printed.
+"""Output of a run's steps as lines for people: an agent CLI's words, and everything else as it was printed.
 
 Read from the logs on disk, so that a process which did not start the run shows the same, and nothing of a run waits
 for whoever watches it. Whatever a terminal could obey is taken out.

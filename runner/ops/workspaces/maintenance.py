@@ -1,4 +1,4 @@
-"""What happens to workspaces without being asked: cut-off changes are finished, and what has had its time is removed.
+"""Maintenance of workspaces: interrupted changes are completed, expired workspaces are removed.
 
 The clock decides only while it is steady: what it says of ages after a jump is no reason to remove anything.
 """

@@ -1,4 +1,4 @@
-"""What each code means: one text a room, ``ROOM.md``, one section a code.
+"""Explanations of error codes: one text a room, ``ROOM.md``, one section a code.
 
 A section is a sentence that says the rule, perhaps more, an example that breaks it and one that is right.
 """

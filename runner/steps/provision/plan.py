@@ -95,7 +95,7 @@ def _warm(spec: RunSpec) -> str:
 
 
 def _place(spec: RunSpec, facts: Facts) -> str:
-    """What commands see at ``/workspace`` and where they start, of a run that has a project."""
+    """Return what commands see at ``/workspace``, and where they start, in a run that has a project."""
     whole, alone = "; project {} whole, starting in /workspace/workspaces/ID", "; alone in project {}"
     words = whole if spec.shared else alone if spec.project != DEFAULT_PROJECT else ""
     return words.format(spec.project) + (f", with its {AGENTS_FILE}" if agents_file(spec, facts) else "")
