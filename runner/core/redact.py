@@ -134,7 +134,7 @@ class Redactor:
         return f"Redactor({sorted(set(self._names.values()))})"
 
     def __bool__(self) -> bool:
-        """Whether there is anything to look for."""
+        """Tell whether there is anything to look for."""
         return bool(self._names)
 
     def register(self, name: str, value: bytes, *, fresh: bool = False) -> None:
@@ -155,7 +155,7 @@ class Redactor:
         return self._known
 
     def stream(self) -> Stream:
-        """For one stream of bytes, such as a command's standard output."""
+        """Return a filter for one stream of bytes, such as a command's standard output."""
         return Stream(self)
 
     def clean(self, content: bytes) -> bytes:
@@ -203,7 +203,7 @@ class Stream:
         self.found: set[str] = set()
 
     def feed(self, chunk: bytes) -> bytes:
-        """What can be shown by now: all but what may be the beginning of a secret."""
+        """Return what can be shown by now: everything but a possible beginning of a secret."""
         redactor = self._redactor
         redactor._passed |= bool(chunk)
         if not redactor:
@@ -256,14 +256,14 @@ class _View:
         self.squeezed = _replaced(text, junk, stands_for) if stands_for else junk.sub(b"", text)
 
     def start(self, place: int) -> int:
-        """Where in the text a byte of the squeezed one begins; of its end, the end."""
+        """Return where in the text a byte of the squeezed one begins; for its end, the end."""
         origins, places, ends = self._runs
         run = bisect_right(places, place) - 1
         at = origins[run] + (0 if ends[run] else place - places[run])
         return self._below.start(at) if self._below else at
 
     def end(self, place: int) -> int:
-        """Where in the text a byte of the squeezed one ends."""
+        """Return where in the text a byte of the squeezed one ends."""
         origins, places, ends = self._runs
         run = bisect_right(places, place) - 1
         at = ends[run] or origins[run] + place - places[run] + 1
@@ -271,7 +271,7 @@ class _View:
 
     @cached_property
     def _runs(self) -> tuple[list[int], list[int], list[int]]:
-        """Of each run where it begins, in the text and in the squeezed one; and where in the text it ends, if something
+        """List where each run begins, in the text and in the squeezed one; and where in the text it ends, if something
         else stands for it in the squeezed one, else 0."""
         origins, places, ends, left_out = [0], [0], [0], 0
         for found in self._junk.finditer(self._text):
@@ -301,7 +301,7 @@ def _letter(number: int) -> bytes:
 
 
 def _escape(found: re.Match[bytes]) -> bytes:
-    """What stands behind backslashes, as ``_BEHIND`` and ``_WRITTEN`` find it."""
+    """Decode what follows backslashes, as ``_BEHIND`` and ``_WRITTEN`` find it."""
     unit, byte, scalar, long, *mark = found.groups()
     if byte is not None:
         return bytes.fromhex(byte.decode())
@@ -310,7 +310,7 @@ def _escape(found: re.Match[bytes]) -> bytes:
 
 
 def _entity(found: re.Match[bytes]) -> bytes | None:
-    """What a page shows; ``None`` for a name that there is not."""
+    """Decode an HTML entity; ``None`` for an unknown name."""
     number, hexadecimal, name = found.groups()
     if name is None:
         return _letter(int(number) if number else int(hexadecimal, 16))
@@ -321,7 +321,7 @@ def _entity(found: re.Match[bytes]) -> bytes | None:
 
 
 def _unescaped(squeezed: bytes) -> bytes:
-    """What all escapes with backslashes stand for, without those of white space and codes; no backslash is left."""
+    """Decode all backslash escapes, dropping those of white space and codes; no backslash is left."""
     if b"\\" not in squeezed:
         return squeezed
     first, *parts = squeezed.split(b"\\")
@@ -350,7 +350,7 @@ def _is_escaped(text: bytes) -> bool:
 
 
 def _decoded(squeezed: bytes) -> bytes:
-    """What all escapes stand for: as ``_decode`` has it, without knowing where, which is faster."""
+    """Decode all escapes like ``_decode``, without their positions, which is faster."""
     plain = _unescaped(squeezed)
     for mark, _, escape, stands_for in _STAGES[1:]:
         if _has(mark, escape, plain):
@@ -359,7 +359,7 @@ def _decoded(squeezed: bytes) -> bytes:
 
 
 def _has(mark: bytes, escape: re.Pattern[bytes], text: bytes) -> bool:
-    """Whether there is such an escape: what they begin with is found faster by itself where it is rare."""
+    """Tell whether such an escape occurs; where ``mark`` is rare, looking for it alone is faster."""
     at = text.find(mark)
     while at >= 0 and not escape.match(text, at):
         at = text.find(mark, at + 1)
@@ -381,7 +381,7 @@ def _views(text: bytes) -> list[_View]:
 
 
 def _decoded_views(text: bytes) -> Iterator[_View]:
-    """In which every escape is what it stands for; and dumps without what is around their bytes and characters."""
+    """Yield the text with every escape decoded, and dumps reduced to their bytes and characters."""
     if _is_escaped(text):
         yield _decode(_View(text, _JUNK))
     if _DUMP.search(text):
@@ -417,7 +417,7 @@ class _Lexicon:
                 at = view.squeezed.find(form, at + 1)
 
     def unfinished(self, squeezed: bytes) -> int:
-        """Where the first form begins that the text ends in the middle of; else where the text ends."""
+        """Return where the first form begins that the end of the text cuts off; else the end of the text."""
         at = max(0, len(squeezed) - self.longest + 1)
         while found := self.starts.search(squeezed, at):
             at = found.start()
@@ -431,7 +431,7 @@ class _Lexicon:
 
 @dataclass
 class _Forms:
-    """What to look for. Not changed once it is made."""
+    """Forms of the secrets to look for; immutable once made."""
 
     names: Mapping[bytes, str]
     raw: _Lexicon = field(init=False)
@@ -453,7 +453,7 @@ class _Forms:
         self.decoded_pieces = frozenset(piece for form in plain for piece in self._pieces(form))
 
     def _pieces(self, form: bytes) -> Iterator[int]:
-        """Those of a stretch in the middle of a form, so long that every sampling meets one; a key has its headers."""
+        """Return pieces from the middle of a form, so long that every sampling meets one; of a key its headers too."""
         stride, size = self._step * self._size, self._size
         start = (len(form) - stride - size + 1) // 2
         for at in range(start, start + stride):
@@ -466,20 +466,20 @@ class _Forms:
         return not pieces.isdisjoint(whole.cast(self._type)[:: self._step])
 
     def _may_be_decoded_in(self, squeezed: bytes) -> bool:
-        """Of a text in which nothing is escaped all is known already."""
+        """Tell whether the text has escapes; without them everything is known already."""
         if not _is_escaped(squeezed):
             return False
         plain = _decoded(squeezed)
         return len(plain) < len(squeezed) and self._may_be_in(plain, self.decoded_pieces)
 
     def _may_be_dumped_in(self, text: bytes, squeezed: bytes) -> bool:
-        """Of a text and the same without white space, which is searched faster."""
+        """Tell whether the text may be a dump; the squeezed text is searched first, which is faster."""
         if b"0000" not in squeezed or not _DUMP.search(text):
             return False
         return any(self._may_be_in(_decoded(view.squeezed), self.decoded_pieces) for view in _dumps(text))
 
     def spans(self, text: bytes) -> list[tuple[int, int, str]]:
-        """What is to be replaced: start, end and the name of the longest of what overlaps, in order."""
+        """List what to replace, in order: start, end, and the name of the longest of overlapping secrets."""
         squeezed = text.translate(None, _SPACE)
         bare = _CODES.sub(b"", text).translate(None, _SPACE) if b"\x1b" in text else squeezed
         if not (
@@ -505,7 +505,7 @@ class _Forms:
         return joined
 
     def hold(self, text: bytes) -> int:
-        """Where the first thing begins that more text may make a form, or a code of a terminal, of."""
+        """Return where the first thing begins that more text may complete to a form or a terminal code."""
         tail = max(0, len(text) - self.raw.longest - MOST_JUNK)
         end = text[tail:]
         escaped = _is_escaped(end)
@@ -522,7 +522,7 @@ class _Forms:
         return min(tail + stop, dumped)
 
     def _is_settled(self, squeezed: bytes, escaped: bool) -> bool:
-        """Whether a text ends in the middle of nothing."""
+        """Tell whether the text ends in the middle of nothing."""
         if self.raw.unfinished(squeezed) < len(squeezed):
             return False
         if not escaped:
@@ -540,7 +540,7 @@ class _Forms:
         return plain.start(self.decoded.unfinished(plain.squeezed))
 
     def _dumped(self, text: bytes) -> int:
-        """Where the last lines of a dump at the end begin, in which a form may that goes on beyond it; else the end."""
+        """Return where the last lines of a dump begin that may hold the start of a form; else the end."""
         lines = self.raw.longest // 64 + 2  # 16 bytes each, of which the longest form has four for one
         window = text[-lines * _LINE_OF_DUMP :]
         found = [line.start() for line in _DUMP.finditer(window)]

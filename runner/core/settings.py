@@ -121,7 +121,7 @@ class Token:
     text: str = field(repr=False)
 
     def read(self, limit: int) -> str:
-        """Its text, cut above ``limit`` bytes. Raises ``OSError`` and ``UnicodeDecodeError``."""
+        """Return its text, cut above ``limit`` bytes. Raises ``OSError`` and ``UnicodeDecodeError``."""
         if self.path is None:
             return self.text
         with self.path.open("rb") as file:
@@ -139,7 +139,7 @@ class ModelKey:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server or a person's machine decides, with where each value came from in ``sources``."""
+    """Settings of a server or a person's machine; ``sources`` says where each value came from."""
 
     home: Path
     default_cpus: float
@@ -194,7 +194,7 @@ class Settings:
         )
 
     def model_url(self, api: str) -> str:
-        """Where an API is. Raises ``UsageError`` for what is no such URL, which stops only who needs it."""
+        """Return the URL of an API. Raises ``UsageError`` for an invalid one, and so only for who needs it."""
         url = self.model_urls[api]
         if not _is_model_url(url):
             hint = "it takes an https URL without user and query, or an http one of this host"
@@ -202,7 +202,7 @@ class Settings:
         return url
 
     def own_model_url(self, api: str) -> str | None:
-        """Where an API is when the environment says so, without a slash at its end; raises as ``model_url``."""
+        """Return the URL of an API from the environment, without a slash at its end; raises like ``model_url``."""
         return self.model_url(api).rstrip("/") if self.sources[_url_name(api)] == "environment" else None
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:
@@ -226,7 +226,7 @@ class Settings:
         return tuple((name, str(value), self.sources[name]) for name, value in values.items())
 
     def _shown_credentials(self) -> str:
-        """What names no variable may be a token."""
+        """Return the value for people; what names no variable may be a token."""
         host, way, name = self.git_credentials.partition("=env:")
         return self.git_credentials if not way or self.variables.get(name) else f"{host}{way}..."
 
@@ -249,7 +249,7 @@ class _Reader:
 
 
 def _docker_context(read: _Reader) -> str | None:
-    """Where the daemon of docker's current context is, such as Docker Desktop's; without ``DOCKER_HOST`` it counts.
+    """Return the daemon's address in docker's current context, such as Docker Desktop's; ``DOCKER_HOST`` comes first.
 
     ``None`` for the default context, and for one that cannot be read, of which docker's own client complains.
     """
@@ -324,7 +324,7 @@ def _is_model_url(text: str) -> bool:
 
 
 def is_url(text: str, *schemes: str) -> bool:
-    """Whether a text is a URL of one of the schemes, with a host, that can be dialled as it is written."""
+    """Tell whether a text is a URL of one of the schemes, with a host, that can be dialled as written."""
     from urllib.parse import urlsplit
 
     try:

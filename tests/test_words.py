@@ -1,0 +1,33 @@
+"""The language of the house, as far as a test can hold it: docstrings, spelling, and what a room keeps to itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import runner
+
+ROOT = Path(runner.__file__).parent
+MODULES = sorted(ROOT.rglob("*.py"))
+CLAUSE = re.compile(r"(What|Whom?|Whose|Whether|Those|Of|As|Where|How|That|Which|When|Why|None|Nothing)\b")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_docstring_begins_with_a_verb_or_with_what_it_defines(path: Path) -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, documented)]
+
+    assert [text.splitlines()[0] for text in texts if text and CLAUSE.match(text)] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_room_imports_no_private_module_of_another(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) and node.module]
+    names = [f"{node.module}.{alias.name}" for node in nodes for alias in node.names]
+    private = [name for name in names if name.startswith("runner.") and re.search(r"\._[a-z]", name)]
+
+    assert [name for name in private if name.split(".")[1] != room] == []
