@@ -137,7 +137,7 @@ def test_an_agent_is_told_the_incident_its_rights_and_what_the_script_found(
     assert "oom-killed" in told["headline"]
     for line in (f"baseline: {told['headline']}", "k tokens (estimated)"):
         assert line in done.out
-    assert "secrets" not in record["cluster"]["asked"]
+    assert "secrets" not in record["cluster"]["answered"]
 
 
 @pytest.mark.scenario("TRI-30")

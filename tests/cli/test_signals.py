@@ -136,7 +136,7 @@ def test_a_second_signal_takes_no_grace_and_says_what_is_left(project: Project, 
     assert code == 130, text
     assert said(text, "agent") == ["TERM (signal)", "KILL (second signal)"]
     assert [left.split()[0] for left in record["left_behind"]] == ["lease", "workspace"]
-    assert f"LEFT BEHIND  {record['left'][0]}" in text
+    assert f"LEFT BEHIND  {record['left_behind'][0]}" in text
     assert f"clean up   runner recover {record['id']}" in text
     assert processes_of(project.home) == []
     (tree,) = (project.home / "state" / "projects" / "default" / "workspaces").iterdir()
