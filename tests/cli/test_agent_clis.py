@@ -638,7 +638,7 @@ async def test_a_model_that_is_busy_for_a_while_is_waited_for(project: Project, 
 
 async def test_node_writes_all_that_it_says_before_it_ends_itself(toolchain: Path, tmp_path: Path) -> None:
     """As Gemini CLI does, whose last line says whether it has finished: a pipe holds 64 KiB of them."""
-    prepared = plugins.load(runner.agents, "gemini").agent.prepare(ModelAccess("m", "k", home=str(tmp_path)))
+    prepared = plugins.load(runner.agents, "gemini").agent.set_up(ModelAccess("m", "k", home=str(tmp_path)))
     for place, text in prepared.files.items():
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(text)
