@@ -247,7 +247,7 @@ def test_whoever_is_killed_at_whatever_moment_nothing_is_left(docked: Project, w
 
 WATCHED = """
 import socket, sys
-from tests.engine import effects
+from tests.support import effects
 effects.submit(socket.socket(fileno=int(sys.argv.pop(1))))
 from runner.cli.main import entry
 sys.exit(entry())
