@@ -195,8 +195,8 @@ def test_any_run_can_be_given_more_time(project: Project) -> None:
         (("--output-dir", "file/below"), "which is not a directory"),
         (("--output-dir", "file"), "not a directory"),
         (("--output-dir", "/proc/below"), "this host's own system"),
-        (("--output-file", "folder"), "which is there and no file"),
-        (("--output-dir", ".", "--output-file", "link"), "which is there and no file"),
+        (("--output-file", "folder"), "which exists and is not a file"),
+        (("--output-dir", ".", "--output-file", "link"), "which exists and is not a file"),
     ],
 )
 def test_a_place_for_the_output_that_cannot_be_had_is_told_before_anything_starts(
