@@ -163,7 +163,7 @@ def processes_of(home: Path) -> list[tuple[int, str]]:
     """Processes that name a home in their command line or environment, or that see a part of it mounted."""
     # Mounts are named within their file system, which may be that of /tmp or /dev/shm, or a volume.
     place = home.relative_to("/dev/shm" if home.is_relative_to("/dev/shm") else f"/{home.parts[1]}")
-    mounted = [str(place).encode(), *(f"{device} ".encode() for device in volumes_of(home))]
+    mounted = [f"/{place}/".encode(), f"/{place} ".encode(), *(f"{device} ".encode() for device in volumes_of(home))]
     found = []
     shows: dict[str, bool] = {}  # of each mount namespace: what it has is long, and most processes have the same
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
