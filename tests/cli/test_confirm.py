@@ -30,7 +30,8 @@ def at_terminal(project: Project, *arguments: str, answer: bytes | int) -> tuple
     """Exit status and output of the command at a terminal where a person types once asked, or sends a signal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        ["setsid", "--ctty", "--wait", sys.executable, "-m", "runner", *arguments],
+        # Ctrl-C reaches it also where whoever runs the tests ignores it.
+        ["setsid", "--ctty", "--wait", "env", "--default-signal=INT", sys.executable, "-m", "runner", *arguments],
         cwd=project.folder,
         env=project.variables,
         stdin=theirs,
