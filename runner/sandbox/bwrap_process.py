@@ -49,7 +49,6 @@ class BwrapProcess:
         self.child = child
         self._lifeline = lifeline
         self.init: int | None = None  # on the host; what else lives inside is below it
-        self.killed = False
         self._status = status
         self._gate = gate
         self._join = join
@@ -78,7 +77,6 @@ class BwrapProcess:
 
     def kill(self) -> None:
         if not self.child.ended:
-            self.killed = True
             self._lifeline.close()
 
     async def close(self) -> None:

@@ -52,12 +52,6 @@ def owner(pid: int) -> int:
     return os.stat(f"/proc/{pid}").st_uid
 
 
-def soft_limit(pid: int, name: str) -> int:
-    """Return a soft limit by its name in ``/proc/PID/limits``, -1 for none. Raises as ``parent``."""
-    word = Path(f"/proc/{pid}/limits").read_text().partition(f"\n{name} ")[2].split()[0]
-    return -1 if word == "unlimited" else int(word)
-
-
 def mounts(pid: int) -> str:
     """Return the kernel's text of a process's mounts; empty for an ended process or without permission."""
     try:
