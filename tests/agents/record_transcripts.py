@@ -180,7 +180,6 @@ async def _play(name: str, agent: CliAgent, case: Case, root: Path) -> tuple[Exi
                     process.kill()
         _end_what_it_left(workspace / "pid")
     code = process.returncode
-    assert code is not None
     return (Exit(signal=-code) if code < 0 else Exit(code)), port
 
 

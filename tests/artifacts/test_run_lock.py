@@ -47,7 +47,6 @@ def test_the_run_of_a_killed_process_can_be_taken_though_its_children_live(tmp_p
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as runner:
-        assert runner.stdout is not None
         child = int(runner.stdout.readline())
         alive = is_locked(tmp_path / "run")
         runner.kill()

@@ -57,7 +57,6 @@ def cpu() -> float:
 
 def main(rounds: int) -> None:
     git = shutil.which("git")
-    assert git is not None
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         room = Path(folder)
         commit = make_repository(room / "source", git)

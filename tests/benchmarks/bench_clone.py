@@ -64,7 +64,6 @@ async def bring(git: GitBinary, url: str, commit: str, into: Path) -> tuple[Took
 
 def main(rounds: int) -> None:
     git = shutil.which("git")
-    assert git is not None
     took: dict[str, list[tuple[Took, Took]]] = {name: [] for name in ("git clone", "cold", "warm", "next")}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         room = Path(folder)

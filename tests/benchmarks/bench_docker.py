@@ -68,7 +68,6 @@ async def flood(workspace: Workspace, size: int) -> None:
 def flood_by_client(container: str, size: int) -> None:
     words = ["docker", "--host", dockerd.host(), "exec", container, *flooding(size)]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
         while os.read(child.stdout.fileno(), MIB):
             pass
 

@@ -73,7 +73,6 @@ def role(*words: str) -> Iterator[tuple[int, int]]:
     """One of the roles above in a process of its own: its port, and its pid."""
     with subprocess.Popen([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             yield int(process.stdout.readline()), process.pid
         finally:
             process.kill()

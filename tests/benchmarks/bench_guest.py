@@ -71,7 +71,6 @@ async def flood(workspace: Workspace) -> float:
 async def pipe() -> float:
     start, size = time.perf_counter(), 0
     with subprocess.Popen(FLOOD, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
         async with trio.lowlevel.FdStream(os.dup(child.stdout.fileno())) as stream:
             while chunk := await stream.receive_some(MIB):
                 size += len(chunk)

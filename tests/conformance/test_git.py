@@ -22,7 +22,7 @@ from runner.runtime.tree_scan import scan
 from runner.safefs import trees
 from tests.support.needs import GIT, ROOT
 
-PROGRAM = shutil.which("git")
+PROGRAM = shutil.which("git") or ""
 pytestmark = GIT.mark
 
 WANTED = SnapshotOptions("work\n\nof an agent", Author("An Agent", "agent@example.org", 1_700_000_000))
@@ -47,7 +47,6 @@ class User:
         } | env
 
     def __call__(self, *argv: str | bytes, stdin: bytes = b"") -> str:
-        assert PROGRAM is not None
         command = [PROGRAM, "-C", str(self.top), *argv]
         done = subprocess.run(command, env=self.env, input=stdin, capture_output=True, check=True)
         return os.fsdecode(done.stdout).strip()
@@ -76,7 +75,6 @@ class User:
 
 @pytest.fixture(params=["git", "dulwich"])
 def git(request: pytest.FixtureRequest) -> Git:
-    assert PROGRAM is not None
     return GitBinary(PROGRAM) if request.param == "git" else GitDulwich()
 
 
@@ -1235,13 +1233,11 @@ def _work(tree: Path) -> None:
 
 
 def _content(repository: Path, entry: TreeEntry) -> bytes:
-    assert PROGRAM is not None
     command = [PROGRAM, "--git-dir", str(repository), "cat-file", "blob", entry.id]
     return subprocess.run(command, env={}, capture_output=True, check=True).stdout
 
 
 async def test_both_adapters_make_the_same_commit(user: User, head: str, tmp_path: Path) -> None:
-    assert PROGRAM is not None
     commits = set()
     for git in (GitBinary(PROGRAM), GitDulwich()):
         private, tree = tmp_path / f"{git.name}-p", tmp_path / f"{git.name}-t"

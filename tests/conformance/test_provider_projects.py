@@ -50,7 +50,6 @@ async def write(handle: Handle, path: Path, text: str) -> None:
 @pytest.mark.scenario("ISO-05", only="provider")
 async def test_a_shared_workspace_is_in_its_project_which_it_sees_whole(make: Make, provider: Provider) -> None:
     first, second = await make(), await make()
-    assert first.project_tree is not None
     await write(first, first.project_tree / "notes", "of the project")
     await write(second, second.tree / "work", "of the other")
     async with provider.open(first, SandboxSpec()) as workspace:
@@ -166,7 +165,6 @@ async def test_a_project_is_isolated_or_not_at_one_time(make: Make, provider: Pr
 async def test_a_handle_of_another_project_or_shape_is_refused(make: Make, provider: Provider) -> None:
     handle = await make()
     whole = handle.project_tree
-    assert whole is not None
     forged = (
         replace(handle, project=DEFAULT_PROJECT),
         replace(handle, project="../.."),

@@ -32,7 +32,6 @@ def test_the_version_is_that_of_the_package_with_the_program(installed: Path) ->
     program = find_program(["/nonexistent", f"{installed}/bin"], "codex")
 
     assert program == installed / "bin" / "codex"
-    assert program is not None
     assert installed_version(program, PACKAGE) == "0.159.3"
     assert installed_version(program, "@google/gemini-cli") == ""
 

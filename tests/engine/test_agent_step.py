@@ -132,7 +132,6 @@ async def test_no_agent_starts_where_system_calls_are_not_refused(
         text = file.read_text()
         (tmp_path / file.name).write_text(text.replace(*fault))
     compiler = build.system_compiler() or build.pinned_compiler(platform.machine(), tmp_path / "cache")
-    assert compiler is not None
     build.compile_program(compiler, tmp_path, "guest", tmp_path / "guest")
     project.script("echo ran")
     machine = Machine(project)
@@ -141,8 +140,6 @@ async def test_no_agent_starts_where_system_calls_are_not_refused(
 
     record = await machine.run()
 
-    assert record.outcome is not None
     assert "system calls that lead out of the sandbox are not refused" in record.outcome.message
-    assert record.observed is not None
     assert not record.observed.filtered
     assert not (machine.settings.home / "runs" / record.id / "logs" / "agent.out").exists()

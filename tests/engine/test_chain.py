@@ -354,7 +354,6 @@ async def test_a_setup_that_fails_everywhere_fails_the_run_as_a_setup(chain: Cha
     chain.play("process", {"prepare": FAILS})
     record = await chain.run()
 
-    assert record.outcome is not None
     assert (record.outcome.reason, record.exit_code) == (Reason.SETUP, 1)
     assert len(chain.fallen) == 1
     assert leftovers(chain.project.home) == []
@@ -366,7 +365,6 @@ async def test_a_place_that_cannot_be_made_after_a_hop_names_both_reasons(chain:
     chain.play("process", faults={"create": (ALWAYS, BROKEN)})
     record = await chain.run()
 
-    assert record.outcome is not None
     assert record.exit_code == 4
     assert "`local`: setup: setup command 1 of 1 exited 3; `process`: no sandbox can be made" in record.outcome.message
     assert record.steps["setup"].status is Status.SKIPPED
@@ -465,7 +463,6 @@ async def test_a_workspace_that_cannot_be_removed_does_not_hide_how_the_run_ende
     chain.play("local", {"agent": Scripted(Exit(code=1))}, {"destroy": (ALWAYS, STUCK)})
     record = await chain.run(workspace="")
 
-    assert record.outcome is not None
     assert (record.outcome.reason, record.exit_code) == (Reason.EXIT, 1)
     assert record.left_behind == (f"workspace {record.id}-1 local",)
     assert len(chain.retried) == 3

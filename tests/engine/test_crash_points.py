@@ -80,8 +80,6 @@ class Crashing:
 
     def ask(self, what: str, home: Path, **where: object) -> tuple[int, int]:
         """How an ``apply`` or ``recover`` ended, and how many commits it began."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         request = {"what": what, "home": str(home), "provider": self.provider, **where}
         print(json.dumps(request), file=self.process.stdin, flush=True)
         answer = json.loads(self.process.stdout.readline())
@@ -125,10 +123,8 @@ def crashing(request: pytest.FixtureRequest, quick: Path) -> Iterator[Crashing]:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=env
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield Crashing(process, request.param, folder, count(1))
-        assert process.stdin is not None
         process.stdin.close()
 
 

@@ -161,7 +161,6 @@ def test_work_that_the_disk_under_its_volume_did_not_take_is_not_taken_for_done(
         workspace=f"resource_limits: {{disk: 16M}}\ntoolchains: [{tools}]",
     )
     process = project.start("apply", str(project.folder), "--output", "jsonl")
-    assert process.stdout is not None
     assert any("IsolationObserved" in line for line in process.stdout)
     fill(Path(f"/proc/{process.pid}/root{volumes}/ballast"))
     (tools / "full").touch()

@@ -139,7 +139,6 @@ async def test_the_agent_gets_all_of_it_and_the_prompt_is_kept_before_it_starts(
         f"{end}\n</initial_triage_report>\n\nuser"
     )
     assert output(machine, record, "stdin").encode() == kept[0]
-    assert record.preloaded is not None
     assert record.preloaded.headline == "none"
     assert record.warnings == []
 
@@ -206,7 +205,6 @@ async def test_in_a_container_a_script_that_fails_or_hangs_is_a_warning_too(
 def memory(field: str) -> int:
     """Of this process, in bytes: ``VmRSS`` now, ``VmHWM`` the most since that was last forgotten."""
     found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
     return int(found[1]) << 10
 
 
@@ -280,5 +278,4 @@ async def test_a_provider_that_cannot_open_for_the_script_is_fallen_back_from_an
     prompt = prompt_of(machine, record)
     assert prompt.count("<incident>") == prompt.count("<initial_triage_report>") == 1
     assert "\nseen\n" in prompt
-    assert record.preloaded is not None
     assert list(record.preloaded.parts) == ["incident", "baseline"]

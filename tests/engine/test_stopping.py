@@ -320,7 +320,6 @@ async def test_a_setup_command_is_killed_after_five_minutes_when_no_time_is_writ
 
     began = ended.record.steps["setup"].started
     (killed,) = [recorded.at for recorded in ended.history if isinstance(recorded.event, ev.StopStageReached)]
-    assert began is not None
     assert (killed - began) / 1e6 == 300
     assert [event.reason for event in ended.events if isinstance(event, ev.StopStageReached)] == [
         StopReason.COMMAND_DEADLINE
@@ -383,7 +382,6 @@ async def test_a_sandbox_lost_under_a_command_leaves_its_outcome_unknown_and_its
     )
 
     outcome = ended.outcome(lost)
-    assert outcome is not None
     assert (outcome.status, outcome.reason) == (Status.UNKNOWN, Reason.UNKNOWN)
     assert outcome.message == "the sandbox was lost while a command ran in it: the guest has ended"
     assert (ended.record.status, ended.record.exit_code) == (Status.UNKNOWN, 4)

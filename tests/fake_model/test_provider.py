@@ -234,7 +234,6 @@ async def test_a_turn_fails_as_the_provider_would(call: str) -> None:
         assert heard.status == 400
         assert heard.json()["error"]["message"].endswith("it answered 429, slow down")
         assert [told.status for told in line.told] == [400]  # for the provider asks for more patience than there is
-        assert line.session.failure is not None
         assert line.session.failure.reason is Reason.QUOTA
 
 
@@ -256,7 +255,6 @@ async def test_a_turn_is_cut_off(call: str) -> None:
         heard = await client.ask("POST", target, offering(call))
 
         assert not heard.whole
-        assert line.session.failure is not None
         assert line.session.failure.reason is Reason.GATEWAY
 
 

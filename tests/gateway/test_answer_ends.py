@@ -132,7 +132,6 @@ async def test_what_says_nothing_is_no_answer(call: str, body: bytes, kind: byte
 
     assert not heard_all
     assert line.told[0].refusal is ModelRefusal.GATEWAY
-    assert verdict is not None
     assert (verdict.reason, verdict.message) == (
         Reason.GATEWAY,
         "the provider broke off: its answer stopped before its end",
@@ -150,7 +149,6 @@ async def test_what_is_no_api_s_content_does_not_come_through(call: str, kind: b
         verdict = line.session.failure
 
     assert (heard.status, b"<html" in heard.body) == (400, False)
-    assert verdict is not None
     assert verdict.reason is Reason.GATEWAY
     assert verdict.message.startswith("what answers is not the provider's API: it sent `")
     assert ("a page, `Sign in`" in verdict.message) is kind.startswith(b"text/")
@@ -166,7 +164,6 @@ async def test_a_page_says_nothing_of_keys_and_models(call: str, status: int) ->
         await line.connect().ask("POST", target, request(call))
         verdict = line.session.failure
 
-    assert verdict is not None
     assert (verdict.reason, len(verdict.details)) == (Reason.GATEWAY, 1)
     assert verdict.message == f"the provider cannot answer: it answered {status}, a page, `404 Not Found`"
 
@@ -245,7 +242,6 @@ async def test_a_run_whose_every_request_reaches_out_is_denied_and_one_that_goes
         refused = line.session.failure
         await line.connect().ask("POST", "/v1/responses", request("responses"))
 
-        assert refused is not None
         assert (refused.reason, "the tool `web_search` is not granted" in refused.message) == (Reason.DENIED, True)
         assert line.session.failure is None
 

@@ -11,7 +11,7 @@ from runner.git import disk
 from runner.git.ignore import IgnoreRules
 from tests.support.needs import GIT
 
-PROGRAM = shutil.which("git")
+PROGRAM = shutil.which("git") or ""
 
 RULES = {
     b"": b"*.log\n!keep.log\n/top\nbuild/\n**/cache/\ndoc/*.txt\n"
@@ -29,7 +29,6 @@ PATHS = [
 
 @GIT.mark
 async def test_rules_mean_what_git_says_they_mean(tmp_path: Path) -> None:
-    assert PROGRAM is not None
     for path in PATHS:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("")

@@ -42,7 +42,6 @@ def program(request: pytest.FixtureRequest, reachable: Path) -> Path:
         found: Path = request.getfixturevalue("sanitized")
         return found
     compiler = build.system_compiler() or build.pinned_compiler(platform.machine(), reachable / "cache")
-    assert compiler is not None
     build.compile_program(compiler, SOURCE, "guest", reachable / "guest")
     return reachable / "guest"
 

@@ -295,7 +295,6 @@ def test_there_are_at_most_so_many_commands_and_listeners(guest: Host) -> None:
     for refused in (guest.start("true"), guest.listen()):
         guest.until(lambda refused=refused: refused.done)
         state = refused.state
-        assert state is not None
         assert (state.phase, state.stage, state.status) == (Phase.FAILED, Stage.REQUEST, errno.EAGAIN)
         refused.forget()
     listeners[0].forget()
@@ -582,13 +581,11 @@ def test_a_listener_s_end_is_said_once(guest: Host) -> None:
     guest.idle(0.05)
 
     assert (taken.phase, failed.phase) == (Phase.GONE, Phase.FAILED)
-    assert failed.state is not None
     assert (failed.state.stage, failed.state.status) == (Stage.LISTEN, errno.EADDRINUSE)
     assert guest.listen(port).phase == Phase.RUNNING
 
 
 def supervisor(command: Channel) -> int:
-    assert command.state is not None
     return int(fields(command.state.pid)[1])
 
 
@@ -778,7 +775,6 @@ def sizes(program: Path, folder: Path) -> list[int]:
     """How many bytes a session takes either way."""
     with dialling(program, folder) as host:
         play(host)
-        assert host.wire is not None
         return host.wire.passed
 
 
@@ -917,7 +913,6 @@ def connected(listener: Channel) -> Iterator[tuple[socket.socket, Channel]]:
     """A connection to it, and the host's view of the same."""
     host = listener.host
     before = len(host.opened)
-    assert listener.state is not None
     with socket.create_connection(("127.0.0.1", listener.state.pid)) as client:
         client.settimeout(30)
         host.until(lambda: len(host.opened) > before)
@@ -939,7 +934,6 @@ def test_a_connection_inside_a_network_of_its_own_reaches_the_host(program: Path
         host.mark = mark
         host.served = served_as_echo
         listener = host.listen()
-        assert listener.state is not None
 
         assert host.run(*PYTHON, script, str(listener.state.pid)).out == b"hello\n"
         assert host.opened[0].listener == listener.id
@@ -986,7 +980,6 @@ def test_what_was_sent_and_ended_arrives_though_the_host_reads_no_more(guest: Ho
     """As when a server closes the connection after its answer."""
     text = bytes(range(256)) * 1000
     listener = guest.listen()
-    assert listener.state is not None
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that most of it waits on the guest's side
         client.settimeout(30)
@@ -1005,7 +998,6 @@ def test_what_was_sent_and_ended_arrives_though_the_host_reads_no_more(guest: Ho
 def test_five_hundred_connections_at_once_are_all_served(guest: Host) -> None:
     guest.served = served_as_echo
     listener = guest.listen()
-    assert listener.state is not None
     with ExitStack() as stack:
         clients = [stack.enter_context(socket.socket()) for _ in range(500)]
         for n, client in enumerate(clients):
@@ -1019,7 +1011,6 @@ def test_five_hundred_connections_at_once_are_all_served(guest: Host) -> None:
 
 def test_connections_are_accepted_again_when_there_is_room(guest: Host) -> None:
     listener = guest.listen()
-    assert listener.state is not None
     with ExitStack() as stack:
         clients = []
         for _ in range(MAX_RELAYED + 2):
@@ -1040,7 +1031,6 @@ def test_connections_are_accepted_again_when_there_is_room(guest: Host) -> None:
 def test_a_guest_out_of_descriptors_waits_for_one_to_come_back(program: Path) -> None:
     with inherited("sh", "-c", 'ulimit -n 24; exec "$0"', program) as host, ExitStack() as stack:
         listener = host.listen()
-        assert listener.state is not None
         for _ in range(30):
             stack.enter_context(socket.socket()).connect(("127.0.0.1", listener.state.pid))
         host.idle(0.1)
@@ -1082,7 +1072,6 @@ def test_connections_that_come_and_go_while_the_host_is_away_take_no_more_room(p
     with dialling(program, tmp_path) as host:
         host.step(5)
         listener = host.listen()
-        assert listener.state is not None
         host.hang_up()
         time.sleep(0.02)
         for _ in range(MAX_RELAYED + 300):  # the last ones wait in the kernel

@@ -96,14 +96,12 @@ def test_using_a_workspace_moves_its_end(persistent: bool, most: float | None, e
 
     used = row(requested, WorkspaceUsed(30.0, most))
 
-    assert used is not None
     assert (used.used, used.expires) == (SECOND, expires)
 
 
 def test_what_is_known_later_comes_to_the_row() -> None:
     found = row(REQUESTED, BaseCommitRecorded("b" * 40), WorkspaceSaved(SavedWork("c" * 40, None, None, 0, 0)))
 
-    assert found is not None
     assert (found.base, found.snapshot) == ("b" * 40, "c" * 40)
 
 
@@ -122,10 +120,8 @@ def test_a_workspace_of_a_run_follows_its_effects() -> None:
     found = fold(fold(None, "r", 0, intended), "r", 1, done)
     assert found == WorkspaceRow("r-1", "local", S.READY, 0, 1, run="r")
     found = fold(found, "r", 2, ResourceIntended("provision", "workspace", "r-1", "process"))
-    assert found is not None
     assert (found.provider, found.status) == ("process", S.CREATING)
     found = fold(found, "r", 3, ResourceRemovalStarted("teardown", "workspace", "r-1"))
-    assert found is not None
     assert found.status is S.DESTROYING
     assert fold(found, "r", 4, ResourceRemoved("teardown", "workspace", "r-1")) is None
 
@@ -157,7 +153,6 @@ def test_an_event_names_the_workspace_that_it_is_about(event: Event, id: str | N
 def test_a_change_of_status_and_a_slot_come_to_the_row() -> None:
     found = row(REQUESTED, WorkspaceStatusChanged(S.PROVISIONING), SlotClaimed("w", "slot-1"))
 
-    assert found is not None
     assert (found.status, found.slot, found.provider) == (S.PROVISIONING, "slot-1", "local")
 
 
@@ -165,8 +160,6 @@ def test_a_request_without_limits_has_none_and_one_that_lasts_has_no_end() -> No
     lasting = row(WorkspaceRequested("local", "default", True, Limits(), 30.0, 10.0))
     aged = row(WorkspaceRequested("local", "default", False, Limits(), 30.0, 10.0))
 
-    assert lasting is not None
-    assert aged is not None
     assert (lasting.limits, lasting.expires, aged.expires) == (None, None, 10 * SECOND)
 
 

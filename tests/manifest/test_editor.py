@@ -67,7 +67,6 @@ class Editor:
 
     def _send(self, message: dict[str, object]) -> None:
         body = json.dumps({"jsonrpc": "2.0", **message}).encode()
-        assert self._process.stdin is not None
         self._process.stdin.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
         self._process.stdin.flush()
 
@@ -97,7 +96,6 @@ class Editor:
         return message
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             assert selector.select(LIMIT), "the language server says nothing"

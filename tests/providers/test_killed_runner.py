@@ -60,7 +60,6 @@ async def test_nothing_outlives_a_killed_runner_and_what_is_left_is_found_and_re
     command = [sys.executable, "-c", RUNNER, kind, str(tmp_path), mark, stopping]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as runner:
         try:
-            assert runner.stdout is not None
             assert runner.stdout.readline() == b"ready\n"
             (handle,) = await successor.list_owned("nonce")
             family = inhabitants(handle) if kind in (DOCKER, GVISOR) else descendants(runner.pid)

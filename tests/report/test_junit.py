@@ -92,7 +92,6 @@ def test_a_failure_has_its_reason_its_details_and_the_end_of_the_output() -> Non
     document = junit.render([account(bad(details=("one", "two")), tails={"agent": ["last", "words"]})])
 
     failure = parsed(document).find(".//testcase[@name='agent']/failure")
-    assert failure is not None
     assert failure.attrib == {"type": "exit", "message": "exited 3"}
     assert failure.text == "one\ntwo\n\nthe end of its output:\nlast\nwords"
     assert cases(document)["verify"] == "skipped"
@@ -155,9 +154,7 @@ def test_whatever_bytes_a_run_says_the_document_is_xml() -> None:
     document = junit.render([account(bad(NASTY, (NASTY,)), tails={"agent": [NASTY]})])
 
     failure = parsed(document).find(".//failure")
-    assert failure is not None
     assert "\\x1b[31m\\x00\\x0b\\ud800\\ufffe]]> <b a='1'>&amp; | `x`" in failure.attrib["message"]
-    assert failure.text is not None
     assert "\\u202e" in failure.text
     assert "😀" in failure.text
 

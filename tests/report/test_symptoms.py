@@ -43,7 +43,6 @@ OTHERS = [
 def test_a_want_of_network_is_known_where_there_is_none(printed: str) -> None:
     found = symptom(["before", *printed.split("\n")], "exited 1", offline=True)
 
-    assert found is not None
     assert found[0] == OFFLINE
     assert symptom([printed], "exited 1", offline=False) is None
 
@@ -52,7 +51,6 @@ def test_a_want_of_network_is_known_where_there_is_none(printed: str) -> None:
 def test_what_is_not_there_is_named(printed: str, name: str) -> None:
     found = symptom(printed.split("\n"), "exited 1", offline=True)
 
-    assert found is not None
     assert found[0].startswith(f"`{name}` is not in the workspace")
 
 

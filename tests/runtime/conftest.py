@@ -21,7 +21,6 @@ from runner.safefs import listing
 def openers() -> Iterator[dict[str, OpenLister]]:
     """Each by its name. The program lies where an ordinary user reaches it."""
     found = compiled_programs.find("lister")
-    assert found is not None
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         program = Path(shutil.copy(found.path, folder))

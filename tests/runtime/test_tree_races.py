@@ -82,7 +82,6 @@ def swapped(tmp_path: Path, outside: Path, request: pytest.FixtureRequest) -> It
         pairs += [f"d{number} e{number}", f"p{number} q{number}"]
     argv = [sys.executable, "-c", ADVERSARY, str(root), ",".join(pairs)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as adversary:
-        assert adversary.stdout is not None
         adversary.stdout.readline()
         yield root
         assert adversary.poll() is None

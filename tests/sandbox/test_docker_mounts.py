@@ -36,7 +36,6 @@ def daemon(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, int]]]:
         words = [*prefix, "python3", "-c", LISTEN, str(path)]
         process = subprocess.Popen(words, env={"PATH": PATHS}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(process)
-        assert process.stdout is not None
         assert process.stdout.readline() == "\n"
         return path, process.pid
 

@@ -79,13 +79,11 @@ async def test_however_many_mount_it_there_is_one_device_and_all_see_it(
     mounters = [subprocess.Popen(w, stdin=-1, stdout=-1, text=True, cwd=ROOT, bufsize=1) for w in words]
     try:
         for mounter in mounters:
-            assert mounter.stdout is not None
             assert mounter.stdout.readline() == "begun\n"
         for _ in range(3):
             unmount(handle.private)
             assert volumes_of(tmp_path) == []
             for mounter in mounters:
-                assert mounter.stdin is not None
                 mounter.stdin.write("\n")
             assert [mounter.stdout.readline() for mounter in mounters if mounter.stdout] == ["kept\n"] * 2
             assert len(volumes_of(tmp_path)) == 1

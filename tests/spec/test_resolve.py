@@ -133,7 +133,6 @@ def test_hooks_of_the_agent_type_come_before_those_of_the_run(tmp_path: Path) ->
 def test_an_agent_with_a_model_has_its_budget_and_no_key(tmp_path: Path) -> None:
     spec, _ = resolved(tmp_path, agent={"agent": "claude", "model": "sonnet", "budget": {"tokens": 1000}})
 
-    assert spec.model is not None
     assert (spec.model.name, spec.model.budget, spec.model.key_inside) == ("sonnet", Budget(tokens=1000), False)
 
 
@@ -167,7 +166,6 @@ def test_what_a_host_lacks_is_said_at_the_line_that_asks_for_it(tmp_path: Path, 
     _, findings = resolved(tmp_path, {"base_image": "team:1"}, run=incident, facts=facts)
 
     (finding,) = (finding for finding in findings if finding.message == HELD.message)
-    assert finding.at is not None
     assert (finding.code, finding.hint, f'"{line}"' in finding.at.text) == (HELD.code, HELD.hint, True)
 
 

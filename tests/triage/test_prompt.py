@@ -140,7 +140,6 @@ def test_beyond_it_the_baseline_is_cut_at_a_character_and_nothing_else(letter: s
     assert f"\n{parts['incident']}\n" in context.text
     assert f"\n{parts['permissions']}\n" in context.text
     kept = re.search(r"<initial_triage_report>\n\[data .*\]\n(.*)\n\[runner: (\d+) characters", context.text, re.DOTALL)
-    assert kept is not None
     whole = escaped(parts["baseline"], BOUNDARY)
     assert whole.startswith(kept[1])
     assert int(kept[2]) == context.cut == len(whole) - len(kept[1])

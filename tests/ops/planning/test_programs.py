@@ -30,7 +30,6 @@ def shown(home: Path, name: str = "claude", **variables: str) -> list[str]:
     """The directories of a program, those in the home directory from there."""
     folders = search_path({"HOME": str(home), **variables})
     program = find_program(name, folders, home)
-    assert program is not None
     return [place.removeprefix(f"{home}/") for place in linked_directories(program, folders, home)]
 
 

@@ -39,7 +39,6 @@ def variables(home: Path, *folders: Path, **more: str) -> dict[str, str]:
 async def test_a_program_of_the_system_needs_nothing(home: Path) -> None:
     found = await find_toolchain("sh", variables(home), home)
 
-    assert found is not None
     assert (found.program, found.directories, found.environment) == ("/usr/bin/sh", (), {})
 
 
@@ -57,7 +56,6 @@ async def test_a_prefix_in_a_home_is_shown_whole(home: Path, place: str) -> None
 
     found = await find_toolchain("node", variables(home, node.parent), home / "repository")
 
-    assert found is not None
     assert found.directories == (str(home / place),)
 
 
@@ -68,7 +66,6 @@ async def test_of_a_home_s_own_folders_only_the_programs_are_shown(home: Path, p
 
     found = await find_toolchain("tool", variables(home, tool.parent), home / "repository")
 
-    assert found is not None
     assert found.directories == (str(tool.parent),)
 
 
@@ -118,7 +115,6 @@ async def test_a_shim_is_the_program_that_its_manager_names(home: Path, shim: st
 
     found = await find_toolchain("node", variables(home, front.parent), home / "repository")
 
-    assert found is not None
     assert (found.program, found.directories) == (str(real), (str(home / ".tool/versions/20"),))
 
 
@@ -137,7 +133,6 @@ async def test_one_program_under_many_names_is_asked_for_the_real_one(home: Path
 
     found = await find_toolchain("tool", variables(home, front.parent), home / "repository")
 
-    assert found is not None
     assert found.directories == (str(home / ".versions/1"),)
 
 
@@ -171,7 +166,6 @@ async def test_the_modules_of_go_come_with_it(home: Path) -> None:
 
     found = await find_toolchain("go", variables(home, go.parent), home / "repository")
 
-    assert found is not None
     assert found.directories == (str(home / "sdk/go1.22"), str(home / "go/pkg/mod"))
     assert found.environment == {"GOMODCACHE": str(home / "go/pkg/mod"), "GOPROXY": "off"}
 
@@ -183,7 +177,6 @@ async def test_the_crates_of_cargo_come_with_it_and_its_credentials_do_not(home:
 
     found = await find_toolchain("cargo", variables(home, cargo.parent), home / "repository")
 
-    assert found is not None
     assert found.directories == (str(home / ".rustup/toolchains/stable"), str(home / ".cargo/registry"))
     assert found.environment == {"CARGO_NET_OFFLINE": "true", "CARGO_HOME": str(home / ".cargo")}
 

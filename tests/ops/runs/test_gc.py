@@ -190,7 +190,6 @@ def test_the_longest_unused_mirrors_go_when_all_are_over_their_limit(project: Pr
         set_age(mirrors / name, days)
     project.env["RUNNER_MIRROR_LIMIT"] = "2600K"
     lock = try_lock(mirrors / "held")
-    assert lock is not None
 
     foreseen = found(project, "--dry-run")
     done = project.runner("gc")

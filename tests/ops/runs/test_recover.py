@@ -33,7 +33,6 @@ sleep 300
 def run_in_agent(project: Project, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A runner whose agent works, and the run's id; killed at the end of the block, and recovered."""
     process = project.start("apply", str(project.folder), "--output", "jsonl", *arguments)
-    assert process.stdout is not None
     run = next(json.loads(line)["run"] for line in process.stdout if "IsolationObserved" in line)
     while not list((project.home / "state").glob("projects/default/workspaces/*/made")):
         time.sleep(0.01)  # another process makes it

@@ -28,8 +28,6 @@ def ask() -> Iterator[Ask]:
     words = [sys.executable, "-m", "tests.support.dying_workspaces"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         stdin, stdout = program.stdin, program.stdout
-        assert stdin is not None
-        assert stdout is not None
         assert stdout.readline() == "ready\n"
 
         def answer(**request: object) -> int:
